@@ -1,0 +1,25 @@
+"""Roofline: one LLM stack for every chip. Importing this package does no work; names load when they are first used."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from roofline.engine.chat_module import ChatModule
+    from roofline.engine.llm import LLM
+    from roofline.engine.params import SamplingParams
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "ChatModule", "SamplingParams", "__version__"]
+
+_HOMES = {
+    "LLM": "roofline.engine.llm",
+    "ChatModule": "roofline.engine.chat_module",
+    "SamplingParams": "roofline.engine.params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'roofline' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,1 @@
+"""Program -> Executable, a folder each."""

@@ -1,0 +1,65 @@
+"""The interface between the engine and a backend: one Executable, two calls a step."""
+
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from roofline.backends.sampling import Sampled, SampleRows
+from roofline.ops.batch import Batch, BatchLimits
+
+
+class Clock(Protocol):
+    """Where the engine reads time from; a simulated backend advances its own."""
+
+    def now(self) -> float:
+        """Seconds, monotonic."""
+
+
+class MonotonicClock:
+    """The machine's monotonic clock."""
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """What a step must move and compute, and how long that takes at the measured roofs (None: roofs not measured)."""
+
+    flops: float
+    weight_bytes: float
+    kv_bytes: float
+    limit_seconds: float | None
+
+
+class Executable(Protocol):
+    """A compiled Program bound to weights and a cache of `num_pages` pages.
+
+    The engine fills `batch`, calls `forward`, then `sample`. Both return when their results are in place.
+    """
+
+    fingerprint: str
+    vocab_size: int
+    max_context: int
+    limits: BatchLimits
+    num_pages: int
+    page_bytes: int
+    batch: Batch
+    clock: Clock
+
+    def forward(self) -> None:
+        """Run the step described by `batch`."""
+
+    def logits(self) -> np.ndarray:
+        """float32 [rows, vocab_size]: a view of the last step's logits, valid until the next forward."""
+
+    def sample(self, rows: SampleRows) -> Sampled:
+        """Choose one id for each logit row of the last step."""
+
+    def step_cost(self) -> StepCost:
+        """The price of the step now in `batch`."""
+
+    def close(self) -> None:
+        """Free memory and threads. The executable cannot be used afterwards."""

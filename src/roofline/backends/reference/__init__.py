@@ -1,0 +1,1 @@
+"""Programs and sampling the slow, obvious way."""

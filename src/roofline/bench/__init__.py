@@ -1,0 +1,1 @@
+"""Roofs, workloads, figures."""

@@ -1,0 +1,1 @@
+"""load(source): the one place where program, weights, text and backend meet."""

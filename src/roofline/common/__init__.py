@@ -1,0 +1,1 @@
+"""Errors, environment variables, logging, units. Standard library only."""

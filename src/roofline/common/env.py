@@ -1,0 +1,50 @@
+"""The one list of environment variables. Nothing else in the project reads ``os.environ`` for its settings."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from roofline.common.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable: its name, what it does, and the values it takes (empty: any text)."""
+
+    name: str
+    meaning: str
+    choices: tuple[str, ...] = ()
+    integer: bool = False
+
+
+VARIABLES = (
+    Variable("ROOFLINE_HOME", "folder of pulled models, compiled bundles and measured roofs (default ~/.cache/roofline)"),
+    Variable("ROOFLINE_ISA", "forces a lower instruction set on CPUs", ("portable", "avx2", "avx512", "neon")),
+    Variable("ROOFLINE_THREADS", "number of compute threads (default: usable cores)", integer=True),
+    Variable("ROOFLINE_LOG", "log level", ("debug", "info", "warning", "error")),
+)
+
+
+def read(name: str) -> str | None:
+    """The checked text of a listed variable, None when unset or empty. Raises ConfigError on a value it does not take."""
+    variable = next(v for v in VARIABLES if v.name == name)
+    value = os.environ.get(name, "").strip()
+    if not value:
+        return None
+    if variable.choices and value.lower() not in variable.choices:
+        raise ConfigError(f"{name}={value!r} is not one of {', '.join(variable.choices)}")
+    if variable.integer and (not value.isdigit() or int(value) < 1):
+        raise ConfigError(f"{name}={value!r} is not a whole number of at least 1")
+    return value.lower() if variable.choices else value
+
+
+def home() -> Path:
+    """The folder that holds everything we keep between runs."""
+    chosen = read("ROOFLINE_HOME")
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "roofline"
+
+
+def threads() -> int | None:
+    """The thread count asked for, if any."""
+    value = read("ROOFLINE_THREADS")
+    return int(value) if value else None

@@ -1,0 +1,54 @@
+"""The family of errors a user can meet. Everything else that escapes is a bug of ours."""
+
+from collections.abc import Sequence
+
+
+class RooflineError(Exception):
+    """Base of all errors that carry a cause and a remedy for the user."""
+
+
+class ConfigError(RooflineError):
+    """A file, option or environment variable holds something that cannot be used. The message names it and the field."""
+
+
+class UnsupportedError(RooflineError):
+    """Something valid that this build, chip or model cannot do.
+
+    Args:
+        what: the thing asked for.
+        reason: why it cannot be had.
+        alternatives: what can be used instead.
+    """
+
+    def __init__(self, what: str, reason: str, alternatives: Sequence[str] = ()) -> None:
+        self.what, self.reason, self.alternatives = what, reason, tuple(alternatives)
+        hint = f" Use instead: {', '.join(self.alternatives)}." if self.alternatives else ""
+        super().__init__(f"{what} is not supported: {reason}.{hint}")
+
+
+class CapacityError(RooflineError):
+    """A demand that can never fit.
+
+    Args:
+        what: what was to be placed.
+        needed, available: amounts in `unit`.
+        remedy: the option that would make it fit.
+    """
+
+    def __init__(self, what: str, needed: int, available: int, unit: str, remedy: str) -> None:
+        self.what, self.needed, self.available, self.unit, self.remedy = what, needed, available, unit, remedy
+        super().__init__(f"{what} needs {needed:,} {unit}, {available:,} are available. {remedy}")
+
+
+class RequestError(RooflineError):
+    """A request that is refused; the server maps it to an HTTP status.
+
+    Args:
+        status: HTTP status, 4xx or 503.
+        code: machine-readable code, e.g. ``"invalid_value"``.
+        param: the field of the request at fault.
+    """
+
+    def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
+        self.status, self.code, self.message, self.param = status, code, message, param
+        super().__init__(message)

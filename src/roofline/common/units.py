@@ -1,0 +1,28 @@
+"""Numbers as people read them."""
+
+
+def human_bytes(count: float) -> str:
+    """1536 -> '1.5 KiB'. Binary prefixes, one decimal above 1 KiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def human_rate(per_second: float, unit: str) -> str:
+    """6.1e10, 'B' -> '61.0 GB/s'. Decimal prefixes, as hardware is rated."""
+    for prefix in ("", "k", "M", "G"):
+        if abs(per_second) < 1000:
+            return f"{per_second:.1f} {prefix}{unit}/s"
+        per_second /= 1000
+    return f"{per_second:.1f} T{unit}/s"
+
+
+def human_seconds(seconds: float) -> str:
+    """0.00123 -> '1.23 ms'."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} us"
+    if seconds < 1:
+        return f"{seconds * 1e3:.2f} ms"
+    return f"{seconds:.1f} s"

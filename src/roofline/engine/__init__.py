@@ -1,0 +1,1 @@
+"""ids -> ids: scheduler, paged KV cache, step, engines local and remote."""

@@ -1,0 +1,1 @@
+"""What chip is this: detection, topology, the type and store of measured roofs."""

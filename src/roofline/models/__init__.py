@@ -1,0 +1,1 @@
+"""Architectures as readable single-device text, and the only layer loop."""

@@ -1,0 +1,1 @@
+"""The vocabulary: every op once, one declaration each."""

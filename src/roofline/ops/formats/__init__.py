@@ -1,0 +1,1 @@
+"""Block layouts of weight files, one file a family."""

@@ -1,0 +1,1 @@
+"""trace -> Program, its passes and its text form."""

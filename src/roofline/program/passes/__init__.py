@@ -1,0 +1,1 @@
+"""Pure functions Program -> Program, one short file each."""

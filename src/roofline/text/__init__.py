@@ -1,0 +1,1 @@
+"""Strings <-> ids: tokenizers, chat templates, detokenising, stop strings."""

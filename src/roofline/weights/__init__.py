@@ -1,0 +1,1 @@
+"""Files <-> tensors: GGUF, safetensors, names, and where models come from."""
