@@ -1,0 +1,76 @@
+"""What a weight format is: a row of facts and two functions over blocks."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from roofline.common.errors import ConfigError
+
+# Blocks handled at once, so that temporaries stay in the cache and small beside the result.
+_CHUNK_VALUES = 1 << 18
+
+
+@dataclass(frozen=True)
+class Format:
+    """One block layout of weight files.
+
+    Attributes:
+        name: the name files use, e.g. ``"Q4_1"``.
+        block: weights in a block; blocks never span rows.
+        block_bytes: bytes a block takes.
+        gguf_type: the number of the format in GGUF files (ggml's `ggml_type`).
+        unpack: uint8 [blocks, block_bytes] -> float32 [blocks, block].
+        pack: float32 [blocks, block] -> uint8 [blocks, block_bytes].
+    """
+
+    name: str
+    block: int
+    block_bytes: int
+    gguf_type: int
+    unpack: Callable[[np.ndarray], np.ndarray]
+    pack: Callable[[np.ndarray], np.ndarray]
+
+    @property
+    def bits(self) -> float:
+        """Bits a weight takes, scales included."""
+        return 8 * self.block_bytes / self.block
+
+    def nbytes(self, shape: Sequence[int]) -> int:
+        """Bytes of a tensor of this shape. Raises ConfigError when a row is not a whole number of blocks."""
+        count = 1
+        for dim in shape:
+            count *= dim
+        if not shape or shape[-1] % self.block:
+            raise ConfigError(f"shape {tuple(shape)} cannot be {self.name}: rows must be multiples of {self.block}")
+        return count // self.block * self.block_bytes
+
+    def dequantize(self, raw: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+        """The float32 values of a tensor.
+
+        Args:
+            raw: uint8 [nbytes], the tensor's bytes in row order.
+            shape: the tensor's shape, (rows, cols) or (cols,).
+
+        Raises ConfigError when `raw` has not the size that `shape` needs.
+        """
+        if raw.dtype != np.uint8 or raw.size != self.nbytes(shape):
+            raise ConfigError(f"{self.name} of shape {tuple(shape)} takes {self.nbytes(shape)} bytes, got {raw.size}")
+        blocks = raw.reshape(-1, self.block_bytes)
+        out = np.empty((blocks.shape[0], self.block), np.float32)
+        step = max(1, _CHUNK_VALUES // self.block)
+        with np.errstate(invalid="ignore", over="ignore"):  # an infinite scale in the file gives NaN, as it should
+            for start in range(0, blocks.shape[0], step):
+                out[start : start + step] = self.unpack(blocks[start : start + step])
+        return out.reshape(tuple(shape))
+
+    def quantize(self, values: np.ndarray) -> np.ndarray:
+        """uint8 [nbytes] of a tensor with any shape whose last dimension is a multiple of `block`."""
+        total = self.nbytes(values.shape)
+        blocks = np.ascontiguousarray(values, np.float32).reshape(-1, self.block)
+        out = np.empty((blocks.shape[0], self.block_bytes), np.uint8)
+        step = max(1, _CHUNK_VALUES // self.block)
+        for start in range(0, blocks.shape[0], step):
+            out[start : start + step] = self.pack(blocks[start : start + step])
+        assert out.size == total
+        return out.reshape(-1)

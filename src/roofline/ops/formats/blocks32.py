@@ -1,0 +1,79 @@
+"""Formats of 32 weights with one float16 scale: Q8_0, Q4_0, Q4_1 (layouts of ggml's `ggml-common.h`).
+
+Nibble formats hold weight i in the low half and weight i + 16 in the high half of byte i.
+"""
+
+import numpy as np
+
+from roofline.ops.formats.base import Format
+
+_BLOCK = 32
+
+
+def half(blocks: np.ndarray, start: int) -> np.ndarray:
+    """float32 [blocks, 1] of the float16 at byte `start`."""
+    return np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2").astype(np.float32)
+
+
+def half_bytes(values: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return values.astype("<f2").view(np.uint8)
+
+
+def inverse(scale: np.ndarray) -> np.ndarray:
+    """1 / scale, and 0 where the scale is 0."""
+    return np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
+
+
+def _unpack_nibbles(packed: np.ndarray) -> np.ndarray:
+    """uint8 [blocks, 16] -> uint8 [blocks, 32]."""
+    return np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=1)
+
+
+def _pack_nibbles(codes: np.ndarray) -> np.ndarray:
+    return codes[:, :16] | (codes[:, 16:] << np.uint8(4))
+
+
+def _unpack_q8_0(blocks: np.ndarray) -> np.ndarray:
+    """Bytes: scale f16, 32 int8."""
+    return blocks[:, 2:].view(np.int8).astype(np.float32) * half(blocks, 0)
+
+
+def _pack_q8_0(values: np.ndarray) -> np.ndarray:
+    scale = np.abs(values).max(axis=1, keepdims=True) / np.float32(127)
+    scaled = values * inverse(scale)
+    codes = np.trunc(scaled + np.copysign(np.float32(0.5), scaled)).astype(np.int8)  # halves away from zero
+    return np.concatenate([half_bytes(scale), codes.view(np.uint8)], axis=1)
+
+
+def _unpack_q4_0(blocks: np.ndarray) -> np.ndarray:
+    """Bytes: scale f16, 16 bytes of nibbles; a weight is scale * (code - 8)."""
+    codes = _unpack_nibbles(blocks[:, 2:]).astype(np.float32) - np.float32(8)
+    return codes * half(blocks, 0)
+
+
+def _pack_q4_0(values: np.ndarray) -> np.ndarray:
+    # The value of largest magnitude, with its sign, gets code 0 (= -8): both signs use the full range.
+    extreme = np.take_along_axis(values, np.abs(values).argmax(axis=1, keepdims=True), axis=1)
+    scale = extreme / np.float32(-8)
+    codes = np.trunc(values * inverse(scale) + np.float32(8.5)).clip(0, 15).astype(np.uint8)
+    return np.concatenate([half_bytes(scale), _pack_nibbles(codes)], axis=1)
+
+
+def _unpack_q4_1(blocks: np.ndarray) -> np.ndarray:
+    """Bytes: scale f16, minimum f16, 16 bytes of nibbles; a weight is scale * code + minimum."""
+    return _unpack_nibbles(blocks[:, 4:]).astype(np.float32) * half(blocks, 0) + half(blocks, 2)
+
+
+def _pack_q4_1(values: np.ndarray) -> np.ndarray:
+    low = values.min(axis=1, keepdims=True)
+    scale = (values.max(axis=1, keepdims=True) - low) / np.float32(15)
+    codes = np.trunc((values - low) * inverse(scale) + np.float32(0.5)).clip(0, 15).astype(np.uint8)
+    return np.concatenate([half_bytes(scale), half_bytes(low), _pack_nibbles(codes)], axis=1)
+
+
+FORMATS = (
+    Format("Q4_0", _BLOCK, 18, 2, _unpack_q4_0, _pack_q4_0),
+    Format("Q4_1", _BLOCK, 20, 3, _unpack_q4_1, _pack_q4_1),
+    Format("Q8_0", _BLOCK, 34, 8, _unpack_q8_0, _pack_q8_0),
+)
