@@ -1,1 +1,1 @@
-"""What chip is this: detection, topology, the type and store of measured roofs."""
+"""What chip is this: detection and measured roofs. The only room that knows chips by name."""

@@ -1,0 +1,73 @@
+# The two commands: `make demo` (a real model answers) and `make test` (what we promise holds). Both work in a fresh clone.
+VENV ?= .venv
+PYTHON ?= $(shell command -v python3.13 || command -v python3.12 || command -v python3.11 || command -v python3)
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+MODEL ?= smollm2-135m
+PROMPT ?= What is the capital of France? Answer in one sentence.
+# Extra arguments for pytest: make test ARGS="tests/engine -x"
+ARGS ?=
+SOURCES := $(shell find src native -type f ! -name '*.pyc') CMakeLists.txt pyproject.toml
+NATIVE := $(shell find native -type f) CMakeLists.txt pyproject.toml
+
+.PHONY: help setup demo test test-slow lint format types wheel clean
+
+help:
+	@echo "make demo     install without torch, pull $(MODEL), answer a prompt"
+	@echo "make test     install what the tests need and run them (ARGS=... goes to pytest)"
+	@echo "make setup    make the development environment in $(VENV)"
+	@echo "make lint     ruff, clang-format      make types    mypy"
+	@echo "make wheel    a manylinux wheel in wheelhouse/      make clean    remove what was built"
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# A plain installation, as a user makes it. It replaces a development installation in the same environment.
+$(VENV)/.installed: $(SOURCES) | $(BIN)/python
+	$(PIP) install --quiet .
+	@rm -f $(VENV)/.development
+	@touch $@
+
+# Python files are used where they lie; the native module is built again when native/ changes.
+$(VENV)/.development: $(NATIVE) constraints.txt | $(BIN)/python
+	$(PIP) install --quiet --constraint constraints.txt torch
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	@rm -f $(VENV)/.installed
+	@touch $@
+
+setup: $(VENV)/.development
+
+demo: $(if $(wildcard $(VENV)/.development),setup,$(VENV)/.installed)
+	$(BIN)/roofline pull $(MODEL)
+	$(BIN)/roofline generate "$(PROMPT)" --model $(MODEL) --max-tokens 48 --temperature 0
+
+test: setup
+	@$(BIN)/roofline pull $(MODEL) || echo "No model: the tests that need $(MODEL) will be skipped."
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@if [ -x $(BIN)/clang-format ]; then find native -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run --Werror; fi
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	@if [ -x $(BIN)/clang-format ]; then find native -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format -i; fi
+
+types: setup
+	$(BIN)/python -m mypy
+
+# auditwheel refuses a wheel that needs more of the system than its manylinux tag promises.
+wheel: setup
+	rm -rf dist wheelhouse
+	$(BIN)/python -m build --wheel --outdir dist
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir wheelhouse dist/*.whl
+	$(BIN)/python -m auditwheel show wheelhouse/*.whl
+
+clean:
+	rm -rf build dist wheelhouse .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,256 @@
+"""What this machine is and what of it we may use: chip, instruction sets, cores, cgroup limits, memory, huge pages.
+
+Everything is read from /proc and /sys at the moment of the call; a file that is not there gives None, never a guess.
+"""
+
+import hashlib
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+from roofline.common import env
+from roofline.common.errors import UnsupportedError
+
+# An ISA's variant of our kernels needs all of these flags of /proc/cpuinfo (x86 "flags", aarch64 "Features").
+ISA_NEEDS: dict[str, frozenset[str]] = {
+    "avx512": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16"}),
+    "avx2": frozenset({"avx2", "fma", "f16c"}),
+    "neon": frozenset({"asimd"}),
+    "portable": frozenset(),
+}
+
+
+@dataclass(frozen=True)
+class Cache:
+    """One level of data or unified cache as the first core sees it."""
+
+    level: int
+    bytes: int
+    shared_by: int  # cores that share it
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A description of this machine. Memory sizes are bytes; None means the system does not say."""
+
+    chip: str
+    vendor: str
+    arch: str
+    isas: tuple[str, ...]  # fastest first
+    cores_online: int
+    cores_allowed: int  # by the affinity mask
+    cpu_quota: float | None  # cores' worth of time the cgroup allows
+    usable_cores: int  # min(affinity, floor(quota)), at least 1
+    memory_total: int | None
+    memory_limit: int | None  # the cgroup's
+    memory_available: int | None  # now, within the limit
+    numa_nodes: int
+    numa_balancing: bool | None
+    huge_pages: str | None  # always, madvise or never
+    caches: tuple[Cache, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex name of this kind of machine: what measured figures may depend on."""
+        memory = (self.memory_total or 0) >> 30  # whole GiB: the exact figure changes from boot to boot
+        facts = (self.chip, self.vendor, self.arch, self.isas, self.usable_cores, memory, self.caches)
+        return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+
+def detect(root: Path = Path("/")) -> Machine:
+    """Describe this machine. `root` is where /proc and /sys are looked for (tests give a made-up tree)."""
+    info = _cpuinfo(root)
+    arch = platform.machine()
+    online = os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else online
+    quota = cpu_quota(root)
+    limit = memory_limit(root)
+    meminfo = _meminfo(root)
+    total, available = meminfo.get("MemTotal"), meminfo.get("MemAvailable")
+    if limit is not None and total is not None and limit >= total:
+        limit = None
+    if limit is not None:
+        used = _cgroup_number(root, "memory.current", "memory/memory.usage_in_bytes") or 0
+        room = max(0, limit - used)
+        available = room if available is None else min(available, room)
+    balancing = _text(root / "proc/sys/kernel/numa_balancing")
+    flags = set((info.get("flags") or info.get("Features") or "").split())
+    machine = Machine(
+        chip=info.get("model name") or info.get("CPU part") or platform.processor() or "unknown",
+        vendor=info.get("vendor_id") or info.get("CPU implementer") or "unknown",
+        arch=arch,
+        isas=tuple(isa for isa, needs in ISA_NEEDS.items() if needs <= flags),
+        cores_online=online,
+        cores_allowed=allowed,
+        cpu_quota=quota,
+        usable_cores=max(1, min(allowed, int(quota) if quota is not None else allowed)),
+        memory_total=total,
+        memory_limit=limit,
+        memory_available=available,
+        numa_nodes=max(1, len(list((root / "sys/devices/system/node").glob("node[0-9]*")))),
+        numa_balancing=None if balancing is None else balancing != "0",
+        huge_pages=_bracketed(_text(root / "sys/kernel/mm/transparent_hugepage/enabled")),
+        caches=_caches(root),
+    )
+    return Machine(**{**machine.__dict__, "warnings": _warnings(machine)})
+
+
+def default_threads() -> int:
+    """Compute threads to use: ROOFLINE_THREADS, else min(affinity, floor(cgroup quota)), at least 1."""
+    asked = env.threads()
+    if asked is not None:
+        return asked
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cpu_quota()
+    return max(1, min(allowed, int(quota) if quota is not None else allowed))
+
+
+def default_isa() -> str:
+    """The instruction set to use: ROOFLINE_ISA, else the best this chip has.
+
+    Raises UnsupportedError when ROOFLINE_ISA names one the chip lacks.
+    """
+    flags = _cpuinfo(Path("/"))
+    have = set((flags.get("flags") or flags.get("Features") or "").split())
+    usable = [isa for isa, needs in ISA_NEEDS.items() if needs <= have]
+    asked = env.read("ROOFLINE_ISA")
+    if asked is None:
+        return usable[0]
+    if asked not in usable:
+        raise UnsupportedError(f"ROOFLINE_ISA={asked}", "this chip does not have it", usable)
+    return asked
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """Cores' worth of time the cgroup grants (v2 cpu.max or v1 cfs quota), None when there is no limit."""
+    smallest: float | None = None
+    for folder in _cgroup_folders(root, "cpu"):
+        quota, period = None, 100_000
+        words = (_text(folder / "cpu.max") or "").split()
+        if words:
+            quota = None if words[0] == "max" else _integer(words[0])
+            period = (_integer(words[1]) if len(words) > 1 else None) or period
+        else:
+            quota = _integer(_text(folder / "cpu.cfs_quota_us"))
+            period = _integer(_text(folder / "cpu.cfs_period_us")) or period
+        if quota is not None and quota > 0:
+            smallest = min(smallest or float("inf"), quota / period)
+    return smallest
+
+
+def memory_limit(root: Path = Path("/")) -> int | None:
+    """Bytes the cgroup allows (v2 memory.max or v1 limit_in_bytes), None when there is no limit."""
+    limits = []
+    for folder in _cgroup_folders(root, "memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            value = _integer(_text(folder / name))
+            if value is not None and value < 1 << 60:  # v1 writes "no limit" as about 2^63
+                limits.append(value)
+    return min(limits, default=None)
+
+
+def _cgroup_folders(root: Path, controller: str) -> list[Path]:
+    """Our own cgroup and every one above it (a parent's limit binds too); v2 first, then v1's controller folder."""
+    base = root / "sys/fs/cgroup"
+    folders: list[Path] = []
+    for line in (_text(root / "proc/self/cgroup") or "0::/").splitlines():
+        parts = line.split(":", 2)
+        if len(parts) != 3:
+            continue
+        _, controllers, path = parts
+        if controllers and controller not in controllers.split(","):
+            continue
+        mount = base if not controllers else base / controller
+        inside = [part for part in path.split("/") if part and part != ".."]
+        folders += [mount.joinpath(*inside[:depth]) for depth in range(len(inside), -1, -1)]
+    return folders
+
+
+def _cgroup_number(root: Path, v2: str, v1: str) -> int | None:
+    for folder in _cgroup_folders(root, "memory"):
+        value = _integer(_text(folder / v2))
+        if value is not None:
+            return value
+    return _integer(_text(root / "sys/fs/cgroup" / v1))
+
+
+def _warnings(machine: Machine) -> tuple[str, ...]:
+    """What slows this machine down, each with the command that mends it."""
+    found = []
+    if machine.numa_balancing and machine.numa_nodes > 1:
+        found.append(
+            "NUMA balancing is on: the kernel unmaps pages to watch who uses them, which stalls compute threads. "
+            "Mend: sudo sysctl kernel.numa_balancing=0"
+        )
+    if machine.huge_pages == "never":
+        found.append(
+            "Transparent huge pages are off: weights are read through 4 KiB pages. "
+            "Mend: echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
+        )
+    if machine.cpu_quota is not None and machine.cpu_quota < 1:
+        found.append(
+            f"The cgroup grants {machine.cpu_quota:.2f} of a core: every step is stopped in its middle. "
+            "Mend: grant at least one whole core"
+        )
+    return tuple(found)
+
+
+def _caches(root: Path) -> tuple[Cache, ...]:
+    caches = []
+    for folder in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index[0-9]*")):
+        level, kind, size = _integer(_text(folder / "level")), _text(folder / "type"), _text(folder / "size") or ""
+        scale = {"K": 1024, "M": 1 << 20}.get(size[-1:], 1)
+        number = _integer(size.rstrip("KM"))
+        if level is None or number is None or kind == "Instruction":
+            continue
+        caches.append(Cache(level, number * scale, _count(_text(folder / "shared_cpu_list") or "0")))
+    return tuple(caches)
+
+
+def _count(cpu_list: str) -> int:
+    """'0-3,8' -> 5."""
+    total = 0
+    for part in cpu_list.split(","):
+        first, _, last = part.partition("-")
+        total += int(last or first) - int(first) + 1
+    return total
+
+
+def _cpuinfo(root: Path) -> dict[str, str]:
+    """The first processor's fields."""
+    fields: dict[str, str] = {}
+    for line in (_text(root / "proc/cpuinfo") or "").splitlines():
+        name, colon, value = line.partition(":")
+        if not colon and fields:
+            break
+        fields.setdefault(name.strip(), value.strip())
+    return fields
+
+
+def _meminfo(root: Path) -> dict[str, int]:
+    """Bytes by name."""
+    found = {}
+    for line in (_text(root / "proc/meminfo") or "").splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if words and words[0].isdigit():
+            found[name] = int(words[0]) * (1024 if words[1:] == ["kB"] else 1)
+    return found
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _integer(text: str | None) -> int | None:
+    return int(text) if text is not None and text.lstrip("-").isdigit() else None
+
+
+def _bracketed(text: str | None) -> str | None:
+    """'always [madvise] never' -> 'madvise'."""
+    return text[text.index("[") + 1 : text.index("]")] if text and "[" in text and "]" in text else None
