@@ -32,7 +32,7 @@ def _pack_scales(scales: np.ndarray, minima: np.ndarray) -> np.ndarray:
 
 
 def _affine(blocks: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """Weights of Q4_K and Q5_K: (d * scale) * code - (dmin * minimum), a scale and a minimum per 32. codes: [n, 8, 32]."""
+    """Q4_K, Q5_K: (d * scale) * code - (dmin * minimum), a scale and a minimum per 32 weights. codes: [n, 8, 32]."""
     scales, minima = _unpack_scales(blocks[:, 4:16])
     step = (half(blocks, 0) * scales.astype(np.float32))[:, :, None]  # [n, 8, 1]
     offset = (half(blocks, 2) * minima.astype(np.float32))[:, :, None]
