@@ -1,0 +1,40 @@
+"""What the engine tells its callers. The same structs travel between processes."""
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Natural-log probability of a chosen id, and of the most likely ids, most likely first."""
+
+    id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Usage(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of one answer: prompt, generated, how many prompt tokens came from the prefix cache, and the seed used."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    seed: int
+
+
+class Event(msgspec.Struct, frozen=True, array_like=True):
+    """New ids of one answer (`index` of n). The event with a `finish_reason` is the answer's last; there is exactly one.
+
+    When an id ended the answer, it is the last of `ids` and stands in `stop_id`: it counts, but is not text.
+    """
+
+    request_id: str
+    index: int
+    ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: FinishReason | None = None
+    stop_id: int | None = None
+    error: str | None = None
+    usage: Usage | None = None

@@ -1,0 +1,164 @@
+"""LocalEngine: the facade over an executable in this process."""
+
+import operator
+import secrets
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from roofline.backends.base import Executable
+from roofline.common.errors import CapacityError, RequestError
+from roofline.engine import naive_scheduler, scheduler
+from roofline.engine.cache import Cache, PagedCache, root_key
+from roofline.engine.config import EngineConfig, StepLimits, resolve
+from roofline.engine.events import Event
+from roofline.engine.naive_cache import NaiveCache
+from roofline.engine.params import SamplingParams, invalid
+from roofline.engine.scheduler import State
+from roofline.engine.sequence import Request
+from roofline.engine.stats import EngineStats, Meter
+from roofline.engine.step import Stepper
+
+SCHEDULERS = {"continuous": scheduler.schedule, "naive": naive_scheduler.schedule}
+
+
+class LocalEngine:
+    """ids -> ids in this process, step by step. Not thread-safe: one thread submits, steps and aborts.
+
+    Raises:
+        ConfigError, CapacityError: the configuration does not fit the executable.
+    """
+
+    def __init__(self, executable: Executable, config: EngineConfig | None = None) -> None:
+        self.config = config or EngineConfig()
+        self.executable = executable
+        self.limits: StepLimits = resolve(self.config, executable)
+        self.state = State(_cache(self.config, executable.num_pages), self.limits)
+        self._meter = Meter(executable.num_pages, executable.page_bytes)
+        self._stepper = Stepper(
+            executable, self.state, SCHEDULERS[self.config.scheduler], self._meter, self.config.measure
+        )
+        self._requests: dict[str, Request] = {}
+        self._events: list[Event] = []
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus answer, in tokens."""
+        return self.limits.max_model_len
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to compute or to tell."""
+        return bool(self.state.running or self.state.waiting or self._events)
+
+    def submit(
+        self,
+        ids: Iterable[int],
+        params: SamplingParams | None = None,
+        *,
+        eos_ids: Iterable[int] = (),
+        request_id: str | None = None,
+        salt: str = "",
+    ) -> str:
+        """Queue a prompt and return the request's id.
+
+        Args:
+            eos_ids: the model's own end-of-generation ids.
+            request_id: a name of the caller's, not in use; None makes one.
+            salt: prefixes are shared only between requests of the same salt (a tenant).
+
+        Raises:
+            RequestError: a field that cannot be used.
+            CapacityError: prompt and answer can never fit; the message has the numbers.
+        """
+        params = params or SamplingParams()
+        prompt, eos = token_ids("prompt", ids), token_ids("eos_ids", eos_ids)
+        name = request_id if request_id is not None else uuid.uuid4().hex
+        if name in self._requests:
+            raise RequestError(400, "duplicate_request", f"request_id {name!r} is in use", param="request_id")
+        max_tokens = check_request(prompt, params, eos, self.executable.vocab_size, self.max_model_len)
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos))
+        seed = params.seed if params.seed is not None else secrets.randbits(53)  # exact in any JSON reader
+        root = root_key(self.executable.fingerprint, salt=salt)
+        request = Request(name, prompt, params, stop_ids, max_tokens, seed, root)
+        self._requests[name] = request
+        self._meter.totals.requests += 1
+        scheduler.submit(self.state, request)
+        return name
+
+    def step(self) -> list[Event]:
+        """Run one step, if there is work, and return what happened since the last call."""
+        events, self._events = self._events + self._stepper.step(), []
+        for event in events:
+            if event.finish_reason is not None:
+                self._forget(event.request_id)
+        return events
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """End a request, or one of its n answers, now: its pages are free when this returns, and the next `step`
+        returns its last events. A request that has ended, or never was, is left alone."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        chosen = [s for s in request.sequences if index is None or s.index == index]
+        self._events += self._stepper.end(chosen, "abort")
+
+    def stats(self) -> EngineStats:
+        """A reading of the counters."""
+        return self._meter.reading(self.state)
+
+    def close(self) -> None:
+        """Abort everything and close the executable."""
+        for request_id in list(self._requests):
+            self.abort(request_id)
+        self.executable.close()
+
+    def _forget(self, request_id: str) -> None:
+        request = self._requests.get(request_id)
+        if request is not None and all(s.finished is not None for s in request.sequences):
+            del self._requests[request_id]
+
+
+def token_ids(field: str, ids: Iterable[Any]) -> list[int]:
+    """Plain integers (numpy's too). Raises RequestError on anything else."""
+    try:
+        return [operator.index(i) for i in ids]
+    except TypeError as error:
+        raise invalid(field, f"is not a list of token ids: {error}") from error
+
+
+def check_request(
+    prompt: list[int], params: SamplingParams, eos_ids: list[int], vocab_size: int, max_model_len: int
+) -> int:
+    """Refuse what cannot be computed; return the longest answer in tokens.
+
+    Raises:
+        RequestError: an empty prompt, or an id outside the vocabulary.
+        CapacityError: prompt plus answer is longer than max_model_len.
+    """
+    if not prompt:
+        raise invalid("prompt", "has no tokens")
+    named: tuple[tuple[str, Sequence[int]], ...] = (
+        ("prompt", prompt),
+        ("eos_ids", eos_ids),
+        ("stop_token_ids", params.stop_token_ids),
+        ("logit_bias", [i for i, _ in params.logit_bias]),
+    )
+    for field, ids in named:
+        if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+            worst = next(i for i in ids if not 0 <= i < vocab_size)
+            raise invalid(field, f"id {worst} is not in the vocabulary of {vocab_size}")
+    wanted = params.max_tokens if params.max_tokens is not None else max(1, params.min_tokens)
+    if len(prompt) + wanted > max_model_len:
+        raise CapacityError(
+            f"A prompt of {len(prompt):,} tokens with an answer of {wanted:,}",
+            len(prompt) + wanted,
+            max_model_len,
+            "tokens",
+            "Shorten the prompt, lower max_tokens, or serve with a larger max_model_len or cache.",
+        )
+    return params.max_tokens if params.max_tokens is not None else max_model_len - len(prompt)
+
+
+def _cache(config: EngineConfig, num_pages: int) -> Cache:
+    return NaiveCache(num_pages) if config.cache == "naive" else PagedCache(num_pages, config.prefix_cache)

@@ -1,0 +1,147 @@
+"""What a request asks of sampling, checked once, at construction."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from roofline.common.errors import RequestError
+
+MAX_LOGPROBS = 20
+MAX_N = 128
+SEED_RANGE = 2**64
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to choose the next ids of a request.
+
+    Order of effects: logit bias, penalties, temperature, top-k, top-p, min-p, then Gumbel-max with noise that depends
+    on (seed, index of n, position, id) alone, so the same request gives the same ids in any batch.
+
+    Args:
+        temperature: 0 takes the most likely id.
+        top_k: keep the k most likely ids; 0 keeps all.
+        top_p: keep the smallest set of ids with this probability (nucleus sampling, Holtzman et al. 2020); 1 keeps all.
+        min_p: drop ids below this fraction of the most likely id's probability; 0 drops none.
+        repetition_penalty: divides positive and multiplies negative logits of ids in prompt or answer; 1 is off.
+        presence_penalty, frequency_penalty: subtracted once, or once per occurrence, for ids in the answer; -2 to 2.
+        logit_bias: (id, value) pairs or a mapping, values -100 to 100, added to the raw logits.
+        seed: any 64-bit integer; None draws a fresh one, which the last event of the request reports.
+        logprobs: None, or how many of the most likely ids to report beside each chosen one (0 to 20).
+        n: answers to the same prompt, 1 to 128.
+        max_tokens: longest answer in tokens; None goes on to the model's length.
+        min_tokens: end-of-generation and stop ids are banned until the answer has this many tokens.
+        stop: strings that end the answer and are not part of it; found where ids become text.
+        stop_token_ids: ids that end the answer, beside the model's own.
+        ignore_eos: do not end at the model's own end-of-generation ids.
+
+    Raises:
+        RequestError: status 400, `param` names the field.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+    logprobs: int | None = None
+    n: int = 1
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _number(self, "temperature", 0.0, math.inf)
+        _number(self, "top_p", 0.0, 1.0, open_low=True)
+        _number(self, "min_p", 0.0, 1.0)
+        _number(self, "repetition_penalty", 0.0, math.inf, open_low=True)
+        _number(self, "presence_penalty", -2.0, 2.0)
+        _number(self, "frequency_penalty", -2.0, 2.0)
+        _integer(self, "top_k", 0, 2**31 - 1)
+        _integer(self, "seed", -(2**63), SEED_RANGE - 1, optional=True)
+        _integer(self, "logprobs", 0, MAX_LOGPROBS, optional=True)
+        _integer(self, "n", 1, MAX_N)
+        _integer(self, "max_tokens", 1, 2**31 - 1, optional=True)
+        _integer(self, "min_tokens", 0, 2**31 - 1)
+        if not isinstance(self.ignore_eos, bool):
+            raise invalid("ignore_eos", f"{self.ignore_eos!r} is not true or false")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise invalid("min_tokens", f"{self.min_tokens} is more than max_tokens, {self.max_tokens}")
+        # A frozen dataclass normalises here and nowhere else.
+        object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
+        object.__setattr__(self, "stop", _stop_strings(self.stop))
+        object.__setattr__(self, "stop_token_ids", _ids(self.stop_token_ids))
+
+    @property
+    def uses_history(self) -> bool:
+        """Whether sampling depends on which ids came before."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def invalid(field: str, problem: str) -> RequestError:
+    """The error of a field with a value that cannot be used."""
+    return RequestError(400, "invalid_value", f"{field}: {problem}", param=field)
+
+
+def _number(params: SamplingParams, field: str, low: float, high: float, open_low: bool = False) -> None:
+    value = getattr(params, field)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise invalid(field, f"{value!r} is not a finite number")
+    if value < low or value > high or (open_low and value == low):
+        bounds = f"{'more than' if open_low else 'at least'} {low:g}"
+        raise invalid(field, f"{value!r} must be {bounds}" + ("" if high == math.inf else f" and at most {high:g}"))
+
+
+def _integer(params: SamplingParams, field: str, low: int, high: int, optional: bool = False) -> None:
+    value = getattr(params, field)
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise invalid(field, f"{value!r} is not a whole number")
+    if not low <= value <= high:
+        raise invalid(field, f"{value} must be from {low} to {high}")
+
+
+def _bias(value: Any) -> tuple[tuple[int, float], ...]:
+    pairs = value.items() if isinstance(value, Mapping) else value
+    result: dict[int, float] = {}
+    try:
+        for token, bias in pairs:
+            if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+                raise invalid("logit_bias", f"{token!r} is not a token id")
+            if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+                raise invalid("logit_bias", f"{bias!r} for id {token} must be from -100 to 100")
+            if token in result:
+                raise invalid("logit_bias", f"id {token} is given twice")
+            result[token] = float(bias)
+    except (TypeError, ValueError) as error:
+        raise invalid("logit_bias", "must be a mapping of token ids to numbers") from error
+    return tuple(sorted(result.items()))
+
+
+def _stop_strings(value: Any) -> tuple[str, ...]:
+    strings = (value,) if isinstance(value, str) else value
+    if not isinstance(strings, Iterable):
+        raise invalid("stop", f"{value!r} is not a list of strings")
+    strings = tuple(strings)
+    for text in strings:
+        if not isinstance(text, str) or not text:
+            raise invalid("stop", f"{text!r} is not a non-empty string")
+    return strings
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise invalid("stop_token_ids", f"{value!r} is not a list of token ids")
+    ids = tuple(value)
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+            raise invalid("stop_token_ids", f"{token!r} is not a token id")
+    return ids

@@ -1,0 +1,203 @@
+"""Continuous batching: which tokens of which sequences the next step computes, and what its results change.
+
+Decodes first, oldest first; then prompt chunks up to the token budget; then new requests, first come first served.
+When pages run out the youngest sequence gives all of its pages back and is computed again later (recompute
+pre-emption), so the oldest always advances and every request ends. Nothing here but integers: no arrays, no clock.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from roofline.engine.cache import Cache
+from roofline.engine.config import StepLimits
+from roofline.engine.events import FinishReason
+from roofline.engine.sequence import Request, Sequence
+from roofline.ops.batch import PAGE_TOKENS
+
+FAILED = -1  # in place of a sampled id: the sequence ends with an error
+
+
+@dataclass
+class State:
+    """All that scheduling knows. `running` holds pages, `waiting` holds none; both are in order of arrival, and every
+    running sequence arrived before every waiting one."""
+
+    cache: Cache
+    limits: StepLimits
+    waiting: deque[Sequence] = field(default_factory=deque)
+    running: list[Sequence] = field(default_factory=list)
+    preemptions: int = 0
+    prefix_queries: int = 0  # tokens looked up in the prefix cache
+    prefix_hits: int = 0  # tokens found there
+
+
+@dataclass
+class StepPlan:
+    """A step: `counts[i]` tokens of `sequences[i]` from its `computed` on. `sampled` get a new id, in this order."""
+
+    sequences: list[Sequence] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    sampled: list[Sequence] = field(default_factory=list)
+    tokens: int = 0
+    table_pages: int = 0
+    decodes: int = 0  # leading sequences that only decode
+
+    def add(self, sequence: Sequence, count: int) -> None:
+        self.sequences.append(sequence)
+        self.counts.append(count)
+        self.tokens += count
+        self.table_pages += len(sequence.pages)
+        if sequence.computed + count == len(sequence.ids):
+            self.sampled.append(sequence)
+
+
+def submit(state: State, request: Request) -> None:
+    """Queue all n sequences of a request."""
+    state.waiting.extend(request.sequences)
+
+
+def schedule(state: State) -> StepPlan:
+    """Choose the next step; empty when nothing can run."""
+    plan = StepPlan()
+    preemptions = state.preemptions
+    chunks = _plan_decodes(state, plan)
+    for sequence in chunks:
+        _plan_chunk(state, plan, sequence)
+    if state.preemptions == preemptions:
+        _admit(state, plan)
+    return plan
+
+
+def _plan_decodes(state: State, plan: StepPlan) -> list[Sequence]:
+    """Plan each running sequence that waits for one token; return those that still have a prompt to compute."""
+    running, grow, room = state.running, state.cache.grow, state.limits.table_pages
+    chunks = []
+    i = 0
+    while i < len(running):
+        sequence = running[i]
+        i += 1
+        length = len(sequence.ids)
+        if length - sequence.computed > 1:
+            chunks.append(sequence)
+            continue
+        if length > len(sequence.pages) * PAGE_TOKENS:
+            while not grow(sequence.pages, length):
+                victim = running[-1]  # never one already planned: those are older than `sequence`
+                preempt(state, victim)
+                if victim is sequence:
+                    return chunks
+        if plan.table_pages + len(sequence.pages) <= room:
+            plan.add(sequence, 1)
+            plan.decodes += 1
+    return chunks
+
+
+def _plan_chunk(state: State, plan: StepPlan, sequence: Sequence) -> bool:
+    """Plan as much of a prompt as the budget allows; True when all of it."""
+    pending = len(sequence.ids) - sequence.computed
+    count = min(pending, state.limits.tokens - plan.tokens)
+    if count == 0 or plan.table_pages + len(sequence.pages) > state.limits.table_pages:
+        return False
+    plan.add(sequence, count)
+    return count == pending
+
+
+def _admit(state: State, plan: StepPlan) -> None:
+    """Give pages to waiting sequences in order, until something is short. The head waits; nobody overtakes it."""
+    while state.waiting and len(state.running) < state.limits.sequences and plan.tokens < state.limits.tokens:
+        sequence = state.waiting[0]
+        if not place(state, sequence, len(state.running), state.limits.table_pages - plan.table_pages):
+            return
+        if not _plan_chunk(state, plan, sequence):
+            return
+
+
+def place(state: State, sequence: Sequence, headroom: int, table_room: int) -> bool:
+    """Move the first waiting sequence to running, with pages for all of its ids, if `headroom` more pages stay free.
+
+    The headroom is a page for each running sequence: without it a new sequence would be pre-empted at once.
+    """
+    leader = sequence.request.sequences[0]
+    shareable = (sequence.prompt_length - 1) // PAGE_TOKENS if leader is not sequence and leader.pages else 0
+    if leader.computed < shareable * PAGE_TOKENS:
+        return False  # the prompt is being computed: wait and share it
+    cache = state.cache
+    pages = cache.match(sequence.keys, sequence.ids)
+    if len(pages) < shareable:
+        pages += cache.share(leader.pages[len(pages) : shareable])
+    total = -(-len(sequence.ids) // PAGE_TOKENS)
+    if total - len(pages) + headroom > cache.available or total > table_room:
+        cache.release(pages)
+        return False
+    sequence.computed, sequence.published = len(pages) * PAGE_TOKENS, len(pages)
+    if not sequence.started:
+        sequence.started = True
+        sequence.cached_tokens = sequence.computed
+        state.prefix_queries += sequence.prompt_length
+        state.prefix_hits += sequence.computed
+    grown = cache.grow(pages, len(sequence.ids))
+    assert grown, "pages counted as available were not"
+    sequence.pages = pages
+    state.waiting.popleft()
+    state.running.append(sequence)
+    return True
+
+
+def preempt(state: State, sequence: Sequence) -> None:
+    """Take all pages from the youngest running sequence and put it back at the head of the queue."""
+    assert state.running[-1] is sequence, "only the youngest is pre-empted"
+    state.running.pop()
+    state.cache.release(sequence.pages)
+    sequence.computed = sequence.published = 0
+    state.waiting.appendleft(sequence)
+    state.preemptions += 1
+
+
+def commit(state: State, plan: StepPlan, ids: list[int]) -> list[Sequence]:
+    """Record a step that was computed: one id, or FAILED, for each of `plan.sampled`. Returns the sequences that ended.
+
+    Pages of a failed sequence are not published: what made its logits useless may lie in them.
+    """
+    publish = state.cache.publish
+    for sequence, token in zip(plan.sampled, ids, strict=True):
+        if token == FAILED:
+            sequence.finished = "error"
+    for sequence, count in zip(plan.sequences, plan.counts, strict=True):
+        sequence.computed += count
+        full = sequence.computed // PAGE_TOKENS
+        if full > sequence.published and sequence.finished is None:
+            publish(sequence.keys, sequence.ids, sequence.pages, sequence.published, full)
+            sequence.published = full
+    ended = []
+    for sequence, token in zip(plan.sampled, ids, strict=True):
+        if token == FAILED:
+            ended.append(sequence)
+            continue
+        sequence.ids.append(token)
+        if token in sequence.stop_ids and sequence.generated >= sequence.request.params.min_tokens:
+            sequence.finished = "stop"
+        elif len(sequence.ids) >= sequence.end:
+            sequence.finished = "length"
+        else:
+            continue
+        ended.append(sequence)
+    if ended:
+        _leave(state, ended)
+    return ended
+
+
+def finish(state: State, sequences: list[Sequence], reason: FinishReason) -> list[Sequence]:
+    """End sequences from outside: aborts and errors. Returns those that had not ended before."""
+    ended = [sequence for sequence in sequences if sequence.finished is None]
+    for sequence in ended:
+        sequence.finished = reason
+    if ended:
+        _leave(state, ended)
+        state.waiting = deque(sequence for sequence in state.waiting if sequence.finished is None)
+    return ended
+
+
+def _leave(state: State, ended: list[Sequence]) -> None:
+    for sequence in ended:
+        state.cache.release(sequence.pages)
+    state.running = [sequence for sequence in state.running if sequence.finished is None]

@@ -1,0 +1,114 @@
+"""What the engine counts: cumulative figures, so that two readings give the figures of the time between."""
+
+import msgspec
+
+from roofline.backends.base import StepCost
+from roofline.engine.scheduler import State, StepPlan
+
+
+class EngineStats(msgspec.Struct, array_like=True):
+    """A reading. Times in seconds of the executable's clock, counts in tokens, all since the engine started.
+
+    A step that computes any prompt token is a prefill step: `prefill_seconds` is the time of those, and
+    `prefill_tokens` the prompt tokens in them; `decode_seconds` and `decode_tokens` are those of the other steps.
+    `mixed_tokens` are ids sampled in prefill steps, so generated = decode + mixed.
+    `python_seconds` is the part of all steps outside the two backend calls, of which `decode_python_seconds` fell
+    into decode steps.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    pages_used: int = 0
+    pages_total: int = 0
+    page_bytes: int = 0
+    steps: int = 0
+    prefill_tokens: int = 0
+    prefill_seconds: float = 0.0
+    decode_tokens: int = 0
+    decode_seconds: float = 0.0
+    mixed_tokens: int = 0
+    python_seconds: float = 0.0
+    decode_python_seconds: float = 0.0
+    priced_seconds: float = 0.0
+    limit_seconds: float = 0.0
+    flops: float = 0.0
+    weight_bytes: float = 0.0
+    kv_bytes: float = 0.0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    requests: int = 0
+    finished: dict[str, int] = msgspec.field(default_factory=dict)
+
+    @property
+    def generated_tokens(self) -> int:
+        """All ids sampled."""
+        return self.decode_tokens + self.mixed_tokens
+
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        """Prompt tokens computed per second of prefill steps; 0 before the first."""
+        return self.prefill_tokens / self.prefill_seconds if self.prefill_seconds else 0.0
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """Ids per second of decode steps, over all running sequences; 0 before the first."""
+        return self.decode_tokens / self.decode_seconds if self.decode_seconds else 0.0
+
+    @property
+    def share_of_roof(self) -> float | None:
+        """Time at the measured roofs / measured time, over the steps with a price; None when no roofs are known."""
+        return self.limit_seconds / self.priced_seconds if self.priced_seconds else None
+
+    def since(self, earlier: "EngineStats") -> "EngineStats":
+        """The figures of the time between two readings; gauges and per-reason counts as they are now."""
+        gauges = {"running", "waiting", "pages_used", "pages_total", "page_bytes", "finished"}
+        changes = {
+            name: getattr(self, name) - getattr(earlier, name) for name in self.__struct_fields__ if name not in gauges
+        }
+        return msgspec.structs.replace(self, **changes)
+
+
+class Meter:
+    """Adds steps up to an EngineStats."""
+
+    def __init__(self, pages_total: int, page_bytes: int) -> None:
+        self.totals = EngineStats(pages_total=pages_total, page_bytes=page_bytes)
+
+    def step(self, plan: StepPlan, seconds: float, backend_seconds: float, cost: StepCost | None) -> None:
+        """Count a committed step: its whole time, the part inside the backend, its price."""
+        totals = self.totals
+        totals.steps += 1
+        totals.python_seconds += seconds - backend_seconds
+        if plan.decodes == len(plan.sequences):
+            totals.decode_tokens += plan.decodes
+            totals.decode_seconds += seconds
+            totals.decode_python_seconds += seconds - backend_seconds
+        else:
+            totals.prefill_tokens += plan.tokens - plan.decodes
+            totals.prefill_seconds += seconds
+            totals.mixed_tokens += len(plan.sampled)
+        if cost is not None:
+            totals.flops += cost.flops
+            totals.weight_bytes += cost.weight_bytes
+            totals.kv_bytes += cost.kv_bytes
+            if cost.limit_seconds is not None:
+                totals.limit_seconds += cost.limit_seconds
+                totals.priced_seconds += seconds
+
+    def ended(self, reason: str) -> None:
+        """Count an answer that ended."""
+        self.totals.finished[reason] = self.totals.finished.get(reason, 0) + 1
+
+    def reading(self, state: State) -> EngineStats:
+        """A copy of the totals with the gauges of now."""
+        return msgspec.structs.replace(
+            self.totals,
+            running=len(state.running),
+            waiting=len(state.waiting),
+            pages_used=state.cache.used,
+            prefix_queries=state.prefix_queries,
+            prefix_hits=state.prefix_hits,
+            preemptions=state.preemptions,
+            finished=dict(self.totals.finished),
+        )

@@ -1,0 +1,140 @@
+"""A toy executable whose every logit depends on what is read back through the page tables.
+
+A token's "KV" is (position, id), written into its page. A row's logits are a hash of all (position, id) pairs from 0 to
+the row's own position, read through the segment's page table: a wrong table, a page shared too early or overwritten
+changes the answer.
+"""
+
+import os
+import time
+
+import numpy as np
+
+from roofline.backends.base import MonotonicClock, StepCost
+from roofline.backends.sampling import MAX_LOGPROBS, Sampled, SampleRows
+from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits
+
+M1, M2, M3 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def mix(x):
+    """splitmix64 on uint64 arrays."""
+    with np.errstate(over="ignore"):
+        x = (np.asarray(x, np.uint64) + M1).astype(np.uint64)
+        x = (x ^ (x >> np.uint64(30))) * M2
+        x = (x ^ (x >> np.uint64(27))) * M3
+        return x ^ (x >> np.uint64(31))
+
+
+def uniform(x):
+    """(0, 1) from uint64."""
+    return ((mix(x) >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53
+
+
+class FakeExecutable:
+    fingerprint = "fake"
+
+    def __init__(
+        self, num_pages=64, vocab_size=50, max_context=512, tokens=64, segments=16, table_pages=None, step_seconds=0.0
+    ):
+        self.vocab_size, self.max_context, self.num_pages, self.page_bytes = vocab_size, max_context, num_pages, 1024
+        self.limits = BatchLimits(tokens, segments, segments, table_pages or num_pages * segments)
+        self.batch, self.clock = Batch(self.limits), MonotonicClock()
+        self.store = np.full((num_pages, PAGE_TOKENS, 2), -7, np.int64)
+        self.step_seconds = step_seconds
+        self.fail_at = set()  # numbers of forward calls that raise
+        self.fail_sample = False
+        self.bad_rows = set()  # (prompt's first id) of sequences whose sampled id is invalid
+        self.die_on_id = None  # a forward that sees this id kills the process
+        self.forwards = self.tokens_computed = 0
+        self.closed = False
+        self.before_forward = None
+
+    def forward(self):
+        assert not self.closed
+        self.forwards += 1
+        if self.before_forward is not None:
+            self.before_forward(self)
+        if self.step_seconds:
+            time.sleep(self.step_seconds)
+        if self.forwards in self.fail_at:
+            raise RuntimeError("the toy was told to fail")
+        b = self.batch
+        self.tokens_computed += b.tokens
+        if self.die_on_id is not None and (b.ids[: b.tokens] == self.die_on_id).any():
+            os.kill(os.getpid(), 9)
+        self.segments = []
+        for s in range(b.segments):
+            start, stop = int(b.seg_start[s]), int(b.seg_start[s + 1])
+            table = b.pages[b.page_start[s] : b.page_start[s + 1]]
+            positions = b.positions[start:stop]
+            assert b.context_len[s] == positions[-1] + 1
+            self.store[table[positions // PAGE_TOKENS], positions % PAGE_TOKENS, 0] = positions
+            self.store[table[positions // PAGE_TOKENS], positions % PAGE_TOKENS, 1] = b.ids[start:stop]
+            self.segments.append((start, stop, table.copy()))
+        self.rows = [self._row(int(row)) for row in b.logit_rows[: b.rows]]
+
+    def _row(self, row):
+        start, _stop, table = next(s for s in self.segments if s[0] <= row < s[1])
+        assert start <= row
+        at = np.arange(int(self.batch.positions[row]) + 1)
+        pairs = self.store[table[at // PAGE_TOKENS], at % PAGE_TOKENS].astype(np.uint64)
+        with np.errstate(over="ignore"):
+            digest = np.bitwise_xor.reduce(mix(pairs[:, 0] * np.uint64(1000003) + pairs[:, 1] + mix(at)))
+            noise = uniform(mix(digest) + np.arange(self.vocab_size, dtype=np.uint64))
+        self.first_id = int(pairs[0, 1])
+        return (noise * 6 - 3).astype(np.float32), int(pairs[0, 1])
+
+    def logits(self):
+        return np.array([logits for logits, _ in self.rows], np.float32).reshape(-1, self.vocab_size)
+
+    def sample(self, rows: SampleRows) -> Sampled:
+        assert rows.rows == len(self.rows)
+        if self.fail_sample:
+            raise ValueError("the toy cannot sample")
+        n = rows.rows
+        out = Sampled(
+            np.zeros(n, np.int32),
+            np.full(n, np.nan, np.float32),
+            np.full((n, MAX_LOGPROBS), -1, np.int32),
+            np.zeros((n, MAX_LOGPROBS), np.float32),
+        )
+        for r, (logits, first) in enumerate(self.rows):
+            out.ids[r] = -5 if first in self.bad_rows else _choose(logits, rows, r)
+            if rows.logprobs[r] >= 0:
+                logprobs = logits - np.log(np.exp(logits.astype(np.float64)).sum())
+                top = np.argsort(-logprobs, kind="stable")[: rows.logprobs[r]]
+                out.logprob[r] = logprobs[out.ids[r]]
+                out.top_ids[r, : len(top)], out.top_logprobs[r, : len(top)] = top, logprobs[top]
+        return out
+
+    def step_cost(self) -> StepCost:
+        return StepCost(self.batch.tokens * 10.0, 1000.0, 16.0, 1e-9)
+
+    def close(self):
+        self.closed = True
+
+
+def _choose(raw, rows, r):
+    x = raw.astype(np.float64).copy()
+    span = slice(rows.bias_start[r], rows.bias_start[r + 1])
+    x[rows.bias_ids[span]] += rows.bias_values[span]
+    span = slice(rows.hist_start[r], rows.hist_start[r + 1])
+    ids, counts = rows.hist_ids[span], rows.hist_counts[span]
+    x[ids] = np.where(x[ids] > 0, x[ids] / rows.repetition[r], x[ids] * rows.repetition[r])
+    x[ids] -= rows.presence[r] * (counts > 0) + rows.frequency[r] * counts
+    if rows.temperature[r] == 0:
+        return int(np.argmax(x))
+    x = x / rows.temperature[r]
+    order = np.argsort(-x, kind="stable")
+    keep = np.ones(len(x), bool)
+    if rows.top_k[r]:
+        keep[order[rows.top_k[r] :]] = False
+    p = np.where(keep, np.exp(x - x.max()), 0)
+    p /= p.sum()
+    keep[order[1:][np.cumsum(p[order])[:-1] >= rows.top_p[r]]] = False
+    keep &= p >= rows.min_p[r] * p.max()
+    with np.errstate(over="ignore"):
+        key = mix(mix(mix(rows.seed[r]) + np.uint64(rows.sample_index[r])) + np.uint64(rows.position[r]))
+        gumbel = -np.log(-np.log(uniform(key + np.arange(len(x), dtype=np.uint64))))
+    return int(np.argmax(np.where(keep, x + gumbel, -np.inf)))
