@@ -1,0 +1,145 @@
+"""A model's weights under the names our models use, whatever kind of file holds them."""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.ops import formats
+from roofline.weights import names
+from roofline.weights.config import model_config
+from roofline.weights.config_gguf import from_gguf
+from roofline.weights.config_hf import from_hf
+from roofline.weights.files import TensorInfo, refuse, shorten
+from roofline.weights.gguf import GGUFFile
+from roofline.weights.safetensors import SafetensorsModel
+
+
+class Checkpoint:
+    """Named tensors, a configuration, and what else the files say.
+
+    Attributes:
+        path: the file or folder.
+        kind: "gguf", "safetensors" or "random".
+        tensors: canonical name -> TensorInfo.
+        metadata: the GGUF key-value pairs, or config.json.
+        config: the canonical configuration with its family (see `weights.config`).
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        kind: str,
+        tensors: Mapping[str, TensorInfo],
+        metadata: Mapping[str, Any],
+        config: Mapping[str, Any],
+        read: Callable[[str], np.ndarray],
+    ) -> None:
+        self.path, self.kind, self.tensors, self.metadata, self.config = path, kind, tensors, metadata, config
+        self._read = read
+
+    def read(self, name: str) -> np.ndarray:
+        """uint8 [nbytes] of a tensor, without a copy where a file is mapped. Raises ConfigError for an unknown name."""
+        if name not in self.tensors:
+            raise ConfigError(f"{self.path}: there is no tensor {name!r}")
+        return self._read(name)
+
+    def dequantize(self, name: str) -> np.ndarray:
+        """float32 [shape] of a tensor. Raises ConfigError for an unknown name."""
+        raw = self.read(name)
+        return formats.get(self.tensors[name].format).dequantize(raw, self.tensors[name].shape)
+
+    def model_config(self) -> tuple[str, dict[str, Any]]:
+        """(family, canonical configuration)."""
+        return model_config(self)
+
+    def check_names(self, expected: Mapping[str, tuple[int, ...]] | Iterable[str]) -> None:
+        """Raise ConfigError unless the tensors are exactly `expected`; with a mapping, shapes are compared too."""
+        wanted = dict.fromkeys(expected)
+        missing = [name for name in wanted if name not in self.tensors]
+        if missing:
+            refuse(self.path, f"tensor {missing[0]!r}", f"is missing ({len(missing)} of {len(wanted)} are)")
+        surplus = [name for name in self.tensors if name not in wanted]
+        if surplus:
+            refuse(self.path, f"tensor {surplus[0]!r}", f"is not part of this model ({len(surplus)} are not)")
+        if isinstance(expected, Mapping):
+            for name, shape in expected.items():
+                if self.tensors[name].shape != tuple(shape):
+                    refuse(self.path, f"tensor {name!r}", f"has shape {self.tensors[name].shape}, not {tuple(shape)}")
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Open a GGUF file, a .safetensors file beside its config.json, or a folder of either.
+
+    Tensors and configuration are checked against each other: every tensor the configuration implies is there with its
+    shape, and no other. Raises ConfigError naming file and field, UnsupportedError for what we do not read.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = _file_of_folder(path)
+    if not path.exists():
+        raise ConfigError(f"{path}: there is no such file or folder")
+    is_gguf = path.is_file() and (path.suffix == ".gguf" or path.open("rb").read(4) == b"GGUF")
+    checkpoint = _open_gguf(path) if is_gguf else _open_safetensors(path)
+    checkpoint.check_names(names.parameter_shapes(checkpoint.config))
+    return checkpoint
+
+
+def _file_of_folder(folder: Path) -> Path:
+    """The folder itself when it holds safetensors, else its one GGUF file."""
+    if any(folder.glob("*.safetensors")) or (folder / "model.safetensors.index.json").exists():
+        return folder
+    ggufs = sorted(folder.glob("*.gguf"))
+    if len(ggufs) == 1:
+        return ggufs[0]
+    if ggufs:
+        refuse(folder, "folder", f"holds {len(ggufs)} GGUF files; name one: {', '.join(p.name for p in ggufs[:8])}")
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
+        reason = "pickled weights can run code, so they are never loaded"
+        raise UnsupportedError(f"{folder}: a pickled checkpoint", reason, ("the same model as safetensors or GGUF",))
+    refuse(folder, "folder", "holds neither *.safetensors nor *.gguf")
+
+
+def _open_gguf(path: Path) -> Checkpoint:
+    file = GGUFFile(path)
+    stored: dict[str, str] = {}  # canonical name -> the file's
+    for name in file.tensors:
+        if name == names.GGUF_ROPE_FACTORS:
+            continue
+        canonical = names.from_gguf(name)
+        if canonical is None:
+            refuse(path, f"tensor {shorten(name)!r}", "no model of ours has it")
+        stored[canonical] = name
+    factors = None
+    if names.GGUF_ROPE_FACTORS in file.tensors:
+        info = file.tensors[names.GGUF_ROPE_FACTORS]
+        factors = formats.get(info.format).dequantize(file.read(info.name), info.shape)
+    tensors = {name: _renamed(file.tensors[old], name) for name, old in stored.items()}
+    config = from_gguf(path, file.metadata, {n: t.shape for n, t in tensors.items()}, factors)
+    return Checkpoint(path, "gguf", tensors, file.metadata, config, lambda name: file.read(stored[name]))
+
+
+def _open_safetensors(path: Path) -> Checkpoint:
+    model = SafetensorsModel(path)
+    config = from_hf(model.config_path, model.config)
+    stored: dict[str, str] = {}
+    for name, info in model.tensors.items():
+        if names.hf_skipped(name):
+            continue
+        canonical = names.from_hf(name)
+        if canonical is None:
+            refuse(path, f"tensor {shorten(name)!r}", "no model of ours has it")
+        if canonical == "head.weight" and config["tied"]:
+            continue  # a copy that old files carry; transformers uses the embedding too
+        if info.format not in formats.FORMATS:
+            what = f"{path}: tensor {shorten(name)!r}: dtype {info.format}"
+            raise UnsupportedError(what, "we do not read it", ("BF16", "F16", "F32"))
+        stored[canonical] = name
+    tensors = {name: _renamed(model.tensors[old], name) for name, old in stored.items()}
+    return Checkpoint(path, "safetensors", tensors, model.config, config, lambda name: model.read(stored[name]))
+
+
+def _renamed(info: TensorInfo, name: str) -> TensorInfo:
+    return TensorInfo(name, info.format, info.shape, info.nbytes)

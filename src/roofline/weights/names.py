@@ -1,0 +1,81 @@
+"""Names of parameters: what GGUF and Hugging Face call them -> what our models call them.
+
+Both maps hold for every family we have: a family that lacks a parameter is caught when names are checked.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from roofline.models.registry import configure
+from roofline.models.spec import expand
+
+_GGUF_LAYER = {
+    "attn_norm": "attn_norm",
+    "ffn_norm": "mlp_norm",
+    "attn_q": "attn.q",
+    "attn_k": "attn.k",
+    "attn_v": "attn.v",
+    "attn_output": "attn.o",
+    "attn_q_norm": "attn.q_norm",
+    "attn_k_norm": "attn.k_norm",
+    "ffn_gate": "mlp.gate",
+    "ffn_up": "mlp.up",
+    "ffn_down": "mlp.down",
+}
+_GGUF_TOP = {"token_embd": "embed", "output": "head", "output_norm": "final_norm"}
+GGUF_ROPE_FACTORS = "rope_freqs.weight"  # not a parameter: divisors of the rope frequencies
+
+_HF_LAYER = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "mlp_norm",
+    "self_attn.q_proj": "attn.q",
+    "self_attn.k_proj": "attn.k",
+    "self_attn.v_proj": "attn.v",
+    "self_attn.o_proj": "attn.o",
+    "self_attn.q_norm": "attn.q_norm",
+    "self_attn.k_norm": "attn.k_norm",
+    "mlp.gate_proj": "mlp.gate",
+    "mlp.up_proj": "mlp.up",
+    "mlp.down_proj": "mlp.down",
+}
+_HF_TOP = {"model.embed_tokens": "embed", "lm_head": "head", "model.norm": "final_norm"}
+# Buffers that old files carry and that follow from the configuration.
+_HF_SKIPPED = re.compile(r"(model\.layers\.\d+\.self_attn|model)\.rotary_emb\.inv_freq")
+
+_INDEX = r"(0|[1-9][0-9]{0,5})"  # no leading zeros: two spellings of one layer would be two names for one parameter
+_GGUF = re.compile(rf"blk\.{_INDEX}\.(\w+)\.(weight|bias)")
+_HF = re.compile(rf"model\.layers\.{_INDEX}\.([\w.]+)\.(weight|bias)")
+
+
+def from_gguf(name: str) -> str | None:
+    """``"blk.3.attn_q.weight"`` -> ``"layers.3.attn.q.weight"``; None for a name that no model of ours has."""
+    return _canonical(name, _GGUF, _GGUF_LAYER, _GGUF_TOP)
+
+
+def from_hf(name: str) -> str | None:
+    """``"model.layers.3.self_attn.q_proj.weight"`` -> ``"layers.3.attn.q.weight"``; None for an unknown name."""
+    return _canonical(name, _HF, _HF_LAYER, _HF_TOP)
+
+
+def hf_skipped(name: str) -> bool:
+    """Whether a Hugging Face tensor holds nothing that the configuration does not say."""
+    return _HF_SKIPPED.fullmatch(name) is not None
+
+
+def _canonical(name: str, pattern: re.Pattern[str], layer: dict[str, str], top: dict[str, str]) -> str | None:
+    match = pattern.fullmatch(name)
+    if match:
+        index, part, kind = match.groups()
+        return f"layers.{index}.{layer[part]}.{kind}" if part in layer else None
+    stem, _, kind = name.rpartition(".")
+    return f"{top[stem]}.weight" if stem in top and kind == "weight" else None
+
+
+def parameter_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Canonical name -> shape of every parameter a file must hold for a configuration: the rows of its family's table.
+
+    Raises ConfigError, UnsupportedError for configurations the family does not have.
+    """
+    family, cfg = configure(config)
+    return {param.name: param.shape for param in expand(family.spec(cfg), cfg.layers) if param.tied_to is None}
