@@ -1,0 +1,169 @@
+"""`Tokenizer`: text <-> ids, on the `tokenizers` library."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import tokenizers
+
+from roofline.common.errors import RequestError
+from roofline.text.vocabulary import AddedToken, Vocabulary
+
+SPACE = "▁"  # SentencePiece's visible space
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable spelling of the 256 bytes: character -> byte (Radford et al. 2019, released encoder)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(byte): byte for byte in printable}
+    hidden = (byte for byte in range(256) if byte not in printable)
+    alphabet.update({chr(0x100 + i): byte for i, byte in enumerate(hidden)})
+    return alphabet
+
+
+class Tokenizer:
+    """Text to ids and back.
+
+    Built by `from_json`, `from_gguf` or `Tokenizer.from_bytes`; safe to use from several threads.
+
+    Attributes:
+        vocab_size: one more than the largest id (a model's embedding may have more rows).
+        bos_id: id of the beginning-of-text token, None without one.
+        eos_ids: every id that ends a generation.
+        add_bos: whether ``encode(add_special=True)`` begins with `bos_id`.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self.vocab_size = vocabulary.size
+        self.bos_id, self.eos_ids = vocabulary.bos_id, vocabulary.eos_ids
+        self.add_bos = vocabulary.bos_id is not None and vocabulary.bos_id in vocabulary.prefix
+        self.strip_space = vocabulary.strip_space
+        self.special_ids = frozenset(token.id for token in vocabulary.added if token.special)
+        self._added = {token.id: token for token in vocabulary.added}
+        self._alphabet = byte_alphabet()
+        self._bytes: dict[int, bytes] = {}
+        model = vocabulary.build_model()
+        # Two views of one model, since the library's switch for special tokens is no argument but a property.
+        self._parsing = vocabulary.assemble(model, vocabulary.pipeline)
+        self._plain = vocabulary.assemble(model, vocabulary.pipeline)
+        self._plain.encode_special_tokens = True
+
+    @classmethod
+    def from_bytes(cls, data: bytes | memoryview) -> "Tokenizer":
+        """Reads the fast form that `to_bytes` wrote. Raises ConfigError when it is damaged."""
+        return cls(Vocabulary.from_bytes(data))
+
+    def to_bytes(self) -> bytes:
+        """The fast form, for a bundle."""
+        return self.vocabulary.to_bytes()
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool = False) -> list[int]:
+        """The ids of `text`.
+
+        Args:
+            add_special: put the tokenizer's own prefix (BOS) and suffix around it.
+            parse_special: read special tokens in the text as such; otherwise their text is plain text.
+        Raises:
+            RequestError: the text holds half a surrogate pair, which no encoding can carry.
+        """
+        ids = self._encode(self._parsing if parse_special else self._plain, text)
+        return [*self.vocabulary.prefix, *ids, *self.vocabulary.suffix] if add_special else ids
+
+    def encode_marked(self, text: str, trusted: bytes) -> list[int]:
+        """The ids of `text` where a special token counts only if all its characters are trusted.
+
+        Args:
+            trusted: one byte a character, 1 where the character may be part of a special token.
+        """
+        if self._special_pattern is None or all(
+            0 not in trusted[match.start() : match.end()] for match in self._special_pattern.finditer(text)
+        ):
+            return self.encode(text, add_special=False, parse_special=True)
+        ids: list[int] = []
+        at = 0
+        for start, end, token in self._trusted_specials(text, trusted):
+            ids += self._encode_piece(text[at:start], at, before=token)
+            ids.append(token.id)
+            at = end + (len(text) - end - len(text[end:].lstrip()) if token.rstrip else 0)
+        return ids + self._encode_piece(text[at:], at, before=None)
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """The text of `ids`: their bytes as UTF-8, U+FFFD where they are none, less SentencePiece's first space."""
+        skipped = self.special_ids if skip_special else frozenset()
+        data = b"".join([self.token_bytes(token_id) for token_id in ids if token_id not in skipped])
+        if self.strip_space and data.startswith(b" "):
+            data = data[1:]
+        return data.decode("utf-8", errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token; empty for an id outside the vocabulary (a padded row of the embedding)."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._bytes[token_id] = self._spell(token_id) if 0 <= token_id < self.vocab_size else b""
+        return known
+
+    def token_id(self, content: str) -> int | None:
+        """The id of a token by its content, None when there is none."""
+        return self._parsing.token_to_id(content)
+
+    def _spell(self, token_id: int) -> bytes:
+        if token_id in self._added:
+            return self._added[token_id].content.encode("utf-8")
+        token = self.vocabulary.tokens[token_id] if token_id < len(self.vocabulary.tokens) else ""
+        if self.vocabulary.byte_level:
+            if all(c in self._alphabet for c in token):
+                return bytes(map(self._alphabet.__getitem__, token))
+            return token.encode("utf-8")
+        byte = _BYTE_TOKEN.fullmatch(token)
+        return bytes([int(byte[1], 16)]) if byte else token.replace(SPACE, " ").encode("utf-8")
+
+    def _encode(self, view: tokenizers.Tokenizer, text: str) -> list[int]:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise RequestError(400, "invalid_unicode", f"half a surrogate pair in the text: {error.reason}") from error
+        # str(): the library would take a subclass apart differently
+        return view.encode(str.__str__(text), add_special_tokens=False).ids
+
+    @cached_property
+    def _special_pattern(self) -> re.Pattern[str] | None:
+        contents = sorted((t.content for t in self.vocabulary.added if t.special), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, contents))) if contents else None
+
+    @cached_property
+    def _continuing(self) -> tokenizers.Tokenizer:
+        """`_plain` for text that is not the beginning: a Metaspace that prefixes only the first piece prefixes none."""
+        view = self.vocabulary.assemble(self._plain.model, _never_first(self.vocabulary.pipeline))
+        view.encode_special_tokens = True
+        return view
+
+    def _trusted_specials(self, text: str, trusted: bytes) -> Iterable[tuple[int, int, AddedToken]]:
+        by_content = {token.content: token for token in self.vocabulary.added if token.special}
+        assert self._special_pattern is not None
+        for run in re.finditer(rb"\x01+", trusted):
+            for match in self._special_pattern.finditer(text, run.start(), run.end()):
+                token = by_content[match[0]]
+                around = text[max(match.start() - 1, 0) : match.start()], text[match.end() : match.end() + 1]
+                if not (token.single_word and any(c.isalnum() or c == "_" for c in around)):
+                    yield match.start(), match.end(), token
+
+    def _encode_piece(self, piece: str, at: int, before: AddedToken | None) -> list[int]:
+        """Plain ids of the text between two special tokens; `at` is where it begins, `before` what follows it."""
+        if before is not None and before.lstrip:
+            piece = piece.rstrip()
+        return self._encode(self._plain if at == 0 else self._continuing, piece) if piece else []
+
+
+def _never_first(pipeline: Any) -> Any:
+    """The pipeline with ``prepend_scheme`` "first" turned into "never"."""
+    if isinstance(pipeline, Mapping):
+        return {
+            key: "never" if key == "prepend_scheme" and value == "first" else _never_first(value)
+            for key, value in pipeline.items()
+        }
+    if isinstance(pipeline, Sequence) and not isinstance(pipeline, str):
+        return [_never_first(value) for value in pipeline]
+    return pipeline

@@ -1,0 +1,181 @@
+"""What a tokenizer is made of, as plain data, and its fast form on disk."""
+
+import gc
+import json
+import struct
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from itertools import groupby
+from typing import Any, Literal
+
+import tokenizers
+from tokenizers import models
+
+from roofline.common.errors import ConfigError
+
+_MAGIC = b"RLTOK1\n"
+_SECTIONS = ("tokens", "lefts", "rights")
+# tokenizer.json with nothing in it: the pipeline is parsed by the library, the model is set afterwards (5x faster)
+_SKELETON = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    """A token that is matched in the text before any splitting. ``special`` ones never come from plain text."""
+
+    id: int
+    content: str
+    special: bool
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+    normalized: bool = False
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Everything that a `Tokenizer` is built from.
+
+    Attributes:
+        model: ``"BPE"`` or ``"Unigram"``.
+        tokens: the model's own spelling of each id; ids without one hold "".
+        options: keyword arguments of the library's model (``byte_fallback``, ``ignore_merges``...).
+        lefts, rights: the merges of BPE, best first.
+        scores: log probabilities of Unigram, by id.
+        pipeline: ``normalizer``, ``pre_tokenizer`` and ``decoder`` as tokenizer.json writes them.
+        added: added tokens, in the order of their ids; those the model does not spell come after its own ids.
+        byte_level: spelt in GPT-2's byte alphabet; otherwise in SentencePiece's (``▁`` and ``<0x0A>``).
+        strip_space: decoding drops one leading space of a text (SentencePiece's dummy prefix).
+        prefix, suffix: ids that ``add_special`` puts around a text.
+    """
+
+    model: Literal["BPE", "Unigram"]
+    tokens: Sequence[str]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    lefts: Sequence[str] = ()
+    rights: Sequence[str] = ()
+    scores: Sequence[float] = ()
+    pipeline: Mapping[str, Any] = field(default_factory=dict)
+    added: Sequence[AddedToken] = ()
+    byte_level: bool = True
+    strip_space: bool = False
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """One more than the largest id."""
+        return max(len(self.tokens), max((token.id + 1 for token in self.added), default=0))
+
+    def spelling(self, token_id: int) -> str | None:
+        """The content of an id, None when it has none."""
+        for token in self.added:
+            if token.id == token_id:
+                return token.content
+        return (self.tokens[token_id] or None) if 0 <= token_id < len(self.tokens) else None
+
+    def build_model(self) -> models.Model:
+        """The library's model. Raises ConfigError when vocabulary and merges do not fit together."""
+        with _no_garbage_collection():  # 100,000 fresh tuples would set it off dozens of times
+            try:
+                if self.model == "Unigram":
+                    return models.Unigram(list(zip(self.tokens, self.scores, strict=True)), **self.options)
+                ids = dict(zip(self.tokens, range(len(self.tokens)), strict=True))
+                ids.pop("", None)
+                merges = list(zip(self.lefts, self.rights, strict=True))
+                return models.BPE(vocab=ids, merges=merges, **self.options)
+            except Exception as error:  # the library raises bare Exceptions
+                raise ConfigError(f"the tokenizer's vocabulary and merges do not fit together: {error}") from error
+
+    def assemble(self, model: models.Model, pipeline: Mapping[str, Any]) -> tokenizers.Tokenizer:
+        """A tokenizer of the library around `model`, which several tokenizers share (the library counts references).
+
+        Raises ConfigError when the pipeline is not understood, or an added token cannot get its id.
+        """
+        try:
+            built = tokenizers.Tokenizer.from_str(json.dumps({**_SKELETON, **pipeline}))
+        except Exception as error:
+            raise ConfigError(f"normalizer, pre-tokenizer or decoder cannot be built: {error}") from error
+        built.model = model
+        for special, run in groupby(self.added, key=lambda token: token.special):
+            add = built.add_special_tokens if special else built.add_tokens
+            add([_library_token(token) for token in run])
+        for token in self.added:
+            if built.token_to_id(token.content) != token.id:
+                raise ConfigError(
+                    f"added token {token.content!r} has id {token.id} in the file, "
+                    f"but its place in the vocabulary is {built.token_to_id(token.content)}"
+                )
+        return built
+
+    def to_bytes(self) -> bytes:
+        """The fast form: header, then tokens and merges as separated text. Read back by `from_bytes`."""
+        texts = {name: list(getattr(self, name)) for name in _SECTIONS}
+        used = set().union(*(map(set, texts["tokens"]))) if texts["tokens"] else set()
+        separator = next(chr(c) for c in range(0x110000) if chr(c) not in used)
+        sections = [separator.join(texts[name]).encode("utf-8") for name in _SECTIONS]
+        sections.append(array("d", self.scores).tobytes())
+        header = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in (*_SECTIONS, "scores", "added")}
+        header["added"] = [asdict(token) for token in self.added]
+        header["separator"] = separator
+        header["counts"] = [len(texts[name]) for name in _SECTIONS]
+        header["bytes"] = [len(section) for section in sections]
+        packed = json.dumps(header).encode("utf-8")
+        return b"".join([_MAGIC, struct.pack("<I", len(packed)), packed, *sections])
+
+    @classmethod
+    def from_bytes(cls, data: bytes | memoryview) -> "Vocabulary":
+        """Reads what `to_bytes` wrote. Raises ConfigError on anything else."""
+        data = memoryview(data)
+        if bytes(data[: len(_MAGIC)]) != _MAGIC:
+            raise ConfigError("not a stored tokenizer: it does not begin with RLTOK1")
+        try:
+            at = len(_MAGIC) + 4
+            (length,) = struct.unpack("<I", data[len(_MAGIC) : at])
+            header = json.loads(bytes(data[at : at + length]))
+            at += length
+            separator, counts = header.pop("separator"), header.pop("counts")
+            sizes = header.pop("bytes")
+            if at + sum(sizes) != len(data):
+                raise ValueError(f"{len(data)} bytes instead of {at + sum(sizes)}")
+            sections = []
+            for size in sizes:
+                sections.append(data[at : at + size])
+                at += size
+            for name, count, section in zip(_SECTIONS, counts, sections, strict=False):
+                header[name] = str(section, "utf-8").split(separator) if count else []
+                if len(header[name]) != count:
+                    raise ValueError(f"{name} has {len(header[name])} entries instead of {count}")
+            header["scores"] = array("d", bytes(sections[-1]))
+            header["added"] = [AddedToken(**token) for token in header["added"]]
+            for name in ("eos_ids", "prefix", "suffix"):
+                header[name] = tuple(header[name])
+            return cls(**header)
+        except (ValueError, TypeError, KeyError, struct.error) as error:
+            raise ConfigError(f"the stored tokenizer is damaged: {error}") from error
+
+
+def _library_token(token: AddedToken) -> tokenizers.AddedToken:
+    return tokenizers.AddedToken(
+        token.content,
+        special=token.special,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        single_word=token.single_word,
+        normalized=token.normalized,
+    )
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
