@@ -25,7 +25,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True):
-    """New ids of one answer (`index` of n). The event with a `finish_reason` is the answer's last; there is exactly one.
+    """New ids of one answer (`index` of n). The event with a `finish_reason` is the last, and there is just one.
 
     When an id ended the answer, it is the last of `ids` and stands in `stop_id`: it counts, but is not text.
     """
