@@ -1,1 +1,38 @@
-"""The vocabulary: every op once, one declaration each."""
+"""The vocabulary: every op once, one declaration each.
+
+On torch tensors an op computes at once and is differentiable; on Symbols it records into the trace that holds them.
+Ops from outside the tree: decorate a reference with `ops.registry.op`.
+"""
+
+from roofline.ops.activations import gelu, gelu_mul, silu, silu_mul
+from roofline.ops.attention import attend, kv_write, rope
+from roofline.ops.elementwise import add, cast, embed, scale, soft_cap, split, take_rows
+from roofline.ops.fused import linear_add, norm_quantize, rope_kv_write, silu_mul_quantize
+from roofline.ops.matmul import Q8Rows, linear, quantize_rows
+from roofline.ops.norms import layer_norm, rms_norm
+
+__all__ = [
+    "Q8Rows",
+    "add",
+    "attend",
+    "cast",
+    "embed",
+    "gelu",
+    "gelu_mul",
+    "kv_write",
+    "layer_norm",
+    "linear",
+    "linear_add",
+    "norm_quantize",
+    "quantize_rows",
+    "rms_norm",
+    "rope",
+    "rope_kv_write",
+    "scale",
+    "silu",
+    "silu_mul",
+    "silu_mul_quantize",
+    "soft_cap",
+    "split",
+    "take_rows",
+]

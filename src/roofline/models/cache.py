@@ -1,0 +1,62 @@
+"""The plain cache of eager use: one pair of torch tensors for each (layer, sequence), grown by concatenation."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from roofline.models.forward import ForwardBatch
+from roofline.ops.batch import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ContiguousCache:
+    """A KvCache that is a value: write returns a new one, so gradients flow and a block can be computed twice.
+
+    segments: (start, stop, first_position) of this step's rows; sequences: which sequence each segment belongs to.
+    """
+
+    kv_heads: int
+    segments: tuple[tuple[int, int, int], ...] = ()
+    sequences: tuple[Hashable, ...] = ()
+    held: "Mapping[tuple[int, Hashable], tuple[Tensor, Tensor]]" = field(default_factory=dict)
+
+    def step(self, segments: Sequence[tuple[int, int, int]], sequences: Sequence[Hashable]) -> "ContiguousCache":
+        """The same contents, ready for another step."""
+        return replace(self, segments=tuple(segments), sequences=tuple(sequences))
+
+    def write(self, layer: int, k: "Tensor", v: "Tensor") -> "ContiguousCache":
+        """With k, v [tokens, kv_heads, head_dim] appended to each segment's sequence."""
+        import torch
+
+        held = dict(self.held)
+        for (start, stop, first), sequence in zip(self.segments, self.sequences, strict=True):
+            new = k[start:stop], v[start:stop]
+            old = self.held.get((layer, sequence))
+            past = 0 if old is None else old[0].shape[0]
+            assert past == first, f"sequence {sequence} holds {past} positions, the step starts at {first}"
+            held[layer, sequence] = new if old is None else (torch.cat([old[0], new[0]]), torch.cat([old[1], new[1]]))
+        return replace(self, held=held)
+
+    def read(self, layer: int, index: int) -> "tuple[Tensor, Tensor]":
+        """k, v [context, kv_heads, head_dim] of one segment."""
+        return self.held[layer, self.sequences[index]]
+
+
+def segments_of(batch: Batch) -> tuple[tuple[int, int, int], ...]:
+    """(start, stop, first_position) of each segment of a filled batch buffer."""
+    bounds = [int(i) for i in batch.seg_start[: batch.segments + 1]]
+    return tuple((a, b, int(batch.positions[a])) for a, b in zip(bounds, bounds[1:], strict=False))
+
+
+def eager_batch(batch: Batch, cache: ContiguousCache, sequences: Sequence[Hashable] | None = None) -> ForwardBatch:
+    """A filled batch buffer as torch tensors over `cache`; sequences: one key a segment (default: its index)."""
+    import torch
+
+    segments = segments_of(batch)
+    keys = tuple(sequences) if sequences is not None else tuple(range(len(segments)))
+    views = (batch.ids[: batch.tokens], batch.positions[: batch.tokens], batch.logit_rows[: batch.rows])
+    ids, positions, rows = (torch.from_numpy(view.astype("int64")) for view in views)
+    return ForwardBatch(ids, positions, rows, cache.step(segments, keys))

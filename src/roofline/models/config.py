@@ -1,0 +1,82 @@
+"""The configuration every family shares: what a model file says about its shape, checked once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any
+
+from roofline.common.errors import ConfigError
+from roofline.ops.rope_tables import RopeTable
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape and constants of a decoder.
+
+    width: of the residual stream; ffn: of the gated MLP; rope_theta, rope_scaling (Hugging Face's keys, None: none),
+    rope_style: see ops.rope_tables; max_position: context the model was trained for; tied: the head is the embedding;
+    attention_bias: q, k, v have biases; qk_norm: RMS norm of each q and k head; sliding_window: None for full attention.
+    """
+
+    family: str
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    norm_eps: float
+    rope_theta: float
+    rope_scaling: Mapping[str, Any] | None
+    rope_style: str
+    max_position: int
+    tied: bool
+    attention_bias: bool
+    qk_norm: bool
+    sliding_window: int | None
+
+    def __post_init__(self) -> None:
+        for name in ("width", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "max_position"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ConfigError(f"model config: {name}={value!r} is not a whole number of at least 1")
+        if self.heads % self.kv_heads:
+            raise ConfigError(f"model config: heads={self.heads} is not a multiple of kv_heads={self.kv_heads}")
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ConfigError(f"model config: sliding_window={self.sliding_window} is not at least 1")
+        if not self.norm_eps > 0 or not self.rope_theta > 0:
+            raise ConfigError(f"model config: norm_eps={self.norm_eps}, rope_theta={self.rope_theta} must be above 0")
+        self.rope  # builds the table's description: an unknown scaling or an odd head_dim is refused here
+
+    @classmethod
+    def of(cls, mapping: Mapping[str, Any]) -> "ModelConfig":
+        """From a mapping with exactly these fields. Raises ConfigError naming what is missing or unknown."""
+        known = [f.name for f in fields(cls)]
+        for key in mapping:
+            if key not in known:
+                near = get_close_matches(key, known, n=1)
+                raise ConfigError(
+                    f"model config: unknown field {key!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+                )
+        missing = [name for name in known if name not in mapping]
+        if missing:
+            raise ConfigError(f"model config: missing {', '.join(missing)}")
+        return cls(**mapping)
+
+    @property
+    def rope(self) -> RopeTable:
+        """The rotary table of every layer."""
+        return RopeTable.of(self.head_dim, self.rope_theta, self.rope_style, self.rope_scaling)
+
+    @property
+    def q_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @property
+    def attention_scale(self) -> float:
+        return float(self.head_dim**-0.5)

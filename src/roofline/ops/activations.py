@@ -1,0 +1,70 @@
+"""silu and gelu, plain and gated."""
+
+from typing import TYPE_CHECKING
+
+from roofline.common.errors import ConfigError
+from roofline.ops.cost import Affine
+from roofline.ops.elementwise import per_element, same_as_x
+from roofline.ops.registry import Call, op
+from roofline.ops.symbol import Type
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@op(values=("x",), infer=same_as_x, flops=per_element(8), inplace="x")
+def silu(x: "Tensor") -> "Tensor":
+    """x / (1 + exp(-x)). Source: Elfwing et al. 2017."""
+    from torch.nn import functional
+
+    return functional.silu(x)
+
+
+@op(values=("x",), infer=same_as_x, flops=per_element(12), inplace="x")
+def gelu(x: "Tensor", tanh: bool = True) -> "Tensor":
+    """x * Phi(x), by its tanh form unless tanh is False. Source: Hendrycks and Gimpel 2016."""
+    from torch.nn import functional
+
+    return functional.gelu(x, approximate="tanh" if tanh else "none")
+
+
+def gated_type(call: Call) -> Type:
+    """gate and up of one width; without up, gate holds both side by side."""
+    if call.up is None:
+        if call.gate.width % 2:
+            raise ConfigError(f"gate and up side by side cannot have the odd width {call.gate.width}")
+        return Type(call.gate.dtype, call.gate.leading, (call.gate.width // 2,))
+    if call.gate != call.up:
+        raise ConfigError(f"gate {call.gate} and up {call.up} differ")
+    return call.gate
+
+
+def gated_flops(count: int):  # type: ignore[no-untyped-def]  # a Call -> Affine
+    """FLOPs rule: `count` operations for each element of the result."""
+    return lambda call: Affine.per(call.gate.leading, count * gated_type(call).width)
+
+
+def halves(gate: "Tensor", up: "Tensor | None") -> "tuple[Tensor, Tensor]":
+    """gate and up, taken apart when they come side by side as [rows, 2 * ffn]."""
+    if up is not None:
+        return gate, up
+    ffn = gate.shape[1] // 2
+    return gate[:, :ffn], gate[:, ffn:]
+
+
+@op(values=("gate", "up"), infer=gated_type, flops=gated_flops(9))
+def silu_mul(gate: "Tensor", up: "Tensor | None" = None) -> "Tensor":
+    """silu(gate) * up, both [rows, ffn]; or one operand [rows, 2 * ffn] with gate left and up right (SwiGLU)."""
+    from torch.nn import functional
+
+    left, right = halves(gate, up)
+    return functional.silu(left) * right
+
+
+@op(values=("gate", "up"), infer=gated_type, flops=gated_flops(13))
+def gelu_mul(gate: "Tensor", up: "Tensor | None" = None, tanh: bool = True) -> "Tensor":
+    """gelu(gate) * up with the operands of silu_mul (GeGLU)."""
+    from torch.nn import functional
+
+    left, right = halves(gate, up)
+    return functional.gelu(left, approximate="tanh" if tanh else "none") * right

@@ -1,0 +1,163 @@
+"""rope, kv_write, attend: the only ops that know positions and the cache.
+
+A cache, for the references, is any object with
+    segments: sequence of (start, stop, first_position), the rows of each segment in this step;
+    write(layer, k, v) -> cache: k, v [tokens, kv_heads, head_dim]; the result holds them, the argument stays valid;
+    read(layer, index) -> (k, v): each [context, kv_heads, head_dim], float32, of one segment including this step.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from roofline.common.errors import ConfigError
+from roofline.ops.cost import Affine
+from roofline.ops.elementwise import per_element
+from roofline.ops.registry import Call, op
+from roofline.ops.rope_tables import RopeTable, frequencies
+from roofline.ops.symbol import ELEMENT_BYTES, Type
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class KvCache(Protocol):
+    """What kv_write and attend need of a cache."""
+
+    @property
+    def segments(self) -> Sequence[tuple[int, int, int]]: ...
+
+    def write(self, layer: int, k: "Tensor", v: "Tensor") -> "KvCache": ...
+
+    def read(self, layer: int, index: int) -> "tuple[Tensor, Tensor]": ...
+
+
+def _rope_type(call: Call) -> Type:
+    if call.x.width % call.heads:
+        raise ConfigError(f"rope: width {call.x.width} is not {call.heads} heads")
+    return call.x
+
+
+def rotate(x: "Tensor", cos: "Tensor", sin: "Tensor", heads: int, style: str) -> "Tensor":
+    """Turn pairs of dimensions: (a*cos - b*sin, b*cos + a*sin), each product and sum rounded by itself.
+
+    x [tokens, heads * head_dim]; cos, sin [tokens, dim / 2]; dimensions beyond dim pass through.
+    """
+    import torch
+
+    parts = x.view(x.shape[0], heads, -1)
+    dim = 2 * cos.shape[1]
+    turned, kept = parts[..., :dim], parts[..., dim:]
+    cos, sin = cos[:, None, :].to(x.dtype), sin[:, None, :].to(x.dtype)
+    if style == "half":
+        a, b = turned[..., : dim // 2], turned[..., dim // 2 :]
+        out = torch.cat([a * cos - b * sin, b * cos + a * sin, kept], dim=-1)
+    else:
+        a, b = turned[..., 0::2], turned[..., 1::2]
+        pairs = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1)
+        out = torch.cat([pairs.flatten(-2), kept], dim=-1)
+    return out.reshape(x.shape)
+
+
+@op(values=("x", "positions"), infer=_rope_type, flops=per_element(3))
+def rope(x: "Tensor", positions: "Tensor", table: RopeTable, heads: int) -> "Tensor":
+    """Rotary embedding of x [tokens, heads * head_dim] at absolute positions int [tokens]; angles in float64."""
+    import torch
+
+    inverse, factor = frequencies(table)
+    angles = positions.double()[:, None] * torch.from_numpy(inverse).to(positions.device)[None, :]
+    return rotate(x, (angles.cos() * factor).float(), (angles.sin() * factor).float(), heads, table.style)
+
+
+def _kv_write_type(call: Call) -> Type:
+    if call.k != call.v or call.k.width != call.cache.width:
+        raise ConfigError(f"kv_write: k {call.k}, v {call.v} for a cache of {call.cache.trailing}")
+    return call.cache
+
+
+def kv_write_bytes(call: Call) -> Affine:
+    """K and V of every token, written once."""
+    return Affine(tokens=2 * call.cache.width * ELEMENT_BYTES[call.kv_dtype])
+
+
+@op(values=("cache", "k", "v"), infer=_kv_write_type, kv_bytes=kv_write_bytes)
+def kv_write(cache: Any, k: "Tensor", v: "Tensor", layer: int, kv_dtype: str = "f32") -> Any:
+    """The cache with this step's k and v [tokens, kv_heads * head_dim] in it, rounded to kv_dtype."""
+    kv_heads = cache.kv_heads
+    k, v = (round_to(t, kv_dtype).view(t.shape[0], kv_heads, -1) for t in (k, v))
+    return cache.write(layer, k, v)
+
+
+def round_to(x: "Tensor", dtype: str) -> "Tensor":
+    """x rounded to "bf16" and widened again; "f32" leaves it."""
+    return x if dtype == "f32" else x.bfloat16().to(x.dtype)
+
+
+def _attend_type(call: Call) -> Type:
+    kv_heads, head_dim = call.cache.trailing
+    if call.q.width != call.heads * head_dim or call.heads % kv_heads:
+        raise ConfigError(
+            f"attend: q of width {call.q.width} for {call.heads} heads on a cache of {call.cache.trailing}"
+        )
+    return call.q
+
+
+def _attend_flops(call: Call) -> Affine:
+    return Affine(pairs=4 * call.q.width)
+
+
+def _attend_bytes(call: Call) -> Affine:
+    return Affine(context=2 * call.cache.width * ELEMENT_BYTES[call.kv_dtype])
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """The slope of each head. Source: Press et al. 2021, with its rule for head counts that are no power of two."""
+
+    def powers(count: int) -> list[float]:
+        start = 2.0 ** (-8.0 / count)
+        return [start ** (i + 1) for i in range(count)]
+
+    whole = 2 ** int(math.log2(heads))
+    return powers(whole) + powers(2 * whole)[0::2][: heads - whole]
+
+
+@op(values=("q", "cache"), infer=_attend_type, flops=_attend_flops, kv_bytes=_attend_bytes)
+def attend(
+    q: "Tensor",
+    cache: Any,
+    layer: int,
+    heads: int,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    alibi: bool = False,
+    kv_dtype: str = "f32",
+    q_dtype: str = "f32",
+    p_dtype: str = "f32",
+) -> "Tensor":
+    """Causal attention of each segment over its own cached keys; q [tokens, heads * head_dim], the same back.
+
+    heads may be a multiple of the cache's kv_heads (GQA); window > 0: a token sees itself and the window - 1 before it;
+    soft_cap > 0: scores become soft_cap * tanh(score / soft_cap); alibi: scores fall linearly with distance.
+    q_dtype, p_dtype: what q and the softmax weights are rounded to; kv_dtype: what the cache already rounded k and v to.
+    """
+    import torch
+
+    slopes = torch.tensor(alibi_slopes(heads), dtype=torch.float32, device=q.device) if alibi else None
+    parts = []
+    for index, (start, stop, first) in enumerate(cache.segments):
+        k, v = cache.read(layer, index)  # [context, kv_heads, head_dim]
+        each = heads // k.shape[1]
+        queries = round_to(q[start:stop].view(stop - start, heads, -1), q_dtype)
+        scores = torch.einsum("qhd,khd->hqk", queries, k.repeat_interleave(each, 1).to(q.dtype)).float() * scale
+        scores = soft_cap * torch.tanh(scores / soft_cap) if soft_cap else scores
+        at = torch.arange(first, first + stop - start, device=q.device)[:, None]
+        keys = torch.arange(k.shape[0], device=q.device)[None, :]
+        if slopes is not None:
+            scores = scores + slopes[:, None, None] * (keys - at)
+        hidden = keys > at if not window else (keys > at) | (keys <= at - window)
+        p = round_to(torch.softmax(scores.masked_fill(hidden, -math.inf), dim=-1), p_dtype).to(q.dtype)
+        parts.append(
+            torch.einsum("hqk,khd->qhd", p, v.repeat_interleave(each, 1).to(q.dtype)).reshape(stop - start, -1)
+        )
+    return torch.cat(parts)

@@ -1,0 +1,65 @@
+"""What an op computes and moves: affine functions of the step, so that a price is known before anything runs."""
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True)
+class Affine:
+    """const + tokens*T + rows*R + context*C + pairs*P, all coefficients whole numbers.
+
+    The step's symbols: tokens (query tokens), rows (tokens whose logits are wanted), context (keys read: the sum over
+    segments of their context length), pairs (query-key pairs: the sum over query tokens of the keys each one sees).
+    """
+
+    const: int = 0
+    tokens: int = 0
+    rows: int = 0
+    context: int = 0
+    pairs: int = 0
+
+    def __add__(self, other: "Affine") -> "Affine":
+        return Affine(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __mul__(self, factor: int) -> "Affine":
+        return Affine(*(getattr(self, f.name) * factor for f in fields(self)))
+
+    def at(self, *, tokens: int = 0, rows: int = 0, context: int = 0, pairs: int = 0) -> int:
+        """The value for one step."""
+        return self.const + self.tokens * tokens + self.rows * rows + self.context * context + self.pairs * pairs
+
+    def __str__(self) -> str:
+        terms = [str(self.const)] if self.const else []
+        terms += [f"{getattr(self, f.name)}*{f.name}" for f in fields(self)[1:] if getattr(self, f.name)]
+        return " + ".join(terms) or "0"
+
+    @classmethod
+    def parse(cls, text: str) -> "Affine":
+        """The inverse of str()."""
+        amounts: dict[str, int] = {}
+        for term in text.split("+"):
+            number, _, symbol = term.strip().partition("*")
+            amounts[symbol or "const"] = int(number)
+        return cls(**amounts)
+
+    @classmethod
+    def per(cls, symbol: str | None, amount: int) -> "Affine":
+        """`amount` for each unit of a symbol; None: a constant."""
+        return cls(**{symbol or "const": amount})
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The price of one instruction: operations (a multiply-add is 2) and bytes by what they are."""
+
+    flops: Affine = Affine()
+    weight_bytes: Affine = Affine()
+    kv_bytes: Affine = Affine()
+    act_bytes: Affine = Affine()
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(
+            self.flops + other.flops,
+            self.weight_bytes + other.weight_bytes,
+            self.kv_bytes + other.kv_bytes,
+            self.act_bytes + other.act_bytes,
+        )

@@ -1,0 +1,99 @@
+"""Ops that move or scale rows: add, scale, soft_cap, cast, split, take_rows, embed."""
+
+from typing import TYPE_CHECKING
+
+from roofline.common.errors import ConfigError
+from roofline.ops.cost import Affine
+from roofline.ops.registry import Call, op
+from roofline.ops.symbol import ELEMENT_BYTES, Type
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def same_as_x(call: Call) -> Type:
+    """The type rule of ops whose result looks like their first operand."""
+    return call.x
+
+
+def per_element(count: int):  # type: ignore[no-untyped-def]  # a Call -> Affine
+    """FLOPs rule: `count` operations for each element of x."""
+    return lambda call: Affine.per(call.x.leading, count * call.x.width)
+
+
+def _same_pair(call: Call) -> Type:
+    if call.x != call.y:
+        raise ConfigError(f"add: {call.x} and {call.y} differ")
+    return call.x
+
+
+@op(values=("x", "y"), infer=_same_pair, flops=per_element(1), inplace="x")
+def add(x: "Tensor", y: "Tensor") -> "Tensor":
+    """x + y, both [rows, width]."""
+    return x + y
+
+
+@op(values=("x",), infer=same_as_x, flops=per_element(1), inplace="x")
+def scale(x: "Tensor", factor: float) -> "Tensor":
+    """x * factor."""
+    return x * factor
+
+
+@op(values=("x",), infer=same_as_x, flops=per_element(10), inplace="x")
+def soft_cap(x: "Tensor", cap: float) -> "Tensor":
+    """cap * tanh(x / cap): squeezes x smoothly into (-cap, cap). Source: Gemma 2."""
+    import torch
+
+    return cap * torch.tanh(x / cap)
+
+
+def _cast_type(call: Call) -> Type:
+    if call.dtype not in ELEMENT_BYTES:
+        raise ConfigError(f"cast: unknown dtype {call.dtype!r}")
+    return Type(call.dtype, call.x.leading, call.x.trailing)
+
+
+@op(values=("x",), infer=_cast_type)
+def cast(x: "Tensor", dtype: str) -> "Tensor":
+    """x in another dtype ("f32", "bf16", "f16"), rounded to nearest even."""
+    import torch
+
+    return x.to({"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[dtype])
+
+
+def _split_type(call: Call) -> Type:
+    if not 0 <= call.start < call.stop <= call.x.width:
+        raise ConfigError(f"split: columns {call.start}:{call.stop} of {call.x.width}")
+    return Type(call.x.dtype, call.x.leading, (call.stop - call.start,))
+
+
+@op(values=("x",), infer=_split_type)
+def split(x: "Tensor", start: int, stop: int) -> "Tensor":
+    """Columns start..stop of x: a view."""
+    return x[:, start:stop]
+
+
+def _take_type(call: Call) -> Type:
+    return Type(call.x.dtype, "rows", call.x.trailing)
+
+
+@op(values=("x", "rows"), infer=_take_type)
+def take_rows(x: "Tensor", rows: "Tensor") -> "Tensor":
+    """The given rows of x [tokens, width]; rows: int [rows]."""
+    return x[rows]
+
+
+def _embed_type(call: Call) -> Type:
+    return Type("f32", call.ids.leading, (call.w.shape[1],))
+
+
+def _embed_bytes(call: Call) -> Affine:
+    return Affine.per(call.ids.leading, call.w.nbytes // call.w.shape[0])
+
+
+@op(values=("ids",), weights=("w",), infer=_embed_type, weight_bytes=_embed_bytes)
+def embed(ids: "Tensor", w: "Tensor") -> "Tensor":
+    """Rows of w [vocab, width] by id; ids int [tokens]."""
+    from torch.nn.functional import embedding
+
+    return embedding(ids, w)

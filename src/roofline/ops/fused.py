@@ -1,0 +1,112 @@
+"""Ops that only passes make. Each rounds exactly where the ops it stands for round; its reference is their composition."""
+
+from typing import TYPE_CHECKING, Any
+
+from roofline.common.errors import ConfigError
+from roofline.ops import activations, attention, elementwise, matmul, norms
+from roofline.ops.cost import Affine
+from roofline.ops.registry import Call, op
+from roofline.ops.rope_tables import RopeTable
+from roofline.ops.symbol import Q8_GROUP, Type
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def _norm_quantize_type(call: Call) -> Type:
+    norms.norm_type(call)
+    return matmul.quantized_type(call)
+
+
+@op(values=("x",), weights=("w",), infer=_norm_quantize_type, flops=elementwise.per_element(8), fused=True)
+def norm_quantize(x: "Tensor", w: "Tensor", eps: float, heads: int = 1, group: int = Q8_GROUP) -> matmul.Q8Rows:
+    """quantize_rows(rms_norm(x, w))."""
+    return matmul.quantize_rows(norms.rms_norm(x, w, eps, heads), group)
+
+
+def _linear_add_type(call: Call) -> Type:
+    out = matmul.linear_type(call)
+    if call.residual != out:
+        raise ConfigError(f"linear_add: residual {call.residual}, result {out}")
+    return out
+
+
+@op(
+    values=("x", "residual"),
+    weights=("w", "bias"),
+    infer=_linear_add_type,
+    flops=matmul.linear_flops,
+    inplace="residual",
+    fused=True,
+)
+def linear_add(x: Any, residual: "Tensor", w: "Tensor", bias: "Tensor | None" = None) -> "Tensor":
+    """residual + (linear(x, w) + bias)."""
+    return residual + matmul.linear(x, w, bias)
+
+
+def _silu_mul_quantize_type(call: Call) -> Type:
+    mid = activations.gated_type(call)
+    return matmul.quantized_type(Call(x=mid, group=call.group))
+
+
+@op(
+    values=("gate", "up"),
+    infer=_silu_mul_quantize_type,
+    flops=activations.gated_flops(13),
+    fused=True,
+)
+def silu_mul_quantize(gate: "Tensor", up: "Tensor | None" = None, group: int = Q8_GROUP) -> matmul.Q8Rows:
+    """quantize_rows(silu_mul(gate, up)); up left out: gate holds both side by side."""
+    return matmul.quantize_rows(activations.silu_mul(gate, up), group)
+
+
+def _rope_kv_write_type(call: Call) -> tuple[Type, Type]:
+    kv_heads, head_dim = call.cache.trailing
+    if call.qkv.width != (call.heads + 2 * kv_heads) * head_dim:
+        raise ConfigError(
+            f"rope_kv_write: {call.qkv.width} columns for {call.heads} + 2 x {kv_heads} heads of {head_dim}"
+        )
+    if any(w is not None and w.shape != (head_dim,) for w in (call.q_norm, call.k_norm)):
+        raise ConfigError("rope_kv_write: q_norm and k_norm cover one head")
+    return Type(call.qkv.dtype, call.qkv.leading, (call.heads * head_dim,)), call.cache
+
+
+def _rope_kv_write_flops(call: Call) -> Affine:
+    each = 7 if call.q_norm is not None else 3
+    return Affine.per(call.qkv.leading, each * (call.qkv.width - call.cache.width))
+
+
+@op(
+    values=("qkv", "positions", "cache"),
+    weights=("q_norm", "k_norm"),
+    infer=_rope_kv_write_type,
+    flops=_rope_kv_write_flops,
+    kv_bytes=attention.kv_write_bytes,
+    fused=True,
+)
+def rope_kv_write(
+    qkv: "Tensor",
+    positions: "Tensor",
+    cache: Any,
+    q_norm: "Tensor | None" = None,
+    k_norm: "Tensor | None" = None,
+    *,
+    table: RopeTable,
+    heads: int,
+    layer: int,
+    eps: float = 0.0,
+    kv_dtype: str = "f32",
+) -> "tuple[Tensor, Any]":
+    """q after rope, and the cache with k after rope and v in it.
+
+    qkv [tokens, (heads + 2 * kv_heads) * head_dim]: q, k, v side by side. q_norm, k_norm [head_dim]: an RMS norm of each
+    head before rope (Qwen3), with eps.
+    """
+    kv_heads = cache.kv_heads
+    dim = qkv.shape[1] // (heads + 2 * kv_heads)
+    q, k, v = qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=1)
+    if q_norm is not None and k_norm is not None:
+        q, k = norms.rms_norm(q, q_norm, eps, heads), norms.rms_norm(k, k_norm, eps, kv_heads)
+    q = attention.rope(q, positions, table, heads)
+    k = attention.rope(k, positions, table, kv_heads)
+    return q, attention.kv_write(cache, k, v, layer, kv_dtype)

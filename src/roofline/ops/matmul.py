@@ -1,0 +1,75 @@
+"""linear and quantize_rows: where the weights are."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from roofline.common.errors import ConfigError
+from roofline.ops.cost import Affine
+from roofline.ops.elementwise import per_element
+from roofline.ops.registry import Call, op
+from roofline.ops.symbol import Q8_GROUP, Type
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Q8Rows:
+    """Rows of 8-bit activations. q: int8 [rows, width]; scale: float32 [rows, width / group]; value = q * scale."""
+
+    q: "Tensor"
+    scale: "Tensor"
+
+    def dequantize(self) -> "Tensor":
+        """float32 [rows, width]."""
+        rows, width = self.q.shape
+        groups = self.scale.shape[1]
+        return (self.q.float().view(rows, groups, width // groups) * self.scale[:, :, None]).view(rows, width)
+
+
+def linear_type(call: Call) -> Type:
+    """Type rule shared with the fused forms: w is [out, in], bias [out]."""
+    out, width = call.w.shape
+    if call.x.width != width:
+        raise ConfigError(f"linear: input of width {call.x.width}, weight of {width} columns")
+    if call.bias is not None and call.bias.shape != (out,):
+        raise ConfigError(f"linear: bias of shape {call.bias.shape} for {out} outputs")
+    return Type("f32", call.x.leading, (out,))
+
+
+def linear_flops(call: Call) -> Affine:
+    """2 * in * out a row; the bias and the scales of quantised groups are not counted."""
+    return Affine.per(call.x.leading, 2 * call.w.shape[0] * call.w.shape[1])
+
+
+@op(values=("x",), weights=("w", "bias"), infer=linear_type, flops=linear_flops)
+def linear(x: "Tensor | Q8Rows", w: "Tensor", bias: "Tensor | None" = None) -> "Tensor":
+    """x @ w.T + bias; x [rows, in] (or Q8Rows of that shape), w [out, in], bias [out]."""
+    from torch.nn import functional
+
+    rows = x.dequantize() if isinstance(x, Q8Rows) else x
+    return functional.linear(rows, w, bias)
+
+
+def quantized_type(call: Call) -> Type:
+    """Type rule of 8-bit rows."""
+    if call.group != Q8_GROUP or call.x.width % call.group:
+        raise ConfigError(f"quantize_rows: width {call.x.width} in groups of {call.group}; groups are of {Q8_GROUP}")
+    return Type("q8g32", call.x.leading, call.x.trailing)
+
+
+@op(values=("x",), infer=quantized_type, flops=per_element(4))
+def quantize_rows(x: "Tensor", group: int = Q8_GROUP) -> Q8Rows:
+    """Symmetric 8-bit rows with one scale for each (row, group of inputs).
+
+    amax = max |x|; scale = amax / 127; inverse = 127 / amax, 0 where amax is 0; q = round-half-even(x * inverse)
+    clamped to +-127: every step rounded to float32.
+    """
+    import torch
+
+    rows, width = x.shape
+    grouped = x.float().view(rows, width // group, group)
+    amax = grouped.abs().amax(dim=2)
+    inverse = torch.where(amax > 0, 127.0 / amax, torch.zeros_like(amax))
+    q = torch.round(grouped * inverse[:, :, None]).clamp(-127, 127).to(torch.int8)
+    return Q8Rows(q.view(rows, width), amax / 127.0)

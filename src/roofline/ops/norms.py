@@ -1,0 +1,43 @@
+"""rms_norm and layer_norm. Computed in float32 whatever comes in."""
+
+from typing import TYPE_CHECKING
+
+from roofline.common.errors import ConfigError
+from roofline.ops.elementwise import per_element
+from roofline.ops.registry import Call, op
+from roofline.ops.symbol import Type
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def norm_type(call: Call) -> Type:
+    """Type rule: the weight covers one head, or the whole row when heads is 1."""
+    if call.w.shape != (call.x.width // call.heads,) or call.x.width % call.heads:
+        raise ConfigError(f"norm: weight of shape {call.w.shape} for {call.heads} heads in {call.x.width}")
+    return call.x
+
+
+@op(values=("x",), weights=("w",), infer=norm_type, flops=per_element(4))
+def rms_norm(x: "Tensor", w: "Tensor", eps: float, heads: int = 1) -> "Tensor":
+    """x / sqrt(mean(x^2) + eps) * w, over each of `heads` equal parts of a row. Source: Zhang and Sennrich 2019."""
+    import torch
+
+    parts = x.float().view(x.shape[0], heads, -1)
+    normed = parts * torch.rsqrt(parts.square().mean(dim=-1, keepdim=True) + eps)
+    return (normed.to(x.dtype) * w).view(x.shape)
+
+
+def _layer_norm_type(call: Call) -> Type:
+    if call.w.shape != (call.x.width,) or (call.bias is not None and call.bias.shape != call.w.shape):
+        raise ConfigError(f"layer_norm: weight of shape {call.w.shape} for width {call.x.width}")
+    return call.x
+
+
+@op(values=("x",), weights=("w", "bias"), infer=_layer_norm_type, flops=per_element(6))
+def layer_norm(x: "Tensor", w: "Tensor", bias: "Tensor | None" = None, *, eps: float) -> "Tensor":
+    """(x - mean) / sqrt(variance + eps) * w + bias. Source: Ba et al. 2016."""
+    from torch.nn import functional
+
+    weight, shift = w.float(), None if bias is None else bias.float()
+    return functional.layer_norm(x.float(), (x.shape[1],), weight, shift, eps).to(x.dtype)

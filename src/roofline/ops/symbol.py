@@ -1,0 +1,86 @@
+"""What ops receive while a model is traced: types instead of numbers."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from roofline.ops.registry import Op
+
+# Bytes an element takes. q8g32 is not here: its rows carry scales and sums beside the integers (see `row_bytes`).
+ELEMENT_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "i32": 4, "i8": 1}
+Q8_GROUP = 32
+
+
+@dataclass(frozen=True)
+class Type:
+    """dtype, the symbol that counts the rows ("tokens", "rows", or None for the cache) and the shape of one row.
+
+    dtypes: those of ELEMENT_BYTES; "q8g32" (rows of int8 with an f32 scale and an f32 sum for each 32 inputs); "cache".
+    """
+
+    dtype: str
+    leading: str | None
+    trailing: tuple[int, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """Elements in one row."""
+        count = 1
+        for n in self.trailing:
+            count *= n
+        return count
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes one row takes; 0 for the cache, which lies outside the arena."""
+        if self.dtype == "cache":
+            return 0
+        if self.dtype == "q8g32":
+            return self.width + self.width // Q8_GROUP * 8
+        return self.width * ELEMENT_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class WeightType:
+    """Shape (rows, columns) or (length,), the formats of its segments, and the bytes they take in the file."""
+
+    shape: tuple[int, ...]
+    formats: tuple[str, ...]
+    nbytes: int
+
+    @property
+    def quantised(self) -> bool:
+        """True when no segment is a plain float format."""
+        return not any(name in FLOAT_FORMATS for name in self.formats)
+
+
+FLOAT_FORMATS = ("F32", "F16", "BF16")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A weight while tracing."""
+
+    name: str
+    type: WeightType
+
+
+class Recorder(Protocol):
+    """Whoever writes a trace down."""
+
+    def record(self, op: "Op", arguments: dict[str, Any]) -> Any:
+        """Append one call; returns the Symbol (or tuple of Symbols) of its results."""
+
+
+@dataclass(frozen=True, eq=False)
+class Symbol:
+    """A value while tracing: knows its type and who records it."""
+
+    name: str
+    type: Type
+    recorder: Recorder
+
+    def __add__(self, other: "Symbol") -> "Symbol":
+        from roofline.ops.elementwise import add
+
+        return add(self, other)

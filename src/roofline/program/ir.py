@@ -1,0 +1,180 @@
+"""The Program: a straight list of instructions over named values, weights given as recipes, caches as values.
+
+Everything here is immutable; passes make new Programs. The text form is in text.py, the rules in verify.py.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from roofline.ops import formats, registry
+from roofline.ops.cost import Affine, Cost
+from roofline.ops.rope_tables import RopeTable
+from roofline.ops.symbol import ELEMENT_BYTES, Type, WeightType
+
+SYMBOLS = ("tokens", "rows")
+
+
+@dataclass(frozen=True)
+class Value:
+    """A named result. Names are unique in a Program and assigned once."""
+
+    name: str
+    type: Type
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows start..stop of a tensor in the file, in the file's format."""
+
+    tensor: str
+    start: int
+    stop: int
+    format: str
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a weight is made: pieces stacked by rows. shape: (rows, columns) or (length,).
+
+    layout: "file" as the pieces are; "f32" widened to float32; "packed" tiles of the backend's own.
+    """
+
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    layout: str = "file"
+
+    @property
+    def columns(self) -> int:
+        """Elements of one row of a matrix; 1 for a vector, whose rows are its elements."""
+        return self.shape[1] if len(self.shape) == 2 else 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes the pieces take in the file."""
+        total = 0
+        for piece in self.pieces:
+            row = formats.get(piece.format)
+            total += (piece.stop - piece.start) * self.columns // row.block * row.block_bytes
+        return total
+
+    @property
+    def type(self) -> WeightType:
+        """What ops see of it."""
+        return WeightType(self.shape, tuple(piece.format for piece in self.pieces), self.nbytes)
+
+
+@dataclass(frozen=True)
+class Instr:
+    """One operation. inputs: value names; weights: weight names; both by position, trailing optional ones left out.
+
+    attrs: the attributes that differ from the op's defaults. outputs: one Value for each result.
+    """
+
+    op: str
+    inputs: tuple[str, ...]
+    weights: tuple[str, ...]
+    attrs: Mapping[str, Any]
+    outputs: tuple[Value, ...]
+
+    @property
+    def output(self) -> Value:
+        """The first result: the only one, or the one that is not a cache."""
+        return self.outputs[0]
+
+    def attr(self, name: str) -> Any:
+        """An attribute, or the op's default for it."""
+        return self.attrs.get(name, registry.get(self.op).attributes[name])
+
+
+@dataclass(frozen=True)
+class KvGroup:
+    """The layers whose caches share kind, heads, dims, window (0: none) and format ("f32", "bf16")."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    window: int
+    format: str
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes K and V of one token take over all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * ELEMENT_BYTES[self.format]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value lies in the arena: byte offset of its first row, bytes from one row to the next.
+
+    Rows of q8g32 are not interleaved with their scales: `stride` is then the bytes a row takes in all.
+    """
+
+    offset: Affine
+    stride: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A place for each value that is not a cache or an input, and the arena's size."""
+
+    places: Mapping[str, Place]
+    arena: Affine
+
+
+@dataclass(frozen=True)
+class Program:
+    """A model lowered to instructions.
+
+    target: "" until legalised. inputs: batch fields and the caches ("kv0.0"); a cache value "kv0.N" belongs to kv group
+    "kv0". outputs: the logits, then the last value of each cache.
+    """
+
+    name: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[str, ...]
+    weights: Mapping[str, Recipe]
+    body: tuple[Instr, ...]
+    kv_groups: Mapping[str, KvGroup]
+    tables: Mapping[str, RopeTable] = field(default_factory=dict)
+    target: str = ""
+    plan: Plan | None = None
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The symbols that leading dimensions may be."""
+        return SYMBOLS
+
+    @property
+    def logits(self) -> str:
+        """Name of the value that holds the logits [rows, vocab]."""
+        return self.outputs[0]
+
+    def values(self) -> Iterator[Value]:
+        """All values: inputs, then results in order."""
+        yield from self.inputs
+        for instr in self.body:
+            yield from instr.outputs
+
+    def types(self) -> dict[str, Type]:
+        """The type of each value."""
+        return {value.name: value.type for value in self.values()}
+
+    def price(self, instr: Instr, types: Mapping[str, Type] | None = None) -> Cost:
+        """The cost of one instruction of this Program."""
+        types = types or self.types()
+        op = registry.get(instr.op)
+        held = (self.weights[name].type for name in instr.weights)
+        return op.price(op.call((types[name] for name in instr.inputs), held, instr.attrs))
+
+    def digest(self) -> str:
+        """SHA-256 of the text form, hex."""
+        from roofline.program.text import print_program
+
+        return hashlib.sha256(print_program(self).encode()).hexdigest()
+
+
+def kv_group_of(cache: str) -> str:
+    """ "kv0.3" -> "kv0": the group a cache value belongs to."""
+    return cache.rpartition(".")[0]

@@ -1,0 +1,121 @@
+"""fuse: neighbours become one instruction where the result between them is read by nobody else.
+
+norm_quantize, silu_mul_quantize, linear_add, rope_kv_write. Each rounds exactly where its parts round.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from roofline.program.ir import Instr, Program
+from roofline.program.passes.rewrite import makers, readers, without_dead
+
+Made = Mapping[str, Instr]
+Read = Mapping[str, int]
+
+
+def fuse(program: Program) -> Program:
+    """The Program with fused instructions, each where the last of its parts stood."""
+    body = list(program.body)
+    for pattern in (_quantize, _linear_add, _rope_kv_write):
+        body = _apply(program, body, pattern)
+    return program if body == list(program.body) else without_dead(program, body)
+
+
+def _apply(program: Program, body: list[Instr], pattern: Callable[[Instr, Made, Read], Instr | None]) -> list[Instr]:
+    made, read = makers(body), readers(program, body)
+    made_anew = {instr.output.name: new for instr in body if (new := pattern(instr, made, read)) is not None}
+    # Results that a fused instruction now makes: their old makers go. Parts nobody reads any more go as dead.
+    taken = {value.name for new in made_anew.values() for value in new.outputs}
+    fused = []
+    for instr in body:
+        if instr.output.name in made_anew:
+            fused.append(made_anew[instr.output.name])
+        elif instr.output.name not in taken:
+            fused.append(instr)
+    return list(without_dead(program, fused).body)
+
+
+def _only(name: str, op: str, made: Made, read: Read) -> Instr | None:
+    """The instruction behind a value, if it is that op and the value has one reader."""
+    maker = made.get(name)
+    return maker if maker is not None and maker.op == op and read[name] == 1 else None
+
+
+def _quantize(instr: Instr, made: Made, read: Read) -> Instr | None:
+    if instr.op != "quantize_rows":
+        return None
+    for op, fused in (("rms_norm", "norm_quantize"), ("silu_mul", "silu_mul_quantize")):
+        if part := _only(instr.inputs[0], op, made, read):
+            return Instr(fused, part.inputs, part.weights, {**instr.attrs, **part.attrs}, instr.outputs)
+    return None
+
+
+def _linear_add(instr: Instr, made: Made, read: Read) -> Instr | None:
+    if instr.op != "add":
+        return None
+    for mine, other in (instr.inputs[::-1], instr.inputs):
+        if mine != other and (part := _only(mine, "linear", made, read)):
+            return Instr("linear_add", (*part.inputs, other), part.weights, part.attrs, instr.outputs)
+    return None
+
+
+def _rope_kv_write(instr: Instr, made: Made, read: Read) -> Instr | None:
+    """split x 3, [rms_norm x 2,] rope x 2, kv_write -> rope_kv_write; q's result keeps its name.
+
+    Anchored at the kv_write: its k leads to the qkv linear, and from there the rope of q is found.
+    """
+    if instr.op != "kv_write":
+        return None
+    cache, k_name, v_name = instr.inputs
+    k, v = _head_part(k_name, made, read), _only(v_name, "split", made, read)
+    if k is None or v is None:
+        return None
+    for q_name, maker in made.items():
+        if maker.op != "rope" or q_name == k_name or maker.inputs[1:] != made[k_name].inputs[1:]:
+            continue
+        q = _head_part(q_name, made, read, anywhere=True)
+        if q is not None and _adjacent(q, k, v, made):
+            return _fused_write(instr, made[q_name], q, k)
+    return None
+
+
+class _Part:
+    """One of q and k on its way from the qkv linear: its split, its norm if it has one, its rope."""
+
+    def __init__(self, split: Instr, norm: Instr | None, rope: Instr) -> None:
+        self.split, self.norm, self.rope = split, norm, rope
+
+
+def _head_part(name: str, made: Made, read: Read, anywhere: bool = False) -> _Part | None:
+    rope = made.get(name) if anywhere else _only(name, "rope", made, read)
+    if rope is None or rope.op != "rope":
+        return None
+    norm = _only(rope.inputs[0], "rms_norm", made, read)
+    split = _only((norm or rope).inputs[0], "split", made, read)
+    return _Part(split, norm, rope) if split is not None else None
+
+
+def _adjacent(q: _Part, k: _Part, v: Instr, made: Made) -> bool:
+    """q, k, v are the three parts of one value, in this order, treated alike."""
+    if not q.split.inputs == k.split.inputs == v.inputs or (q.norm is None) != (k.norm is None):
+        return False
+    if q.rope.attr("table") != k.rope.attr("table"):
+        return False
+    if q.norm and k.norm and (q.norm.attr("eps"), q.norm.attr("order")) != (k.norm.attr("eps"), k.norm.attr("order")):
+        return False
+    edges = [e for part in (q.split, k.split, v) for e in (part.attr("start"), part.attr("stop"))]
+    return edges[0] == 0 and edges[1] == edges[2] and edges[3] == edges[4] and edges[5] == _width(v, made)
+
+
+def _width(split: Instr, made: Made) -> int:
+    return made[split.inputs[0]].output.type.width
+
+
+def _fused_write(write: Instr, rope: Instr, q: _Part, k: _Part) -> Instr:
+    attrs: dict[str, Any] = {"table": rope.attr("table"), "heads": rope.attr("heads"), **write.attrs}
+    weights: tuple[str, ...] = ()
+    if q.norm and k.norm:
+        attrs |= {"eps": q.norm.attr("eps")} | ({"order": q.norm.attrs["order"]} if "order" in q.norm.attrs else {})
+        weights = (*q.norm.weights, *k.norm.weights)
+    inputs = (*q.split.inputs, rope.inputs[1], write.inputs[0])
+    return Instr("rope_kv_write", inputs, weights, attrs, (rope.output, *write.outputs))

@@ -1,0 +1,54 @@
+"""legalize: make a target's numeric choices visible, so that the reference computes the same arithmetic.
+
+Linears on quantised weights get 8-bit rows from `quantize_rows` (once for each value, however many linears read it);
+every op with more than one possible rounding gets its order; attend and kv_write get the dtypes they round to.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from roofline.common.errors import UnsupportedError
+from roofline.ops.registry import get
+from roofline.ops.symbol import Q8_GROUP, Type
+from roofline.program.ir import Instr, Program, Value
+from roofline.program.target import Target
+
+
+def legalize(program: Program, target: Target) -> Program:
+    """The Program in the target's arithmetic. Raises UnsupportedError on a weight that mixes float and quantised."""
+    types = program.types()
+    rows_of: dict[str, Value] = {}  # a value -> its 8-bit rows
+    body: list[Instr] = []
+    for instr in program.body:
+        if instr.op == "linear" and _quantised(program, instr) and target.quantised_order is not None:
+            source = instr.inputs[0]
+            if source not in rows_of:
+                kind = types[source]
+                rows_of[source] = Value(f"{source}.q8", Type("q8g32", kind.leading, kind.trailing))
+                body.append(Instr("quantize_rows", (source,), (), {"group": Q8_GROUP}, (rows_of[source],)))
+            attrs = {**instr.attrs, "order": target.quantised_order}
+            body.append(replace(instr, inputs=(rows_of[source].name,), attrs=attrs))
+        else:
+            body.append(replace(instr, attrs=_choices(instr, target)))
+    weights = {
+        name: replace(recipe, layout=target.matrix_layout if len(recipe.shape) == 2 else target.vector_layout)
+        for name, recipe in program.weights.items()
+    }
+    format = target.attend_dtypes.get("kv_dtype", "f32")
+    groups = {name: replace(group, format=format) for name, group in program.kv_groups.items()}
+    return replace(program, body=tuple(body), weights=weights, kv_groups=groups, target=target.name)
+
+
+def _quantised(program: Program, instr: Instr) -> bool:
+    kind = program.weights[instr.weights[0]].type
+    if not kind.quantised and any(name not in ("F32", "F16", "BF16") for name in kind.formats):
+        raise UnsupportedError(f"{instr.weights[0]}", f"it mixes {', '.join(kind.formats)} in one weight")
+    return kind.quantised
+
+
+def _choices(instr: Instr, target: Target) -> dict[str, Any]:
+    attrs = dict(instr.attrs)
+    known = get(instr.op).attributes
+    attrs |= {name: dtype for name, dtype in target.attend_dtypes.items() if name in known}
+    order = target.float_order if instr.op == "linear" else target.orders.get(instr.op)
+    return attrs | ({"order": order} if order else {})

@@ -1,0 +1,84 @@
+"""merge: linears that read the same value become one (q, k, v; gate, up), their weights stacked piece by piece.
+
+Pieces keep their own formats. Gated activations then take gate and up side by side, without a copy.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from os.path import commonprefix
+from typing import Any
+
+from roofline.ops.symbol import Type
+from roofline.program.ir import Instr, Program, Recipe, Value
+from roofline.program.passes.rewrite import makers, without_dead
+
+_GATED = ("silu_mul", "gelu_mul")
+
+
+def merge(program: Program) -> Program:
+    """The Program with fewer, larger linears."""
+    shared = [name for instr in program.body for name in instr.weights]
+    groups: dict[Any, list[Instr]] = {}
+    for instr in program.body:
+        # A weight with another reader (the head that embed gathers from) stays as it is.
+        if instr.op == "linear" and all(shared.count(name) == 1 for name in instr.weights):
+            groups.setdefault((instr.inputs, str(instr.attrs), len(instr.weights)), []).append(instr)
+    weights = dict(program.weights)
+    first: dict[str, list[Instr]] = {}  # result of a group's first linear -> what stands in its place
+    gone: set[str] = set()
+    for group in groups.values():
+        if len(group) > 1:
+            first[group[0].output.name] = _stack(group, weights)
+            gone |= {instr.output.name for instr in group[1:]}
+    body: list[Instr] = []
+    for instr in program.body:
+        if instr.output.name in first:
+            body += first[instr.output.name]
+        elif instr.output.name not in gone:
+            body.append(instr)
+    made = makers(body)
+    body = [_side_by_side(instr, made) if instr.op in _GATED else instr for instr in body]
+    return without_dead(replace(program, weights=weights), body)
+
+
+def _stack(group: list[Instr], weights: dict[str, Recipe]) -> list[Instr]:
+    """One linear over the stacked weights, and a view for each old result."""
+    stacked = []
+    for names in zip(*(instr.weights for instr in group), strict=True):
+        recipes = [weights[name] for name in names]
+        rows = sum(recipe.shape[0] for recipe in recipes)
+        pieces = tuple(piece for recipe in recipes for piece in recipe.pieces)
+        name = _joined(names)
+        weights[name] = Recipe((rows, *recipes[0].shape[1:]), pieces, recipes[0].layout)
+        stacked.append(name)
+    old = [instr.output for instr in group]
+    kind = old[0].type
+    total = Value("+".join(v.name for v in old), Type(kind.dtype, kind.leading, (sum(v.type.width for v in old),)))
+    made = [replace(group[0], weights=tuple(stacked), outputs=(total,))]
+    start = 0
+    for value in old:
+        stop = start + value.type.width
+        made.append(Instr("split", (total.name,), (), {"start": start, "stop": stop}, (value,)))
+        start = stop
+    return made
+
+
+def _joined(names: tuple[str, ...]) -> str:
+    """layers.0.attn.{q,k,v}.weight -> layers.0.attn.q+k+v.weight"""
+    parts = [name.split(".") for name in names]
+    head = commonprefix(parts)
+    tail = commonprefix([p[::-1][: len(p) - len(head)] for p in parts])[::-1]
+    middle = "+".join(".".join(p[len(head) : len(p) - len(tail)]) for p in parts)
+    return ".".join([*head, middle, *tail])
+
+
+def _side_by_side(instr: Instr, made: Mapping[str, Instr]) -> Instr:
+    if len(instr.inputs) != 2:
+        return instr
+    gate, up = (made.get(name) for name in instr.inputs)
+    if gate is None or up is None or gate.op != "split" or up.op != "split" or gate.inputs != up.inputs:
+        return instr
+    whole = made[gate.inputs[0]].output.type.width
+    if (gate.attr("start"), gate.attr("stop"), up.attr("stop")) != (0, up.attr("start"), whole):
+        return instr
+    return replace(instr, inputs=gate.inputs)

@@ -1,0 +1,96 @@
+"""plan: a place in one arena for every value, reused when its last reader is done; the peak is known before anything runs.
+
+The arena is two regions: values per token, then values per logit row. Inside a region every offset is a number of bytes
+per token (per row), a multiple of 64, so no two live values overlap whatever the step's size, and all start 64-aligned.
+"""
+
+from dataclasses import replace
+
+from roofline.ops.cost import Affine
+from roofline.ops.registry import get
+from roofline.program.ir import SYMBOLS, Instr, Place, Plan, Program
+
+ALIGN = 64
+
+
+def plan(program: Program) -> Program:
+    """The Program with its Plan. Views (split) lie inside what they view; in-place ops take over a dying operand."""
+    types, last = program.types(), _last_use(program)
+    regions = {symbol: _Region() for symbol in SYMBOLS}
+    slot: dict[str, tuple[int, int]] = {}  # value -> (bytes per unit of its symbol, columns' bytes into the row)
+    stride: dict[str, int] = {}
+    for at, instr in enumerate(program.body):
+        # Operands that die here are freed after the results have their places: no kernel reads what it overwrites.
+        taken = _taken_over(instr, slot, last, at, program)
+        for value in instr.outputs:
+            kind = value.type
+            if kind.dtype == "cache":
+                continue
+            if instr.op == "split":
+                base, column = slot[instr.inputs[0]]
+                slot[value.name] = base, column + instr.attr("start") * kind.row_bytes // kind.width
+                stride[value.name] = stride[instr.inputs[0]]
+                continue
+            stride[value.name] = kind.row_bytes
+            region = regions[str(kind.leading)]
+            size = -(-kind.row_bytes // ALIGN) * ALIGN
+            slot[value.name] = (slot[taken][0], 0) if taken else (region.take(size), 0)
+            region.hold(slot[value.name][0], size, last.get(value.name, at))
+        for region in regions.values():
+            region.free_until(at)
+    tokens = Affine(tokens=regions["tokens"].peak)
+    bases = {"tokens": Affine(), "rows": tokens}
+    places = {}
+    for name, (unit, column) in slot.items():
+        leading = str(types[name].leading)
+        places[name] = Place(bases[leading] + Affine.per(leading, unit) + Affine(const=column), stride[name])
+    return replace(program, plan=Plan(places, tokens + Affine(rows=regions["rows"].peak)))
+
+
+def _last_use(program: Program) -> dict[str, int]:
+    """Value -> index of its last reader; a view keeps what it views alive."""
+    last: dict[str, int] = {}
+    for at in range(len(program.body) - 1, -1, -1):
+        instr = program.body[at]
+        for name in instr.inputs:
+            last.setdefault(name, at)
+            if instr.op == "split":
+                last[name] = max(last[name], last.get(instr.output.name, at))
+    for name in program.outputs:
+        last[name] = len(program.body)
+    return last
+
+
+def _taken_over(instr: Instr, slot: dict[str, tuple[int, int]], last: dict[str, int], at: int, program: Program) -> str:
+    """The operand whose buffer the result may take over, or "": it dies here, is no view, and nothing views it."""
+    op = get(instr.op)
+    if op.inplace is None:
+        return ""
+    name = instr.inputs[op.values.index(op.inplace)]
+    viewed = any(i.op == "split" and name in (i.inputs[0], i.output.name) for i in program.body)
+    read_twice = instr.inputs.count(name) > 1
+    return name if name in slot and last[name] == at and not viewed and not read_twice else ""
+
+
+class _Region:
+    """First-fit over bytes per unit of one symbol."""
+
+    def __init__(self) -> None:
+        self.held: list[tuple[int, int, int]] = []  # (start, size, index of the last reader)
+        self.peak = 0
+
+    def take(self, size: int) -> int:
+        """The lowest start with `size` free bytes."""
+        start = 0
+        for other, length, _ in sorted(self.held):
+            if start + size <= other:
+                break
+            start = max(start, other + length)
+        return start
+
+    def hold(self, start: int, size: int, until: int) -> None:
+        self.held.append((start, size, until))
+        self.peak = max(self.peak, start + size)
+
+    def free_until(self, at: int) -> None:
+        self.held = [entry for entry in self.held if entry[2] > at]

@@ -1,0 +1,106 @@
+"""price: what each instruction computes and moves, as functions of the step, and how long that takes at the roofs."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from roofline.ops.batch import Batch
+from roofline.ops.cost import Cost
+from roofline.program.ir import Instr, Program
+
+
+@dataclass(frozen=True)
+class Work:
+    """The size of one step: query tokens, logit rows, keys read (summed over segments), query-key pairs."""
+
+    tokens: int
+    rows: int
+    context: int
+    pairs: int
+
+
+@dataclass(frozen=True)
+class Amount:
+    """A Cost at one Work: operations and bytes."""
+
+    flops: int
+    weight_bytes: int
+    kv_bytes: int
+    act_bytes: int
+
+
+class Roofs(Protocol):
+    """The limits measured on this chip (hardware.roofs): operations per second, and bytes per second by working set."""
+
+    @property
+    def int8_ops(self) -> float: ...
+
+    @property
+    def bf16_flops(self) -> float: ...
+
+    @property
+    def f32_flops(self) -> float: ...
+
+    def read_bytes_per_s(self, working_set_bytes: int) -> float: ...
+
+
+@dataclass(frozen=True)
+class Price:
+    """The costs of a Program's instructions, in order, and the bytes its weights take."""
+
+    instrs: tuple[tuple[Instr, Cost], ...]
+    weight_bytes: int
+
+    @property
+    def total(self) -> Cost:
+        """The sum over all instructions."""
+        return sum((cost for _, cost in self.instrs), Cost())
+
+
+def price(program: Program) -> Price:
+    """The price of every instruction. Intermediate values count in act_bytes, which no roof is asked about: they stay
+    in the caches of the chip."""
+    types = program.types()
+    costs = tuple((instr, program.price(instr, types)) for instr in program.body)
+    return Price(costs, sum(recipe.nbytes for recipe in program.weights.values()))
+
+
+def amount(cost: Cost, work: Work) -> Amount:
+    """A cost for one step."""
+    sizes = vars(work)
+    return Amount(*(part.at(**sizes) for part in (cost.flops, cost.weight_bytes, cost.kv_bytes, cost.act_bytes)))
+
+
+def seconds(instr: Instr, spent: Amount, roofs: Roofs, working_set: int) -> float:
+    """The least time an instruction can take: its arithmetic at its own roof or its reads, whichever is longer.
+
+    working_set: bytes a step touches in all; weights and KV are read at that size's bandwidth.
+    """
+    compute = spent.flops / _operations(instr, roofs)
+    return max(compute, (spent.weight_bytes + spent.kv_bytes) / roofs.read_bytes_per_s(working_set))
+
+
+def _operations(instr: Instr, roofs: Roofs) -> float:
+    order = instr.attr("order")
+    if order == "q8g32" and instr.op in ("linear", "linear_add"):
+        return roofs.int8_ops
+    return roofs.bf16_flops if order == "pages64" else roofs.f32_flops
+
+
+def work_of(batch: Batch, window: int = 0) -> Work:
+    """The size of the step in a batch buffer; window: the kv group's (0: none)."""
+    context = pairs = 0
+    for i in range(batch.segments):
+        n = int(batch.seg_start[i + 1] - batch.seg_start[i])
+        context_i, pairs_i = segment_work(int(batch.context_len[i]) - n, n, window)
+        context, pairs = context + context_i, pairs + pairs_i
+    return Work(batch.tokens, batch.rows, context, pairs)
+
+
+def segment_work(first: int, tokens: int, window: int = 0) -> tuple[int, int]:
+    """(keys read, query-key pairs) of `tokens` queries at positions first.. of one sequence."""
+    end = first + tokens
+    if not window or end <= window:
+        return end, tokens * first + tokens * (tokens + 1) // 2
+    growing = max(0, min(window - first, tokens))  # queries that still see everything before them
+    pairs = growing * first + growing * (growing + 1) // 2 + (tokens - growing) * window
+    return end - max(0, first - window + 1), pairs

@@ -1,0 +1,108 @@
+"""trace: run a family's functions on Symbols and write down what they do."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from roofline.common.errors import ConfigError
+from roofline.models.config import ModelConfig
+from roofline.models.forward import ForwardBatch, forward
+from roofline.models.registry import Family
+from roofline.models.spec import check, expand
+from roofline.ops.registry import Op
+from roofline.ops.rope_tables import RopeTable
+from roofline.ops.symbol import Parameter, Symbol, Type
+from roofline.program.ir import Instr, KvGroup, Piece, Program, Recipe, Value, kv_group_of
+
+CACHE = "kv0"
+
+
+class TensorInfo(Protocol):
+    """What a trace needs to know of a tensor in the file."""
+
+    @property
+    def format(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def trace(family: Family, cfg: ModelConfig, tensors: Mapping[str, TensorInfo]) -> Program:
+    """The Program of a model whose parameters have these formats and shapes.
+
+    Raises ConfigError when a parameter is missing, spare or of another shape than the family's spec says.
+    """
+    table = expand(family.spec(cfg), cfg.layers)
+    check(table, {name: info.shape for name, info in tensors.items()})
+    weights = {}
+    for param in table:
+        if param.tied_to is None:
+            piece = Piece(param.name, 0, param.shape[0], tensors[param.name].format)
+            weights[param.name] = Recipe(param.shape, (piece,))
+    recorder = _Recorder()
+    fields = {"ids": "tokens", "positions": "tokens", "logit_rows": "rows"}
+    inputs = {name: recorder.input(name, Type("i32", leading)) for name, leading in fields.items()}
+    cache = recorder.input(f"{CACHE}.0", Type("cache", None, (cfg.kv_heads, cfg.head_dim)))
+    batch = ForwardBatch(**inputs, cache=cache)
+    parameters = {name: Parameter(name, recipe.type) for name, recipe in weights.items()}
+    logits = forward(family, cfg, parameters, batch)
+    group = KvGroup(cfg.layers, cfg.kv_heads, cfg.head_dim, cfg.sliding_window or 0, "f32")
+    return Program(
+        name=cfg.family,
+        inputs=tuple(recorder.inputs),
+        outputs=(logits.name, batch.cache.name),
+        weights=weights,
+        body=tuple(recorder.body),
+        kv_groups={CACHE: group},
+        tables={name: table for table, name in recorder.tables.items()},
+    )
+
+
+class _Recorder:
+    """Names values x0, x1, ... and caches kv0.1, kv0.2, ... as they are made."""
+
+    def __init__(self) -> None:
+        self.inputs: list[Value] = []
+        self.body: list[Instr] = []
+        self.tables: dict[RopeTable, str] = {}
+        self.count = 0
+        self.writes: dict[str, int] = {}
+
+    def input(self, name: str, kind: Type) -> Symbol:
+        self.inputs.append(Value(name, kind))
+        return Symbol(name, kind, self)
+
+    def record(self, op: Op, arguments: dict[str, Any]) -> Any:
+        values = _leading(op, op.values, arguments)
+        weights = _leading(op, op.weights, arguments)
+        attrs = {
+            key: self._table(value) if isinstance(value, RopeTable) else value
+            for key, value in arguments.items()
+            if key in op.attributes and value != op.attributes[key]
+        }
+        types = op.types(op.call((v.type for v in values), (w.type for w in weights), attrs))
+        source = next((v.name for v in values if v.type.dtype == "cache"), "")
+        results = [Symbol(self._name(kind, source), kind, self) for kind in types]
+        outputs = tuple(Value(r.name, r.type) for r in results)
+        self.body.append(Instr(op.name, tuple(v.name for v in values), tuple(w.name for w in weights), attrs, outputs))
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _table(self, table: RopeTable) -> str:
+        return self.tables.setdefault(table, f"rope{len(self.tables)}")
+
+    def _name(self, kind: Type, source: str) -> str:
+        if kind.dtype == "cache":
+            group = kv_group_of(source)
+            self.writes[group] = self.writes.get(group, 0) + 1
+            return f"{group}.{self.writes[group]}"
+        self.count += 1
+        return f"x{self.count - 1}"
+
+
+def _leading(op: Op, names: tuple[str, ...], arguments: dict[str, Any]) -> list[Any]:
+    """The operands given; a left-out one may only be followed by left-out ones."""
+    given = [arguments.get(name) for name in names]
+    while given and given[-1] is None:
+        given.pop()
+    if any(operand is None for operand in given):
+        raise ConfigError(f"{op.name}: {names[given.index(None)]} is missing")
+    return given
