@@ -1,0 +1,43 @@
+"""What every route works with, made once and never edited."""
+
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from roofline.common.errors import RequestError
+from roofline.server.facade import Engine, EngineFacts, TextSide
+from roofline.server.limits import Limits
+from roofline.server.metrics import Metrics
+
+
+@dataclass(frozen=True)
+class Context:
+    """The served model and the means to answer.
+
+    Args:
+        name: the model name that requests must give.
+        host: the address the server is bound to; on a loopback address without a key only local Host names are served.
+        api_key: None leaves all routes open.
+        created: Unix time of the start, as /v1/models reports it.
+    """
+
+    engine: Engine
+    text: TextSide
+    name: str
+    created: int
+    host: str = "127.0.0.1"
+    api_key: str | None = None
+    limits: Limits = field(default_factory=Limits)
+    metrics: Metrics = field(default_factory=Metrics)
+
+    def facts(self) -> EngineFacts:
+        """The engine's facts. Raises RequestError 503 while there is no engine."""
+        facts = self.engine.facts()
+        if facts is None:
+            raise RequestError(503, "engine_not_ready", "The engine is not ready. Try again in a moment.")
+        return facts
+
+
+def of(request: Request) -> Context:
+    """The context of the app that got `request`."""
+    return request.app.state.context

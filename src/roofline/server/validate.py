@@ -1,0 +1,264 @@
+"""The one choke point: bytes of a body -> a typed request, or a RequestError that names the field.
+
+After this nothing is checked again: every field was honoured or refused, and every prompt fits.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from roofline.common.errors import RequestError
+from roofline.engine.params import SamplingParams
+from roofline.server.context import Context
+from roofline.server.facade import EngineFacts
+from roofline.server.limits import Limits
+from roofline.server.schema import (
+    NEUTRAL_CHAT,
+    NEUTRAL_COMPLETION,
+    NEUTRAL_MESSAGE,
+    Body,
+    ChatBody,
+    CompletionBody,
+    Message,
+    Sampling,
+    StreamOptions,
+    TextPart,
+)
+
+STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default on this route
+KNOWN_NAMES = frozenset(
+    name for kind in (ChatBody, CompletionBody, Message, TextPart, StreamOptions) for name in kind.model_fields
+)
+AnyBody = TypeVar("AnyBody", bound=Body)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A request that will be answered: every prompt's ids, and how. `params.stop` is found on this side."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    params: SamplingParams
+    stream: bool
+    include_usage: bool
+    at_start: bool  # the answer begins a text of its own, as in chat; else it goes on from the prompt
+    model: str
+    fingerprint: str
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(prompt) for prompt in self.prompts)
+
+
+def chat(raw: bytes, context: Context) -> Generation:
+    """A body of /v1/chat/completions."""
+    fields = _fields(raw, context.limits)
+    _refuse_unsupported(fields, NEUTRAL_CHAT)
+    messages = fields.get("messages")
+    for i, message in enumerate(messages if isinstance(messages, list) else ()):
+        if isinstance(message, dict):
+            _refuse_unsupported(message, NEUTRAL_MESSAGE, f"messages.{i}.")
+    body = _model(ChatBody, fields)
+    _bound("messages", len(body.messages), 1, context.limits.messages)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise invalid("top_logprobs", "needs logprobs to be true")
+    if body.top_logprobs is not None:
+        _bound("top_logprobs", body.top_logprobs, 0, context.limits.logprobs)
+    if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
+        raise invalid("max_tokens", "differs from max_completion_tokens; give one of the two")
+    most = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    facts = _facts(body, context)
+    params = _params(body, context.limits, most, (body.top_logprobs or 0) if body.logprobs else None)
+    prompt = context.text.encode_chat([_plain(message) for message in body.messages])
+    return _generation(body, [prompt], params, facts, context)
+
+
+def completion(raw: bytes, context: Context) -> Generation:
+    """A body of /v1/completions."""
+    fields = _fields(raw, context.limits)
+    _refuse_unsupported(fields, NEUTRAL_COMPLETION)
+    body = _model(CompletionBody, fields)
+    if body.logprobs is not None:
+        _bound("logprobs", body.logprobs, 0, context.limits.logprobs)
+    facts = _facts(body, context)
+    most = body.max_tokens if body.max_tokens is not None else COMPLETION_MAX_TOKENS
+    params = _params(body, context.limits, most, body.logprobs)
+    many = _prompts(body.prompt)
+    _bound("prompt", len(many), 1, context.limits.prompts)
+    _bound("n", len(many) * params.n, 1, context.limits.choices)
+    prompts = [context.text.encode(prompt) if isinstance(prompt, str) else prompt for prompt in many]
+    return _generation(body, prompts, params, facts, context)
+
+
+def invalid(field: str, problem: str, code: str = "invalid_value") -> RequestError:
+    """A field with a value that cannot be used."""
+    return RequestError(400, code, f"{field}: {problem}.", param=field)
+
+
+def json_depth_within(raw: bytes, most: int) -> bool:
+    """Whether brackets nest at most `most` deep. Works on bytes, before anything is built from them.
+
+    Without strings and all else only brackets are left; each round takes off the innermost ones. What is left after
+    `most` rounds nests deeper, or is not balanced, which the parser would refuse anyway.
+    """
+    brackets = STRING.sub(b"", raw).translate(None, NOT_BRACKETS).replace(b"{", b"[").replace(b"}", b"]")
+    for _ in range(most):
+        if not brackets:
+            return True
+        brackets = brackets.replace(b"[]", b"")
+    return not brackets
+
+
+def _fields(raw: bytes, limits: Limits) -> dict[str, Any]:
+    if not json_depth_within(raw, limits.json_depth):
+        raise RequestError(400, "invalid_json", f"The body is not JSON nested at most {limits.json_depth} deep.")
+    try:
+        fields = from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        raise RequestError(400, "invalid_json", "The body is not JSON.") from error
+    if not isinstance(fields, dict):
+        raise RequestError(400, "invalid_json", "The body must be a JSON object.")
+    return fields
+
+
+def _refuse_unsupported(fields: dict[str, Any], neutral: Mapping[str, tuple[Any, ...]], where: str = "") -> None:
+    """Take out fields at values that ask for nothing; refuse other values by name."""
+    for name in neutral.keys() & fields.keys():
+        value = fields.pop(name)
+        # `1 == True` in Python: the types must agree too.
+        if not any(type(value) is type(allowed) and value == allowed for allowed in neutral[name]):
+            raise RequestError(400, "unsupported_parameter", f"{where}{name} is not supported.", param=where + name)
+
+
+def _model(kind: type[AnyBody], fields: dict[str, Any]) -> AnyBody:
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        # The first problem is enough; the value is not repeated, so an error is never larger than its cause.
+        raise _named(error) from None
+
+
+def _named(error: ValidationError) -> RequestError:
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    # Unions put the tried type into the path: keep names of fields and positions of lists only.
+    path = [str(part) for part in first["loc"] if isinstance(part, int) or str(part) in KNOWN_NAMES]
+    if first["type"] == "extra_forbidden":
+        name = str(first["loc"][-1])[:100]
+        param = ".".join([*path, name] if name not in path else path)
+        return RequestError(400, "unknown_parameter", f"Unknown field: {param}.", param=param)
+    param = ".".join(path) or "body"
+    if first["type"] == "missing":
+        return RequestError(400, "missing_parameter", f"{param} is missing.", param=param)
+    return invalid(param, first["msg"].rstrip("."))
+
+
+def _facts(body: Sampling, context: Context) -> EngineFacts:
+    if body.model != context.name:
+        shown = body.model[:100]
+        raise RequestError(
+            404, "model_not_found", f"The model {shown!r} is not served here; {context.name!r} is.", param="model"
+        )
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options", "needs stream to be true")
+    return context.facts()
+
+
+def _params(body: Sampling, limits: Limits, most: int | None, logprobs: int | None) -> SamplingParams:
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    _bound("stop", len(stop), 0, limits.stop_strings)
+    for text in stop:
+        if len(text.encode("utf-8", "surrogatepass")) > limits.stop_string_bytes:
+            raise invalid("stop", f"a stop string may have at most {limits.stop_string_bytes} bytes")
+    _bound("stop_token_ids", len(body.stop_token_ids or ()), 0, limits.stop_token_ids)
+    _bound("logit_bias", len(body.logit_bias or {}), 0, limits.logit_bias)
+    if body.n is not None:
+        _bound("n", body.n, 1, limits.n)
+    if body.temperature is not None and body.temperature > 2:
+        raise invalid("temperature", "must be at most 2")
+    given = {
+        "n": body.n,
+        "seed": body.seed,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": 0 if body.top_k == -1 else body.top_k,  # vLLM's way to switch it off
+        "min_p": body.min_p,
+        "presence_penalty": body.presence_penalty,
+        "frequency_penalty": body.frequency_penalty,
+        "repetition_penalty": body.repetition_penalty,
+        "logit_bias": _bias(body.logit_bias),
+        "max_tokens": most,
+        "min_tokens": body.min_tokens,
+        "stop": tuple(stop),
+        "stop_token_ids": None if body.stop_token_ids is None else tuple(body.stop_token_ids),
+        "ignore_eos": body.ignore_eos,
+        "logprobs": logprobs,
+    }
+    return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+
+
+def _bias(given: Mapping[str, float] | None) -> dict[int, float] | None:
+    if given is None:
+        return None
+    for name in given:
+        if not (name.isascii() and name.isdigit() and len(name) <= 10):
+            raise invalid("logit_bias", "its keys must be token ids")
+    return {int(name): value for name, value in given.items()}
+
+
+def _prompts(prompt: Any) -> Sequence[str | Sequence[int]]:
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+        return [prompt]
+    return prompt
+
+
+def _plain(message: Message) -> dict[str, str]:
+    role = "system" if message.role == "developer" else message.role
+    if isinstance(message.content, str):
+        return {"role": role, "content": message.content}
+    return {"role": role, "content": "\n".join(part.text for part in message.content)}
+
+
+def _generation(
+    body: Sampling, prompts: Sequence[Sequence[int]], params: SamplingParams, facts: EngineFacts, context: Context
+) -> Generation:
+    field = "messages" if isinstance(body, ChatBody) else "prompt"
+    for prompt in prompts:
+        _check_prompt(field, prompt, params, facts)
+    for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", [i for i, _ in params.logit_bias])):
+        if any(i >= facts.vocab_size for i in ids):
+            raise invalid(name, f"has an id outside the vocabulary of {facts.vocab_size}")
+    return Generation(
+        prompts=tuple(tuple(prompt) for prompt in prompts),
+        params=params,
+        stream=bool(body.stream),
+        at_start=isinstance(body, ChatBody),
+        include_usage=body.stream_options is not None and body.stream_options.include_usage,
+        model=context.name,
+        fingerprint=facts.fingerprint,
+    )
+
+
+def _check_prompt(field: str, prompt: Sequence[int], params: SamplingParams, facts: EngineFacts) -> None:
+    if not prompt:
+        raise invalid(field, "has no tokens")
+    if not 0 <= min(prompt) <= max(prompt) < facts.vocab_size:
+        raise invalid(field, f"has an id outside the vocabulary of {facts.vocab_size}")
+    answer = params.max_tokens if params.max_tokens is not None else max(1, params.min_tokens)
+    if len(prompt) + answer > facts.max_model_len:
+        raise RequestError(
+            400,
+            "context_length_exceeded",
+            f"The prompt has {len(prompt)} tokens and the answer {answer}: together {len(prompt) + answer}, "
+            f"but this server's context is {facts.max_model_len}. Shorten the prompt or lower max_tokens.",
+            param=field if len(prompt) >= facts.max_model_len else "max_tokens",
+        )
+
+
+def _bound(field: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise invalid(field, f"{value} is not within {least} and {most}")
