@@ -12,9 +12,9 @@ from roofline.weights import names
 from roofline.weights.config import model_config
 from roofline.weights.config_gguf import from_gguf
 from roofline.weights.config_hf import from_hf
-from roofline.weights.files import TensorInfo, refuse, shorten
+from roofline.weights.files import TensorInfo, map_file, refuse, shorten
 from roofline.weights.gguf import GGUFFile
-from roofline.weights.safetensors import SafetensorsModel
+from roofline.weights.safetensors import SafetensorsModel, read_json_file
 
 
 class Checkpoint:
@@ -81,10 +81,25 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         path = _file_of_folder(path)
     if not path.exists():
         raise ConfigError(f"{path}: there is no such file or folder")
-    is_gguf = path.is_file() and (path.suffix == ".gguf" or path.open("rb").read(4) == b"GGUF")
-    checkpoint = _open_gguf(path) if is_gguf else _open_safetensors(path)
+    checkpoint = _open_gguf(path) if path.is_file() and _is_gguf(path) else _open_safetensors(path)
     checkpoint.check_names(names.parameter_shapes(checkpoint.config))
     return checkpoint
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """The canonical configuration alone: of a config.json (or the folder that holds it), or of a checkpoint.
+
+    For models without weights (`weights.random_weights`). Raises ConfigError, UnsupportedError.
+    """
+    path = Path(path)
+    file = path / "config.json" if path.is_dir() else path
+    if file.suffix == ".json":
+        return from_hf(file, read_json_file(file))
+    return dict(open_checkpoint(path).config)
+
+
+def _is_gguf(path: Path) -> bool:
+    return path.suffix == ".gguf" or map_file(path)[:4] == b"GGUF"
 
 
 def _file_of_folder(folder: Path) -> Path:

@@ -112,20 +112,20 @@ def _head_dim(path: Path, config: Mapping[str, Any], kind: str) -> Any:
 def _sliding_window(path: Path, config: Mapping[str, Any], kind: str) -> Any:
     """The window that all layers share, None for full attention."""
     types = config.get("layer_types")
+    if types is not None and not (isinstance(types, list) and all(isinstance(t, str) for t in types)):
+        refuse(path, "layer_types", "is not a list of names")
     if kind == "mistral":
         return config.get("sliding_window", 4096)  # transformers' default; null means none
     if kind == "llama":
         if types and set(types) != {"full_attention"}:
             raise UnsupportedError(f"{path}: layer_types", "all layers of this type attend to everything")
         return None
-    if not config.get("use_sliding_window", False) or config.get("sliding_window", 4096) is None:
-        window = None
-    else:
-        window = config.get("sliding_window", 4096)
-    layers = config["num_hidden_layers"]
-    if types is None and window is not None and isinstance(layers, int):
-        full = min(config.get("max_window_layers", 28), layers)
-        types = ["full_attention"] * full + ["sliding_attention"] * (layers - full)
+    window = config.get("sliding_window", 4096) if config.get("use_sliding_window", False) else None
+    if types is None and window is not None:
+        first, layers = config.get("max_window_layers", 28), config["num_hidden_layers"]  # layers from `first` on slide
+        if not isinstance(first, int) or not isinstance(layers, int) or first < 0:
+            refuse(path, "max_window_layers", f"{first!r} of {layers!r} layers")
+        types = ["full_attention"] * (first > 0) + ["sliding_attention"] * (first < layers)
     if not types or set(types) == {"full_attention"}:
         return None
     if set(types) == {"sliding_attention"} and window is not None:

