@@ -1,0 +1,205 @@
+// Python's view of the core. Large data crosses as addresses; calls that compute release the GIL.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <atomic>
+#include <cstring>
+#include <stdexcept>
+#include <thread>
+
+#include "executable.h"
+#include "memory.h"
+#include "roofs.h"
+
+namespace nb = nanobind;
+void bind_roofs(nb::module_& module);  // roofs.cpp
+using namespace nb::literals;
+
+namespace roofline {
+void bind_kernels(nb::module_& m);
+
+namespace {
+
+template <class T> using Array = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
+template <class T> using Output = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
+
+Ref ref_of(const std::vector<int64_t>& v) {
+    if (v.size() != 4) throw std::invalid_argument("a reference has four numbers");
+    return {v[0], v[1], v[2], v[3]};
+}
+
+class PyExecutable {
+   public:
+    PyExecutable(const std::string& isa, int threads, Array<int64_t> code, nb::dict attention, Array<int32_t> batch, std::vector<int64_t> fields,
+                 uintptr_t arena, std::vector<int64_t> logits, int vocab) {
+        Attention a;
+        a.heads = nb::cast<int>(attention["heads"]);
+        a.kv_heads = nb::cast<int>(attention["kv_heads"]);
+        a.head_dim = nb::cast<int>(attention["head_dim"]);
+        a.window = nb::cast<int>(attention["window"]);
+        a.interleaved = nb::cast<bool>(attention["interleaved"]);
+        a.q_scale = nb::cast<float>(attention["q_scale"]);
+        a.eps = nb::cast<float>(attention["eps"]);
+        a.table = (const float*)nb::cast<uintptr_t>(attention["table"]);
+        a.cache = (uint8_t*)nb::cast<uintptr_t>(attention["cache"]);
+        a.page_stride = nb::cast<int64_t>(attention["page_stride"]);
+        a.layer_stride = nb::cast<int64_t>(attention["layer_stride"]);
+        if (fields.size() != kFieldCount) throw std::invalid_argument("the batch layout does not match this build");
+        const Kernels* kernels = kernels_named(isa);
+        core_ = std::make_unique<Executable>(kernels, threads, std::vector<int64_t>(code.data(), code.data() + code.size()), a, batch.data(), fields,
+                                             (uint8_t*)arena, ref_of(logits), vocab);
+    }
+
+    void forward() {
+        nb::gil_scoped_release release;
+        core_->forward();
+    }
+
+    nb::ndarray<nb::numpy, float, nb::ndim<2>> logits() {
+        return nb::ndarray<nb::numpy, float, nb::ndim<2>>(core_->logits(), {(size_t)core_->rows(), (size_t)core_->vocab()}, nb::find(this));
+    }
+
+    void sample(Array<float> temperature, Array<int32_t> top_k, Array<float> top_p, Array<float> min_p, Array<uint64_t> seed,
+                Array<int32_t> sample_index, Array<int32_t> position, Array<float> repetition, Array<float> presence, Array<float> frequency,
+                Array<int32_t> hist_start, Array<int32_t> hist_ids, Array<int32_t> hist_counts, Array<int32_t> bias_start, Array<int32_t> bias_ids,
+                Array<float> bias_values, Array<int32_t> logprobs, nb::object mask, Output<int32_t> ids, Output<float> logprob, Output<int32_t> top_ids,
+                Output<float> top_logprobs, int width) {
+        const int rows = core_->rows(), vocab = core_->vocab(), words = (vocab + 31) / 32;
+        if ((int)temperature.size() != rows || (int)ids.size() != rows) throw std::invalid_argument("sample takes one entry for each logit row of the step");
+        const uint32_t* masks = nullptr;
+        Array<uint32_t> mask_array;
+        if (!mask.is_none()) {
+            mask_array = nb::cast<Array<uint32_t>>(mask);
+            if ((int)mask_array.size() != rows * words) throw std::invalid_argument("the mask does not cover rows x vocabulary");
+            masks = mask_array.data();
+        }
+        std::vector<SampleRow> list(rows);
+        for (int i = 0; i < rows; i++) {
+            const int h0 = hist_start.data()[i], h1 = hist_start.data()[i + 1], b0 = bias_start.data()[i], b1 = bias_start.data()[i + 1];
+            list[i] = {core_->logits() + (int64_t)i * vocab, nullptr, nullptr, vocab, temperature.data()[i], top_p.data()[i], min_p.data()[i],
+                       repetition.data()[i], presence.data()[i], frequency.data()[i], top_k.data()[i], seed.data()[i], sample_index.data()[i],
+                       position.data()[i], hist_ids.data() + h0, hist_counts.data() + h0, h1 - h0, bias_ids.data() + b0, bias_values.data() + b0,
+                       b1 - b0, masks ? masks + (int64_t)i * words : nullptr, std::min(logprobs.data()[i], width), -1, 0.0f,
+                       top_ids.data() + (int64_t)i * width, top_logprobs.data() + (int64_t)i * width};
+        }
+        {
+            nb::gil_scoped_release release;
+            run_rows(list, vocab);
+        }
+        for (int i = 0; i < rows; i++) {
+            ids.data()[i] = list[i].id;
+            logprob.data()[i] = list[i].logprob;
+        }
+    }
+
+    std::vector<double> time_ops() {
+        core_->timing = true;
+        forward();
+        core_->timing = false;
+        return core_->op_seconds;
+    }
+
+   private:
+    void run_rows(std::vector<SampleRow>& list, int vocab) {
+        const int threads = core_->pool().threads();
+        scratch_.resize((size_t)threads * vocab);
+        order_.resize((size_t)threads * vocab);
+        std::atomic<size_t> next{0};
+        auto job = [&](int worker) {
+            for (size_t i; (i = next.fetch_add(1)) < list.size();) {
+                list[i].scratch = scratch_.data() + (size_t)worker * vocab;
+                list[i].order = order_.data() + (size_t)worker * vocab;
+                core_->kernels()->sample(list[i]);
+            }
+        };
+        if (list.size() == 1) {
+            FloatMode mode;
+            job(0);
+        } else {
+            core_->pool().run(job);
+        }
+    }
+
+    std::unique_ptr<Executable> core_;
+    std::vector<float> scratch_;
+    std::vector<int32_t> order_;
+};
+
+void pack(int format, Array<uint8_t> file, int64_t rows, int64_t k, uintptr_t out, int threads) {
+    if (format < 0 || format >= (int)Format::Count) throw std::invalid_argument("unknown weight format");
+    const Format f = (Format)format;
+    const FormatInfo& i = info(f);
+    if (k % i.block || (!is_float(f) && k % 32) || (int64_t)file.size() != rows * (k / i.block) * i.block_bytes)
+        throw std::invalid_argument("the tensor's bytes do not match its shape");
+    const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+    const uint8_t* data = file.data();
+    nb::gil_scoped_release release;
+    std::atomic<int64_t> next{0};
+    auto job = [&] {
+        for (int64_t t; (t = next.fetch_add(8)) < tiles;)
+            pack_tiles(f, data, rows, k, t, std::min(tiles, t + 8), (uint8_t*)out + t * tile_bytes(f, k));
+    };
+    std::vector<std::thread> workers;
+    for (int t = 1; t < threads; t++) workers.emplace_back(job);
+    job();
+    for (auto& w : workers) w.join();
+}
+
+std::vector<std::string> isas() {  // best first
+    std::vector<std::string> names;
+#if defined(ROOFLINE_HAS_X86)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16"))
+        names.push_back("avx512");
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) names.push_back("avx2");
+#endif
+    names.push_back("portable");
+    return names;
+}
+
+}  // namespace
+
+const Kernels* kernels_named(const std::string& isa) {
+    for (const std::string& name : isas())
+        if (name == isa) {
+#if defined(ROOFLINE_HAS_X86)
+            if (isa == "avx512") return avx512_kernels();
+            if (isa == "avx2") return avx2_kernels();
+#endif
+            return portable_kernels();
+        }
+    throw std::invalid_argument("instruction set " + isa + " is not available here");
+}
+
+}  // namespace roofline
+
+NB_MODULE(_native, m) {
+    using namespace roofline;
+    nb::class_<Memory>(m, "Memory")
+        .def(nb::init<size_t>(), "bytes"_a)
+        .def_prop_ro("address", [](Memory& s) { return (uintptr_t)s.data(); })
+        .def_prop_ro("nbytes", &Memory::bytes)
+        .def("view", [](Memory& s) { return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(s.data(), {s.bytes()}, nb::find(&s)); });
+    nb::class_<PyExecutable>(m, "Executable")
+        .def(nb::init<const std::string&, int, Array<int64_t>, nb::dict, Array<int32_t>, std::vector<int64_t>, uintptr_t, std::vector<int64_t>, int>(),
+             nb::keep_alive<1, 6>(), "isa"_a, "threads"_a, "code"_a, "attention"_a, "batch"_a, "fields"_a, "arena"_a, "logits"_a, "vocab"_a)
+        .def("forward", &PyExecutable::forward)
+        .def("logits", &PyExecutable::logits)
+        .def("sample", &PyExecutable::sample, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "sample_index"_a, "position"_a,
+             "repetition"_a, "presence"_a, "frequency"_a, "hist_start"_a, "hist_ids"_a, "hist_counts"_a, "bias_start"_a, "bias_ids"_a, "bias_values"_a,
+             "logprobs"_a, "mask"_a.none(), "ids"_a, "logprob"_a, "top_ids"_a, "top_logprobs"_a, "width"_a)
+        .def("time_ops", &PyExecutable::time_ops);
+    m.def("pack", &pack, "format"_a, "file"_a, "rows"_a, "k"_a, "out"_a, "threads"_a);
+    m.def("tile_bytes", [](int format, int64_t k) { return tile_bytes((Format)format, k); }, "format"_a, "k"_a);
+    m.def("format_names", [] {
+        std::vector<std::string> names;
+        for (const FormatInfo& i : kFormats) names.push_back(i.name);
+        return names;
+    });
+    m.def("isas", &isas);
+    bind_kernels(m);
+    ::bind_roofs(m);
+}

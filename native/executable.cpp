@@ -1,0 +1,372 @@
+#include "executable.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+namespace roofline {
+namespace {
+
+constexpr int kSplit = 512;        // absolute positions of an attention split
+constexpr int kPageTokens = 16;
+constexpr int kPrivateRows = 2;    // up to here every thread prepares the rows itself: cheaper than a barrier
+constexpr int kQueryRows = 16;     // prefill rows of an attention item
+
+struct Reader {
+    const std::vector<int64_t>& code;
+    size_t at = 0;
+    int64_t next() { return code[at++]; }
+    Ref ref() {
+        Ref r;
+        r.id = next();
+        r.base = next();
+        r.per_token = next();
+        r.per_row = next();
+        return r;
+    }
+    template <class T> const T* pointer() { return (const T*)next(); }
+    float real() {
+        const int64_t v = next();
+        double d;
+        std::memcpy(&d, &v, 8);
+        return (float)d;
+    }
+};
+
+}  // namespace
+
+Executable::Executable(const Kernels* kernels, int threads, const std::vector<int64_t>& code, const Attention& attention,
+                       const int32_t* batch, const std::vector<int64_t>& fields, uint8_t* arena, const Ref& logits, int vocab)
+    : kernels_(kernels), pool_(threads), attention_(attention), batch_(batch), fields_(fields), arena_(arena), logits_(logits), vocab_(vocab) {
+    parse(code);
+    counters_.reset(new Counter[ops_.size()]);
+    op_seconds.assign(ops_.size(), 0.0);
+    workers_.resize(threads);
+    const int group = attention_.heads / attention_.kv_heads, dim = attention_.head_dim;
+    for (auto& w : workers_) {
+        w.private_rows.resize(kPrivateRows * Quantised::row_bytes(widest_) + 64);
+        w.scratch.resize(std::max<int64_t>(widest_, 2 * (int64_t)kernels_->max_queries * (dim + 32)) + 64);
+        w.halves.resize((size_t)std::max(group, kernels_->max_queries) * dim + dim + 64);
+    }
+}
+
+void Executable::parse(const std::vector<int64_t>& code) {
+    Reader r{code};
+    while (r.at < code.size()) {
+        Op op;
+        op.code = (Code)r.next();
+        op.over_rows = r.next() != 0;
+        op.x = r.ref();
+        op.y = r.ref();
+        op.residual = r.ref();
+        op.width = r.next();
+        op.stride = r.next();
+        op.weight = r.pointer<float>();
+        op.bias = r.pointer<float>();
+        op.eps = r.real();
+        op.layer = (int)r.next();
+        op.q_norm = r.pointer<float>();
+        op.k_norm = r.pointer<float>();
+        for (int64_t n = r.next(); n > 0; n--) {
+            Segment s;
+            s.format = (Format)r.next();
+            s.weight = r.pointer<uint8_t>();
+            s.rows = r.next();
+            s.k = r.next();
+            s.column = r.next();
+            op.segments.push_back(s);
+        }
+        widest_ = std::max(widest_, op.width);
+        ops_.push_back(std::move(op));
+    }
+}
+
+void Executable::forward() {
+    const int32_t* header = field(kHeader);
+    tokens_ = header[0];
+    segments_ = header[1];
+    rows_ = header[2];
+    plan_items();
+    for (size_t i = 0; i < ops_.size(); i++) counters_[i].next.store(0, std::memory_order_relaxed);
+    if (timing) std::fill(op_seconds.begin(), op_seconds.end(), 0.0);
+    pool_.run([this](int worker) { work(worker); });
+}
+
+void Executable::work(int worker) {
+    workers_[worker].private_id = -1;
+    for (size_t i = 0; i < ops_.size(); i++) {
+        const auto start = timing && worker == 0 ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
+        if (run(ops_[i], (int)i, worker)) pool_.barrier().wait();
+        if (timing && worker == 0) op_seconds[i] += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    }
+}
+
+bool Executable::run(const Op& op, int index, int worker) {
+    switch (op.code) {
+        case Code::Linear: linear(op, index, worker); return true;
+        case Code::RopeWrite: return rope_write(op, index);
+        case Code::Attend: attend(op, index, worker); return true;
+        default: return row_op(op, index, worker);
+    }
+}
+
+// ---- rows ------------------------------------------------------------------------------------------------------------
+
+void Executable::one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_rows, int64_t out_row, float* scratch) const {
+    const float* x = (const float*)at(op.x);
+    switch (op.code) {
+        case Code::Embed: {
+            const Segment& s = op.segments[0];
+            kernels_->embed(s.format, s.weight, s.k, field(kIds)[row], (float*)out + out_row * op.width);
+            return;
+        }
+        case Code::Norm: kernels_->rms_norm(x + row * op.width, op.weight, op.width, op.eps, (float*)out + out_row * op.width); return;
+        case Code::NormQuantise:
+            kernels_->rms_norm(x + row * op.width, op.weight, op.width, op.eps, scratch);
+            kernels_->quantise(scratch, op.width, Quantised::at(out, out_rows, op.width), out_row);
+            return;
+        case Code::Quantise: kernels_->quantise(x + row * op.width, op.width, Quantised::at(out, out_rows, op.width), out_row); return;
+        case Code::Gated:
+            kernels_->gated(x + row * 2 * op.width, x + row * 2 * op.width + op.width, op.width, (float*)out + out_row * op.width);
+            return;
+        case Code::GatedQuantise:
+            kernels_->gated(x + row * 2 * op.width, x + row * 2 * op.width + op.width, op.width, scratch);
+            kernels_->quantise(scratch, op.width, Quantised::at(out, out_rows, op.width), out_row);
+            return;
+        case Code::TakeRows: std::memcpy((float*)out + out_row * op.width, x + field(kLogitRows)[row] * op.width, op.width * 4); return;
+        default: return;
+    }
+}
+
+bool Executable::row_op(const Op& op, int index, int worker) {
+    Worker& w = workers_[worker];
+    const int64_t rows = lead(op);
+    const bool quantised = op.code == Code::NormQuantise || op.code == Code::Quantise || op.code == Code::GatedQuantise;
+    if (quantised && rows <= kPrivateRows) {
+        w.private_id = op.y.id;
+        for (int64_t r = 0; r < rows; r++) one_row(op, r, w.private_rows.data(), rows, r, w.scratch.data());
+        return false;
+    }
+    const int64_t chunk = std::max<int64_t>(1, std::min<int64_t>(16, rows / (4 * pool_.threads())));
+    for (;;) {
+        const int64_t begin = counters_[index].next.fetch_add(1, std::memory_order_relaxed) * chunk;
+        if (begin >= rows) break;
+        for (int64_t r = begin; r < std::min(rows, begin + chunk); r++) one_row(op, r, at(op.y), rows, r, w.scratch.data());
+    }
+    return true;
+}
+
+// ---- linear ----------------------------------------------------------------------------------------------------------
+
+void Executable::linear(const Op& op, int index, int worker) {
+    const int64_t rows = lead(op);
+    if (rows == 0) return;
+    const Worker& w = workers_[worker];
+    int64_t tiles = 0, bytes = 0;
+    for (const Segment& s : op.segments) {
+        const int64_t n = (s.rows + kTileRows - 1) / kTileRows;
+        tiles += n;
+        bytes += n * (int64_t)tile_bytes(s.format, s.k);
+    }
+    // About 20 us a claim (25 GB/s or 600 Gop/s a core), yet enough claims that no thread waits long at the end.
+    const double tile_seconds = std::max((double)bytes / tiles / 25e9, 2.0 * kTileRows * op.width * rows / 600e9);
+    int64_t chunk = std::min<int64_t>((int64_t)(20e-6 / tile_seconds), tiles / (4 * pool_.threads()));
+    chunk = std::max<int64_t>(2, (chunk + 1) / 2 * 2);
+    Linear a;
+    a.tokens = rows;
+    uint8_t* x = w.private_id == op.x.id ? const_cast<uint8_t*>(w.private_rows.data()) : at(op.x);
+    for (;;) {
+        int64_t begin = counters_[index].next.fetch_add(1, std::memory_order_relaxed) * chunk;
+        if (begin >= tiles) break;
+        int64_t end = std::min(tiles, begin + chunk), base = 0;
+        for (const Segment& s : op.segments) {
+            const int64_t n = (s.rows + kTileRows - 1) / kTileRows;
+            const int64_t from = std::max<int64_t>(0, begin - base), to = std::min(n, end - base);
+            base += n;
+            if (from >= to) continue;
+            a.format = s.format;
+            a.weight = s.weight;
+            a.rows = s.rows;
+            a.k = s.k;
+            if (is_float(s.format)) a.xf = (const float*)x;
+            else a.x = Quantised::at(x, rows, s.k);
+            a.y = (float*)at(op.y) + s.column;
+            a.ldy = op.stride;
+            a.bias = op.bias ? op.bias + s.column : nullptr;
+            a.residual = op.residual.id >= 0 ? (const float*)at(op.residual) + s.column : nullptr;
+            a.ldr = op.stride;
+            kernels_->linear(a, from, to);
+        }
+    }
+}
+
+// ---- attention -------------------------------------------------------------------------------------------------------
+
+void Executable::plan_items() {
+    items_.clear();
+    prefill_rows_.clear();
+    row_segment_.resize(tokens_);
+    const int32_t *start = field(kSegStart), *context = field(kContextLen);
+    int slots = 0;
+    has_prefill_ = false;
+    for (int s = 0; s < segments_; s++) {
+        const int count = start[s + 1] - start[s];
+        for (int r = start[s]; r < start[s + 1]; r++) row_segment_[r] = s;
+        if (count == 1) {
+            const int first = attention_.window > 0 ? std::max(0, context[s] - attention_.window) / kSplit : 0;
+            const int splits = (context[s] + kSplit - 1) / kSplit - first;
+            for (int h = 0; h < attention_.kv_heads; h++) {
+                for (int p = 0; p < splits; p++) items_.push_back({s, h, start[s], 1, first + p, splits, slots + p, slots});
+                slots += splits;
+            }
+            continue;
+        }
+        has_prefill_ = true;
+        for (int r = start[s]; r < start[s + 1]; r++) prefill_rows_.push_back(r);
+        // Late rows see most keys: they go first, so that the last items claimed are short.
+        for (int r = (count - 1) / kQueryRows * kQueryRows; r >= 0; r -= kQueryRows)
+            for (int h = 0; h < attention_.kv_heads; h++)
+                items_.push_back({s, h, start[s] + r, std::min(kQueryRows, count - r), 0, 0, 0, 0});
+    }
+    const int group = attention_.heads / attention_.kv_heads;
+    if (partial_states_.size() < (size_t)slots * group) {
+        partial_states_.resize((size_t)slots * group);
+        partials_.resize((size_t)slots * group * attention_.head_dim);
+    }
+    const size_t merges = (size_t)segments_ * attention_.kv_heads;
+    if (merges_capacity_ < merges) {
+        merges_.reset(new Counter[merges]);
+        merges_capacity_ = merges;
+    }
+    for (size_t i = 0; i < merges; i++) merges_[i].next.store(0, std::memory_order_relaxed);
+}
+
+Rope Executable::rope_of(const Op& op) const {
+    return {attention_.table, op.q_norm, op.k_norm, attention_.eps, attention_.interleaved, attention_.heads, attention_.kv_heads,
+            attention_.head_dim, attention_.q_scale};
+}
+
+Attend Executable::attend_of(const Op& op, int segment, int kv_head) const {
+    return {attention_.heads / attention_.kv_heads, attention_.head_dim, attention_.page_stride,
+            attention_.cache + op.layer * attention_.layer_stride, attention_.kv_heads, kv_head,
+            field(kPages) + field(kPageStart)[segment], field(kContextLen)[segment], attention_.window};
+}
+
+// K pages are [kv_head][dim / 2][16 tokens][2], V pages [kv_head][8 token pairs][dim][2], all of K before all of V.
+void Executable::write_cache(const Op& op, int segment, int row, int kv_head, uint16_t* halves) const {
+    const int dim = attention_.head_dim, kv_heads = attention_.kv_heads;
+    const float* qkv = (const float*)at(op.x) + (int64_t)row * op.stride;
+    const int32_t position = field(kPositions)[row];
+    const int slot = position % kPageTokens;
+    const int32_t page = field(kPages)[field(kPageStart)[segment] + position / kPageTokens];
+    uint16_t* base = (uint16_t*)(attention_.cache + op.layer * attention_.layer_stride + page * attention_.page_stride);
+    uint16_t* k = base + (int64_t)kv_head * dim * kPageTokens;
+    uint16_t* v = base + (int64_t)(kv_heads + kv_head) * dim * kPageTokens;
+    kernels_->rope_key(rope_of(op), qkv + (attention_.heads + kv_head) * dim, position, halves);
+    for (int i = 0; i < dim / 2; i++) std::memcpy(k + (i * kPageTokens + slot) * 2, halves + 2 * i, 4);
+    kernels_->to_bf16(qkv + (attention_.heads + kv_heads + kv_head) * dim, dim, halves);
+    uint16_t* pair = v + (slot / 2) * dim * 2 + slot % 2;
+    for (int i = 0; i < dim; i++) pair[2 * i] = halves[i];
+}
+
+// Rows of longer segments: all keys of the chunk must lie in the cache before any of its queries looks. Rows that are
+// alone in their segment are written by the attention item that reads them.
+bool Executable::rope_write(const Op& op, int index) {
+    if (!has_prefill_) return false;
+    const int dim = attention_.head_dim;
+    const Rope rope = rope_of(op);
+    std::vector<uint16_t> halves(dim + 32);
+    const int rows = (int)prefill_rows_.size();
+    for (;;) {
+        const int begin = counters_[index].next.fetch_add(1, std::memory_order_relaxed) * 8;
+        if (begin >= rows) break;
+        for (int i = begin; i < std::min(rows, begin + 8); i++) {
+            const int row = prefill_rows_[i];
+            const float* qkv = (const float*)at(op.x) + (int64_t)row * op.stride;
+            uint16_t* q = (uint16_t*)at(op.y) + (int64_t)row * attention_.heads * dim;
+            for (int h = 0; h < attention_.heads; h++) kernels_->rope_query(rope, qkv + h * dim, field(kPositions)[row], q + h * dim);
+            for (int h = 0; h < attention_.kv_heads; h++) write_cache(op, row_segment_[row], row, h, halves.data());
+        }
+    }
+    return true;
+}
+
+void Executable::attend(const Op& op, int index, int worker) {
+    Worker& w = workers_[worker];
+    const int count = (int)items_.size();
+    for (;;) {
+        const int i = counters_[index].next.fetch_add(1, std::memory_order_relaxed);
+        if (i >= count) break;
+        if (items_[i].splits > 0) attend_decode(op, items_[i], w);
+        else attend_rows(op, items_[i], w);
+    }
+}
+
+void Executable::attend_decode(const Op& op, const Item& item, Worker& w) {
+    const int dim = attention_.head_dim, group = attention_.heads / attention_.kv_heads;
+    const Op& rope_op = ops_[&op - ops_.data() - 1];  // the lowering places RopeWrite right before Attend
+    const int32_t position = field(kPositions)[item.row], context = field(kContextLen)[item.segment];
+    const float* qkv = (const float*)at(rope_op.x) + (int64_t)item.row * rope_op.stride;
+    const Rope rope = rope_of(rope_op);
+    uint16_t* q = w.halves.data();
+    if ((item.split + 1) * kSplit >= context) write_cache(rope_op, item.segment, item.row, item.kv_head, q);
+    for (int h = 0; h < group; h++) kernels_->rope_query(rope, qkv + (item.kv_head * group + h) * dim, position, q + h * dim);
+    const Attend a = attend_of(op, item.segment, item.kv_head);
+    const int begin = std::max(item.split * kSplit, attention_.window > 0 ? context - attention_.window : 0);
+    const int end = std::min((item.split + 1) * kSplit, context);
+    AttendState* state = partial_states_.data() + (size_t)item.slot * group;
+    float* acc = partials_.data() + (size_t)item.slot * group * dim;
+    int32_t positions[16];
+    std::fill(positions, positions + 16, position);
+    for (int h = 0; h < group; h += kernels_->max_queries)
+        kernels_->attend_split(a, q + h * dim, positions, std::min(kernels_->max_queries, group - h), begin, end, state + h, acc + h * dim);
+    Counter& arrived = merges_[(size_t)item.segment * attention_.kv_heads + item.kv_head];
+    if (item.splits > 1 && arrived.next.fetch_add(1, std::memory_order_acq_rel) + 1 < item.splits) return;
+    if (item.splits > 1) arrived.next.store(0, std::memory_order_relaxed);  // ready for the next layer
+    // The last to arrive merges, in the order of the splits.
+    AttendState* total = partial_states_.data() + (size_t)item.first_slot * group;
+    float* total_acc = partials_.data() + (size_t)item.first_slot * group * dim;
+    float* out = (float*)at(op.y) + (int64_t)item.row * op.stride + item.kv_head * group * dim;
+    for (int h = 0; h < group; h++) {
+        for (int s = 1; s < item.splits; s++)
+            kernels_->attend_merge(dim, total[h], total_acc + h * dim, total[s * group + h], total_acc + (size_t)(s * group + h) * dim);
+        kernels_->attend_finish(dim, total[h], total_acc + h * dim, out + h * dim);
+    }
+}
+
+void Executable::attend_rows(const Op& op, const Item& item, Worker& w) {
+    const int dim = attention_.head_dim, group = attention_.heads / attention_.kv_heads, heads = attention_.heads;
+    const Attend a = attend_of(op, item.segment, item.kv_head);
+    const uint16_t* q_rows = (const uint16_t*)at(op.x);
+    const int32_t* positions = field(kPositions);
+    const int most = kernels_->max_queries;
+    AttendState total[16], part[16];
+    float *total_acc = w.scratch.data(), *part_acc = total_acc + (size_t)most * dim;
+    uint16_t* q = w.halves.data();
+    int32_t position[16];
+    float* out[16];
+    // Queries are (row, head of the group) in row order, so that a tile's positions stay close together.
+    for (int first = 0; first < item.count * group; first += most) {
+        const int n = std::min(most, item.count * group - first);
+        for (int i = 0; i < n; i++) {
+            const int row = item.row + (first + i) / group, head = item.kv_head * group + (first + i) % group;
+            position[i] = positions[row];
+            std::memcpy(q + (size_t)i * dim, q_rows + ((int64_t)row * heads + head) * dim, dim * 2);
+            out[i] = (float*)at(op.y) + (int64_t)row * op.stride + head * dim;
+        }
+        const int32_t last = position[n - 1] + 1;
+        int32_t begin = a.window > 0 ? std::max(0, position[0] - a.window + 1) : 0;
+        bool merged = false;
+        while (begin < last) {
+            const int32_t end = std::min(last, (begin / kSplit + 1) * kSplit);
+            kernels_->attend_split(a, q, position, n, begin, end, merged ? part : total, merged ? part_acc : total_acc);
+            if (merged)
+                for (int i = 0; i < n; i++) kernels_->attend_merge(dim, total[i], total_acc + (size_t)i * dim, part[i], part_acc + (size_t)i * dim);
+            merged = true;
+            begin = end;
+        }
+        for (int i = 0; i < n; i++) kernels_->attend_finish(dim, total[i], total_acc + (size_t)i * dim, out[i]);
+    }
+}
+
+}  // namespace roofline

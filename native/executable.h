@@ -1,0 +1,124 @@
+// A lowered Program: a flat list of operations over one arena, run by all threads of a pool together.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "pool.h"
+
+namespace roofline {
+
+// Positions of the fields of the batch buffer (ops/batch.py), in its order.
+enum BatchField : int { kHeader = 0, kIds, kPositions, kSegStart, kContextLen, kPageStart, kPages, kLogitRows, kAdapters, kFieldCount };
+
+enum class Code : int64_t { Embed = 0, Norm, NormQuantise, Quantise, Linear, RopeWrite, Attend, Gated, GatedQuantise, TakeRows, Count };
+
+// A value in the arena: byte offset = base + per_token * tokens + per_row * rows. `id` names the value.
+struct Ref {
+    int64_t id = -1, base = 0, per_token = 0, per_row = 0;
+};
+
+struct Segment {
+    Format format;
+    const uint8_t* weight;
+    int64_t rows, k, column;
+};
+
+struct Op {
+    Code code;
+    bool over_rows = false;  // leading symbol: logit rows instead of tokens
+    Ref x, y, residual;
+    int64_t width = 0;       // inputs of a row
+    int64_t stride = 0;      // columns of y
+    const float* weight = nullptr;  // norm weight
+    const float* bias = nullptr;
+    float eps = 0;
+    int layer = 0;
+    const float *q_norm = nullptr, *k_norm = nullptr;
+    std::vector<Segment> segments;
+};
+
+struct Attention {  // shared by all layers of the KV group
+    int heads = 0, kv_heads = 0, head_dim = 0, window = 0;
+    bool interleaved = false;
+    float q_scale = 0, eps = 0;
+    const float* table = nullptr;
+    uint8_t* cache = nullptr;
+    int64_t page_stride = 0, layer_stride = 0;
+};
+
+// The kernels of an instruction set that this chip has; throws std::invalid_argument otherwise.
+const Kernels* kernels_named(const std::string& isa);
+
+class Executable {
+   public:
+    // `code` is the flat form of the operations that backends/cpu/lower.py writes.
+    Executable(const Kernels* kernels, int threads, const std::vector<int64_t>& code, const Attention& attention,
+               const int32_t* batch, const std::vector<int64_t>& fields, uint8_t* arena, const Ref& logits, int vocab);
+    void forward();
+    float* logits() const { return (float*)at(logits_); }
+    int rows() const { return rows_; }
+    int vocab() const { return vocab_; }
+    Pool& pool() { return pool_; }
+    const Kernels* kernels() const { return kernels_; }
+    // Seconds a forward spends in each op, filled while `timing` is on.
+    bool timing = false;
+    std::vector<double> op_seconds;
+
+   private:
+    struct Item {  // attention: one kv head of a decode split, or of a block of prefill rows
+        int segment, kv_head, row, count, split, splits, slot, first_slot;
+    };
+    struct alignas(64) Counter {
+        std::atomic<int32_t> next{0};
+    };
+    struct Worker {
+        std::vector<uint8_t> private_rows;  // a few quantised rows that this thread made for itself
+        int64_t private_id = -1;
+        std::vector<float> scratch;
+        std::vector<uint16_t> halves;
+    };
+
+    const int32_t* field(BatchField f) const { return batch_ + fields_[f]; }
+    uint8_t* at(const Ref& r) const { return arena_ + r.base + r.per_token * tokens_ + r.per_row * rows_; }
+    int64_t lead(const Op& op) const { return op.over_rows ? rows_ : tokens_; }
+    void parse(const std::vector<int64_t>& code);
+    void plan_items();
+    void work(int worker);
+    bool run(const Op& op, int index, int worker);  // true: a barrier must follow
+    bool row_op(const Op& op, int index, int worker);
+    void linear(const Op& op, int index, int worker);
+    bool rope_write(const Op& op, int index);
+    void attend(const Op& op, int index, int worker);
+    void attend_decode(const Op& op, const Item& item, Worker& w);
+    void attend_rows(const Op& op, const Item& item, Worker& w);
+    void write_cache(const Op& op, int segment, int row, int kv_head, uint16_t* halves) const;
+    Rope rope_of(const Op& op) const;
+    Attend attend_of(const Op& op, int segment, int kv_head) const;
+    void one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_rows, int64_t out_row, float* scratch) const;
+
+    const Kernels* kernels_;
+    Pool pool_;
+    std::vector<Op> ops_;
+    Attention attention_;
+    const int32_t* batch_;
+    std::vector<int64_t> fields_;
+    uint8_t* arena_;
+    Ref logits_;
+    int vocab_, tokens_ = 0, rows_ = 0, segments_ = 0;
+    bool has_prefill_ = false;
+    int64_t widest_ = 0;
+    std::unique_ptr<Counter[]> counters_;
+    std::vector<Item> items_;
+    std::vector<int> prefill_rows_;   // rows of segments longer than one token
+    std::vector<int> row_segment_;
+    std::unique_ptr<Counter[]> merges_;  // arrivals a (segment, kv head)
+    size_t merges_capacity_ = 0;
+    std::vector<float> partials_;     // split results: [slot][group][head_dim]
+    std::vector<AttendState> partial_states_;
+    std::vector<Worker> workers_;
+};
+
+}  // namespace roofline

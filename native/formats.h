@@ -1,0 +1,46 @@
+// Packed weight tiles: how sixteen output rows of a matrix lie in memory, and how a file's blocks are packed into them.
+//
+// A quantised tile holds sixteen rows over all K inputs as two planes that follow each other: the quantised values of
+// every group of 32 inputs, then the scales. In the value plane "canonical" vector c (0..7) of a group is 64 bytes: for
+// each of sixteen rows the values of inputs 4c..4c+3. Nibble planes hold canonical vectors 2j (low) and 2j+1 (high) in
+// vector j. A float tile is [K][16 rows] in the file's own type.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace roofline {
+
+enum class Format : int { F32 = 0, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Count };
+
+inline constexpr int kTileRows = 16;
+
+struct FormatInfo {
+    const char* name;
+    int block;        // inputs a file block covers
+    int block_bytes;  // bytes of a file block
+    int values;       // packed bytes of the value planes a group of 32 (16 rows); floats: bytes an input
+    int scales;       // packed bytes of the scale plane a `scale_group` inputs (16 rows)
+    int scale_group;  // inputs the scale record covers
+};
+
+inline constexpr FormatInfo kFormats[] = {
+    {"F32", 1, 4, 64, 0, 1},         {"F16", 1, 2, 32, 0, 1},         {"BF16", 1, 2, 32, 0, 1},
+    {"Q8_0", 32, 34, 512, 32, 32},   {"Q4_0", 32, 18, 256, 32, 32},   {"Q4_1", 32, 20, 256, 64, 32},
+    {"Q4_K", 256, 144, 256, 320, 256}, {"Q5_K", 256, 176, 320, 320, 256}, {"Q6_K", 256, 210, 384, 288, 256},
+};
+
+inline const FormatInfo& info(Format f) { return kFormats[(unsigned)f < (unsigned)Format::Count ? (int)f : 0]; }
+inline bool is_float(Format f) { return f <= Format::BF16; }
+
+// Bytes of one packed tile, a multiple of 64.
+inline size_t tile_bytes(Format f, int64_t k) {
+    const FormatInfo& i = info(f);
+    size_t n = is_float(f) ? (size_t)i.values * k : (size_t)i.values * (k / 32) + (size_t)i.scales * (k / i.scale_group);
+    return (n + 63) / 64 * 64;
+}
+inline size_t values_bytes(Format f, int64_t k) { return (size_t)info(f).values * (k / 32); }
+
+// Packs rows [16 * tile_begin, min(rows, 16 * tile_end)) of a row-major file tensor; rows beyond the end are zero.
+void pack_tiles(Format f, const uint8_t* file, int64_t rows, int64_t k, int64_t tile_begin, int64_t tile_end, uint8_t* out);
+
+}  // namespace roofline

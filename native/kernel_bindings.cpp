@@ -1,0 +1,87 @@
+// Single kernels for differential tests and tuning: each takes the instruction set by name.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+
+#include "executable.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace roofline {
+namespace {
+
+template <class T> using Array = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
+template <class T> using Output = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
+
+// x float [tokens][k] -> y float [tokens][rows]; quantised formats quantise x by (token, group of 32) first.
+void linear(const std::string& isa, int format, uintptr_t weight, int64_t rows, int64_t k, Array<float> x, Output<float> y) {
+    const Kernels* kernels = kernels_named(isa);
+    const int64_t tokens = (int64_t)x.size() / k;
+    std::vector<uint8_t> buffer(tokens * Quantised::row_bytes(k) + 64);
+    Linear a{};
+    a.format = (Format)format;
+    a.weight = (const uint8_t*)weight;
+    a.rows = rows;
+    a.k = k;
+    a.tokens = tokens;
+    a.y = y.data();
+    a.ldy = rows;
+    FloatMode mode;
+    if (is_float(a.format)) {
+        a.xf = x.data();
+    } else {
+        a.x = Quantised::at(buffer.data(), tokens, k);
+        for (int64_t t = 0; t < tokens; t++) kernels->quantise(x.data() + t * k, k, a.x, t);
+    }
+    kernels->linear(a, 0, (rows + kTileRows - 1) / kTileRows);
+}
+
+void quantise(const std::string& isa, Array<float> x, int64_t k, Output<int8_t> q, Output<float> scale, Output<float> sum) {
+    const Kernels* kernels = kernels_named(isa);
+    const int64_t tokens = (int64_t)x.size() / k;
+    std::vector<int32_t> isum(tokens * k / 16);
+    Quantised out{q.data(), scale.data(), sum.data(), isum.data()};
+    FloatMode mode;
+    for (int64_t t = 0; t < tokens; t++) kernels->quantise(x.data() + t * k, k, out, t);
+}
+
+void rms_norm(const std::string& isa, Array<float> x, Array<float> weight, float eps, Output<float> out) {
+    const Kernels* kernels = kernels_named(isa);
+    const int64_t n = (int64_t)weight.size();
+    FloatMode mode;
+    for (int64_t t = 0; t < (int64_t)x.size() / n; t++) kernels->rms_norm(x.data() + t * n, weight.data(), n, eps, out.data() + t * n);
+}
+
+void gated(const std::string& isa, Array<float> gate, Array<float> up, Output<float> out) {
+    FloatMode mode;
+    kernels_named(isa)->gated(gate.data(), up.data(), (int64_t)gate.size(), out.data());
+}
+
+void embed(const std::string& isa, int format, uintptr_t weight, int64_t k, Array<int32_t> ids, Output<float> out) {
+    const Kernels* kernels = kernels_named(isa);
+    FloatMode mode;
+    for (int64_t t = 0; t < (int64_t)ids.size(); t++) kernels->embed((Format)format, (const uint8_t*)weight, k, ids.data()[t], out.data() + t * k);
+}
+
+void exp2_many(const std::string& isa, Array<float> x, Output<float> out) {
+    FloatMode mode;
+    kernels_named(isa)->exp2_many(x.data(), (int64_t)x.size(), out.data());
+}
+
+}  // namespace
+
+void bind_kernels(nb::module_& m) {
+    auto k = m.def_submodule("kernels", "Single kernels by instruction set");
+    k.def("linear", &linear, "isa"_a, "format"_a, "weight"_a, "rows"_a, "k"_a, "x"_a, "y"_a);
+    k.def("quantise", &quantise, "isa"_a, "x"_a, "k"_a, "q"_a, "scale"_a, "sum"_a);
+    k.def("rms_norm", &rms_norm, "isa"_a, "x"_a, "weight"_a, "eps"_a, "out"_a);
+    k.def("gated", &gated, "isa"_a, "gate"_a, "up"_a, "out"_a);
+    k.def("embed", &embed, "isa"_a, "format"_a, "weight"_a, "k"_a, "ids"_a, "out"_a);
+    k.def("exp2", &exp2_many, "isa"_a, "x"_a, "out"_a);
+}
+
+}  // namespace roofline

@@ -1,0 +1,114 @@
+// The table of kernels that each instruction set fills, and the arguments they take. All kernels of one name are of one
+// order: bit-equal across instruction sets, thread counts, row counts and tile choices.
+#pragma once
+#include <cstdint>
+
+#include "formats.h"
+
+namespace roofline {
+
+// Activations quantised by (token, group of 32): planes over `rows` tokens of `k` inputs, in one buffer.
+struct Quantised {
+    int8_t* q;       // [rows][k]
+    float* scale;    // [rows][k / 32]
+    float* sum;      // [rows][k / 32]: scale * sum of the group's q, for minima
+    int32_t* isum;   // [rows][k / 16]: sums of q over half groups, for offsets
+    static int64_t row_bytes(int64_t k) { return k + k / 32 * 16; }
+    static Quantised at(uint8_t* base, int64_t rows, int64_t k) {
+        Quantised v;
+        v.q = (int8_t*)base;
+        v.scale = (float*)(base + rows * k);
+        v.sum = v.scale + rows * (k / 32);
+        v.isum = (int32_t*)(v.sum + rows * (k / 32));
+        return v;
+    }
+};
+
+struct Linear {
+    Format format;
+    const uint8_t* weight;  // packed tiles
+    int64_t rows, k;        // outputs (unpadded) and inputs
+    int64_t tokens;
+    Quantised x;            // quantised formats
+    const float* xf;        // float formats: [tokens][k]
+    float* y;               // [tokens][ldy], already at this segment's first column
+    int64_t ldy;
+    const float* bias;      // [rows] or null
+    const float* residual;  // [tokens][ldr] or null, already at the first column
+    int64_t ldr;
+};
+
+struct Rope {              // what turns a row of q|k|v into a query and cache entries
+    const float* table;    // [positions][head_dim / 2][2]: cos, sin
+    const float* q_norm;   // [head_dim] or null
+    const float* k_norm;
+    float eps;
+    bool interleaved;
+    int heads, kv_heads, head_dim;
+    float q_scale;         // softmax scale * log2(e)
+};
+
+struct Attend {
+    int group, head_dim;          // query heads a kv head, and their width
+    int64_t page_stride;          // bytes from a page to the next in this layer
+    const uint8_t* cache;         // this layer's pages: K of all kv heads, then V of all kv heads
+    int kv_heads, kv_head;
+    const int32_t* pages;         // page table of the segment
+    int32_t context;              // tokens in the cache after this step
+    int32_t window;               // 0: none
+};
+
+struct AttendState {              // one query's running softmax
+    float m;
+    float l[16];
+};
+
+struct SampleRow {
+    const float* logits;  // [vocab], read only
+    float* scratch;       // [vocab]
+    int32_t* order;       // [vocab] candidates
+    int vocab;
+    float temperature, top_p, min_p, repetition, presence, frequency;
+    int top_k;
+    uint64_t seed;
+    int32_t sample_index, position;
+    const int32_t *hist_ids, *hist_counts;
+    int hist;
+    const int32_t* bias_ids;
+    const float* bias_values;
+    int biases;
+    const uint32_t* mask;
+    int logprobs;
+    int32_t id;           // results
+    float logprob;
+    int32_t* top_ids;
+    float* top_logprobs;
+};
+
+struct Kernels {
+    const char* isa;
+    void (*linear)(const Linear&, int64_t tile_begin, int64_t tile_end);
+    void (*embed)(Format, const uint8_t* weight, int64_t k, int64_t row, float* out);
+    void (*rms_norm)(const float* x, const float* weight, int64_t n, float eps, float* out);
+    void (*quantise)(const float* x, int64_t k, const Quantised& out, int64_t row);
+    void (*gated)(const float* gate, const float* up, int64_t n, float* out);  // silu(gate) * up
+    void (*rope_query)(const Rope&, const float* head, int32_t position, uint16_t* out);
+    void (*rope_key)(const Rope&, const float* head, int32_t position, uint16_t* out);
+    void (*to_bf16)(const float* x, int64_t n, uint16_t* out);  // n a multiple of 16
+    // `queries` of one kv head over keys [begin, end) inside one split; positions ascend a query.
+    // q: [queries][head_dim] bf16; acc: [queries][head_dim].
+    void (*attend_split)(const Attend&, const uint16_t* q, const int32_t* position, int queries, int32_t begin, int32_t end,
+                         AttendState* state, float* acc);
+    void (*attend_merge)(int head_dim, AttendState& into, float* acc, const AttendState& part, const float* part_acc);
+    void (*attend_finish)(int head_dim, const AttendState& state, const float* acc, float* out);
+    void (*sample)(SampleRow&);
+    void (*exp2_many)(const float* x, int64_t n, float* out);  // tests
+    int max_queries;
+};
+
+const Kernels* portable_kernels();
+const Kernels* avx2_kernels();  // on x86-64 only, as the next
+const Kernels* avx512_kernels();
+
+
+}  // namespace roofline

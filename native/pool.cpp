@@ -1,0 +1,114 @@
+#include "pool.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <climits>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace roofline {
+namespace {
+
+constexpr auto kSpin = std::chrono::microseconds(20);
+
+void relax() {
+#if defined(__x86_64__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+void sleep_while(std::atomic<int32_t>& word, int32_t value) {
+    syscall(SYS_futex, reinterpret_cast<int32_t*>(&word), FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+}
+void wake_all(std::atomic<int32_t>& word) {
+    syscall(SYS_futex, reinterpret_cast<int32_t*>(&word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+// Waits until `word` differs from `value`: spins at most kSpin, then sleeps. A sleeper is counted before it looks at the
+// word a last time, and the other side changes the word before it looks at the count: no wake-up can be missed.
+void await_change(std::atomic<int32_t>& word, int32_t value, std::atomic<int32_t>& sleepers) {
+    const auto until = std::chrono::steady_clock::now() + kSpin;
+    for (;;) {
+        for (int i = 0; i < 64; i++) {
+            if (word.load(std::memory_order_acquire) != value) return;
+            relax();
+        }
+        if (std::chrono::steady_clock::now() > until) break;
+    }
+    sleepers.fetch_add(1);
+    while (word.load() == value) sleep_while(word, value);
+    sleepers.fetch_sub(1);
+}
+
+}  // namespace
+
+#if defined(__x86_64__)
+FloatMode::FloatMode() : saved_(_mm_getcsr()) { _mm_setcsr((0x1f80u | 0x8040u)); }  // masked exceptions, FTZ, DAZ
+FloatMode::~FloatMode() { _mm_setcsr((unsigned)saved_); }
+#elif defined(__aarch64__)
+FloatMode::FloatMode() {
+    asm volatile("mrs %0, fpcr" : "=r"(saved_));
+    asm volatile("msr fpcr, %0" : : "r"((uint64_t)1 << 24));
+}
+FloatMode::~FloatMode() { asm volatile("msr fpcr, %0" : : "r"(saved_)); }
+#else
+FloatMode::FloatMode() : saved_(0) {}
+FloatMode::~FloatMode() {}
+#endif
+
+void Barrier::wait() {
+    if (count_ == 1) return;
+    const int32_t generation = generation_.load(std::memory_order_acquire);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == count_) {
+        arrived_.store(0, std::memory_order_relaxed);
+        generation_.fetch_add(1);
+        if (sleepers_.load() > 0) wake_all(generation_);
+        return;
+    }
+    await_change(generation_, generation, sleepers_);
+}
+
+Pool::Pool(int threads) : threads_(threads), barrier_(threads) {
+    for (int i = 1; i < threads; i++) workers_.emplace_back([this, i] { work(i); });
+}
+
+Pool::~Pool() {
+    stop_.store(true);
+    epoch_.fetch_add(1, std::memory_order_release);
+    wake_all(epoch_);
+    for (auto& t : workers_) t.join();
+}
+
+void Pool::run(const std::function<void(int)>& job) {
+    job_ = &job;
+    running_.store(threads_ - 1, std::memory_order_relaxed);
+    if (threads_ > 1) {
+        epoch_.fetch_add(1);
+        if (sleepers_.load() > 0) wake_all(epoch_);
+    }
+    {
+        FloatMode mode;
+        job(0);
+    }
+    for (int32_t left; (left = running_.load(std::memory_order_acquire)) != 0;) await_change(running_, left, sleepers_);
+}
+
+void Pool::work(int worker) {
+    FloatMode mode;
+    int32_t seen = 0;
+    for (;;) {
+        await_change(epoch_, seen, sleepers_);
+        seen = epoch_.load(std::memory_order_acquire);
+        if (stop_.load()) return;
+        (*job_)(worker);
+        if (running_.fetch_sub(1) == 1 && sleepers_.load() > 0) wake_all(running_);
+    }
+}
+
+}  // namespace roofline
