@@ -31,6 +31,7 @@ from roofline.server.schema import (
 
 STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+MAX_PROBLEMS = 1000
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default on this route
 KNOWN_NAMES = frozenset(
     name for kind in (ChatBody, CompletionBody, Message, TextPart, StreamOptions) for name in kind.model_fields
@@ -144,7 +145,11 @@ def _model(kind: type[AnyBody], fields: dict[str, Any]) -> AnyBody:
 
 
 def _named(error: ValidationError) -> RequestError:
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    if error.error_count() > MAX_PROBLEMS:  # telling them apart would cost more than the request is worth
+        return RequestError(400, "invalid_value", f"The body has more than {MAX_PROBLEMS} problems.")
+    # Where several forms are allowed each has its error: the one that got furthest into the value says most.
+    problems = error.errors(include_url=False, include_input=False, include_context=False)
+    first = max(problems, key=lambda problem: len(problem["loc"]))
     # Unions put the tried type into the path: keep names of fields and positions of lists only.
     path = [str(part) for part in first["loc"] if isinstance(part, int) or str(part) in KNOWN_NAMES]
     if first["type"] == "extra_forbidden":
@@ -180,7 +185,7 @@ def _params(body: Sampling, limits: Limits, most: int | None, logprobs: int | No
         _bound("n", body.n, 1, limits.n)
     if body.temperature is not None and body.temperature > 2:
         raise invalid("temperature", "must be at most 2")
-    given = {
+    given: dict[str, Any] = {
         "n": body.n,
         "seed": body.seed,
         "temperature": body.temperature,

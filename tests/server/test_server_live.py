@@ -1,0 +1,146 @@
+"""Over real sockets: disconnects, slow and oversized senders, the queue's bound, the openai client."""
+
+import asyncio
+import json
+import socket
+import time
+
+import httpx
+import openai
+import pytest
+
+from roofline.server.limits import Limits
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+def eventually(check, seconds=5.0):
+    end = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def raw_request(address: str, body: dict) -> socket.socket:
+    host, port = address.removeprefix("http://").split(":")
+    content = json.dumps(body).encode()
+    connection = socket.create_connection((host, int(port)), timeout=10)
+    connection.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n" % len(content) + content
+    )
+    return connection
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("queued", [True, False])
+def test_disconnect_aborts_at_once(live, engine, stream, queued):
+    """Streaming or not, in mid-answer or still waiting: nothing runs on for a client that is gone."""
+    engine.delay, engine.answer = 0.02, b"x" * 900
+    if queued:
+        engine.gate.clear()
+    connection = raw_request(live(), {**CHAT, "stream": stream})
+    eventually(lambda: engine.open)
+    if stream and not queued:
+        assert b"200 OK" in connection.recv(1000)
+    connection.close()
+    eventually(lambda: not engine.open)
+    assert engine.aborted
+
+
+def test_many_disconnects_leave_nothing(live, engine):
+    engine.delay, engine.answer = 0.01, b"x" * 900
+    address = live()
+    for _ in range(50):
+        connection = raw_request(address, {**CHAT, "stream": True, "n": 2})
+        connection.recv(10)
+        connection.close()
+    eventually(lambda: not engine.open)
+    assert httpx.get(f"{address}/stats").json()["queued"] == 0
+
+
+def test_queue_bound_answers_429_with_retry_after(live, engine):
+    engine.gate.clear()
+    address = live(limits=Limits(queued=2))
+    waiting = [raw_request(address, CHAT) for _ in range(2)]
+    eventually(lambda: len(engine.open) == 2)
+    refused = httpx.post(f"{address}/v1/chat/completions", json=CHAT)
+    assert refused.status_code == 429
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    assert refused.json()["error"]["type"] == "rate_limit_error"
+    for connection in waiting:
+        connection.close()
+    eventually(lambda: not engine.open)
+
+
+def test_half_a_header_is_not_waited_for(live):
+    host, port = live().removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: loc")
+        assert b"408" in connection.recv(100)
+
+
+def sent_before_cut(connection: socket.socket) -> int:
+    for sent in range(0, 64 << 20, 4096):
+        try:
+            connection.sendall(b"y" * 4096)
+        except OSError:
+            return sent
+        time.sleep(0.001)
+    return 64 << 20
+
+
+def test_endless_header_is_cut(live):
+    host, port = live().removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: ")
+        assert sent_before_cut(connection) < 1 << 20
+
+
+def test_half_a_body_is_not_waited_for(live):
+    host, port = live().removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 50\r\n\r\n{"
+        )
+        assert b"408" in connection.recv(100)
+
+
+def test_slow_answer_is_not_cut_by_the_read_timeout(live, engine):
+    engine.delay = 0.15  # 14 ids take longer than the timeout of one second
+    answer = httpx.post(f"{live()}/v1/chat/completions", json=CHAT, timeout=20).json()
+    assert answer["choices"][0]["message"]["content"] == "Hello, world."
+
+
+def test_openai_client(live):
+    client = openai.OpenAI(base_url=f"{live(api_key='k')}/v1", api_key="k", max_retries=0)
+    whole = client.chat.completions.create(model="tiny", messages=CHAT["messages"])
+    assert whole.choices[0].message.content == "Hello, world."
+    again = [*CHAT["messages"], whole.choices[0].message.model_dump(), *CHAT["messages"]]
+    assert client.chat.completions.create(model="tiny", messages=again).usage.prompt_tokens > whole.usage.prompt_tokens
+    chunks = list(client.chat.completions.create(model="tiny", messages=CHAT["messages"], stream=True))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == "Hello, world."
+    assert client.completions.create(model="tiny", prompt="Hi", n=2).choices[1].text == "Hello, world."
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="tiny", messages=CHAT["messages"], n=99)
+    assert refused.value.param == "n"
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=client.base_url, api_key="wrong", max_retries=0).models.list()
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="other", messages=CHAT["messages"])
+
+
+def test_many_at_once(live, engine):
+    engine.delay = 0.002
+    address = live()
+
+    async def run():
+        async with httpx.AsyncClient(timeout=30, limits=httpx.Limits(max_connections=64)) as client:
+            posts = [client.post(f"{address}/v1/chat/completions", json=CHAT) for _ in range(64)]
+            return await asyncio.gather(*posts)
+
+    answers = asyncio.run(run())
+    assert {a.json()["choices"][0]["message"]["content"] for a in answers} == {"Hello, world."}
+    assert not engine.open

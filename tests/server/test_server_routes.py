@@ -1,0 +1,188 @@
+"""The OpenAI routes over a fake engine."""
+
+import json
+
+import pytest
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+TEXT = {"model": "tiny", "prompt": "Hi", "max_tokens": 100}
+
+
+def events(response) -> list:
+    lines = [line for line in response.text.split("\n\n") if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line[6:]) for line in lines[:-1]]
+
+
+def test_chat_answers_in_openai_shape(call, engine):
+    answer = call("POST", "/v1/chat/completions", json=CHAT).json()
+    assert answer["object"] == "chat.completion"
+    assert answer["id"].startswith("chatcmpl-")
+    assert answer["system_fingerprint"] == "feedc0de"
+    choice = answer["choices"][0]
+    assert choice["message"] == {"role": "assistant", "content": "Hello, world.", "refusal": None}
+    assert choice["finish_reason"] == "stop"
+    assert choice["logprobs"] is None
+    usage = answer["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (8, 14, 22)
+    assert bytes(engine.submitted[0][0]) == b"<user>Hi"
+    assert not engine.open
+
+
+def test_stream_is_role_deltas_finish_usage_done(call):
+    body = {**CHAT, "stream": True, "stream_options": {"include_usage": True}}
+    response = call("POST", "/v1/chat/completions", json=body)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    chunks = events(response)
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
+    assert chunks[-2]["choices"][0]["delta"] == {}
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] == 14
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+
+
+@pytest.mark.parametrize("extra", [{}, {"stop": "world"}, {"stop": [", w"]}, {"max_tokens": 3}, {"n": 3}])
+@pytest.mark.parametrize("answer", [b"Hello, world.", "Grüße 👋🏽 世界, world".encode()])
+def test_stream_and_whole_are_equal(call, engine, extra, answer):
+    engine.answer = answer
+    whole = call("POST", "/v1/chat/completions", json={**CHAT, **extra}).json()["choices"]
+    streamed = {}
+    for chunk in events(call("POST", "/v1/chat/completions", json={**CHAT, **extra, "stream": True})):
+        choice = chunk["choices"][0]
+        text, _ = streamed.get(choice["index"], ("", None))
+        streamed[choice["index"]] = (text + choice["delta"].get("content", ""), choice["finish_reason"])
+    assert streamed == {c["index"]: (c["message"]["content"], c["finish_reason"]) for c in whole}
+    assert len(whole) == extra.get("n", 1)
+
+
+def test_stop_string_ends_bills_and_aborts(call, engine):
+    answer = call("POST", "/v1/chat/completions", json={**CHAT, "stop": [", "]}).json()
+    assert answer["choices"][0]["message"]["content"] == "Hello"
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] == 7
+    assert engine.aborted[0][1] == 0
+    assert not engine.open
+
+
+def test_chat_logprobs(call):
+    body = {**CHAT, "logprobs": True, "top_logprobs": 2, "max_tokens": 2}
+    content = call("POST", "/v1/chat/completions", json=body).json()["choices"][0]["logprobs"]["content"]
+    assert [entry["token"] for entry in content] == ["H", "e"]
+    assert content[0]["bytes"] == [72]
+    assert [top["logprob"] for top in content[0]["top_logprobs"]] == [-1.0, -2.0]
+
+
+def test_completion_logprobs_have_offsets(call):
+    body = {**TEXT, "logprobs": 1, "max_tokens": 3}
+    logprobs = call("POST", "/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["H", "e", "l"]
+    assert logprobs["text_offset"] == [0, 1, 2]
+    streamed = [
+        c["choices"][0]["logprobs"] for c in events(call("POST", "/v1/completions", json={**body, "stream": True}))
+    ]
+    assert [at for part in streamed for at in part["text_offset"]] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "count"), [("Hi", 1), (["Hi", "You"], 2), ([72, 105], 1), ([[72], [105, 106], [107]], 3)]
+)
+def test_completion_prompts_of_every_form(call, prompt, count):
+    answer = call("POST", "/v1/completions", json={**TEXT, "prompt": prompt, "n": 2}).json()
+    assert answer["object"] == "text_completion"
+    assert [choice["index"] for choice in answer["choices"]] == list(range(2 * count))
+    assert {choice["text"] for choice in answer["choices"]} == {"Hello, world."}
+
+
+def test_completion_defaults_to_sixteen_tokens(call, engine):
+    call("POST", "/v1/completions", json={"model": "tiny", "prompt": "Hi"})
+    assert engine.submitted[0][1].max_tokens == 16
+
+
+def test_fields_reach_the_engine(call, engine):
+    fields = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 7,
+        "min_p": 0.1,
+        "seed": 3,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "repetition_penalty": 1.1,
+        "min_tokens": 2,
+        "ignore_eos": True,
+        "n": 2,
+    }
+    call("POST", "/v1/chat/completions", json={**CHAT, **fields, "logit_bias": {"5": 1.5}, "stop_token_ids": [9]})
+    params = engine.submitted[0][1]
+    assert {name: getattr(params, name) for name in fields} == fields
+    assert params.logit_bias == ((5, 1.5),)
+    assert params.stop_token_ids == (9,)
+
+
+def test_text_parts_and_developer_role(call, engine):
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "refusal": None},
+    ]
+    assert call("POST", "/v1/chat/completions", json={**CHAT, "messages": messages}).status_code == 200
+    assert bytes(engine.submitted[0][0]) == b"<system>Be brief.<user>a\nb"
+
+
+def test_models(call):
+    listed = call("GET", "/v1/models").json()
+    assert [card["id"] for card in listed["data"]] == ["tiny"]
+    assert call("GET", "/v1/models/tiny").json()["max_model_len"] == 1000
+    assert call("GET", "/v1/models/other").status_code == 404
+
+
+def test_health_and_ready(call, engine):
+    assert call("GET", "/health").status_code == 200
+    assert call("GET", "/ready").json()["system_fingerprint"] == "feedc0de"
+    engine.up = False
+    assert call("GET", "/health").status_code == 200
+    not_ready = call("GET", "/ready")
+    assert (not_ready.status_code, not_ready.headers["retry-after"]) == (503, "1")
+    assert call("POST", "/v1/chat/completions", json=CHAT).status_code == 503
+
+
+def test_engine_error_before_and_within_a_stream(call, engine):
+    engine.error = "0xdeadbeef: secret detail"
+    whole = call("POST", "/v1/chat/completions", json=CHAT)
+    assert whole.status_code == 503
+    chunks = events(call("POST", "/v1/chat/completions", json={**CHAT, "stream": True}))
+    assert chunks[-1]["error"]["code"] == "engine_failed"
+    assert "secret" not in whole.text + json.dumps(chunks)
+
+
+def test_metrics_use_vllm_names(call, make_context):
+    context = make_context()
+    call("POST", "/v1/chat/completions", json=CHAT, context=context)
+    text = call("GET", "/metrics", context=context).text
+    label = '{model_name="tiny"}'
+    for line in (
+        f"vllm:kv_cache_usage_perc{label} 0.25",
+        f"vllm:prompt_tokens_total{label} 8.0",
+        f"roofline:engine_up{label} 1.0",
+        f"vllm:generation_tokens_total{label} 14.0",
+        f"vllm:time_to_first_token_seconds_count{label} 1.0",
+        f"vllm:inter_token_latency_seconds_count{label} 13.0",
+        f"vllm:e2e_request_latency_seconds_count{label} 1.0",
+        f"vllm:num_requests_running{label} 0.0",
+        f"vllm:num_requests_waiting{label} 0.0",
+        f"vllm:prefix_cache_queries_total{label} 0.0",
+        f"vllm:prefix_cache_hits_total{label} 0.0",
+        f"vllm:num_preemptions_total{label} 2.0",
+        f"vllm:request_prompt_tokens_sum{label} 8.0",
+        f"vllm:request_generation_tokens_sum{label} 14.0",
+        'vllm:request_success_total{finished_reason="stop",model_name="tiny"} 1.0',
+    ):
+        assert line in text.splitlines(), line
+
+
+def test_stats(call):
+    stats = call("GET", "/stats").json()
+    assert stats["engine"]["pages_used"] == 3
+    assert stats["limits"]["n"] == 16
