@@ -1,5 +1,6 @@
 """The plain cache of eager use: one pair of torch tensors for each (layer, sequence), grown by concatenation."""
 
+import itertools
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -48,7 +49,7 @@ class ContiguousCache:
 def segments_of(batch: Batch) -> tuple[tuple[int, int, int], ...]:
     """(start, stop, first_position) of each segment of a filled batch buffer."""
     bounds = [int(i) for i in batch.seg_start[: batch.segments + 1]]
-    return tuple((a, b, int(batch.positions[a])) for a, b in zip(bounds, bounds[1:], strict=False))
+    return tuple((a, b, int(batch.positions[a])) for a, b in itertools.pairwise(bounds))
 
 
 def eager_batch(batch: Batch, cache: ContiguousCache, sequences: Sequence[Hashable] | None = None) -> ForwardBatch:

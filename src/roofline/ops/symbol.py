@@ -15,7 +15,7 @@ Q8_GROUP = 32
 class Type:
     """dtype, the symbol that counts the rows ("tokens", "rows", or None for the cache) and the shape of one row.
 
-    dtypes: those of ELEMENT_BYTES; "q8g32" (rows of int8 with an f32 scale and an f32 sum for each 32 inputs); "cache".
+    dtypes: those of ELEMENT_BYTES; "q8g32" (rows of int8; for each 32 inputs an f32 scale, an f32 scaled sum and two int32 half sums); "cache".
     """
 
     dtype: str
@@ -36,7 +36,7 @@ class Type:
         if self.dtype == "cache":
             return 0
         if self.dtype == "q8g32":
-            return self.width + self.width // Q8_GROUP * 8
+            return self.width + self.width // Q8_GROUP * 16
         return self.width * ELEMENT_BYTES[self.dtype]
 
 

@@ -1,5 +1,6 @@
 """The rules every Program keeps, checked after each pass: what a pass may not break."""
 
+import itertools
 import re
 from collections.abc import Mapping
 
@@ -82,10 +83,10 @@ def _verify_pieces(program: Program, tensors: Mapping[str, TensorInfo] | None) -
             ranges.setdefault(piece.tensor, []).append((piece.start, piece.stop))
     for name, spans in ranges.items():
         spans.sort()
-        if any(a[1] > b[0] for a, b in zip(spans, spans[1:], strict=False)):
+        if any(a[1] > b[0] for a, b in itertools.pairwise(spans)):
             raise ConfigError(f"rows of the file tensor {name} are used twice: {spans}")
         if tensors is not None:
-            gaps = spans[0][0] != 0 or any(a[1] != b[0] for a, b in zip(spans, spans[1:], strict=False))
+            gaps = spans[0][0] != 0 or any(a[1] != b[0] for a, b in itertools.pairwise(spans))
             if name not in tensors or gaps or spans[-1][1] != tensors[name].shape[0]:
                 raise ConfigError(f"rows of the file tensor {name} are not used exactly once: {spans}")
     if tensors is not None and (spare := sorted(set(tensors) - set(ranges))):

@@ -66,7 +66,7 @@ def _rope_kv_write(instr: Instr, made: Made, read: Read) -> Instr | None:
     """
     if instr.op != "kv_write":
         return None
-    cache, k_name, v_name = instr.inputs
+    _cache, k_name, v_name = instr.inputs
     k, v = _head_part(k_name, made, read), _only(v_name, "split", made, read)
     if k is None or v is None:
         return None

@@ -5,7 +5,7 @@ Pieces keep their own formats. Gated activations then take gate and up side by s
 
 from collections.abc import Mapping
 from dataclasses import replace
-from os.path import commonprefix
+from os.path import commonpath
 from typing import Any
 
 from roofline.ops.symbol import Type
@@ -66,8 +66,8 @@ def _stack(group: list[Instr], weights: dict[str, Recipe]) -> list[Instr]:
 def _joined(names: tuple[str, ...]) -> str:
     """layers.0.attn.{q,k,v}.weight -> layers.0.attn.q+k+v.weight"""
     parts = [name.split(".") for name in names]
-    head = commonprefix(parts)
-    tail = commonprefix([p[::-1][: len(p) - len(head)] for p in parts])[::-1]
+    head = commonpath(parts)
+    tail = commonpath([p[::-1][: len(p) - len(head)] for p in parts])[::-1]
     middle = "+".join(".".join(p[len(head) : len(p) - len(tail)]) for p in parts)
     return ".".join([*head, middle, *tail])
 

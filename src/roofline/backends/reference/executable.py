@@ -1,0 +1,72 @@
+"""The reference as an Executable: slow, but the engine can run on it, step for step like any other backend."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from roofline.backends.base import Clock, MonotonicClock, StepCost
+from roofline.backends.reference.cache import PagedCache
+from roofline.backends.reference.interpreter import Interpreter
+from roofline.backends.reference.sampling import sample
+from roofline.backends.reference.weights import Read
+from roofline.backends.sampling import Sampled, SampleRows
+from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits
+from roofline.program.ir import Program
+from roofline.program.passes.price import amount, price, work_of
+
+
+@dataclass
+class ReferenceExecutable:
+    """A Program on torch. read: file tensor name -> its bytes; num_pages: pages of 16 tokens the cache holds."""
+
+    program: Program
+    read: Read
+    limits: BatchLimits
+    num_pages: int
+    max_context: int
+    clock: Clock = field(default_factory=MonotonicClock)
+
+    def __post_init__(self) -> None:
+        self.fingerprint = f"reference-{self.program.digest()[:16]}"
+        self.vocab_size = self.program.types()[self.program.logits].width
+        self.page_bytes = sum(PAGE_TOKENS * group.token_bytes for group in self.program.kv_groups.values())
+        self.batch = Batch(self.limits)
+        self._interpreter = Interpreter(self.program, self.read)
+        self._caches = {name: PagedCache(group, self.num_pages) for name, group in self.program.kv_groups.items()}
+        self._price = price(self.program)
+        self._logits = np.zeros((0, self.vocab_size), np.float32)
+
+    def forward(self) -> None:
+        """Run the step described by `batch`."""
+        import torch
+
+        batch = self.batch
+        for cache in self._caches.values():
+            cache.begin(batch)
+        fields = {
+            "ids": batch.ids[: batch.tokens],
+            "positions": batch.positions[: batch.tokens],
+            "logit_rows": batch.logit_rows[: batch.rows],
+        }
+        assert int(fields["positions"].max(initial=0)) < self.max_context, "a position beyond the context"
+        tensors = {name: torch.from_numpy(view.astype(np.int64)) for name, view in fields.items()}
+        values = self._interpreter.run(tensors | {f"{name}.0": cache for name, cache in self._caches.items()})
+        self._logits = values[self.program.logits].numpy()
+
+    def logits(self) -> np.ndarray:
+        """float32 [rows, vocab_size] of the last step."""
+        return self._logits
+
+    def sample(self, rows: SampleRows) -> Sampled:
+        """Choose one id for each logit row of the last step."""
+        return sample(self._logits, rows)
+
+    def step_cost(self) -> StepCost:
+        """The price of the step now in `batch`; no roof is asked of the reference."""
+        window = min(group.window for group in self.program.kv_groups.values())
+        spent = amount(self._price.total, work_of(self.batch, window))
+        return StepCost(spent.flops, spent.weight_bytes, spent.kv_bytes, None)
+
+    def close(self) -> None:
+        """Drop the cache."""
+        self._caches = {}

@@ -1,0 +1,149 @@
+"""Runs a Program, legalised or not, one instruction after another, in torch.
+
+An instruction with an `order` is computed in exactly that order (orders.py), one without by its op's reference. Fused
+instructions are computed as the ops they stand for, which is what they promise to equal.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from roofline.backends.reference import orders
+from roofline.backends.reference.cache import PagedCache
+from roofline.backends.reference.weights import Read, Weights
+from roofline.common.errors import UnsupportedError
+from roofline.ops import registry
+from roofline.ops.activations import halves
+from roofline.ops.attention import kv_write, rotate
+from roofline.ops.matmul import Q8Rows, quantize_rows
+from roofline.ops.rope_tables import cos_sin
+from roofline.program.ir import Instr, Program
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Interpreter:
+    """A Program bound to weights. read: file tensor name -> its bytes, uint8."""
+
+    def __init__(self, program: Program, read: Read) -> None:
+        self.program, self.weights = program, Weights(program, read)
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """All values by name, inputs and results. inputs: int64 tensors for the batch fields, a PagedCache for "kv0.0"."""
+        import torch
+
+        values = dict(inputs)
+        with torch.no_grad():
+            for instr in self.program.body:
+                results = self.step(instr, [values[name] for name in instr.inputs])
+                values |= dict(zip((v.name for v in instr.outputs), results, strict=True))
+        return values
+
+    def step(self, instr: Instr, operands: list[Any]) -> tuple[Any, ...]:
+        """The results of one instruction."""
+        run = _RUN.get(instr.op)
+        result = run(self, instr, *operands) if run else self._by_reference(instr, operands)
+        return result if isinstance(result, tuple) else (result,)
+
+    def _by_reference(self, instr: Instr, operands: list[Any]) -> Any:
+        op = registry.get(instr.op)
+        if instr.attr("order"):
+            raise UnsupportedError(f"{instr.op} in order {instr.attr('order')!r}", "the reference does not know it")
+        attrs = {key: value for key, value in instr.attrs.items() if key != "order"}
+        if "table" in attrs:
+            attrs["table"] = self.program.tables[attrs["table"]]
+        named = dict(zip(op.values, operands, strict=False))
+        named |= {key: self.weights.tensor(name) for key, name in zip(op.weights, instr.weights, strict=False)}
+        return op.reference(**named, **attrs)
+
+    def embed(self, instr: Instr, ids: "Tensor") -> "Tensor":
+        return self.weights.rows(instr.weights[0], ids.numpy())
+
+    def linear(self, instr: Instr, x: "Tensor | Q8Rows") -> "Tensor":
+        import torch
+
+        order, name = instr.attr("order"), instr.weights[0]
+        if order == "q8g32":
+            assert isinstance(x, Q8Rows), "order q8g32 reads 8-bit rows"
+            out = torch.cat([orders.linear_q8g32(x, groups) for groups in self.weights.groups(name)], dim=1)
+        elif order == "f32":
+            assert not isinstance(x, Q8Rows), "order f32 reads float rows"
+            out = orders.linear_f32(x, self.weights.tensor(name))
+        else:
+            return registry.get("linear").reference(x, *(self.weights.tensor(n) for n in instr.weights))
+        return out + self.weights.tensor(instr.weights[1]) if len(instr.weights) > 1 else out
+
+    def linear_add(self, instr: Instr, x: Any, residual: "Tensor") -> "Tensor":
+        return residual + self.linear(instr, x)
+
+    def rms_norm(self, instr: Instr, x: "Tensor") -> "Tensor":
+        return self._norm(instr, x, instr.weights[0], instr.attr("heads"))
+
+    def norm_quantize(self, instr: Instr, x: "Tensor") -> Q8Rows:
+        return quantize_rows(self.rms_norm(instr, x), instr.attr("group"))
+
+    def silu_mul(self, instr: Instr, gate: "Tensor", up: "Tensor | None" = None) -> "Tensor":
+        if instr.attr("order") == "exp2":
+            return orders.silu_mul_exp2(*halves(gate, up))
+        return registry.get("silu_mul").reference(gate, up)
+
+    def silu_mul_quantize(self, instr: Instr, gate: "Tensor", up: "Tensor | None" = None) -> Q8Rows:
+        return quantize_rows(self.silu_mul(instr, gate, up), instr.attr("group"))
+
+    def rope(self, instr: Instr, x: "Tensor", positions: "Tensor") -> "Tensor":
+        return self._rope(instr, x, positions, instr.attr("heads"))
+
+    def rope_kv_write(self, instr: Instr, qkv: "Tensor", positions: "Tensor", cache: PagedCache) -> tuple[Any, ...]:
+        heads, kv_heads = instr.attr("heads"), cache.kv_heads
+        dim = qkv.shape[1] // (heads + 2 * kv_heads)
+        q, k, v = qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=1)
+        if instr.weights:
+            q = self._norm(instr, q, instr.weights[0], heads)
+            k = self._norm(instr, k, instr.weights[1], kv_heads)
+        q, k = self._rope(instr, q, positions, heads), self._rope(instr, k, positions, kv_heads)
+        return q, kv_write(cache, k, v, instr.attr("layer"), instr.attr("kv_dtype"))
+
+    def attend(self, instr: Instr, q: "Tensor", cache: PagedCache) -> "Tensor":
+        import torch
+
+        if instr.attr("order") != "pages64":
+            return self._by_reference(instr, [q, cache])
+        heads, out = instr.attr("heads"), []
+        options = [instr.attr(name) for name in ("scale", "window", "soft_cap", "alibi")]
+        for index, (start, stop, first) in enumerate(cache.segments):
+            k, v = cache.read(instr.attr("layer"), index)
+            each = heads // cache.kv_heads
+            k, v = k.repeat_interleave(each, dim=1), v.repeat_interleave(each, dim=1)
+            rows = q[start:stop].view(stop - start, heads, -1)
+            out.append(orders.attend_pages64(rows, k, v, first, *options).flatten(1))
+        return torch.cat(out)
+
+    def _norm(self, instr: Instr, x: "Tensor", weight: str, heads: int) -> "Tensor":
+        w, eps = self.weights.tensor(weight), instr.attr("eps")
+        if instr.attr("order") == "lanes16":
+            return orders.rms_norm_lanes16(x.contiguous(), w, eps, heads)
+        return registry.get("rms_norm").reference(x.contiguous(), w, eps, heads)
+
+    def _rope(self, instr: Instr, x: "Tensor", positions: "Tensor", heads: int) -> "Tensor":
+        import torch
+
+        table = self.program.tables[instr.attr("table")]
+        cos, sin = (torch.from_numpy(part) for part in cos_sin(table, positions.numpy()))
+        return rotate(x.contiguous(), cos, sin, heads, table.style)
+
+
+_RUN: dict[str, Callable[..., Any]] = {
+    name: getattr(Interpreter, name)
+    for name in (
+        "embed",
+        "linear",
+        "linear_add",
+        "rms_norm",
+        "norm_quantize",
+        "silu_mul",
+        "silu_mul_quantize",
+        "rope",
+        "rope_kv_write",
+        "attend",
+    )
+}

@@ -1,0 +1,38 @@
+"""The oracle: a model's own text on float32 tensors, weights dequantised, the whole sequence at once."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from roofline.models.cache import ContiguousCache, eager_batch
+from roofline.models.config import ModelConfig
+from roofline.models.forward import forward
+from roofline.models.registry import Family
+from roofline.ops import formats
+from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits, Segment
+
+
+class Checkpoint(Protocol):
+    """Weights as files give them: infos (name, format, shape) and bytes by canonical name."""
+
+    @property
+    def tensors(self) -> Mapping[str, Any]: ...
+
+    def read(self, name: str) -> np.ndarray: ...
+
+
+def oracle_logits(family: Family, cfg: ModelConfig, checkpoint: Checkpoint, ids: Sequence[int]) -> np.ndarray:
+    """float32 logits [len(ids), vocab] of every position, in plain float32 arithmetic."""
+    import torch
+
+    parameters = {
+        name: torch.from_numpy(formats.get(info.format).dequantize(checkpoint.read(name), info.shape))
+        for name, info in checkpoint.tensors.items()
+    }
+    count = len(ids)
+    pages = -(-count // PAGE_TOKENS)
+    batch = Batch(BatchLimits(count, 1, count, pages))
+    batch.fill([Segment(ids, 0, range(pages))], range(count))
+    with torch.no_grad():
+        return forward(family, cfg, parameters, eager_batch(batch, ContiguousCache(cfg.kv_heads))).numpy()

@@ -1,0 +1,203 @@
+"""The orders of the arithmetic, written the slow way: what a kernel that declares one must equal.
+
+Every step is rounded to float32 where the order says so; an FMA rounds once. Denormals are kept here, kernels flush them.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from roofline.backends.reference.unpack import Groups
+from roofline.ops.attention import alibi_slopes
+from roofline.ops.exp2 import LOG2E, exp2_falling, exp2_signed, fma
+from roofline.ops.matmul import Q8Rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BLOCK = 64  # keys whose softmax state is updated at once, at absolute positions 0-63, 64-127, ...
+SPLIT = 512  # keys that have a state of their own, merged left to right
+LANES = 16
+
+
+def linear_q8g32(x: Q8Rows, w: Groups) -> "Tensor":
+    """Order "q8g32": x [rows, in] times w [out, in] -> float32 [rows, out].
+
+    Groups ascend; in each the dot of integers is exact, then acc = fma(w_scale * x_scale, dot, acc), and where the format
+    has minima acc = fma(w_min, x_sum, acc) with x_sum = x_scale * sum of the group's q.
+    """
+    import torch
+
+    rows, width = x.q.shape
+    groups = width // w.group
+    # Groups of 16 (Q6_K) share the scale of the 32 inputs they lie in.
+    x_scale = x.scale.repeat_interleave(groups // x.scale.shape[1], dim=1)
+    q = x.q.float().view(rows, groups, w.group)
+    w_q = torch.from_numpy(w.q).view(-1, groups, w.group)
+    w_scale = torch.from_numpy(w.scale)
+    acc = torch.zeros(rows, w_q.shape[0])
+    for g in range(groups):
+        # Below 2^24 in magnitude, so that float32 holds every partial sum exactly.
+        dot = q[:, g] @ w_q[:, g].float().T
+        acc = fma(x_scale[:, g, None] * w_scale[None, :, g], dot, acc)
+        if w.minimum is not None:
+            x_sum = x_scale[:, g] * q[:, g].sum(dim=1)
+            acc = fma(torch.from_numpy(w.minimum)[None, :, g], x_sum[:, None], acc)
+    return acc
+
+
+def linear_f32(x: "Tensor", w: "Tensor") -> "Tensor":
+    """Order "f32": acc = fma(w[k], x[k], acc) for ascending k."""
+    import torch
+
+    acc = torch.zeros(x.shape[0], w.shape[0])
+    for k in range(x.shape[1]):
+        acc = fma(w[None, :, k], x[:, k, None], acc)
+    return acc
+
+
+def tree16(lanes: "Tensor") -> "Tensor":
+    """The sum over 16 lanes in the last dimension: lane i += lane i + 8, then + 4, + 2, + 1."""
+    for step in (8, 4, 2, 1):
+        lanes = lanes[..., :step] + lanes[..., step : 2 * step]
+    return lanes[..., 0]
+
+
+def rms_norm_lanes16(x: "Tensor", w: "Tensor", eps: float, heads: int) -> "Tensor":
+    """Order "lanes16": squares go to lane (index mod 16) by FMA, lanes are added as a tree, y = (x * inv) * w."""
+    import torch
+
+    parts = x.view(x.shape[0], heads, -1)
+    size = parts.shape[-1]
+    padded = torch.nn.functional.pad(parts, (0, -size % LANES))
+    lanes = torch.zeros(*parts.shape[:2], LANES)
+    for chunk in padded.split(LANES, dim=-1):
+        lanes = fma(chunk, chunk, lanes)
+    inverse = 1.0 / torch.sqrt(tree16(lanes) / float(size) + torch.tensor(eps, dtype=torch.float32))
+    return ((parts * inverse[..., None]) * w).reshape(x.shape)
+
+
+def silu_mul_exp2(gate: "Tensor", up: "Tensor") -> "Tensor":
+    """Order "exp2": (gate / (1 + 2^(-gate * log2 e))) * up."""
+    return (gate / (1.0 + exp2_signed(-gate * LOG2E))) * up
+
+
+@dataclass
+class _State:
+    """The softmax of one split so far: largest score m, 16 lanes of the sum l, weighted values acc."""
+
+    m: "Tensor"  # [queries, heads]
+    l: "Tensor"  # [queries, heads, 16]
+    acc: "Tensor"  # [queries, heads, head_dim]
+
+
+def attend_pages64(
+    q: "Tensor",
+    k: "Tensor",
+    v: "Tensor",
+    first: int,
+    scale: float,
+    window: int,
+    soft_cap: float,
+    alibi: bool,
+) -> "Tensor":
+    """Order "pages64", one segment: q [queries, heads, head_dim] at positions first.. over k, v [context, heads, head_dim]
+    (already bf16 values, one kv head a query head) -> [queries, heads, head_dim].
+
+    Scores are in units of log2. A block in which a query sees no key changes nothing for it.
+    """
+    import torch
+
+    context = k.shape[0]
+    q = (q * torch.tensor(scale * math.log2(math.e), dtype=torch.float32)).bfloat16().float()
+    at = torch.arange(first, first + q.shape[0])[:, None]
+    keys = torch.arange(context)[None, :]
+    seen = (keys <= at) & (keys > at - window) if window else keys <= at  # [queries, context]
+    scores = _bend(_scores(q, k), keys - at, soft_cap, alibi)
+    scores = scores.masked_fill(~seen[:, None, :], -math.inf)
+    total: _State | None = None
+    for start in range(0, context, SPLIT):
+        stop = min(start + SPLIT, context)
+        part = _split(scores[..., start:stop], v[start:stop], seen[:, start:stop])
+        total = part if total is None else _merge(total, part)
+    assert total is not None
+    return total.acc * (1.0 / tree16(total.l))[..., None] + 0.0
+
+
+def _scores(q: "Tensor", k: "Tensor") -> "Tensor":
+    """[queries, heads, context]: a chain over pairs of dimensions, the odd one first, as vdpbf16ps does."""
+    import torch
+
+    out = torch.zeros(q.shape[0], q.shape[1], k.shape[0])
+    for pair in range(0, q.shape[2], 2):
+        for dim in (pair + 1, pair):
+            out = fma(q[:, :, None, dim], k[:, :, dim].T[None], out)
+    return out
+
+
+def _bend(scores: "Tensor", distance: "Tensor", soft_cap: float, alibi: bool) -> "Tensor":
+    """Soft cap, then ALiBi, both scaled to units of log2; tanh(u) = 1 - 2 / (2^(2u * log2 e) + 1)."""
+    import torch
+
+    if soft_cap:
+        cap = torch.tensor(soft_cap * math.log2(math.e), dtype=torch.float32)
+        scores = cap * (1.0 - 2.0 / (exp2_signed((2.0 * (scores / cap)) * LOG2E) + 1.0))
+    if alibi:
+        slopes = torch.tensor([s * math.log2(math.e) for s in alibi_slopes(scores.shape[1])], dtype=torch.float32)
+        scores = scores + slopes[None, :, None] * distance[:, None, :].float()
+    return scores
+
+
+def _split(scores: "Tensor", v: "Tensor", seen: "Tensor") -> _State:
+    """The state after all blocks of one split; m stays -inf where a query sees nothing of it."""
+    import torch
+
+    queries, heads, count = scores.shape
+    pad = -count % BLOCK
+    scores = torch.nn.functional.pad(scores, (0, pad), value=-math.inf)
+    v = torch.nn.functional.pad(v, (0, 0, 0, 0, 0, pad))
+    seen = torch.nn.functional.pad(seen, (0, pad))
+    state = _State(
+        torch.full((queries, heads), -math.inf),
+        torch.zeros(queries, heads, LANES),
+        torch.zeros(queries, heads, v.shape[2]),
+    )
+    for start in range(0, count, BLOCK):
+        block = slice(start, start + BLOCK)
+        state = _block(state, scores[..., block], v[block], seen[:, block].any(dim=1))
+    return state
+
+
+def _block(state: _State, scores: "Tensor", v: "Tensor", sees: "Tensor") -> _State:
+    import torch
+
+    sees = sees[:, None].expand_as(state.m)
+    m = torch.where(sees, torch.maximum(state.m, scores.amax(dim=-1)), torch.zeros_like(state.m))
+    alpha = exp2_falling(state.m - m)
+    p = exp2_falling(scores - m[..., None])  # [queries, heads, 64]
+    lanes = state.l * alpha[..., None]
+    for vector in p.split(LANES, dim=-1):
+        lanes = lanes + vector
+    acc, rounded = state.acc * alpha[..., None], p.bfloat16().float()
+    for pair in range(0, BLOCK, 2):
+        for key in (pair + 1, pair):
+            acc = fma(rounded[..., key, None], v[key][None], acc)
+    keep = sees[..., None]
+    return _State(torch.where(sees, m, state.m), torch.where(keep, lanes, state.l), torch.where(keep, acc, state.acc))
+
+
+def _merge(left: _State, right: _State) -> _State:
+    """Two splits as one; a side that saw nothing leaves the other as it is."""
+    import torch
+
+    m = torch.maximum(left.m, right.m)
+    anything = torch.isfinite(m)
+    base = torch.where(anything, m, torch.zeros_like(m))
+    a, b = exp2_falling(left.m - base)[..., None], exp2_falling(right.m - base)[..., None]
+    both = (torch.isfinite(left.m) & torch.isfinite(right.m))[..., None]
+    only_right = torch.isfinite(right.m)[..., None]
+
+    def joined(x: "Tensor", y: "Tensor") -> "Tensor":
+        return torch.where(both, x * a + y * b, torch.where(only_right, y, x))
+
+    return _State(m, joined(left.l, right.l), joined(left.acc, right.acc))

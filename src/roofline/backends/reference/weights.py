@@ -1,0 +1,71 @@
+"""Recipes -> numbers, straight from the file's bytes."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from roofline.backends.reference.unpack import Groups, unpack
+from roofline.ops import formats
+from roofline.program.ir import Piece, Program, Recipe
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Read = Callable[[str], np.ndarray]
+
+
+class Weights:
+    """The weights of a Program. read: file tensor name -> its bytes, uint8. What was unpacked is kept."""
+
+    def __init__(self, program: Program, read: Read) -> None:
+        self._recipes, self._read = program.weights, read
+        self._tensors: dict[str, Tensor] = {}
+        self._groups: dict[str, list[Groups]] = {}
+
+    def tensor(self, name: str) -> "Tensor":
+        """float32 values in the weight's shape."""
+        import torch
+
+        if name not in self._tensors:
+            recipe = self._recipes[name]
+            parts = [self._values(recipe, piece, piece.start, piece.stop) for piece in recipe.pieces]
+            self._tensors[name] = torch.from_numpy(np.concatenate(parts).reshape(recipe.shape))
+        return self._tensors[name]
+
+    def groups(self, name: str) -> list[Groups]:
+        """The quantised pieces of a matrix as integers and scales."""
+        if name not in self._groups:
+            recipe = self._recipes[name]
+            self._groups[name] = [
+                unpack(self._bytes(recipe, p, p.start, p.stop), p.format, (p.stop - p.start, recipe.columns))
+                for p in recipe.pieces
+            ]
+        return self._groups[name]
+
+    def rows(self, name: str, ids: np.ndarray) -> "Tensor":
+        """float32 [len(ids), columns]: some rows, without widening the rest."""
+        import torch
+
+        recipe = self._recipes[name]
+        wanted = np.unique(ids)
+        values = np.empty((len(wanted), recipe.columns), np.float32)
+        base = 0  # first row of the piece within the weight
+        for piece in recipe.pieces:
+            count = piece.stop - piece.start
+            for i, row in enumerate(wanted):
+                if base <= row < base + count:
+                    at = piece.start + int(row) - base
+                    values[i] = self._values(recipe, piece, at, at + 1)
+            base += count
+        return torch.from_numpy(values[np.searchsorted(wanted, ids)])
+
+    def _bytes(self, recipe: Recipe, piece: Piece, start: int, stop: int) -> np.ndarray:
+        row = formats.get(piece.format)
+        each = recipe.columns * row.block_bytes // row.block  # bytes a row
+        return self._read(piece.tensor)[start * each : stop * each]
+
+    def _values(self, recipe: Recipe, piece: Piece, start: int, stop: int) -> np.ndarray:
+        raw = self._bytes(recipe, piece, start, stop)
+        shape = (stop - start, *recipe.shape[1:])
+        return formats.get(piece.format).dequantize(raw, shape)
