@@ -200,6 +200,7 @@ NB_MODULE(_native, m) {
         return names;
     });
     m.def("isas", &isas);
+    m.def("build_id", [] { return ROOFLINE_BUILD_ID; });
     bind_kernels(m);
     ::bind_roofs(m);
 }

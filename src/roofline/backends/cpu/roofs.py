@@ -1,9 +1,9 @@
 """Measures what this CPU can do at best, independently of our kernels: register-only loops and wide reads."""
 
-import platform
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from roofline.backends.cpu.select import choose_isa, choose_threads
 from roofline.hardware import detect
 from roofline.hardware import roofs as store
 from roofline.hardware.roofs import Roofs
@@ -20,8 +20,7 @@ def measure_roofs(*, quick: bool = False, threads: int | None = None, isa: str |
     """
     from roofline import _native
 
-    threads = threads or detect.default_threads()
-    isa = isa or detect.default_isa()
+    threads, isa = int(choose_threads(threads).value), str(choose_isa(isa).value)
     machine = detect.detect()
     room = (machine.memory_available or 512 * MIB) // 4
     sizes = [size for size in READ_SIZES if size <= max(room, MIB) and not (quick and size > 100 * MIB)]
@@ -34,7 +33,7 @@ def measure_roofs(*, quick: bool = False, threads: int | None = None, isa: str |
         reads=tuple((size, _native.roof_read(size, threads, seconds)) for size in sizes),
         threads=threads,
         isa=isa,
-        chip=machine.chip or platform.processor(),
+        chip=machine.chip,
         measured=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
@@ -42,7 +41,7 @@ def measure_roofs(*, quick: bool = False, threads: int | None = None, isa: str |
 def stored_roofs(*, threads: int | None = None, isa: str | None = None) -> Roofs | None:
     """The roofs kept for this machine at these threads and this ISA, None when never measured."""
     fingerprint = detect.detect().fingerprint
-    return store.load(fingerprint, threads or detect.default_threads(), isa or detect.default_isa())
+    return store.load(fingerprint, int(choose_threads(threads).value), str(choose_isa(isa).value))
 
 
 def ensure_roofs(
@@ -57,8 +56,9 @@ def ensure_roofs(
     if known is not None and not again:
         return known
     fresh = measure_roofs(quick=quick, threads=threads, isa=isa)
-    store.store(fresh if known is None else higher(known, fresh), detect.detect().fingerprint)
-    return fresh if known is None else higher(known, fresh)
+    roofs = fresh if known is None else higher(known, fresh)
+    store.store(roofs, detect.detect().fingerprint)
+    return roofs
 
 
 def higher(old: Roofs, new: Roofs) -> Roofs:

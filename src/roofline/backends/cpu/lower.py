@@ -1,0 +1,153 @@
+"""Program -> the flat list of numbers that the C++ core runs.
+
+Each operation is one record: code, leading symbol, references to values in the arena, sizes, addresses of weights. The
+order of the fields is `Executable::parse` in native/executable.cpp.
+"""
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+from roofline.common.errors import UnsupportedError
+from roofline.ops.symbol import Type
+from roofline.program.ir import Instr, Place, Program
+from roofline.program.passes.plan import plan
+
+
+class Code(IntEnum):
+    """Operations of the core (enum class Code in native/executable.h)."""
+
+    EMBED = 0
+    NORM = 1
+    NORM_QUANTISE = 2
+    QUANTISE = 3
+    LINEAR = 4
+    ROPE_WRITE = 5
+    ATTEND = 6
+    GATED = 7
+    GATED_QUANTISE = 8
+    TAKE_ROWS = 9
+
+
+CODES = {
+    "embed": Code.EMBED,
+    "rms_norm": Code.NORM,
+    "norm_quantize": Code.NORM_QUANTISE,
+    "quantize_rows": Code.QUANTISE,
+    "linear": Code.LINEAR,
+    "linear_add": Code.LINEAR,
+    "rope_kv_write": Code.ROPE_WRITE,
+    "attend": Code.ATTEND,
+    "silu_mul": Code.GATED,
+    "silu_mul_quantize": Code.GATED_QUANTISE,
+    "take_rows": Code.TAKE_ROWS,
+}
+NONE = (-1, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class PackedPiece:
+    """A piece of a weight in memory: format number, address of its first tile, rows, inputs, first output column."""
+
+    format: int
+    address: int
+    rows: int
+    columns: int
+    start: int
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where the weights lie: matrices as packed pieces, vectors as addresses of float32."""
+
+    matrices: Mapping[str, tuple[PackedPiece, ...]]
+    vectors: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """code: int64 numbers; logits: reference to their value; program: with the plan that the code follows."""
+
+    code: list[int]
+    logits: tuple[int, int, int, int]
+    program: Program
+
+
+def keep_qkv(program: Program) -> Program:
+    """The Program planned anew with q|k|v alive until attend has run.
+
+    Rows that are alone in their segment are rotated and written by the attention item that reads them, without a
+    barrier in between: their q|k|v must not be overwritten by attend's own result.
+    """
+    source = {i.output.name: i.inputs[0] for i in program.body if i.op == "rope_kv_write"}
+    body = [replace(i, inputs=(*i.inputs, source[i.inputs[0]])) if i.op == "attend" else i for i in program.body]
+    planned = plan(replace(program, body=tuple(body), plan=None))
+    return replace(program, plan=planned.plan)
+
+
+def check(program: Program) -> None:
+    """Raises UnsupportedError on an instruction or attribute that the core does not compute."""
+    previous = ""
+    for instr in program.body:
+        if instr.op not in CODES:
+            raise UnsupportedError(f"op {instr.op!r}", "the cpu backend has no kernel for it", sorted(CODES))
+        if instr.op == "attend":
+            for name in ("soft_cap", "alibi"):
+                if instr.attr(name):
+                    raise UnsupportedError(f"attend with {name}", "the cpu backend has no kernel for it")
+            if previous != "rope_kv_write":
+                raise UnsupportedError("attend without rope_kv_write before it", "the cpu backend runs the two together")
+        if instr.op in ("silu_mul", "silu_mul_quantize") and len(instr.inputs) != 1:
+            raise UnsupportedError(f"{instr.op} on two values", "the cpu backend takes gate and up side by side")
+        previous = instr.op
+
+
+def lower(program: Program, addresses: Addresses) -> Lowered:
+    """The planned Program for weights at these addresses. Raises UnsupportedError as `check` does."""
+    check(program)
+    program = keep_qkv(program)
+    assert program.plan is not None
+    ids = {name: number for number, name in enumerate(program.plan.places)}
+    types = program.types()
+    code: list[int] = []
+
+    def ref(name: str) -> tuple[int, int, int, int]:
+        place: Place = program.plan.places[name]  # type: ignore[union-attr]
+        return ids[name], place.offset.const, place.offset.tokens, place.offset.rows
+
+    for instr in program.body:
+        over_rows = types[instr.output.name].leading == "rows"
+        code += [CODES[instr.op], int(over_rows)]
+        code += ref(instr.inputs[0]) if instr.op != "embed" else NONE
+        code += ref(instr.output.name)
+        code += ref(instr.inputs[1]) if instr.op == "linear_add" else NONE
+        code += _sizes(instr, types)
+        code += _weights(instr, addresses)
+    return Lowered(code, ref(program.logits), program)
+
+
+def _sizes(instr: Instr, types: Mapping[str, Type]) -> list[int]:
+    """width (inputs of a row) and stride (columns of the result, or of q|k|v)."""
+    out = types[instr.output.name].width
+    if instr.op in ("linear", "linear_add", "rope_kv_write"):
+        inputs = types[instr.inputs[0]].width
+        return [inputs, inputs if instr.op == "rope_kv_write" else out]
+    return [out, out]
+
+
+def _weights(instr: Instr, addresses: Addresses) -> list[int]:
+    """norm weight, bias, eps, layer, q_norm, k_norm, then the pieces of a matrix."""
+    matrix = instr.op in ("embed", "linear", "linear_add")
+    norm = addresses.vectors[instr.weights[0]] if instr.op in ("rms_norm", "norm_quantize") else 0
+    bias = addresses.vectors[instr.weights[1]] if matrix and len(instr.weights) > 1 else 0
+    eps = float(instr.attr("eps")) if instr.op in ("rms_norm", "norm_quantize") else 0.0
+    layer = int(instr.attr("layer")) if instr.op in ("rope_kv_write", "attend") else 0
+    q_norm, k_norm = 0, 0
+    if instr.op == "rope_kv_write" and instr.weights:
+        q_norm, k_norm = (addresses.vectors[name] for name in instr.weights)
+    pieces = addresses.matrices[instr.weights[0]] if matrix else ()
+    numbers = [norm, bias, struct.unpack("<q", struct.pack("<d", eps))[0], layer, q_norm, k_norm, len(pieces)]
+    for piece in pieces:
+        numbers += [piece.format, piece.address, piece.rows, piece.columns, piece.start]
+    return numbers

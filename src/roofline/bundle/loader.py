@@ -1,0 +1,234 @@
+"""load(source): a model by name or path becomes something that runs, with its tokenizer and chat template."""
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from roofline.common import log
+from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
+from roofline.common.units import human_bytes
+from roofline.ops.batch import PAGE_TOKENS, BatchLimits
+
+if TYPE_CHECKING:
+    from roofline.backends.base import Executable
+    from roofline.models.config import ModelConfig
+    from roofline.text.template import ChatTemplate
+    from roofline.text.tokenizer import Tokenizer
+    from roofline.weights.checkpoint import Checkpoint
+
+DEFAULT_CACHE_TOKENS = 16384
+BACKENDS = ("cpu", "reference")
+
+
+@dataclass
+class LoadedModel:
+    """A model ready to run.
+
+    config: the canonical configuration; executable: see backends.base; tokenizer, chat_template: None when loaded with
+    text=False; notes: what was chosen automatically, and why; load_seconds: from call to ready.
+    """
+
+    name: str
+    path: Path
+    config: "ModelConfig"
+    executable: "Executable"
+    tokenizer: "Tokenizer | None"
+    chat_template: "ChatTemplate | None"
+    notes: Mapping[str, str]
+    load_seconds: float
+
+
+def load(
+    source: str = "smollm2-135m",
+    *,
+    backend: str = "cpu",
+    threads: int | None = None,
+    isa: str | None = None,
+    cache_tokens: int | None = None,
+    max_model_len: int | None = None,
+    max_batch_tokens: int = 512,
+    max_running: int = 64,
+    weights: str | None = None,
+    text: bool = True,
+    verify: bool = True,
+    progress: Callable[[Any], None] | None = None,
+) -> LoadedModel:
+    """Load a model by catalogue name, path or ``hf:ORG/REPO``.
+
+    Args:
+        backend: "cpu", or "reference" (torch, slow).
+        cache_tokens: tokens the KV cache holds; default the larger of one full context (up to 16,384) and
+            16,384 tokens, cut to what a quarter of the free memory holds.
+        max_model_len: positions served; default the model's own, cut to the cache.
+        max_batch_tokens, max_running: the largest step: query tokens and sequences.
+        weights: "random:SEED" runs the model's configuration on random weights.
+        text: load tokenizer and chat template too.
+        verify: check the chosen kernels against the reference on the file's own bytes.
+        progress: given, a model that is not here yet is pulled, and this is told how far (see weights.sources.pull).
+
+    Raises:
+        ConfigError, UnsupportedError, CapacityError: with cause and remedy.
+    """
+    start = time.perf_counter()
+    if backend not in BACKENDS:
+        raise UnsupportedError(f"backend {backend!r}", "there is no such backend", BACKENDS)
+    path, checkpoint = _open(source, weights, progress)
+    config = _config(checkpoint)
+    longest = _max_context(config, max_model_len)
+    pages = _pages(config, longest, cache_tokens)
+    longest = min(longest, pages * PAGE_TOKENS) if max_model_len is None else longest
+    if pages * PAGE_TOKENS < longest:
+        remedy = "Raise cache_tokens or lower max_model_len."
+        raise CapacityError(f"a context of {longest:,} tokens", longest, pages * PAGE_TOKENS, "cache tokens", remedy)
+    limits = BatchLimits(
+        tokens=max(max_batch_tokens, max_running),
+        segments=max_running,
+        rows=max_running,
+        pages=max_running * -(-longest // PAGE_TOKENS),
+    )
+    tokenizer = template = None
+    with ThreadPoolExecutor(1) as beside:
+        if text:
+            words = beside.submit(load_text, checkpoint)
+        make = _cpu if backend == "cpu" else _reference
+        executable, notes = make(checkpoint, config, limits, pages, longest, threads, isa, verify)
+        if text:
+            tokenizer, template = words.result()
+    name = source if weights is None else f"{source}+{weights}"
+    seconds = time.perf_counter() - start
+    log.get("bundle").info("%s ready in %.2f s: %s", name, seconds, "; ".join(f"{k}: {v}" for k, v in notes.items()))
+    return LoadedModel(name, path, config, executable, tokenizer, template, notes, seconds)
+
+
+def load_text(checkpoint: "Checkpoint") -> "tuple[Tokenizer, ChatTemplate]":
+    """The tokenizer and chat template that belong to a checkpoint."""
+    from roofline.text import from_gguf, from_json
+    from roofline.text.template import ChatTemplate
+
+    if checkpoint.kind == "gguf":
+        tokenizer = from_gguf.from_gguf(checkpoint.metadata)
+        source = checkpoint.metadata.get("tokenizer.chat_template")
+    else:
+        tokenizer, source = from_json.from_folder(checkpoint.path)
+    bos, eos = tokenizer.bos_token, tokenizer.eos_token
+    return tokenizer, ChatTemplate(source, bos_token=bos, eos_token=eos)
+
+
+def _open(source: str, weights: str | None, progress: Callable[[Any], None] | None) -> "tuple[Path, Checkpoint]":
+    from roofline.weights import sources
+    from roofline.weights.checkpoint import open_checkpoint
+
+    path = sources.resolve(source, fetch=progress is not None, progress=progress)
+    checkpoint = open_checkpoint(path)
+    if weights is None:
+        return path, checkpoint
+    from roofline.weights.random_weights import parse_seed, random_checkpoint
+
+    return path, random_checkpoint(checkpoint.config, parse_seed(weights))
+
+
+def _config(checkpoint: "Checkpoint") -> "ModelConfig":
+    from roofline.models.config import ModelConfig
+
+    _, mapping = checkpoint.model_config()
+    return ModelConfig.of(mapping)
+
+
+def _max_context(config: "ModelConfig", wanted: int | None) -> int:
+    if wanted is None:
+        return config.max_position
+    if not 1 <= wanted <= config.max_position:
+        raise ConfigError(f"max_model_len={wanted} is not between 1 and the model's {config.max_position} positions")
+    return wanted
+
+
+def _pages(config: "ModelConfig", longest: int, wanted: int | None) -> int:
+    """KV pages: as asked, or one long context within a quarter of the free memory."""
+    from roofline.hardware.detect import detect
+
+    token_bytes = 2 * 2 * config.layers * config.kv_heads * config.head_dim
+    free = detect().memory_available or 1 << 62
+    if wanted is not None:
+        if wanted < PAGE_TOKENS:
+            raise ConfigError(f"cache_tokens={wanted} is less than one page of {PAGE_TOKENS}")
+        if wanted * token_bytes > free:
+            remedy = f"Lower cache_tokens: a token takes {human_bytes(token_bytes)}."
+            raise CapacityError("the KV cache", wanted * token_bytes, free, "bytes", remedy)
+        return -(-wanted // PAGE_TOKENS)
+    tokens = min(max(DEFAULT_CACHE_TOKENS, min(longest, DEFAULT_CACHE_TOKENS)), max(free // 4 // token_bytes, PAGE_TOKENS))
+    return tokens // PAGE_TOKENS
+
+
+def _cpu(
+    checkpoint: "Checkpoint",
+    config: "ModelConfig",
+    limits: BatchLimits,
+    pages: int,
+    longest: int,
+    threads: int | None,
+    isa: str | None,
+    verify: bool,
+) -> "tuple[Executable, Mapping[str, str]]":
+    from roofline.backends.cpu.executable import CpuExecutable
+    from roofline.backends.cpu.select import choose_isa, choose_threads
+    from roofline.backends.cpu.truth import check_kernels
+    from roofline.hardware import detect, roofs
+    from roofline.models import registry
+    from roofline.program import target
+    from roofline.program.compile import compile_program
+
+    chosen_isa, chosen_threads = choose_isa(isa), choose_threads(threads)
+    with ThreadPoolExecutor(1) as beside:
+        identity = beside.submit(weights_hash, checkpoint)
+        program = compile_program(registry.get(config.family), config, checkpoint.tensors, target.CPU)
+        executable = CpuExecutable(
+            program,
+            checkpoint,
+            weights_hash=identity,
+            limits=limits,
+            num_pages=pages,
+            max_context=longest,
+            isa=str(chosen_isa.value),
+            threads=int(chosen_threads.value),
+            roofs=roofs.load(detect.detect().fingerprint, int(chosen_threads.value), str(chosen_isa.value)),
+        )
+        if verify:
+            check_kernels(executable, checkpoint)
+    notes = {
+        "isa": f"{chosen_isa.value} ({chosen_isa.reason})",
+        "threads": f"{chosen_threads.value} ({chosen_threads.reason})",
+        "cache": f"{pages * PAGE_TOKENS} tokens, {human_bytes(executable.page_bytes * pages)}",
+    }
+    return executable, notes
+
+
+def weights_hash(checkpoint: "Checkpoint") -> str:
+    """SHA-256 over the tensors' bytes, in the order of their names."""
+    digest = hashlib.sha256()
+    for name in sorted(checkpoint.tensors):
+        info = checkpoint.tensors[name]
+        digest.update(f"{name} {info.format} {info.shape}".encode())
+        digest.update(checkpoint.read(name))
+    return digest.hexdigest()
+
+
+def _reference(
+    checkpoint: "Checkpoint",
+    config: "ModelConfig",
+    limits: BatchLimits,
+    pages: int,
+    longest: int,
+    threads: int | None,
+    isa: str | None,
+    verify: bool,
+) -> "tuple[Executable, Mapping[str, str]]":
+    if isa is not None:
+        raise UnsupportedError(f"isa={isa!r} with the reference backend", "torch chooses its own kernels", ("backend=cpu",))
+    from roofline.backends.reference.executable import reference_executable
+
+    executable = reference_executable(checkpoint, config, limits, pages, longest, threads)
+    return executable, {"backend": "reference (torch, slow)"}
