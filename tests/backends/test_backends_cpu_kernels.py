@@ -1,0 +1,165 @@
+"""Single kernels against slow arithmetic, and bit for bit against each other: instruction sets, row counts, tiles."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roofline.ops import formats
+
+native = pytest.importorskip("roofline._native", reason="the C++ core is not built")
+
+ISAS = native.isas()
+QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K")
+FLOATS = ("F32", "F16", "BF16")
+
+
+@dataclass
+class Matrix:
+    """A random weight in a file format, and packed."""
+
+    name: str
+    rows: int
+    columns: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.seed)
+        values = rng.standard_normal((self.rows, self.columns), dtype=np.float32)
+        self.raw = formats.get(self.name).quantize(values)
+        self.number = native.format_names().index(self.name)
+        tiles = -(-self.rows // 16)
+        self.memory = native.Memory(tiles * native.tile_bytes(self.number, self.columns))
+        native.pack(self.number, self.raw, self.rows, self.columns, self.memory.address, 2)
+
+    @property
+    def values(self) -> np.ndarray:
+        """float64 [rows, columns], from the file's own bytes."""
+        return formats.get(self.name).dequantize(self.raw, (self.rows, self.columns)).astype(np.float64)
+
+    def times(self, isa: str, x: np.ndarray) -> np.ndarray:
+        y = np.full((len(x), self.rows), np.nan, np.float32)
+        native.kernels.linear(isa, self.number, self.memory.address, self.rows, self.columns, x, y)
+        return y
+
+
+def quantise(isa: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """int8 [tokens, k], scales and scaled sums float32 [tokens, k / 32]."""
+    q = np.empty(x.shape, np.int8)
+    scale, total = (np.empty((len(x), x.shape[1] // 32), np.float32) for _ in range(2))
+    native.kernels.quantise(isa, x, x.shape[1], q, scale, total)
+    return q, scale, total
+
+
+def activations(tokens: int, columns: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((tokens, columns)).astype(np.float32)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", QUANTISED + FLOATS)
+def test_linear_equals_the_files_weights(isa: str, name: str) -> None:
+    matrix, x = Matrix(name, 48, 512), activations(3, 512)
+    used = x.astype(np.float64)
+    if name in QUANTISED:
+        q, scale, _ = quantise(isa, x)
+        used = q.astype(np.float64) * np.repeat(scale.astype(np.float64), 32, axis=1)
+    wanted = used @ matrix.values.T
+    size = np.abs(used) @ np.abs(matrix.values).T
+    assert np.max(np.abs(matrix.times(isa, x) - wanted) / size) < 1e-5
+
+
+@pytest.mark.parametrize("name", QUANTISED + FLOATS)
+@pytest.mark.parametrize("shape", [(16, 256), (40, 256), (100, 512), (7, 768)])
+def test_linear_bits_do_not_depend_on_rows_or_isa(name: str, shape: tuple[int, int]) -> None:
+    matrix, x = Matrix(name, *shape), activations(23, shape[1])
+    alone = np.concatenate([matrix.times(ISAS[0], x[i : i + 1]) for i in range(len(x))])
+    for isa in ISAS:
+        for count in (2, 3, 4, 5, 7, 8, 11, 16, 23):
+            assert matrix.times(isa, x[:count]).tobytes() == alone[:count].tobytes(), (isa, count)
+
+
+@pytest.mark.parametrize("name", QUANTISED + FLOATS)
+def test_embedding_rows_are_the_files_rows(name: str) -> None:
+    matrix = Matrix(name, 40, 256)
+    ids = np.array([0, 1, 15, 16, 39], np.int32)
+    for isa in ISAS:
+        out = np.empty((len(ids), 256), np.float32)
+        native.kernels.embed(isa, matrix.number, matrix.memory.address, 256, ids, out)
+        np.testing.assert_array_equal(out, matrix.values[ids].astype(np.float32))
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 1 << 30), exponent=st.integers(-30, 30), zeros=st.booleans())
+def test_quantise_is_the_declared_rounding(seed: int, exponent: int, zeros: bool) -> None:
+    x = activations(2, 96, seed) * np.float32(2.0**exponent)
+    if zeros:
+        x[:, 32:64] = 0
+    groups = x.reshape(2, 3, 32)
+    amax = np.abs(groups).max(axis=2)
+    inverse = np.divide(np.float32(127), amax, out=np.zeros_like(amax), where=amax > 0)
+    wanted = np.rint(groups * inverse[:, :, None]).astype(np.int8).reshape(2, 96)
+    scale = (amax / np.float32(127)).astype(np.float32)
+    total = scale * wanted.reshape(2, 3, 32).sum(axis=2, dtype=np.int32).astype(np.float32)
+    for isa in ISAS:
+        q, s, z = quantise(isa, x)
+        np.testing.assert_array_equal(q, wanted)
+        np.testing.assert_array_equal(s, scale)
+        np.testing.assert_array_equal(z, total)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_bad_activation_stays_visible(bad: float) -> None:
+    x = activations(2, 64)
+    x[1, 40] = bad
+    matrix = Matrix("Q4_1", 16, 64)
+    for isa in ISAS:
+        y = matrix.times(isa, x)
+        assert np.isfinite(y[0]).all()
+        assert np.isnan(y[1]).all()
+
+
+@pytest.mark.parametrize("width", [16, 64, 100, 576])
+def test_rms_norm(width: int) -> None:
+    x, w = activations(3, width), activations(1, width, 2)[0]
+    wanted = x / np.sqrt((x.astype(np.float64) ** 2).mean(axis=1, keepdims=True) + 1e-5) * w
+    outs = []
+    for isa in ISAS:
+        out = np.empty_like(x)
+        native.kernels.rms_norm(isa, x, w, 1e-5, out)
+        np.testing.assert_allclose(out, wanted, rtol=3e-6, atol=1e-7)
+        outs.append(out.tobytes())
+    assert len(set(outs)) == 1
+
+
+def test_gated() -> None:
+    gate = np.concatenate([np.linspace(-90, 90, 1000), [0.0, 200, -200]]).astype(np.float32)
+    up = activations(1, len(gate))[0]
+    wanted = gate.astype(np.float64) / (1 + np.exp(-gate.astype(np.float64))) * up
+    outs = []
+    for isa in ISAS:
+        out = np.empty_like(gate)
+        native.kernels.gated(isa, gate, up, out)
+        np.testing.assert_allclose(out, wanted, rtol=2e-6, atol=1e-12)  # far below, the rounding of x * log2(e) shows
+        outs.append(out.tobytes())
+    assert len(set(outs)) == 1
+
+
+def test_exp2_is_close_and_the_same_everywhere() -> None:
+    x = np.concatenate([np.linspace(-130, 0, 65536), [-np.inf] * 16]).astype(np.float32)
+    x = x[: len(x) // 16 * 16]
+    outs = []
+    for isa in ISAS:
+        out = np.empty_like(x)
+        native.kernels.exp2(isa, x, out)
+        normal = x >= -126
+        np.testing.assert_allclose(out[normal], np.exp2(x[normal].astype(np.float64)), rtol=3e-7)
+        assert (out[~normal] == 0).all()
+        outs.append(out.tobytes())
+    assert len(set(outs)) == 1
+
+
+def test_pack_refuses_bytes_that_do_not_match() -> None:
+    with pytest.raises(ValueError, match="do not match"):
+        native.pack(native.format_names().index("Q4_1"), np.zeros(10, np.uint8), 16, 64, native.Memory(4096).address, 1)
