@@ -9,9 +9,6 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from roofline.common import env
-from roofline.common.errors import UnsupportedError
-
 # An ISA's variant of our kernels needs all of these flags of /proc/cpuinfo (x86 "flags", aarch64 "Features").
 ISA_NEEDS: dict[str, frozenset[str]] = {
     "avx512": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16"}),
@@ -95,32 +92,6 @@ def detect(root: Path = Path("/")) -> Machine:
         caches=_caches(root),
     )
     return Machine(**{**machine.__dict__, "warnings": _warnings(machine)})
-
-
-def default_threads() -> int:
-    """Compute threads to use: ROOFLINE_THREADS, else min(affinity, floor(cgroup quota)), at least 1."""
-    asked = env.threads()
-    if asked is not None:
-        return asked
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = cpu_quota()
-    return max(1, min(allowed, int(quota) if quota is not None else allowed))
-
-
-def default_isa() -> str:
-    """The instruction set to use: ROOFLINE_ISA, else the best this chip has.
-
-    Raises UnsupportedError when ROOFLINE_ISA names one the chip lacks.
-    """
-    flags = _cpuinfo(Path("/"))
-    have = set((flags.get("flags") or flags.get("Features") or "").split())
-    usable = [isa for isa, needs in ISA_NEEDS.items() if needs <= have]
-    asked = env.read("ROOFLINE_ISA")
-    if asked is None:
-        return usable[0]
-    if asked not in usable:
-        raise UnsupportedError(f"ROOFLINE_ISA={asked}", "this chip does not have it", usable)
-    return asked
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:

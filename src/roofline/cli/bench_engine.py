@@ -1,0 +1,45 @@
+"""roofline bench engine: the engine's speed on the peers' workloads, beside the limit of this chip."""
+
+from typing import Annotated, Any
+
+import typer
+
+from roofline.cli.options import DEFAULT_MODEL, AsJson, Isa, Threads
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="A name, hf:ORG/REPO[:FILE], or a path.")] = DEFAULT_MODEL,
+    as_json: AsJson = False,
+    serve: Annotated[bool, typer.Option("--serve/--no-serve", help="Run the serve rows, which take longest.")] = True,
+    rows: Annotated[str | None, typer.Option(help="Only rows whose key contains one of these, with commas.")] = None,
+    threads: Threads = None,
+    isa: Isa = None,
+) -> None:
+    """Time prefill, decode and serving. Prefix cache and speculation are off; every repeat is recorded."""
+    from roofline.bench.engine import bench_engine
+
+    chosen = None if rows is None else [part.strip() for part in rows.split(",") if part.strip()]
+    record = bench_engine(model, threads=threads, isa=isa, rows=chosen, serve=serve)
+    if as_json:
+        import json
+
+        print(json.dumps(record))
+    else:
+        _show(record)
+
+
+def _show(record: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("row", "tok/s", "all repeats", "GB/s", "Gop/s", "share of roof", box=None)
+    for name, row in record["rows"].items():
+        share = "roofs unknown" if row["share_of_roof"] is None else f"{row['share_of_roof']:.1%}"
+        repeats = " ".join(f"{rate:.1f}" for rate in row["tok_s"])
+        rate, moved, ops = f"{record[name]:.1f}", f"{row['gb_s']:.1f}", f"{row['gop_s']:.0f}"
+        table.add_row(name.removesuffix("_tok_s"), rate, repeats, moved, ops, share)
+    console = Console()
+    chip, chosen = record["machine"]["chip"], record["chosen"]
+    console.print(f"{record['model']} on {chip}: isa {chosen['isa']}; threads {chosen['threads']}")
+    console.print(table)
+    console.print(f"loaded in {record['load_s']:.2f} s; prefix cache and speculation are off")

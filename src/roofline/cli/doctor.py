@@ -1,0 +1,104 @@
+"""roofline doctor: what this machine is, what it can do at best, and which kernels were chosen and why."""
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from roofline.cli.options import AsJson, Isa, Threads
+
+
+def command(
+    as_json: AsJson = False,
+    measure: Annotated[bool, typer.Option("--measure", help="Measure the roofs again (about 4 s).")] = False,
+    threads: Threads = None,
+    isa: Isa = None,
+) -> None:
+    """Describe chip, cores, limits and measured roofs, with the command that mends each thing found wrong."""
+    report = examine(measure, threads, isa)
+    if as_json:
+        import json
+
+        print(json.dumps(report, indent=1))
+    else:
+        _show(report)
+
+
+def examine(measure: bool, threads: int | None, isa: str | None) -> dict[str, Any]:
+    """Everything doctor knows, as plain values."""
+    import roofline
+    from roofline.backends import cpu
+    from roofline.backends.cpu.roofs import ensure_roofs
+    from roofline.backends.cpu.select import choose_isa, choose_threads
+    from roofline.common import env
+    from roofline.hardware import detect
+
+    machine = detect.detect()
+    return {
+        "version": roofline.__version__,
+        "machine": {**asdict(machine), "fingerprint": machine.fingerprint},
+        "threads": asdict(choose_threads(threads)),
+        "isa": asdict(choose_isa(isa)),
+        "roofs": asdict(ensure_roofs(threads=threads, isa=isa, again=measure)),
+        "kernels": cpu.describe(),
+        "environment": {variable.name: env.read(variable.name) for variable in env.VARIABLES},
+    }
+
+
+def _show(report: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from roofline.common.units import human_bytes, human_rate
+
+    machine, roofs = report["machine"], report["roofs"]
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+
+    def size(count: int | None) -> str:
+        return "not known" if count is None else human_bytes(count)
+
+    table.add_row("chip", f"{machine['chip']} ({machine['vendor']}, {machine['arch']})")
+    table.add_row("instruction sets", f"{', '.join(machine['isas'])}; in use: {_choice(report['isa'])}")
+    quota = "none" if machine["cpu_quota"] is None else f"{machine['cpu_quota']:.2f}"
+    table.add_row(
+        "cores",
+        f"{machine['cores_online']} online, {machine['cores_allowed']} allowed, quota {quota}; "
+        f"threads: {_choice(report['threads'])}",
+    )
+    limit = "no limit" if machine["memory_limit"] is None else f"limit {human_bytes(machine['memory_limit'])}"
+    table.add_row(
+        "memory", f"{size(machine['memory_total'])}, {limit}, {size(machine['memory_available'])} available now"
+    )
+    caches = ", ".join(f"L{c['level']} {human_bytes(c['bytes'])}" for c in machine["caches"])
+    table.add_row("caches", caches or "not known")
+    table.add_row("NUMA", f"{machine['numa_nodes']} node(s), balancing {_on_off(machine['numa_balancing'])}")
+    table.add_row("huge pages", machine["huge_pages"] or "not known")
+    for name, field in (("int8", "int8_ops"), ("bf16", "bf16_flops"), ("f32", "f32_flops")):
+        table.add_row(f"{name} roof", human_rate(roofs[field], "op"))
+    reads = ", ".join(f"{human_bytes(b)}: {human_rate(rate, 'B')}" for b, rate in roofs["reads"])
+    table.add_row("read roofs", reads)
+    table.add_row("measured", f"{roofs['measured']} with {roofs['threads']} threads, {roofs['isa']}")
+    for name, value in report["kernels"].items():
+        table.add_row(f"kernels: {name}", _text(value))
+    for name, value in report["environment"].items():
+        table.add_row(name, value or "not set")
+    console = Console()
+    console.print(table)
+    for warning in machine["warnings"]:
+        console.print(f"[bold yellow]warning[/] {warning}")
+
+
+def _choice(choice: dict[str, Any]) -> str:
+    return f"{choice['value']} ({choice['reason']})"
+
+
+def _on_off(value: bool | None) -> str:
+    return {None: "not known", True: "on", False: "off"}[value]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return "; ".join(f"{name}: {_text(inner)}" for name, inner in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(_text(inner) for inner in value)
+    return str(value)

@@ -1,0 +1,39 @@
+"""roofline serve: the OpenAI protocol over HTTP."""
+
+from typing import Annotated
+
+import typer
+
+from roofline.cli.options import DEFAULT_MODEL, Isa, Threads
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="A name, hf:ORG/REPO[:FILE], or a path.")] = DEFAULT_MODEL,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 8000,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="ROOFLINE_API_KEY", help="Needed on every route but /health.")
+    ] = None,
+    max_model_len: Annotated[int | None, typer.Option(min=1, help="Longest prompt plus answer, in tokens.")] = None,
+    served_model_name: Annotated[str | None, typer.Option(help="The name that requests give. Default: MODEL.")] = None,
+    cache_tokens: Annotated[int | None, typer.Option(min=16, help="Tokens that the key-value cache holds.")] = None,
+    max_running: Annotated[int, typer.Option(min=1, help="Answers computed at the same time.")] = 64,
+    threads: Threads = None,
+    isa: Isa = None,
+) -> None:
+    """Serve a model: /v1/chat/completions, /v1/completions, /v1/models, /health, /ready, /metrics, /stats."""
+    from roofline.server.serve import ServeOptions, serve
+
+    given = {"threads": threads, "isa": isa, "cache_tokens": cache_tokens}
+    serve(
+        ServeOptions(
+            model=model,
+            host=host,
+            port=port,
+            api_key=api_key,
+            max_model_len=max_model_len,
+            served_model_name=served_model_name,
+            max_running=max_running,
+            load={name: value for name, value in given.items() if value is not None},
+        )
+    )

@@ -1,0 +1,52 @@
+"""The engine process seen through the server's interface."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from roofline.engine.events import Event
+from roofline.engine.params import SamplingParams
+from roofline.engine.remote import RemoteEngine
+from roofline.engine.stats import EngineStats
+from roofline.server.facade import EngineFacts
+
+
+class EngineSide:
+    """A RemoteEngine as `facade.Engine`."""
+
+    def __init__(self, remote: RemoteEngine) -> None:
+        self.remote = remote
+
+    def facts(self) -> EngineFacts | None:
+        known = self.remote.description
+        if known is None or not self.remote.ready:
+            return None
+        return EngineFacts(known.fingerprint, known.vocab_size, known.max_model_len)
+
+    async def submit(
+        self, ids: Sequence[int], params: SamplingParams, *, eos_ids: Sequence[int], request_id: str
+    ) -> AsyncIterator[Event]:
+        stream = await self.remote.submit(ids, params, eos_ids=eos_ids, request_id=request_id)
+        try:
+            async for event in stream:
+                yield event
+        finally:
+            await stream.aclose()
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        self.remote.abort(request_id, index)
+
+    async def stats(self) -> Mapping[str, Any]:
+        return {**as_dict(self.remote.stats()), "restarts": self.remote.restarts, "pid": self.remote.pid}
+
+
+def as_dict(stats: EngineStats) -> dict[str, Any]:
+    """The counters with what follows from them."""
+    return {
+        **msgspec.structs.asdict(stats),
+        "generated_tokens": stats.generated_tokens,
+        "prefill_tokens_per_second": stats.prefill_tokens_per_second,
+        "decode_tokens_per_second": stats.decode_tokens_per_second,
+        "share_of_roof": stats.share_of_roof,
+    }

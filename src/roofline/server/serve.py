@@ -1,0 +1,157 @@
+"""Two processes started together: the engine loads its model while this one parses the tokenizer and imports HTTP."""
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from roofline.common import log
+from roofline.common.errors import ConfigError
+from roofline.engine.config import EngineConfig
+from roofline.engine.messages import EngineSpec
+from roofline.engine.remote import RemoteEngine
+from roofline.server.limits import Limits
+
+LOG = log.get("server")
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What to serve, and where.
+
+    Args:
+        model: a name, hub id or path.
+        host, port: address to listen on; port 0 takes a free one.
+        api_key: needed on every route but /health when given.
+        max_model_len: longest prompt plus answer in tokens; None takes what the model and the cache allow.
+        served_model_name: the name that requests give; None takes `model`.
+        load: further options of `roofline.bundle.load` (threads, isa, cache_tokens, ...).
+    """
+
+    model: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = None
+    max_model_len: int | None = None
+    served_model_name: str | None = None
+    max_running: int = 64
+    load: dict[str, Any] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65536:
+            raise ConfigError(f"port {self.port} is not within 0 and 65535")
+        if self.api_key is not None and (not self.api_key.strip() or not self.api_key.isascii()):
+            raise ConfigError("the API key must be ASCII and not empty")
+
+    @property
+    def local(self) -> bool:
+        """Whether only this machine can reach the address."""
+        with contextlib.suppress(ValueError):
+            return ipaddress.ip_address(self.host).is_loopback
+        return self.host == "localhost"
+
+
+def serve(options: ServeOptions) -> None:
+    """Serve until SIGTERM or SIGINT; what runs then may finish. Raises ConfigError when the address is taken."""
+    import uvloop
+
+    if not options.local and options.api_key is None:
+        LOG.warning("%s can be reached from other machines and there is no --api-key", options.host)
+    listening = _listen(options)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(options, listening))
+
+
+async def _run(options: ServeOptions, listening: socket.socket) -> None:
+    started = time.perf_counter()
+    spec = EngineSpec(
+        source=options.model,
+        options={**options.load, "max_model_len": options.max_model_len},
+        config=EngineConfig(max_running=options.max_running, max_model_len=options.max_model_len),
+    )
+    remote = RemoteEngine(spec)
+    loading = asyncio.create_task(remote.start())
+    await asyncio.sleep(0)  # the engine process starts here; all that follows happens while it loads
+    try:
+        server = _http_server(options, remote)
+        loading.add_done_callback(lambda task: _loaded(task, server, started))
+        await server.serve(sockets=[listening])
+    finally:
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
+        await remote.close()
+    if not loading.cancelled() and (failure := loading.exception()) is not None:
+        raise failure
+
+
+def _http_server(options: ServeOptions, remote: RemoteEngine) -> Any:
+    import uvicorn
+
+    from roofline.server.app import create_app
+    from roofline.server.context import Context
+    from roofline.server.engine_side import EngineSide
+    from roofline.server.protocol import BoundedProtocol
+    from roofline.server.text_side import load_text
+
+    context = Context(
+        engine=EngineSide(remote),
+        text=load_text(options.model),
+        name=options.served_model_name or options.model,
+        created=int(time.time()),
+        host=options.host,
+        api_key=options.api_key,
+        limits=options.limits,
+    )
+
+    class Protocol(BoundedProtocol):
+        limits = options.limits
+
+    config = uvicorn.Config(
+        create_app(context),
+        http=Protocol,
+        ws="none",
+        loop="none",  # we are inside one
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=options.limits.drain_seconds,
+    )
+    return uvicorn.Server(config)
+
+
+def _loaded(task: asyncio.Task, server: Any, started: float) -> None:
+    if task.cancelled():
+        return
+    if task.exception() is not None:
+        server.should_exit = True
+        return
+    ready = task.result()
+    seconds = time.perf_counter() - started
+    say(f"Ready: {ready.name}, {ready.max_model_len:,} tokens of context, after {seconds:.2f} s")
+
+
+def _listen(options: ServeOptions) -> socket.socket:
+    """Bind before anything is loaded: an address that is taken should cost nothing."""
+    try:
+        family = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((options.host, options.port))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {options.host}:{options.port}: {error.strerror or error}. Choose another --port."
+        ) from error
+    host = f"[{options.host}]" if family == socket.AF_INET6 else options.host
+    say(f"Listening on http://{host}:{listening.getsockname()[1]}")
+    return listening
+
+
+def say(line: str) -> None:
+    """A line for whoever started the server."""
+    print(line, file=sys.stderr, flush=True)

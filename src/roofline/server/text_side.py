@@ -1,0 +1,35 @@
+"""The served model's text, without its weights: tokenizer, chat template, stop strings."""
+
+from collections.abc import Mapping, Sequence
+
+from roofline import bundle
+from roofline.text.stops import TextStream
+from roofline.text.template import ChatTemplate
+from roofline.text.tokenizer import Tokenizer
+from roofline.weights import sources
+from roofline.weights.checkpoint import open_checkpoint
+
+
+class TextOfModel:
+    """A tokenizer and a chat template as `facade.TextSide`."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self.tokenizer, self.template = tokenizer, template
+        self.eos_ids = tuple(tokenizer.eos_ids)
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special=True)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        return self.template.encode_chat(self.tokenizer, messages)
+
+    def token_bytes(self, token: int) -> bytes:
+        return self.tokenizer.token_bytes(token)
+
+    def stream(self, stop: Sequence[str], *, at_start: bool) -> TextStream:
+        return TextStream(self.tokenizer, stop, at_start=at_start)
+
+
+def load_text(model: str) -> TextOfModel:
+    """Read the text side of a model by name or path. Raises ConfigError."""
+    return TextOfModel(*bundle.load_text(open_checkpoint(sources.resolve(model))))
