@@ -13,7 +13,7 @@ from roofline.ops.rope_tables import RopeTable
 class ModelConfig:
     """Shape and constants of a decoder.
 
-    width: of the residual stream; ffn: of the gated MLP; rope_theta, rope_scaling (Hugging Face's keys, None: none),
+    width: of the residual stream; ffn: of the gated MLP; rope_theta, rope_scaling (Hugging Face's keys; None: none) and
     rope_style: see ops.rope_tables; max_position: context the model was trained for; tied: the head is the embedding;
     attention_bias: q, k, v have biases; qk_norm: RMS norm of each q and k head; sliding_window: None for full attention.
     """
@@ -47,7 +47,7 @@ class ModelConfig:
             raise ConfigError(f"model config: sliding_window={self.sliding_window} is not at least 1")
         if not self.norm_eps > 0 or not self.rope_theta > 0:
             raise ConfigError(f"model config: norm_eps={self.norm_eps}, rope_theta={self.rope_theta} must be above 0")
-        self.rope  # builds the table's description: an unknown scaling or an odd head_dim is refused here
+        RopeTable.of(self.head_dim, self.rope_theta, self.rope_style, self.rope_scaling)  # refuses what it cannot be
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any]) -> "ModelConfig":

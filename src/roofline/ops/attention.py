@@ -139,7 +139,7 @@ def attend(
 
     heads may be a multiple of the cache's kv_heads (GQA); window > 0: a token sees itself and the window - 1 before it;
     soft_cap > 0: scores become soft_cap * tanh(score / soft_cap); alibi: scores fall linearly with distance.
-    q_dtype, p_dtype: what q and the softmax weights are rounded to; kv_dtype: what the cache already rounded k and v to.
+    q_dtype, p_dtype: what q and the softmax weights are rounded to; kv_dtype: what kv_write rounded k and v to.
     """
     import torch
 

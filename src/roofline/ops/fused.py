@@ -1,4 +1,4 @@
-"""Ops that only passes make. Each rounds exactly where the ops it stands for round; its reference is their composition."""
+"""Ops that only passes make. Each rounds where the ops it stands for round; its reference is their composition."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -99,8 +99,8 @@ def rope_kv_write(
 ) -> "tuple[Tensor, Any]":
     """q after rope, and the cache with k after rope and v in it.
 
-    qkv [tokens, (heads + 2 * kv_heads) * head_dim]: q, k, v side by side. q_norm, k_norm [head_dim]: an RMS norm of each
-    head before rope (Qwen3), with eps.
+    qkv [tokens, (heads + 2 * kv_heads) * head_dim]: q, k, v side by side. q_norm, k_norm [head_dim]: an RMS norm of
+    each head before rope (Qwen3), with eps.
     """
     kv_heads = cache.kv_heads
     dim = qkv.shape[1] // (heads + 2 * kv_heads)

@@ -1,4 +1,4 @@
-"""Declaring an op: one decorator over its torch reference gives the callable, the trace, the type rule and the price."""
+"""Declaring an op: one decorator over its torch reference gives callable, trace, type rule and price."""
 
 import functools
 import inspect

@@ -1,9 +1,9 @@
 """Rotary position tables: computed in float64 by absolute position, rounded once to float32.
 
-RoPE: Su et al. 2021 (RoFormer). "half" rotates (x[i], x[i + dim/2]) as Hugging Face does, "interleaved" (x[2i], x[2i+1])
-as the original and GGUF files of Llama do. Scalings: linear (Chen et al. 2023), llama3 (Llama 3.1's frequency ramp),
-yarn (Peng et al. 2023). Scalings that depend on the length of the text being served cannot give equal bits for equal
-prefixes and are refused.
+RoPE: Su et al. 2021 (RoFormer). "half" rotates (x[i], x[i + dim/2]) as Hugging Face does, "interleaved"
+(x[2i], x[2i+1]) as the original and GGUF files of Llama do. Scalings: linear (Chen et al. 2023), llama3 (Llama 3.1's
+frequency ramp), yarn (Peng et al. 2023). Scalings that depend on the length of the text being served cannot give equal
+bits for equal prefixes and are refused.
 """
 
 import math

@@ -15,7 +15,8 @@ Q8_GROUP = 32
 class Type:
     """dtype, the symbol that counts the rows ("tokens", "rows", or None for the cache) and the shape of one row.
 
-    dtypes: those of ELEMENT_BYTES; "q8g32" (rows of int8; for each 32 inputs an f32 scale, an f32 scaled sum and two int32 half sums); "cache".
+    dtypes: those of ELEMENT_BYTES; "q8g32" (rows of int8; for each 32 inputs an f32 scale, an f32
+    scaled sum and two int32 half sums); "cache".
     """
 
     dtype: str

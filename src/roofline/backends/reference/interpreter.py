@@ -29,7 +29,7 @@ class Interpreter:
         self.program, self.weights = program, Weights(program, read)
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """All values by name, inputs and results. inputs: int64 tensors for the batch fields, a PagedCache for "kv0.0"."""
+        """All values by name. inputs: int64 tensors for the batch fields, a PagedCache for "kv0.0"."""
         import torch
 
         values = dict(inputs)

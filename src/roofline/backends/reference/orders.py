@@ -1,6 +1,7 @@
 """The orders of the arithmetic, written the slow way: what a kernel that declares one must equal.
 
-Every step is rounded to float32 where the order says so; an FMA rounds once. Denormals are kept here, kernels flush them.
+Every step is rounded to float32 where the order says so; an FMA rounds once. Denormals are kept here;
+kernels flush them.
 """
 
 import math
@@ -23,8 +24,8 @@ LANES = 16
 def linear_q8g32(x: Q8Rows, w: Groups) -> "Tensor":
     """Order "q8g32": x [rows, in] times w [out, in] -> float32 [rows, out].
 
-    Groups ascend; in each the dot of integers is exact, then acc = fma(w_scale * x_scale, dot, acc), and where the format
-    has minima acc = fma(w_min, x_sum, acc) with x_sum = x_scale * sum of the group's q.
+    Groups ascend; in each the dot of integers is exact, then acc = fma(w_scale * x_scale, dot, acc), and where the
+    format has minima acc = fma(w_min, x_sum, acc) with x_sum = x_scale * sum of the group's q.
     """
     import torch
 
@@ -84,10 +85,10 @@ def silu_mul_exp2(gate: "Tensor", up: "Tensor") -> "Tensor":
 
 @dataclass
 class _State:
-    """The softmax of one split so far: largest score m, 16 lanes of the sum l, weighted values acc."""
+    """The softmax of one split so far: largest score m, 16 lanes of the sum, weighted values acc."""
 
     m: "Tensor"  # [queries, heads]
-    l: "Tensor"  # [queries, heads, 16]
+    lanes: "Tensor"  # [queries, heads, 16]
     acc: "Tensor"  # [queries, heads, head_dim]
 
 
@@ -101,8 +102,9 @@ def attend_pages64(
     soft_cap: float,
     alibi: bool,
 ) -> "Tensor":
-    """Order "pages64", one segment: q [queries, heads, head_dim] at positions first.. over k, v [context, heads, head_dim]
-    (already bf16 values, one kv head a query head) -> [queries, heads, head_dim].
+    """Order "pages64", one segment: q [queries, heads, head_dim] at positions first.. -> the same shape.
+
+    k, v [context, heads, head_dim]: already bf16 values, a kv head for each query head.
 
     Scores are in units of log2. A block in which a query sees no key changes nothing for it.
     """
@@ -121,7 +123,7 @@ def attend_pages64(
         part = _split(scores[..., start:stop], v[start:stop], seen[:, start:stop])
         total = part if total is None else _merge(total, part)
     assert total is not None
-    return total.acc * (1.0 / tree16(total.l))[..., None] + 0.0
+    return total.acc * (1.0 / tree16(total.lanes))[..., None] + 0.0
 
 
 def _scores(q: "Tensor", k: "Tensor") -> "Tensor":
@@ -175,7 +177,7 @@ def _block(state: _State, scores: "Tensor", v: "Tensor", sees: "Tensor") -> _Sta
     m = torch.where(sees, torch.maximum(state.m, scores.amax(dim=-1)), torch.zeros_like(state.m))
     alpha = exp2_falling(state.m - m)
     p = exp2_falling(scores - m[..., None])  # [queries, heads, 64]
-    lanes = state.l * alpha[..., None]
+    lanes = state.lanes * alpha[..., None]
     for vector in p.split(LANES, dim=-1):
         lanes = lanes + vector
     acc, rounded = state.acc * alpha[..., None], p.bfloat16().float()
@@ -183,7 +185,9 @@ def _block(state: _State, scores: "Tensor", v: "Tensor", sees: "Tensor") -> _Sta
         for key in (pair + 1, pair):
             acc = fma(rounded[..., key, None], v[key][None], acc)
     keep = sees[..., None]
-    return _State(torch.where(sees, m, state.m), torch.where(keep, lanes, state.l), torch.where(keep, acc, state.acc))
+    return _State(
+        torch.where(sees, m, state.m), torch.where(keep, lanes, state.lanes), torch.where(keep, acc, state.acc)
+    )
 
 
 def _merge(left: _State, right: _State) -> _State:
@@ -200,4 +204,4 @@ def _merge(left: _State, right: _State) -> _State:
     def joined(x: "Tensor", y: "Tensor") -> "Tensor":
         return torch.where(both, x * a + y * b, torch.where(only_right, y, x))
 
-    return _State(m, joined(left.l, right.l), joined(left.acc, right.acc))
+    return _State(m, joined(left.lanes, right.lanes), joined(left.acc, right.acc))

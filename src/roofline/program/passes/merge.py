@@ -5,7 +5,6 @@ Pieces keep their own formats. Gated activations then take gate and up side by s
 
 from collections.abc import Mapping
 from dataclasses import replace
-from os.path import commonpath
 from typing import Any
 
 from roofline.ops.symbol import Type
@@ -66,10 +65,17 @@ def _stack(group: list[Instr], weights: dict[str, Recipe]) -> list[Instr]:
 def _joined(names: tuple[str, ...]) -> str:
     """layers.0.attn.{q,k,v}.weight -> layers.0.attn.q+k+v.weight"""
     parts = [name.split(".") for name in names]
-    head = commonpath(parts)
-    tail = commonpath([p[::-1][: len(p) - len(head)] for p in parts])[::-1]
-    middle = "+".join(".".join(p[len(head) : len(p) - len(tail)]) for p in parts)
-    return ".".join([*head, middle, *tail])
+    head = _shared(parts)
+    rest = [part[head:] for part in parts]
+    tail = _shared([part[::-1] for part in rest])
+    middle = "+".join(".".join(part[: len(part) - tail]) for part in rest)
+    return ".".join([*parts[0][:head], middle, *rest[0][len(rest[0]) - tail :]])
+
+
+def _shared(parts: list[list[str]]) -> int:
+    """How many leading steps all have in common, at least one step left over."""
+    most = min(len(part) for part in parts) - 1
+    return next((i for i in range(most) if len({part[i] for part in parts}) > 1), most)
 
 
 def _side_by_side(instr: Instr, made: Mapping[str, Instr]) -> Instr:

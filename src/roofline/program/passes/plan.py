@@ -1,4 +1,4 @@
-"""plan: a place in one arena for every value, reused when its last reader is done; the peak is known before anything runs.
+"""plan: a place in one arena for every value, reused after its last reader; the peak is known before anything runs.
 
 The arena is two regions: values per token, then values per logit row. Inside a region every offset is a number of bytes
 per token (per row), a multiple of 64, so no two live values overlap whatever the step's size, and all start 64-aligned.

@@ -1,0 +1,132 @@
+"""roofline show: one layer of a model on one screen, each op beside what it must move and compute."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from roofline.hardware.roofs import Roofs
+    from roofline.program.overview import Overview, Row
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="A name from `roofline list`, or a path; empty: the default model")] = "",
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Query tokens of the step: 1 is decoding.")] = 1,
+    context: Annotated[int, typer.Option("--context", min=0, help="Tokens already in the cache.")] = 1024,
+    after: Annotated[str, typer.Option("--pass", help="Print the program's text after this pass instead.")] = "",
+) -> None:
+    """Show one layer: op, shape, format, bytes, operations, microseconds at this machine's measured roof, share."""
+    from rich.console import Console
+
+    from roofline.common.errors import ConfigError
+    from roofline.models.registry import configure
+    from roofline.program.compile import STAGES, stages
+    from roofline.program.overview import overview
+    from roofline.program.passes.price import Work, segment_work
+    from roofline.program.target import CPU
+    from roofline.program.text import print_program
+    from roofline.weights import sources
+    from roofline.weights.checkpoint import open_checkpoint
+
+    if after and after not in STAGES:
+        raise ConfigError(f"there is no pass {after!r}: the passes are {', '.join(STAGES)}")
+    name = model or sources.DEFAULT_MODEL
+    checkpoint = open_checkpoint(sources.resolve(name))
+    family, cfg = configure(checkpoint.model_config()[1])
+    programs = dict(stages(family, cfg, checkpoint.tensors, CPU))
+    if after:
+        typer.echo(print_program(programs[after]), nl=False)
+        return
+    work = Work(tokens, 1, *segment_work(context, tokens, cfg.sliding_window or 0))
+    roofs = _roofs()
+    view = overview(programs["plan"], work, roofs)
+    console = Console()
+    console.print(_table(view, f"{name.rpartition('/')[2]}: {_step(tokens, context)}"))
+    console.print(_footer(view, roofs), highlight=False)
+
+
+def _roofs() -> "Roofs | None":
+    """Those stored for this machine at the threads and instruction set that a run would use."""
+    from roofline.common import env
+    from roofline.hardware import detect, roofs
+
+    machine = detect.detect()
+    threads, isa = env.threads() or machine.usable_cores, env.read("ROOFLINE_ISA") or machine.isas[0]
+    return roofs.load(machine.fingerprint, threads, isa)
+
+
+def _step(tokens: int, context: int) -> str:
+    what = "decode 1 token" if tokens == 1 else f"prefill {tokens:,} tokens"
+    return f"{what} after {context:,} in the cache"
+
+
+def _table(view: "Overview", title: str) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    table.title_style, table.title_justify = "bold", "left"
+    for heading in ("op", "shape", "format", "bytes", "FLOPs"):
+        table.add_column(heading, justify="left" if heading in ("op", "format") else "right", no_wrap=True)
+    if view.seconds is not None:
+        table.add_column("us", justify="right", no_wrap=True)
+    table.add_column("share of step" if view.seconds is not None else "share of bytes", no_wrap=True)
+    before = ""
+    for row in view.rows:
+        if row.section != before:
+            table.add_row(f"[bold]{row.section} of {view.layers}" if row.times > 1 else f"[bold]{row.section}")
+        before = row.section
+        table.add_row(*_cells(row, view))
+    return table
+
+
+def _cells(row: "Row", view: "Overview") -> list[str]:
+    from roofline.common.units import human_bytes
+
+    timed = view.seconds is not None and row.seconds is not None
+    if timed:
+        share = row.seconds * row.times / view.seconds
+    else:
+        share = row.read_bytes * row.times / max(1, view.spent.weight_bytes + view.spent.kv_bytes)
+    colour = "yellow" if row.bound == "compute" else "cyan"
+    cells = [f" {row.op}", row.shape, f"[dim]{row.format}", human_bytes(row.read_bytes) if row.read_bytes else ""]
+    cells += [_count(row.spent.flops), *([f"{row.seconds * 1e6:,.1f}"] if timed else [])]
+    return [*cells, f"[{colour}]{_bar(share)}[/]{share:6.1%}"]
+
+
+def _bar(share: float, width: int = 8) -> str:
+    """A bar of eighths of a character."""
+    full, rest = divmod(round(share * width * 8), 8)
+    return f"{'█' * full + (' ▏▎▍▌▋▊▉'[rest] if rest else ''):<{width}}"
+
+
+def _count(amount: float) -> str:
+    """1234567 -> "1.2 M"."""
+    if not amount:
+        return ""
+    for prefix in ("", "k", "M", "G"):
+        if amount < 1000:
+            return f"{amount:.0f}" if not prefix else f"{amount:.1f} {prefix}"
+        amount /= 1000
+    return f"{amount:.1f} T"
+
+
+def _footer(view: "Overview", roofs: "Roofs | None") -> str:
+    from roofline.common.units import human_bytes, human_rate, human_seconds
+
+    total = view.spent
+    lines = [
+        f"reads [bold]{human_bytes(total.weight_bytes)}[/] of weights and [bold]{human_bytes(total.kv_bytes)}[/] of KV, "
+        f"computes {_count(total.flops)}FLOP"
+    ]
+    if roofs is None or view.seconds is None:
+        return lines[0] + "\nno roofs are measured on this machine yet: [bold]roofline doctor[/] measures them"
+    reads = human_rate(roofs.read_bytes_per_s(view.weight_bytes + total.kv_bytes), "B")
+    lines[0] += f": at least [bold]{human_seconds(view.seconds)}[/], {1 / view.seconds:,.0f} steps/s"
+    lines.append(
+        f"roofs: [cyan]reads {reads}[/], [yellow]int8 {human_rate(roofs.int8_ops, 'op')}, "
+        f"bf16 {human_rate(roofs.bf16_flops, 'FLOP')}, f32 {human_rate(roofs.f32_flops, 'FLOP')}[/]"
+    )
+    return "\n".join(lines)

@@ -1,0 +1,98 @@
+"""One layer of a priced Program as rows of a table: what `roofline show` prints."""
+
+from dataclasses import dataclass
+
+from roofline.ops.registry import get
+from roofline.ops.symbol import Type
+from roofline.program.ir import Instr, Program
+from roofline.program.passes.price import Amount, Roofs, Work, amount, price, seconds
+
+
+@dataclass(frozen=True)
+class Row:
+    """One instruction. times: how many layers run it; seconds: least time of one run (None: no roofs); bound: by what."""
+
+    section: str
+    op: str
+    shape: str
+    format: str
+    times: int
+    spent: Amount
+    seconds: float | None
+    bound: str
+
+    @property
+    def read_bytes(self) -> int:
+        """Weight and KV bytes of one run."""
+        return self.spent.weight_bytes + self.spent.kv_bytes
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The rows of embed, the first layer and the head, with the step's totals over all layers."""
+
+    rows: tuple[Row, ...]
+    layers: int
+    weight_bytes: int
+    spent: Amount
+    seconds: float | None
+
+
+def overview(program: Program, work: Work, roofs: Roofs | None) -> Overview:
+    """The table for one step of size `work`."""
+    priced = price(program)
+    total = amount(priced.total, work)
+    working_set = priced.weight_bytes + total.kv_bytes
+    layers = sum(group.layers for group in program.kv_groups.values())
+    types = program.types()
+    rows, spent_seconds, section = [], 0.0, "embed"
+    for instr, cost in priced.instrs:
+        section = _section(instr, program, section)
+        spent = amount(cost, work)
+        time = seconds(instr, spent, roofs, working_set) if roofs else None
+        spent_seconds += time or 0.0
+        if section in ("embed", "layer 0", "head"):
+            times = layers if section == "layer 0" else 1
+            bound = _bound(spent, time, roofs, working_set)
+            shape, kind = _shape(instr, program, types), _format(instr, program)
+            rows.append(Row(section, instr.op, shape, kind, times, spent, time, bound))
+    return Overview(tuple(rows), layers, priced.weight_bytes, total, spent_seconds if roofs else None)
+
+
+def _section(instr: Instr, program: Program, before: str) -> str:
+    """Which part of the model an instruction belongs to; those that do not say follow the one before."""
+    if instr.output.type.leading == "rows":
+        return "head"
+    if "layer" in get(instr.op).attributes:
+        return f"layer {instr.attr('layer')}"
+    for name in instr.weights:
+        if name.startswith("layers."):
+            return f"layer {name.split('.')[1]}"
+    return before
+
+
+def _shape(instr: Instr, program: Program, types: dict[str, Type]) -> str:
+    if instr.op in ("linear", "linear_add", "embed"):
+        shape = program.weights[instr.weights[0]].shape
+        return f"{shape[0]} × {shape[1]}" if instr.op == "embed" else f"{shape[1]} → {shape[0]}"
+    cache = next((types[name] for name in instr.inputs if types[name].dtype == "cache"), None)
+    if cache is not None and "heads" in get(instr.op).attributes:
+        return f"{instr.attr('heads')}/{cache.trailing[0]} × {cache.trailing[1]}"
+    return str(instr.output.type.width) if instr.output.type.dtype != "cache" else str(types[instr.inputs[1]].width)
+
+
+def _format(instr: Instr, program: Program) -> str:
+    """The formats of what it reads from memory: weights, else the cache, else what it makes."""
+    if instr.op in ("linear", "linear_add", "embed"):
+        pieces = program.weights[instr.weights[0]].pieces
+        return "+".join(dict.fromkeys(piece.format for piece in pieces))
+    if "kv_dtype" in get(instr.op).attributes:
+        return f"KV {instr.attr('kv_dtype')}"
+    return instr.output.type.dtype
+
+
+def _bound(spent: Amount, time: float | None, roofs: Roofs | None, working_set: int) -> str:
+    if roofs is None or not time:
+        return ""
+    reads = (spent.weight_bytes + spent.kv_bytes) / roofs.read_bytes_per_s(working_set)
+    return "memory" if reads >= time else "compute"
