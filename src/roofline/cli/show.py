@@ -85,14 +85,14 @@ def _table(view: "Overview", title: str) -> "Table":
 def _cells(row: "Row", view: "Overview") -> list[str]:
     from roofline.common.units import human_bytes
 
-    timed = view.seconds is not None and row.seconds is not None
-    if timed:
-        share = row.seconds * row.times / view.seconds
+    spent_us = []
+    if view.seconds is not None and row.seconds is not None:
+        share, spent_us = row.seconds * row.times / view.seconds, [f"{row.seconds * 1e6:,.1f}"]
     else:
         share = row.read_bytes * row.times / max(1, view.spent.weight_bytes + view.spent.kv_bytes)
     colour = "yellow" if row.bound == "compute" else "cyan"
     cells = [f" {row.op}", row.shape, f"[dim]{row.format}", human_bytes(row.read_bytes) if row.read_bytes else ""]
-    cells += [_count(row.spent.flops), *([f"{row.seconds * 1e6:,.1f}"] if timed else [])]
+    cells += [_count(row.spent.flops), *spent_us]
     return [*cells, f"[{colour}]{_bar(share)}[/]{share:6.1%}"]
 
 
@@ -103,30 +103,27 @@ def _bar(share: float, width: int = 8) -> str:
 
 
 def _count(amount: float) -> str:
-    """1234567 -> "1.2 M"."""
+    """1234567 -> "1.23 M"."""
     if not amount:
         return ""
     for prefix in ("", "k", "M", "G"):
         if amount < 1000:
-            return f"{amount:.0f}" if not prefix else f"{amount:.1f} {prefix}"
+            return f"{amount:.0f}" if not prefix else f"{amount:.3g} {prefix}"
         amount /= 1000
-    return f"{amount:.1f} T"
+    return f"{amount:.3g} T"
 
 
 def _footer(view: "Overview", roofs: "Roofs | None") -> str:
     from roofline.common.units import human_bytes, human_rate, human_seconds
 
     total = view.spent
-    lines = [
-        f"reads [bold]{human_bytes(total.weight_bytes)}[/] of weights and [bold]{human_bytes(total.kv_bytes)}[/] of KV, "
-        f"computes {_count(total.flops)}FLOP"
-    ]
+    moved = f"[bold]{human_bytes(total.weight_bytes)}[/] of weights, [bold]{human_bytes(total.kv_bytes)}[/] of KV"
+    first = f"a step: {moved}, {_count(total.flops)}FLOP"
     if roofs is None or view.seconds is None:
-        return lines[0] + "\nno roofs are measured on this machine yet: [bold]roofline doctor[/] measures them"
+        return f"{first}\nno roofs are measured on this machine yet: [bold]roofline doctor[/] measures them"
     reads = human_rate(roofs.read_bytes_per_s(view.weight_bytes + total.kv_bytes), "B")
-    lines[0] += f": at least [bold]{human_seconds(view.seconds)}[/], {1 / view.seconds:,.0f} steps/s"
-    lines.append(
+    return (
+        f"{first}; at the roof [bold]{human_seconds(view.seconds)}[/]\n"
         f"roofs: [cyan]reads {reads}[/], [yellow]int8 {human_rate(roofs.int8_ops, 'op')}, "
         f"bf16 {human_rate(roofs.bf16_flops, 'FLOP')}, f32 {human_rate(roofs.f32_flops, 'FLOP')}[/]"
     )
-    return "\n".join(lines)

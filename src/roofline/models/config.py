@@ -14,8 +14,8 @@ class ModelConfig:
     """Shape and constants of a decoder.
 
     width: of the residual stream; ffn: of the gated MLP; rope_theta, rope_scaling (Hugging Face's keys; None: none) and
-    rope_style: see ops.rope_tables; max_position: context the model was trained for; tied: the head is the embedding;
-    attention_bias: q, k, v have biases; qk_norm: RMS norm of each q and k head; sliding_window: None for full attention.
+    rope_style: see ops.rope_tables; max_position: context it was trained for; tied: the head is the embedding;
+    attention_bias: q, k, v have biases; qk_norm: RMS norm of each q and k head; sliding_window: None: full attention.
     """
 
     family: str

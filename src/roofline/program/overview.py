@@ -10,7 +10,7 @@ from roofline.program.passes.price import Amount, Roofs, Work, amount, price, se
 
 @dataclass(frozen=True)
 class Row:
-    """One instruction. times: how many layers run it; seconds: least time of one run (None: no roofs); bound: by what."""
+    """One instruction. times: layers that run it; seconds: least time of one run, None without roofs; bound: by what."""
 
     section: str
     op: str
@@ -87,7 +87,7 @@ def _format(instr: Instr, program: Program) -> str:
         pieces = program.weights[instr.weights[0]].pieces
         return "+".join(dict.fromkeys(piece.format for piece in pieces))
     if "kv_dtype" in get(instr.op).attributes:
-        return f"KV {instr.attr('kv_dtype')}"
+        return str(instr.attr("kv_dtype"))
     return instr.output.type.dtype
 
 
