@@ -1,0 +1,68 @@
+"""Random weights: a function of seed and name alone."""
+
+import math
+
+import numpy as np
+import pytest
+from weights_builders import CONFIG
+
+from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.ops import formats
+from roofline.weights import names
+from roofline.weights.random_weights import parse_seed, random_checkpoint, random_values
+
+
+def test_same_seed_same_bytes_in_any_order() -> None:
+    first, second = random_checkpoint(CONFIG, 7), random_checkpoint({**CONFIG, "layers": 3}, 7)
+    for name in reversed(list(first.tensors)):
+        assert np.array_equal(first.read(name), second.read(name))
+    assert not np.array_equal(first.read("embed.weight"), random_checkpoint(CONFIG, 8).read("embed.weight"))
+    assert not np.array_equal(first.read("layers.0.attn.q.weight"), first.read("layers.1.attn.q.weight"))
+
+
+def test_stream_is_fixed_for_ever() -> None:
+    values = random_values("layers.0.attn.q.weight", (2, 3), 1)
+    # Written down once: another numpy, another machine, must give the same bits.
+    expected = [[1040849232, 1053013032, 1055327724], [1063462924, 1057875426, 1054565956]]
+    assert values.view(np.uint32).tolist() == expected
+
+
+def test_scales_and_kinds() -> None:
+    config = {**CONFIG, "family": "qwen", "attention_bias": True, "rope_style": "half"}
+    checkpoint = random_checkpoint(config, 3)
+    assert {n: t.shape for n, t in checkpoint.tensors.items()} == names.parameter_shapes(config)
+    assert {t.format for t in checkpoint.tensors.values()} == {"BF16"}
+    assert checkpoint.kind == "random"
+    assert checkpoint.model_config() == ("qwen", config)
+    checkpoint.check_names(names.parameter_shapes(config))
+    down = checkpoint.dequantize("layers.0.mlp.down.weight")
+    assert down.std() * math.sqrt(96) == pytest.approx(1, rel=0.05)
+    assert abs(down.mean()) * math.sqrt(96) < 0.05
+    assert (checkpoint.dequantize("layers.0.attn_norm.weight") == 1).all()
+    bias = checkpoint.dequantize("layers.0.attn.q.bias")
+    assert 0 < np.abs(bias).max() < 0.04
+    with pytest.raises(ConfigError, match="no tensor 'x'"):
+        checkpoint.read("x")
+
+
+@pytest.mark.parametrize("form", formats.FORMATS)
+def test_every_format(form: str) -> None:
+    config = {**CONFIG, "width": 256, "head_dim": 64, "ffn": 512}
+    checkpoint = random_checkpoint(config, 1, form)
+    info = checkpoint.tensors["layers.0.mlp.up.weight"]
+    assert info.format == form
+    assert checkpoint.read(info.name).size == info.nbytes
+    assert checkpoint.tensors["final_norm.weight"].format == (form if formats.get(form).block == 1 else "F32")
+    exact = random_values(info.name, info.shape, 1)
+    assert np.abs(checkpoint.dequantize(info.name) - exact).max() < 0.13 * np.abs(exact).max()
+
+
+def test_refusals() -> None:
+    with pytest.raises(ConfigError, match=r"random weights, tensor 'embed.weight'.*multiples of 256"):
+        random_checkpoint(CONFIG, 1, "Q4_K")
+    with pytest.raises(UnsupportedError, match="Q9"):
+        random_checkpoint(CONFIG, 1, "Q9")
+    assert parse_seed("random:12") == 12
+    for bad in ("random:", "random:-1", "random:1.5", "random:x", "7", f"random:{2**64}"):
+        with pytest.raises(ConfigError, match="random:SEED"):
+            parse_seed(bad)
