@@ -12,6 +12,7 @@ import numpy as np
 
 from roofline.backends.base import MonotonicClock, StepCost
 from roofline.backends.sampling import MAX_LOGPROBS, Sampled, SampleRows
+from roofline.common.errors import CapacityError, ConfigError
 from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits
 
 M1, M2, M3 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -138,3 +139,27 @@ def _choose(raw, rows, r):
         key = mix(mix(mix(rows.seed[r]) + np.uint64(rows.sample_index[r])) + np.uint64(rows.position[r]))
         gumbel = -np.log(-np.log(uniform(key + np.arange(len(x), dtype=np.uint64))))
     return int(np.argmax(np.where(keep, x + gumbel, -np.inf)))
+
+
+class Loaded:
+    """What a loader returns, as far as the engine process looks."""
+
+    def __init__(self, name, executable):
+        self.name, self.executable = name, executable
+
+
+def load_fake(source, fail_if=None, fail_at=(), die_on_id=None, **options):
+    """The factory that a test's engine process loads; `source` chooses how it fails."""
+    if source == "config error" or (fail_if and os.path.exists(fail_if)):
+        raise ConfigError("toy.gguf: field x is wrong")
+    if source == "capacity error":
+        raise CapacityError("The cache", 3, 2, "pages", "Enlarge it.")
+    if source == "other error":
+        1 / 0
+    if source == "exit":
+        os._exit(3)
+    if source == "slow":
+        time.sleep(60)
+    executable = FakeExecutable(**options)
+    executable.fail_at, executable.die_on_id = set(fail_at), die_on_id
+    return Loaded(source, executable)

@@ -103,14 +103,18 @@ class LocalEngine:
         chosen = [s for s in request.sequences if index is None or s.index == index]
         self._events += self._stepper.end(chosen, "abort")
 
+    def abort_all(self) -> None:
+        """End every request now."""
+        for request_id in list(self._requests):
+            self.abort(request_id)
+
     def stats(self) -> EngineStats:
         """A reading of the counters."""
         return self._meter.reading(self.state)
 
     def close(self) -> None:
         """Abort everything and close the executable."""
-        for request_id in list(self._requests):
-            self.abort(request_id)
+        self.abort_all()
         self.executable.close()
 
     def _forget(self, request_id: str) -> None:

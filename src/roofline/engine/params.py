@@ -32,7 +32,7 @@ class SamplingParams:
         n: answers to the same prompt, 1 to 128.
         max_tokens: longest answer in tokens; None goes on to the model's length.
         min_tokens: end-of-generation and stop ids are banned until the answer has this many tokens.
-        stop: strings that end the answer and are not part of it; found where ids become text.
+        stop: strings that end the answer, at any length, and are not part of it; found where ids become text.
         stop_token_ids: ids that end the answer, beside the model's own.
         ignore_eos: do not end at the model's own end-of-generation ids.
 

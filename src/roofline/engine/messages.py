@@ -1,0 +1,119 @@
+"""What the engine process and its owner say to each other: typed messages in MessagePack, each after its length.
+
+owner -> engine   EngineSpec, then Submit, Abort, Close
+engine -> owner   Ready or Refused, then one Report a step
+"""
+
+import struct
+from typing import Any
+
+import msgspec
+
+from roofline.common import errors
+from roofline.common.errors import RooflineError
+from roofline.engine.config import EngineConfig
+from roofline.engine.events import Event
+from roofline.engine.params import SamplingParams
+from roofline.engine.stats import EngineStats
+
+LENGTH = struct.Struct("<I")
+MAX_MESSAGE = 1 << 28  # bytes; more is a broken stream, not a message
+
+
+class EngineSpec(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=True):
+    """What the engine process loads: `factory(source, **options)`, an object with `executable` and `name`.
+
+    `factory` is "module:function"; options are plain values.
+    """
+
+    source: str
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
+    config: EngineConfig = msgspec.field(default_factory=EngineConfig)
+    factory: str = "roofline.bundle:load"
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A request, as for `LocalEngine.submit`."""
+
+    request_id: str
+    ids: list[int]
+    params: SamplingParams
+    eos_ids: list[int]
+    salt: str
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """End a request, or one answer of it."""
+
+    request_id: str
+    index: int | None = None
+
+
+class Close(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Abort everything and exit."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The model is loaded. Sizes in tokens, pages and bytes; `pid` is the engine process."""
+
+    name: str
+    vocab_size: int
+    max_model_len: int
+    fingerprint: str
+    num_pages: int
+    page_bytes: int
+    load_seconds: float
+    pid: int
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The model could not be loaded: which of our errors, and the arguments it was made from."""
+
+    kind: str
+    arguments: list[Any]
+
+
+class Report(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """One step: all its events, and the counters after it."""
+
+    events: list[Event]
+    stats: EngineStats
+
+
+ToEngine = EngineSpec | Submit | Abort | Close
+ToOwner = Ready | Refused | Report
+
+encoder = msgspec.msgpack.Encoder()
+engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+owner_decoder: msgspec.msgpack.Decoder[ToOwner] = msgspec.msgpack.Decoder(ToOwner)
+
+
+def frame(message: ToEngine | ToOwner) -> bytes:
+    """A message as it goes over the socket."""
+    body = encoder.encode(message)
+    return LENGTH.pack(len(body)) + body
+
+
+def refused(error: Exception) -> Refused:
+    """An error of loading, as a message. Errors that are not ours arrive as RooflineError with their type's name."""
+    match error:
+        case errors.UnsupportedError():
+            return Refused("UnsupportedError", [error.what, error.reason, list(error.alternatives)])
+        case errors.CapacityError():
+            amounts = [error.what, error.needed, error.available, error.unit, error.remedy]
+            return Refused("CapacityError", amounts)
+        case errors.ConfigError():
+            return Refused("ConfigError", [str(error)])
+        case errors.RooflineError():
+            return Refused("RooflineError", [str(error)])
+    return Refused("RooflineError", [f"{type(error).__name__}: {error}"])
+
+
+def as_error(message: Refused) -> RooflineError:
+    """The error that `refused` was made from."""
+    kinds: dict[str, type[RooflineError]] = {
+        "UnsupportedError": errors.UnsupportedError,
+        "CapacityError": errors.CapacityError,
+        "ConfigError": errors.ConfigError,
+    }
+    return kinds.get(message.kind, RooflineError)(*message.arguments)
