@@ -1,0 +1,131 @@
+"""The type and store of measured roofs, and the measurements against torch and numpy."""
+
+import itertools
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from roofline.common.errors import ConfigError
+from roofline.hardware import roofs as store
+from roofline.hardware.roofs import Roofs
+
+ROOFS = Roofs(2e12, 9e11, 5e11, ((1 << 20, 4e11), (1 << 24, 1e11), (1 << 28, 5e10)), 2, "avx512", "chip", "now")
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch, tmp_path):
+    monkeypatch.setenv("ROOFLINE_HOME", str(tmp_path))
+
+
+def test_reads_are_interpolated_in_the_logarithm():
+    assert ROOFS.read_bytes_per_s(1) == 4e11
+    assert ROOFS.read_bytes_per_s(1 << 20) == 4e11
+    assert ROOFS.read_bytes_per_s(1 << 22) == pytest.approx(2.5e11)
+    assert ROOFS.read_bytes_per_s(1 << 24) == 1e11
+    assert ROOFS.read_bytes_per_s(1 << 40) == 5e10
+    sizes = [2.0**e for e in np.linspace(18, 30, 100)]
+    rates = [ROOFS.read_bytes_per_s(size) for size in sizes]
+    assert all(a >= b for a, b in itertools.pairwise(rates))
+
+
+@pytest.mark.parametrize(
+    "reads", [(), ((1, 0.0),), ((2, 1.0), (1, 1.0)), ((1, 1.0), (1, 2.0)), ((0, 1.0),), ((1, float("nan")),)]
+)
+def test_nonsense_is_refused(reads):
+    with pytest.raises(ConfigError):
+        Roofs(1.0, 1.0, 1.0, reads)
+
+
+def test_store_and_load():
+    assert store.load("abc", 2, "avx512") is None
+    path = store.store(ROOFS, "abc")
+    assert store.load("abc", 2, "avx512") == ROOFS
+    assert store.load("abc", 1, "avx512") is None
+    assert store.load("abc", 2, "avx2") is None
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 0}', '{"version": 1, "reads": []}', '{"version": 1}'])
+def test_a_damaged_store_means_measuring_again(text):
+    path = store.store(ROOFS, "abc")
+    path.write_text(text)
+    assert store.load("abc", 2, "avx512") is None
+
+
+native = pytest.importorskip("roofline._native", reason="the native module is not built")
+
+
+def test_bad_arguments_are_refused():
+    for arguments in (
+        ("int4", "portable", 1, 0.1),
+        ("f32", "sse9", 1, 0.1),
+        ("f32", "portable", 0, 0.1),
+        ("f32", "portable", 1, 0.0),
+    ):
+        with pytest.raises(ValueError):
+            native.roof_ops(*arguments)
+    for arguments in ((0, 1, 0.1), (4096, 3, 0.1), (1 << 43, 1, 0.1)):
+        with pytest.raises(ValueError):
+            native.roof_read(*arguments)
+
+
+def test_measure_and_ensure():
+    from roofline.backends.cpu.roofs import ensure_roofs, higher, measure_roofs, stored_roofs
+
+    assert stored_roofs(threads=1, isa="portable") is None
+    first = ensure_roofs(quick=True, threads=1, isa="portable")
+    assert stored_roofs(threads=1, isa="portable") == first
+    assert ensure_roofs(threads=1, isa="portable") == first
+    assert (first.threads, first.isa) == (1, "portable")
+    again = measure_roofs(quick=True, threads=1, isa="portable")
+    both = higher(first, again)
+    assert both.f32_flops == max(first.f32_flops, again.f32_flops)
+    assert all(rate >= dict(first.reads)[size] for size, rate in both.reads)
+
+
+def best_of(seconds_of, repeats=8):
+    return min(seconds_of() for _ in range(repeats))
+
+
+def timed(call):
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+@pytest.mark.parametrize(("kind", "field"), [("bf16", "bf16_flops"), ("float32", "f32_flops"), ("int8", "int8_ops")])
+def test_roofs_are_not_below_torch(kind, field):
+    """One thread, the best instruction set here: no GEMM of torch's may beat the register-only loop."""
+    torch = pytest.importorskip("torch", reason="the comparison needs torch")
+    from roofline.backends.cpu.select import choose_isa
+
+    flags, isa = Path("/proc/cpuinfo").read_text(), str(choose_isa().value)
+    if "amx_tile" in flags or ("avx512f" in flags and isa != "avx512"):
+        pytest.skip(f"torch uses instructions of this chip that are beyond our {isa}")
+    before, n = torch.get_num_threads(), 1024
+    torch.set_num_threads(1)
+    try:
+        if kind == "int8":
+            a = torch.ones(n, n, dtype=torch.int8)
+            call = lambda: torch._int_mm(a, a)  # noqa: E731
+        else:
+            a = torch.ones(n, n, dtype=torch.bfloat16 if kind == "bf16" else torch.float32)
+            call = lambda: a @ a  # noqa: E731
+        gemm = 2 * n**3 / best_of(lambda: timed(call))
+    finally:
+        torch.set_num_threads(before)
+    roof = native.roof_ops(kind.replace("float32", "f32"), isa, 1, 0.3)
+    assert roof >= 0.98 * gemm, f"{field}: roof {roof:.3g}, torch {gemm:.3g}"
+
+
+@pytest.mark.parametrize("size", [16 << 20, 128 << 20])
+def test_reads_are_not_below_numpy(size):
+    """One thread: summing, and the read half of a copy, are never faster than the read roof."""
+    data = np.ones(size // 8, dtype=np.int64)
+    target = np.empty_like(data)
+    summed = size / best_of(lambda: timed(data.sum))
+    copied = size / best_of(lambda: timed(lambda: np.copyto(target, data)))
+    roof = native.roof_read(size, 1, 0.5)
+    assert roof >= 0.98 * max(summed, copied), f"roof {roof:.3g}, sum {summed:.3g}, copy {copied:.3g}"
