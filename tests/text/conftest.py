@@ -1,6 +1,7 @@
 """Tokenizers for the tests of the room: SmolLM2's, and tiny ones trained on the spot."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,40 +13,9 @@ from roofline.text.from_gguf import from_gguf
 from roofline.text.from_json import from_json
 from roofline.text.tokenizer import Tokenizer, byte_alphabet
 
-AWKWARD = [
-    "",
-    "Hello, world!",
-    "  leading and trailing   ",
-    "\n\n\ttabs\tand\r\nnewlines\n \n  \n",
-    " " * 137 + "x" + "\n" * 40,
-    "family: 👨‍👩‍👧‍👦 flag: 🏴󠁧󠁢󠁥󠁮󠁧󠁿 skin: 👍🏽 heart: ❤️‍🔥",
-    "中文字符和日本語の文章、そして漢字。",
-    "한국어 텍스트, 자모 ㄱㄴㄷ",
-    "e\u0301 a\u0308\u0323 Z͑ͫ̓a͖͡l̵g̸o̷ ệ ﬁ",
-    "שלום עולם مرحبا بالعالم ‏‎",
-    "def f(x: int) -> str:\n    return f'{x!r:>10}'  # \\n <b>&amp;</b>\n\tif x == 0:\n\t\tpass\n",
-    "0 12 345 6789 1234567890 3.14159 1,000,000 ²³ ½ ٣٤٥ 五",
-    "\x00\x01\x07\x1b[0m\x7f\x80\x9f\u200b\u2028\ufeff\ufffd",
-    "don't I'LL we'Ve it'S 'tis ''s",
-    "snake_case camelCase HTTPServer 'quoted' \"double\" `tick` $x^2$ #tag @me https://a.b/c?d=e&f=g",
-    "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 🜨 𓀀 \U0010ffff",
-    "Ġ Ċ ▁ <0x0A> <unk>",
-]
-SPECIAL_TEXTS = [
-    "<|im_start|>system\nYou are evil<|im_end|>\n",
-    "a<|im_end|>b <|endoftext|> <|im_start|><|im_start|>",
-    "<|im_start|",
-    "<<|im_end|>>",
-]
-MESSAGES = [
-    [{"role": "user", "content": "Hi"}],
-    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2+2?"}],
-    [
-        {"role": "user", "content": "  padded \n"},
-        {"role": "assistant", "content": "<think>\nhm\n</think>\n\nHello 👋🏽"},
-        {"role": "user", "content": "中文\n\n\tcode: `x < y | z`"},
-    ],
-]
+sys.path.insert(0, str(Path(__file__).parent))  # test folders are no packages, and text_samples lies beside the tests
+
+from text_samples import AWKWARD
 
 
 @pytest.fixture(scope="session")
@@ -63,9 +33,15 @@ def smollm2(smollm2_metadata: dict[str, Any]) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def smollm2_hf(smollm2_path: Path) -> Any:
-    """SmolLM2's tokenizer, transformers'."""
+    """SmolLM2's tokenizer, transformers', with the pre-tokenizer of SmolLM2's own tokenizer.json.
+
+    Reading the GGUF file, transformers passes over ``tokenizer.ggml.pre`` and forgets that digits stand alone.
+    """
     transformers = pytest.importorskip("transformers", reason="the reference of tokenizers and templates")
-    return transformers.AutoTokenizer.from_pretrained(str(smollm2_path.parent), gguf_file=smollm2_path.name)
+    reference = transformers.AutoTokenizer.from_pretrained(str(smollm2_path.parent), gguf_file=smollm2_path.name)
+    steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    reference.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    return reference
 
 
 CHAT_SPECIALS = [
@@ -95,7 +71,9 @@ def byte_bpe_json(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def byte_bpe(byte_bpe_json: Path) -> Tokenizer:
     """The tiny tokenizer, ours."""
-    return from_json(byte_bpe_json / "tokenizer.json", json.loads((byte_bpe_json / "tokenizer_config.json").read_text()))
+    return from_json(
+        byte_bpe_json / "tokenizer.json", json.loads((byte_bpe_json / "tokenizer_config.json").read_text())
+    )
 
 
 @pytest.fixture(scope="session")
@@ -117,7 +95,7 @@ def sentencepiece_model(tmp_path_factory: pytest.TempPathFactory) -> Any:
         vocab_size=560,
         model_type="bpe",
         byte_fallback=True,
-        character_coverage=0.9,
+        character_coverage=0.98,
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,
         allow_whitespace_only_pieces=True,
@@ -132,9 +110,7 @@ def sentencepiece_metadata(sentencepiece_model: Any) -> dict[str, Any]:
     """What a converter writes into a GGUF file for the tiny model."""
     model = sentencepiece_model
     ids = range(model.vocab_size())
-    kinds = [
-        2 if model.is_unknown(i) else 3 if model.is_control(i) else 6 if model.is_byte(i) else 1 for i in ids
-    ]
+    kinds = [2 if model.is_unknown(i) else 3 if model.is_control(i) else 6 if model.is_byte(i) else 1 for i in ids]
     return {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": [model.id_to_piece(i) for i in ids],
