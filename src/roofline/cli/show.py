@@ -72,7 +72,7 @@ def _table(view: "Overview", title: str) -> "Table":
         table.add_column(heading, justify="left" if heading in ("op", "format") else "right", no_wrap=True)
     if view.seconds is not None:
         table.add_column("us", justify="right", no_wrap=True)
-    table.add_column("share of step" if view.seconds is not None else "share of bytes", no_wrap=True)
+    table.add_column("of the step" if view.seconds is not None else "of the bytes", no_wrap=True)
     before = ""
     for row in view.rows:
         if row.section != before:
@@ -96,7 +96,7 @@ def _cells(row: "Row", view: "Overview") -> list[str]:
     return [*cells, f"[{colour}]{_bar(share)}[/]{share:6.1%}"]
 
 
-def _bar(share: float, width: int = 8) -> str:
+def _bar(share: float, width: int = 6) -> str:
     """A bar of eighths of a character."""
     full, rest = divmod(round(share * width * 8), 8)
     return f"{'█' * full + (' ▏▎▍▌▋▊▉'[rest] if rest else ''):<{width}}"

@@ -10,7 +10,7 @@ from roofline.program.passes.price import Amount, Roofs, Work, amount, price, se
 
 @dataclass(frozen=True)
 class Row:
-    """One instruction. times: layers that run it; seconds: least time of one run, None without roofs; bound: by what."""
+    """One op. times: layers that run it; seconds: least time of one run, None without roofs; bound: by what."""
 
     section: str
     op: str

@@ -1,0 +1,108 @@
+"""Every pass against its golden text, and the shapes of Programs that the passes must produce."""
+
+from collections import Counter
+from pathlib import Path
+
+import program_builders as builders
+import pytest
+
+from roofline.common.errors import ConfigError
+from roofline.program.compile import STAGES, compile_program, stages
+from roofline.program.ir import Program
+from roofline.program.target import CPU
+from roofline.program.text import parse_program, print_program
+
+GOLDEN = Path(__file__).parent / "golden"
+MODELS = {
+    "llama": lambda: builders.build(builders.BASE, embed="Q8_0"),
+    "qwen3": lambda: builders.build(builders.QWEN3),
+    "qwen2_bf16": lambda: builders.build(builders.QWEN2, "BF16"),
+}
+
+
+def programs(name: str) -> dict[str, Program]:
+    model = MODELS[name]()
+    return dict(stages(model.family, model.cfg, model.tensors, CPU))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_pass_gives_its_golden_text(name: str, request: pytest.FixtureRequest) -> None:
+    for stage, program in programs(name).items():
+        path = GOLDEN / f"{name}.{stage}.txt"
+        assert path.exists(), f"write {path.name} with `python tests/program/write_goldens.py`"
+        assert print_program(program) == path.read_text(), f"{path.name}: `python tests/program/write_goldens.py` shows"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_text_of_each_stage_parses_back(name: str) -> None:
+    for stage, program in programs(name).items():
+        assert parse_program(print_program(program)) == program, stage
+
+
+def ops_of(program: Program) -> Counter[str]:
+    return Counter(instr.op for instr in program.body)
+
+
+def test_quantised_llama_becomes_nine_instructions_a_layer() -> None:
+    ops = ops_of(programs("llama")["fuse"])
+    assert ops == {
+        "embed": 1,
+        "norm_quantize": 5,
+        "linear": 5,
+        "rope_kv_write": 2,
+        "attend": 2,
+        "quantize_rows": 2,
+        "linear_add": 4,
+        "silu_mul_quantize": 2,
+        "take_rows": 1,
+    }
+
+
+def test_float_weights_keep_plain_norms_and_activations() -> None:
+    program = programs("qwen2_bf16")["fuse"]
+    ops = ops_of(program)
+    assert ops["rms_norm"] == 5
+    assert ops["silu_mul"] == 2
+    assert ops["quantize_rows"] == ops["split"] == 0
+    assert all(i.attr("order") == "f32" for i in program.body if i.op in ("linear", "linear_add"))
+    qkv = next(i for i in program.body if i.op == "linear")
+    assert qkv.weights == ("layers.0.attn.q+k+v.weight", "layers.0.attn.q+k+v.bias")
+
+
+def test_merge_keeps_each_piece_in_its_own_format() -> None:
+    model = builders.build(builders.WIDE, "Q4_K", v="Q6_K")
+    program = compile_program(model.family, model.cfg, model.tensors, CPU)
+    pieces = program.weights["layers.1.attn.q+k+v.weight"].pieces
+    assert [p.format for p in pieces] == ["Q4_K", "Q4_K", "Q6_K"]
+    assert program.weights["layers.1.attn.q+k+v.weight"].shape == (256 + 2 * 128, 256)
+
+
+def test_merge_leaves_linears_of_different_inputs_apart() -> None:
+    model = builders.build(builders.BASE, v="F16")  # q and k read 8-bit rows, v reads floats
+    ops = ops_of(compile_program(model.family, model.cfg, model.tensors, CPU))
+    assert ops["rope_kv_write"] == 0
+    assert ops["kv_write"] == 2
+
+
+def test_tied_head_is_one_weight_with_two_readers() -> None:
+    program = programs("llama")["plan"]
+    readers = [i.op for i in program.body if "embed.weight" in i.weights]
+    assert readers == ["embed", "linear"]
+    assert "head.weight" not in program.weights
+
+
+def test_tensors_that_do_not_fit_are_named() -> None:
+    model = builders.build(builders.BASE)
+    short = {k: v for k, v in model.tensors.items() if k != "layers.1.mlp.up.weight"}
+    with pytest.raises(ConfigError, match=r"layers\.1\.mlp\.up\.weight"):
+        compile_program(model.family, model.cfg, short, CPU)
+    spare = model.tensors | {"head.weight": builders.Info("F32", (96, 64))}
+    with pytest.raises(ConfigError, match=r"head\.weight"):
+        compile_program(model.family, model.cfg, spare, CPU)
+    wrong = model.tensors | {"final_norm.weight": builders.Info("F32", (65,))}
+    with pytest.raises(ConfigError, match=r"final_norm.*\[65\].*\[64\]"):
+        compile_program(model.family, model.cfg, wrong, CPU)
+
+
+def test_stages_are_the_listed_ones() -> None:
+    assert tuple(programs("llama")) == STAGES
