@@ -1,6 +1,5 @@
 """Errors, environment variables, units, log."""
 
-import ast
 import logging
 import re
 from pathlib import Path
@@ -13,6 +12,7 @@ from roofline.common.errors import CapacityError, ConfigError, RequestError, Roo
 
 PACKAGE = Path(roofline.__file__).parent
 ROOT = Path(__file__).parents[2]
+READS_ENVIRONMENT = r"getenv|environb?(\[|\.get|\.pop|\.setdefault)| in os\.environ"
 
 
 def test_errors_carry_cause_and_remedy():
@@ -53,11 +53,12 @@ def test_home(monkeypatch, tmp_path):
 
 
 def test_only_env_reads_the_environment():
+    """Handing the environment on to a child is fine; looking into it is not."""
     for path in PACKAGE.rglob("*.py"):
-        if path == PACKAGE / "common" / "env.py":
-            continue
-        names = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
-        assert not {"environ", "getenv", "environb"} & names, path
+        if path != PACKAGE / "common" / "env.py":
+            assert not re.search(r"getenv|environb?(\[|\.get|\.pop|\.setdefault)| in os\.environ", path.read_text()), (
+                path
+            )
 
 
 def test_every_variable_is_listed_and_documented():

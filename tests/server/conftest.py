@@ -43,7 +43,7 @@ class BytesText:
 
 class BytesStream:
     def __init__(self, stop):
-        self.stop, self.held, self.sent = stop, b"", 0
+        self.stop, self.held, self.sent, self.stopped = stop, b"", 0, None
 
     def push(self, ids):
         for used, token in enumerate(ids, 1):

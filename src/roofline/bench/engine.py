@@ -134,6 +134,7 @@ def bench_engine(
     *,
     threads: int | None = None,
     isa: str | None = None,
+    weights: str | None = None,
     rows: Sequence[str] | None = None,
     serve: bool = True,
     measure: bool = True,
@@ -159,7 +160,15 @@ def bench_engine(
         raise ConfigError(f"no row matches; the rows are: {', '.join(workloads.row_names())}")
     roofs = ensure_roofs(quick=True, threads=threads, isa=isa, again=measure)
     most = max(n * (i + o) for n, i, o in workloads.SERVE)
-    loaded = bundle.load(model, threads=threads, isa=isa, cache_tokens=most + 64 * 16, max_running=64, text=False)
+    loaded = bundle.load(
+        model,
+        threads=threads,
+        isa=isa,
+        weights=weights,
+        cache_tokens=most + 64 * 16,  # every request may leave its last page partly empty
+        max_running=64,
+        text=False,
+    )
     try:
         figures = Bench(loaded.executable).run(names)
     finally:

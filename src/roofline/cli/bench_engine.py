@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from roofline.cli.options import DEFAULT_MODEL, AsJson, Isa, Threads
+from roofline.cli.options import DEFAULT_MODEL, AsJson, Isa, Threads, Weights
 
 
 def command(
@@ -14,12 +14,13 @@ def command(
     rows: Annotated[str | None, typer.Option(help="Only rows whose key contains one of these, with commas.")] = None,
     threads: Threads = None,
     isa: Isa = None,
+    weights: Weights = None,
 ) -> None:
     """Time prefill, decode and serving. Prefix cache and speculation are off; every repeat is recorded."""
     from roofline.bench.engine import bench_engine
 
     chosen = None if rows is None else [part.strip() for part in rows.split(",") if part.strip()]
-    record = bench_engine(model, threads=threads, isa=isa, rows=chosen, serve=serve)
+    record = bench_engine(model, threads=threads, isa=isa, weights=weights, rows=chosen, serve=serve)
     if as_json:
         import json
 

@@ -1,9 +1,8 @@
 """The command `roofline`: registers every command; each is one short file that imports what it needs when it runs."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -14,7 +13,7 @@ from roofline.common.errors import RooflineError
 class Commands(TyperGroup):
     """Turns errors with a cause and a remedy into one line on stderr and exit code 1."""
 
-    def invoke(self, ctx: click.Context) -> object:
+    def invoke(self, ctx: typer.Context) -> Any:
         try:
             return super().invoke(ctx)
         except RooflineError as error:

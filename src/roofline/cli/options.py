@@ -14,3 +14,10 @@ Isa = Annotated[
     str | None, typer.Option("--isa", help="Instruction set: avx512, avx2, neon, portable. Default: the best here.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Weights = Annotated[
+    str | None, typer.Option("--weights", help="random:SEED runs the model's configuration on random weights.")
+]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer. Default: what fits.")]
+Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 takes the most likely token.")]
+TopP = Annotated[float, typer.Option("--top-p", help="Keep the smallest set of tokens with this probability.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="The same seed gives the same answer. Default: a fresh one.")]

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from roofline.cli.options import DEFAULT_MODEL, Isa, Threads
+from roofline.cli.options import DEFAULT_MODEL, Isa, Threads, Weights
 
 
 def command(
@@ -18,11 +18,14 @@ def command(
     max_running: Annotated[int, typer.Option(min=1, help="Answers computed at the same time.")] = 64,
     threads: Threads = None,
     isa: Isa = None,
+    weights: Weights = None,
 ) -> None:
     """Serve a model: /v1/chat/completions, /v1/completions, /v1/models, /health, /ready, /metrics, /stats."""
+    from roofline.cli.ready import prepare
     from roofline.server.serve import ServeOptions, serve
 
-    given = {"threads": threads, "isa": isa, "cache_tokens": cache_tokens}
+    prepare(model, threads, isa)
+    given = {"threads": threads, "isa": isa, "cache_tokens": cache_tokens, "weights": weights}
     serve(
         ServeOptions(
             model=model,

@@ -159,7 +159,8 @@ class Answers:
                 self.context.engine.abort(self._request_id(prompt), event.index)
         elif event.finish_reason is not None:
             text += choice.text.finish()
-            choice.finish = event.finish_reason
+            # The last half character may complete a stop string.
+            choice.finish = "stop" if choice.text.stopped is not None else event.finish_reason
         if choice.finish is not None:
             self.context.metrics.answer_ended(choice.finish, choice.tokens)
         logprobs = tuple(event.logprobs[: min(used, len(ids))]) if event.logprobs else ()

@@ -67,6 +67,10 @@ class Delta(Protocol):
 class AnswerText(Protocol):
     """The text of one answer in the making; `roofline.text.stops.TextStream` is one."""
 
+    @property
+    def stopped(self) -> str | None:
+        """The stop string met, None before."""
+
     def push(self, ids: Sequence[int]) -> Delta:
         """Add ids."""
 

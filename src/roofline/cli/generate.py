@@ -1,0 +1,69 @@
+"""roofline generate: answer one prompt."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from roofline.cli.options import DEFAULT_MODEL, AsJson, Isa, MaxTokens, Model, Seed, Temperature, Threads, TopP, Weights
+
+if TYPE_CHECKING:
+    from roofline.engine.llm import Output
+
+
+def command(
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from stdin.")],
+    model: Model = DEFAULT_MODEL,
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = 1.0,
+    top_p: TopP = 1.0,
+    seed: Seed = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
+    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print the text as it comes.")] = True,
+    as_json: AsJson = False,
+    threads: Threads = None,
+    isa: Isa = None,
+    weights: Weights = None,
+) -> None:
+    """Answer PROMPT, then print tokens a second and the share of the roof (on stderr)."""
+    from roofline.cli.ready import figures, figures_line, load_llm
+    from roofline.engine.params import SamplingParams
+
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    with load_llm(model, threads, isa, weights) as llm:
+        asked = text if raw else [{"role": "user", "content": text}]
+        if as_json or not stream:
+            output = llm.generate(text, params)[0] if raw else llm.chat(asked, params)
+            if as_json:
+                _print_json(llm, output, figures(llm.stats()))
+                return
+            print(output.text)
+        else:
+            for piece in llm.stream(asked, params):
+                print(piece, end="", flush=True)
+            print()
+        print(figures_line(llm.stats()), file=sys.stderr)
+
+
+def _print_json(llm: Any, output: "Output", speeds: dict[str, Any]) -> None:
+    import json
+
+    usage = output.usage
+    record = {
+        "model": llm.name,
+        "fingerprint": llm.model.executable.fingerprint,
+        "prompt_ids": output.prompt_ids,
+        "text": output.text,
+        "ids": output.ids,
+        "finish_reason": output.finish_reason,
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "seed": usage.seed,
+        },
+        "load_seconds": round(llm.model.load_seconds, 3),
+        "stats": speeds,
+    }
+    print(json.dumps(record))

@@ -1,0 +1,52 @@
+"""What commands that run a model do first: the model is here, this chip's roofs are known."""
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from roofline.engine.stats import EngineStats
+
+
+def prepare(model: str, threads: int | None = None, isa: str | None = None) -> None:
+    """Pull the model and measure the roofs where that was never done. Says so on stderr."""
+    from roofline.backends.cpu.roofs import ensure_roofs, stored_roofs
+    from roofline.weights import sources
+
+    said: set[str] = set()
+
+    def progress(stage: str, done: int, total: int | None) -> None:
+        if stage not in said:
+            said.add(stage)
+            print(f"{model}: {stage}", file=sys.stderr)
+
+    sources.resolve(model, fetch=True, progress=progress)
+    if stored_roofs(threads=threads, isa=isa) is None:
+        print("Measuring the roofs of this chip, once (1 s)", file=sys.stderr)
+        ensure_roofs(quick=True, threads=threads, isa=isa)
+
+
+def load_llm(model: str, threads: int | None, isa: str | None, weights: str | None, **options: Any) -> Any:
+    """A `roofline.LLM`, with the options that were given."""
+    from roofline.engine.llm import LLM
+
+    prepare(model, threads, isa)
+    given = {"threads": threads, "isa": isa, "weights": weights, **options}
+    return LLM(model, **{name: value for name, value in given.items() if value is not None})
+
+
+def figures(stats: "EngineStats") -> dict[str, Any]:
+    """Speeds and the share of the roof over `stats`, as plain values."""
+    return {
+        "prefill_tokens": stats.prefill_tokens,
+        "prefill_tok_s": round(stats.prefill_tokens_per_second, 1),
+        "decode_tokens": stats.decode_tokens,
+        "decode_tok_s": round(stats.decode_tokens_per_second, 1),
+        "share_of_roof": None if stats.share_of_roof is None else round(stats.share_of_roof, 4),
+    }
+
+
+def figures_line(stats: "EngineStats") -> str:
+    """'prefill: 2000.0 tok/s, decode: 180.0 tok/s, 61.0% of the roof'."""
+    share = "roof not measured" if stats.share_of_roof is None else f"{stats.share_of_roof:.1%} of the roof"
+    speeds = f"prefill: {stats.prefill_tokens_per_second:.1f} tok/s, decode: {stats.decode_tokens_per_second:.1f} tok/s"
+    return f"{speeds}, {share}"
