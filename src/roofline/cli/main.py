@@ -13,7 +13,7 @@ from roofline.common.errors import RooflineError
 class Commands(TyperGroup):
     """Turns errors with a cause and a remedy into one line on stderr and exit code 1."""
 
-    def invoke(self, ctx: typer.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except RooflineError as error:
