@@ -163,3 +163,35 @@ def load_fake(source, fail_if=None, fail_at=(), die_on_id=None, **options):
     executable = FakeExecutable(**options)
     executable.fail_at, executable.die_on_id = set(fail_at), die_on_id
     return Loaded(source, executable)
+
+
+class FakeTokenizer:
+    """A character an id; id 49 ends a generation and is special."""
+
+    alphabet = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVW\0"
+    vocab_size, eos_ids, special_ids, strip_space = 50, (49,), frozenset({49}), False
+
+    def encode(self, text, *, add_special, parse_special=False):
+        ids = [self.alphabet.index(c) for c in text]
+        return [0, *ids] if add_special else ids
+
+    def token_bytes(self, token_id):
+        return self.alphabet[token_id].encode()
+
+    def decode(self, ids):
+        return "".join(self.alphabet[i] for i in ids if i != 49)
+
+
+class FakeTemplate:
+    """Each turn's role initial and content, then A for the answer."""
+
+    def encode_chat(self, tokenizer, messages, **variables):
+        text = "".join(m["role"][0].upper() + m["content"] for m in messages) + variables.get("end", "A")
+        return tokenizer.encode(text, add_special=False)
+
+
+def loaded_text(**options):
+    """A loaded model with its text side."""
+    model = Loaded("toy", FakeExecutable(**options))
+    model.tokenizer, model.chat_template = FakeTokenizer(), FakeTemplate()
+    return model

@@ -206,10 +206,11 @@ class LLM:
         group = self._submit(ids, params, at_start)
         (collector,) = group
         try:
-            while collector.answer is None:
-                self._step()
-                if text := collector.take():
-                    yield text
+            while collector.answer is None or collector.waiting:
+                if collector.waiting:  # also from steps that another stream took meanwhile
+                    yield collector.take()
+                else:
+                    self._step()
             collector.result()
         finally:
             self._drop(group)
@@ -273,6 +274,11 @@ class _Collector:
             self._pieces.append(self._stream.finish())
             self._finish(event)
         return tell
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is text that was not taken."""
+        return any(self._pieces[self._taken :])
 
     def take(self) -> str:
         """The text since the last call."""

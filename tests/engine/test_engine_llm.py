@@ -1,0 +1,218 @@
+"""LLM and ChatModule over the toy executable: text, stop strings, streams, Ctrl-C."""
+
+import re
+import signal
+from dataclasses import replace
+
+import pytest
+from engine_fakes import FakeTokenizer, loaded_text
+
+from roofline import LLM, ChatModule, SamplingParams
+from roofline.common.errors import CapacityError, RequestError, RooflineError
+from roofline.engine.config import EngineConfig
+from roofline.engine.interrupts import deferred
+from roofline.engine.local import LocalEngine
+
+# Without the special id 49, a character of text is an id.
+GREEDY = SamplingParams(temperature=0, max_tokens=40, seed=0, logit_bias={49: -100})
+TOKENIZER = FakeTokenizer()
+
+
+@pytest.fixture
+def llm():
+    return LLM(loaded_text())
+
+
+def idle(llm):
+    """Nothing is left over: no request, no page, no collector."""
+    while llm.engine.has_work:
+        llm.engine.step()
+    assert not llm._open
+    assert llm.stats().pages_used == llm.stats().running == llm.stats().waiting == 0
+    llm.engine.state.cache.check([])
+    return True
+
+
+def test_text_and_ids_are_those_of_the_engine_in_the_order_of_the_prompts(llm):
+    params = [SamplingParams(temperature=0.9, seed=i, max_tokens=5 + i) for i in range(6)]
+    prompts = ["hello" * (i + 1) for i in range(6)]
+    outputs = llm.generate(prompts, params)
+    engine = LocalEngine(loaded_text().executable, EngineConfig(scheduler="naive", cache="naive"))
+    for i, (output, prompt) in enumerate(zip(outputs, prompts, strict=True)):
+        assert output.prompt_ids == TOKENIZER.encode(prompt, add_special=True)
+        engine.submit(output.prompt_ids, params[i], eos_ids=(49,))
+        ids = []
+        while engine.has_work:
+            ids += [token for event in engine.step() for token in event.ids]
+        assert output.ids == ids
+        assert output.text == TOKENIZER.decode(ids)
+        assert output.usage.completion_tokens == len(ids)
+        assert output.usage.seed == i
+    assert idle(llm)
+
+
+def test_one_prompt_of_either_kind_gives_a_list_of_one(llm):
+    (text,) = llm.generate("abc", GREEDY)
+    (ids,) = llm.generate([0, 0, 1, 2], GREEDY)
+    assert text.answers == ids.answers
+    assert [o.ids for o in llm.generate([[0, 0, 1, 2], "abc"], GREEDY)] == [text.ids] * 2
+    assert llm.generate([], GREEDY) == []
+
+
+def test_n_answers_and_logprobs(llm):
+    (output,) = llm.generate("abc", SamplingParams(n=3, seed=1, max_tokens=8, logprobs=2, ignore_eos=True))
+    assert len({tuple(answer.ids) for answer in output.answers}) == 3
+    for answer in output.answers:
+        assert [entry.id for entry in answer.logprobs] == answer.ids
+    assert output.logprobs is output.answers[0].logprobs
+
+
+def test_a_stop_id_counts_but_is_no_text(llm):
+    plain = llm.generate("abc", GREEDY)[0]
+    stop = plain.ids[6]
+    output = llm.generate("abc", replace(GREEDY, stop_token_ids=(stop,)))[0]
+    at = plain.ids.index(stop)
+    assert output.ids == plain.ids[: at + 1]
+    assert output.text == TOKENIZER.decode(plain.ids[:at])
+    assert (output.finish_reason, output.answers[0].stop) == ("stop", stop)
+
+
+def test_a_stop_string_ends_text_ids_and_bill_and_frees_the_engine(llm):
+    plain = llm.generate("abc", GREEDY)[0]
+    stop = plain.text[10:13]
+    params = replace(GREEDY, stop=("never met", stop), logprobs=0)
+    output = llm.generate("abc", params)[0]
+    at = plain.text.index(stop)
+    assert output.text == plain.text[:at]
+    assert output.ids == plain.ids[: at + 3]
+    assert len(output.logprobs) == at + 3
+    assert (output.finish_reason, output.answers[0].stop) == ("stop", stop)
+    assert output.usage.completion_tokens == at + 3
+    assert output.usage.prompt_tokens == 4
+    assert idle(llm)
+    deltas = list(llm.stream("abc", params))
+    assert "".join(deltas) == plain.text[:at], "nothing of the stop string leaks"
+    assert idle(llm)
+
+
+def test_a_stream_gives_the_same_text_piece_by_piece(llm):
+    deltas = list(llm.stream("abc", GREEDY))
+    assert len(deltas) > 10
+    assert "".join(deltas) == llm.generate("abc", GREEDY)[0].text
+
+
+def test_streams_can_be_read_in_turn_and_left_early(llm):
+    expected = [llm.generate(p, GREEDY)[0].text for p in ("abc", "xyz")]
+    streams = [llm.stream(p, GREEDY) for p in ("abc", "xyz")]
+    texts = ["", ""]
+    for _ in range(50):
+        for i, stream in enumerate(streams):
+            texts[i] += next(stream, "")
+    assert texts == expected
+    left = llm.stream("abc", GREEDY)
+    next(left)
+    assert llm.stats().pages_used > 0
+    left.close()
+    assert idle(llm)
+
+
+def test_what_cannot_be_computed_is_refused_before_anything_is(llm):
+    with pytest.raises(CapacityError):
+        llm.generate(["abc", "a" * 600], GREEDY)
+    with pytest.raises(RequestError, match="2 for 1"):
+        llm.generate("abc", [GREEDY, GREEDY])
+    with pytest.raises(RequestError) as caught:
+        llm.stream("abc", SamplingParams(n=2))
+    assert caught.value.param == "n"
+    assert llm.model.executable.forwards == 0
+    assert idle(llm)
+
+
+def test_chat_renders_the_template_and_passes_its_variables(llm):
+    messages = [{"role": "user", "content": "hi"}]
+    output = llm.chat(messages, GREEDY)
+    assert output.prompt_ids == TOKENIZER.encode("UhiA", add_special=False)
+    assert "".join(llm.stream(messages, GREEDY)) == output.text
+    assert llm.chat(messages, GREEDY, end="B").prompt_ids == TOKENIZER.encode("UhiB", add_special=False)
+
+
+def test_an_error_of_the_engine_is_raised_and_the_next_call_works(llm):
+    expected = llm.generate("abc", GREEDY)[0].text
+    llm.model.executable.fail_at = {llm.model.executable.forwards + 3}
+    with pytest.raises(RooflineError, match="told to fail"):
+        llm.generate("abc", GREEDY)
+    assert idle(llm)
+    llm.model.executable.fail_at = {llm.model.executable.forwards + 3}
+    with pytest.raises(RooflineError, match="told to fail"):
+        list(llm.stream("abc", GREEDY))
+    assert llm.generate("abc", GREEDY)[0].text == expected
+
+
+def interrupt_at(llm, forward):
+    def press(executable):
+        if executable.forwards == forward:
+            signal.raise_signal(signal.SIGINT)
+
+    llm.model.executable.before_forward = press
+
+
+def test_ctrl_c_aborts_cleanly_and_leaves_the_engine_usable(llm):
+    expected = llm.generate(["abc", "xyz"], GREEDY)
+    interrupt_at(llm, llm.model.executable.forwards + 5)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["abc", "xyz"], GREEDY)
+    assert idle(llm)
+    assert [o.answers[0].ids for o in llm.generate(["abc", "xyz"], GREEDY)] == [o.ids for o in expected]
+
+
+def test_ctrl_c_is_held_back_within_a_step_and_goes_to_the_handler_that_was_there():
+    seen = []
+    previous = signal.signal(signal.SIGINT, lambda *_: seen.append("handled"))
+    try:
+        with deferred():
+            signal.raise_signal(signal.SIGINT)
+            assert not seen
+        assert seen == ["handled"]
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def test_options_go_where_they_belong():
+    llm = LLM(loaded_text(), prefix_cache=False, max_model_len=100)
+    assert llm.engine.config.prefix_cache is False
+    assert llm.engine.max_model_len == 100
+    with pytest.raises(TypeError, match="threads"):
+        LLM(loaded_text(), threads=2)
+    with LLM(loaded_text()) as llm:
+        executable = llm.model.executable
+    assert executable.closed
+
+
+def test_the_chat_module_keeps_its_history_until_reset(llm):
+    chat = ChatModule(llm)
+    first = chat.generate("hi", GREEDY)
+    second = chat.generate("more", GREEDY)
+    history = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": first},
+        {"role": "user", "content": "more"},
+    ]
+    assert second == llm.chat(history, GREEDY).text
+    interrupt_at(llm, llm.model.executable.forwards + 3)
+    with pytest.raises(KeyboardInterrupt):
+        chat.generate("again", GREEDY)
+    assert chat.messages == [*history, {"role": "assistant", "content": second}]
+    chat.reset_chat()
+    assert chat.generate("hi", GREEDY) == first
+
+
+def test_the_chat_module_benchmarks_a_fixed_length(llm):
+    chat = ChatModule(llm)
+    output = chat.benchmark_generate("Hi", generate_length=64)
+    assert chat.messages == []
+    figures = chat.figures()
+    assert (figures.generated_tokens, figures.prefill_tokens, figures.decode_tokens) == (64, 3, 63)
+    assert output == llm.generate("Hi", SamplingParams(temperature=0, max_tokens=64, ignore_eos=True))[0].text
+    chat.benchmark_generate("Hi", generate_length=8)
+    assert chat.figures().decode_tokens == 7, "each run is measured by itself"
+    assert re.fullmatch(r"prefill: \d+\.\d tok/s, decode: \d+\.\d tok/s", chat.stats())
