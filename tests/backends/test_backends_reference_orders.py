@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="the reference is written in torch")
-
 from roofline.backends.reference import orders
 from roofline.backends.reference.unpack import unpack
 from roofline.ops import formats, quantize_rows
 from roofline.ops.attention import alibi_slopes
 from roofline.ops.exp2 import exp2_falling, exp2_signed
+
+torch = pytest.importorskip("torch", reason="the reference is written in torch")
 
 
 def test_exp2_is_within_two_ulp_and_exact_at_whole_numbers() -> None:

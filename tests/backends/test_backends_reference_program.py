@@ -10,6 +10,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "program"))  # program_builde
 
 import program_builders as builders
 
+from roofline.backends.reference.executable import ReferenceExecutable
+from roofline.backends.reference.oracle import oracle_logits
 from roofline.backends.reference.unpack import unpack
 from roofline.common.errors import UnsupportedError
 from roofline.ops import formats
@@ -19,9 +21,6 @@ from roofline.program.ir import Program
 from roofline.program.target import CPU
 
 torch = pytest.importorskip("torch", reason="the reference is written in torch")
-
-from roofline.backends.reference.executable import ReferenceExecutable
-from roofline.backends.reference.oracle import oracle_logits
 
 LIMITS = BatchLimits(tokens=64, segments=8, rows=64, pages=64)
 MODELS = {

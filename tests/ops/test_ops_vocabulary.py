@@ -7,6 +7,7 @@ import pytest
 
 from roofline import ops
 from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.models.cache import ContiguousCache
 from roofline.ops import registry
 from roofline.ops.cost import Affine
 from roofline.ops.registry import op
@@ -14,8 +15,6 @@ from roofline.ops.rope_tables import RopeTable, cos_sin, frequencies
 from roofline.ops.symbol import Type, WeightType
 
 torch = pytest.importorskip("torch", reason="ops' references are written in torch")
-
-from roofline.models.cache import ContiguousCache
 
 TABLE = RopeTable(16, 1e4)
 
@@ -40,7 +39,7 @@ def test_ops_from_outside_compute_trace_and_price() -> None:
 
 def test_types_that_do_not_fit_are_refused() -> None:
     x, w = Type("f32", "tokens", (64,)), WeightType((32, 65), ("F32",), 0)
-    with pytest.raises(ConfigError, match="width 64.*65 columns"):
+    with pytest.raises(ConfigError, match=r"width 64.*65 columns"):
         registry.get("linear").types(registry.get("linear").call([x], [w], {}))
     quantize = registry.get("quantize_rows")
     with pytest.raises(ConfigError, match="width 48"):
