@@ -18,7 +18,6 @@ from roofline.text.pretokenizers import PATTERNS, byte_level_pipeline
 from roofline.text.tokenizer import Tokenizer, byte_alphabet
 from roofline.text.vocabulary import AddedToken, Vocabulary
 
-
 # SmolLM2's vocabulary has no token for these bytes; like transformers, we encode them as nothing. (It also lacks
 # 0xF1 and 0xF2, which begin planes of Unicode that hold no characters yet.)
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}

@@ -15,11 +15,23 @@ from jinja2.runtime import Context
 from jinja2.sandbox import safe_range
 from jinja2.utils import Cycler, Joiner, Namespace, _PassArg, pass_context
 
-from roofline.text.tracked import Text, admit, bounded, check_width, joined, literal, text, tick, ticking, weight
+from roofline.text.tracked import (
+    Text,
+    admit,
+    bounded,
+    check_items,
+    check_width,
+    joined,
+    literal,
+    text,
+    tick,
+    ticking,
+    weight,
+)
 
 _AS_IN_JINJA = (
-    *("abs", "attr", "batch", "count", "d", "default", "dictsort", "first", "float", "groupby", "int", "items", "last"),
-    *("length", "map", "max", "min", "reject", "rejectattr", "reverse", "select", "selectattr", "slice", "sort", "sum"),
+    *("abs", "attr", "count", "d", "default", "dictsort", "first", "float", "groupby", "int", "items", "last"),
+    *("length", "map", "max", "min", "reject", "rejectattr", "reverse", "select", "selectattr", "sort", "sum"),
     *("truncate", "unique"),
 )
 
@@ -72,6 +84,23 @@ def round_number(value: float, precision: int = 0, method: str = "common") -> fl
     return jinja_filters.do_round(value, precision, method)  # type: ignore[arg-type]
 
 
+def batch(value: Iterable[Any], linecount: int, fill_with: Any = None) -> Iterator[list[Any]]:
+    check_items(linecount)
+    return jinja_filters.do_batch(value, linecount, fill_with)  # type: ignore[arg-type]
+
+
+def slices(value: Iterable[Any], slices: int, fill_with: Any = None) -> Iterator[list[Any]]:
+    check_items(slices)
+    return jinja_filters.sync_do_slice(value, slices, fill_with)  # type: ignore[arg-type]
+
+
+# Of these, those that would take a string apart into characters
+_BY_ITEM = frozenset(
+    {"batch", "do_groupby", "do_map", "do_max", "do_min", "do_reject", "do_rejectattr", "do_select", "do_selectattr"}
+    | {"do_sort", "do_sum", "do_unique", "slices"}
+    | {f"sync_do_{name}" for name in ("groupby", "map", "reject", "rejectattr", "select", "selectattr", "sum")}
+)
+
 _OWN: dict[str, Callable[..., Any]] = {
     "tojson": tojson,
     "join": join,
@@ -79,6 +108,8 @@ _OWN: dict[str, Callable[..., Any]] = {
     "escape": escape,
     "e": escape,
     "round": round_number,
+    "batch": batch,
+    "slice": slices,
     "list": bounded,
     "string": text,
     "safe": lambda value: value,
@@ -106,6 +137,8 @@ def _guard(function: Callable[..., Any]) -> Callable[..., Any]:
         if wanted is not None:
             whole = {_PassArg.context: context, _PassArg.environment: context.environment}
             lead = (whole.get(wanted, context.eval_ctx),)
+        if isinstance(value, str) and function.__name__ in _BY_ITEM:
+            check_items(len(value))
         if isinstance(value, Iterator):
             value = ticking(value)
         return admit(function(*lead, value, *args, **kwargs))

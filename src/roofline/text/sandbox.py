@@ -28,10 +28,10 @@ from jinja2.visitor import NodeTransformer
 from roofline.text.filters import FILTERS, FUNCTIONS
 from roofline.text.tracked import (
     MAX_BITS,
-    MAX_ITEMS,
     METHODS,
     Text,
     admit,
+    check_items,
     joined,
     literal,
     over_budget,
@@ -157,6 +157,10 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.filters = {**FILTERS, "ticking": pass_context(lambda context, items: ticking(items))}
         self.globals = dict(FUNCTIONS)
 
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree: nodes.Template = _Rewriter().visit(super()._parse(source, name, filename))
+        return tree
+
     @staticmethod
     def concatenate(values: Iterable[Any]) -> Text:
         """The operator ``~``."""
@@ -212,8 +216,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
     def _check_product(self, left: Any, right: Any) -> None:
         for sequence, count in ((left, right), (right, left)):
             if isinstance(sequence, (list, tuple)) and isinstance(count, int):
-                if len(sequence) * count > MAX_ITEMS:
-                    raise over_budget(f"makes a list of more than {MAX_ITEMS:,} items")
+                check_items(len(sequence) * count)
                 weight(sequence)
 
     def _has(self, namespace: Namespace, name: str) -> bool:

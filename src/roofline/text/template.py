@@ -10,7 +10,7 @@ from jinja2.exceptions import TemplateError
 from roofline.common.errors import ConfigError, RequestError
 from roofline.text.sandbox import ChatEnvironment
 from roofline.text.tokenizer import Tokenizer
-from roofline.text.tracked import Meter, Text, joined, literal, release, use
+from roofline.text.tracked import Meter, Text, joined, literal, release, use, weight
 
 MAX_SOURCE = 128 * 1024  # characters of a template
 MAX_RENDERED = 4 * 1024 * 1024  # characters of a rendered chat, and of any one text on the way
@@ -117,6 +117,7 @@ class ChatTemplate:
                 "add_generation_prompt": add_generation_prompt,
                 **{name: _adopt(value, name) for name, value in kwargs.items()},
             }
+            weight(list(variables.values()))
             context = self._template.new_context(variables)
             return joined(self._bounded(self._template.root_render_func(context)))
         except RequestError:

@@ -201,8 +201,7 @@ class Text(str):
         return self._pieces(str.rsplit, sep, maxsplit)
 
     def splitlines(self, keepends: bool = False) -> list["Text"]:  # type: ignore[override]
-        if sum(map(self.count, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")) > MAX_ITEMS:
-            raise over_budget(f"makes a list of more than {MAX_ITEMS:,} items")
+        check_items(sum(map(self.count, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")))
         lines = []
         at = 0
         for full in str.splitlines(self, True):
@@ -225,8 +224,7 @@ class Text(str):
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1) -> "Text":
         if not old:
-            if len(self) > MAX_ITEMS:
-                raise over_budget(f"replaces more than {MAX_ITEMS:,} places")
+            check_items(len(self))
             return joined(_between([self[:0], *self, self[:0]], new, count.__index__()))  # type: ignore[list-item]
         return text(new).join(self.split(old, count))
 
@@ -268,8 +266,7 @@ class Text(str):
     def _pieces(self, split: Callable[..., list[str]], sep: str | None, maxsplit: SupportsIndex) -> list["Text"]:
         limit = maxsplit.__index__()
         pieces = split(self, sep, MAX_ITEMS if limit < 0 else min(limit, MAX_ITEMS))
-        if len(pieces) > MAX_ITEMS:
-            raise over_budget(f"makes a list of more than {MAX_ITEMS:,} items")
+        check_items(len(pieces))
         made = []
         at = 0
         for piece in pieces:
@@ -393,14 +390,19 @@ def admit(value: Any) -> Any:
             raise over_budget(f"makes a number of more than {MAX_BITS} bits")
         return value
     if isinstance(value, (list, tuple, dict)):
-        if len(value) > MAX_ITEMS:
-            raise over_budget(f"makes a list of more than {MAX_ITEMS:,} items")
+        check_items(len(value))
         _meter.get().charge(4 * len(value))
         weight(value)
         return value
     if isinstance(value, Iterator) and not isinstance(value, LoopContext):
         return iter(admit([admit(item) for item in bounded(value)]))
     return value
+
+
+def check_items(count: int) -> None:
+    """Refuses to make more than `MAX_ITEMS` items."""
+    if count > MAX_ITEMS:
+        raise over_budget(f"makes a list of more than {MAX_ITEMS:,} items")
 
 
 def check_width(size: int | str) -> None:
