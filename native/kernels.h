@@ -39,7 +39,7 @@ struct Linear {
 };
 
 struct Rope {              // what turns a row of q|k|v into a query and cache entries
-    const float* table;    // [positions][head_dim / 2][2]: cos, sin
+    const float* table;    // [positions][2][head_dim / 2]: cosines, then sines
     const float* q_norm;   // [head_dim] or null
     const float* k_norm;
     float eps;

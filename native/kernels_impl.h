@@ -425,21 +425,29 @@ static void gated(const float* gate, const float* up, int64_t n, float* out) {
     }
 }
 
-// Rotation in separately rounded products, as the reference writes it.
+static constexpr int kMaxHeadDim = 512;
+
+// Rotation in separately rounded products, as the reference writes it. Pairs are gathered first and turned as vectors:
+// left to itself, gcc 12 turns the interleaved loop into fmaddsub even under -ffp-contract=off.
 static void rotate(const Rope& r, const float* x, int32_t position, float* out) {
     const int half = r.head_dim / 2;
-    const float* table = r.table + (int64_t)position * r.head_dim;
+    const float *cos = r.table + (int64_t)position * r.head_dim, *sin = cos + half;
+    float first[kMaxHeadDim / 2 + 16], second[kMaxHeadDim / 2 + 16];
     for (int i = 0; i < half; i++) {
-        const float c = table[2 * i], s = table[2 * i + 1];
-        const int at0 = r.interleaved ? 2 * i : i, at1 = r.interleaved ? 2 * i + 1 : i + half;
-        const float x0 = x[at0], x1 = x[at1];
-        const float a = x0 * c, b = x1 * s, d = x1 * c, e = x0 * s;
-        out[at0] = a - b;
-        out[at1] = d + e;
+        first[i] = x[r.interleaved ? 2 * i : i];
+        second[i] = x[r.interleaved ? 2 * i + 1 : i + half];
+    }
+    for (int i = 0; i < half; i += 16) {
+        const Mask m = mask_of(half - i >= 16 ? 0xffffu : (1u << (half - i)) - 1);
+        const F32 c = load_masked(cos + i, m), s = load_masked(sin + i, m), a = load(first + i), b = load(second + i);
+        store(first + i, sub(mul(a, c), mul(b, s)));
+        store(second + i, add(mul(b, c), mul(a, s)));
+    }
+    for (int i = 0; i < half; i++) {
+        out[r.interleaved ? 2 * i : i] = first[i];
+        out[r.interleaved ? 2 * i + 1 : i + half] = second[i];
     }
 }
-
-static constexpr int kMaxHeadDim = 512;
 
 static void rope_query(const Rope& r, const float* head, int32_t position, uint16_t* out) {
     float normed[kMaxHeadDim], rotated[kMaxHeadDim];

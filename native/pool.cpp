@@ -1,6 +1,7 @@
 #include "pool.h"
 
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -13,7 +14,8 @@
 namespace roofline {
 namespace {
 
-constexpr auto kSpin = std::chrono::microseconds(20);
+constexpr auto kSpin = std::chrono::microseconds(20);    // then the core is offered to others
+constexpr auto kYield = std::chrono::microseconds(500);  // then the thread sleeps: waking it costs tens of microseconds
 
 void relax() {
 #if defined(__x86_64__)
@@ -30,16 +32,16 @@ void wake_all(std::atomic<int32_t>& word) {
     syscall(SYS_futex, reinterpret_cast<int32_t*>(&word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// Waits until `word` differs from `value`: spins at most kSpin, then sleeps. A sleeper is counted before it looks at the
+// Waits until `word` differs from `value`: spins at most kSpin, yields until kYield, then sleeps. A sleeper is counted before it looks at the
 // word a last time, and the other side changes the word before it looks at the count: no wake-up can be missed.
 void await_change(std::atomic<int32_t>& word, int32_t value, std::atomic<int32_t>& sleepers) {
-    const auto until = std::chrono::steady_clock::now() + kSpin;
-    for (;;) {
+    const auto start = std::chrono::steady_clock::now();
+    for (auto waited = kYield - kYield; waited < kYield; waited = std::chrono::duration_cast<decltype(waited)>(std::chrono::steady_clock::now() - start)) {
         for (int i = 0; i < 64; i++) {
             if (word.load(std::memory_order_acquire) != value) return;
             relax();
         }
-        if (std::chrono::steady_clock::now() > until) break;
+        if (waited > kSpin) sched_yield();
     }
     sleepers.fetch_add(1);
     while (word.load() == value) sleep_while(word, value);

@@ -70,6 +70,6 @@ def quantize_rows(x: "Tensor", group: int = Q8_GROUP) -> Q8Rows:
     rows, width = x.shape
     grouped = x.float().view(rows, width // group, group)
     amax = grouped.abs().amax(dim=2)
-    inverse = torch.where(amax > 0, 127.0 / amax, torch.zeros_like(amax))
+    inverse = torch.where(amax > 0, torch.full_like(amax, 127.0) / amax, 0.0)  # 127.0 / amax would round twice
     q = torch.round(grouped * inverse[:, :, None]).clamp(-127, 127).to(torch.int8)
     return Q8Rows(q.view(rows, width), amax / 127.0)

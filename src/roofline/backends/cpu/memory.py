@@ -76,8 +76,8 @@ def _rows(source: Source, piece: Piece, columns: int) -> np.ndarray:
 
 
 def rope_array(table: RopeTable, positions: int, head_dim: int) -> np.ndarray:
-    """float32 [positions, head_dim / 2, 2]: cos and sin. Raises UnsupportedError where a head is rotated in part."""
+    """float32 [positions, 2, head_dim / 2]: cosines, then sines. Raises UnsupportedError where a head is rotated in part."""
     if table.dim != head_dim:
         raise UnsupportedError("partial rotary embedding", f"{table.dim} of {head_dim} dimensions turn")
     cos, sin = cos_sin(table, np.arange(positions))
-    return np.ascontiguousarray(np.stack([cos, sin], axis=-1))
+    return np.ascontiguousarray(np.stack([cos, sin], axis=1))

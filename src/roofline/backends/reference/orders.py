@@ -74,7 +74,8 @@ def rms_norm_lanes16(x: "Tensor", w: "Tensor", eps: float, heads: int) -> "Tenso
     lanes = torch.zeros(*parts.shape[:2], LANES)
     for chunk in padded.split(LANES, dim=-1):
         lanes = fma(chunk, chunk, lanes)
-    inverse = 1.0 / torch.sqrt(tree16(lanes) / float(size) + torch.tensor(eps, dtype=torch.float32))
+    mean = tree16(lanes) / float(size) + torch.tensor(eps, dtype=torch.float32)
+    inverse = 1.0 / torch.sqrt(mean.double()).float()  # torch's float32 sqrt is not rounded correctly on CPUs
     return ((parts * inverse[..., None]) * w).reshape(x.shape)
 
 

@@ -1,0 +1,74 @@
+"""Small random models for the cpu backend's tests."""
+
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+from roofline.backends.cpu.executable import CpuExecutable
+from roofline.models import registry
+from roofline.models.config import ModelConfig
+from roofline.ops.batch import BatchLimits
+from roofline.program import target
+from roofline.program.compile import compile_program
+from roofline.weights.checkpoint import Checkpoint
+from roofline.weights.random_weights import random_checkpoint
+
+LLAMA: dict[str, Any] = {
+    "family": "llama",
+    "width": 256,
+    "layers": 2,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 64,
+    "ffn": 512,
+    "vocab": 300,
+    "norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+    "rope_style": "half",
+    "max_position": 2048,
+    "tied": True,
+    "attention_bias": False,
+    "qk_norm": False,
+    "sliding_window": None,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "llama-interleaved": {**LLAMA, "rope_style": "interleaved", "tied": False},
+    "mistral": {**LLAMA, "sliding_window": 40, "kv_heads": 1, "head_dim": 80, "heads": 4},
+    "qwen2": {**LLAMA, "family": "qwen", "attention_bias": True},
+    "qwen3": {**LLAMA, "family": "qwen", "qk_norm": True, "head_dim": 32, "heads": 8},
+}
+
+
+def checkpoint(model: str, form: str) -> Checkpoint:
+    return random_checkpoint(MODELS[model], seed=3, form=form)
+
+
+def executable(
+    source: Checkpoint,
+    *,
+    isa: str,
+    threads: int = 2,
+    tokens: int = 256,
+    pages: int = 64,
+    keep_values: bool = False,
+) -> CpuExecutable:
+    """keep_values: every value keeps its own place in the arena, so that all can be read after a step."""
+    config = ModelConfig.of(source.config)
+    program = compile_program(registry.get(config.family), config, source.tensors, target.CPU)
+    if keep_values:
+        rest = [v.name for i in program.body for v in i.outputs if v.name not in program.outputs]
+        program = replace(program, outputs=(*program.outputs, *rest))
+    identity: Future[str] = Future()
+    identity.set_result("test")
+    return CpuExecutable(
+        program,
+        source,
+        weights_hash=identity,
+        limits=BatchLimits(tokens=tokens, segments=16, rows=tokens, pages=16 * 64),
+        num_pages=pages,
+        max_context=1024,
+        isa=isa,
+        threads=threads,
+    )

@@ -1,0 +1,159 @@
+"""The cpu backend on whole programs: each instruction against the reference, and the same bits however a text is cut."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+native = pytest.importorskip("roofline._native", reason="the C++ core is not built")
+sys.path.insert(0, str(Path(__file__).parent))
+
+from cpu_models import MODELS, checkpoint, executable  # noqa: E402
+
+from roofline.ops.batch import Segment  # noqa: E402
+
+ISAS = native.isas()
+FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "F32", "F16", "BF16")
+
+
+def ids_of(count: int, seed: int = 5, vocab: int = 300) -> list[int]:
+    return np.random.default_rng(seed).integers(0, vocab, count).tolist()
+
+
+class Text:
+    """One sequence with its own pages, computed piece by piece."""
+
+    def __init__(self, first_page: int, count: int, seed: int) -> None:
+        self.ids, self.at = ids_of(count, seed), 0
+        self.pages = list(range(first_page, first_page + -(-count // 16)))
+
+    def take(self, n: int) -> Segment:
+        segment = Segment(self.ids[self.at : self.at + n], self.at, self.pages)
+        self.at += len(segment.ids)
+        return segment
+
+
+def logits_of(model: Any, segments: list[Segment]) -> np.ndarray:
+    """float32 [tokens, vocab] of every token of a step."""
+    model.batch.fill(segments, range(sum(len(s.ids) for s in segments)))
+    model.forward()
+    return model.logits().copy()
+
+
+def whole(model: Any, text: Text, chunk: int) -> np.ndarray:
+    parts = []
+    while text.at < len(text.ids):
+        parts.append(logits_of(model, [text.take(min(chunk, 64))]))
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize(
+    ("model", "form"), [("llama", form) for form in FORMATS] + [(m, f) for m in MODELS for f in ("Q4_1", "BF16") if m != "llama"]
+)
+def test_each_instruction_equals_the_reference(model: str, form: str) -> None:
+    torch = pytest.importorskip("torch", reason="the reference runs on torch")
+    from roofline.backends.reference.cache import PagedCache
+    from roofline.backends.reference.interpreter import Interpreter
+    from roofline.ops.matmul import Q8Rows
+
+    source = checkpoint(model, form)
+    cpu = executable(source, isa=ISAS[0], keep_values=True)
+    program = cpu.program
+    types, reference = program.types(), Interpreter(program, source.read)
+    (group,) = program.kv_groups.values()
+    caches: dict[str, Any] = {"kv0.0": PagedCache(group, 64)}
+
+    def value(name: str) -> Any:
+        kind, place = types[name], program.plan.places[name]  # type: ignore[union-attr]
+        rows = cpu.batch.tokens if kind.leading == "tokens" else cpu.batch.rows
+        start = place.offset.at(tokens=cpu.batch.tokens, rows=cpu.batch.rows)
+        raw = cpu._arena.view()[start : start + rows * kind.row_bytes].copy()
+        if kind.dtype == "f32":
+            return torch.from_numpy(raw.view(np.float32).reshape(rows, kind.width))
+        q, rest = np.split(raw, [rows * kind.width])
+        scale = rest[: rows * kind.width // 32 * 4].view(np.float32).reshape(rows, -1)
+        return Q8Rows(torch.from_numpy(q.view(np.int8).reshape(rows, kind.width)), torch.from_numpy(scale))
+
+    first, second = Text(0, 100, 1), Text(10, 70, 2)
+    steps = [[first.take(40), second.take(64)], [first.take(1), second.take(5)], [first.take(30), second.take(1)]]
+    for segments in steps:
+        count = sum(len(s.ids) for s in segments)
+        assert count > 2  # up to two rows stay in the threads' own buffers and cannot be read here
+        logits_of(cpu, segments)
+        caches["kv0.0"].begin(cpu.batch)
+        b = cpu.batch
+        fields = {"ids": b.ids[:count], "positions": b.positions[:count], "logit_rows": b.logit_rows[: b.rows]}
+        values: dict[str, Any] = {k: torch.from_numpy(v.astype(np.int64)) for k, v in fields.items()} | caches
+        for instr in program.body:
+            operands = []
+            for name in instr.inputs:
+                made_by_rope = any(i.op == "rope_kv_write" and i.output.name == name for i in program.body)
+                known = name in fields or types[name].dtype == "cache" or made_by_rope
+                operands.append(values[name] if known else value(name))
+            with torch.no_grad():
+                results = reference.step(instr, operands)
+            values |= dict(zip((v.name for v in instr.outputs), results, strict=True))
+            if instr.op == "rope_kv_write":
+                continue  # its results are the core's own: what attend makes of them is compared
+            got, wanted = value(instr.output.name), results[0]
+            if isinstance(wanted, Q8Rows):
+                assert torch.equal(got.q, wanted.q), instr
+                assert torch.equal(got.scale, wanted.scale), instr
+            else:
+                worst = float((got - wanted).abs().max() / wanted.abs().max())
+                assert worst < 1e-5, (instr, worst)
+
+
+@pytest.mark.parametrize(("model", "form"), [*((m, "Q4_1") for m in MODELS), ("llama", "BF16"), ("llama", "Q6_K")])
+def test_bits_do_not_depend_on_chunks_threads_or_isa(model: str, form: str) -> None:
+    source = checkpoint(model, form)
+    wanted = whole(executable(source, isa=ISAS[0], threads=1), Text(0, 100, 7), chunk=1)
+    assert np.isfinite(wanted).all()
+    for isa in ISAS:
+        for threads, chunk in ((1, 64), (2, 7), (2, 16), (3, 33)):
+            got = whole(executable(source, isa=isa, threads=threads), Text(3, 100, 7), chunk)
+            assert got.tobytes() == wanted.tobytes(), (isa, threads, chunk)
+
+
+def test_bits_do_not_depend_on_company() -> None:
+    model = executable(checkpoint("llama", "Q4_1"), isa=ISAS[0])
+    alone = whole(model, Text(0, 90, 11), chunk=64)
+    text, other, third = Text(20, 90, 11), Text(30, 200, 12), Text(45, 60, 13)
+    got = []
+    while text.at < len(text.ids):
+        take = min(13, len(text.ids) - text.at)
+        segments = [s for s in (other.take(17), text.take(take), third.take(1)) if s.ids]
+        rows = logits_of(model, segments)
+        start = len(segments[0].ids) if segments[0].first_position + len(segments[0].ids) == other.at else 0
+        got.append(rows[start : start + take])
+    assert np.concatenate(got).tobytes() == alone.tobytes()
+
+
+def test_long_contexts_split_the_same_way() -> None:
+    source = checkpoint("llama", "Q8_0")
+    one = executable(source, isa=ISAS[0], tokens=1024, pages=64)
+    text = Text(0, 1010, 3)
+    one.batch.fill([text.take(1009)], [1008])
+    one.forward()
+    last = logits_of(one, [text.take(1)])
+    two = executable(source, isa=ISAS[-1], tokens=1024, pages=64, threads=1)
+    text = Text(0, 1010, 3)
+    two.batch.fill([text.take(600)], [599])
+    two.forward()
+    two.batch.fill([text.take(410)], [409])
+    two.forward()
+    assert two.logits().tobytes() == last.tobytes()
+
+
+def test_stale_pages_never_reach_a_result() -> None:
+    source = checkpoint("llama", "Q4_1")
+    clean, dirty = (executable(source, isa=ISAS[0]) for _ in range(2))
+    dirty._cache.view()[:] = 0xFF  # bf16 NaN everywhere
+    for count in (1, 2, 15, 16, 17, 63, 64, 65):
+        a = whole(clean, Text(0, count, 9), 64)
+        b = whole(dirty, Text(0, count, 9), 64)
+        assert np.isfinite(b).all()
+        assert a.tobytes() == b.tobytes()
+        dirty._cache.view()[:] = 0xFF
