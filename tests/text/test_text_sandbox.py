@@ -86,9 +86,10 @@ BOMBS = {
     "keeping": growing("ns.x + ['a' * 1000000 ~ i]", "[]", times=9999),
     "work": "{% for i in range(9999) %}{% set x = 'a' * 4000000 %}{% endfor %}",
     "strftime": "{{ strftime_now('%9999d' * 9999) }}",
-    "cycler": "{% set c = cycler(1, 2) %}{% for i in range(99999) %}{% for j in range(99999) %}{{ c.next() }}{% endfor %}"
+    "cycler": "{% set c = cycler(1, 2) %}{% for i in range(99999) %}{% for j in range(99999) %}{{ c.next() }}"
+    "{% endfor %}{% endfor %}",
+    "quadratic in": "{% set l = range(90000)|list %}{% for i in range(90000) %}{% if 'a' in l %}{% endif %}"
     "{% endfor %}",
-    "quadratic in": "{% set l = range(90000)|list %}{% for i in range(90000) %}{% if 'a' in l %}{% endif %}{% endfor %}",
 }
 
 

@@ -290,6 +290,28 @@ def test_marked_text_treats_flags_as_the_library_does(flag: str) -> None:
         assert marked == parsed + tokenizer.encode("! <x>", add_special=False)
 
 
+def test_merges_that_spell_a_special_token_do_not_make_it() -> None:
+    tokens = [*sorted(byte_alphabet()), "s>", "<s>", "a<"]
+    added = [AddedToken(tokens.index("<s>"), "<s>", special=True)]
+    lefts, rights = ["s", "<", "a"], [">", "s>", "<"]
+    pipeline = {**byte_level_pipeline("gpt-2"), "pre_tokenizer": {**BYTE_LEVEL, "use_regex": False}}
+    tokenizer = Tokenizer(Vocabulary("BPE", tokens, lefts=lefts, rights=rights, pipeline=pipeline, added=added))
+    for text in ("<s>", "a<s>b<s><s>", "<<s>>"):
+        ids = tokenizer.encode(text, add_special=False)
+        assert tokenizer.special_ids.isdisjoint(ids)
+        assert tokenizer.decode(ids) == text
+        assert tokenizer.special_ids.isdisjoint(tokenizer.encode_marked(text, bytes(len(text))))
+
+
+def test_a_token_found_after_normalization_is_not_a_users_to_write() -> None:
+    added = [AddedToken(256, "<é>", special=True, normalized=True)]
+    pipeline = {**byte_level_pipeline("gpt-2"), "normalizer": {"type": "NFC"}}
+    tokenizer = Tokenizer(Vocabulary("BPE", sorted(byte_alphabet()), pipeline=pipeline, added=added))
+    text = "<e\u0301>"
+    assert tokenizer.encode(text, add_special=False, parse_special=True) == [256]
+    assert 256 not in tokenizer.encode_marked(text, bytes(4))
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["<s>", "[INST]", "<", "s>", " a", "\n", "<|im_", "end|>"]), st.booleans())))
 def test_marked_text_parses_only_trusted_tokens(byte_bpe: Tokenizer, pieces: list[tuple[str, bool]]) -> None:

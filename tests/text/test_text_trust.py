@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from template_helpers import template
 from text_samples import SPECIAL_TEXTS
 
+from roofline.text.budget import Meter, release, use
 from roofline.text.tokenizer import Tokenizer
-from roofline.text.tracked import METHODS, Meter, Text, joined, literal, release, use
+from roofline.text.tracked import METHODS, Text, joined, literal
 
 # --- users cannot forge special tokens ---
 

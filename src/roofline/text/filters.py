@@ -15,19 +15,8 @@ from jinja2.runtime import Context
 from jinja2.sandbox import safe_range
 from jinja2.utils import Cycler, Joiner, Namespace, _PassArg, pass_context
 
-from roofline.text.tracked import (
-    Text,
-    admit,
-    bounded,
-    check_items,
-    check_width,
-    joined,
-    literal,
-    text,
-    tick,
-    ticking,
-    weight,
-)
+from roofline.text.budget import bounded, check_items, check_width, tick, ticking
+from roofline.text.tracked import Text, admit, joined, literal, text, weight
 
 _AS_IN_JINJA = (
     *("abs", "attr", "count", "d", "default", "dictsort", "first", "float", "groupby", "int", "items", "last"),

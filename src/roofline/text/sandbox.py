@@ -25,21 +25,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
+from roofline.text.budget import MAX_BITS, check_items, over_budget, tick, ticking
 from roofline.text.filters import FILTERS, FUNCTIONS
-from roofline.text.tracked import (
-    MAX_BITS,
-    METHODS,
-    Text,
-    admit,
-    check_items,
-    joined,
-    literal,
-    over_budget,
-    text,
-    tick,
-    ticking,
-    weight,
-)
+from roofline.text.tracked import METHODS, Text, admit, joined, literal, text, weight
 
 _ATTRIBUTES: tuple[tuple[type | tuple[type, ...], frozenset[str]], ...] = (
     (str, METHODS),

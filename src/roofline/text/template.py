@@ -8,9 +8,10 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 
 from roofline.common.errors import ConfigError, RequestError
+from roofline.text.budget import Meter, release, use
 from roofline.text.sandbox import ChatEnvironment
 from roofline.text.tokenizer import Tokenizer
-from roofline.text.tracked import Meter, Text, joined, literal, release, use, weight
+from roofline.text.tracked import Text, joined, literal, weight
 
 MAX_SOURCE = 128 * 1024  # characters of a template
 MAX_RENDERED = 4 * 1024 * 1024  # characters of a rendered chat, and of any one text on the way

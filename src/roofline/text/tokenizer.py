@@ -69,7 +69,7 @@ class Tokenizer:
         Raises:
             RequestError: the text holds half a surrogate pair, which no encoding can carry.
         """
-        ids = self._encode(self._parsing if parse_special else self._plain, text)
+        ids = self._encode(self._parsing, text) if parse_special else self._encode_plain(self._plain, text)
         return [*self.vocabulary.prefix, *ids, *self.vocabulary.suffix] if add_special else ids
 
     def encode_marked(self, text: str, trusted: bytes) -> list[int]:
@@ -78,10 +78,13 @@ class Tokenizer:
         Args:
             trusted: one byte a character, 1 where the character may be part of a special token.
         """
-        if self._special_pattern is None or all(
-            0 not in trusted[match.start() : match.end()] for match in self._special_pattern.finditer(text)
-        ):
-            return self.encode(text, add_special=False, parse_special=True)
+        found = list(self._special_pattern.finditer(text))
+        if all(0 not in trusted[match.start() : match.end()] for match in found):
+            parsed = self._encode(self._parsing, text)
+            wanted = [self._specials[match[0]].id for match in found]
+            # They differ where the library matches normalized text, or a token has conditions: then piece by piece
+            if [token_id for token_id in parsed if token_id in self.special_ids] == wanted:
+                return parsed
         ids: list[int] = []
         at = 0
         for start, end, token in self._trusted_specials(text, trusted):
@@ -128,10 +131,30 @@ class Tokenizer:
         # str(): the library would take a subclass apart differently
         return view.encode(str.__str__(text), add_special_tokens=False).ids
 
+    def _encode_plain(self, view: tokenizers.Tokenizer, text: str) -> list[int]:
+        """Ids without special ones, even of a vocabulary whose merges spell a special token."""
+        ids = self._encode(view, text)
+        if self.special_ids.isdisjoint(ids):
+            return ids
+        pieces = []
+        at = 0
+        for match in self._special_pattern.finditer(text):  # a token cannot come from a piece that lacks its text
+            pieces.append(text[at : match.start() + 1])
+            at = match.start() + 1
+        first, *rest = [*pieces, text[at:]]
+        ids = self._encode(view, first)
+        for piece in rest:
+            ids += self._encode(self._continuing, piece)
+        return ids
+
     @cached_property
-    def _special_pattern(self) -> re.Pattern[str] | None:
-        contents = sorted((t.content for t in self.vocabulary.added if t.special), key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, contents))) if contents else None
+    def _specials(self) -> dict[str, AddedToken]:
+        return {token.content: token for token in self.vocabulary.added if token.special}
+
+    @cached_property
+    def _special_pattern(self) -> re.Pattern[str]:
+        contents = sorted(self._specials, key=len, reverse=True)  # of those at one place the longest
+        return re.compile("|".join(map(re.escape, contents)) if contents else r"(?!)")
 
     @cached_property
     def _continuing(self) -> tokenizers.Tokenizer:
@@ -141,11 +164,9 @@ class Tokenizer:
         return view
 
     def _trusted_specials(self, text: str, trusted: bytes) -> Iterable[tuple[int, int, AddedToken]]:
-        by_content = {token.content: token for token in self.vocabulary.added if token.special}
-        assert self._special_pattern is not None
         for run in re.finditer(rb"\x01+", trusted):
             for match in self._special_pattern.finditer(text, run.start(), run.end()):
-                token = by_content[match[0]]
+                token = self._specials[match[0]]
                 around = text[max(match.start() - 1, 0) : match.start()], text[match.end() : match.end() + 1]
                 if not (token.single_word and any(c.isalnum() or c == "_" for c in around)):
                     yield match.start(), match.end(), token
@@ -154,7 +175,7 @@ class Tokenizer:
         """Plain ids of the text between two special tokens; `at` is where it begins, `before` what follows it."""
         if before is not None and before.lstrip:
             piece = piece.rstrip()
-        return self._encode(self._plain if at == 0 else self._continuing, piece) if piece else []
+        return self._encode_plain(self._plain if at == 0 else self._continuing, piece) if piece else []
 
 
 def _never_first(pipeline: Any) -> Any:

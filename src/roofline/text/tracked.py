@@ -2,84 +2,26 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextvars import ContextVar
 from string import Formatter
-from time import monotonic
 from typing import Any, SupportsIndex
 
 from jinja2.runtime import LoopContext, Undefined
 
 from roofline.common.errors import RequestError
+from roofline.text.budget import (
+    MAX_BITS,
+    MAX_DEPTH,
+    MAX_ITEMS,
+    bounded,
+    charge,
+    check_items,
+    check_width,
+    longest,
+    over_budget,
+    tick,
+)
 
-MAX_ITEMS = 100_000  # of one list a template makes
-MAX_WIDTH = 1_000  # of a padded or formatted field
-MAX_DEPTH = 100  # of containers in containers
-MAX_BITS = 4_096  # of an integer
-_WIDTH = re.compile(r"\d+")
 _PERCENT = re.compile(r"%(?:\((?P<name>[^)]*)\))?(?P<flags>[-+ #0]*)(?P<size>[\d.*]*)(?P<kind>[a-zA-Z%])")
-
-
-class Meter:
-    """What one rendering may use up: seconds, and characters made in all its steps together."""
-
-    def __init__(self, seconds: float, characters: int, longest: int) -> None:
-        self.seconds, self.characters, self.longest = seconds, characters, longest
-        self._deadline = monotonic() + seconds
-        self._left = characters
-
-    def tick(self) -> None:
-        """Refuses to go on after the deadline."""
-        if monotonic() > self._deadline:
-            raise over_budget(f"takes longer than {self.seconds:g} s")
-
-    def charge(self, characters: int) -> None:
-        """Pays for a string before it is made."""
-        self._left -= characters + 16
-        if characters > self.longest:
-            raise over_budget(f"makes a text of more than {self.longest:,} characters")
-        if self._left < 0:
-            raise over_budget(f"makes more than {self.characters:,} characters of intermediate text")
-
-
-_meter: ContextVar[Meter] = ContextVar("meter of the rendering under way")
-
-
-def over_budget(what: str) -> RequestError:
-    """The error of a template that wants more than it may have."""
-    return RequestError(400, "chat_template_budget", f"the chat template {what}")
-
-
-def use(meter: Meter) -> Any:
-    """Makes `meter` the one that pays in this context; returns the token for `release`."""
-    return _meter.set(meter)
-
-
-def release(token: Any) -> None:
-    """Undoes `use`."""
-    _meter.reset(token)
-
-
-def tick() -> None:
-    """Checks the deadline of the rendering under way."""
-    _meter.get().tick()
-
-
-def ticking(items: Iterable[Any]) -> Iterator[Any]:
-    """The items, with a look at the clock before each."""
-    check = _meter.get().tick
-    for item in items:
-        check()
-        yield item
-
-
-def bounded(items: Iterable[Any]) -> list[Any]:
-    """The items as a list of at most `MAX_ITEMS`."""
-    made: list[Any] = []
-    for item in ticking(items):
-        if len(made) == MAX_ITEMS:
-            raise over_budget(f"makes a list of more than {MAX_ITEMS:,} items")
-        made.append(item)
-    return made
 
 
 class Text(str):
@@ -94,7 +36,7 @@ class Text(str):
 
     def __new__(cls, value: str, mask: bytes | None = None) -> "Text":
         """Pays for `value`; without a mask every character is a user's."""
-        _meter.get().charge(len(value))
+        charge(len(value))
         return _make(value, bytes(len(value)) if mask is None else mask)
 
     def __str__(self) -> "Text":
@@ -129,7 +71,7 @@ class Text(str):
 
     def __mul__(self, count: SupportsIndex) -> "Text":
         times = max(count.__index__(), 0)
-        _meter.get().charge(len(self) * times)
+        charge(len(self) * times)
         return Text(str.__mul__(self, times), self.mask * times)
 
     __rmul__ = __mul__
@@ -150,7 +92,7 @@ class Text(str):
             check_width(match["size"])
             value = values[match["name"]] if match["name"] is not None else next(rest)
             if match["kind"] in "ra":
-                _meter.get().charge(10 * weight(value, printed=True))
+                charge(10 * weight(value, printed=True))
                 parts.append(text(str.__mod__(f"%{match['flags']}{match['size']}{match['kind']}", (value,))))
             elif match["kind"] == "s" and not match["size"]:
                 parts.append(text(value))
@@ -242,7 +184,7 @@ class Text(str):
 
     def expandtabs(self, tabsize: SupportsIndex = 8) -> "Text":
         check_width(tabsize.__index__())
-        _meter.get().charge(len(self) + self.count("\t") * tabsize.__index__())
+        charge(len(self) + self.count("\t") * tabsize.__index__())
         return self._same_origin(str.expandtabs(self, tabsize))
 
     def upper(self) -> "Text":
@@ -277,7 +219,7 @@ class Text(str):
         return made
 
     def _mapped(self, change: Callable[[str], str]) -> "Text":
-        _meter.get().charge(3 * len(self))  # no mapping of Unicode makes more than three of one
+        charge(3 * len(self))  # no mapping of Unicode makes more than three of one
         changed = change(self)
         return Text(changed, self.mask) if len(changed) == len(self) else self._same_origin(changed)
 
@@ -321,7 +263,7 @@ def literal(value: str) -> Text:
 def joined(parts: Iterable[str]) -> Text:
     """The concatenation of texts; a plain `str` among them counts as a user's."""
     parts = list(parts)
-    _meter.get().charge(sum(map(len, parts)))
+    charge(sum(map(len, parts)))
     mask = b"".join([part.mask if isinstance(part, Text) else bytes(len(part)) for part in parts])
     return Text("".join(parts), mask)
 
@@ -334,7 +276,7 @@ def text(value: Any) -> Text:
         return Text(str.__str__(value))
     if value is None or isinstance(value, (bool, int, float)):
         return Text(str(value))
-    _meter.get().charge(10 * weight(value, printed=True))  # an escaped character is up to ten long
+    charge(10 * weight(value, printed=True))  # an escaped character is up to ten long
     return Text(str(value))
 
 
@@ -349,7 +291,7 @@ def weight(value: Any, *, printed: bool = False) -> int:
     Lists that hold one list twice, thirty levels deep, are small in memory and endless to print, compare or hash; a
     tuple in a tuple, 100,000 levels deep, ends the stack. `printed` refuses objects that are no data.
     """
-    limit = _meter.get().longest
+    limit = longest()
     total, depth = 0, 0
     level: list[Any] = [value]
     while level:
@@ -391,25 +333,12 @@ def admit(value: Any) -> Any:
         return value
     if isinstance(value, (list, tuple, dict)):
         check_items(len(value))
-        _meter.get().charge(4 * len(value))
+        charge(4 * len(value))
         weight(value)
         return value
     if isinstance(value, Iterator) and not isinstance(value, LoopContext):
         return iter(admit([admit(item) for item in bounded(value)]))
     return value
-
-
-def check_items(count: int) -> None:
-    """Refuses to make more than `MAX_ITEMS` items."""
-    if count > MAX_ITEMS:
-        raise over_budget(f"makes a list of more than {MAX_ITEMS:,} items")
-
-
-def check_width(size: int | str) -> None:
-    """Refuses field widths and precisions above `MAX_WIDTH`, and those that come from arguments."""
-    widths = [size] if isinstance(size, int) else [int(digits[:9]) for digits in _WIDTH.findall(size)]
-    if any(width > MAX_WIDTH for width in widths) or (isinstance(size, str) and ("*" in size or "{" in size)):
-        raise over_budget(f"pads a field to more than {MAX_WIDTH} characters")
 
 
 def _make(value: str, mask: bytes) -> Text:
