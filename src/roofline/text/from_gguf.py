@@ -56,15 +56,15 @@ def _byte_level(
     metadata: Mapping[str, Any], tokens: list[str], types: Sequence[int], unknown: int | None
 ) -> dict[str, Any]:
     merges = _get(metadata, "merges", Sequence)
-    pairs = [merge.split(" ", 1) for merge in merges]
-    if any(len(pair) != 2 for pair in pairs):
+    pairs = [merge.partition(" ") for merge in merges]
+    if not all(pair[2] for pair in pairs):
         raise ConfigError("tokenizer.ggml.merges holds an entry that is not two tokens with a space between")
     kind = _get(metadata, "pre", str, default="default")
     return {
         "model": "BPE",
         "tokens": tokens,
         "lefts": [pair[0] for pair in pairs],
-        "rights": [pair[1] for pair in pairs],
+        "rights": [pair[2] for pair in pairs],
         "options": {"ignore_merges": kind in IGNORE_MERGES},
         "pipeline": byte_level_pipeline(kind),
     }
