@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import ipaddress
+import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,7 +124,26 @@ def _http_server(options: ServeOptions, remote: RemoteEngine) -> Any:
         timeout_keep_alive=30,
         timeout_graceful_shutdown=options.limits.drain_seconds,
     )
-    return uvicorn.Server(config)
+    return _server(config)
+
+
+def _server(config: Any) -> Any:
+    """A uvicorn server that leaves our signals to us.
+
+    uvicorn raises a signal again once it has stopped, which would end this process before the engine is closed.
+    """
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                # The first stops accepting and lets running requests finish; a second SIGINT does not wait for them.
+                loop.add_signal_handler(number, self.handle_exit, number, None)
+            yield
+
+    return Server(config)
 
 
 def _loaded(task: asyncio.Task, server: Any, started: float) -> None:

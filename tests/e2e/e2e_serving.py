@@ -1,0 +1,78 @@
+"""Runs `roofline serve` in a process of its own."""
+
+import contextlib
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+
+ROOFLINE = [sys.executable, "-c", "from roofline.cli.main import main; main()"]
+
+
+class Served:
+    """A running `roofline serve`."""
+
+    def __init__(self, process: subprocess.Popen, address: str, model: str) -> None:
+        self.process, self.address, self.model = process, address, model
+
+    def get(self, path: str, **kwargs) -> httpx.Response:
+        return httpx.get(self.address + path, timeout=60, **kwargs)
+
+    def stats(self) -> dict:
+        return self.get("/stats").json()["engine"]
+
+    def eventually(self, check, seconds: float = 30.0) -> None:
+        end = time.monotonic() + seconds
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                if check():
+                    return
+            assert time.monotonic() < end, "it did not happen in time"
+            time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def serving(environment: dict[str, str], model: Path, *options: str) -> Iterator[Served]:
+    """Run `roofline serve` on a free port until the block ends."""
+    command = [*ROOFLINE, "serve", str(model), "--port", "0", "--served-model-name", "small", *options]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    lines: list[str] = []
+    try:
+        address = None
+        for line in process.stderr:
+            lines.append(line)
+            found = re.search(r"Listening on (http://\S+)", line)
+            if found:
+                address = found[1]
+                break
+        assert address is not None, "".join(lines)
+        # Somebody must read what it writes, or it stops when the pipe is full.
+        threading.Thread(target=lambda: lines.extend(process.stderr), daemon=True).start()
+        served = Served(process, address, "small")
+
+        def ready() -> bool:
+            assert process.poll() is None, "".join(lines)
+            return httpx.get(f"{address}/health", timeout=5).status_code == 200 and _ready(address, options)
+
+        served.eventually(ready, 120)
+        yield served
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+
+
+def _ready(address: str, options: tuple[str, ...]) -> bool:
+    headers = {}
+    if "--api-key" in options:
+        headers["authorization"] = f"Bearer {options[options.index('--api-key') + 1]}"
+    return httpx.get(f"{address}/ready", headers=headers, timeout=5).status_code == 200

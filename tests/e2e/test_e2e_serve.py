@@ -1,0 +1,200 @@
+"""`roofline serve` with a real model: the openai client, disconnects, a killed engine, keys, drain."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from e2e_serving import ROOFLINE, serving
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+ASK = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.fixture
+def client(served) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{served.address}/v1", api_key="none", max_retries=0, timeout=120)
+
+
+def test_chat(client):
+    answer = client.chat.completions.create(model="small", messages=ASK, temperature=0, max_tokens=32)
+    assert "Paris" in answer.choices[0].message.content
+    assert answer.usage.completion_tokens <= 32
+    assert len(answer.system_fingerprint) >= 16
+
+
+def test_stream_equals_whole(client):
+    fields = {"model": "small", "messages": ASK, "temperature": 0.8, "seed": 11, "max_tokens": 40}
+    whole = client.chat.completions.create(**fields)
+    chunks = list(client.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True}))
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_completions_and_models(client):
+    answer = client.completions.create(
+        model="small", prompt=["The sky is", "Once upon a"], temperature=0, max_tokens=8, n=2, logprobs=3
+    )
+    assert len(answer.choices) == 4
+    assert answer.choices[0].text == answer.choices[1].text  # greedy
+    assert len(answer.choices[0].logprobs.tokens) == 8
+    assert [m.id for m in client.models.list()] == ["small"]
+
+
+def test_the_same_seed_gives_the_same_answer_in_company(client):
+    def ask(out):
+        fields = {"model": "small", "messages": ASK, "seed": 5, "temperature": 1.0, "max_tokens": 24}
+        out.append(client.chat.completions.create(**fields).choices[0].message.content)
+
+    alone: list[str] = []
+    ask(alone)
+    together: list[str] = []
+    threads = [threading.Thread(target=ask, args=(together,)) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert together == alone * 12
+
+
+def test_stop_string_never_leaks(client):
+    fields = {"model": "small", "prompt": "one two three four five six", "temperature": 0, "max_tokens": 40}
+    whole = client.completions.create(**fields).choices[0].text
+    stop = whole[len(whole) // 2 : len(whole) // 2 + 5]
+    cut = client.completions.create(**fields, stop=[stop]).choices[0]
+    assert cut.text == whole[: whole.index(stop)]
+    assert cut.finish_reason == "stop"
+
+
+def test_too_long_is_refused_with_counts(client):
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model="small", prompt=[100] * 9000, max_tokens=1)
+    assert refused.value.code == "context_length_exceeded"
+    assert "9000" in refused.value.message
+
+
+def open_stream(served, **changes) -> socket.socket:
+    host, port = served.address.removeprefix("http://").split(":")
+    body = {"model": "small", "messages": ASK, "stream": True, "ignore_eos": True, "max_tokens": 2000, **changes}
+    content = json.dumps(body).encode()
+    connection = socket.create_connection((host, int(port)), timeout=60)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(content) + content)
+    return connection
+
+
+def test_disconnects_free_every_page(served):
+    for _ in range(20):
+        connection = open_stream(served)
+        assert connection.recv(10)
+        connection.close()
+    served.eventually(lambda: served.stats()["running"] == served.stats()["pages_used"] == 0)
+
+
+def test_killed_clients_free_every_page(served):
+    """kill -9 in mid-stream, from other processes."""
+    code = (
+        "import httpx, sys\n"
+        "body = {'model': 'small', 'prompt': 'Hi', 'stream': True, 'ignore_eos': True, 'max_tokens': 2000}\n"
+        "with httpx.stream('POST', sys.argv[1] + '/v1/completions', json=body, timeout=60) as answer:\n"
+        "    for line in answer.iter_lines(): print(line, flush=True)\n"
+    )
+    for _ in range(3):
+        child = subprocess.Popen([sys.executable, "-c", code, served.address], stdout=subprocess.PIPE)
+        assert child.stdout.readline()
+        child.kill()
+        child.wait()
+    served.eventually(lambda: served.stats()["running"] == served.stats()["pages_used"] == 0)
+
+
+def test_metrics(served):
+    text = served.get("/metrics").text
+    for family in ("vllm:num_requests_running", "vllm:time_to_first_token_seconds_bucket", "roofline:engine_up"):
+        assert family in text
+
+
+def test_killed_engine_gives_one_error_and_a_fresh_one_answers(served, client):
+    streams = [open_stream(served) for _ in range(3)]
+    for connection in streams:
+        assert connection.recv(10)
+    os.kill(served.stats()["pid"], signal.SIGKILL)
+    for connection in streams:
+        received = b""
+        while data := connection.recv(65536):
+            received += data
+            if b"data: [DONE]" in received:
+                break
+        assert received.count(b'"error"') == 1
+        connection.close()
+    served.eventually(lambda: served.get("/ready").status_code == 200, 60)
+    answer = client.chat.completions.create(model="small", messages=ASK, temperature=0, max_tokens=32)
+    assert "Paris" in answer.choices[0].message.content
+    assert served.stats()["restarts"] == 1
+
+
+def test_api_key(environment, model):
+    with serving(environment, model, "--api-key", "s3cret", "--cache-tokens", "1024") as running:
+        for path in ("/v1/models", "/ready", "/metrics", "/stats", "/none"):
+            assert running.get(path).status_code == 401
+        assert running.get("/health").status_code == 200
+        assert running.get("/v1/models", headers={"authorization": "Bearer s3cret"}).status_code == 200
+
+
+def refuses_soon(running) -> bool:
+    """Whether new connections are refused within two seconds."""
+    for _ in range(100):
+        try:
+            running.get("/health")
+        except httpx.TransportError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_sigterm_lets_running_requests_finish(environment, model):
+    with serving(environment, model, "--cache-tokens", "1024") as running:
+        connection = open_stream(running, max_tokens=60)
+        received = connection.recv(10)
+        running.process.terminate()
+        time.sleep(0.05)
+        assert refuses_soon(running)
+        while data := connection.recv(65536):
+            received += data
+        assert b'"finish_reason":"length"' in received
+        assert running.process.wait(30) == 0
+
+
+def run_serve(environment, model: str, port: str) -> subprocess.CompletedProcess:
+    command = [*ROOFLINE, "serve", model, "--port", port]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_a_taken_port_and_a_missing_model_are_said_in_one_line(environment, model):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        result = subprocess.run(
+            [*ROOFLINE, "serve", str(model), "--port", port],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert result.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in result.stderr
+    assert "Traceback" not in result.stderr
+    missing = str(Path("no") / "model.gguf")
+    result = run_serve(environment, missing, "0")
+    assert result.returncode == 1
+    assert missing in result.stderr
+    assert "Traceback" not in result.stderr
