@@ -33,17 +33,23 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def options(
-    ctx: typer.Context,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
-) -> None:
-    if version:
+def print_version(wanted: bool) -> None:
+    """--version"""
+    if wanted:
         import roofline
 
         print(roofline.__version__)
         raise typer.Exit
+
+
+@app.callback()
+def options(
+    ctx: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=print_version)
+    ] = False,
+) -> None:
     from roofline.common import log
 
     log.configure()

@@ -1,0 +1,262 @@
+"""The command line: quick help, one-line errors, and what each command prints, over fakes."""
+
+import json
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from roofline.cli import main
+from roofline.cli.chat import Session
+from roofline.common.errors import CapacityError, ConfigError
+from roofline.engine.events import Usage
+from roofline.engine.params import SamplingParams
+from roofline.engine.stats import EngineStats
+
+STATS = EngineStats(
+    prefill_tokens=100,
+    prefill_seconds=0.05,
+    decode_tokens=36,
+    decode_seconds=0.2,
+    limit_seconds=0.1,
+    priced_seconds=0.25,
+)
+LINE = "prefill: 2000.0 tok/s, decode: 180.0 tok/s, 40.0% of the roof"
+
+
+class FakeLLM:
+    """Says back what it was asked, in two pieces."""
+
+    def __init__(self, name="tiny"):
+        self.name, self.asked, self.closed = name, [], False
+        self.model = SimpleNamespace(executable=SimpleNamespace(fingerprint="feed"), load_seconds=0.5)
+        self.interrupt = self.fail = False
+
+    def stream(self, asked, params):
+        self.asked.append((json.loads(json.dumps(asked)), params))
+        if self.fail:
+            raise CapacityError("A prompt", 9, 8, "tokens", "Shorten it.")
+        yield "you said: "
+        if self.interrupt:
+            raise KeyboardInterrupt
+        yield asked if isinstance(asked, str) else asked[-1]["content"]
+
+    def chat(self, messages, params):
+        text = "".join(self.stream(messages, params))
+        return SimpleNamespace(text=text, ids=[1, 2], prompt_ids=[5], finish_reason="stop", usage=Usage(1, 2, 0, 7))
+
+    def generate(self, prompt, params):
+        return [self.chat(prompt, params)]
+
+    def stats(self):
+        return STATS
+
+    def close(self):
+        self.closed = True
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+@pytest.fixture
+def llm(monkeypatch):
+    from roofline.cli import ready
+
+    fake = FakeLLM()
+    monkeypatch.setattr(ready, "load_llm", lambda *_args, **_kwargs: fake)
+    return fake
+
+
+@pytest.fixture
+def run():
+    return lambda *words, **kwargs: CliRunner().invoke(main.app, list(words), **kwargs)
+
+
+def test_help_is_quick_and_lists_every_command():
+    code = "import sys; sys.argv = ['roofline', '--help']; from roofline.cli.main import main; main()"
+    fastest = float("inf")
+    for _ in range(5):
+        started = time.perf_counter()
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        fastest = min(fastest, time.perf_counter() - started)
+    for command in ("pull", "list", "rm", "show", "generate", "chat", "serve", "doctor", "bench"):
+        assert f" {command} " in result.stdout
+    assert fastest < 0.3
+
+
+def test_no_command_imports_heavy_things_before_it_runs():
+    code = "import sys; import roofline.cli.main; print(*{'numpy', 'fastapi', 'msgspec', 'jinja2'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.stdout.strip() == ""
+
+
+@pytest.mark.parametrize("command", ["pull", "list", "rm", "show", "generate", "chat", "serve", "doctor"])
+def test_every_command_has_help(run, command):
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+
+
+def test_bench_engine_has_help(run):
+    assert "--rows" in run("bench", "engine", "--help", env={"COLUMNS": "200"}).output
+
+
+def test_version(run):
+    import roofline
+
+    assert run("--version").output.strip() == roofline.__version__
+
+
+def test_errors_are_one_line_with_exit_code_1(run, monkeypatch):
+    from roofline.cli import ready
+
+    def broken(*_args, **_kwargs):
+        raise ConfigError("there is no model 'x'")
+
+    monkeypatch.setattr(ready, "load_llm", broken)
+    result = run("generate", "hi")
+    assert result.exit_code == 1
+    assert result.stderr == "roofline: there is no model 'x'\n"
+    assert result.stdout == ""
+    debug = run("--debug", "generate", "hi")
+    assert isinstance(debug.exception, ConfigError)
+
+
+def test_bad_parameters_are_errors_of_the_user(run, llm):
+    result = run("generate", "hi", "--top-p", "0")
+    assert result.exit_code == 1
+    assert "top_p" in result.stderr
+    assert run("generate", "hi", "--max-tokens", "0").exit_code == 2
+
+
+def test_generate_streams_then_prints_figures(run, llm):
+    result = run("generate", "hello", "--seed", "3", "--temperature", "0.5", "--max-tokens", "9")
+    assert result.stdout == "you said: hello\n"
+    assert result.stderr.strip() == LINE
+    asked, params = llm.asked[0]
+    assert asked == [{"role": "user", "content": "hello"}]
+    assert (params.seed, params.temperature, params.max_tokens) == (3, 0.5, 9)
+    assert llm.closed
+
+
+def test_generate_raw_and_from_stdin(run, llm):
+    assert run("generate", "-", "--raw", input="from stdin").stdout == "you said: from stdin\n"
+    assert llm.asked[0][0] == "from stdin"
+    assert run("generate", "again", "--no-stream").stdout == "you said: again\n"
+
+
+def test_generate_json_is_one_object(run, llm):
+    result = run("generate", "hello", "--json")
+    record = json.loads(result.stdout)
+    assert record["text"] == "you said: hello"
+    assert record["usage"] == {"prompt_tokens": 1, "completion_tokens": 2, "cached_tokens": 0, "seed": 7}
+    assert record["stats"]["decode_tok_s"] == 180.0
+    assert record["stats"]["share_of_roof"] == 0.4
+    assert record["fingerprint"] == "feed"
+
+
+def test_figures_without_roofs():
+    from roofline.cli.ready import figures, figures_line
+
+    assert figures_line(EngineStats()).endswith("roof not measured")
+    assert figures(EngineStats())["share_of_roof"] is None
+
+
+def test_chat_piped(run, llm):
+    script = 'hello\n\n/stats\n/nope\n/set temperature=0.25;stop=["x"]\nbye\n/reset\n/help\n/exit\nnot read\n'
+    result = run("chat", "--system", "Be brief.", "--seed", "1", input=script)
+    assert result.exit_code == 0
+    assert result.stdout.startswith("you said: hello\n")
+    assert "of the roof" in result.stdout
+    assert "temperature=0.25, stop=('x',)" in result.stdout
+    assert "/reload" in result.stdout
+    assert "there is no command /nope" in result.stderr
+    assert "not read" not in result.stdout
+    messages, params = llm.asked[1]
+    assert [m["role"] for m in messages] == ["system", "user", "assistant", "user"]
+    assert messages[2]["content"] == "you said: hello"
+    assert (params.temperature, params.stop, params.seed) == (0.25, ("x",), 1)
+
+
+@pytest.mark.parametrize("text", ["temperature", "heat=1", "temperature=-1", "n=x"])
+def test_chat_set_refuses_and_changes_nothing(llm, text):
+    from roofline.common.errors import RooflineError
+
+    session = Session(lambda _: llm, "tiny", SamplingParams(), None)
+    with pytest.raises(RooflineError):
+        session._set(f"seed=4;{text}")
+    assert session.params == SamplingParams()
+
+
+def test_ctrl_c_stops_the_answer_not_the_program(run, llm):
+    llm.interrupt = True
+    result = run("chat", input="hello\nagain\n")
+    assert result.exit_code == 0
+    assert len(llm.asked) == 2
+    assert llm.asked[1][0][1] == {"role": "assistant", "content": "you said: "}
+    assert llm.closed
+
+
+def test_a_message_that_does_not_fit_is_not_kept(run, llm):
+    llm.fail = True
+    result = run("chat", input="long\nagain\n")
+    assert result.stderr.count("Shorten it.") == 2
+    assert [m["content"] for m in llm.asked[1][0]] == ["again"]
+
+
+def test_reload_frees_first_and_survives_a_wrong_name(capsys):
+    made = []
+
+    def load(name):
+        assert all(llm.closed for llm in made), "two models at the same time"
+        if name == "wrong":
+            raise ConfigError("there is no model 'wrong'")
+        made.append(FakeLLM(name))
+        return made[-1]
+
+    session = Session(load, "tiny", SamplingParams(), None)
+    session._answer("hello")
+    session._reload("other")
+    assert session.llm.name == "other"
+    assert session.messages == []
+    with pytest.raises(ConfigError):
+        session._reload("wrong")
+    assert session.llm.name == "other"
+    assert not session.llm.closed
+
+
+def test_doctor_shows_what_it_knows(run, monkeypatch):
+    from roofline.cli import doctor
+
+    roofs = {"int8_ops": 2e12, "bf16_flops": 9e11, "f32_flops": 5e11, "reads": ((1 << 20, 4e11),), "threads": 2}
+    report = {
+        "version": "1", "threads": {"value": 2, "reason": "why"}, "isa": {"value": "avx2", "reason": "forced"},
+        "machine": {
+            "chip": "EPYC", "vendor": "AMD", "arch": "x86_64", "isas": ("avx2", "portable"), "cores_online": 4,
+            "cores_allowed": 3, "cpu_quota": 2.5, "memory_total": 1 << 34, "memory_limit": None,
+            "memory_available": None,
+            "caches": [{"level": 3, "bytes": 32 << 20, "shared_by": 4}], "numa_nodes": 2, "numa_balancing": True,
+            "huge_pages": "madvise", "warnings": ["NUMA balancing is on. Mend: sysctl kernel.numa_balancing=0"],
+        },
+        "roofs": {**roofs, "isa": "avx2", "measured": "today"}, "kernels": {"linear": {"Q4_1": "tiles 16"}},
+        "environment": {"ROOFLINE_HOME": None},
+    }  # fmt: skip
+    monkeypatch.setattr(doctor, "examine", lambda *_: report)
+    shown = run("doctor", env={"COLUMNS": "200"}).stdout
+    for part in (
+        "EPYC",
+        "quota 2.50",
+        "2.0 Top/s",
+        "1.0 MiB: 400.0 GB/s",
+        "kernel.numa_balancing=0",
+        "Q4_1: tiles 16",
+        "forced",
+    ):
+        assert part in shown
+    assert json.loads(run("doctor", "--json").stdout)["machine"]["chip"] == "EPYC"
