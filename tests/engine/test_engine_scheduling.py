@@ -22,7 +22,7 @@ class Watched:
     def __init__(self, config, **executable):
         self.executable = FakeExecutable(**executable)
         self.engine = LocalEngine(self.executable, config)
-        self.outputs, self.ended = {}, {}
+        self.outputs, self.ended, self.arrivals = {}, {}, []
         self.executable.before_forward = self.check_step
         stepper = self.engine._stepper
         schedule, build = stepper.schedule, stepper._rows.build
@@ -61,7 +61,7 @@ class Watched:
                 assert sum(table.count(page) for table in tables) == 1, "a page is written while shared"
 
     def submit(self, ids, params, **kw):
-        return self.engine.submit(ids, params, **kw)
+        self.arrivals.append(self.engine.submit(ids, params, **kw))
 
     def step(self):
         for event in self.engine.step():
@@ -74,6 +74,8 @@ class Watched:
         state = self.engine.state
         state.cache.check([s.pages for s in state.running])
         assert not any(s.pages for s in state.waiting)
+        order = [(self.arrivals.index(s.request.id), s.index) for s in (*state.running, *state.waiting)]
+        assert order == sorted(order), "running before waiting, and each in order of arrival"
 
     def run(self, limit=5000):
         steps = 0
@@ -174,6 +176,17 @@ def test_pre_emption_happens_and_changes_nothing():
     outputs = watched.run()
     assert watched.engine.stats().preemptions > 0
     assert outputs == alone(requests)
+
+
+def test_nothing_is_started_that_would_be_pre_empted_at_once():
+    watched = Watched(EngineConfig(), num_pages=3)
+    watched.submit([1] * 17, SamplingParams(max_tokens=30), request_id="a")
+    watched.step()
+    watched.submit([2] * 4, SamplingParams(max_tokens=40), request_id="b")
+    watched.step()
+    assert len(watched.engine.state.waiting) == 1, "a page is free, and the running sequence will need it"
+    watched.run()
+    assert watched.engine.stats().preemptions == 0
 
 
 def test_decodes_go_on_while_a_long_prompt_is_computed_in_chunks():

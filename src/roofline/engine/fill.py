@@ -30,15 +30,10 @@ class BatchFiller:
         if decode_only and plan.sequences == self._sequences:
             self._advance(plan)
         else:
-            self.forget()
             self._rebuild(plan)
+        self._sequences = plan.sequences if decode_only else []
         if decode_only:
-            self._sequences = plan.sequences
             self._page_counts = [len(s.pages) for s in plan.sequences]
-
-    def forget(self) -> None:
-        """Start afresh at the next step: the buffer no longer holds a step that was committed."""
-        self._sequences = []
 
     def _rebuild(self, plan: StepPlan) -> None:
         batch, sequences, counts = self.batch, plan.sequences, plan.counts
@@ -67,19 +62,18 @@ class BatchFiller:
         batch.context_len[:n] += 1
         if plan.table_pages == int(batch.header[Header.PAGES]):
             return
-        total = plan.table_pages
         # From the last sequence to the first, so that each tail of the table moves by what lies before it.
         grown = [i for i in range(n) if len(sequences[i].pages) != self._page_counts[i]]
         end = int(batch.header[Header.PAGES])
         for i in reversed(grown):
             at = int(batch.page_start[i + 1])
             new = sequences[i].pages[self._page_counts[i] :]
-            batch.pages[at + len(new) : end + len(new)] = batch.pages[at:end].copy()
+            batch.pages[at + len(new) : end + len(new)] = batch.pages[at:end]
             batch.pages[at : at + len(new)] = new
             batch.page_start[i + 1 : n + 1] += len(new)
             end += len(new)
-        assert end == total, "page tables changed other than by growing"
-        batch.header[Header.PAGES] = total
+        assert end == plan.table_pages, "page tables changed other than by growing"
+        batch.header[Header.PAGES] = end
 
 
 def logit_rows(plan: StepPlan) -> list[int]:

@@ -63,7 +63,6 @@ class Stepper:
 
     def _fail(self, plan: StepPlan, error: Exception) -> list[Event]:
         log.get("engine").error("a step of %d sequences failed", len(plan.sequences), exc_info=error)
-        self._filler.forget()
         return self.end(plan.sequences, "error", f"{type(error).__name__}: {error}")
 
     def end(self, sequences: list[Sequence], reason: FinishReason, error: str | None = None) -> list[Event]:
