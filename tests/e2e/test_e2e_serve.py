@@ -173,6 +173,26 @@ def test_sigterm_lets_running_requests_finish(environment, model):
         assert running.process.wait(30) == 0
 
 
+def proportional_bytes(pid: int) -> int:
+    """A process's memory, pages it shares counted by their share."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no Pss in smaps_rollup")
+
+
+def test_both_processes_stay_under_650_mb_with_a_full_cache(environment, model):
+    """A 16-bit cache of 16,000 tokens is 369 MB; it is filled to the last page here."""
+    with serving(environment, model, "--cache-tokens", "16000") as running:
+        body = {"model": "small", "prompt": [[100 + i] * 980 for i in range(17)], "max_tokens": 16, "ignore_eos": True}
+        answer = httpx.post(f"{running.address}/v1/completions", json=body, timeout=240)
+        assert answer.status_code == 200
+        engine = running.stats()
+        assert engine["pages_total"] == 1000
+        assert engine["prefill_tokens"] >= 16000
+        assert proportional_bytes(running.process.pid) + proportional_bytes(engine["pid"]) < 650e6
+
+
 def run_serve(environment, model: str, port: str) -> subprocess.CompletedProcess:
     command = [*ROOFLINE, "serve", model, "--port", port]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)

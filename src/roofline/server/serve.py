@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import ctypes
+import gc
 import ipaddress
 import signal
 import socket
@@ -73,7 +75,7 @@ async def _run(options: ServeOptions, listening: socket.socket) -> None:
     started = time.perf_counter()
     spec = EngineSpec(
         source=options.model,
-        options={**options.load, "max_model_len": options.max_model_len},
+        options={**options.load, "max_model_len": options.max_model_len, "text": False},  # text is ours
         config=EngineConfig(max_running=options.max_running, max_model_len=options.max_model_len),
     )
     remote = RemoteEngine(spec)
@@ -81,6 +83,7 @@ async def _run(options: ServeOptions, listening: socket.socket) -> None:
     await asyncio.sleep(0)  # the engine process starts here; all that follows happens while it loads
     try:
         server = _http_server(options, remote)
+        _settle()
         loading.add_done_callback(lambda task: _loaded(task, server, started))
         await server.serve(sockets=[listening])
     finally:
@@ -89,6 +92,15 @@ async def _run(options: ServeOptions, listening: socket.socket) -> None:
         await remote.close()
     if not loading.cancelled() and (failure := loading.exception()) is not None:
         raise failure
+
+
+def _settle() -> None:
+    """What start-up made stays for good, so no collection needs to look at it; what it left behind goes back."""
+    gc.collect()
+    gc.freeze()
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):  # glibc's
+        libc.malloc_trim(0)
 
 
 def _http_server(options: ServeOptions, remote: RemoteEngine) -> Any:
