@@ -1,6 +1,8 @@
 # The two commands: `make demo` (a real model answers) and `make test` (what we promise holds). Both work in a fresh clone.
 VENV ?= .venv
-PYTHON ?= $(shell command -v python3.13 || command -v python3.12 || command -v python3.11 || command -v python3)
+# The first interpreter that runs and is new enough (a version manager's shim may do neither).
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+    $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 MODEL ?= smollm2-135m

@@ -1,9 +1,9 @@
 """The command line: quick help, one-line errors, and what each command prints, over fakes."""
 
 import json
+import resource
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -78,13 +78,19 @@ def run():
     return lambda *words, **kwargs: CliRunner().invoke(main.app, list(words), **kwargs)
 
 
+def processor_seconds_of_children() -> float:
+    """What they computed: on a busy machine the clock on the wall says little."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def test_help_is_quick_and_lists_every_command():
     code = "import sys; sys.argv = ['roofline', '--help']; from roofline.cli.main import main; main()"
     fastest = float("inf")
     for _ in range(5):
-        started = time.perf_counter()
+        before = processor_seconds_of_children()
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-        fastest = min(fastest, time.perf_counter() - started)
+        fastest = min(fastest, processor_seconds_of_children() - before)
     for command in ("pull", "list", "rm", "show", "generate", "chat", "serve", "doctor", "bench"):
         assert f" {command} " in result.stdout
     assert fastest < 0.3
