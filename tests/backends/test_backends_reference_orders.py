@@ -102,3 +102,16 @@ def test_attend_never_multiplies_a_hidden_value() -> None:
     clean = orders.attend_pages64(q, k, v, 129, 0.25, 4, 0.0, False)
     k[:64] = math.nan
     assert torch.equal(orders.attend_pages64(q, k, v, 129, 0.25, 4, 0.0, False), clean)
+
+
+def test_divisions_and_roots_are_rounded_once() -> None:
+    """torch's 127 / x and sqrt are not the nearest float32; the orders promise the nearest."""
+    x = torch.randn(500, 32).mul_(torch.rand(500, 1) * 10)
+    amax = x.abs().amax(1).numpy()
+    inverse = np.float32(127) / amax
+    assert np.array_equal(quantize_rows(x).q.numpy(), np.rint(x.numpy() * inverse[:, None]).clip(-127, 127))
+    ones = x[:, :1].abs() + 0.5  # one element a row: the norm is x / sqrt(x * x + eps)
+    squares = (ones.numpy() * ones.numpy()).astype(np.float32)
+    root = np.sqrt((squares + np.float32(1e-5)).astype(np.float32))
+    got = orders.rms_norm_lanes16(ones, torch.ones(1), 1e-5, 1).numpy()
+    assert np.array_equal(got, ones.numpy() * (np.float32(1) / root))

@@ -1,5 +1,6 @@
 """The reference as an Executable: slow, but the engine can run on it, step for step like any other backend."""
 
+import hashlib
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -7,27 +8,37 @@ import numpy as np
 from roofline.backends.base import Clock, MonotonicClock, StepCost
 from roofline.backends.reference.cache import PagedCache
 from roofline.backends.reference.interpreter import Interpreter
+from roofline.backends.reference.oracle import Checkpoint
 from roofline.backends.reference.sampling import sample
 from roofline.backends.reference.weights import Read
 from roofline.backends.sampling import Sampled, SampleRows
+from roofline.models.config import ModelConfig
+from roofline.models.registry import get
 from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits
+from roofline.program.compile import compile_program
 from roofline.program.ir import Program
 from roofline.program.passes.price import amount, price, work_of
+from roofline.program.target import CPU
 
 
 @dataclass
 class ReferenceExecutable:
-    """A Program on torch. read: file tensor name -> its bytes; num_pages: pages of 16 tokens the cache holds."""
+    """A Program on torch. read: file tensor name -> its bytes; num_pages: pages of 16 tokens the cache holds.
+
+    weights_hash: of the tensors' bytes; it goes into the fingerprint with the Program.
+    """
 
     program: Program
     read: Read
     limits: BatchLimits
     num_pages: int
     max_context: int
+    weights_hash: str = ""
     clock: Clock = field(default_factory=MonotonicClock)
 
     def __post_init__(self) -> None:
-        self.fingerprint = f"reference-{self.program.digest()[:16]}"
+        facts = f"reference {self.program.digest()} {self.weights_hash}"
+        self.fingerprint = hashlib.sha256(facts.encode()).hexdigest()
         self.vocab_size = self.program.types()[self.program.logits].width
         self.page_bytes = sum(PAGE_TOKENS * group.token_bytes for group in self.program.kv_groups.values())
         self.batch = Batch(self.limits)
@@ -70,3 +81,23 @@ class ReferenceExecutable:
     def close(self) -> None:
         """Drop the cache."""
         self._caches = {}
+
+
+def reference_executable(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    limits: BatchLimits,
+    num_pages: int,
+    max_context: int,
+    threads: int | None = None,
+) -> ReferenceExecutable:
+    """A checkpoint in the cpu target's arithmetic, computed the slow way. threads: torch's (None: as torch chooses)."""
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    program = compile_program(get(config.family), config, checkpoint.tensors, CPU)
+    digest = hashlib.sha256()
+    for name in sorted(checkpoint.tensors):
+        digest.update(name.encode() + checkpoint.read(name).tobytes())
+    return ReferenceExecutable(program, checkpoint.read, limits, num_pages, max_context, digest.hexdigest())
