@@ -25,7 +25,7 @@ def test_logits_against_the_oracle(smollm2_path: Path) -> None:
     model = load(str(smollm2_path), max_batch_tokens=LENGTH, max_running=LENGTH, max_model_len=LENGTH)
     assert model.tokenizer is not None
     topics = pydoc_data.topics.topics
-    text = "\n".join(topics[name] for name in ("classes", "try", "formatstrings", "customization"))
+    text = "\n".join(topics[name] for name in ("class", "try", "formatstrings", "compound", "function"))
     ids = model.tokenizer.encode(text, add_special=False)[:POSITIONS]
     assert len(ids) == POSITIONS
     checkpoint, family = open_checkpoint(smollm2_path), registry.get(model.config.family)

@@ -57,7 +57,9 @@ class Recorder:
         return getattr(self.inner, name)
 
     def sample(self, rows: SampleRows) -> Sampled:
-        for row, key in zip(self.inner.logits(), zip(rows.seed.tolist(), rows.position.tolist(), strict=True), strict=True):
+        for row, key in zip(
+            self.inner.logits(), zip(rows.seed.tolist(), rows.position.tolist(), strict=True), strict=True
+        ):
             digest = hashlib.sha256(row.tobytes()).digest()
             assert self.digests.setdefault(key, digest) == digest, f"the logits of {key} changed within one run"
         return self.inner.sample(rows)

@@ -105,7 +105,7 @@ def load(
 
 
 def load_text(checkpoint: "Checkpoint") -> "tuple[Tokenizer, ChatTemplate]":
-    """The tokenizer and chat template that belong to a checkpoint."""
+    """The tokenizer and chat template that belong to a checkpoint. Raises ConfigError where there is no tokenizer."""
     from roofline.text import from_gguf, from_json
     from roofline.text.template import ChatTemplate
 
@@ -113,9 +113,34 @@ def load_text(checkpoint: "Checkpoint") -> "tuple[Tokenizer, ChatTemplate]":
         tokenizer = from_gguf.from_gguf(checkpoint.metadata)
         source = checkpoint.metadata.get("tokenizer.chat_template")
     else:
-        tokenizer, source = from_json.from_folder(checkpoint.path)
-    bos, eos = tokenizer.bos_token, tokenizer.eos_token
+        tokenizer, source = _text_of_folder(checkpoint.path, from_json.from_json)
+    bos = tokenizer.token_bytes(tokenizer.bos_id).decode() if tokenizer.bos_id is not None else ""
+    eos = tokenizer.token_bytes(tokenizer.eos_ids[0]).decode() if tokenizer.eos_ids else ""
     return tokenizer, ChatTemplate(source, bos_token=bos, eos_token=eos)
+
+
+def _text_of_folder(path: Path, read: "Callable[..., Tokenizer]") -> "tuple[Tokenizer, str | None]":
+    """Tokenizer and template source from the files Hugging Face writes beside the weights."""
+    import json
+
+    from roofline.weights.sources import find_tokenizer_files
+
+    files = find_tokenizer_files(path)
+    if "tokenizer.json" not in files:
+        raise ConfigError(f"{path}: there is no tokenizer.json beside the weights; save the tokenizer there")
+    settings: dict[str, Any] = {}
+    for name in ("generation_config.json", "tokenizer_config.json"):
+        if name in files:
+            try:
+                settings |= json.loads(files[name].read_bytes())
+            except (ValueError, TypeError) as error:
+                raise ConfigError(f"{files[name]} is not a JSON object: {error}") from error
+    source = settings.get("chat_template")
+    if isinstance(source, list):  # several templates by name
+        source = next((t["template"] for t in source if t.get("name") == "default"), None)
+    if "chat_template.jinja" in files:
+        source = files["chat_template.jinja"].read_text("utf-8")
+    return read(files["tokenizer.json"], settings), source
 
 
 def _open(source: str, weights: str | None, progress: Callable[[Any], None] | None) -> "tuple[Path, Checkpoint]":
