@@ -44,7 +44,7 @@ Executable::Executable(const Kernels* kernels, int threads, const std::vector<in
     workers_.resize(threads);
     const int group = attention_.heads / attention_.kv_heads, dim = attention_.head_dim;
     for (auto& w : workers_) {
-        w.private_rows.resize(kPrivateRows * Quantised::row_bytes(widest_) + 64);
+        w.private_rows.resize(kPrivateRows * Quantised::row_bytes(widest_, 2) + 64);
         w.scratch.resize(std::max<int64_t>(widest_, 2 * (int64_t)kernels_->max_queries * (dim + 32)) + 64);
         w.halves.resize((size_t)std::max(group, kernels_->max_queries) * dim + dim + 64);
     }
@@ -56,6 +56,7 @@ void Executable::parse(const std::vector<int64_t>& code) {
         Op op;
         op.code = (Code)r.next();
         op.over_rows = r.next() != 0;
+        op.digits = (int)r.next();
         op.x = r.ref();
         op.y = r.ref();
         op.residual = r.ref();
@@ -123,15 +124,15 @@ void Executable::one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_ro
         case Code::Norm: kernels_->rms_norm(x + row * op.width, op.weight, op.width, op.eps, (float*)out + out_row * op.width); return;
         case Code::NormQuantise:
             kernels_->rms_norm(x + row * op.width, op.weight, op.width, op.eps, scratch);
-            kernels_->quantise(scratch, op.width, Quantised::at(out, out_rows, op.width), out_row);
+            kernels_->quantise(scratch, op.width, Quantised::at(out, out_rows, op.width, op.digits), out_row);
             return;
-        case Code::Quantise: kernels_->quantise(x + row * op.width, op.width, Quantised::at(out, out_rows, op.width), out_row); return;
+        case Code::Quantise: kernels_->quantise(x + row * op.width, op.width, Quantised::at(out, out_rows, op.width, op.digits), out_row); return;
         case Code::Gated:
             kernels_->gated(x + row * 2 * op.width, x + row * 2 * op.width + op.width, op.width, (float*)out + out_row * op.width);
             return;
         case Code::GatedQuantise:
             kernels_->gated(x + row * 2 * op.width, x + row * 2 * op.width + op.width, op.width, scratch);
-            kernels_->quantise(scratch, op.width, Quantised::at(out, out_rows, op.width), out_row);
+            kernels_->quantise(scratch, op.width, Quantised::at(out, out_rows, op.width, op.digits), out_row);
             return;
         case Code::TakeRows: std::memcpy((float*)out + out_row * op.width, x + field(kLogitRows)[row] * op.width, op.width * 4); return;
         default: return;
@@ -189,7 +190,7 @@ void Executable::linear(const Op& op, int index, int worker) {
             a.rows = s.rows;
             a.k = s.k;
             if (is_float(s.format)) a.xf = (const float*)x;
-            else a.x = Quantised::at(x, rows, s.k);
+            else a.x = Quantised::at(x, rows, s.k, op.digits);
             a.y = (float*)at(op.y) + s.column;
             a.ldy = op.stride;
             a.bias = op.bias ? op.bias + s.column : nullptr;

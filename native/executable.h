@@ -30,6 +30,7 @@ struct Op {
     Code code;
     bool over_rows = false;  // leading symbol: logit rows instead of tokens
     Ref x, y, residual;
+    int digits = 1;          // of the integers that the op makes or reads
     int64_t width = 0;       // inputs of a row
     int64_t stride = 0;      // columns of y
     const float* weight = nullptr;  // norm weight

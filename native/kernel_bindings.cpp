@@ -18,10 +18,11 @@ template <class T> using Array = nb::ndarray<const T, nb::c_contig, nb::device::
 template <class T> using Output = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
 
 // x float [tokens][k] -> y float [tokens][rows]; quantised formats quantise x by (token, group of 32) first.
-void linear(const std::string& isa, int format, uintptr_t weight, int64_t rows, int64_t k, Array<float> x, Output<float> y) {
+void linear(const std::string& isa, int format, uintptr_t weight, int64_t rows, int64_t k, Array<float> x, Output<float> y,
+            int digits) {
     const Kernels* kernels = kernels_named(isa);
     const int64_t tokens = (int64_t)x.size() / k;
-    std::vector<uint8_t> buffer(tokens * Quantised::row_bytes(k) + 64);
+    std::vector<uint8_t> buffer(tokens * Quantised::row_bytes(k, digits) + 64);
     Linear a{};
     a.format = (Format)format;
     a.weight = (const uint8_t*)weight;
@@ -34,17 +35,18 @@ void linear(const std::string& isa, int format, uintptr_t weight, int64_t rows, 
     if (is_float(a.format)) {
         a.xf = x.data();
     } else {
-        a.x = Quantised::at(buffer.data(), tokens, k);
+        a.x = Quantised::at(buffer.data(), tokens, k, digits);
         for (int64_t t = 0; t < tokens; t++) kernels->quantise(x.data() + t * k, k, a.x, t);
     }
     kernels->linear(a, 0, (rows + kTileRows - 1) / kTileRows);
 }
 
-void quantise(const std::string& isa, Array<float> x, int64_t k, Output<int8_t> q, Output<float> scale, Output<float> sum) {
+// q: the digits, [digits][tokens][k].
+void quantise(const std::string& isa, Array<float> x, int64_t k, Output<int8_t> q, Output<float> scale, Output<float> sum, int digits) {
     const Kernels* kernels = kernels_named(isa);
     const int64_t tokens = (int64_t)x.size() / k;
     std::vector<int32_t> isum(tokens * k / 16);
-    Quantised out{q.data(), scale.data(), sum.data(), isum.data()};
+    Quantised out{q.data(), digits == 2 ? q.data() + tokens * k : nullptr, scale.data(), sum.data(), isum.data()};
     FloatMode mode;
     for (int64_t t = 0; t < tokens; t++) kernels->quantise(x.data() + t * k, k, out, t);
 }
@@ -76,8 +78,8 @@ void exp2_many(const std::string& isa, Array<float> x, Output<float> out) {
 
 void bind_kernels(nb::module_& m) {
     auto k = m.def_submodule("kernels", "Single kernels by instruction set");
-    k.def("linear", &linear, "isa"_a, "format"_a, "weight"_a, "rows"_a, "k"_a, "x"_a, "y"_a);
-    k.def("quantise", &quantise, "isa"_a, "x"_a, "k"_a, "q"_a, "scale"_a, "sum"_a);
+    k.def("linear", &linear, "isa"_a, "format"_a, "weight"_a, "rows"_a, "k"_a, "x"_a, "y"_a, "digits"_a = 1);
+    k.def("quantise", &quantise, "isa"_a, "x"_a, "k"_a, "q"_a, "scale"_a, "sum"_a, "digits"_a = 1);
     k.def("rms_norm", &rms_norm, "isa"_a, "x"_a, "weight"_a, "eps"_a, "out"_a);
     k.def("gated", &gated, "isa"_a, "gate"_a, "up"_a, "out"_a);
     k.def("embed", &embed, "isa"_a, "format"_a, "weight"_a, "k"_a, "ids"_a, "out"_a);

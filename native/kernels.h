@@ -7,17 +7,20 @@
 
 namespace roofline {
 
-// Activations quantised by (token, group of 32): planes over `rows` tokens of `k` inputs, in one buffer.
+// Activations as integers by (token, group of 32): planes over `rows` tokens of `k` inputs, in one buffer. One digit is an
+// 8-bit q; with two digits q = 128 * high + low has 15 bits.
 struct Quantised {
-    int8_t* q;       // [rows][k]
+    int8_t* q;       // [rows][k]: q, or its high digit
+    int8_t* low;     // [rows][k], or null
     float* scale;    // [rows][k / 32]
     float* sum;      // [rows][k / 32]: scale * sum of the group's q, for minima
-    int32_t* isum;   // [rows][k / 16]: sums of q over half groups, for offsets
-    static int64_t row_bytes(int64_t k) { return k + k / 32 * 16; }
-    static Quantised at(uint8_t* base, int64_t rows, int64_t k) {
+    int32_t* isum;   // [rows][k / 16]: sums of q over half groups, for offsets (both digits)
+    static int64_t row_bytes(int64_t k, int digits) { return digits * k + k / 32 * 16; }
+    static Quantised at(uint8_t* base, int64_t rows, int64_t k, int digits) {
         Quantised v;
         v.q = (int8_t*)base;
-        v.scale = (float*)(base + rows * k);
+        v.low = digits == 2 ? v.q + rows * k : nullptr;
+        v.scale = (float*)(base + digits * rows * k);
         v.sum = v.scale + rows * (k / 32);
         v.isum = (int32_t*)(v.sum + rows * (k / 32));
         return v;

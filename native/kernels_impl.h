@@ -121,39 +121,50 @@ struct Q6_K : Nibbles {
     static inline F32 scale(const uint8_t* s, int64_t g) { return half_scale(s, g, 0); }
 };
 
-// ---- linear: order "q8g32": exact int32 in a group, then one FMA (and one for a minimum) a group, ascending ------------
+// ---- linear: orders "q8g32", "q15g32": exact int32 in a group, then one FMA (and one for a minimum) a group, ascending ------------
 
-template <class Fmt, int J, int RT, int MT>
-static inline void dot_quarter(const uint8_t* const (&v)[RT], const int8_t* const (&x)[MT], I32 (&d)[RT][MT]) {
+template <class Fmt, int J, int D, int RT, int MT>
+static inline void dot_quarter(const uint8_t* const (&v)[RT], const int8_t* const (&x)[D][MT], I32 (&d)[D][RT][MT]) {
     Bytes a[RT], b[RT];
     for (int r = 0; r < RT; r++) Fmt::template two<J>(v[r], a[r], b[r]);
-    for (int m = 0; m < MT; m++) {
-        Four lo = four(x[m] + 8 * J), hi = four(x[m] + 8 * J + 4);
-        for (int r = 0; r < RT; r++) {
-            d[r][m] = Fmt::kWide ? dot4_wide(d[r][m], a[r], lo) : dot4(d[r][m], a[r], lo);
-            d[r][m] = Fmt::kWide ? dot4_wide(d[r][m], b[r], hi) : dot4(d[r][m], b[r], hi);
+    for (int i = 0; i < D; i++)
+        for (int m = 0; m < MT; m++) {
+            Four x0 = four(x[i][m] + 8 * J), x1 = four(x[i][m] + 8 * J + 4);
+            for (int r = 0; r < RT; r++) {
+                d[i][r][m] = Fmt::kWide ? dot4_wide(d[i][r][m], a[r], x0) : dot4(d[i][r][m], a[r], x0);
+                d[i][r][m] = Fmt::kWide ? dot4_wide(d[i][r][m], b[r], x1) : dot4(d[i][r][m], b[r], x1);
+            }
         }
-    }
 }
 
-template <class Fmt, int RT, int MT>
-static inline void begin_dots(I32 (&d)[RT][MT], const int32_t* const (&isum)[MT], int64_t g, int half) {
+template <class Fmt, int D, int RT, int MT>
+static inline void begin_dots(I32 (&d)[D][RT][MT], const int32_t* const (&isum)[MT], int64_t g, int half) {
     for (int m = 0; m < MT; m++) {
         I32 start = izero();
         if constexpr (Fmt::kOffset != 0) {
             int32_t s = Fmt::kHalves ? isum[m][2 * g + half] : isum[m][2 * g] + isum[m][2 * g + 1];
             start = iset1(-Fmt::kOffset * s);
         }
-        for (int r = 0; r < RT; r++) d[r][m] = start;
+        for (int r = 0; r < RT; r++) {
+            if constexpr (D == 2) d[0][r][m] = izero();
+            d[D - 1][r][m] = start;
+        }
     }
 }
 
-template <class Fmt, int RT, int MT>
+// The integer dot product as float: exact up to this one conversion.
+template <int D, int RT, int MT>
+static inline F32 dot_value(const I32 (&d)[D][RT][MT], int r, int m) {
+    if constexpr (D == 2) return to_float(iadd(ishl<7>(d[0][r][m]), d[1][r][m]));
+    return to_float(d[0][r][m]);
+}
+
+template <class Fmt, int D, int RT, int MT>
 static inline void quantised_block(const Linear& a, int64_t tile, int64_t token, bool far, F32 (&acc)[RT][MT]) {
     const int64_t groups = a.k / 32;
     const size_t size = tile_bytes(a.format, a.k), step = size / groups;
     const uint8_t *v[RT], *s[RT], *ahead = a.weight + tile * size + (far ? RT * size : 2048);
-    const int8_t* x[MT];
+    const int8_t* x[D][MT];
     const float *xs[MT], *xz[MT];
     const int32_t* isum[MT];
     for (int r = 0; r < RT; r++) {
@@ -161,7 +172,8 @@ static inline void quantised_block(const Linear& a, int64_t tile, int64_t token,
         s[r] = v[r] + groups * Fmt::kValues;
     }
     for (int m = 0; m < MT; m++) {
-        x[m] = a.x.q + (token + m) * a.k;
+        x[0][m] = a.x.q + (token + m) * a.k;
+        if constexpr (D == 2) x[1][m] = a.x.low + (token + m) * a.k;
         xs[m] = a.x.scale + (token + m) * groups;
         xz[m] = a.x.sum + (token + m) * groups;
         isum[m] = a.x.isum + (token + m) * groups * 2;
@@ -169,22 +181,22 @@ static inline void quantised_block(const Linear& a, int64_t tile, int64_t token,
     for (int r = 0; r < RT; r++)
         for (int m = 0; m < MT; m++) acc[r][m] = zero();
     for (int64_t g = 0; g < groups; g++) {
-        I32 d[RT][MT];
+        I32 d[D][RT][MT];
         if (MT == 1 || far)
             for (size_t at = 0; at < step * RT; at += 64) far ? prefetch_far(ahead + at) : prefetch(ahead + at);
         ahead += step * RT;
-        begin_dots<Fmt, RT, MT>(d, isum, g, 0);
-        dot_quarter<Fmt, 0, RT, MT>(v, x, d);
-        dot_quarter<Fmt, 1, RT, MT>(v, x, d);
+        begin_dots<Fmt, D, RT, MT>(d, isum, g, 0);
+        dot_quarter<Fmt, 0, D, RT, MT>(v, x, d);
+        dot_quarter<Fmt, 1, D, RT, MT>(v, x, d);
         if constexpr (Fmt::kHalves) {
             F32 scale[RT];
             for (int r = 0; r < RT; r++) scale[r] = Q6_K::half_scale(s[r], g, 0);
             for (int m = 0; m < MT; m++)
-                for (int r = 0; r < RT; r++) acc[r][m] = fma(mul(scale[r], set1(xs[m][g])), to_float(d[r][m]), acc[r][m]);
-            begin_dots<Fmt, RT, MT>(d, isum, g, 1);
+                for (int r = 0; r < RT; r++) acc[r][m] = fma(mul(scale[r], set1(xs[m][g])), dot_value<D, RT, MT>(d, r, m), acc[r][m]);
+            begin_dots<Fmt, D, RT, MT>(d, isum, g, 1);
         }
-        dot_quarter<Fmt, 2, RT, MT>(v, x, d);
-        dot_quarter<Fmt, 3, RT, MT>(v, x, d);
+        dot_quarter<Fmt, 2, D, RT, MT>(v, x, d);
+        dot_quarter<Fmt, 3, D, RT, MT>(v, x, d);
         F32 scale[RT], minimum[RT];
         for (int r = 0; r < RT; r++) {
             if constexpr (Fmt::kHalves) scale[r] = Q6_K::half_scale(s[r], g, 1);
@@ -194,12 +206,13 @@ static inline void quantised_block(const Linear& a, int64_t tile, int64_t token,
         for (int m = 0; m < MT; m++) {
             F32 xscale = set1(xs[m][g]);
             for (int r = 0; r < RT; r++) {
-                acc[r][m] = fma(mul(scale[r], xscale), to_float(d[r][m]), acc[r][m]);
+                acc[r][m] = fma(mul(scale[r], xscale), dot_value<D, RT, MT>(d, r, m), acc[r][m]);
                 if constexpr (Fmt::kMinimum) acc[r][m] = fma(minimum[r], set1(xz[m][g]), acc[r][m]);
             }
         }
         for (int r = 0; r < RT; r++) v[r] += Fmt::kValues;
-        for (int m = 0; m < MT; m++) x[m] += 32;
+        for (int i = 0; i < D; i++)
+            for (int m = 0; m < MT; m++) x[i][m] += 32;
     }
 }
 
@@ -220,46 +233,54 @@ static inline void store_block(const Linear& a, int64_t tile, int64_t token, F32
     }
 }
 
-template <class Fmt, int RT, int MT>
+template <class Fmt, int D, int RT, int MT>
 static void run_block(const Linear& a, int64_t tile, int64_t token, bool far) {
     F32 acc[RT][MT];
-    quantised_block<Fmt, RT, MT>(a, tile, token, far, acc);
+    quantised_block<Fmt, D, RT, MT>(a, tile, token, far, acc);
     store_block<RT, MT>(a, tile, token, acc);
 }
 
-template <class Fmt, int RT>
+template <int D> static constexpr int kTokens = D == 2 ? kMaxTokensWide : kMaxTokens;
+
+template <class Fmt, int D, int RT>
 static inline void run_tokens(const Linear& a, int64_t tile, int64_t token, int count, bool far) {
     switch (count) {
-        case 1: return run_block<Fmt, RT, 1>(a, tile, token, far);
-        case 2: return run_block<Fmt, RT, 2>(a, tile, token, far);
-        case 3: if constexpr (kMaxTokens >= 3) return run_block<Fmt, RT, 3>(a, tile, token, far); break;
-        case 4: if constexpr (kMaxTokens >= 4) return run_block<Fmt, RT, 4>(a, tile, token, far); break;
-        case 5: if constexpr (kMaxTokens >= 5) return run_block<Fmt, RT, 5>(a, tile, token, far); break;
+        case 1: return run_block<Fmt, D, RT, 1>(a, tile, token, far);
+        case 2: if constexpr (kTokens<D> >= 2) return run_block<Fmt, D, RT, 2>(a, tile, token, far); break;
+        case 3: if constexpr (kTokens<D> >= 3) return run_block<Fmt, D, RT, 3>(a, tile, token, far); break;
+        case 4: if constexpr (kTokens<D> >= 4) return run_block<Fmt, D, RT, 4>(a, tile, token, far); break;
+        case 5: if constexpr (kTokens<D> >= 5) return run_block<Fmt, D, RT, 5>(a, tile, token, far); break;
     }
 }
 
 // Tokens of a panel stay in the second-level cache while the row tiles pass over them.
 static constexpr int64_t kPanel = 160;
 
-template <class Fmt>
-static void linear_quantised(const Linear& a, int64_t tile_begin, int64_t tile_end) {
+template <class Fmt, int D>
+static void linear_digits(const Linear& a, int64_t tile_begin, int64_t tile_end) {
     const int64_t full = a.rows / kTileRows;
     for (int64_t panel = 0; panel < a.tokens; panel += kPanel) {
         const int64_t count = std::min(kPanel, a.tokens - panel);
-        const int64_t blocks = (count + kMaxTokens - 1) / kMaxTokens;
+        const int64_t blocks = (count + kTokens<D> - 1) / kTokens<D>;
         for (int64_t tile = tile_begin; tile < tile_end;) {
             const int tiles = a.tokens > 1 && kMaxRowTiles == 2 && tile + 2 <= tile_end && tile + 2 <= full ? 2 : 1;
             int64_t token = panel;
             for (int64_t b = 0; b < blocks; b++) {  // even shares: 8 tokens are 4 + 4, not 5 + 3
                 const int n = (int)((count * (b + 1)) / blocks - (count * b) / blocks);
                 const bool far = a.tokens > 1 && b == 0 && tile + 2 * tiles <= tile_end;
-                if (tiles == 2) run_tokens<Fmt, kMaxRowTiles>(a, tile, token, n, far);
-                else run_tokens<Fmt, 1>(a, tile, token, n, far);
+                if (tiles == 2) run_tokens<Fmt, D, kMaxRowTiles>(a, tile, token, n, far);
+                else run_tokens<Fmt, D, 1>(a, tile, token, n, far);
                 token += n;
             }
             tile += tiles;
         }
     }
+}
+
+template <class Fmt>
+static void linear_quantised(const Linear& a, int64_t tile_begin, int64_t tile_end) {
+    if (a.x.low) linear_digits<Fmt, 2>(a, tile_begin, tile_end);
+    else linear_digits<Fmt, 1>(a, tile_begin, tile_end);
 }
 
 // Float weights: one chain of FMAs over ascending inputs. Four tiles at a time hide the latency of a chain.
@@ -388,20 +409,28 @@ static void rms_norm(const float* x, const float* weight, int64_t n, float eps, 
     if (i < n) store_masked(out + i, tail, mul(mul(load_masked(x + i, tail), inv), load_masked(weight + i, tail)));
 }
 
+// q to bytes, or to a high and a low digit: q = 128 * high + low, low in [-64, 63].
+static inline void store_digits(const Quantised& out, int64_t at, I32 q) {
+    if (!out.low) return store_s8(out.q + at, q);
+    const I32 high = isra<7>(iadd(q, iset1(64)));
+    store_s8(out.q + at, high);
+    store_s8(out.low + at, isub(q, ishl<7>(high)));
+}
+
 static void quantise(const float* x, int64_t k, const Quantised& out, int64_t row) {
     const int64_t groups = k / 32;
-    int8_t* q = out.q + row * k;
-    for (int64_t g = 0; g < groups; g++, q += 32) {
+    const float limit = out.low ? 127.0f * 128.0f : 127.0f;
+    for (int64_t g = 0; g < groups; g++) {
         F32 a = load(x + g * 32), b = load(x + g * 32 + 16);
         F32 top = max(abs(a), abs(b));
         const float amax = reduce_max(top);
         const bool finite = bits(less(abs(a), set1(infinity()))) == 0xffffu && bits(less(abs(b), set1(infinity()))) == 0xffffu;
-        const float scale = finite ? amax / 127.0f : quiet_nan();  // a NaN stays visible in every output of the row
-        const F32 inv = set1(finite && amax > 0.0f ? 127.0f / amax : 0.0f);
+        const float scale = finite ? amax / limit : quiet_nan();  // a NaN stays visible in every output of the row
+        const F32 inv = set1(finite && amax > 0.0f ? limit / amax : 0.0f);
         I32 qa = to_int(mul(a, inv)), qb = to_int(mul(b, inv));
         if (!finite) qa = qb = izero();
-        store_s8(q, qa);
-        store_s8(q + 16, qb);
+        store_digits(out, row * k + g * 32, qa);
+        store_digits(out, row * k + g * 32 + 16, qb);
         const float sa = reduce_add(to_float(qa)), sb = reduce_add(to_float(qb));  // exact: small integers
         out.scale[row * groups + g] = scale;
         out.sum[row * groups + g] = scale * (sa + sb);

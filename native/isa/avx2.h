@@ -13,6 +13,7 @@ inline constexpr const char* kIsaName = "avx2";
 inline constexpr bool kWideIsBiased = false;
 inline constexpr int kMaxRowTiles = 1;
 inline constexpr int kMaxTokens = 2;
+inline constexpr int kMaxTokensWide = 1;   // the same where activations have two digits
 inline constexpr int kMaxQueries = 2;
 
 struct F32 { __m256 a, b; };
@@ -82,6 +83,7 @@ ROOFLINE_BOTH(iand, _mm256_and_si256)
 #undef ROOFLINE_BOTH
 template <int N> static inline I32 ishl(I32 v) { return {_mm256_slli_epi32(v.a, N), _mm256_slli_epi32(v.b, N)}; }
 template <int N> static inline I32 ishr(I32 v) { return {_mm256_srli_epi32(v.a, N), _mm256_srli_epi32(v.b, N)}; }
+template <int N> static inline I32 isra(I32 v) { return {_mm256_srai_epi32(v.a, N), _mm256_srai_epi32(v.b, N)}; }
 static inline I32 iload(const int32_t* p) {
     return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 8))};
 }

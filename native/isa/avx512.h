@@ -14,6 +14,7 @@ inline constexpr const char* kIsaName = "avx512";
 inline constexpr bool kWideIsBiased = true;
 inline constexpr int kMaxRowTiles = 2;   // row tiles a matrix block holds in registers
 inline constexpr int kMaxTokens = 5;     // tokens a matrix block holds in registers
+inline constexpr int kMaxTokensWide = 3;   // the same where activations have two digits
 inline constexpr int kMaxQueries = 6;    // queries an attention block holds in registers
 
 using F32 = __m512;
@@ -57,6 +58,7 @@ static inline I32 ixor(I32 a, I32 b) { return _mm512_xor_si512(a, b); }
 static inline I32 iand(I32 a, I32 b) { return _mm512_and_si512(a, b); }
 template <int N> static inline I32 ishl(I32 a) { return _mm512_slli_epi32(a, N); }
 template <int N> static inline I32 ishr(I32 a) { return _mm512_srli_epi32(a, N); }
+template <int N> static inline I32 isra(I32 a) { return _mm512_srai_epi32(a, N); }
 static inline I32 iload(const int32_t* p) { return _mm512_loadu_si512(p); }
 static inline F32 unsigned_to_float(I32 a) { return _mm512_cvtepu32_ps(a); }
 

@@ -11,6 +11,7 @@ inline constexpr const char* kIsaName = "portable";
 inline constexpr bool kWideIsBiased = false;
 inline constexpr int kMaxRowTiles = 1;
 inline constexpr int kMaxTokens = 4;
+inline constexpr int kMaxTokensWide = 2;   // the same where activations have two digits
 inline constexpr int kMaxQueries = 2;
 
 struct F32 { float v[16]; };
@@ -75,6 +76,7 @@ static inline I32 ixor(I32 a, I32 b) { return ieach([&](int i) { return a.v[i] ^
 static inline I32 iand(I32 a, I32 b) { return ieach([&](int i) { return a.v[i] & b.v[i]; }); }
 template <int N> static inline I32 ishl(I32 a) { return ieach([&](int i) { return (int32_t)((uint32_t)a.v[i] << N); }); }
 template <int N> static inline I32 ishr(I32 a) { return ieach([&](int i) { return (int32_t)((uint32_t)a.v[i] >> N); }); }
+template <int N> static inline I32 isra(I32 a) { return ieach([&](int i) { return a.v[i] >> N; }); }
 static inline I32 iload(const int32_t* p) { I32 r; std::memcpy(r.v, p, 64); return r; }
 static inline F32 unsigned_to_float(I32 a) { return each([&](int i) { return (float)(uint32_t)a.v[i]; }); }
 

@@ -14,6 +14,7 @@ native = pytest.importorskip("roofline._native", reason="the C++ core is not bui
 ISAS = native.isas()
 QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K")
 FLOATS = ("F32", "F16", "BF16")
+CASES = [(name, 1) for name in QUANTISED + FLOATS] + [(name, 2) for name in QUANTISED]  # format, digits
 
 
 @dataclass
@@ -39,18 +40,18 @@ class Matrix:
         """float64 [rows, columns], from the file's own bytes."""
         return formats.get(self.name).dequantize(self.raw, (self.rows, self.columns)).astype(np.float64)
 
-    def times(self, isa: str, x: np.ndarray) -> np.ndarray:
+    def times(self, isa: str, x: np.ndarray, digits: int = 1) -> np.ndarray:
         y = np.full((len(x), self.rows), np.nan, np.float32)
-        native.kernels.linear(isa, self.number, self.memory.address, self.rows, self.columns, x, y)
+        native.kernels.linear(isa, self.number, self.memory.address, self.rows, self.columns, x, y, digits)
         return y
 
 
-def quantise(isa: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """int8 [tokens, k], scales and scaled sums float32 [tokens, k / 32]."""
-    q = np.empty(x.shape, np.int8)
+def quantise(isa: str, x: np.ndarray, digits: int = 1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Integers [tokens, k], scales and scaled sums float32 [tokens, k / 32]."""
+    q = np.empty((digits, *x.shape), np.int8)
     scale, total = (np.empty((len(x), x.shape[1] // 32), np.float32) for _ in range(2))
-    native.kernels.quantise(isa, x, x.shape[1], q, scale, total)
-    return q, scale, total
+    native.kernels.quantise(isa, x, x.shape[1], q, scale, total, digits)
+    return (q[0] if digits == 1 else q[0].astype(np.int16) * 128 + q[1]), scale, total
 
 
 def activations(tokens: int, columns: int, seed: int = 1) -> np.ndarray:
@@ -58,26 +59,26 @@ def activations(tokens: int, columns: int, seed: int = 1) -> np.ndarray:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("name", QUANTISED + FLOATS)
-def test_linear_equals_the_files_weights(isa: str, name: str) -> None:
+@pytest.mark.parametrize(("name", "digits"), CASES)
+def test_linear_equals_the_files_weights(isa: str, name: str, digits: int) -> None:
     matrix, x = Matrix(name, 48, 512), activations(3, 512)
     used = x.astype(np.float64)
     if name in QUANTISED:
-        q, scale, _ = quantise(isa, x)
+        q, scale, _ = quantise(isa, x, digits)
         used = q.astype(np.float64) * np.repeat(scale.astype(np.float64), 32, axis=1)
     wanted = used @ matrix.values.T
     size = np.abs(used) @ np.abs(matrix.values).T
-    assert np.max(np.abs(matrix.times(isa, x) - wanted) / size) < 1e-5
+    assert np.max(np.abs(matrix.times(isa, x, digits) - wanted) / size) < 1e-5
 
 
-@pytest.mark.parametrize("name", QUANTISED + FLOATS)
+@pytest.mark.parametrize(("name", "digits"), CASES)
 @pytest.mark.parametrize("shape", [(16, 256), (40, 256), (100, 512), (7, 768)])
-def test_linear_bits_do_not_depend_on_rows_or_isa(name: str, shape: tuple[int, int]) -> None:
+def test_linear_bits_do_not_depend_on_rows_or_isa(name: str, digits: int, shape: tuple[int, int]) -> None:
     matrix, x = Matrix(name, *shape), activations(23, shape[1])
-    alone = np.concatenate([matrix.times(ISAS[0], x[i : i + 1]) for i in range(len(x))])
+    alone = np.concatenate([matrix.times(ISAS[0], x[i : i + 1], digits) for i in range(len(x))])
     for isa in ISAS:
         for count in (2, 3, 4, 5, 7, 8, 11, 16, 23):
-            assert matrix.times(isa, x[:count]).tobytes() == alone[:count].tobytes(), (isa, count)
+            assert matrix.times(isa, x[:count], digits).tobytes() == alone[:count].tobytes(), (isa, count)
 
 
 @pytest.mark.parametrize("name", QUANTISED + FLOATS)
@@ -91,19 +92,20 @@ def test_embedding_rows_are_the_files_rows(name: str) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 1 << 30), exponent=st.integers(-30, 30), zeros=st.booleans())
-def test_quantise_is_the_declared_rounding(seed: int, exponent: int, zeros: bool) -> None:
+@given(seed=st.integers(0, 1 << 30), exponent=st.integers(-30, 30), zeros=st.booleans(), digits=st.integers(1, 2))
+def test_quantise_is_the_declared_rounding(seed: int, exponent: int, zeros: bool, digits: int) -> None:
     x = activations(2, 96, seed) * np.float32(2.0**exponent)
     if zeros:
         x[:, 32:64] = 0
     groups = x.reshape(2, 3, 32)
     amax = np.abs(groups).max(axis=2)
-    inverse = np.divide(np.float32(127), amax, out=np.zeros_like(amax), where=amax > 0)
-    wanted = np.rint(groups * inverse[:, :, None]).astype(np.int8).reshape(2, 96)
-    scale = (amax / np.float32(127)).astype(np.float32)
+    limit = np.float32(127 if digits == 1 else 127 * 128)
+    inverse = np.divide(limit, amax, out=np.zeros_like(amax), where=amax > 0)
+    wanted = np.rint(groups * inverse[:, :, None]).astype(np.int16).reshape(2, 96)
+    scale = (amax / limit).astype(np.float32)
     total = scale * wanted.reshape(2, 3, 32).sum(axis=2, dtype=np.int32).astype(np.float32)
     for isa in ISAS:
-        q, s, z = quantise(isa, x)
+        q, s, z = quantise(isa, x, digits)
         np.testing.assert_array_equal(q, wanted)
         np.testing.assert_array_equal(s, scale)
         np.testing.assert_array_equal(z, total)

@@ -57,6 +57,7 @@ def test_each_instruction_equals_the_reference(model: str, form: str) -> None:
     from roofline.backends.reference.cache import PagedCache
     from roofline.backends.reference.interpreter import Interpreter
     from roofline.ops.matmul import Q8Rows
+    from roofline.ops.symbol import Q_BYTES
 
     source = checkpoint(model, form)
     cpu = executable(source, isa=ISAS[0], keep_values=True)
@@ -72,9 +73,12 @@ def test_each_instruction_equals_the_reference(model: str, form: str) -> None:
         raw = cpu._arena.view()[start : start + rows * kind.row_bytes].copy()
         if kind.dtype == "f32":
             return torch.from_numpy(raw.view(np.float32).reshape(rows, kind.width))
-        q, rest = np.split(raw, [rows * kind.width])
+        digits = Q_BYTES[kind.dtype]
+        planes, rest = np.split(raw, [digits * rows * kind.width])
         scale = rest[: rows * kind.width // 32 * 4].view(np.float32).reshape(rows, -1)
-        return Q8Rows(torch.from_numpy(q.view(np.int8).reshape(rows, kind.width)), torch.from_numpy(scale))
+        q = planes.view(np.int8).reshape(digits, rows, kind.width)
+        q = q[0] if digits == 1 else q[0].astype(np.int16) * 128 + q[1]
+        return Q8Rows(torch.from_numpy(q), torch.from_numpy(scale))
 
     first, second = Text(0, 100, 1), Text(10, 70, 2)
     steps = [[first.take(40), second.take(64)], [first.take(1), second.take(5)], [first.take(30), second.take(1)]]

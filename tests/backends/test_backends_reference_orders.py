@@ -41,7 +41,7 @@ def test_linear_q8g32_is_the_dot_of_what_was_quantised(name: str) -> None:
     shape = (24, 512)
     raw = formats.get(name).quantize(random.standard_normal(shape).astype(np.float32))
     rows = quantize_rows(torch.from_numpy(random.standard_normal((5, 512)).astype(np.float32)))
-    got = orders.linear_q8g32(rows, unpack(raw, name, shape))
+    got = orders.linear_integers(rows, unpack(raw, name, shape))
     exact = rows.dequantize().double() @ torch.from_numpy(formats.get(name).dequantize(raw, shape)).double().T
     assert (got - exact).abs().max() < 1e-4 * exact.abs().max()
 

@@ -52,6 +52,17 @@ def test_home(monkeypatch, tmp_path):
     assert env.home() == Path.home() / ".cache" / "roofline"
 
 
+def test_a_secret_is_never_shown(monkeypatch):
+    monkeypatch.setenv("ROOFLINE_API_KEY", "s3cret")
+    monkeypatch.setenv("ROOFLINE_LOG", "debug")
+    assert env.read("ROOFLINE_API_KEY") == "s3cret"
+    assert env.shown()["ROOFLINE_LOG"] == "debug"
+    assert "s3cret" not in str(env.shown())
+    assert env.shown()["ROOFLINE_API_KEY"]
+    monkeypatch.delenv("ROOFLINE_API_KEY")
+    assert env.shown()["ROOFLINE_API_KEY"] is None
+
+
 def test_only_env_reads_the_environment():
     """Handing the environment on to a child is fine; looking into it is not."""
     for path in PACKAGE.rglob("*.py"):

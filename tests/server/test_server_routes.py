@@ -157,6 +157,20 @@ def test_engine_error_before_and_within_a_stream(call, engine):
     assert "secret" not in whole.text + json.dumps(chunks)
 
 
+@pytest.mark.parametrize("field", ["user", "safety_identifier"])
+@pytest.mark.parametrize("route", ["chat/completions", "completions"])
+def test_user_names_the_request_in_the_log(call, engine, caplog, field, route):
+    caplog.set_level("DEBUG", "roofline.server")
+    body = {**(CHAT if route.startswith("chat") else TEXT), field: "ann\nERROR forged"}
+    assert call("POST", f"/v1/{route}", json=body).status_code == 200
+    assert "of 'ann\\nERROR forged': prompts 1" in caplog.text
+    engine.error = "out of luck"
+    assert call("POST", f"/v1/{route}", json=body).status_code == 503
+    failures = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(failures) == 1
+    assert failures[0].endswith("of 'ann\\nERROR forged': prompt 0 failed in the engine: out of luck")
+
+
 def test_metrics_use_vllm_names(call, make_context):
     context = make_context()
     call("POST", "/v1/chat/completions", json=CHAT, context=context)

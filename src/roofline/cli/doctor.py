@@ -41,7 +41,7 @@ def examine(measure: bool, threads: int | None, isa: str | None) -> dict[str, An
         "isa": asdict(choose_isa(isa)),
         "roofs": asdict(ensure_roofs(threads=threads, isa=isa, again=measure)),
         "kernels": cpu.describe(),
-        "environment": {variable.name: env.read(variable.name) for variable in env.VARIABLES},
+        "environment": env.shown(),
     }
 
 

@@ -15,12 +15,14 @@ class Variable:
     meaning: str
     choices: tuple[str, ...] = ()
     integer: bool = False
+    secret: bool = False  # never shown
 
 
 VARIABLES = (
     Variable("ROOFLINE_HOME", "folder of pulled models, compiled bundles and measured roofs (default ~/.cache/roofline)"),
     Variable("ROOFLINE_ISA", "forces a lower instruction set on CPUs", ("portable", "avx2", "avx512", "neon")),
     Variable("ROOFLINE_THREADS", "number of compute threads (default: usable cores)", integer=True),
+    Variable("ROOFLINE_API_KEY", "key that `roofline serve` asks for when --api-key is not given", secret=True),
     Variable("ROOFLINE_LOG", "log level", ("debug", "info", "warning", "error")),
 )
 
@@ -36,6 +38,12 @@ def read(name: str) -> str | None:
     if variable.integer and (not value.isdigit() or int(value) < 1):
         raise ConfigError(f"{name}={value!r} is not a whole number of at least 1")
     return value.lower() if variable.choices else value
+
+
+def shown() -> dict[str, str | None]:
+    """All variables by name as they may be printed: of a secret only that it is set."""
+    values = {variable.name: read(variable.name) for variable in VARIABLES}
+    return {v.name: "(set)" if v.secret and values[v.name] else values[v.name] for v in VARIABLES}
 
 
 def home() -> Path:

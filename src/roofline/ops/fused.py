@@ -19,9 +19,11 @@ def _norm_quantize_type(call: Call) -> Type:
 
 
 @op(values=("x",), weights=("w",), infer=_norm_quantize_type, flops=elementwise.per_element(8), fused=True)
-def norm_quantize(x: "Tensor", w: "Tensor", eps: float, heads: int = 1, group: int = Q8_GROUP) -> matmul.Q8Rows:
+def norm_quantize(
+    x: "Tensor", w: "Tensor", eps: float, heads: int = 1, group: int = Q8_GROUP, bits: int = 8
+) -> matmul.Q8Rows:
     """quantize_rows(rms_norm(x, w))."""
-    return matmul.quantize_rows(norms.rms_norm(x, w, eps, heads), group)
+    return matmul.quantize_rows(norms.rms_norm(x, w, eps, heads), group, bits)
 
 
 def _linear_add_type(call: Call) -> Type:
@@ -46,7 +48,7 @@ def linear_add(x: Any, residual: "Tensor", w: "Tensor", bias: "Tensor | None" = 
 
 def _silu_mul_quantize_type(call: Call) -> Type:
     mid = activations.gated_type(call)
-    return matmul.quantized_type(Call(x=mid, group=call.group))
+    return matmul.quantized_type(Call(x=mid, group=call.group, bits=call.bits))
 
 
 @op(
@@ -55,9 +57,11 @@ def _silu_mul_quantize_type(call: Call) -> Type:
     flops=activations.gated_flops(13),
     fused=True,
 )
-def silu_mul_quantize(gate: "Tensor", up: "Tensor | None" = None, group: int = Q8_GROUP) -> matmul.Q8Rows:
+def silu_mul_quantize(
+    gate: "Tensor", up: "Tensor | None" = None, group: int = Q8_GROUP, bits: int = 8
+) -> matmul.Q8Rows:
     """quantize_rows(silu_mul(gate, up)); up left out: gate holds both side by side."""
-    return matmul.quantize_rows(activations.silu_mul(gate, up), group)
+    return matmul.quantize_rows(activations.silu_mul(gate, up), group, bits)
 
 
 def _rope_kv_write_type(call: Call) -> tuple[Type, Type]:

@@ -12,10 +12,16 @@ from roofline.ops.symbol import Q8_GROUP, Type
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Bits of an activation -> the largest integer it becomes.
+LEVELS = {8: 127.0, 15: 127.0 * 128.0}
+
 
 @dataclass(frozen=True)
 class Q8Rows:
-    """Rows of 8-bit activations. q: int8 [rows, width]; scale: float32 [rows, width / group]; value = q * scale."""
+    """Rows of integer activations: value = q * scale.
+
+    q: int8 (8 bits) or int16 (15 bits) [rows, width]; scale: float32 [rows, width / group].
+    """
 
     q: "Tensor"
     scale: "Tensor"
@@ -52,24 +58,28 @@ def linear(x: "Tensor | Q8Rows", w: "Tensor", bias: "Tensor | None" = None) -> "
 
 
 def quantized_type(call: Call) -> Type:
-    """Type rule of 8-bit rows."""
+    """Type rule of integer rows."""
+    if call.bits not in LEVELS:
+        raise ConfigError(f"quantize_rows: {call.bits} bits; {', '.join(map(str, LEVELS))} are known")
     if call.group != Q8_GROUP or call.x.width % call.group:
         raise ConfigError(f"quantize_rows: width {call.x.width} in groups of {call.group}; groups are of {Q8_GROUP}")
-    return Type("q8g32", call.x.leading, call.x.trailing)
+    return Type(f"q{call.bits}g32", call.x.leading, call.x.trailing)
 
 
 @op(values=("x",), infer=quantized_type, flops=per_element(4))
-def quantize_rows(x: "Tensor", group: int = Q8_GROUP) -> Q8Rows:
-    """Symmetric 8-bit rows with one scale for each (row, group of inputs).
+def quantize_rows(x: "Tensor", group: int = Q8_GROUP, bits: int = 8) -> Q8Rows:
+    """Symmetric integer rows with one scale for each (row, group of inputs).
 
-    amax = max |x|; scale = amax / 127; inverse = 127 / amax, 0 where amax is 0; q = round-half-even(x * inverse)
-    clamped to +-127: every step rounded to float32.
+    top = 127 for 8 bits, 127 * 128 for 15 (two 8-bit digits: q = 128 * high + low, so that integer products of bytes
+    serve both); amax = max |x|; scale = amax / top; inverse = top / amax, 0 where amax is 0; q = round-half-even(x *
+    inverse) clamped to +-top: every step rounded to float32.
     """
     import torch
 
+    top = LEVELS[bits]
     rows, width = x.shape
     grouped = x.float().view(rows, width // group, group)
     amax = grouped.abs().amax(dim=2)
-    inverse = torch.where(amax > 0, torch.full_like(amax, 127.0) / amax, 0.0)  # 127.0 / amax would round twice
-    q = torch.round(grouped * inverse[:, :, None]).clamp(-127, 127).to(torch.int8)
-    return Q8Rows(q.view(rows, width), amax / 127.0)
+    inverse = torch.where(amax > 0, torch.full_like(amax, top) / amax, 0.0)  # top / amax would round twice
+    q = torch.round(grouped * inverse[:, :, None]).clamp(-top, top).to(torch.int8 if bits == 8 else torch.int16)
+    return Q8Rows(q.view(rows, width), amax / top)

@@ -9,14 +9,15 @@ if TYPE_CHECKING:
 # Bytes an element takes. q8g32 is not here: its rows carry scales and sums beside the integers (see `row_bytes`).
 ELEMENT_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "i32": 4, "i8": 1}
 Q8_GROUP = 32
+Q_BYTES = {"q8g32": 1, "q15g32": 2}  # rows of integers: bytes an element
 
 
 @dataclass(frozen=True)
 class Type:
     """dtype, the symbol that counts the rows ("tokens", "rows", or None for the cache) and the shape of one row.
 
-    dtypes: those of ELEMENT_BYTES; "q8g32" (rows of int8; for each 32 inputs an f32 scale, an f32
-    scaled sum and two int32 half sums); "cache".
+    dtypes: those of ELEMENT_BYTES; "q8g32" and "q15g32" (rows of one or two int8 digits an element; for each 32 inputs
+    an f32 scale, an f32 scaled sum and two int32 half sums); "cache".
     """
 
     dtype: str
@@ -36,8 +37,8 @@ class Type:
         """Bytes one row takes; 0 for the cache, which lies outside the arena."""
         if self.dtype == "cache":
             return 0
-        if self.dtype == "q8g32":
-            return self.width + self.width // Q8_GROUP * 16
+        if self.dtype in Q_BYTES:
+            return Q_BYTES[self.dtype] * self.width + self.width // Q8_GROUP * 16
         return self.width * ELEMENT_BYTES[self.dtype]
 
 

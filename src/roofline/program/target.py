@@ -12,13 +12,14 @@ class Target:
     """Numeric choices of a backend.
 
     quantised_order: the order of linears on quantised weights, whose activations become 8-bit rows; None: weights are
-    dequantised instead. float_order: of linears on float weights, widened exactly to float32.
+    dequantised instead. logits_order: the same for the linear that makes the logits. float_order: of linears on float weights, widened exactly to float32.
     orders: op -> order of the other ops. attend_dtypes: what the cache, q and the softmax weights are rounded to.
     layouts: of weight matrices and of vectors.
     """
 
     name: str
     quantised_order: str | None
+    logits_order: str | None
     float_order: str
     orders: Mapping[str, str]
     attend_dtypes: Mapping[str, str]
@@ -30,6 +31,7 @@ class Target:
 CPU = Target(
     name="cpu",
     quantised_order="q8g32",
+    logits_order="q15g32",
     float_order="f32",
     orders={"rms_norm": "lanes16", "silu_mul": "exp2", "attend": "pages64"},
     attend_dtypes={"kv_dtype": "bf16", "q_dtype": "bf16", "p_dtype": "bf16"},

@@ -85,6 +85,10 @@ class Answers:
             for i in range(len(generation.prompts) * n)
         ]
         self._queued = False
+        LOG.debug(
+            "%s: prompts %d, prompt tokens %d, n %d, stream %s",
+            self._shown(), len(generation.prompts), self.counts.prompt, n, generation.stream,
+        )
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Pieces of all choices as they come. Raises RequestError; every choice that ends has one finish piece."""
@@ -135,6 +139,11 @@ class Answers:
     def _request_id(self, prompt: int) -> str:
         return f"{self.id}-{prompt}"
 
+    def _shown(self) -> str:
+        """This request in a log line; %r keeps line breaks of a client's label out of the log."""
+        user = self.generation.user
+        return f"request {self.id}" if user is None else f"request {self.id} of {user!r}"
+
     def _piece(self, prompt: int, choice: "_Choice", event: Event) -> Piece | None:
         """Apply one event of the engine. None when there is nothing to tell yet."""
         if event.finish_reason is not None:
@@ -142,7 +151,7 @@ class Answers:
         if choice.finish is not None:
             return None  # ids after a stop string: dropped, not billed
         if event.finish_reason == "error":
-            LOG.error("request %s failed in the engine: %s", self._request_id(prompt), event.error)
+            LOG.error("%s: prompt %d failed in the engine: %s", self._shown(), prompt, event.error)
             choice.finish = "error"
             self.context.metrics.answer_ended("error", choice.tokens)
             raise RequestError(503, "engine_failed", ENGINE_FAILED)

@@ -19,6 +19,7 @@ class Limits:
     stop_string_bytes: int = 256
     stop_token_ids: int = 64
     logit_bias: int = 1024
+    user_characters: int = 256
     queued: int = 256  # requests that wait for their first token
     read_seconds: float = 30.0  # silence while a request is being received
     drain_seconds: int = 30  # what runs may finish after SIGTERM

@@ -15,17 +15,15 @@ NEUTRAL_CHAT: dict[str, tuple[Any, ...]] = {
     "functions": (None, []),
     "metadata": (None, {}),
     "modalities": (None, ["text"]),
-    "parallel_tool_calls": (None, True),
+    "parallel_tool_calls": (None, True, False),  # without tools both mean the same
     "prediction": (None,),
     "prompt_cache_key": (None,),
     "reasoning_effort": (None,),
     "response_format": (None, {"type": "text"}),
-    "safety_identifier": (None,),
     "service_tier": (None, "auto", "default"),
     "store": (None, False),
     "tool_choice": (None, "none"),
     "tools": (None, []),
-    "user": (None,),
     "verbosity": (None, "medium"),
     "web_search_options": (None,),
 }
@@ -33,7 +31,6 @@ NEUTRAL_COMPLETION: dict[str, tuple[Any, ...]] = {
     "best_of": (None, 1),
     "echo": (None, False),
     "suffix": (None, ""),
-    "user": (None,),
 }
 NEUTRAL_MESSAGE: dict[str, tuple[Any, ...]] = {
     "annotations": (None, []),
@@ -69,7 +66,10 @@ class Message(Body):
 
 
 class Sampling(Body):
-    """What both routes share. None stands for the default."""
+    """What both routes share. None stands for the default.
+
+    user, and its successor safety_identifier: names the request in our log lines, and does nothing else.
+    """
 
     model: str
     stream: bool | None = None
@@ -89,6 +89,8 @@ class Sampling(Body):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
 
 
 class ChatBody(Sampling):

@@ -1,6 +1,12 @@
 """The one choke point: bytes of a body -> a typed request, or a RequestError that names the field.
 
-After this nothing is checked again: every field was honoured or refused, and every prompt fits.
+After this nothing is checked again: every field was honoured or refused, and every prompt fits. What that means for
+fields that OpenAI clients send along:
+
+    user, safety_identifier    honoured: the log names the request by them
+    store, parallel_tool_calls, metadata, service_tier, tools, ...
+                               taken at values that ask for nothing (schema.NEUTRAL_*), refused by name at others
+    anything unknown           refused by name
 """
 
 import re
@@ -50,6 +56,7 @@ class Generation:
     at_start: bool  # the answer begins a text of its own, as in chat; else it goes on from the prompt
     model: str
     fingerprint: str
+    user: str | None  # whoever the client says it asks for: a label in log lines
 
     @property
     def prompt_tokens(self) -> int:
@@ -170,6 +177,9 @@ def _facts(body: Sampling, context: Context) -> EngineFacts:
         )
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "needs stream to be true")
+    for field in ("user", "safety_identifier"):
+        if len(getattr(body, field) or "") > context.limits.user_characters:
+            raise invalid(field, f"may have at most {context.limits.user_characters} characters")
     return context.facts()
 
 
@@ -245,6 +255,7 @@ def _generation(
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
         model=context.name,
         fingerprint=facts.fingerprint,
+        user=body.safety_identifier if body.safety_identifier is not None else body.user,
     )
 
 

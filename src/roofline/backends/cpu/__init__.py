@@ -1,1 +1,5 @@
 """Programs on the C++ core."""
+
+from roofline.backends.cpu.describe import describe
+
+__all__ = ["describe"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from roofline.common.errors import UnsupportedError
-from roofline.ops.symbol import Type
+from roofline.ops.symbol import Q_BYTES, Type
 from roofline.program.ir import Instr, Place, Program
 from roofline.program.passes.plan import plan
 
@@ -118,13 +118,19 @@ def lower(program: Program, addresses: Addresses) -> Lowered:
 
     for instr in program.body:
         over_rows = types[instr.output.name].leading == "rows"
-        code += [CODES[instr.op], int(over_rows)]
+        code += [CODES[instr.op], int(over_rows), _digits(instr, types)]
         code += ref(instr.inputs[0]) if instr.op != "embed" else NONE
         code += ref(instr.output.name)
         code += ref(instr.inputs[1]) if instr.op == "linear_add" else NONE
         code += _sizes(instr, types)
         code += _weights(instr, addresses)
     return Lowered(code, ref(program.logits), program)
+
+
+def _digits(instr: Instr, types: Mapping[str, Type]) -> int:
+    """Bytes an integer activation has, in what the instruction reads or makes."""
+    read = instr.inputs[0] if instr.op in ("linear", "linear_add") else instr.output.name
+    return Q_BYTES.get(types[read].dtype, 1)
 
 
 def _sizes(instr: Instr, types: Mapping[str, Type]) -> list[int]:

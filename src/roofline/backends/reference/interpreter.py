@@ -63,9 +63,9 @@ class Interpreter:
         import torch
 
         order, name = instr.attr("order"), instr.weights[0]
-        if order == "q8g32":
-            assert isinstance(x, Q8Rows), "order q8g32 reads 8-bit rows"
-            out = torch.cat([orders.linear_q8g32(x, groups) for groups in self.weights.groups(name)], dim=1)
+        if order in ("q8g32", "q15g32"):
+            assert isinstance(x, Q8Rows), "the order reads integer rows"
+            out = torch.cat([orders.linear_integers(x, groups) for groups in self.weights.groups(name)], dim=1)
         elif order == "f32":
             assert not isinstance(x, Q8Rows), "order f32 reads float rows"
             out = orders.linear_f32(x, self.weights.tensor(name))
@@ -80,7 +80,7 @@ class Interpreter:
         return self._norm(instr, x, instr.weights[0], instr.attr("heads"))
 
     def norm_quantize(self, instr: Instr, x: "Tensor") -> Q8Rows:
-        return quantize_rows(self.rms_norm(instr, x), instr.attr("group"))
+        return quantize_rows(self.rms_norm(instr, x), instr.attr("group"), instr.attr("bits"))
 
     def silu_mul(self, instr: Instr, gate: "Tensor", up: "Tensor | None" = None) -> "Tensor":
         if instr.attr("order") == "exp2":
@@ -88,7 +88,7 @@ class Interpreter:
         return registry.get("silu_mul").reference(gate, up)
 
     def silu_mul_quantize(self, instr: Instr, gate: "Tensor", up: "Tensor | None" = None) -> Q8Rows:
-        return quantize_rows(self.silu_mul(instr, gate, up), instr.attr("group"))
+        return quantize_rows(self.silu_mul(instr, gate, up), instr.attr("group"), instr.attr("bits"))
 
     def rope(self, instr: Instr, x: "Tensor", positions: "Tensor") -> "Tensor":
         return self._rope(instr, x, positions, instr.attr("heads"))

@@ -21,10 +21,10 @@ SPLIT = 512  # keys that have a state of their own, merged left to right
 LANES = 16
 
 
-def linear_q8g32(x: Q8Rows, w: Groups) -> "Tensor":
-    """Order "q8g32": x [rows, in] times w [out, in] -> float32 [rows, out].
+def linear_integers(x: Q8Rows, w: Groups) -> "Tensor":
+    """Orders "q8g32" and "q15g32": x [rows, in] times w [out, in] -> float32 [rows, out].
 
-    Groups ascend; in each the dot of integers is exact, then acc = fma(w_scale * x_scale, dot, acc), and where the
+    Groups ascend; in each the dot of integers is exact and rounded to float32 once, then acc = fma(w_scale * x_scale, dot, acc), and where the
     format has minima acc = fma(w_min, x_sum, acc) with x_sum = x_scale * sum of the group's q.
     """
     import torch
@@ -33,16 +33,15 @@ def linear_q8g32(x: Q8Rows, w: Groups) -> "Tensor":
     groups = width // w.group
     # Groups of 16 (Q6_K) share the scale of the 32 inputs they lie in.
     x_scale = x.scale.repeat_interleave(groups // x.scale.shape[1], dim=1)
-    q = x.q.float().view(rows, groups, w.group)
+    q = x.q.double().view(rows, groups, w.group)
     w_q = torch.from_numpy(w.q).view(-1, groups, w.group)
     w_scale = torch.from_numpy(w.scale)
     acc = torch.zeros(rows, w_q.shape[0])
     for g in range(groups):
-        # Below 2^24 in magnitude, so that float32 holds every partial sum exactly.
-        dot = q[:, g] @ w_q[:, g].float().T
+        dot = (q[:, g] @ w_q[:, g].double().T).float()  # below 2^53: exact until it is rounded
         acc = fma(x_scale[:, g, None] * w_scale[None, :, g], dot, acc)
         if w.minimum is not None:
-            x_sum = x_scale[:, g] * q[:, g].sum(dim=1)
+            x_sum = x_scale[:, g] * q[:, g].sum(dim=1).float()
             acc = fma(torch.from_numpy(w.minimum)[None, :, g], x_sum[:, None], acc)
     return acc
 

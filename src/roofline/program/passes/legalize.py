@@ -1,6 +1,6 @@
 """legalize: make a target's numeric choices visible, so that the reference computes the same arithmetic.
 
-Linears on quantised weights get 8-bit rows from `quantize_rows` (once for each value, however many linears read it);
+Linears on quantised weights get integer rows from `quantize_rows` (once for each value, however many linears read it);
 every op with more than one possible rounding gets its order; attend and kv_write get the dtypes they round to.
 """
 
@@ -17,17 +17,20 @@ from roofline.program.target import Target
 def legalize(program: Program, target: Target) -> Program:
     """The Program in the target's arithmetic. Raises UnsupportedError on a weight that mixes float and quantised."""
     types = program.types()
-    rows_of: dict[str, Value] = {}  # a value -> its 8-bit rows
+    rows_of: dict[tuple[str, str], Value] = {}  # (value, order) -> its integer rows
     body: list[Instr] = []
     for instr in program.body:
-        if instr.op == "linear" and _quantised(program, instr) and target.quantised_order is not None:
+        order = target.logits_order if instr.output.name == program.logits else target.quantised_order
+        if instr.op == "linear" and _quantised(program, instr) and order is not None:
             source = instr.inputs[0]
-            if source not in rows_of:
-                kind = types[source]
-                rows_of[source] = Value(f"{source}.q8", Type("q8g32", kind.leading, kind.trailing))
-                body.append(Instr("quantize_rows", (source,), (), {"group": Q8_GROUP}, (rows_of[source],)))
-            attrs = {**instr.attrs, "order": target.quantised_order}
-            body.append(replace(instr, inputs=(rows_of[source].name,), attrs=attrs))
+            if (source, order) not in rows_of:
+                kind, bits = types[source], int(order[1:].partition("g")[0])
+                rows = Value(f"{source}.q{bits}", Type(order, kind.leading, kind.trailing))
+                attrs = {"group": Q8_GROUP} | ({} if bits == 8 else {"bits": bits})
+                body.append(Instr("quantize_rows", (source,), (), attrs, (rows,)))
+                rows_of[source, order] = rows
+            attrs = {**instr.attrs, "order": order}
+            body.append(replace(instr, inputs=(rows_of[source, order].name,), attrs=attrs))
         else:
             body.append(replace(instr, attrs=_choices(instr, target)))
     weights = {
