@@ -113,6 +113,19 @@ def test_bench_engine_has_help(run):
     assert "--rows" in run("bench", "engine", "--help", env={"COLUMNS": "200"}).output
 
 
+@pytest.mark.parametrize(("options", "key"), [((), "from-environment"), (("--api-key", "given"), "given")])
+def test_serve_takes_the_key_from_the_environment(run, monkeypatch, options, key):
+    from roofline.cli import ready
+    from roofline.server import serve
+
+    served = []
+    monkeypatch.setenv("ROOFLINE_API_KEY", "from-environment")
+    monkeypatch.setattr(ready, "prepare", lambda *_args: None)
+    monkeypatch.setattr(serve, "serve", served.append)
+    assert run("serve", *options).exit_code == 0
+    assert served[0].api_key == key
+
+
 def test_version(run):
     import roofline
 

@@ -49,12 +49,9 @@ def command(
 
 def _roofs() -> "Roofs | None":
     """Those stored for this machine at the threads and instruction set that a run would use."""
-    from roofline.common import env
-    from roofline.hardware import detect, roofs
+    from roofline.backends.cpu.roofs import stored_roofs
 
-    machine = detect.detect()
-    threads, isa = env.threads() or machine.usable_cores, env.read("ROOFLINE_ISA") or machine.isas[0]
-    return roofs.load(machine.fingerprint, threads, isa)
+    return stored_roofs()
 
 
 def _step(tokens: int, context: int) -> str:

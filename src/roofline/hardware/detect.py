@@ -61,8 +61,7 @@ def detect(root: Path = Path("/")) -> Machine:
     info = _cpuinfo(root)
     arch = platform.machine()
     online = os.cpu_count() or 1
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else online
-    quota = cpu_quota(root)
+    allowed, quota = cores_allowed(), cpu_quota(root)
     limit = memory_limit(root)
     meminfo = _meminfo(root)
     total, available = meminfo.get("MemTotal"), meminfo.get("MemAvailable")
@@ -82,7 +81,7 @@ def detect(root: Path = Path("/")) -> Machine:
         cores_online=online,
         cores_allowed=allowed,
         cpu_quota=quota,
-        usable_cores=max(1, min(allowed, int(quota) if quota is not None else allowed)),
+        usable_cores=usable_cores(allowed, quota),
         memory_total=total,
         memory_limit=limit,
         memory_available=available,
@@ -92,6 +91,16 @@ def detect(root: Path = Path("/")) -> Machine:
         caches=_caches(root),
     )
     return Machine(**{**machine.__dict__, "warnings": _warnings(machine)})
+
+
+def cores_allowed() -> int:
+    """Cores of the affinity mask."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def usable_cores(allowed: int, quota: float | None) -> int:
+    """Threads that can run at the same time all along: a quota of 2.5 cores carries two."""
+    return max(1, min(allowed, int(quota) if quota is not None else allowed))
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:

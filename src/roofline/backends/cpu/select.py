@@ -1,6 +1,5 @@
 """Which instruction set and how many threads: chosen once, each with its reason."""
 
-import os
 from dataclasses import dataclass
 
 from roofline.common import env
@@ -36,9 +35,9 @@ def choose_threads(wanted: int | None = None) -> Choice:
     asked = wanted or env.threads()
     if asked is not None:
         return Choice(asked, "asked for" if wanted else "ROOFLINE_THREADS")
-    from roofline.hardware.detect import cpu_quota
+    from roofline.hardware.detect import cores_allowed, cpu_quota, usable_cores
 
-    affinity, quota = len(os.sched_getaffinity(0)), cpu_quota()
-    if quota is None or quota >= affinity:
-        return Choice(affinity, "cores in the affinity mask")
-    return Choice(max(1, int(quota)), f"cgroup quota of {quota:.1f} cores")
+    allowed, quota = cores_allowed(), cpu_quota()
+    by_mask = quota is None or quota >= allowed
+    reason = "cores in the affinity mask" if by_mask else f"cgroup quota of {quota:.1f} cores"
+    return Choice(usable_cores(allowed, quota), reason)
