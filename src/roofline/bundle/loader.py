@@ -61,8 +61,7 @@ def load(
 
     Args:
         backend: "cpu", or "reference" (torch, slow).
-        cache_tokens: tokens the KV cache holds; default the larger of one full context (up to 16,384) and
-            16,384 tokens, cut to what a quarter of the free memory holds.
+        cache_tokens: tokens the KV cache holds; default 16,384, or what a quarter of the free memory holds if less.
         max_model_len: positions served; default the model's own, cut to the cache.
         max_batch_tokens, max_running: the largest step: query tokens and sequences.
         weights: "random:SEED" runs the model's configuration on random weights.
@@ -79,7 +78,7 @@ def load(
     path, checkpoint = _open(source, weights, progress)
     config = _config(checkpoint)
     longest = _max_context(config, max_model_len)
-    pages = _pages(config, longest, cache_tokens)
+    pages = _pages(config, cache_tokens)
     longest = min(longest, pages * PAGE_TOKENS) if max_model_len is None else longest
     if pages * PAGE_TOKENS < longest:
         remedy = "Raise cache_tokens or lower max_model_len."
@@ -171,8 +170,8 @@ def _max_context(config: "ModelConfig", wanted: int | None) -> int:
     return wanted
 
 
-def _pages(config: "ModelConfig", longest: int, wanted: int | None) -> int:
-    """KV pages: as asked, or one long context within a quarter of the free memory."""
+def _pages(config: "ModelConfig", wanted: int | None) -> int:
+    """KV pages: as asked, or DEFAULT_CACHE_TOKENS within a quarter of the free memory."""
     from roofline.hardware.detect import detect
 
     token_bytes = 2 * 2 * config.layers * config.kv_heads * config.head_dim
@@ -184,8 +183,7 @@ def _pages(config: "ModelConfig", longest: int, wanted: int | None) -> int:
             remedy = f"Lower cache_tokens: a token takes {human_bytes(token_bytes)}."
             raise CapacityError("the KV cache", wanted * token_bytes, free, "bytes", remedy)
         return -(-wanted // PAGE_TOKENS)
-    tokens = min(max(DEFAULT_CACHE_TOKENS, min(longest, DEFAULT_CACHE_TOKENS)), max(free // 4 // token_bytes, PAGE_TOKENS))
-    return tokens // PAGE_TOKENS
+    return min(DEFAULT_CACHE_TOKENS, max(free // 4 // token_bytes, PAGE_TOKENS)) // PAGE_TOKENS
 
 
 def _cpu(
@@ -252,7 +250,9 @@ def _reference(
     verify: bool,
 ) -> "tuple[Executable, Mapping[str, str]]":
     if isa is not None:
-        raise UnsupportedError(f"isa={isa!r} with the reference backend", "torch chooses its own kernels", ("backend=cpu",))
+        raise UnsupportedError(
+            f"isa={isa!r} with the reference backend", "torch chooses its own kernels", ("backend=cpu",)
+        )
     from roofline.backends.reference.executable import reference_executable
 
     executable = reference_executable(checkpoint, config, limits, pages, longest, threads)

@@ -11,7 +11,9 @@ def command(
     model: Annotated[str, typer.Argument(help="A name, hf:ORG/REPO[:FILE], or a path.")] = DEFAULT_MODEL,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 8000,
-    api_key: Annotated[str | None, typer.Option(help="Needed on every route but /health. Default: ROOFLINE_API_KEY.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="Needed on every route but /health. Default: ROOFLINE_API_KEY.")
+    ] = None,
     max_model_len: Annotated[int | None, typer.Option(min=1, help="Longest prompt plus answer, in tokens.")] = None,
     served_model_name: Annotated[str | None, typer.Option(help="The name that requests give. Default: MODEL.")] = None,
     cache_tokens: Annotated[int | None, typer.Option(min=16, help="Tokens that the key-value cache holds.")] = None,

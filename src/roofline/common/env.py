@@ -19,7 +19,7 @@ class Variable:
 
 
 VARIABLES = (
-    Variable("ROOFLINE_HOME", "folder of pulled models, compiled bundles and measured roofs (default ~/.cache/roofline)"),
+    Variable("ROOFLINE_HOME", "folder of pulled models and measured roofs (default ~/.cache/roofline)"),
     Variable("ROOFLINE_ISA", "forces a lower instruction set on CPUs", ("portable", "avx2", "avx512", "neon")),
     Variable("ROOFLINE_THREADS", "number of compute threads (default: usable cores)", integer=True),
     Variable("ROOFLINE_API_KEY", "key that `roofline serve` asks for when --api-key is not given", secret=True),
@@ -28,7 +28,7 @@ VARIABLES = (
 
 
 def read(name: str) -> str | None:
-    """The checked text of a listed variable, None when unset or empty. Raises ConfigError on a value it does not take."""
+    """The checked text of a listed variable, None when unset or empty. Raises ConfigError on a value it cannot have."""
     variable = next(v for v in VARIABLES if v.name == name)
     value = os.environ.get(name, "").strip()
     if not value:

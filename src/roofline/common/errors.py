@@ -8,7 +8,7 @@ class RooflineError(Exception):
 
 
 class ConfigError(RooflineError):
-    """A file, option or environment variable holds something that cannot be used. The message names it and the field."""
+    """A file, option or environment variable holds something that cannot be used; the message names it and field."""
 
 
 class UnsupportedError(RooflineError):

@@ -87,7 +87,11 @@ class Answers:
         self._queued = False
         LOG.debug(
             "%s: prompts %d, prompt tokens %d, n %d, stream %s",
-            self._shown(), len(generation.prompts), self.counts.prompt, n, generation.stream,
+            self._shown(),
+            len(generation.prompts),
+            self.counts.prompt,
+            n,
+            generation.stream,
         )
 
     async def pieces(self) -> AsyncIterator[Piece]:

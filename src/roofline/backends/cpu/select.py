@@ -31,7 +31,7 @@ def choose_isa(wanted: str | None = None) -> Choice:
 
 
 def choose_threads(wanted: int | None = None) -> Choice:
-    """Usable cores: the smaller of the affinity mask and the whole cores of the cgroup's quota; or what is asked for."""
+    """Usable cores: the smaller of the affinity mask and the whole cores of the cgroup's quota; or what is asked."""
     asked = wanted or env.threads()
     if asked is not None:
         return Choice(asked, "asked for" if wanted else "ROOFLINE_THREADS")
