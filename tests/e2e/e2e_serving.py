@@ -1,7 +1,9 @@
 """Runs `roofline serve` in a process of its own."""
 
 import contextlib
+import json
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import httpx
 
+ASK = [{"role": "user", "content": "What is the capital of France?"}]
 ROOFLINE = [sys.executable, "-c", "from roofline.cli.main import main; main()"]
 
 
@@ -76,3 +79,19 @@ def _ready(address: str, options: tuple[str, ...]) -> bool:
     if "--api-key" in options:
         headers["authorization"] = f"Bearer {options[options.index('--api-key') + 1]}"
     return httpx.get(f"{address}/ready", headers=headers, timeout=5).status_code == 200
+
+
+def streaming_request(model: str, **changes) -> bytes:
+    """The bytes of a request for a long streamed answer."""
+    body = {"model": model, "messages": ASK, "stream": True, "ignore_eos": True, "max_tokens": 2000, **changes}
+    content = json.dumps(body).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return head + b"Content-Length: %d\r\n\r\n" % len(content) + content
+
+
+def open_stream(served: Served, **changes) -> socket.socket:
+    """A connection that has asked for a long streamed answer."""
+    host, port = served.address.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=60)
+    connection.sendall(streaming_request(served.model, **changes))
+    return connection

@@ -1,0 +1,170 @@
+"""What is killed leaves nothing behind: clients and engine of a real `roofline serve`, its memory, its Python share."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from e2e_serving import ASK, Served, open_stream, serving, streaming_request
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+CLIENTS = 200  # killed one after the other, each in mid-stream
+MARGIN = 4e6  # bytes by which the two processes together may differ from before
+# Bare sockets: two hundred processes that import an HTTP library would take minutes.
+CLIENT = """
+import socket, sys
+connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=60)
+connection.sendall(sys.stdin.buffer.read())
+while data := connection.recv(4096):
+    sys.stdout.buffer.write(data)
+    sys.stdout.flush()
+"""
+
+
+@pytest.fixture(scope="module")
+def full(environment, model) -> Iterator[Served]:
+    """A server whose cache of 16,000 tokens (369 MB in 16 bit) has been filled to the last page."""
+    with serving(environment, model, "--cache-tokens", "16000") as running:
+        body = {"model": "small", "prompt": [[100 + i] * 980 for i in range(17)], "max_tokens": 16, "ignore_eos": True}
+        answer = httpx.post(f"{running.address}/v1/completions", json=body, timeout=240)
+        assert answer.status_code == 200
+        stats = running.stats()
+        assert stats["pages_total"] == 1000
+        assert stats["prefill_tokens"] >= 16000
+        yield running
+
+
+def proportional_bytes(served: Served) -> float:
+    """Memory of server and engine process; pages they share with others are counted by their share."""
+    total = 0
+    for pid in (served.process.pid, served.stats()["pid"]):
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        total += next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    return total
+
+
+def nothing_runs(served: Served) -> bool:
+    stats = served.stats()
+    return stats["running"] == stats["waiting"] == stats["pages_used"] == 0
+
+
+def test_both_processes_stay_under_650_mb_with_a_full_cache(full):
+    used = proportional_bytes(full)
+    print(f"both processes: {used / 1e6:.1f} MB")
+    assert used < 650e6
+
+
+def kill_a_streaming_client(served: Served) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-S", "-c", CLIENT, served.address.rpartition(":")[2]],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    with child.stdin, child.stdout:
+        child.stdin.write(streaming_request(served.model))
+        child.stdin.close()
+        assert child.stdout.read(1)  # the answer has begun
+        child.kill()
+        assert child.wait() == -signal.SIGKILL
+
+
+def test_killed_clients_leave_no_page_and_no_memory(full):
+    for _ in range(5):
+        kill_a_streaming_client(full)
+    full.eventually(lambda: nothing_runs(full))
+    before, counted = proportional_bytes(full), full.stats()["finished"].get("abort", 0)
+    for _ in range(CLIENTS):
+        kill_a_streaming_client(full)
+    full.eventually(lambda: nothing_runs(full))
+    assert full.stats()["finished"]["abort"] == counted + CLIENTS
+    change = proportional_bytes(full) - before
+    print(f"memory after {CLIENTS} killed clients: {change / 1e6:+.2f} MB")
+    assert abs(change) < MARGIN
+    assert full.get("/stats").json()["queued"] == 0
+
+
+def rest_of(connection: socket.socket) -> bytes:
+    """What arrives until the stream's last event."""
+    received = b""
+    while data := connection.recv(65536):
+        received += data
+        if b"data: [DONE]" in received:
+            break
+    connection.close()
+    return received
+
+
+def greedy(served: Served) -> str:
+    client = openai.OpenAI(base_url=f"{served.address}/v1", api_key="none", max_retries=0, timeout=60)
+    answer = client.chat.completions.create(model="small", messages=ASK, temperature=0, max_tokens=24)
+    return answer.choices[0].message.content
+
+
+def test_killed_engine_gives_each_open_request_one_error_and_a_fresh_one_answers(full):
+    answer, restarts = greedy(full), full.stats()["restarts"]
+    streams = [open_stream(full, n=1 + i % 2) for i in range(6)]
+    for connection in streams:
+        assert connection.recv(10)  # all of them are answered at the same time now
+    body = {"model": "small", "messages": ASK, "ignore_eos": True, "max_tokens": 2000}
+    with ThreadPoolExecutor(2) as beside:
+        whole = [
+            beside.submit(httpx.post, f"{full.address}/v1/chat/completions", json=body, timeout=60) for _ in range(2)
+        ]
+        full.eventually(lambda: full.stats()["requests"] >= 8 and full.stats()["waiting"] == 0)
+        full.eventually(lambda: full.stats()["running"] == 11)  # six streams, three of them with two answers; two more
+        os.kill(full.stats()["pid"], signal.SIGKILL)
+        for connection in streams:
+            assert rest_of(connection).count(b'"error"') == 1
+        for response in (future.result() for future in whole):
+            assert response.status_code == 503
+            assert response.json()["error"]["code"] == "engine_failed"
+    full.eventually(lambda: full.get("/ready").status_code == 200, 60)
+    assert greedy(full) == answer
+    assert full.stats()["restarts"] == restarts + 1
+    assert nothing_runs(full)
+
+
+def test_an_engine_killed_while_it_loads_is_started_again(full):
+    answer, first = greedy(full), full.stats()["pid"]
+    os.kill(first, signal.SIGKILL)
+    full.eventually(lambda: full.stats()["pid"] not in (first, None), 60)
+    second = full.stats()["pid"]
+    assert full.get("/ready").status_code == 503
+    os.kill(second, signal.SIGKILL)
+    full.eventually(lambda: full.get("/ready").status_code == 200, 60)
+    assert full.stats()["pid"] not in (first, second)
+    assert greedy(full) == answer
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_python_is_less_than_a_tenth_of_a_decode_step(model, temperature):
+    """With 32 running requests. A ratio of two times of the same steps, so a busy machine matters little."""
+    from roofline.bundle import load
+    from roofline.engine.config import EngineConfig
+    from roofline.engine.local import LocalEngine
+    from roofline.engine.params import SamplingParams
+
+    loaded = load(str(model), text=False, cache_tokens=8192, max_model_len=1024)
+    engine = LocalEngine(loaded.executable, EngineConfig())
+    rng = np.random.default_rng(0)
+    for seed in range(32):
+        params = SamplingParams(temperature=temperature, top_p=0.9, max_tokens=40, ignore_eos=True, seed=seed)
+        engine.submit(rng.integers(20, 40000, 32).tolist(), params)
+    while engine.has_work:
+        engine.step()
+    stats = engine.stats()
+    assert stats.decode_tokens >= 32 * 32
+    share = stats.decode_python_seconds / stats.decode_seconds
+    print(f"Python's share of a decode step: {share:.2%}")
+    assert share < 0.1
