@@ -242,6 +242,18 @@ void Executable::plan_items() {
     for (size_t i = 0; i < merges; i++) merges_[i].next.store(0, std::memory_order_relaxed);
 }
 
+// Starts fetching the first 64 keys of an item; rope and the cache write of the new token pass the time.
+static void fetch_block(const Attend& a, int begin) {
+    const int64_t head = (int64_t)a.head_dim * kPageTokens * 2;  // bytes of K (or V) of one kv head in a page
+    for (int p = begin / kPageTokens; p < begin / kPageTokens + 4 && p * kPageTokens < a.context; p++) {
+        const uint8_t* page = a.cache + a.pages[p] * a.page_stride;
+        for (int64_t at = 0; at < head; at += 64) {
+            __builtin_prefetch(page + a.kv_head * head + at);
+            __builtin_prefetch(page + (a.kv_heads + a.kv_head) * head + at);
+        }
+    }
+}
+
 Rope Executable::rope_of(const Op& op) const {
     return {attention_.table, op.q_norm, op.k_norm, attention_.eps, attention_.interleaved, attention_.heads, attention_.kv_heads,
             attention_.head_dim, attention_.q_scale};
@@ -250,7 +262,7 @@ Rope Executable::rope_of(const Op& op) const {
 Attend Executable::attend_of(const Op& op, int segment, int kv_head) const {
     return {attention_.heads / attention_.kv_heads, attention_.head_dim, attention_.page_stride,
             attention_.cache + op.layer * attention_.layer_stride, attention_.kv_heads, kv_head,
-            field(kPages) + field(kPageStart)[segment], field(kContextLen)[segment], attention_.window};
+            field(kPages) + field(kPageStart)[segment], field(kContextLen)[segment], attention_.window, false};
 }
 
 // K pages are [kv_head][dim / 2][16 tokens][2], V pages [kv_head][8 token pairs][dim][2], all of K before all of V.
@@ -310,11 +322,13 @@ void Executable::attend_decode(const Op& op, const Item& item, Worker& w) {
     const float* qkv = (const float*)at(rope_op.x) + (int64_t)item.row * rope_op.stride;
     const Rope rope = rope_of(rope_op);
     uint16_t* q = w.halves.data();
-    if ((item.split + 1) * kSplit >= context) write_cache(rope_op, item.segment, item.row, item.kv_head, q);
-    for (int h = 0; h < group; h++) kernels_->rope_query(rope, qkv + (item.kv_head * group + h) * dim, position, q + h * dim);
-    const Attend a = attend_of(op, item.segment, item.kv_head);
+    Attend a = attend_of(op, item.segment, item.kv_head);
+    a.fetch_ahead = true;
     const int begin = std::max(item.split * kSplit, attention_.window > 0 ? context - attention_.window : 0);
     const int end = std::min((item.split + 1) * kSplit, context);
+    fetch_block(a, begin);
+    if ((item.split + 1) * kSplit >= context) write_cache(rope_op, item.segment, item.row, item.kv_head, q);
+    for (int h = 0; h < group; h++) kernels_->rope_query(rope, qkv + (item.kv_head * group + h) * dim, position, q + h * dim);
     AttendState* state = partial_states_.data() + (size_t)item.slot * group;
     float* acc = partials_.data() + (size_t)item.slot * group * dim;
     int32_t positions[16];

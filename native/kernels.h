@@ -59,6 +59,7 @@ struct Attend {
     const int32_t* pages;         // page table of the segment
     int32_t context;              // tokens in the cache after this step
     int32_t window;               // 0: none
+    bool fetch_ahead;             // decode: pages come from memory once, the next ones are fetched early
 };
 
 struct AttendState {              // one query's running softmax

@@ -163,7 +163,7 @@ template <class Fmt, int D, int RT, int MT>
 static inline void quantised_block(const Linear& a, int64_t tile, int64_t token, bool far, F32 (&acc)[RT][MT]) {
     const int64_t groups = a.k / 32;
     const size_t size = tile_bytes(a.format, a.k), step = size / groups;
-    const uint8_t *v[RT], *s[RT], *ahead = a.weight + tile * size + (far ? RT * size : 2048);
+    const uint8_t *v[RT], *s[RT], *ahead = a.weight + tile * size + (far ? RT * size : 8192);
     const int8_t* x[D][MT];
     const float *xs[MT], *xz[MT];
     const int32_t* isum[MT];
@@ -183,7 +183,7 @@ static inline void quantised_block(const Linear& a, int64_t tile, int64_t token,
     for (int64_t g = 0; g < groups; g++) {
         I32 d[D][RT][MT];
         if (MT == 1 || far)
-            for (size_t at = 0; at < step * RT; at += 64) far ? prefetch_far(ahead + at) : prefetch(ahead + at);
+            for (size_t at = 0; at < step * RT; at += 64) prefetch_far(ahead + at);
         ahead += step * RT;
         begin_dots<Fmt, D, RT, MT>(d, isum, g, 0);
         dot_quarter<Fmt, 0, D, RT, MT>(v, x, d);
@@ -456,25 +456,33 @@ static void gated(const float* gate, const float* up, int64_t n, float* out) {
 
 static constexpr int kMaxHeadDim = 512;
 
-// Rotation in separately rounded products, as the reference writes it. Pairs are gathered first and turned as vectors:
-// left to itself, gcc 12 turns the interleaved loop into fmaddsub even under -ffp-contract=off.
+// Rotation in separately rounded products, as the reference writes it. Vectors of the type above only: left to itself, gcc
+// 12 turns an interleaved scalar loop into fmaddsub even under -ffp-contract=off.
 static void rotate(const Rope& r, const float* x, int32_t position, float* out) {
-    const int half = r.head_dim / 2;
+    const int half = r.head_dim / 2, whole = half / 16 * 16;
     const float *cos = r.table + (int64_t)position * r.head_dim, *sin = cos + half;
-    float first[kMaxHeadDim / 2 + 16], second[kMaxHeadDim / 2 + 16];
-    for (int i = 0; i < half; i++) {
-        first[i] = x[r.interleaved ? 2 * i : i];
-        second[i] = x[r.interleaved ? 2 * i + 1 : i + half];
+    for (int i = 0; i < whole; i += 16) {
+        const F32 c = load(cos + i), s = load(sin + i);
+        F32 a, b;
+        if (r.interleaved) load_pairs(x + 2 * i, a, b);
+        else a = load(x + i), b = load(x + half + i);
+        const F32 first = sub(mul(a, c), mul(b, s)), second = add(mul(b, c), mul(a, s));
+        if (r.interleaved) store_pairs(out + 2 * i, first, second);
+        else store(out + i, first), store(out + half + i, second);
     }
-    for (int i = 0; i < half; i += 16) {
-        const Mask m = mask_of(half - i >= 16 ? 0xffffu : (1u << (half - i)) - 1);
-        const F32 c = load_masked(cos + i, m), s = load_masked(sin + i, m), a = load(first + i), b = load(second + i);
-        store(first + i, sub(mul(a, c), mul(b, s)));
-        store(second + i, add(mul(b, c), mul(a, s)));
+    if (whole == half) return;
+    float first[16] = {0}, second[16] = {0};
+    for (int i = whole; i < half; i++) {
+        first[i - whole] = x[r.interleaved ? 2 * i : i];
+        second[i - whole] = x[r.interleaved ? 2 * i + 1 : i + half];
     }
-    for (int i = 0; i < half; i++) {
-        out[r.interleaved ? 2 * i : i] = first[i];
-        out[r.interleaved ? 2 * i + 1 : i + half] = second[i];
+    const Mask m = mask_of((1u << (half - whole)) - 1);
+    const F32 c = load_masked(cos + whole, m), s = load_masked(sin + whole, m), a = load(first), b = load(second);
+    store(first, sub(mul(a, c), mul(b, s)));
+    store(second, add(mul(b, c), mul(a, s)));
+    for (int i = whole; i < half; i++) {
+        out[r.interleaved ? 2 * i : i] = first[i - whole];
+        out[r.interleaved ? 2 * i + 1 : i + half] = second[i - whole];
     }
 }
 
@@ -505,7 +513,8 @@ static constexpr int kValueVectors = kMaxQueries > 2 ? 4 : 1;  // sixteen-wide s
 
 struct BlockPages {
     const uint16_t *k[4], *v[4];
-    int pages, keys;  // pages present, keys of the context in this block
+    int pages, keys;   // pages present, keys of the context in this block
+    int64_t next[4];   // bytes from each page to the one four further, fetched while this one is used; 0: none
 };
 
 static inline BlockPages block_pages(const Attend& a, int32_t begin) {
@@ -517,6 +526,8 @@ static inline BlockPages block_pages(const Attend& a, int32_t begin) {
         const uint16_t* page = (const uint16_t*)(a.cache + a.pages[begin / kPage + i] * a.page_stride);
         b.k[i] = page + a.kv_head * head;
         b.v[i] = page + (a.kv_heads + a.kv_head) * head;
+        const int further = begin / kPage + i + 4;
+        b.next[i] = a.fetch_ahead && further * kPage < a.context ? (a.pages[further] - a.pages[further - 4]) * a.page_stride : 0;
     }
     return b;
 }
@@ -533,13 +544,17 @@ static inline uint32_t visible(const Attend& a, int32_t position, int32_t first_
 }
 
 template <int Q, int V>
-static inline void score_pages(int head_dim, const uint16_t* const* k, const uint16_t* q, F32 (*s)[4], int first) {
+static inline void score_pages(int head_dim, const BlockPages& b, const uint16_t* q, F32 (*s)[4], int first) {
     F32 acc[Q][V];
     for (int i = 0; i < Q; i++)
         for (int v = 0; v < V; v++) acc[i][v] = zero();
     for (int d = 0; d < head_dim; d += 2) {
         Pairs keys[V];
-        for (int v = 0; v < V; v++) keys[v] = pairs(k[first + v] + d * kPage);
+        for (int v = 0; v < V; v++) {
+            const uint16_t* at = b.k[first + v] + d * kPage;
+            keys[v] = pairs(at);
+            if (b.next[first + v]) prefetch((const char*)at + b.next[first + v]);
+        }
         for (int i = 0; i < Q; i++) {
             const Pair query = pair(q + (int64_t)i * head_dim + d);
             for (int v = 0; v < V; v++) acc[i][v] = dot2(acc[i][v], keys[v], query);
@@ -557,8 +572,12 @@ static inline void add_values(int head_dim, const BlockPages& b, const uint16_t 
     const int whole = b.keys / 2;
     for (int j = 0; j < whole; j++) {
         const uint16_t* row = b.v[j / 8] + (int64_t)(j % 8) * head_dim * 2 + slice * 2;
+        const int64_t next = b.next[j / 8];
         Pairs values[V];
-        for (int v = 0; v < V; v++) values[v] = pairs(row + 32 * v);
+        for (int v = 0; v < V; v++) {
+            values[v] = pairs(row + 32 * v);
+            if (next) prefetch((const char*)(row + 32 * v) + next);
+        }
         for (int i = 0; i < Q; i++) {
             const Pair weight = pair(p[i] + 2 * j);
             for (int v = 0; v < V; v++) r[i][v] = dot2(r[i][v], values[v], weight);
@@ -579,8 +598,8 @@ static inline void attend_block(const Attend& a, const uint16_t* q, const int32_
     const F32 none = set1(-infinity());
     F32 s[Q][4];
     int page = 0;
-    for (; page + kKeyVectors <= b.pages; page += kKeyVectors) score_pages<Q, kKeyVectors>(a.head_dim, b.k, q, s, page);
-    for (; page < b.pages; page++) score_pages<Q, 1>(a.head_dim, b.k, q, s, page);
+    for (; page + kKeyVectors <= b.pages; page += kKeyVectors) score_pages<Q, kKeyVectors>(a.head_dim, b, q, s, page);
+    for (; page < b.pages; page++) score_pages<Q, 1>(a.head_dim, b, q, s, page);
     alignas(64) uint16_t p[Q][kBlock];
     alignas(64) float change[16] = {0}, alpha[16];
     float m_new[Q];

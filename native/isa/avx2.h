@@ -34,6 +34,26 @@ static inline void store_masked(float* p, Mask m, F32 v) {
 static inline F32 load_masked(const float* p, Mask m) {
     return {_mm256_maskload_ps(p, lanes(m & 255)), _mm256_maskload_ps(p + 8, lanes(m >> 8))};
 }
+static inline __m256 evens(__m256 a, __m256 b) {
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(_mm256_shuffle_ps(a, b, 0x88)), 0xd8));
+}
+static inline __m256 odds(__m256 a, __m256 b) {
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(_mm256_shuffle_ps(a, b, 0xdd)), 0xd8));
+}
+static inline void load_pairs(const float* p, F32& even, F32& odd) {
+    const F32 x = load(p), y = load(p + 16);
+    even = {evens(x.a, x.b), evens(y.a, y.b)};
+    odd = {odds(x.a, x.b), odds(y.a, y.b)};
+}
+static inline void store_eight(float* p, __m256 even, __m256 odd) {
+    const __m256 low = _mm256_unpacklo_ps(even, odd), high = _mm256_unpackhi_ps(even, odd);
+    _mm256_storeu_ps(p, _mm256_permute2f128_ps(low, high, 0x20));
+    _mm256_storeu_ps(p + 8, _mm256_permute2f128_ps(low, high, 0x31));
+}
+static inline void store_pairs(float* p, F32 even, F32 odd) {
+    store_eight(p, even.a, odd.a);
+    store_eight(p + 16, even.b, odd.b);
+}
 static inline F32 set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 static inline F32 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 #define ROOFLINE_BOTH(name, op) \

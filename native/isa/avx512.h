@@ -26,6 +26,20 @@ static inline F32 load(const float* p) { return _mm512_loadu_ps(p); }
 static inline void store(float* p, F32 v) { _mm512_storeu_ps(p, v); }
 static inline void store_masked(float* p, Mask m, F32 v) { _mm512_mask_storeu_ps(p, m, v); }
 static inline F32 load_masked(const float* p, Mask m) { return _mm512_maskz_loadu_ps(m, p); }
+// Sixteen pairs of neighbours, as two registers, and back.
+static inline void load_pairs(const float* p, F32& even, F32& odd) {
+    const __m512i e = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i o = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+    const F32 a = load(p), b = load(p + 16);
+    even = _mm512_permutex2var_ps(a, e, b);
+    odd = _mm512_permutex2var_ps(a, o, b);
+}
+static inline void store_pairs(float* p, F32 even, F32 odd) {
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    store(p, _mm512_permutex2var_ps(even, low, odd));
+    store(p + 16, _mm512_permutex2var_ps(even, high, odd));
+}
 static inline F32 set1(float x) { return _mm512_set1_ps(x); }
 static inline F32 zero() { return _mm512_setzero_ps(); }
 static inline F32 add(F32 a, F32 b) { return _mm512_add_ps(a, b); }

@@ -45,6 +45,13 @@ static inline F32 load(const float* p) { F32 r; std::memcpy(r.v, p, 64); return 
 static inline void store(float* p, F32 v) { std::memcpy(p, v.v, 64); }
 static inline void store_masked(float* p, Mask m, F32 v) { for (int i = 0; i < 16; i++) if (m >> i & 1) p[i] = v.v[i]; }
 static inline F32 load_masked(const float* p, Mask m) { return each([&](int i) { return m >> i & 1 ? p[i] : 0.0f; }); }
+static inline void load_pairs(const float* p, F32& even, F32& odd) {
+    even = each([&](int i) { return p[2 * i]; });
+    odd = each([&](int i) { return p[2 * i + 1]; });
+}
+static inline void store_pairs(float* p, F32 even, F32 odd) {
+    for (int i = 0; i < 16; i++) p[2 * i] = even.v[i], p[2 * i + 1] = odd.v[i];
+}
 static inline F32 set1(float x) { return each([&](int) { return x; }); }
 static inline F32 zero() { return set1(0.0f); }
 static inline F32 add(F32 a, F32 b) { return each([&](int i) { return flush(a.v[i] + b.v[i]); }); }
