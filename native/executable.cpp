@@ -104,7 +104,8 @@ void Executable::work(int worker) {
 
 bool Executable::run(const Op& op, int index, int worker) {
     switch (op.code) {
-        case Code::Linear: linear(op, index, worker); return true;
+        case Code::Linear:
+        case Code::LinearGated: linear(op, index, worker); return true;
         case Code::RopeWrite: return rope_write(op, index);
         case Code::Attend: attend(op, index, worker); return true;
         default: return row_op(op, index, worker);
@@ -163,14 +164,16 @@ void Executable::linear(const Op& op, int index, int worker) {
     const int64_t rows = lead(op);
     if (rows == 0) return;
     const Worker& w = workers_[worker];
+    const bool gated = op.code == Code::LinearGated;  // a tile of the gate and one of up are computed together
     int64_t tiles = 0, bytes = 0;
     for (const Segment& s : op.segments) {
         const int64_t n = (s.rows + kTileRows - 1) / kTileRows;
         tiles += n;
         bytes += n * (int64_t)tile_bytes(s.format, s.k);
     }
+    if (gated) tiles /= 2;
     // About 20 us a claim (25 GB/s or 600 Gop/s a core), yet enough claims that no thread waits long at the end.
-    const double tile_seconds = std::max((double)bytes / tiles / 25e9, 2.0 * kTileRows * op.width * rows / 600e9);
+    const double tile_seconds = std::max((double)bytes / tiles / 25e9, (gated ? 4.0 : 2.0) * kTileRows * op.width * rows / 600e9);
     int64_t chunk = std::min<int64_t>((int64_t)(20e-6 / tile_seconds), tiles / (4 * pool_.threads()));
     chunk = std::max<int64_t>(2, (chunk + 1) / 2 * 2);
     Linear a;
@@ -187,6 +190,7 @@ void Executable::linear(const Op& op, int index, int worker) {
             if (from >= to) continue;
             a.format = s.format;
             a.weight = s.weight;
+            a.up = gated ? op.segments[1].weight : nullptr;
             a.rows = s.rows;
             a.k = s.k;
             if (is_float(s.format)) a.xf = (const float*)x;

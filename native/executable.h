@@ -13,7 +13,7 @@ namespace roofline {
 // Positions of the fields of the batch buffer (ops/batch.py), in its order.
 enum BatchField : int { kHeader = 0, kIds, kPositions, kSegStart, kContextLen, kPageStart, kPages, kLogitRows, kAdapters, kFieldCount };
 
-enum class Code : int64_t { Embed = 0, Norm, NormQuantise, Quantise, Linear, RopeWrite, Attend, Gated, GatedQuantise, TakeRows, Count };
+enum class Code : int64_t { Embed = 0, Norm, NormQuantise, Quantise, Linear, RopeWrite, Attend, Gated, GatedQuantise, TakeRows, LinearGated, Count };
 
 // A value in the arena: byte offset = base + per_token * tokens + per_row * rows. `id` names the value.
 struct Ref {

@@ -23,7 +23,7 @@ void linear(const std::string& isa, int format, uintptr_t weight, int64_t rows, 
     const Kernels* kernels = kernels_named(isa);
     const int64_t tokens = (int64_t)x.size() / k;
     std::vector<uint8_t> buffer(tokens * Quantised::row_bytes(k, digits) + 64);
-    Linear a{};
+    Linear a{};  // no bias, no residual, no second weight
     a.format = (Format)format;
     a.weight = (const uint8_t*)weight;
     a.rows = rows;

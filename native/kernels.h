@@ -30,6 +30,7 @@ struct Quantised {
 struct Linear {
     Format format;
     const uint8_t* weight;  // packed tiles
+    const uint8_t* up;      // packed tiles of a second weight, or null: y = silu(weight x) * (up x)
     int64_t rows, k;        // outputs (unpadded) and inputs
     int64_t tokens;
     Quantised x;            // quantised formats

@@ -49,6 +49,12 @@ static inline F32 log(F32 x) {
     return fma(e, set1(0.693359375f), add(m, y));
 }
 
+static inline F32 silu(F32 x) {
+    F32 t = mul(sub(zero(), x), set1(0x1.715476p+0f));
+    t = min(max(t, set1(-126.0f)), set1(126.0f));
+    return div(x, add(set1(1.0f), exp2(t)));
+}
+
 static inline float quiet_nan() { return std::numeric_limits<float>::quiet_NaN(); }
 static inline float infinity() { return std::numeric_limits<float>::infinity(); }
 
@@ -159,16 +165,24 @@ static inline F32 dot_value(const I32 (&d)[D][RT][MT], int r, int m) {
     return to_float(d[0][r][m]);
 }
 
+// Tile r of a block: neighbours of one weight, or the same tile of the gate and of up.
+static inline const uint8_t* tile_of(const Linear& a, int64_t tile, int r, size_t size) {
+    return a.up ? (r ? a.up : a.weight) + tile * size : a.weight + (tile + r) * size;
+}
+
 template <class Fmt, int D, int RT, int MT>
 static inline void quantised_block(const Linear& a, int64_t tile, int64_t token, bool far, F32 (&acc)[RT][MT]) {
     const int64_t groups = a.k / 32;
     const size_t size = tile_bytes(a.format, a.k), step = size / groups;
-    const uint8_t *v[RT], *s[RT], *ahead = a.weight + tile * size + (far ? RT * size : 8192);
+    const uint8_t *v[RT], *s[RT];
+    const size_t ahead = far ? (a.up ? 1 : RT) * size : 8192;
+    const uint8_t* fetch[RT];
+    for (int r = 0; r < RT; r++) fetch[r] = tile_of(a, tile, r, size) + ahead;
     const int8_t* x[D][MT];
     const float *xs[MT], *xz[MT];
     const int32_t* isum[MT];
     for (int r = 0; r < RT; r++) {
-        v[r] = a.weight + (tile + r) * size;
+        v[r] = tile_of(a, tile, r, size);
         s[r] = v[r] + groups * Fmt::kValues;
     }
     for (int m = 0; m < MT; m++) {
@@ -183,8 +197,9 @@ static inline void quantised_block(const Linear& a, int64_t tile, int64_t token,
     for (int64_t g = 0; g < groups; g++) {
         I32 d[D][RT][MT];
         if (MT == 1 || far)
-            for (size_t at = 0; at < step * RT; at += 64) prefetch_far(ahead + at);
-        ahead += step * RT;
+            for (int r = 0; r < RT; r++)
+                for (size_t at = 0; at < step; at += 64) prefetch_far(fetch[r] + at);
+        for (int r = 0; r < RT; r++) fetch[r] += step;
         begin_dots<Fmt, D, RT, MT>(d, isum, g, 0);
         dot_quarter<Fmt, 0, D, RT, MT>(v, x, d);
         dot_quarter<Fmt, 1, D, RT, MT>(v, x, d);
@@ -218,6 +233,13 @@ static inline void quantised_block(const Linear& a, int64_t tile, int64_t token,
 
 template <int RT, int MT>
 static inline void store_block(const Linear& a, int64_t tile, int64_t token, F32 (&acc)[RT][MT]) {
+    if constexpr (RT == 2)
+        if (a.up) {
+            const int64_t row = tile * kTileRows, left = a.rows - row;
+            const Mask m = mask_of(left >= kTileRows ? 0xffffu : (1u << left) - 1);
+            for (int t = 0; t < MT; t++) store_masked(a.y + (token + t) * a.ldy + row, m, mul(silu(acc[0][t]), acc[1][t]));
+            return;
+        }
     for (int r = 0; r < RT; r++) {
         const int64_t row = (tile + r) * kTileRows;
         const int64_t left = a.rows - row;
@@ -240,39 +262,47 @@ static void run_block(const Linear& a, int64_t tile, int64_t token, bool far) {
     store_block<RT, MT>(a, tile, token, acc);
 }
 
-template <int D> static constexpr int kTokens = D == 2 ? kMaxTokensWide : kMaxTokens;
+// Tokens of a block: two tiles on an instruction set that holds one leave room for half as many.
+template <int D, int RT> static constexpr int kTokens = std::max(1, (D == 2 ? kMaxTokensWide : kMaxTokens) * kMaxRowTiles / std::max(RT, kMaxRowTiles));
 
 template <class Fmt, int D, int RT>
 static inline void run_tokens(const Linear& a, int64_t tile, int64_t token, int count, bool far) {
     switch (count) {
         case 1: return run_block<Fmt, D, RT, 1>(a, tile, token, far);
-        case 2: if constexpr (kTokens<D> >= 2) return run_block<Fmt, D, RT, 2>(a, tile, token, far); break;
-        case 3: if constexpr (kTokens<D> >= 3) return run_block<Fmt, D, RT, 3>(a, tile, token, far); break;
-        case 4: if constexpr (kTokens<D> >= 4) return run_block<Fmt, D, RT, 4>(a, tile, token, far); break;
-        case 5: if constexpr (kTokens<D> >= 5) return run_block<Fmt, D, RT, 5>(a, tile, token, far); break;
+        case 2: if constexpr (kTokens<D, RT> >= 2) return run_block<Fmt, D, RT, 2>(a, tile, token, far); break;
+        case 3: if constexpr (kTokens<D, RT> >= 3) return run_block<Fmt, D, RT, 3>(a, tile, token, far); break;
+        case 4: if constexpr (kTokens<D, RT> >= 4) return run_block<Fmt, D, RT, 4>(a, tile, token, far); break;
+        case 5: if constexpr (kTokens<D, RT> >= 5) return run_block<Fmt, D, RT, 5>(a, tile, token, far); break;
     }
 }
 
 // Tokens of a panel stay in the second-level cache while the row tiles pass over them.
 static constexpr int64_t kPanel = 160;
 
+// One row block (`tiles` tiles) against `count` tokens from `token`, in even shares: 8 tokens are 4 + 4, not 5 + 3.
+template <class Fmt, int D, int RT>
+static inline void run_panel(const Linear& a, int64_t tile, int64_t token, int64_t count, bool more) {
+    const int64_t blocks = (count + kTokens<D, RT> - 1) / kTokens<D, RT>;
+    for (int64_t b = 0; b < blocks; b++) {
+        const int n = (int)((count * (b + 1)) / blocks - (count * b) / blocks);
+        run_tokens<Fmt, D, RT>(a, tile, token, n, more && b == 0);
+        token += n;
+    }
+}
+
 template <class Fmt, int D>
 static void linear_digits(const Linear& a, int64_t tile_begin, int64_t tile_end) {
     const int64_t full = a.rows / kTileRows;
+    const int wanted = a.up || (a.tokens > 1 && kMaxRowTiles == 2) ? 2 : 1;
+    const int step = a.up ? 1 : wanted;  // the gate's and up's tile of one number are one step
     for (int64_t panel = 0; panel < a.tokens; panel += kPanel) {
         const int64_t count = std::min(kPanel, a.tokens - panel);
-        const int64_t blocks = (count + kTokens<D> - 1) / kTokens<D>;
         for (int64_t tile = tile_begin; tile < tile_end;) {
-            const int tiles = a.tokens > 1 && kMaxRowTiles == 2 && tile + 2 <= tile_end && tile + 2 <= full ? 2 : 1;
-            int64_t token = panel;
-            for (int64_t b = 0; b < blocks; b++) {  // even shares: 8 tokens are 4 + 4, not 5 + 3
-                const int n = (int)((count * (b + 1)) / blocks - (count * b) / blocks);
-                const bool far = a.tokens > 1 && b == 0 && tile + 2 * tiles <= tile_end;
-                if (tiles == 2) run_tokens<Fmt, D, kMaxRowTiles>(a, tile, token, n, far);
-                else run_tokens<Fmt, D, 1>(a, tile, token, n, far);
-                token += n;
-            }
-            tile += tiles;
+            const bool pair = wanted == 2 && (a.up || (tile + 2 <= tile_end && tile + 2 <= full));
+            const bool more = a.tokens > 1 && tile + 2 * step <= tile_end;
+            if (pair) run_panel<Fmt, D, 2>(a, tile, panel, count, more);
+            else run_panel<Fmt, D, 1>(a, tile, panel, count, more);
+            tile += pair ? step : 1;
         }
     }
 }
@@ -293,7 +323,7 @@ static inline void float_block(const Linear& a, int64_t tile, int64_t token, Loa
     const float* x = a.xf + token * a.k;
     for (int64_t c = 0; c < a.k; c++)
         for (int r = 0; r < RT; r++) {
-            F32 w = load_row(a.weight + (tile + r) * size + c * kTileRows * width);
+            F32 w = load_row(tile_of(a, tile, r, size) + c * kTileRows * width);
             for (int m = 0; m < MT; m++) acc[r][m] = fma(w, set1(x[m * a.k + c]), acc[r][m]);
         }
     store_block<RT, MT>(a, tile, token, acc);
@@ -301,6 +331,11 @@ static inline void float_block(const Linear& a, int64_t tile, int64_t token, Loa
 
 template <class Load>
 static void linear_float(const Linear& a, int64_t tile_begin, int64_t tile_end, Load load_row, int width) {
+    if (a.up) {
+        for (int64_t tile = tile_begin; tile < tile_end; tile++)
+            for (int64_t t = 0; t < a.tokens; t++) float_block<Load, 2, 1>(a, tile, t, load_row, width);
+        return;
+    }
     int64_t tile = tile_begin;
     for (; tile < tile_end;) {
         const bool four_tiles = kMaxRowTiles == 2 && tile + 4 <= tile_end && tile + 4 <= a.rows / kTileRows;
@@ -437,12 +472,6 @@ static void quantise(const float* x, int64_t k, const Quantised& out, int64_t ro
         out.isum[row * groups * 2 + 2 * g] = (int32_t)sa;
         out.isum[row * groups * 2 + 2 * g + 1] = (int32_t)sb;
     }
-}
-
-static inline F32 silu(F32 x) {
-    F32 t = mul(sub(zero(), x), set1(0x1.715476p+0f));
-    t = min(max(t, set1(-126.0f)), set1(126.0f));
-    return div(x, add(set1(1.0f), exp2(t)));
 }
 
 static void gated(const float* gate, const float* up, int64_t n, float* out) {

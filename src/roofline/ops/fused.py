@@ -46,6 +46,19 @@ def linear_add(x: Any, residual: "Tensor", w: "Tensor", bias: "Tensor | None" = 
     return residual + matmul.linear(x, w, bias)
 
 
+def _linear_silu_mul_type(call: Call) -> Type:
+    return activations.gated_type(Call(gate=matmul.linear_type(Call(x=call.x, w=call.w, bias=None)), up=None))
+
+
+@op(values=("x",), weights=("w",), infer=_linear_silu_mul_type, flops=matmul.linear_flops, fused=True)
+def linear_silu_mul(x: Any, w: "Tensor", gate_order: str = "") -> "Tensor":
+    """silu_mul(linear(x, w)): w [2 * ffn, in] holds gate and up side by side; gate_order: the order of silu_mul.
+
+    Its FLOPs are the products; those of silu run at another roof and beside them.
+    """
+    return activations.silu_mul(matmul.linear(x, w))
+
+
 def _silu_mul_quantize_type(call: Call) -> Type:
     mid = activations.gated_type(call)
     return matmul.quantized_type(Call(x=mid, group=call.group, bits=call.bits))

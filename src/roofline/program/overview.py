@@ -72,7 +72,7 @@ def _section(instr: Instr, program: Program, before: str) -> str:
 
 
 def _shape(instr: Instr, program: Program, types: dict[str, Type]) -> str:
-    if instr.op in ("linear", "linear_add", "embed"):
+    if instr.op in ("linear", "linear_add", "linear_silu_mul", "embed"):
         shape = program.weights[instr.weights[0]].shape
         return f"{shape[0]} × {shape[1]}" if instr.op == "embed" else f"{shape[1]} → {shape[0]}"
     cache = next((types[name] for name in instr.inputs if types[name].dtype == "cache"), None)
@@ -83,7 +83,7 @@ def _shape(instr: Instr, program: Program, types: dict[str, Type]) -> str:
 
 def _format(instr: Instr, program: Program) -> str:
     """The formats of what it reads from memory: weights, else the cache, else what it makes."""
-    if instr.op in ("linear", "linear_add", "embed"):
+    if instr.op in ("linear", "linear_add", "linear_silu_mul", "embed"):
         pieces = program.weights[instr.weights[0]].pieces
         return "+".join(dict.fromkeys(piece.format for piece in pieces))
     if "kv_dtype" in get(instr.op).attributes:

@@ -28,6 +28,7 @@ class Code(IntEnum):
     GATED = 7
     GATED_QUANTISE = 8
     TAKE_ROWS = 9
+    LINEAR_GATED = 10
 
 
 CODES = {
@@ -37,12 +38,14 @@ CODES = {
     "quantize_rows": Code.QUANTISE,
     "linear": Code.LINEAR,
     "linear_add": Code.LINEAR,
+    "linear_silu_mul": Code.LINEAR_GATED,
     "rope_kv_write": Code.ROPE_WRITE,
     "attend": Code.ATTEND,
     "silu_mul": Code.GATED,
     "silu_mul_quantize": Code.GATED_QUANTISE,
     "take_rows": Code.TAKE_ROWS,
 }
+LINEARS = ("linear", "linear_add", "linear_silu_mul")
 NONE = (-1, 0, 0, 0)
 
 
@@ -129,14 +132,14 @@ def lower(program: Program, addresses: Addresses) -> Lowered:
 
 def _digits(instr: Instr, types: Mapping[str, Type]) -> int:
     """Bytes an integer activation has, in what the instruction reads or makes."""
-    read = instr.inputs[0] if instr.op in ("linear", "linear_add") else instr.output.name
+    read = instr.inputs[0] if instr.op in LINEARS else instr.output.name
     return Q_BYTES.get(types[read].dtype, 1)
 
 
 def _sizes(instr: Instr, types: Mapping[str, Type]) -> list[int]:
     """width (inputs of a row) and stride (columns of the result, or of q|k|v)."""
     out = types[instr.output.name].width
-    if instr.op in ("linear", "linear_add", "rope_kv_write"):
+    if instr.op in (*LINEARS, "rope_kv_write"):
         inputs = types[instr.inputs[0]].width
         return [inputs, inputs if instr.op == "rope_kv_write" else out]
     return [out, out]
@@ -144,7 +147,7 @@ def _sizes(instr: Instr, types: Mapping[str, Type]) -> list[int]:
 
 def _weights(instr: Instr, addresses: Addresses) -> list[int]:
     """norm weight, bias, eps, layer, q_norm, k_norm, then the pieces of a matrix."""
-    matrix = instr.op in ("embed", "linear", "linear_add")
+    matrix = instr.op in ("embed", *LINEARS)
     norm = addresses.vectors[instr.weights[0]] if instr.op in ("rms_norm", "norm_quantize") else 0
     bias = addresses.vectors[instr.weights[1]] if matrix and len(instr.weights) > 1 else 0
     eps = float(instr.attr("eps")) if instr.op in ("rms_norm", "norm_quantize") else 0.0

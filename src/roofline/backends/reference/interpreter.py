@@ -76,6 +76,12 @@ class Interpreter:
     def linear_add(self, instr: Instr, x: Any, residual: "Tensor") -> "Tensor":
         return residual + self.linear(instr, x)
 
+    def linear_silu_mul(self, instr: Instr, x: Any) -> "Tensor":
+        both = self.linear(instr, x)
+        if instr.attr("gate_order") == "exp2":
+            return orders.silu_mul_exp2(*halves(both, None))
+        return registry.get("silu_mul").reference(both)
+
     def rms_norm(self, instr: Instr, x: "Tensor") -> "Tensor":
         return self._norm(instr, x, instr.weights[0], instr.attr("heads"))
 
@@ -138,6 +144,7 @@ _RUN: dict[str, Callable[..., Any]] = {
         "embed",
         "linear",
         "linear_add",
+        "linear_silu_mul",
         "rms_norm",
         "norm_quantize",
         "silu_mul",

@@ -1,9 +1,10 @@
 """fuse: neighbours become one instruction where the result between them is read by nobody else.
 
-norm_quantize, silu_mul_quantize, linear_add, rope_kv_write. Each rounds exactly where its parts round.
+linear_silu_mul, norm_quantize, silu_mul_quantize, linear_add, rope_kv_write. Each rounds exactly where its parts round.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from roofline.program.ir import Instr, Program
@@ -16,7 +17,7 @@ Read = Mapping[str, int]
 def fuse(program: Program) -> Program:
     """The Program with fused instructions, each where the last of its parts stood."""
     body = list(program.body)
-    for pattern in (_quantize, _linear_add, _rope_kv_write):
+    for pattern in (partial(_linear_silu_mul, program), _quantize, _linear_add, _rope_kv_write):
         body = _apply(program, body, pattern)
     return program if body == list(program.body) else without_dead(program, body)
 
@@ -39,6 +40,20 @@ def _only(name: str, op: str, made: Made, read: Read) -> Instr | None:
     """The instruction behind a value, if it is that op and the value has one reader."""
     maker = made.get(name)
     return maker if maker is not None and maker.op == op and read[name] == 1 else None
+
+
+def _linear_silu_mul(program: Program, instr: Instr, made: Made, read: Read) -> Instr | None:
+    """Where gate and up are two pieces of one weight, of one size and one format: a kernel holds a tile of each."""
+    if instr.op != "silu_mul" or len(instr.inputs) != 1:
+        return None
+    part = _only(instr.inputs[0], "linear", made, read)
+    if part is None or len(part.weights) != 1:
+        return None
+    pieces = program.weights[part.weights[0]].pieces
+    if len(pieces) != 2 or len({(p.stop - p.start, p.format) for p in pieces}) != 1:
+        return None
+    gate_order = {"gate_order": instr.attr("order")} if instr.attr("order") else {}
+    return Instr("linear_silu_mul", part.inputs, part.weights, {**part.attrs, **gate_order}, instr.outputs)
 
 
 def _quantize(instr: Instr, made: Made, read: Read) -> Instr | None:

@@ -81,7 +81,7 @@ def seconds(instr: Instr, spent: Amount, roofs: Roofs, working_set: int) -> floa
 
 def _operations(instr: Instr, roofs: Roofs) -> float:
     order = instr.attr("order")
-    if instr.op in ("linear", "linear_add") and order in ("q8g32", "q15g32"):
+    if instr.op in ("linear", "linear_add", "linear_silu_mul") and order in ("q8g32", "q15g32"):
         return roofs.int8_ops / (1 if order == "q8g32" else 2)  # two products of bytes for one of 15 bits
     return roofs.bf16_flops if order == "pages64" else roofs.f32_flops
 
