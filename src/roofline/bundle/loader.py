@@ -55,7 +55,7 @@ def load(
     weights: str | None = None,
     text: bool = True,
     verify: bool = True,
-    progress: Callable[[Any], None] | None = None,
+    progress: Callable[[str, int, int | None], None] | None = None,
 ) -> LoadedModel:
     """Load a model by catalogue name, path or ``hf:ORG/REPO``.
 
@@ -142,7 +142,9 @@ def _text_of_folder(path: Path, read: "Callable[..., Tokenizer]") -> "tuple[Toke
     return read(files["tokenizer.json"], settings), source
 
 
-def _open(source: str, weights: str | None, progress: Callable[[Any], None] | None) -> "tuple[Path, Checkpoint]":
+def _open(
+    source: str, weights: str | None, progress: Callable[[str, int, int | None], None] | None
+) -> "tuple[Path, Checkpoint]":
     from roofline.weights import sources
     from roofline.weights.checkpoint import open_checkpoint
 
@@ -235,7 +237,7 @@ def weights_hash(checkpoint: "Checkpoint") -> str:
     for name in sorted(checkpoint.tensors):
         info = checkpoint.tensors[name]
         digest.update(f"{name} {info.format} {info.shape}".encode())
-        digest.update(checkpoint.read(name))
+        digest.update(checkpoint.read(name).data)
     return digest.hexdigest()
 
 

@@ -1,11 +1,12 @@
 """The engine's own settings, and their resolution against what the executable can hold."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from roofline.backends.base import Executable
 from roofline.common.errors import CapacityError, ConfigError
-from roofline.ops.batch import PAGE_TOKENS
+
+if TYPE_CHECKING:
+    from roofline.backends.base import Executable
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,15 @@ class StepLimits:
     max_model_len: int
 
 
-def resolve(config: EngineConfig, executable: Executable) -> StepLimits:
+def resolve(config: EngineConfig, executable: "Executable") -> StepLimits:
     """Fit the settings to the executable.
 
     Raises:
         ConfigError: max_model_len is more than the model's positions.
         CapacityError: a sequence of max_model_len cannot lie in the cache.
     """
+    from roofline.ops.batch import PAGE_TOKENS  # here: a server spawns its engine process before it imports numpy
+
     limits = executable.limits
     pages = min(executable.num_pages, limits.pages)
     longest = min(executable.max_context, pages * PAGE_TOKENS)

@@ -116,6 +116,7 @@ def main(arguments: list[str]) -> int:
     spec, *rest = first
     assert isinstance(spec, EngineSpec), "the first message says what to load"
     started = time.perf_counter()
+    gc.disable()  # loading makes objects that stay: nothing to collect
     try:
         name, engine = _load(spec)
     except Exception as error:  # anything a loader raises is told to the owner, who raises it again
@@ -138,7 +139,8 @@ def main(arguments: list[str]) -> int:
         )
     )
     gc.collect()
-    gc.freeze()  # what loading made stays for good: no collection needs to look at it
+    gc.freeze()  # no collection needs to look at them later
+    gc.enable()
     _serve(channel, engine, rest)
     return 0
 

@@ -21,8 +21,8 @@ from typing import NoReturn
 from roofline.common import log
 from roofline.common.errors import RequestError, RooflineError
 from roofline.engine import messages
+from roofline.engine.checks import check_request, token_ids
 from roofline.engine.events import Event
-from roofline.engine.local import check_request, token_ids
 from roofline.engine.messages import Abort, Close, EngineSpec, Ready, Refused, Report, Submit, ToOwner
 from roofline.engine.params import SamplingParams
 from roofline.engine.stats import EngineStats
@@ -111,6 +111,7 @@ class RemoteEngine:
         self._settled = asyncio.Event()  # set while ready, and for good once closed or given up
         self._ready = self._closing = False
         self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None  # our end to a process that no event loop reads from yet
         self._writer: asyncio.StreamWriter | None = None
         self._supervisor: asyncio.Task[None] | None = None
 
@@ -124,8 +125,13 @@ class RemoteEngine:
         """The engine process's id, None when there is none."""
         return self._process.pid if self._process is not None else None
 
+    def launch(self) -> None:
+        """Spawn the process, so that it loads while the caller prepares its event loop; `start` goes on from there."""
+        with contextlib.suppress(OSError):  # `start` tries again, and reports
+            self._spawn()
+
     async def start(self) -> Ready:
-        """Spawn the process and wait for the model.
+        """Spawn the process, unless it was launched, and wait for the model.
 
         Raises:
             ConfigError, UnsupportedError, CapacityError, RooflineError: what loading raised there.
@@ -175,7 +181,10 @@ class RemoteEngine:
 
     async def close(self, timeout: float = 5.0) -> None:
         """End every request with one last event and the process with it; after `timeout` seconds by force."""
-        if self._supervisor is None or self._closing:
+        if self._closing:
+            return
+        if self._supervisor is None:
+            await self._reap()
             return
         self._closing = True
         if self._ready and self._writer is not None:
@@ -217,7 +226,7 @@ class RemoteEngine:
     async def _life(self, first: asyncio.Future[Ready]) -> tuple[str, bool]:
         """One process from start to end: why it ended, and whether it produced a token."""
         try:
-            reader, self.description = await self._spawn()
+            reader, self.description = await self._connect()
         except RooflineError as error:
             if self.description is None:
                 first.set_exception(error)
@@ -238,8 +247,8 @@ class RemoteEngine:
             log.get("engine").exception("the engine's messages cannot be read")
             return f"the engine's messages cannot be read: {error}", False
 
-    async def _spawn(self) -> tuple[asyncio.StreamReader, Ready]:
-        """A fresh process, with its model loaded."""
+    def _spawn(self) -> None:
+        """Start a fresh process and tell it what to load."""
         ours, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as undo:
             undo.callback(ours.close)
@@ -248,9 +257,16 @@ class RemoteEngine:
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=2, start_new_session=True
             )
+            ours.sendall(messages.frame(self.spec))
             undo.pop_all()
+        self._socket = ours
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, Ready]:
+        """A fresh process, or the one launched before, with its model loaded."""
+        if self._socket is None:
+            self._spawn()
+        ours, self._socket = self._socket, None
         reader, self._writer = await asyncio.open_unix_connection(sock=ours)
-        self._writer.write(messages.frame(self.spec))
         message = await _read(reader)
         if isinstance(message, Refused):
             raise messages.as_error(message)
@@ -282,6 +298,9 @@ class RemoteEngine:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
         process, self._process = self._process, None
         if process is None:
             return None

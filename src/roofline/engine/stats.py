@@ -1,9 +1,12 @@
 """What the engine counts: cumulative figures, so that two readings give the figures of the time between."""
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
-from roofline.backends.base import StepCost
-from roofline.engine.scheduler import State, StepPlan
+if TYPE_CHECKING:
+    from roofline.backends.base import StepCost
+    from roofline.engine.scheduler import State, StepPlan
 
 
 class EngineStats(msgspec.Struct, array_like=True):
@@ -75,7 +78,7 @@ class Meter:
     def __init__(self, pages_total: int, page_bytes: int) -> None:
         self.totals = EngineStats(pages_total=pages_total, page_bytes=page_bytes)
 
-    def step(self, plan: StepPlan, seconds: float, backend_seconds: float, cost: StepCost | None) -> None:
+    def step(self, plan: "StepPlan", seconds: float, backend_seconds: float, cost: "StepCost | None") -> None:
         """Count a committed step: its whole time, the part inside the backend, its price."""
         totals = self.totals
         totals.steps += 1
@@ -100,7 +103,7 @@ class Meter:
         """Count an answer that ended."""
         self.totals.finished[reason] = self.totals.finished.get(reason, 0) + 1
 
-    def reading(self, state: State) -> EngineStats:
+    def reading(self, state: "State") -> EngineStats:
         """A copy of the totals with the gauges of now."""
         return msgspec.structs.replace(
             self.totals,

@@ -3,11 +3,12 @@
 import mmap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
-
-import numpy as np
+from typing import TYPE_CHECKING, NoReturn
 
 from roofline.common.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ def map_file(path: Path) -> mmap.mmap:
         raise ConfigError(f"{path}: cannot be mapped: {error}") from error
 
 
-def as_bytes(mapped: mmap.mmap) -> np.ndarray:
+def as_bytes(mapped: mmap.mmap) -> "np.ndarray":
     """uint8 view of a mapping; the mapping lives as long as the view."""
+    import numpy as np
+
     return np.frombuffer(mapped, np.uint8)
