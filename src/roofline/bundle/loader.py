@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 DEFAULT_CACHE_TOKENS = 16384
 BACKENDS = ("cpu", "reference")
+Progress = Callable[[str, int, int | None], None]  # see weights.sources.pull
 
 
 @dataclass
@@ -55,7 +56,7 @@ def load(
     weights: str | None = None,
     text: bool = True,
     verify: bool = True,
-    progress: Callable[[str, int, int | None], None] | None = None,
+    progress: Progress | None = None,
 ) -> LoadedModel:
     """Load a model by catalogue name, path or ``hf:ORG/REPO``.
 
@@ -142,9 +143,7 @@ def _text_of_folder(path: Path, read: "Callable[..., Tokenizer]") -> "tuple[Toke
     return read(files["tokenizer.json"], settings), source
 
 
-def _open(
-    source: str, weights: str | None, progress: Callable[[str, int, int | None], None] | None
-) -> "tuple[Path, Checkpoint]":
+def _open(source: str, weights: str | None, progress: Progress | None) -> "tuple[Path, Checkpoint]":
     from roofline.weights import sources
     from roofline.weights.checkpoint import open_checkpoint
 

@@ -129,6 +129,16 @@ class Answers:
                 if choice.finish is None:
                     context.metrics.answer_ended("abort", choice.tokens)
 
+    async def whole(self) -> list[Piece]:
+        """All of `pieces`, joined to one a choice, in order."""
+        parts: dict[int, list[Piece]] = {}
+        async for piece in self.pieces():
+            parts.setdefault(piece.choice, []).append(piece)
+        return [
+            Piece(choice, "".join(p.text for p in made), tuple(t for p in made for t in p.logprobs), made[-1].finish)
+            for choice, made in sorted(parts.items())
+        ]
+
     async def _listen(self, prompt: int, ids: Sequence[int], events: asyncio.Queue) -> None:
         try:
             stream = self.context.engine.submit(

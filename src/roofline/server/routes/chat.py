@@ -27,19 +27,16 @@ async def chat_completions(request: Request) -> Answer:
 
 
 async def _whole(answers: Answers, text: TextSide) -> dict[str, Any]:
-    made: dict[int, dict[str, Any]] = {}
-    parts: dict[int, list[str]] = {}
-    logprobs: dict[int, list[dict]] = {}
-    async for piece in answers.pieces():
-        parts.setdefault(piece.choice, []).append(piece.text)
-        logprobs.setdefault(piece.choice, []).extend(_logprobs(piece.logprobs, text))
-        if piece.finish is not None:
-            made[piece.choice] = {"index": piece.choice, "finish_reason": piece.finish}
     wanted = answers.generation.params.logprobs is not None
-    for index, choice in made.items():
-        choice["message"] = {"role": "assistant", "content": "".join(parts[index]), "refusal": None}
-        choice["logprobs"] = {"content": logprobs[index], "refusal": None} if wanted else None
-    choices = [made[index] for index in sorted(made)]
+    choices = [
+        {
+            "index": piece.choice,
+            "finish_reason": piece.finish,
+            "message": {"role": "assistant", "content": piece.text, "refusal": None},
+            "logprobs": {"content": _logprobs(piece.logprobs, text), "refusal": None} if wanted else None,
+        }
+        for piece in await answers.whole()
+    ]
     return {**_head(answers, "chat.completion"), "choices": choices, "usage": answers.counts.usage()}
 
 

@@ -27,19 +27,16 @@ async def completions(request: Request) -> Answer:
 
 
 async def _whole(answers: Answers, text: TextSide) -> dict[str, Any]:
-    made: dict[int, dict[str, Any]] = {}
-    parts: dict[int, list[str]] = {}
-    logprobs: dict[int, list[TokenLogprob]] = {}
-    async for piece in answers.pieces():
-        parts.setdefault(piece.choice, []).append(piece.text)
-        logprobs.setdefault(piece.choice, []).extend(piece.logprobs)
-        if piece.finish is not None:
-            made[piece.choice] = {"index": piece.choice, "finish_reason": piece.finish}
     wanted = answers.generation.params.logprobs is not None
-    for index, choice in made.items():
-        choice["text"] = "".join(parts[index])
-        choice["logprobs"] = _logprobs(logprobs[index], text, 0) if wanted else None
-    choices = [made[index] for index in sorted(made)]
+    choices = [
+        {
+            "index": piece.choice,
+            "finish_reason": piece.finish,
+            "text": piece.text,
+            "logprobs": _logprobs(piece.logprobs, text, 0) if wanted else None,
+        }
+        for piece in await answers.whole()
+    ]
     return {**_head(answers), "choices": choices, "usage": answers.counts.usage()}
 
 
