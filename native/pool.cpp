@@ -76,7 +76,11 @@ void Barrier::wait() {
     await_change(generation_, generation, sleepers_);
 }
 
-Pool::Pool(int threads) : threads_(threads), barrier_(threads) {
+Pool::Pool(int threads) : threads_(threads), barrier_(threads), ids_(threads) {
+    cpu_set_t allowed;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) == 0)
+        for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+            if (CPU_ISSET(cpu, &allowed)) cpus_.push_back(cpu);
     for (int i = 1; i < threads; i++) workers_.emplace_back([this, i] { work(i); });
 }
 
@@ -87,7 +91,27 @@ Pool::~Pool() {
     for (auto& t : workers_) t.join();
 }
 
+// Where every core has a thread, the workers keep off the caller's core. Left alone, the kernel may wake a worker on the
+// core of the thread that wakes it and leave it there for tens of milliseconds: both then share one core.
+void Pool::place() {
+    if (threads_ == 1 || cpus_.size() > (size_t)threads_ || cpus_.size() < 2) return;
+    const int here = sched_getcpu();
+    if (here == caller_cpu_) return;
+    size_t next = 0;
+    for (int i = 1; i < threads_; i++) {
+        const int id = ids_[i].load(std::memory_order_acquire);
+        if (id == 0) return;  // it has not started yet: at the next step
+        if (cpus_[next % cpus_.size()] == here) next++;
+        cpu_set_t one;
+        CPU_ZERO(&one);
+        CPU_SET(cpus_[next++ % cpus_.size()], &one);
+        sched_setaffinity(id, sizeof one, &one);
+    }
+    caller_cpu_ = here;
+}
+
 void Pool::run(const std::function<void(int)>& job) {
+    place();
     job_ = &job;
     running_.store(threads_ - 1, std::memory_order_relaxed);
     if (threads_ > 1) {
@@ -103,6 +127,7 @@ void Pool::run(const std::function<void(int)>& job) {
 
 void Pool::work(int worker) {
     FloatMode mode;
+    ids_[worker].store((int)syscall(SYS_gettid), std::memory_order_release);
     int32_t seen = 0;
     for (;;) {
         await_change(epoch_, seen, sleepers_);

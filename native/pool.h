@@ -44,7 +44,11 @@ class Pool {
 
    private:
     void work(int worker);
+    void place();
     const int threads_;
+    std::vector<int> cpus_;               // where this process may run
+    std::vector<std::atomic<int>> ids_;   // kernel's id of each worker, 0 until it runs
+    int caller_cpu_ = -1;
     Barrier barrier_;
     const std::function<void(int)>* job_ = nullptr;
     alignas(64) std::atomic<int32_t> epoch_{0};
