@@ -279,9 +279,13 @@ def test_an_idle_process_burns_no_cpu():
             fields = Path(f"/proc/{engine.pid}/stat").read_text().rpartition(")")[2].split()
             return int(fields[11]) + int(fields[12])
 
-        before = cpu_ticks()
-        await asyncio.sleep(0.5)
-        assert cpu_ticks() - before <= 2, "hundredths of a second in half a second"
+        async def idles():
+            before = cpu_ticks()
+            await asyncio.sleep(0.5)
+            return cpu_ticks() - before <= 1  # hundredths of a second
+
+        # The first half second may end what the request began: threads of numpy's BLAS wait spinning for more work.
+        assert any([await idles() for _ in range(3)])
 
     run(test)
 
