@@ -125,15 +125,15 @@ void Executable::one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_ro
         case Code::Norm: kernels_->rms_norm(x + row * op.width, op.weight, op.width, op.eps, (float*)out + out_row * op.width); return;
         case Code::NormQuantise:
             kernels_->rms_norm(x + row * op.width, op.weight, op.width, op.eps, scratch);
-            kernels_->quantise(scratch, op.width, Quantised::at(out, out_rows, op.width, op.digits), out_row);
+            kernels_->quantise(scratch, Quantised{out, out_rows, op.width, op.digits}, out_row);
             return;
-        case Code::Quantise: kernels_->quantise(x + row * op.width, op.width, Quantised::at(out, out_rows, op.width, op.digits), out_row); return;
+        case Code::Quantise: kernels_->quantise(x + row * op.width, Quantised{out, out_rows, op.width, op.digits}, out_row); return;
         case Code::Gated:
             kernels_->gated(x + row * 2 * op.width, x + row * 2 * op.width + op.width, op.width, (float*)out + out_row * op.width);
             return;
         case Code::GatedQuantise:
             kernels_->gated(x + row * 2 * op.width, x + row * 2 * op.width + op.width, op.width, scratch);
-            kernels_->quantise(scratch, op.width, Quantised::at(out, out_rows, op.width, op.digits), out_row);
+            kernels_->quantise(scratch, Quantised{out, out_rows, op.width, op.digits}, out_row);
             return;
         case Code::TakeRows: std::memcpy((float*)out + out_row * op.width, x + field(kLogitRows)[row] * op.width, op.width * 4); return;
         default: return;
@@ -194,7 +194,7 @@ void Executable::linear(const Op& op, int index, int worker) {
             a.rows = s.rows;
             a.k = s.k;
             if (is_float(s.format)) a.xf = (const float*)x;
-            else a.x = Quantised::at(x, rows, s.k, op.digits);
+            else a.x = Quantised{x, rows, s.k, op.digits};
             a.y = (float*)at(op.y) + s.column;
             a.ldy = op.stride;
             a.bias = op.bias ? op.bias + s.column : nullptr;

@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "executable.h"
@@ -35,8 +36,8 @@ void linear(const std::string& isa, int format, uintptr_t weight, int64_t rows, 
     if (is_float(a.format)) {
         a.xf = x.data();
     } else {
-        a.x = Quantised::at(buffer.data(), tokens, k, digits);
-        for (int64_t t = 0; t < tokens; t++) kernels->quantise(x.data() + t * k, k, a.x, t);
+        a.x = Quantised{buffer.data(), tokens, k, digits};
+        for (int64_t t = 0; t < tokens; t++) kernels->quantise(x.data() + t * k, a.x, t);
     }
     kernels->linear(a, 0, (rows + kTileRows - 1) / kTileRows);
 }
@@ -45,10 +46,21 @@ void linear(const std::string& isa, int format, uintptr_t weight, int64_t rows, 
 void quantise(const std::string& isa, Array<float> x, int64_t k, Output<int8_t> q, Output<float> scale, Output<float> sum, int digits) {
     const Kernels* kernels = kernels_named(isa);
     const int64_t tokens = (int64_t)x.size() / k;
-    std::vector<int32_t> isum(tokens * k / 16);
-    Quantised out{q.data(), digits == 2 ? q.data() + tokens * k : nullptr, scale.data(), sum.data(), isum.data()};
-    FloatMode mode;
-    for (int64_t t = 0; t < tokens; t++) kernels->quantise(x.data() + t * k, k, out, t);
+    std::vector<uint8_t> buffer(tokens * Quantised::row_bytes(k, digits) + 64);
+    const Quantised out{buffer.data(), tokens, k, digits};
+    {
+        FloatMode mode;
+        for (int64_t t = 0; t < tokens; t++) kernels->quantise(x.data() + t * k, out, t);
+    }
+    for (int64_t t = 0; t < tokens; t++) {
+        const Panel p = out.panel(t / Quantised::kPanel);
+        for (int64_t g = 0, at = t % Quantised::kPanel; g < k / 32; g++, at += p.tokens) {
+            std::copy(p.q + at * 32, p.q + at * 32 + 32, q.data() + t * k + g * 32);
+            if (p.low) std::copy(p.low + at * 32, p.low + at * 32 + 32, q.data() + (tokens + t) * k + g * 32);
+            scale.data()[t * (k / 32) + g] = p.scale[at];
+            sum.data()[t * (k / 32) + g] = p.sum[at];
+        }
+    }
 }
 
 void rms_norm(const std::string& isa, Array<float> x, Array<float> weight, float eps, Output<float> out) {

@@ -7,23 +7,33 @@
 
 namespace roofline {
 
-// Activations as integers by (token, group of 32): planes over `rows` tokens of `k` inputs, in one buffer. One digit is an
-// 8-bit q; with two digits q = 128 * high + low has 15 bits.
+// Activations as integers by (token, group of 32). One digit is an 8-bit q; with two digits q = 128 * high + low has 15
+// bits. Tokens lie in panels of up to kPanel, and inside a panel by group: a block of neighbouring tokens is then read
+// through one pointer a plane, at constant distances.
+struct Panel {
+    int8_t* q;       // [groups][tokens][32]: q, or its high digit
+    int8_t* low;     // the same, or null
+    float* scale;    // [groups][tokens]
+    float* sum;      // [groups][tokens]: scale * sum of the group's q, for minima
+    int32_t* isum;   // [groups][tokens][2]: sums of q over half groups, for offsets (both digits)
+    int64_t tokens;
+};
 struct Quantised {
-    int8_t* q;       // [rows][k]: q, or its high digit
-    int8_t* low;     // [rows][k], or null
-    float* scale;    // [rows][k / 32]
-    float* sum;      // [rows][k / 32]: scale * sum of the group's q, for minima
-    int32_t* isum;   // [rows][k / 16]: sums of q over half groups, for offsets (both digits)
+    static constexpr int64_t kPanel = 160;  // such a panel of activations stays in the second-level cache
+    uint8_t* base = nullptr;
+    int64_t rows = 0, k = 0;
+    int digits = 1;
     static int64_t row_bytes(int64_t k, int digits) { return digits * k + k / 32 * 16; }
-    static Quantised at(uint8_t* base, int64_t rows, int64_t k, int digits) {
-        Quantised v;
-        v.q = (int8_t*)base;
-        v.low = digits == 2 ? v.q + rows * k : nullptr;
-        v.scale = (float*)(base + digits * rows * k);
-        v.sum = v.scale + rows * (k / 32);
-        v.isum = (int32_t*)(v.sum + rows * (k / 32));
-        return v;
+    Panel panel(int64_t index) const {
+        const int64_t first = index * kPanel, n = rows - first < kPanel ? rows - first : kPanel, groups = k / 32;
+        Panel p;
+        p.q = (int8_t*)base + first * row_bytes(k, digits);
+        p.low = digits == 2 ? p.q + n * k : nullptr;
+        p.scale = (float*)(p.q + digits * n * k);
+        p.sum = p.scale + n * groups;
+        p.isum = (int32_t*)(p.sum + n * groups);
+        p.tokens = n;
+        return p;
     }
 };
 
@@ -95,7 +105,7 @@ struct Kernels {
     void (*linear)(const Linear&, int64_t tile_begin, int64_t tile_end);
     void (*embed)(Format, const uint8_t* weight, int64_t k, int64_t row, float* out);
     void (*rms_norm)(const float* x, const float* weight, int64_t n, float eps, float* out);
-    void (*quantise)(const float* x, int64_t k, const Quantised& out, int64_t row);
+    void (*quantise)(const float* x, const Quantised& out, int64_t row);
     void (*gated)(const float* gate, const float* up, int64_t n, float* out);  // silu(gate) * up
     void (*rope_query)(const Rope&, const float* head, int32_t position, uint16_t* out);
     void (*rope_key)(const Rope&, const float* head, int32_t position, uint16_t* out);

@@ -130,12 +130,12 @@ struct Q6_K : Nibbles {
 // ---- linear: orders "q8g32", "q15g32": exact int32 in a group, then one FMA (and one for a minimum) a group, ascending ------------
 
 template <class Fmt, int J, int D, int RT, int MT>
-static inline void dot_quarter(const uint8_t* const (&v)[RT], const int8_t* const (&x)[D][MT], I32 (&d)[D][RT][MT]) {
+static inline void dot_quarter(const uint8_t* const (&v)[RT], const int8_t* const (&x)[D], I32 (&d)[D][RT][MT]) {
     Bytes a[RT], b[RT];
     for (int r = 0; r < RT; r++) Fmt::template two<J>(v[r], a[r], b[r]);
     for (int i = 0; i < D; i++)
         for (int m = 0; m < MT; m++) {
-            Four x0 = four(x[i][m] + 8 * J), x1 = four(x[i][m] + 8 * J + 4);
+            Four x0 = four(x[i] + 32 * m + 8 * J), x1 = four(x[i] + 32 * m + 8 * J + 4);
             for (int r = 0; r < RT; r++) {
                 d[i][r][m] = Fmt::kWide ? dot4_wide(d[i][r][m], a[r], x0) : dot4(d[i][r][m], a[r], x0);
                 d[i][r][m] = Fmt::kWide ? dot4_wide(d[i][r][m], b[r], x1) : dot4(d[i][r][m], b[r], x1);
@@ -144,11 +144,11 @@ static inline void dot_quarter(const uint8_t* const (&v)[RT], const int8_t* cons
 }
 
 template <class Fmt, int D, int RT, int MT>
-static inline void begin_dots(I32 (&d)[D][RT][MT], const int32_t* const (&isum)[MT], int64_t g, int half) {
+static inline void begin_dots(I32 (&d)[D][RT][MT], const int32_t* isum, int half) {
     for (int m = 0; m < MT; m++) {
         I32 start = izero();
         if constexpr (Fmt::kOffset != 0) {
-            int32_t s = Fmt::kHalves ? isum[m][2 * g + half] : isum[m][2 * g] + isum[m][2 * g + 1];
+            int32_t s = Fmt::kHalves ? isum[2 * m + half] : isum[2 * m] + isum[2 * m + 1];
             start = iset1(-Fmt::kOffset * s);
         }
         for (int r = 0; r < RT; r++) {
@@ -171,26 +171,21 @@ static inline const uint8_t* tile_of(const Linear& a, int64_t tile, int r, size_
 }
 
 template <class Fmt, int D, int RT, int MT>
-static inline void quantised_block(const Linear& a, int64_t tile, int64_t token, bool far, F32 (&acc)[RT][MT]) {
+static inline void quantised_block(const Linear& a, int64_t tile, const Panel& p, int64_t token, bool far, F32 (&acc)[RT][MT]) {
     const int64_t groups = a.k / 32;
     const size_t size = tile_bytes(a.format, a.k), step = size / groups;
     const uint8_t *v[RT], *s[RT];
     const size_t ahead = far ? (a.up ? 1 : RT) * size : 8192;
     const uint8_t* fetch[RT];
     for (int r = 0; r < RT; r++) fetch[r] = tile_of(a, tile, r, size) + ahead;
-    const int8_t* x[D][MT];
-    const float *xs[MT], *xz[MT];
-    const int32_t* isum[MT];
+    const int8_t* x[D];
+    x[0] = p.q + token * 32;
+    if constexpr (D == 2) x[1] = p.low + token * 32;
+    const float *xs = p.scale + token, *xz = p.sum + token;
+    const int32_t* isum = p.isum + token * 2;
     for (int r = 0; r < RT; r++) {
         v[r] = tile_of(a, tile, r, size);
         s[r] = v[r] + groups * Fmt::kValues;
-    }
-    for (int m = 0; m < MT; m++) {
-        x[0][m] = a.x.q + (token + m) * a.k;
-        if constexpr (D == 2) x[1][m] = a.x.low + (token + m) * a.k;
-        xs[m] = a.x.scale + (token + m) * groups;
-        xz[m] = a.x.sum + (token + m) * groups;
-        isum[m] = a.x.isum + (token + m) * groups * 2;
     }
     for (int r = 0; r < RT; r++)
         for (int m = 0; m < MT; m++) acc[r][m] = zero();
@@ -200,15 +195,15 @@ static inline void quantised_block(const Linear& a, int64_t tile, int64_t token,
             for (int r = 0; r < RT; r++)
                 for (size_t at = 0; at < step; at += 64) prefetch_far(fetch[r] + at);
         for (int r = 0; r < RT; r++) fetch[r] += step;
-        begin_dots<Fmt, D, RT, MT>(d, isum, g, 0);
+        begin_dots<Fmt, D, RT, MT>(d, isum, 0);
         dot_quarter<Fmt, 0, D, RT, MT>(v, x, d);
         dot_quarter<Fmt, 1, D, RT, MT>(v, x, d);
         if constexpr (Fmt::kHalves) {
             F32 scale[RT];
             for (int r = 0; r < RT; r++) scale[r] = Q6_K::half_scale(s[r], g, 0);
             for (int m = 0; m < MT; m++)
-                for (int r = 0; r < RT; r++) acc[r][m] = fma(mul(scale[r], set1(xs[m][g])), dot_value<D, RT, MT>(d, r, m), acc[r][m]);
-            begin_dots<Fmt, D, RT, MT>(d, isum, g, 1);
+                for (int r = 0; r < RT; r++) acc[r][m] = fma(mul(scale[r], set1(xs[m])), dot_value<D, RT, MT>(d, r, m), acc[r][m]);
+            begin_dots<Fmt, D, RT, MT>(d, isum, 1);
         }
         dot_quarter<Fmt, 2, D, RT, MT>(v, x, d);
         dot_quarter<Fmt, 3, D, RT, MT>(v, x, d);
@@ -219,15 +214,17 @@ static inline void quantised_block(const Linear& a, int64_t tile, int64_t token,
             if constexpr (Fmt::kMinimum) minimum[r] = Fmt::minimum(s[r], g);
         }
         for (int m = 0; m < MT; m++) {
-            F32 xscale = set1(xs[m][g]);
+            F32 xscale = set1(xs[m]);
             for (int r = 0; r < RT; r++) {
                 acc[r][m] = fma(mul(scale[r], xscale), dot_value<D, RT, MT>(d, r, m), acc[r][m]);
-                if constexpr (Fmt::kMinimum) acc[r][m] = fma(minimum[r], set1(xz[m][g]), acc[r][m]);
+                if constexpr (Fmt::kMinimum) acc[r][m] = fma(minimum[r], set1(xz[m]), acc[r][m]);
             }
         }
         for (int r = 0; r < RT; r++) v[r] += Fmt::kValues;
-        for (int i = 0; i < D; i++)
-            for (int m = 0; m < MT; m++) x[i][m] += 32;
+        for (int i = 0; i < D; i++) x[i] += p.tokens * 32;
+        xs += p.tokens;
+        xz += p.tokens;
+        isum += p.tokens * 2;
     }
 }
 
@@ -256,37 +253,33 @@ static inline void store_block(const Linear& a, int64_t tile, int64_t token, F32
 }
 
 template <class Fmt, int D, int RT, int MT>
-static void run_block(const Linear& a, int64_t tile, int64_t token, bool far) {
+static void run_block(const Linear& a, int64_t tile, const Panel& p, int64_t first, int64_t token, bool far) {
     F32 acc[RT][MT];
-    quantised_block<Fmt, D, RT, MT>(a, tile, token, far, acc);
-    store_block<RT, MT>(a, tile, token, acc);
+    quantised_block<Fmt, D, RT, MT>(a, tile, p, token, far, acc);
+    store_block<RT, MT>(a, tile, first + token, acc);
 }
 
 // Tokens of a block: two tiles on an instruction set that holds one leave room for half as many.
 template <int D, int RT> static constexpr int kTokens = std::max(1, (D == 2 ? kMaxTokensWide : kMaxTokens) * kMaxRowTiles / std::max(RT, kMaxRowTiles));
 
 template <class Fmt, int D, int RT>
-static inline void run_tokens(const Linear& a, int64_t tile, int64_t token, int count, bool far) {
+static inline void run_tokens(const Linear& a, int64_t tile, const Panel& p, int64_t first, int64_t token, int count, bool far) {
     switch (count) {
-        case 1: return run_block<Fmt, D, RT, 1>(a, tile, token, far);
-        case 2: if constexpr (kTokens<D, RT> >= 2) return run_block<Fmt, D, RT, 2>(a, tile, token, far); break;
-        case 3: if constexpr (kTokens<D, RT> >= 3) return run_block<Fmt, D, RT, 3>(a, tile, token, far); break;
-        case 4: if constexpr (kTokens<D, RT> >= 4) return run_block<Fmt, D, RT, 4>(a, tile, token, far); break;
-        case 5: if constexpr (kTokens<D, RT> >= 5) return run_block<Fmt, D, RT, 5>(a, tile, token, far); break;
+        case 1: return run_block<Fmt, D, RT, 1>(a, tile, p, first, token, far);
+        case 2: if constexpr (kTokens<D, RT> >= 2) return run_block<Fmt, D, RT, 2>(a, tile, p, first, token, far); break;
+        case 3: if constexpr (kTokens<D, RT> >= 3) return run_block<Fmt, D, RT, 3>(a, tile, p, first, token, far); break;
+        case 4: if constexpr (kTokens<D, RT> >= 4) return run_block<Fmt, D, RT, 4>(a, tile, p, first, token, far); break;
+        case 5: if constexpr (kTokens<D, RT> >= 5) return run_block<Fmt, D, RT, 5>(a, tile, p, first, token, far); break;
     }
 }
 
-// Tokens of a panel stay in the second-level cache while the row tiles pass over them.
-static constexpr int64_t kPanel = 160;
-
-// One row block (`tiles` tiles) against `count` tokens from `token`, in even shares: 8 tokens are 4 + 4, not 5 + 3.
+// One row block against all tokens of a panel (whose first is token `first`), in even shares: 8 tokens are 4 + 4, not 5 + 3.
 template <class Fmt, int D, int RT>
-static inline void run_panel(const Linear& a, int64_t tile, int64_t token, int64_t count, bool more) {
-    const int64_t blocks = (count + kTokens<D, RT> - 1) / kTokens<D, RT>;
+static inline void run_panel(const Linear& a, int64_t tile, const Panel& p, int64_t first, bool more) {
+    const int64_t count = p.tokens, blocks = (count + kTokens<D, RT> - 1) / kTokens<D, RT>;
     for (int64_t b = 0; b < blocks; b++) {
-        const int n = (int)((count * (b + 1)) / blocks - (count * b) / blocks);
-        run_tokens<Fmt, D, RT>(a, tile, token, n, more && b == 0);
-        token += n;
+        const int64_t token = count * b / blocks;
+        run_tokens<Fmt, D, RT>(a, tile, p, first, token, (int)(count * (b + 1) / blocks - token), more && b == 0);
     }
 }
 
@@ -295,13 +288,13 @@ static void linear_digits(const Linear& a, int64_t tile_begin, int64_t tile_end)
     const int64_t full = a.rows / kTileRows;
     const int wanted = a.up || (a.tokens > 1 && kMaxRowTiles == 2) ? 2 : 1;
     const int step = a.up ? 1 : wanted;  // the gate's and up's tile of one number are one step
-    for (int64_t panel = 0; panel < a.tokens; panel += kPanel) {
-        const int64_t count = std::min(kPanel, a.tokens - panel);
+    for (int64_t first = 0; first < a.tokens; first += Quantised::kPanel) {
+        const Panel p = a.x.panel(first / Quantised::kPanel);
         for (int64_t tile = tile_begin; tile < tile_end;) {
             const bool pair = wanted == 2 && (a.up || (tile + 2 <= tile_end && tile + 2 <= full));
             const bool more = a.tokens > 1 && tile + 2 * step <= tile_end;
-            if (pair) run_panel<Fmt, D, 2>(a, tile, panel, count, more);
-            else run_panel<Fmt, D, 1>(a, tile, panel, count, more);
+            if (pair) run_panel<Fmt, D, 2>(a, tile, p, first, more);
+            else run_panel<Fmt, D, 1>(a, tile, p, first, more);
             tile += pair ? step : 1;
         }
     }
@@ -309,7 +302,7 @@ static void linear_digits(const Linear& a, int64_t tile_begin, int64_t tile_end)
 
 template <class Fmt>
 static void linear_quantised(const Linear& a, int64_t tile_begin, int64_t tile_end) {
-    if (a.x.low) linear_digits<Fmt, 2>(a, tile_begin, tile_end);
+    if (a.x.digits == 2) linear_digits<Fmt, 2>(a, tile_begin, tile_end);
     else linear_digits<Fmt, 1>(a, tile_begin, tile_end);
 }
 
@@ -445,17 +438,19 @@ static void rms_norm(const float* x, const float* weight, int64_t n, float eps, 
 }
 
 // q to bytes, or to a high and a low digit: q = 128 * high + low, low in [-64, 63].
-static inline void store_digits(const Quantised& out, int64_t at, I32 q) {
+static inline void store_digits(const Panel& out, int64_t at, I32 q) {
     if (!out.low) return store_s8(out.q + at, q);
     const I32 high = isra<7>(iadd(q, iset1(64)));
     store_s8(out.q + at, high);
     store_s8(out.low + at, isub(q, ishl<7>(high)));
 }
 
-static void quantise(const float* x, int64_t k, const Quantised& out, int64_t row) {
-    const int64_t groups = k / 32;
+static void quantise(const float* x, const Quantised& all, int64_t row) {
+    const Panel out = all.panel(row / Quantised::kPanel);
+    const int64_t groups = all.k / 32;
     const float limit = out.low ? 127.0f * 128.0f : 127.0f;
-    for (int64_t g = 0; g < groups; g++) {
+    int64_t at = row % Quantised::kPanel;
+    for (int64_t g = 0; g < groups; g++, at += out.tokens) {
         F32 a = load(x + g * 32), b = load(x + g * 32 + 16);
         F32 top = max(abs(a), abs(b));
         const float amax = reduce_max(top);
@@ -464,13 +459,13 @@ static void quantise(const float* x, int64_t k, const Quantised& out, int64_t ro
         const F32 inv = set1(finite && amax > 0.0f ? limit / amax : 0.0f);
         I32 qa = to_int(mul(a, inv)), qb = to_int(mul(b, inv));
         if (!finite) qa = qb = izero();
-        store_digits(out, row * k + g * 32, qa);
-        store_digits(out, row * k + g * 32 + 16, qb);
+        store_digits(out, at * 32, qa);
+        store_digits(out, at * 32 + 16, qb);
         const float sa = reduce_add(to_float(qa)), sb = reduce_add(to_float(qb));  // exact: small integers
-        out.scale[row * groups + g] = scale;
-        out.sum[row * groups + g] = scale * (sa + sb);
-        out.isum[row * groups * 2 + 2 * g] = (int32_t)sa;
-        out.isum[row * groups * 2 + 2 * g + 1] = (int32_t)sb;
+        out.scale[at] = scale;
+        out.sum[at] = scale * (sa + sb);
+        out.isum[at * 2] = (int32_t)sa;
+        out.isum[at * 2 + 1] = (int32_t)sb;
     }
 }
 

@@ -75,8 +75,9 @@ def test_each_instruction_equals_the_reference(model: str, form: str) -> None:
             return torch.from_numpy(raw.view(np.float32).reshape(rows, kind.width))
         digits = Q_BYTES[kind.dtype]
         planes, rest = np.split(raw, [digits * rows * kind.width])
-        scale = rest[: rows * kind.width // 32 * 4].view(np.float32).reshape(rows, -1)
-        q = planes.view(np.int8).reshape(digits, rows, kind.width)
+        scale = np.ascontiguousarray(rest[: rows * kind.width // 32 * 4].view(np.float32).reshape(-1, rows).T)
+        panel = planes.view(np.int8).reshape(digits, -1, rows, 32)  # [digits, groups, tokens, 32]
+        q = np.ascontiguousarray(panel.transpose(0, 2, 1, 3)).reshape(digits, rows, kind.width)
         q = q[0] if digits == 1 else q[0].astype(np.int16) * 128 + q[1]
         return Q8Rows(torch.from_numpy(q), torch.from_numpy(scale))
 
