@@ -66,7 +66,7 @@ types: setup
 # auditwheel refuses a wheel that needs more of the system than its manylinux tag promises.
 wheel: setup
 	rm -rf dist wheelhouse
-	$(BIN)/python -m build --wheel --outdir dist --config-setting=cmake.define.ROOFLINE_STATIC_RUNTIME=ON
+	$(BIN)/python -m build --wheel --outdir dist
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir wheelhouse dist/*.whl
 	$(BIN)/python -m auditwheel show wheelhouse/*.whl
 	@! $(BIN)/python -m zipfile -l wheelhouse/*.whl | grep -E '^(native|tests|src)/|\.(cpp|h)[[:space:]]'
