@@ -10,6 +10,7 @@ namespace {
 constexpr int kSplit = 512;        // absolute positions of an attention split
 constexpr int kPageTokens = 16;
 constexpr int kPrivateRows = 2;    // up to here every thread prepares the rows itself: cheaper than a barrier
+constexpr int kRopeRows = 16;      // prefill rows of a claim of rope and cache write
 constexpr int kQueryRows = 16;     // prefill rows of an attention item
 
 struct Reader {
@@ -149,7 +150,9 @@ bool Executable::row_op(const Op& op, int index, int worker) {
         for (int64_t r = 0; r < rows; r++) one_row(op, r, w.private_rows.data(), rows, r, w.scratch.data());
         return false;
     }
-    const int64_t chunk = std::max<int64_t>(1, std::min<int64_t>(16, rows / (4 * pool_.threads())));
+    // Neighbouring quantised rows share cache lines: a thread takes sixteen at a time, or its even share of a few.
+    const int64_t share = (rows + pool_.threads() - 1) / pool_.threads();
+    const int64_t chunk = quantised ? std::min<int64_t>(16, share) : std::max<int64_t>(1, std::min<int64_t>(16, share / 4));
     for (;;) {
         const int64_t begin = counters_[index].next.fetch_add(1, std::memory_order_relaxed) * chunk;
         if (begin >= rows) break;
@@ -292,20 +295,59 @@ bool Executable::rope_write(const Op& op, int index) {
     if (!has_prefill_) return false;
     const int dim = attention_.head_dim;
     const Rope rope = rope_of(op);
-    std::vector<uint16_t> halves(dim + 32);
+    std::vector<uint16_t> halves((size_t)kPageTokens * dim + 32);
     const int rows = (int)prefill_rows_.size();
     for (;;) {
-        const int begin = counters_[index].next.fetch_add(1, std::memory_order_relaxed) * 8;
+        const int begin = counters_[index].next.fetch_add(1, std::memory_order_relaxed) * kRopeRows;
         if (begin >= rows) break;
-        for (int i = begin; i < std::min(rows, begin + 8); i++) {
+        for (int i = begin; i < std::min(rows, begin + kRopeRows); i++) {
             const int row = prefill_rows_[i];
             const float* qkv = (const float*)at(op.x) + (int64_t)row * op.stride;
             uint16_t* q = (uint16_t*)at(op.y) + (int64_t)row * attention_.heads * dim;
             for (int h = 0; h < attention_.heads; h++) kernels_->rope_query(rope, qkv + h * dim, field(kPositions)[row], q + h * dim);
-            for (int h = 0; h < attention_.kv_heads; h++) write_cache(op, row_segment_[row], row, h, halves.data());
         }
+        write_rows(op, begin, std::min(rows, begin + kRopeRows), halves.data());
     }
     return true;
+}
+
+// Keys and values of neighbouring prefill rows, a page at a time: the rows of a page are turned into the page's own order
+// here, and written in whole lines.
+void Executable::write_rows(const Op& op, int begin, int end, uint16_t* halves) const {
+    const int dim = attention_.head_dim, kv_heads = attention_.kv_heads;
+    const int32_t* positions = field(kPositions);
+    for (int first = begin; first < end;) {
+        const int row = prefill_rows_[first], segment = row_segment_[row], slot = positions[row] % kPageTokens;
+        int count = 1;
+        while (first + count < end && slot + count < kPageTokens && prefill_rows_[first + count] == row + count && row_segment_[row + count] == segment) count++;
+        const int32_t page = field(kPages)[field(kPageStart)[segment] + positions[row] / kPageTokens];
+        uint16_t* base = (uint16_t*)(attention_.cache + op.layer * attention_.layer_stride + page * attention_.page_stride);
+        for (int h = 0; h < kv_heads; h++) {
+            uint32_t* k = (uint32_t*)(base + (int64_t)h * dim * kPageTokens);
+            uint16_t* v = base + (int64_t)(kv_heads + h) * dim * kPageTokens;
+            for (int t = 0; t < count; t++) {
+                const float* qkv = (const float*)at(op.x) + (int64_t)(row + t) * op.stride;
+                kernels_->rope_key(rope_of(op), qkv + (attention_.heads + h) * dim, positions[row + t], halves + t * dim);
+            }
+            const uint32_t* pairs = (const uint32_t*)halves;  // [count][dim / 2] of two dimensions
+            for (int i = 0; i < dim / 2; i++)
+                for (int t = 0; t < count; t++) k[i * kPageTokens + slot + t] = pairs[t * (dim / 2) + i];
+            for (int t = 0; t < count; t++) {
+                const float* qkv = (const float*)at(op.x) + (int64_t)(row + t) * op.stride;
+                kernels_->to_bf16(qkv + (attention_.heads + kv_heads + h) * dim, dim, halves + t * dim);
+            }
+            for (int t = 0; t < count; t++) {
+                uint16_t* pair = v + ((slot + t) / 2) * dim * 2;
+                if ((slot + t) % 2 == 0 && t + 1 < count) {
+                    for (int i = 0; i < dim; i++) ((uint32_t*)pair)[i] = (uint32_t)halves[t * dim + i] | (uint32_t)halves[(t + 1) * dim + i] << 16;
+                    t++;
+                } else {
+                    for (int i = 0; i < dim; i++) pair[2 * i + (slot + t) % 2] = halves[t * dim + i];
+                }
+            }
+        }
+        first += count;
+    }
 }
 
 void Executable::attend(const Op& op, int index, int worker) {
@@ -355,7 +397,7 @@ void Executable::attend_decode(const Op& op, const Item& item, Worker& w) {
 
 void Executable::attend_rows(const Op& op, const Item& item, Worker& w) {
     const int dim = attention_.head_dim, group = attention_.heads / attention_.kv_heads, heads = attention_.heads;
-    const Attend a = attend_of(op, item.segment, item.kv_head);
+    Attend a = attend_of(op, item.segment, item.kv_head);
     const uint16_t* q_rows = (const uint16_t*)at(op.x);
     const int32_t* positions = field(kPositions);
     const int most = kernels_->max_queries;
@@ -374,6 +416,7 @@ void Executable::attend_rows(const Op& op, const Item& item, Worker& w) {
             out[i] = (float*)at(op.y) + (int64_t)row * op.stride + head * dim;
         }
         const int32_t last = position[n - 1] + 1;
+        a.context = last;  // keys after the tile's last query would only add zeros
         int32_t begin = a.window > 0 ? std::max(0, position[0] - a.window + 1) : 0;
         bool merged = false;
         while (begin < last) {

@@ -96,6 +96,7 @@ class Executable {
     void attend_decode(const Op& op, const Item& item, Worker& w);
     void attend_rows(const Op& op, const Item& item, Worker& w);
     void write_cache(const Op& op, int segment, int row, int kv_head, uint16_t* halves) const;
+    void write_rows(const Op& op, int begin, int end, uint16_t* halves) const;
     Rope rope_of(const Op& op) const;
     Attend attend_of(const Op& op, int segment, int kv_head) const;
     void one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_rows, int64_t out_row, float* scratch) const;

@@ -461,11 +461,12 @@ static void quantise(const float* x, const Quantised& all, int64_t row) {
         if (!finite) qa = qb = izero();
         store_digits(out, at * 32, qa);
         store_digits(out, at * 32 + 16, qb);
-        const float sa = reduce_add(to_float(qa)), sb = reduce_add(to_float(qb));  // exact: small integers
+        int32_t sa, sb;
+        sums(qa, qb, sa, sb);
         out.scale[at] = scale;
-        out.sum[at] = scale * (sa + sb);
-        out.isum[at * 2] = (int32_t)sa;
-        out.isum[at * 2 + 1] = (int32_t)sb;
+        out.sum[at] = scale * (float)(sa + sb);
+        out.isum[at * 2] = sa;
+        out.isum[at * 2 + 1] = sb;
     }
 }
 
@@ -567,7 +568,7 @@ static inline uint32_t visible(const Attend& a, int32_t position, int32_t first_
     return m;
 }
 
-template <int Q, int V>
+template <int Q, int V, bool Ahead>
 static inline void score_pages(int head_dim, const BlockPages& b, const uint16_t* q, F32 (*s)[4], int first) {
     F32 acc[Q][V];
     for (int i = 0; i < Q; i++)
@@ -577,7 +578,7 @@ static inline void score_pages(int head_dim, const BlockPages& b, const uint16_t
         for (int v = 0; v < V; v++) {
             const uint16_t* at = b.k[first + v] + d * kPage;
             keys[v] = pairs(at);
-            if (b.next[first + v]) prefetch((const char*)at + b.next[first + v]);
+            if (Ahead && b.next[first + v]) prefetch((const char*)at + b.next[first + v]);
         }
         for (int i = 0; i < Q; i++) {
             const Pair query = pair(q + (int64_t)i * head_dim + d);
@@ -588,7 +589,7 @@ static inline void score_pages(int head_dim, const BlockPages& b, const uint16_t
         for (int v = 0; v < V; v++) s[i][first + v] = acc[i][v];
 }
 
-template <int Q, int V>
+template <int Q, int V, bool Ahead>
 static inline void add_values(int head_dim, const BlockPages& b, const uint16_t (*p)[kBlock], const float* alpha, int slice, float* acc) {
     F32 r[Q][V];
     for (int i = 0; i < Q; i++)
@@ -600,7 +601,7 @@ static inline void add_values(int head_dim, const BlockPages& b, const uint16_t 
         Pairs values[V];
         for (int v = 0; v < V; v++) {
             values[v] = pairs(row + 32 * v);
-            if (next) prefetch((const char*)(row + 32 * v) + next);
+            if (Ahead && next) prefetch((const char*)(row + 32 * v) + next);
         }
         for (int i = 0; i < Q; i++) {
             const Pair weight = pair(p[i] + 2 * j);
@@ -616,14 +617,14 @@ static inline void add_values(int head_dim, const BlockPages& b, const uint16_t 
         for (int v = 0; v < V; v++) store(acc + (int64_t)i * head_dim + slice + 16 * v, r[i][v]);
 }
 
-template <int Q>
+template <int Q, bool Ahead>
 static inline void attend_block(const Attend& a, const uint16_t* q, const int32_t* position, int32_t begin, AttendState* state, float* acc) {
     const BlockPages b = block_pages(a, begin);
     const F32 none = set1(-infinity());
     F32 s[Q][4];
     int page = 0;
-    for (; page + kKeyVectors <= b.pages; page += kKeyVectors) score_pages<Q, kKeyVectors>(a.head_dim, b, q, s, page);
-    for (; page < b.pages; page++) score_pages<Q, 1>(a.head_dim, b, q, s, page);
+    for (; page + kKeyVectors <= b.pages; page += kKeyVectors) score_pages<Q, kKeyVectors, Ahead>(a.head_dim, b, q, s, page);
+    for (; page < b.pages; page++) score_pages<Q, 1, Ahead>(a.head_dim, b, q, s, page);
     alignas(64) uint16_t p[Q][kBlock];
     alignas(64) float change[16] = {0}, alpha[16];
     float m_new[Q];
@@ -651,8 +652,8 @@ static inline void attend_block(const Attend& a, const uint16_t* q, const int32_
     }
     int slice = 0;
     for (; slice + 16 * kValueVectors <= a.head_dim; slice += 16 * kValueVectors)
-        add_values<Q, kValueVectors>(a.head_dim, b, p, alpha, slice, acc);
-    for (; slice < a.head_dim; slice += 16) add_values<Q, 1>(a.head_dim, b, p, alpha, slice, acc);
+        add_values<Q, kValueVectors, Ahead>(a.head_dim, b, p, alpha, slice, acc);
+    for (; slice < a.head_dim; slice += 16) add_values<Q, 1, Ahead>(a.head_dim, b, p, alpha, slice, acc);
 }
 
 template <int Q>
@@ -662,7 +663,10 @@ static void attend_queries(const Attend& a, const uint16_t* q, const int32_t* po
         store(state[i].l, zero());
         for (int d = 0; d < a.head_dim; d += 16) store(acc + (int64_t)i * a.head_dim + d, zero());
     }
-    for (int32_t at = begin / kBlock * kBlock; at < end; at += kBlock) attend_block<Q>(a, q, position, at, state, acc);
+    for (int32_t at = begin / kBlock * kBlock; at < end; at += kBlock) {
+        if (a.fetch_ahead) attend_block<Q, true>(a, q, position, at, state, acc);
+        else attend_block<Q, false>(a, q, position, at, state, acc);
+    }
 }
 
 static void attend_split(const Attend& a, const uint16_t* q, const int32_t* position, int queries, int32_t begin, int32_t end, AttendState* state, float* acc) {

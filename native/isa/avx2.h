@@ -128,6 +128,13 @@ static inline float reduce_max(F32 v) {
     return _mm_cvtss_f32(_mm_max_ss(b, _mm_shuffle_ps(b, b, 1)));
 }
 
+static inline void sums(I32 x, I32 y, int32_t& sx, int32_t& sy) {
+    __m256i a = _mm256_hadd_epi32(_mm256_add_epi32(x.a, x.b), _mm256_add_epi32(y.a, y.b));
+    __m128i c = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    c = _mm_add_epi32(c, _mm_shuffle_epi32(c, 0xb1));
+    sx = _mm_cvtsi128_si32(c);
+    sy = _mm_extract_epi32(c, 2);
+}
 static inline F32 load_f16(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }

@@ -90,6 +90,16 @@ static inline float reduce_max(F32 v) {
     return _mm_cvtss_f32(_mm_max_ss(b, _mm_shuffle_ps(b, b, 1)));
 }
 
+// Sums of sixteen integers each, exact.
+static inline void sums(I32 x, I32 y, int32_t& sx, int32_t& sy) {
+    __m256i a = _mm256_add_epi32(_mm512_castsi512_si256(x), _mm512_extracti32x8_epi32(x, 1));
+    __m256i b = _mm256_add_epi32(_mm512_castsi512_si256(y), _mm512_extracti32x8_epi32(y, 1));
+    a = _mm256_hadd_epi32(a, b);
+    __m128i c = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    c = _mm_add_epi32(c, _mm_shuffle_epi32(c, 0xb1));
+    sx = _mm_cvtsi128_si32(c);
+    sy = _mm_extract_epi32(c, 2);
+}
 static inline F32 load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
 static inline F32 load_bf16(const uint16_t* p) {
     return as_float(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));

@@ -98,6 +98,11 @@ static inline float reduce_max(F32 v) {
     return v.v[0];
 }
 
+static inline void sums(I32 x, I32 y, int32_t& sx, int32_t& sy) {
+    sx = sy = 0;
+    for (int i = 0; i < 16; i++) sx += x.v[i], sy += y.v[i];
+}
+
 static inline float half_to_float(uint16_t h) {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, exp = h >> 10 & 31, man = h & 1023;
     if (exp == 0) return float_of(sign | bits_of((float)man * 0x1p-24f));
