@@ -31,7 +31,11 @@ def commands(peers: Path, adapters: Path) -> dict[str, list[str]]:
             str(adapters / "peer_llamacpp.py"),
             str(peers / REPACKED),
         ],
-        "OpenVINO GenAI Q4_1": [str(peers / "openvino/bin/python"), str(adapters / "peer_openvino.py"), str(peers / MODEL)],
+        "OpenVINO GenAI Q4_1": [
+            str(peers / "openvino/bin/python"),
+            str(adapters / "peer_openvino.py"),
+            str(peers / MODEL),
+        ],
         "transformers bf16": [str(peers / "hf/bin/python"), str(adapters / "peer_transformers.py"), hf],
         "vLLM CPU bf16": [str(peers / "vllm/bin/python"), str(adapters / "peer_vllm.py"), hf],
     }
@@ -68,7 +72,10 @@ def ours(model: Path) -> dict[str, object]:
     """One run of our engine: the JSON of `roofline bench engine`."""
     code = "from roofline.cli.main import main; main()"
     run = subprocess.run(
-        [sys.executable, "-c", code, "bench", "engine", str(model), "--json"], capture_output=True, text=True, timeout=900
+        [sys.executable, "-c", code, "bench", "engine", str(model), "--json"],
+        capture_output=True,
+        text=True,
+        timeout=900,
     )
     if run.returncode:
         raise SystemExit(f"roofline bench engine failed:\n{run.stderr[-2000:]}")
@@ -77,7 +84,8 @@ def ours(model: Path) -> dict[str, object]:
 
 def machine() -> dict[str, object]:
     """What the figures were taken on."""
-    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "?")
     return {
         "cpu": cpu,
         "cores": len(os.sched_getaffinity(0)),
@@ -114,7 +122,10 @@ def main() -> None:
 
     def add(name: str, result: dict[str, object], seconds: float) -> None:
         runs.append({"engine": name, "seconds": round(seconds, 1), "result": result})
-        print(f"{name}: " + "  ".join(f"{k.removesuffix('_tok_s')} {v:.0f}" for k, v in figures(result).items()), flush=True)
+        print(
+            f"{name}: " + "  ".join(f"{k.removesuffix('_tok_s')} {v:.0f}" for k, v in figures(result).items()),
+            flush=True,
+        )
         args.out.parent.mkdir(parents=True, exist_ok=True)
         part = args.out.with_suffix(".part")
         part.write_text(json.dumps(record, indent=1))
@@ -147,7 +158,9 @@ def ratios(runs: list[dict[str, object]]) -> dict[str, dict[str, float]]:
         beside = [figures(runs[j]["result"]) for j in (i - 1, i + 1) if 0 <= j < len(runs)]  # type: ignore[arg-type]
         theirs = figures(run["result"])  # type: ignore[arg-type]
         out[str(run["engine"])] = {
-            row: round(sum(b[row] for b in beside) / len(beside) / value, 3) for row, value in theirs.items() if row in beside[0]
+            row: round(sum(b[row] for b in beside) / len(beside) / value, 3)
+            for row, value in theirs.items()
+            if row in beside[0]
         }
     return out
 

@@ -1,4 +1,4 @@
-"""The cpu backend on whole programs: each instruction against the reference, and the same bits however a text is cut."""
+"""The cpu backend on whole programs: each instruction against the reference, and equal bits however a text is cut."""
 
 import sys
 from pathlib import Path
@@ -50,7 +50,8 @@ def whole(model: Any, text: Text, chunk: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("model", "form"), [("llama", form) for form in FORMATS] + [(m, f) for m in MODELS for f in ("Q4_1", "BF16") if m != "llama"]
+    ("model", "form"),
+    [("llama", form) for form in FORMATS] + [(m, f) for m in MODELS for f in ("Q4_1", "BF16") if m != "llama"],
 )
 def test_each_instruction_equals_the_reference(model: str, form: str) -> None:
     torch = pytest.importorskip("torch", reason="the reference runs on torch")

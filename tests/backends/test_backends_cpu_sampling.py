@@ -1,6 +1,7 @@
 """The core's sampler against the naive numpy one: same noise bits, same choices."""
 
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,8 @@ def rows_of(count: int, **fields: Any) -> SampleRows:
 
 def csr(rows: SampleRows, lists: list[list[int]], counts: list[list[int]]) -> None:
     rows.hist_start = np.cumsum([0, *map(len, lists)]).astype(np.int32)
-    rows.hist_ids = np.array(sum(lists, []), np.int32)
-    rows.hist_counts = np.array(sum(counts, []), np.int32)
+    rows.hist_ids = np.array(list(chain.from_iterable(lists)), np.int32)
+    rows.hist_counts = np.array(list(chain.from_iterable(counts)), np.int32)
 
 
 def test_greedy_takes_the_largest_and_the_lowest_of_equals(models: dict[str, Any]) -> None:

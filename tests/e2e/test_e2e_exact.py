@@ -1,7 +1,6 @@
-"""The real model: ids and logits of a request do not depend on company, chunks, cached prefixes, pre-emption or threads."""
+"""The real model: ids and logits do not depend on company, chunks, cached prefixes, pre-emption or threads."""
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,8 +84,8 @@ def collect(engine: LocalEngine, ids: dict[str, list[int]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def model(smollm2_path: Path) -> Iterator[LoadedModel]:
-    yield load(str(smollm2_path), text=False, cache_tokens=24000, max_model_len=1024, threads=2)
+def model(smollm2_path: Path) -> LoadedModel:
+    return load(str(smollm2_path), text=False, cache_tokens=24000, max_model_len=1024, threads=2)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +98,7 @@ def alone(model: LoadedModel) -> tuple[dict[str, list[int]], dict]:
 @pytest.mark.parametrize("chunk", [16, 64, 512])
 @pytest.mark.parametrize("prefix_cache", [False, True])
 def test_all_at_once(model: LoadedModel, alone: tuple, chunk: int, prefix_cache: bool) -> None:
-    ids, digests, stats = run(model, requests(), True, max_batch_tokens=chunk, prefix_cache=prefix_cache)
+    ids, digests, _ = run(model, requests(), True, max_batch_tokens=chunk, prefix_cache=prefix_cache)
     assert ids == alone[0]
     assert digests == alone[1]
 

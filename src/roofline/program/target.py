@@ -12,7 +12,8 @@ class Target:
     """Numeric choices of a backend.
 
     quantised_order: the order of linears on quantised weights, whose activations become 8-bit rows; None: weights are
-    dequantised instead. logits_order: the same for the linear that makes the logits. float_order: of linears on float weights, widened exactly to float32.
+    dequantised instead. logits_order: the same for the linear that makes the logits. float_order: of linears on float
+    weights, widened exactly to float32.
     orders: op -> order of the other ops. attend_dtypes: what the cache, q and the softmax weights are rounded to.
     layouts: of weight matrices and of vectors.
     """

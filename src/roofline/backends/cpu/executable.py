@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from roofline import _native
-from roofline.backends.base import MonotonicClock, StepCost
+from roofline.backends.base import Clock, MonotonicClock, StepCost
 from roofline.backends.cpu.lower import PackedPiece, lower
 from roofline.backends.cpu.memory import PackedWeights, Source, rope_array
 from roofline.backends.cpu.prices import StepPrices
@@ -54,7 +54,7 @@ class CpuExecutable:
             raise UnsupportedError(f"head_dim {group.head_dim}", "the cpu backend needs a multiple of 16 up to 512")
         self.isa, self.threads, self.limits = isa, threads, limits
         self.max_context, self.num_pages = max_context, num_pages
-        self.clock = MonotonicClock()
+        self.clock: Clock = MonotonicClock()
         self.batch = Batch(limits)
         self.vocab_size = program.types()[program.logits].width
         self._weights = PackedWeights(program, source, threads)
@@ -178,6 +178,6 @@ def _attention(program: Program, max_context: int) -> tuple[dict[str, object], n
 
 
 def _fingerprint(program: Program, weights_hash: str, isa: str) -> str:
-    """Same fingerprint: same logit bits. What the bits depend on goes in: weights, program with its orders, core, chip."""
+    """Same fingerprint: same logit bits. Weights, program with its orders, core, compiler and chip go in."""
     parts = (weights_hash, program.digest(), "cpu", platform.machine(), isa, _native.build_id(), "kv:bf16", "tp:1")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

@@ -100,7 +100,9 @@ def check(program: Program) -> None:
                 if instr.attr(name):
                     raise UnsupportedError(f"attend with {name}", "the cpu backend has no kernel for it")
             if previous != "rope_kv_write":
-                raise UnsupportedError("attend without rope_kv_write before it", "the cpu backend runs the two together")
+                raise UnsupportedError(
+                    "attend without rope_kv_write before it", "the cpu backend runs the two together"
+                )
         if instr.op in ("silu_mul", "silu_mul_quantize") and len(instr.inputs) != 1:
             raise UnsupportedError(f"{instr.op} on two values", "the cpu backend takes gate and up side by side")
         previous = instr.op

@@ -54,7 +54,9 @@ class PackedWeights:
             packed[name] = tuple(pieces)
         for name, recipe in program.weights.items():
             if len(recipe.shape) == 1:
-                parts = [formats.get(p.format).dequantize(_rows(source, p, 1), (p.stop - p.start,)) for p in recipe.pieces]
+                parts = [
+                    formats.get(p.format).dequantize(_rows(source, p, 1), (p.stop - p.start,)) for p in recipe.pieces
+                ]
                 self._vectors[name] = np.ascontiguousarray(np.concatenate(parts), dtype=np.float32)
         self.addresses = Addresses(packed, {name: array.ctypes.data for name, array in self._vectors.items()})
 
@@ -63,7 +65,9 @@ class PackedWeights:
         from roofline import _native
 
         if piece.format not in self._numbers:
-            raise UnsupportedError(f"weight format {piece.format}", "the cpu backend has no kernel for it", self._numbers)
+            raise UnsupportedError(
+                f"weight format {piece.format}", "the cpu backend has no kernel for it", list(self._numbers)
+            )
         tiles = -(-(piece.stop - piece.start) // TILE_ROWS)
         return tiles, tiles * _native.tile_bytes(self._numbers[piece.format], columns)
 
@@ -76,7 +80,7 @@ def _rows(source: Source, piece: Piece, columns: int) -> np.ndarray:
 
 
 def rope_array(table: RopeTable, positions: int, head_dim: int) -> np.ndarray:
-    """float32 [positions, 2, head_dim / 2]: cosines, then sines. Raises UnsupportedError where a head is rotated in part."""
+    """float32 [positions, 2, head_dim / 2]: cosines, then sines. Raises UnsupportedError for partial rotation."""
     if table.dim != head_dim:
         raise UnsupportedError("partial rotary embedding", f"{table.dim} of {head_dim} dimensions turn")
     cos, sin = cos_sin(table, np.arange(positions))

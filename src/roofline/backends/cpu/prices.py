@@ -1,18 +1,20 @@
 """The price of a step, fast enough to ask for at every step: like instructions are added up once, at load."""
 
 from collections import Counter
+from dataclasses import astuple
 
 import numpy as np
 
 from roofline.backends.base import StepCost
 from roofline.hardware.roofs import Roofs
 from roofline.ops.batch import Batch
-from roofline.program.ir import Program
-from roofline.program.passes.price import Amount, price, seconds
+from roofline.ops.cost import Affine, Cost
+from roofline.program.ir import Instr, Program
+from roofline.program.passes.price import operations_per_second, price, work_of
 
 
 class StepPrices:
-    """Costs of a Program's steps.
+    """Costs of a Program's steps, as products of two small matrices.
 
     Args:
         working_set: bytes of weights a step reads; the read roof is taken at this size.
@@ -20,40 +22,42 @@ class StepPrices:
 
     def __init__(self, program: Program, roofs: Roofs | None, working_set: int) -> None:
         (group,) = program.kv_groups.values()
-        self._window, self._roofs, self._working_set = group.window, roofs, working_set
-        priced = price(program)
-        kinds: Counter[tuple[object, ...]] = Counter()
-        example = {}
-        for instr, cost in priced.instrs:
-            key = (instr.op, cost.flops, cost.weight_bytes, cost.kv_bytes)
-            kinds[key] += 1
-            example[key] = (instr, cost)
-        self._kinds = [(*example[key], count) for key, count in kinds.items()]
-        total = priced.total
-        self._total = (total.flops, total.weight_bytes, total.kv_bytes)
+        self._window = group.window
+        kinds: Counter[Cost] = Counter()
+        example: dict[Cost, Instr] = {}
+        for instr, cost in price(program).instrs:
+            kinds[cost] += 1
+            example[cost] = instr
+        counts = np.array(list(kinds.values()), np.float64)
+        # [kinds, 5]: coefficients of 1, tokens, rows, context, pairs
+        flops, weights, kv = (
+            np.array([astuple(part(cost)) for cost in kinds], np.float64)
+            for part in (lambda c: c.flops, lambda c: c.weight_bytes, lambda c: c.kv_bytes)
+        )
+        self._totals = np.stack([counts @ flops, counts @ weights, counts @ kv])  # [3, 5]
+        self._seconds: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+        if roofs is not None:
+            rates = np.array([operations_per_second(example[cost], roofs) for cost in kinds])
+            reads = roofs.read_bytes_per_s(working_set)
+            self._seconds = flops / rates[:, None], (weights + kv) / reads, counts
 
     def of(self, batch: Batch) -> StepCost:
-        """The price of the step in the buffer."""
-        work = _work(batch, self._window)
-        flops, weights, kv = (amount.at(**work) for amount in self._total)
+        """The price of the step in the buffer: each instruction at its own roof, added up."""
+        work = np.array(astuple(_work(batch, self._window)), np.float64)
+        flops, weights, kv = (self._totals @ work).tolist()
         limit = None
-        if self._roofs is not None:
-            limit = 0.0
-            for instr, cost, count in self._kinds:
-                spent = Amount(cost.flops.at(**work), cost.weight_bytes.at(**work), cost.kv_bytes.at(**work), 0)
-                limit += count * seconds(instr, spent, self._roofs, self._working_set)
-        return StepCost(float(flops), float(weights), float(kv), limit)
+        if self._seconds is not None:
+            compute, move, counts = self._seconds
+            limit = float(counts @ np.maximum(compute @ work, move @ work))
+        return StepCost(flops, weights, kv, limit)
 
 
-def _work(batch: Batch, window: int) -> dict[str, int]:
-    """tokens, rows, keys read, query-key pairs of the step in the buffer."""
+def _work(batch: Batch, window: int) -> Affine:
+    """1, tokens, rows, keys read, query-key pairs of the step in the buffer."""
     n = batch.segments
     if n == batch.tokens:  # all segments are one token long
-        seen = batch.context_len[:n]
-        seen = int((np.minimum(seen, window) if window else seen).sum())
-        return {"tokens": n, "rows": batch.rows, "context": seen, "pairs": seen}
-    from roofline.program.passes.price import work_of
-
-    return dict(vars(work_of(batch, window)))
-
-
+        context = batch.context_len[:n]
+        seen = int((np.minimum(context, window) if window else context).sum())
+        return Affine(1, n, batch.rows, seen, seen)
+    work = work_of(batch, window)
+    return Affine(1, work.tokens, work.rows, work.context, work.pairs)

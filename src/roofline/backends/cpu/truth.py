@@ -16,8 +16,10 @@ class TruthError(RooflineError):
 
 
 def check_kernels(executable: CpuExecutable, source: Source) -> list[str]:
-    """For each weight format of the program, the first rows of one matrix: packed and multiplied by the kernels, against
-    the file's bytes dequantised and multiplied in float64 with the same 8-bit activations.
+    """For each weight format of the program, the first rows of one matrix against float64.
+
+    The packed tiles are multiplied by the kernels; the file's own bytes are dequantised and multiplied with the same
+    8-bit activations in float64.
 
     Returns the formats that were checked. Raises TruthError naming format and matrix.
     """

@@ -24,7 +24,8 @@ LANES = 16
 def linear_integers(x: Q8Rows, w: Groups) -> "Tensor":
     """Orders "q8g32" and "q15g32": x [rows, in] times w [out, in] -> float32 [rows, out].
 
-    Groups ascend; in each the dot of integers is exact and rounded to float32 once, then acc = fma(w_scale * x_scale, dot, acc), and where the
+    Groups ascend; in each the dot of integers is exact and rounded to float32 once, then
+    acc = fma(w_scale * x_scale, dot, acc), and where the
     format has minima acc = fma(w_min, x_sum, acc) with x_sum = x_scale * sum of the group's q.
     """
     import torch

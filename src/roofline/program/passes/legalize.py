@@ -26,8 +26,8 @@ def legalize(program: Program, target: Target) -> Program:
             if (source, order) not in rows_of:
                 kind, bits = types[source], int(order[1:].partition("g")[0])
                 rows = Value(f"{source}.q{bits}", Type(order, kind.leading, kind.trailing))
-                attrs = {"group": Q8_GROUP} | ({} if bits == 8 else {"bits": bits})
-                body.append(Instr("quantize_rows", (source,), (), attrs, (rows,)))
+                width = {"group": Q8_GROUP} | ({} if bits == 8 else {"bits": bits})
+                body.append(Instr("quantize_rows", (source,), (), width, (rows,)))
                 rows_of[source, order] = rows
             attrs = {**instr.attrs, "order": order}
             body.append(replace(instr, inputs=(rows_of[source, order].name,), attrs=attrs))

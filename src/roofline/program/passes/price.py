@@ -75,11 +75,12 @@ def seconds(instr: Instr, spent: Amount, roofs: Roofs, working_set: int) -> floa
 
     working_set: bytes a step touches in all; weights and KV are read at that size's bandwidth.
     """
-    compute = spent.flops / _operations(instr, roofs)
+    compute = spent.flops / operations_per_second(instr, roofs)
     return max(compute, (spent.weight_bytes + spent.kv_bytes) / roofs.read_bytes_per_s(working_set))
 
 
-def _operations(instr: Instr, roofs: Roofs) -> float:
+def operations_per_second(instr: Instr, roofs: Roofs) -> float:
+    """The roof of an instruction's arithmetic."""
     order = instr.attr("order")
     if instr.op in ("linear", "linear_add", "linear_silu_mul") and order in ("q8g32", "q15g32"):
         return roofs.int8_ops / (1 if order == "q8g32" else 2)  # two products of bytes for one of 15 bits
