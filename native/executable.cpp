@@ -40,7 +40,7 @@ Executable::Executable(const Kernels* kernels, int threads, const std::vector<in
                        const int32_t* batch, const std::vector<int64_t>& fields, uint8_t* arena, const Ref& logits, int vocab)
     : kernels_(kernels), pool_(threads), attention_(attention), batch_(batch), fields_(fields), arena_(arena), logits_(logits), vocab_(vocab) {
     parse(code);
-    counters_.reset(new Counter[ops_.size()]);
+    counters_.reset(new Counter[ops_.size() * threads]);
     op_seconds.assign(ops_.size(), 0.0);
     workers_.resize(threads);
     const int group = attention_.heads / attention_.kv_heads, dim = attention_.head_dim;
@@ -89,7 +89,7 @@ void Executable::forward() {
     segments_ = header[1];
     rows_ = header[2];
     plan_items();
-    for (size_t i = 0; i < ops_.size(); i++) counters_[i].next.store(0, std::memory_order_relaxed);
+    for (size_t i = 0; i < ops_.size() * pool_.threads(); i++) counters_[i].next.store(0, std::memory_order_relaxed);
     if (timing) std::fill(op_seconds.begin(), op_seconds.end(), 0.0);
     pool_.run([this](int worker) { work(worker); });
 }
@@ -107,7 +107,7 @@ bool Executable::run(const Op& op, int index, int worker) {
     switch (op.code) {
         case Code::Linear:
         case Code::LinearGated: linear(op, index, worker); return true;
-        case Code::RopeWrite: return rope_write(op, index);
+        case Code::RopeWrite: return rope_write(op, index, worker);
         case Code::Attend: attend(op, index, worker); return true;
         default: return row_op(op, index, worker);
     }
@@ -153,11 +153,9 @@ bool Executable::row_op(const Op& op, int index, int worker) {
     // Neighbouring quantised rows share cache lines: a thread takes sixteen at a time, or its even share of a few.
     const int64_t share = (rows + pool_.threads() - 1) / pool_.threads();
     const int64_t chunk = quantised ? std::min<int64_t>(16, share) : std::max<int64_t>(1, std::min<int64_t>(16, share / 4));
-    for (;;) {
-        const int64_t begin = counters_[index].next.fetch_add(1, std::memory_order_relaxed) * chunk;
-        if (begin >= rows) break;
-        for (int64_t r = begin; r < std::min(rows, begin + chunk); r++) one_row(op, r, at(op.y), rows, r, w.scratch.data());
-    }
+    Claims claim = claims(index, worker, rows, chunk);
+    for (int64_t begin, end; claim.next(begin, end);)
+        for (int64_t r = begin; r < end; r++) one_row(op, r, at(op.y), rows, r, w.scratch.data());
     return true;
 }
 
@@ -182,10 +180,9 @@ void Executable::linear(const Op& op, int index, int worker) {
     Linear a;
     a.tokens = rows;
     uint8_t* x = w.private_id == op.x.id ? const_cast<uint8_t*>(w.private_rows.data()) : at(op.x);
-    for (;;) {
-        int64_t begin = counters_[index].next.fetch_add(1, std::memory_order_relaxed) * chunk;
-        if (begin >= tiles) break;
-        int64_t end = std::min(tiles, begin + chunk), base = 0;
+    Claims claim = claims(index, worker, tiles, chunk);
+    for (int64_t begin, end; claim.next(begin, end);) {
+        int64_t base = 0;
         for (const Segment& s : op.segments) {
             const int64_t n = (s.rows + kTileRows - 1) / kTileRows;
             const int64_t from = std::max<int64_t>(0, begin - base), to = std::min(n, end - base);
@@ -291,22 +288,20 @@ void Executable::write_cache(const Op& op, int segment, int row, int kv_head, ui
 
 // Rows of longer segments: all keys of the chunk must lie in the cache before any of its queries looks. Rows that are
 // alone in their segment are written by the attention item that reads them.
-bool Executable::rope_write(const Op& op, int index) {
+bool Executable::rope_write(const Op& op, int index, int worker) {
     if (!has_prefill_) return false;
     const int dim = attention_.head_dim;
     const Rope rope = rope_of(op);
     std::vector<uint16_t> halves((size_t)kPageTokens * dim + 32);
-    const int rows = (int)prefill_rows_.size();
-    for (;;) {
-        const int begin = counters_[index].next.fetch_add(1, std::memory_order_relaxed) * kRopeRows;
-        if (begin >= rows) break;
-        for (int i = begin; i < std::min(rows, begin + kRopeRows); i++) {
+    Claims claim = claims(index, worker, (int64_t)prefill_rows_.size(), kRopeRows);
+    for (int64_t begin, end; claim.next(begin, end);) {
+        for (int64_t i = begin; i < end; i++) {
             const int row = prefill_rows_[i];
             const float* qkv = (const float*)at(op.x) + (int64_t)row * op.stride;
             uint16_t* q = (uint16_t*)at(op.y) + (int64_t)row * attention_.heads * dim;
             for (int h = 0; h < attention_.heads; h++) kernels_->rope_query(rope, qkv + h * dim, field(kPositions)[row], q + h * dim);
         }
-        write_rows(op, begin, std::min(rows, begin + kRopeRows), halves.data());
+        write_rows(op, (int)begin, (int)end, halves.data());
     }
     return true;
 }
@@ -352,10 +347,8 @@ void Executable::write_rows(const Op& op, int begin, int end, uint16_t* halves) 
 
 void Executable::attend(const Op& op, int index, int worker) {
     Worker& w = workers_[worker];
-    const int count = (int)items_.size();
-    for (;;) {
-        const int i = counters_[index].next.fetch_add(1, std::memory_order_relaxed);
-        if (i >= count) break;
+    Claims claim = claims(index, worker, (int64_t)items_.size(), 1);
+    for (int64_t i, end; claim.next(i, end);) {
         if (items_[i].splits > 0) attend_decode(op, items_[i], w);
         else attend_rows(op, items_[i], w);
     }

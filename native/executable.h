@@ -75,6 +75,30 @@ class Executable {
     struct alignas(64) Counter {
         std::atomic<int32_t> next{0};
     };
+    // Chunks of an op's work. Each thread has its own even share and takes from the others when that is done: step after
+    // step a thread reads the same weights and the same pages, which stay in the caches next to its core.
+    class Claims {
+       public:
+        Claims(Counter* counters, int threads, int worker, int64_t total, int64_t chunk)
+            : counters_(counters), threads_(threads), worker_(worker), total_(total), chunk_(chunk), chunks_((total + chunk - 1) / chunk) {}
+        bool next(int64_t& begin, int64_t& end) {
+            for (; tried_ < threads_; tried_++) {
+                const int owner = (worker_ + tried_) % threads_;
+                const int64_t first = chunks_ * owner / threads_, limit = chunks_ * (owner + 1) / threads_;
+                const int64_t at = first + counters_[owner].next.fetch_add(1, std::memory_order_relaxed);
+                if (at >= limit) continue;
+                begin = at * chunk_;
+                end = begin + chunk_ < total_ ? begin + chunk_ : total_;
+                return true;
+            }
+            return false;
+        }
+
+       private:
+        Counter* counters_;
+        int threads_, worker_, tried_ = 0;
+        int64_t total_, chunk_, chunks_;
+    };
     struct Worker {
         std::vector<uint8_t> private_rows;  // a few quantised rows that this thread made for itself
         int64_t private_id = -1;
@@ -91,7 +115,10 @@ class Executable {
     bool run(const Op& op, int index, int worker);  // true: a barrier must follow
     bool row_op(const Op& op, int index, int worker);
     void linear(const Op& op, int index, int worker);
-    bool rope_write(const Op& op, int index);
+    bool rope_write(const Op& op, int index, int worker);
+    Claims claims(int index, int worker, int64_t total, int64_t chunk) {
+        return Claims(&counters_[(size_t)index * pool_.threads()], pool_.threads(), worker, total, chunk);
+    }
     void attend(const Op& op, int index, int worker);
     void attend_decode(const Op& op, const Item& item, Worker& w);
     void attend_rows(const Op& op, const Item& item, Worker& w);

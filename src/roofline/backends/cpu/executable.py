@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from roofline import _native
+import roofline._native as _native
 from roofline.backends.base import Clock, MonotonicClock, StepCost
 from roofline.backends.cpu.lower import PackedPiece, lower
 from roofline.backends.cpu.memory import PackedWeights, Source, rope_array
