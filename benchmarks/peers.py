@@ -79,7 +79,7 @@ def ours(model: Path) -> dict[str, object]:
     )
     if run.returncode:
         raise SystemExit(f"roofline bench engine failed:\n{run.stderr[-2000:]}")
-    return json.loads(run.stdout)
+    return {**json.loads(run.stdout), "model": model.name}
 
 
 def machine() -> dict[str, object]:
