@@ -259,12 +259,11 @@ static void fetch_block(const Attend& a, int begin) {
 }
 
 Rope Executable::rope_of(const Op& op) const {
-    return {attention_.table, op.q_norm, op.k_norm, attention_.eps, attention_.interleaved, attention_.heads, attention_.kv_heads,
-            attention_.head_dim, attention_.q_scale};
+    return {attention_.table, op.q_norm, op.k_norm, attention_.eps, attention_.interleaved, attention_.head_dim, attention_.q_scale};
 }
 
 Attend Executable::attend_of(const Op& op, int segment, int kv_head) const {
-    return {attention_.heads / attention_.kv_heads, attention_.head_dim, attention_.page_stride,
+    return {attention_.head_dim, attention_.page_stride,
             attention_.cache + op.layer * attention_.layer_stride, attention_.kv_heads, kv_head,
             field(kPages) + field(kPageStart)[segment], field(kContextLen)[segment], attention_.window, false};
 }

@@ -58,12 +58,12 @@ struct Rope {              // what turns a row of q|k|v into a query and cache e
     const float* k_norm;
     float eps;
     bool interleaved;
-    int heads, kv_heads, head_dim;
+    int head_dim;
     float q_scale;         // softmax scale * log2(e)
 };
 
 struct Attend {
-    int group, head_dim;          // query heads a kv head, and their width
+    int head_dim;
     int64_t page_stride;          // bytes from a page to the next in this layer
     const uint8_t* cache;         // this layer's pages: K of all kv heads, then V of all kv heads
     int kv_heads, kv_head;

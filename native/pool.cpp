@@ -76,7 +76,7 @@ void Barrier::wait() {
     await_change(generation_, generation, sleepers_);
 }
 
-Pool::Pool(int threads) : threads_(threads), barrier_(threads), ids_(threads) {
+Pool::Pool(int threads) : threads_(threads), ids_(threads), barrier_(threads) {
     cpu_set_t allowed;
     if (sched_getaffinity(0, sizeof allowed, &allowed) == 0)
         for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <numeric>
 
-#include "kernels_impl.h"
+#include "attend_impl.h"
+#include "linear_impl.h"
+#include "rows_impl.h"
 
 namespace roofline {
 namespace ISA_NAMESPACE {

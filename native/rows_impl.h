@@ -1,0 +1,123 @@
+// What is done to a row at a time: norm, quantisation, gate, rope.
+// Compiled with -ffp-contract=off, over the Vec16 of the instruction set whose header was included first: each FMA is meant.
+#pragma once
+#include "elementary_impl.h"
+
+namespace roofline {
+namespace ISA_NAMESPACE {
+
+// ---- rows: norm, quantisation, gate, rope ----------------------------------------------------------------------------
+
+// Order "lanes16": sixteen virtual lanes, then the fixed tree.
+static void rms_norm(const float* x, const float* weight, int64_t n, float eps, float* out) {
+    F32 sum = zero();
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        F32 v = load(x + i);
+        sum = fma(v, v, sum);
+    }
+    const Mask tail = mask_of((1u << (n - i)) - 1);
+    if (i < n) {
+        F32 v = load_masked(x + i, tail);
+        sum = fma(v, v, sum);
+    }
+    const F32 inv = set1(1.0f / std::sqrt(reduce_add(sum) / (float)n + eps));
+    for (i = 0; i + 16 <= n; i += 16) store(out + i, mul(mul(load(x + i), inv), load(weight + i)));
+    if (i < n) store_masked(out + i, tail, mul(mul(load_masked(x + i, tail), inv), load_masked(weight + i, tail)));
+}
+
+// q to bytes, or to a high and a low digit: q = 128 * high + low, low in [-64, 63].
+static inline void store_digits(const Panel& out, int64_t at, I32 q) {
+    if (!out.low) return store_s8(out.q + at, q);
+    const I32 high = isra<7>(iadd(q, iset1(64)));
+    store_s8(out.q + at, high);
+    store_s8(out.low + at, isub(q, ishl<7>(high)));
+}
+
+static void quantise(const float* x, const Quantised& all, int64_t row) {
+    const Panel out = all.panel(row / Quantised::kPanel);
+    const int64_t groups = all.k / 32;
+    const float limit = out.low ? 127.0f * 128.0f : 127.0f;
+    int64_t at = row % Quantised::kPanel;
+    for (int64_t g = 0; g < groups; g++, at += out.tokens) {
+        F32 a = load(x + g * 32), b = load(x + g * 32 + 16);
+        F32 top = max(abs(a), abs(b));
+        const float amax = reduce_max(top);
+        const bool finite = bits(less(abs(a), set1(infinity()))) == 0xffffu && bits(less(abs(b), set1(infinity()))) == 0xffffu;
+        const float scale = finite ? amax / limit : quiet_nan();  // a NaN stays visible in every output of the row
+        const F32 inv = set1(finite && amax > 0.0f ? limit / amax : 0.0f);
+        I32 qa = to_int(mul(a, inv)), qb = to_int(mul(b, inv));
+        if (!finite) qa = qb = izero();
+        store_digits(out, at * 32, qa);
+        store_digits(out, at * 32 + 16, qb);
+        int32_t sa, sb;
+        sums(qa, qb, sa, sb);
+        out.scale[at] = scale;
+        out.sum[at] = scale * (float)(sa + sb);
+        out.isum[at * 2] = sa;
+        out.isum[at * 2 + 1] = sb;
+    }
+}
+
+static void gated(const float* gate, const float* up, int64_t n, float* out) {
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) store(out + i, mul(silu(load(gate + i)), load(up + i)));
+    if (i < n) {
+        const Mask m = mask_of((1u << (n - i)) - 1);
+        store_masked(out + i, m, mul(silu(load_masked(gate + i, m)), load_masked(up + i, m)));
+    }
+}
+
+static constexpr int kMaxHeadDim = 512;
+
+// Rotation in separately rounded products, as the reference writes it. Vectors of the type above only: left to itself, gcc
+// 12 turns an interleaved scalar loop into fmaddsub even under -ffp-contract=off.
+static void rotate(const Rope& r, const float* x, int32_t position, float* out) {
+    const int half = r.head_dim / 2, whole = half / 16 * 16;
+    const float *cos = r.table + (int64_t)position * r.head_dim, *sin = cos + half;
+    for (int i = 0; i < whole; i += 16) {
+        const F32 c = load(cos + i), s = load(sin + i);
+        F32 a, b;
+        if (r.interleaved) load_pairs(x + 2 * i, a, b);
+        else a = load(x + i), b = load(x + half + i);
+        const F32 first = sub(mul(a, c), mul(b, s)), second = add(mul(b, c), mul(a, s));
+        if (r.interleaved) store_pairs(out + 2 * i, first, second);
+        else store(out + i, first), store(out + half + i, second);
+    }
+    if (whole == half) return;
+    float first[16] = {0}, second[16] = {0};
+    for (int i = whole; i < half; i++) {
+        first[i - whole] = x[r.interleaved ? 2 * i : i];
+        second[i - whole] = x[r.interleaved ? 2 * i + 1 : i + half];
+    }
+    const Mask m = mask_of((1u << (half - whole)) - 1);
+    const F32 c = load_masked(cos + whole, m), s = load_masked(sin + whole, m), a = load(first), b = load(second);
+    store(first, sub(mul(a, c), mul(b, s)));
+    store(second, add(mul(b, c), mul(a, s)));
+    for (int i = whole; i < half; i++) {
+        out[r.interleaved ? 2 * i : i] = first[i - whole];
+        out[r.interleaved ? 2 * i + 1 : i + half] = second[i - whole];
+    }
+}
+
+static void rope_query(const Rope& r, const float* head, int32_t position, uint16_t* out) {
+    float normed[kMaxHeadDim], rotated[kMaxHeadDim];
+    if (r.q_norm) rms_norm(head, r.q_norm, r.head_dim, r.eps, normed), head = normed;
+    rotate(r, head, position, rotated);
+    const F32 scale = set1(r.q_scale);
+    for (int i = 0; i < r.head_dim; i += 16) store_bf16(out + i, mul(load(rotated + i), scale));
+}
+
+static void rope_key(const Rope& r, const float* head, int32_t position, uint16_t* out) {
+    float normed[kMaxHeadDim], rotated[kMaxHeadDim];
+    if (r.k_norm) rms_norm(head, r.k_norm, r.head_dim, r.eps, normed), head = normed;
+    rotate(r, head, position, rotated);
+    for (int i = 0; i < r.head_dim; i += 16) store_bf16(out + i, load(rotated + i));
+}
+
+static void to_bf16(const float* x, int64_t n, uint16_t* out) {
+    for (int64_t i = 0; i < n; i += 16) store_bf16(out + i, load(x + i));
+}
+
+}  // namespace ISA_NAMESPACE
+}  // namespace roofline
