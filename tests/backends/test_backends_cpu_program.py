@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from cpu_models import MODELS, checkpoint, executable  # noqa: E402
 
 from roofline.ops.batch import Segment  # noqa: E402
+from roofline.weights.random_weights import random_checkpoint  # noqa: E402
 
 ISAS = native.isas()
 FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "F32", "F16", "BF16")
@@ -163,3 +164,27 @@ def test_stale_pages_never_reach_a_result() -> None:
         assert np.isfinite(b).all()
         assert a.tobytes() == b.tobytes()
         dirty._cache.view()[:] = 0xFF
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("model", "heads"), [("llama", 4), ("llama", 6), ("mistral", 4), ("qwen3", 8)])
+def test_verifying_gives_the_bits_of_decoding(model: str, heads: int, isa: str) -> None:
+    """Segments of 2 to 9 rows share their splits out; a row of one must equal the same position decoded alone."""
+    config = {**MODELS[model], "heads": heads}
+    source = random_checkpoint(config, seed=3, form="Q4_1")
+    text = Text(0, 540, 3)
+    plain, other = (executable(source, isa=isa, tokens=512, pages=64) for _ in range(2))
+    text.at = 500
+    for one in (plain, other):
+        one.batch.fill([Segment(text.ids[:500], 0, text.pages)], [])
+        one.forward()
+    wanted = [logits_of(plain, [text.take(1)]) for _ in range(34)]
+    text.at, company = 500, Text(40, 30, 5)
+    for count in (5, 2, 8, 3, 1, 9, 4):  # over position 512, where a split ends
+        at = text.at - 500
+        # Rejected guesses beyond the rows lie in the same page; the next segment must not see them.
+        guesses = Segment([*text.ids[text.at : text.at + count], 7, 8], text.at, text.pages)
+        got = logits_of(other, [guesses, company.take(2)])
+        text.at += count
+        assert got[:count].tobytes() == b"".join(row.tobytes() for row in wanted[at : at + count]), count
+    assert text.at > 512 + 15
