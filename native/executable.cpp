@@ -7,12 +7,12 @@
 namespace roofline {
 namespace {
 
-constexpr int kSplit = 512;  // absolute positions of an attention split
+constexpr int kSplit = 512;        // absolute positions of an attention split
 constexpr int kPageTokens = 16;
-constexpr int kPrivateRows = 2;  // up to here every thread prepares the rows itself: cheaper than a barrier
-constexpr int kRopeRows = 16;    // prefill rows of a claim of rope and cache write
-constexpr int kQueryRows = 16;   // prefill rows of an attention item
-constexpr int kFewRows = 16;     // segments up to here (drafted tokens to verify) share splits out as single rows do
+constexpr int kPrivateRows = 2;    // up to here every thread prepares the rows itself: cheaper than a barrier
+constexpr int kRopeRows = 16;      // prefill rows of a claim of rope and cache write
+constexpr int kQueryRows = 16;     // prefill rows of an attention item
+constexpr int kFewRows = 16;       // segments up to here (drafted tokens to verify) share splits out as single rows do
 
 struct Reader {
     const std::vector<int64_t>& code;
@@ -26,10 +26,7 @@ struct Reader {
         r.per_row = next();
         return r;
     }
-    template <class T>
-    const T* pointer() {
-        return (const T*)next();
-    }
+    template <class T> const T* pointer() { return (const T*)next(); }
     float real() {
         const int64_t v = next();
         double d;
@@ -40,17 +37,9 @@ struct Reader {
 
 }  // namespace
 
-Executable::Executable(const Kernels* kernels, int threads, const std::vector<int64_t>& code,
-                       const Attention& attention, const int32_t* batch, const std::vector<int64_t>& fields,
-                       uint8_t* arena, const Ref& logits, int vocab)
-    : kernels_(kernels),
-      pool_(threads),
-      attention_(attention),
-      batch_(batch),
-      fields_(fields),
-      arena_(arena),
-      logits_(logits),
-      vocab_(vocab) {
+Executable::Executable(const Kernels* kernels, int threads, const std::vector<int64_t>& code, const Attention& attention,
+                       const int32_t* batch, const std::vector<int64_t>& fields, uint8_t* arena, const Ref& logits, int vocab)
+    : kernels_(kernels), pool_(threads), attention_(attention), batch_(batch), fields_(fields), arena_(arena), logits_(logits), vocab_(vocab) {
     parse(code);
     counters_.reset(new Counter[ops_.size() * threads]);
     op_seconds.assign(ops_.size(), 0.0);
@@ -109,35 +98,25 @@ void Executable::forward() {
 void Executable::work(int worker) {
     workers_[worker].private_id = -1;
     for (size_t i = 0; i < ops_.size(); i++) {
-        const auto start =
-            timing && worker == 0 ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
+        const auto start = timing && worker == 0 ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
         if (run(ops_[i], (int)i, worker)) pool_.barrier().wait();
-        if (timing && worker == 0)
-            op_seconds[i] += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        if (timing && worker == 0) op_seconds[i] += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     }
 }
 
 bool Executable::run(const Op& op, int index, int worker) {
     switch (op.code) {
         case Code::Linear:
-        case Code::LinearGated:
-            linear(op, index, worker);
-            return true;
-        case Code::RopeWrite:
-            return rope_write(op, index, worker);
-        case Code::Attend:
-            attend(op, index, worker);
-            return true;
-        default:
-            return row_op(op, index, worker);
+        case Code::LinearGated: linear(op, index, worker); return true;
+        case Code::RopeWrite: return rope_write(op, index, worker);
+        case Code::Attend: attend(op, index, worker); return true;
+        default: return row_op(op, index, worker);
     }
 }
 
-// ---- rows
-// ------------------------------------------------------------------------------------------------------------
+// ---- rows ------------------------------------------------------------------------------------------------------------
 
-void Executable::one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_rows, int64_t out_row,
-                         float* scratch) const {
+void Executable::one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_rows, int64_t out_row, float* scratch) const {
     const float* x = (const float*)at(op.x);
     switch (op.code) {
         case Code::Embed: {
@@ -145,29 +124,21 @@ void Executable::one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_ro
             kernels_->embed(s.format, s.weight, s.k, field(kIds)[row], (float*)out + out_row * op.width);
             return;
         }
-        case Code::Norm:
-            kernels_->rms_norm(x + row * op.width, op.weight, op.width, op.eps, (float*)out + out_row * op.width);
-            return;
+        case Code::Norm: kernels_->rms_norm(x + row * op.width, op.weight, op.width, op.eps, (float*)out + out_row * op.width); return;
         case Code::NormQuantise:
             kernels_->rms_norm(x + row * op.width, op.weight, op.width, op.eps, scratch);
             kernels_->quantise(scratch, Quantised{out, out_rows, op.width, op.digits}, out_row);
             return;
-        case Code::Quantise:
-            kernels_->quantise(x + row * op.width, Quantised{out, out_rows, op.width, op.digits}, out_row);
-            return;
+        case Code::Quantise: kernels_->quantise(x + row * op.width, Quantised{out, out_rows, op.width, op.digits}, out_row); return;
         case Code::Gated:
-            kernels_->gated(x + row * 2 * op.width, x + row * 2 * op.width + op.width, op.width,
-                            (float*)out + out_row * op.width);
+            kernels_->gated(x + row * 2 * op.width, x + row * 2 * op.width + op.width, op.width, (float*)out + out_row * op.width);
             return;
         case Code::GatedQuantise:
             kernels_->gated(x + row * 2 * op.width, x + row * 2 * op.width + op.width, op.width, scratch);
             kernels_->quantise(scratch, Quantised{out, out_rows, op.width, op.digits}, out_row);
             return;
-        case Code::TakeRows:
-            std::memcpy((float*)out + out_row * op.width, x + field(kLogitRows)[row] * op.width, op.width * 4);
-            return;
-        default:
-            return;
+        case Code::TakeRows: std::memcpy((float*)out + out_row * op.width, x + field(kLogitRows)[row] * op.width, op.width * 4); return;
+        default: return;
     }
 }
 
@@ -182,16 +153,14 @@ bool Executable::row_op(const Op& op, int index, int worker) {
     }
     // Neighbouring quantised rows share cache lines: a thread takes sixteen at a time, or its even share of a few.
     const int64_t share = (rows + pool_.threads() - 1) / pool_.threads();
-    const int64_t chunk =
-        quantised ? std::min<int64_t>(16, share) : std::max<int64_t>(1, std::min<int64_t>(16, share / 4));
+    const int64_t chunk = quantised ? std::min<int64_t>(16, share) : std::max<int64_t>(1, std::min<int64_t>(16, share / 4));
     Claims claim = claims(index, worker, rows, chunk);
     for (int64_t begin, end; claim.next(begin, end);)
         for (int64_t r = begin; r < end; r++) one_row(op, r, at(op.y), rows, r, w.scratch.data());
     return true;
 }
 
-// ---- linear
-// ----------------------------------------------------------------------------------------------------------
+// ---- linear ----------------------------------------------------------------------------------------------------------
 
 void Executable::linear(const Op& op, int index, int worker) {
     const int64_t rows = lead(op);
@@ -206,8 +175,7 @@ void Executable::linear(const Op& op, int index, int worker) {
     }
     if (gated) tiles /= 2;
     // About 20 us a claim (25 GB/s or 600 Gop/s a core), yet enough claims that no thread waits long at the end.
-    const double tile_seconds =
-        std::max((double)bytes / tiles / 25e9, (gated ? 4.0 : 2.0) * kTileRows * op.width * rows / 600e9);
+    const double tile_seconds = std::max((double)bytes / tiles / 25e9, (gated ? 4.0 : 2.0) * kTileRows * op.width * rows / 600e9);
     int64_t chunk = std::min<int64_t>((int64_t)(20e-6 / tile_seconds), tiles / (4 * pool_.threads()));
     chunk = std::max<int64_t>(2, (chunk + 1) / 2 * 2);
     Linear a;
@@ -226,10 +194,8 @@ void Executable::linear(const Op& op, int index, int worker) {
             a.up = gated ? op.segments[1].weight : nullptr;
             a.rows = s.rows;
             a.k = s.k;
-            if (is_float(s.format))
-                a.xf = (const float*)x;
-            else
-                a.x = Quantised{x, rows, s.k, op.digits};
+            if (is_float(s.format)) a.xf = (const float*)x;
+            else a.x = Quantised{x, rows, s.k, op.digits};
             a.y = (float*)at(op.y) + s.column;
             a.ldy = op.stride;
             a.bias = op.bias ? op.bias + s.column : nullptr;
@@ -240,8 +206,7 @@ void Executable::linear(const Op& op, int index, int worker) {
     }
 }
 
-// ---- attention
-// -------------------------------------------------------------------------------------------------------
+// ---- attention -------------------------------------------------------------------------------------------------------
 
 // Rows whose queries fill the kernel's tiles.
 static int rows_of_a_tile(int group, int max_queries) {
@@ -268,14 +233,11 @@ void Executable::plan_items() {
         }
         if (count <= kFewRows) {
             for (int r = 0; r < count; r += few) {
-                const int rows = std::min(few, count - r),
-                          seen = context[s] - count + r + 1;  // keys of the first of them
+                const int rows = std::min(few, count - r), seen = context[s] - count + r + 1;  // keys of the first of them
                 const int first = window > 0 ? std::max(0, seen - window) / kSplit : 0;
                 const int splits = (seen + rows - 1 + kSplit - 1) / kSplit - first;
                 for (int h = 0; h < attention_.kv_heads; h++, merges++) {
-                    for (int p = 0; p < splits; p++)
-                        items_.push_back(
-                            {s, h, start[s] + r, rows, first + p, splits, slots + p * rows, slots, merges});
+                    for (int p = 0; p < splits; p++) items_.push_back({s, h, start[s] + r, rows, first + p, splits, slots + p * rows, slots, merges});
                     slots += splits * rows;
                 }
             }
@@ -310,20 +272,13 @@ static void fetch_block(const Attend& a, int begin) {
 }
 
 Rope Executable::rope_of(const Op& op) const {
-    return {attention_.table,       op.q_norm,           op.k_norm,         attention_.eps,
-            attention_.interleaved, attention_.head_dim, attention_.q_scale};
+    return {attention_.table, op.q_norm, op.k_norm, attention_.eps, attention_.interleaved, attention_.head_dim, attention_.q_scale};
 }
 
 Attend Executable::attend_of(const Op& op, int segment, int kv_head) const {
-    return {attention_.head_dim,
-            attention_.page_stride,
-            attention_.cache + op.layer * attention_.layer_stride,
-            attention_.kv_heads,
-            kv_head,
-            field(kPages) + field(kPageStart)[segment],
-            field(kContextLen)[segment],
-            attention_.window,
-            false};
+    return {attention_.head_dim, attention_.page_stride,
+            attention_.cache + op.layer * attention_.layer_stride, attention_.kv_heads, kv_head,
+            field(kPages) + field(kPageStart)[segment], field(kContextLen)[segment], attention_.window, false};
 }
 
 // K pages are [kv_head][dim / 2][16 tokens][2], V pages [kv_head][8 token pairs][dim][2], all of K before all of V.
@@ -356,35 +311,30 @@ bool Executable::rope_write(const Op& op, int index, int worker) {
             const int row = prefill_rows_[i];
             const float* qkv = (const float*)at(op.x) + (int64_t)row * op.stride;
             uint16_t* q = (uint16_t*)at(op.y) + (int64_t)row * attention_.heads * dim;
-            for (int h = 0; h < attention_.heads; h++)
-                kernels_->rope_query(rope, qkv + h * dim, field(kPositions)[row], q + h * dim);
+            for (int h = 0; h < attention_.heads; h++) kernels_->rope_query(rope, qkv + h * dim, field(kPositions)[row], q + h * dim);
         }
         write_rows(op, (int)begin, (int)end, halves.data());
     }
     return true;
 }
 
-// Keys and values of neighbouring prefill rows, a page at a time: the rows of a page are turned into the page's own
-// order here, and written in whole lines.
+// Keys and values of neighbouring prefill rows, a page at a time: the rows of a page are turned into the page's own order
+// here, and written in whole lines.
 void Executable::write_rows(const Op& op, int begin, int end, uint16_t* halves) const {
     const int dim = attention_.head_dim, kv_heads = attention_.kv_heads;
     const int32_t* positions = field(kPositions);
     for (int first = begin; first < end;) {
         const int row = prefill_rows_[first], segment = row_segment_[row], slot = positions[row] % kPageTokens;
         int count = 1;
-        while (first + count < end && slot + count < kPageTokens && prefill_rows_[first + count] == row + count &&
-               row_segment_[row + count] == segment)
-            count++;
+        while (first + count < end && slot + count < kPageTokens && prefill_rows_[first + count] == row + count && row_segment_[row + count] == segment) count++;
         const int32_t page = field(kPages)[field(kPageStart)[segment] + positions[row] / kPageTokens];
-        uint16_t* base =
-            (uint16_t*)(attention_.cache + op.layer * attention_.layer_stride + page * attention_.page_stride);
+        uint16_t* base = (uint16_t*)(attention_.cache + op.layer * attention_.layer_stride + page * attention_.page_stride);
         for (int h = 0; h < kv_heads; h++) {
             uint32_t* k = (uint32_t*)(base + (int64_t)h * dim * kPageTokens);
             uint16_t* v = base + (int64_t)(kv_heads + h) * dim * kPageTokens;
             for (int t = 0; t < count; t++) {
                 const float* qkv = (const float*)at(op.x) + (int64_t)(row + t) * op.stride;
-                kernels_->rope_key(rope_of(op), qkv + (attention_.heads + h) * dim, positions[row + t],
-                                   halves + t * dim);
+                kernels_->rope_key(rope_of(op), qkv + (attention_.heads + h) * dim, positions[row + t], halves + t * dim);
             }
             const uint32_t* pairs = (const uint32_t*)halves;  // [count][dim / 2] of two dimensions
             for (int i = 0; i < dim / 2; i++)
@@ -396,9 +346,7 @@ void Executable::write_rows(const Op& op, int begin, int end, uint16_t* halves) 
             for (int t = 0; t < count; t++) {
                 uint16_t* pair = v + ((slot + t) / 2) * dim * 2;
                 if ((slot + t) % 2 == 0 && t + 1 < count) {
-                    for (int i = 0; i < dim; i++)
-                        ((uint32_t*)pair)[i] = (uint32_t)halves[t * dim + i] | (uint32_t)halves[(t + 1) * dim + i]
-                                                                                   << 16;
+                    for (int i = 0; i < dim; i++) ((uint32_t*)pair)[i] = (uint32_t)halves[t * dim + i] | (uint32_t)halves[(t + 1) * dim + i] << 16;
                     t++;
                 } else {
                     for (int i = 0; i < dim; i++) pair[2 * i + (slot + t) % 2] = halves[t * dim + i];
@@ -414,12 +362,9 @@ void Executable::attend(const Op& op, int index, int worker) {
     Claims claim = claims(index, worker, (int64_t)items_.size(), 1);
     for (int64_t i, end; claim.next(i, end);) {
         const Item& item = items_[i];
-        if (item.splits == 0)
-            attend_rows(op, item, w);
-        else if (segment_rows(item.segment) == 1)
-            attend_decode(op, item, w);
-        else
-            attend_few(op, item, w);
+        if (item.splits == 0) attend_rows(op, item, w);
+        else if (segment_rows(item.segment) == 1) attend_decode(op, item, w);
+        else attend_few(op, item, w);
     }
 }
 
@@ -436,15 +381,13 @@ void Executable::attend_decode(const Op& op, const Item& item, Worker& w) {
     const int end = std::min((item.split + 1) * kSplit, context);
     fetch_block(a, begin);
     if ((item.split + 1) * kSplit >= context) write_cache(rope_op, item.segment, item.row, item.kv_head, q);
-    for (int h = 0; h < group; h++)
-        kernels_->rope_query(rope, qkv + (item.kv_head * group + h) * dim, position, q + h * dim);
+    for (int h = 0; h < group; h++) kernels_->rope_query(rope, qkv + (item.kv_head * group + h) * dim, position, q + h * dim);
     AttendState* state = partial_states_.data() + (size_t)item.slot * group;
     float* acc = partials_.data() + (size_t)item.slot * group * dim;
     int32_t positions[16];
     std::fill(positions, positions + 16, position);
     for (int h = 0; h < group; h += kernels_->max_queries)
-        kernels_->attend_split(a, q + h * dim, positions, std::min(kernels_->max_queries, group - h), begin, end,
-                               state + h, acc + h * dim);
+        kernels_->attend_split(a, q + h * dim, positions, std::min(kernels_->max_queries, group - h), begin, end, state + h, acc + h * dim);
     merge_splits(op, item);
 }
 
@@ -482,11 +425,9 @@ void Executable::merge_splits(const Op& op, const Item& item) {
     AttendState* total = partial_states_.data() + (size_t)item.first_slot * group;
     float* total_acc = partials_.data() + (size_t)item.first_slot * group * dim;
     for (int i = 0; i < queries; i++) {
-        float* out =
-            (float*)at(op.y) + (int64_t)(item.row + i / group) * op.stride + (item.kv_head * group + i % group) * dim;
+        float* out = (float*)at(op.y) + (int64_t)(item.row + i / group) * op.stride + (item.kv_head * group + i % group) * dim;
         for (int s = 1; s < item.splits; s++)
-            kernels_->attend_merge(dim, total[i], total_acc + (size_t)i * dim, total[s * queries + i],
-                                   total_acc + (size_t)(s * queries + i) * dim);
+            kernels_->attend_merge(dim, total[i], total_acc + (size_t)i * dim, total[s * queries + i], total_acc + (size_t)(s * queries + i) * dim);
         kernels_->attend_finish(dim, total[i], total_acc + (size_t)i * dim, out);
     }
 }
@@ -519,9 +460,7 @@ void Executable::attend_rows(const Op& op, const Item& item, Worker& w) {
             const int32_t end = std::min(last, (begin / kSplit + 1) * kSplit);
             kernels_->attend_split(a, q, position, n, begin, end, merged ? part : total, merged ? part_acc : total_acc);
             if (merged)
-                for (int i = 0; i < n; i++)
-                    kernels_->attend_merge(dim, total[i], total_acc + (size_t)i * dim, part[i],
-                                           part_acc + (size_t)i * dim);
+                for (int i = 0; i < n; i++) kernels_->attend_merge(dim, total[i], total_acc + (size_t)i * dim, part[i], part_acc + (size_t)i * dim);
             merged = true;
             begin = end;
         }

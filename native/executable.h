@@ -11,33 +11,9 @@
 namespace roofline {
 
 // Positions of the fields of the batch buffer (ops/batch.py), in its order.
-enum BatchField : int {
-    kHeader = 0,
-    kIds,
-    kPositions,
-    kSegStart,
-    kContextLen,
-    kPageStart,
-    kPages,
-    kLogitRows,
-    kAdapters,
-    kFieldCount
-};
+enum BatchField : int { kHeader = 0, kIds, kPositions, kSegStart, kContextLen, kPageStart, kPages, kLogitRows, kAdapters, kFieldCount };
 
-enum class Code : int64_t {
-    Embed = 0,
-    Norm,
-    NormQuantise,
-    Quantise,
-    Linear,
-    RopeWrite,
-    Attend,
-    Gated,
-    GatedQuantise,
-    TakeRows,
-    LinearGated,
-    Count
-};
+enum class Code : int64_t { Embed = 0, Norm, NormQuantise, Quantise, Linear, RopeWrite, Attend, Gated, GatedQuantise, TakeRows, LinearGated, Count };
 
 // A value in the arena: byte offset = base + per_token * tokens + per_row * rows. `id` names the value.
 struct Ref {
@@ -54,9 +30,9 @@ struct Op {
     Code code;
     bool over_rows = false;  // leading symbol: logit rows instead of tokens
     Ref x, y, residual;
-    int digits = 1;                 // of the integers that the op makes or reads
-    int64_t width = 0;              // inputs of a row
-    int64_t stride = 0;             // columns of y
+    int digits = 1;          // of the integers that the op makes or reads
+    int64_t width = 0;       // inputs of a row
+    int64_t stride = 0;      // columns of y
     const float* weight = nullptr;  // norm weight
     const float* bias = nullptr;
     float eps = 0;
@@ -78,7 +54,7 @@ struct Attention {  // shared by all layers of the KV group
 const Kernels* kernels_named(const std::string& isa);
 
 class Executable {
-  public:
+   public:
     // `code` is the flat form of the operations that backends/cpu/lower.py writes.
     Executable(const Kernels* kernels, int threads, const std::vector<int64_t>& code, const Attention& attention,
                const int32_t* batch, const std::vector<int64_t>& fields, uint8_t* arena, const Ref& logits, int vocab);
@@ -92,24 +68,19 @@ class Executable {
     bool timing = false;
     std::vector<double> op_seconds;
 
-  private:
+   private:
     struct Item {  // attention: one kv head of a split for one or a few rows, or (splits 0) of a block of prefill rows
         int segment, kv_head, row, count, split, splits, slot, first_slot, merge;
     };
     struct alignas(64) Counter {
         std::atomic<int32_t> next{0};
     };
-    // Chunks of an op's work. Each thread has its own even share and takes from the others when that is done: step
-    // after step a thread reads the same weights and the same pages, which stay in the caches next to its core.
+    // Chunks of an op's work. Each thread has its own even share and takes from the others when that is done: step after
+    // step a thread reads the same weights and the same pages, which stay in the caches next to its core.
     class Claims {
-      public:
+       public:
         Claims(Counter* counters, int threads, int worker, int64_t total, int64_t chunk)
-            : counters_(counters),
-              threads_(threads),
-              worker_(worker),
-              total_(total),
-              chunk_(chunk),
-              chunks_((total + chunk - 1) / chunk) {}
+            : counters_(counters), threads_(threads), worker_(worker), total_(total), chunk_(chunk), chunks_((total + chunk - 1) / chunk) {}
         bool next(int64_t& begin, int64_t& end) {
             for (; tried_ < threads_; tried_++) {
                 const int owner = (worker_ + tried_) % threads_;
@@ -123,7 +94,7 @@ class Executable {
             return false;
         }
 
-      private:
+       private:
         Counter* counters_;
         int threads_, worker_, tried_ = 0;
         int64_t total_, chunk_, chunks_;
@@ -173,11 +144,11 @@ class Executable {
     int64_t widest_ = 0;
     std::unique_ptr<Counter[]> counters_;
     std::vector<Item> items_;
-    std::vector<int> prefill_rows_;  // rows of segments longer than one token
+    std::vector<int> prefill_rows_;   // rows of segments longer than one token
     std::vector<int> row_segment_;
     std::unique_ptr<Counter[]> merges_;  // splits arrived, for each group of items that are merged
     int merges_capacity_ = 0;
-    std::vector<float> partials_;  // split results: [slot][group][head_dim], a slot a row
+    std::vector<float> partials_;     // split results: [slot][group][head_dim], a slot a row
     std::vector<AttendState> partial_states_;
     std::vector<Worker> workers_;
 };
