@@ -147,32 +147,7 @@ void pack(int format, Array<uint8_t> file, int64_t rows, int64_t k, uintptr_t ou
     for (auto& w : workers) w.join();
 }
 
-std::vector<std::string> isas() {  // best first
-    std::vector<std::string> names;
-#if defined(ROOFLINE_HAS_X86)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16"))
-        names.push_back("avx512");
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) names.push_back("avx2");
-#endif
-    names.push_back("portable");
-    return names;
-}
-
 }  // namespace
-
-const Kernels* kernels_named(const std::string& isa) {
-    for (const std::string& name : isas())
-        if (name == isa) {
-#if defined(ROOFLINE_HAS_X86)
-            if (isa == "avx512") return avx512_kernels();
-            if (isa == "avx2") return avx2_kernels();
-#endif
-            return portable_kernels();
-        }
-    throw std::invalid_argument("instruction set " + isa + " is not available here");
-}
 
 }  // namespace roofline
 

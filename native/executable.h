@@ -50,9 +50,6 @@ struct Attention {  // shared by all layers of the KV group
     int64_t page_stride = 0, layer_stride = 0;
 };
 
-// The kernels of an instruction set that this chip has; throws std::invalid_argument otherwise.
-const Kernels* kernels_named(const std::string& isa);
-
 class Executable {
    public:
     // `code` is the flat form of the operations that backends/cpu/lower.py writes.

@@ -2,6 +2,8 @@
 // order: bit-equal across instruction sets, thread counts, row counts and tile choices.
 #pragma once
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "formats.h"
 
@@ -124,6 +126,11 @@ struct Kernels {
 const Kernels* portable_kernels();
 const Kernels* avx2_kernels();  // on x86-64 only, as the next
 const Kernels* avx512_kernels();
+const Kernels* neon_kernels();  // on aarch64 only
 
+// Instruction sets that this chip and this build have, best first; "portable" is always there.
+std::vector<std::string> isas();
+// The kernels of one of them; throws std::invalid_argument on any other.
+const Kernels* kernels_named(const std::string& isa);
 
 }  // namespace roofline

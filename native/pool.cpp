@@ -55,10 +55,12 @@ FloatMode::FloatMode() : saved_(_mm_getcsr()) { _mm_setcsr((0x1f80u | 0x8040u));
 FloatMode::~FloatMode() { _mm_setcsr((unsigned)saved_); }
 #elif defined(__aarch64__)
 FloatMode::FloatMode() {
+    // FZ flushes denormals. DN gives every NaN the same bits: without it they depend on the order of the operands.
+    constexpr uint64_t kFlush = 1 << 24, kDefaultNan = 1 << 25;
     asm volatile("mrs %0, fpcr" : "=r"(saved_));
-    asm volatile("msr fpcr, %0" : : "r"((uint64_t)1 << 24));
+    asm volatile("msr fpcr, %0" : : "r"(kFlush | kDefaultNan) : "memory");
 }
-FloatMode::~FloatMode() { asm volatile("msr fpcr, %0" : : "r"(saved_)); }
+FloatMode::~FloatMode() { asm volatile("msr fpcr, %0" : : "r"(saved_) : "memory"); }
 #else
 FloatMode::FloatMode() : saved_(0) {}
 FloatMode::~FloatMode() {}

@@ -168,21 +168,10 @@ void f32_portable(std::int64_t rounds) {
 
 #if defined(__aarch64__)
 
-// The instruction by name: as an intrinsic it would need the whole file compiled for a chip that has it.
-void int8_neon_dot(std::int64_t rounds) {
+__attribute__((target("arch=armv8.2-a+dotprod"))) void int8_neon(std::int64_t rounds) {
     const int8x16_t a = vdupq_n_s8(1), b = vdupq_n_s8(2);
-#define STEP(sum) asm volatile(".arch_extension dotprod\n\tsdot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(a), "w"(b));
-    OP_LOOP(int32x4_t, vdupq_n_s32(0), STEP)
-#undef STEP
-}
-
-// Without sdot: multiply the low halves, add the high halves' products, add pairs to 32 bits.
-void int8_neon(std::int64_t rounds) {
-    int8x16_t a = vdupq_n_s8(1);
-    const int8x16_t b = vdupq_n_s8(2);
-#define STEP(sum)                                                                          \
-    OPAQUE(a);                                                                             \
-    sum = vpadalq_s16(sum, vmlal_high_s8(vmull_s8(vget_low_s8(a), vget_low_s8(b)), a, b)); \
+#define STEP(sum)                 \
+    sum = vdotq_s32(sum, a, b);   \
     OPAQUE(sum);
     OP_LOOP(int32x4_t, vdupq_n_s32(0), STEP)
 #undef STEP
@@ -219,10 +208,7 @@ OpLoop find_loop(const std::string& kind, const std::string& isa) {
         return int8 ? OpLoop{int8_avx2, ops(32)} : OpLoop{f32_avx2, ops(8)};
     }
 #elif defined(__aarch64__)
-    if (isa == "neon") {
-        if (int8) return has_dotprod() ? OpLoop{int8_neon_dot, ops(16)} : OpLoop{int8_neon, ops(16)};
-        return {f32_neon, ops(4)};
-    }
+    if (isa == "neon" && has_dotprod()) return int8 ? OpLoop{int8_neon, ops(16)} : OpLoop{f32_neon, ops(4)};
 #endif
     if (isa == "portable") return int8 ? OpLoop{int8_portable, ops(8)} : OpLoop{f32_portable, ops(4)};
     throw std::invalid_argument("instruction set " + isa + " is not one this chip and build have");

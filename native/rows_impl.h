@@ -45,7 +45,7 @@ static void quantise(const float* x, const Quantised& all, int64_t row) {
         const float amax = reduce_max(top);
         const bool finite = bits(less(abs(a), set1(infinity()))) == 0xffffu && bits(less(abs(b), set1(infinity()))) == 0xffffu;
         const float scale = finite ? amax / limit : quiet_nan();  // a NaN stays visible in every output of the row
-        const F32 inv = set1(finite && amax > 0.0f ? limit / amax : 0.0f);
+        const F32 inv = set1(scale > 0.0f ? limit / amax : 0.0f);  // a scale flushed to 0 takes no q: the quotient may be infinite
         I32 qa = to_int(mul(a, inv)), qb = to_int(mul(b, inv));
         if (!finite) qa = qb = izero();
         store_digits(out, at * 32, qa);

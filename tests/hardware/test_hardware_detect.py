@@ -43,6 +43,8 @@ def test_chip_and_instruction_sets(tree):
     machine = detect.detect(tree("proc/cpuinfo", "processor: 0\nFeatures\t: fp asimd asimddp\nCPU part\t: 0xd40\n"))
     assert machine.isas == ("neon", "portable")
     assert machine.chip == "0xd40"
+    machine = detect.detect(tree("proc/cpuinfo", "processor: 0\nFeatures\t: fp asimd\nCPU part\t: 0xd08\n"))
+    assert machine.isas == ("portable",)  # no dot products of bytes
 
 
 @pytest.mark.parametrize(("text", "cores"), [("150000 100000", 1.5), ("max 100000", None), ("50000 100000", 0.5)])

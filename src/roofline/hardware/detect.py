@@ -13,7 +13,7 @@ from pathlib import Path
 ISA_NEEDS: dict[str, frozenset[str]] = {
     "avx512": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16"}),
     "avx2": frozenset({"avx2", "fma", "f16c"}),
-    "neon": frozenset({"asimd"}),
+    "neon": frozenset({"asimd", "asimddp"}),
     "portable": frozenset(),
 }
 
