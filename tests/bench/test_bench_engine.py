@@ -3,10 +3,12 @@
 import pytest
 
 from roofline.bench import workloads
-from roofline.bench.engine import REPEATS, SERVE_REPEATS, Bench, Repeat, report, tokens_of
+from roofline.bench.beside import TRIES, Beside, Roof
+from roofline.bench.engine import REPEATS, SERVE_REPEATS, Bench, Repeat, Watched, best_of, report, row_record
 from roofline.common.errors import RooflineError
 from roofline.engine.events import Event
 from roofline.engine.stats import EngineStats
+from roofline.hardware.roofs import Roofs
 
 KEYS = [
     "prefill_128_tok_s", "prefill_512_tok_s", "prefill_2000_tok_s", "decode_ctx8_tok_s", "decode_ctx1024_tok_s",
@@ -40,29 +42,60 @@ def repeat(seconds, **counted):
     return Repeat(seconds, EngineStats(**counted))
 
 
+def roofs(scale=1.0):
+    return Roofs(3e12 * scale, 1e12 * scale, 5e11 * scale, ((1000, 1e11 * scale),))
+
+
 def test_report():
     runs = [
-        repeat(2.0, limit_seconds=0.8, priced_seconds=1.9, weight_bytes=6e10, kv_bytes=2e10, flops=3e12, steps=7),
-        repeat(1.0, limit_seconds=0.8, priced_seconds=0.9, weight_bytes=6e10, kv_bytes=2e10, flops=3e12, steps=7),
+        repeat(2.0, weight_bytes=6e10, kv_bytes=2e10, flops=3e12, steps=7),
+        repeat(1.0, weight_bytes=6e10, kv_bytes=2e10, flops=3e12, steps=7),
     ]
-    record = report({KEYS[1]: runs, KEYS[3]: [repeat(0.5)]}, {"engine": "roofline", "load_s": 0.4})
-    assert list(record)[:4] == ["engine", "load_s", KEYS[1], KEYS[3]]
-    assert record[KEYS[1]] == 512.0
-    assert record[KEYS[3]] == 128.0
-    row = record["rows"][KEYS[1]]
-    assert (row["gb_s"], row["gop_s"], row["share_of_roof"], row["steps"]) == (80.0, 3000.0, 0.8, 7)
+    row = row_record(KEYS[1], runs, Roof(1000, roofs(0.5), roofs(), limit_seconds=0.85))
+    assert (row["gb_s"], row["gop_s"], row["steps"], row["bytes_per_token"]) == (80.0, 3000.0, 7, 156250000)
+    assert (row["share_of_roof"], row["read_share"], row["read_roof_gb_s"]) == (0.85, 0.8, 100.0)
+    assert (row["roofs"]["before"]["int8_ops"], row["roofs"]["after"]["int8_ops"]) == (1.5e12, 3e12)
     assert row["seconds"] == [2.0, 1.0]
     assert row["tok_s"] == [256.0, 512.0]
-    assert record["rows"][KEYS[3]]["share_of_roof"] is None
+    record = report({KEYS[1]: row}, {"engine": "roofline", "load_s": 0.4})
+    assert list(record) == ["engine", "load_s", KEYS[1], "rows"]
+    assert record[KEYS[1]] == 512.0
+    assert best_of(runs) is runs[1]
 
 
-def test_more_than_the_roof_is_an_error():
-    with pytest.raises(RooflineError, match="doctor --measure"):
-        report({KEYS[0]: [repeat(1.0, limit_seconds=1.2, priced_seconds=1.0)]}, {})
+class TimedChip:
+    """Steps take `work` operations at the int8 roof."""
+
+    weight_bytes, page_bytes, threads, isa = 900, 50, 2, "portable"
+
+    def limit_seconds(self, works, best, working_set):
+        assert working_set == 1000
+        return sum(work[0] for work in works) / best.int8_ops
+
+
+@pytest.mark.parametrize(("scales", "limit"), [([1, 0.5], 0.8), ([0.5, 1], 0.8), ([0.5, 0.6, 0.7, 1], 0.8)])
+def test_the_higher_roof_counts(monkeypatch, scales, limit):
+    """Whether a neighbour hid the roof before or after; and one that seems broken is measured again."""
+    found = iter(scales)
+    monkeypatch.setattr("roofline.bench.beside.measure_roofs", lambda **asked: roofs(next(found)))
+    beside = Beside(TimedChip(), tokens=17)
+    roof = beside.roof("row", 1.0, [(1.2e12,), (1.2e12,)])
+    assert roof.limit_seconds == pytest.approx(limit)
+    assert roof.best.int8_ops == 3e12
+
+
+def test_more_than_the_roof_is_an_error(monkeypatch):
+    measured = []
+    monkeypatch.setattr("roofline.bench.beside.measure_roofs", lambda **asked: measured.append(asked) or roofs())
+    with pytest.raises(RooflineError, match="120% of the roofs"):
+        Beside(TimedChip(), tokens=17).roof("row", 1.0, [(3.6e12,)])
+    assert len(measured) == 2 + TRIES
+    assert measured[0] == {"quick": True, "threads": 2, "isa": "portable", "reads": (1000,)}
 
 
 def test_tokens_counted():
-    assert [tokens_of(key) for key in KEYS] == [128, 512, 2000, 64, 64, 64, 512, 4096, 1280]
+    assert [workloads.tokens_of(key) for key in KEYS] == [128, 512, 2000, 64, 64, 64, 512, 4096, 1280]
+    assert [workloads.tokens_held(key) for key in KEYS] == [64, 256, 1000, 40, 1056, 160, 1280, 10240, 23040]
 
 
 class StepEngine:
@@ -99,23 +132,75 @@ class StepEngine:
         return EngineStats(decode_tokens=self.counted.decode_tokens)
 
 
-def test_workloads_submit_what_they_say():
+def stepped_bench():
     bench = Bench.__new__(Bench)
-    bench.engine, bench.vocab = StepEngine(), 300
+    bench.engine, bench.vocab, bench.watched = StepEngine(), 300, Watched(None)
+    return bench
+
+
+def test_workloads_submit_what_they_say():
+    bench = stepped_bench()
     assert bench.decode(8, 64).stats.decode_tokens == 64  # the first token is the prompt's
     assert bench.engine.submitted == [(8, 65)]
     bench.engine.submitted.clear()
     assert bench.generate(3, 20, 5).stats.decode_tokens == 15
     assert bench.engine.submitted == [(20, 5)] * 3
     bench.engine.submitted.clear()
-    figures = bench.run([KEYS[0], KEYS[5]])
-    assert [len(figures[key]) for key in (KEYS[0], KEYS[5])] == [REPEATS, SERVE_REPEATS]
+    bench.warm_up()
+    assert [len(bench.run(key)) for key in (KEYS[0], KEYS[5])] == [REPEATS, SERVE_REPEATS]
     assert bench.engine.submitted == [(32, 1), *[(128, 1)] * 3, *[(128, 64)] * 2]
 
 
 def test_a_failed_answer_ends_the_bench():
-    bench = Bench.__new__(Bench)
-    bench.engine, bench.vocab = StepEngine(), 300
+    bench = stepped_bench()
     bench.engine.step = lambda: [Event("r", 0, [], finish_reason="error", error="broken kernel")]
     with pytest.raises(RooflineError, match="broken kernel"):
         bench.generate(1, 5, 5)
+
+
+def test_the_sizes_of_the_steps_timed_are_kept(executable):
+    """Priced again at the roofs they were priced at, they take as long; at twice the roofs, half."""
+    bench = Bench(executable)
+    bench.warm_up()
+    done = bench.decode(8, 5)
+    assert len(done.works) == done.stats.steps == 5
+    assert [work[1] for work in done.works] == [1] * 5
+    known = roofs()
+    once = executable.limit_seconds(done.works, known, 1000)
+    assert once > 0
+    assert executable.limit_seconds(done.works, roofs(2.0), 1000) == pytest.approx(once / 2)
+    assert executable.limit_seconds(done.works[:2], known, 1000) < once
+
+
+@pytest.fixture(scope="module")
+def executable():
+    """A small random model on the CPU backend."""
+    from concurrent.futures import Future
+
+    from roofline.backends.cpu.executable import CpuExecutable
+    from roofline.models import registry
+    from roofline.models.config import ModelConfig
+    from roofline.ops.batch import BatchLimits
+    from roofline.program import target
+    from roofline.program.compile import compile_program
+    from roofline.weights.random_weights import random_checkpoint
+
+    shape = {"width": 64, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 32, "ffn": 128, "vocab": 300}
+    rope = {"rope_theta": 10000.0, "rope_scaling": None, "rope_style": "half", "max_position": 256}
+    rest = {"norm_eps": 1e-5, "tied": True, "attention_bias": False, "qk_norm": False, "sliding_window": None}
+    source = random_checkpoint({"family": "llama", **shape, **rope, **rest}, seed=1, form="Q4_0")
+    identity: Future[str] = Future()
+    identity.set_result("test")
+    config = ModelConfig.of(source.config)
+    made = CpuExecutable(
+        compile_program(registry.get("llama"), config, source.tensors, target.CPU),
+        source,
+        weights_hash=identity,
+        limits=BatchLimits(tokens=512, segments=4, rows=4, pages=64),
+        num_pages=16,
+        max_context=256,
+        isa="portable",
+        threads=1,
+    )
+    yield made
+    made.close()

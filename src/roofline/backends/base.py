@@ -26,12 +26,16 @@ class MonotonicClock:
 
 @dataclass(frozen=True)
 class StepCost:
-    """What a step must move and compute, and how long that takes at the measured roofs (None: roofs not measured)."""
+    """What a step must move and compute, and how long that takes at the measured roofs (None: roofs not measured).
+
+    work: the step's size as (1, tokens, rows, keys read, query-key pairs), to price it again at other roofs.
+    """
 
     flops: float
     weight_bytes: float
     kv_bytes: float
     limit_seconds: float | None
+    work: tuple[float, ...] = ()
 
 
 class Executable(Protocol):

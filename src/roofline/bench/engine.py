@@ -1,15 +1,18 @@
 """The engine's own speed on the workloads every peer is timed on, each row beside the limit of this chip.
 
-Prefix cache and speculation are off. All repeats are kept; a row's figure is that of its fastest repeat.
+Prefix cache and speculation are off. All repeats are kept; a row's figure is that of its fastest repeat. The roofs of a
+row are measured just before and after it (`bench/beside.py`).
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from roofline.backends.base import Executable
+from roofline.backends.base import Executable, StepCost
 from roofline.bench import workloads
+from roofline.bench.beside import Beside, Roof
+from roofline.bundle import LoadedModel
 from roofline.common.errors import ConfigError, RooflineError
 from roofline.engine.config import EngineConfig
 from roofline.engine.local import LocalEngine
@@ -17,19 +20,31 @@ from roofline.engine.params import SamplingParams
 from roofline.engine.stats import EngineStats
 
 REPEATS, SERVE_REPEATS = 3, 2
-TOLERANCE = 1.02  # a share of the roof above this is an error of the measurement
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """One timed run: seconds, and what the engine counted during it."""
+    """One timed run: seconds, what the engine counted during it, and the sizes of its steps (`StepCost.work`)."""
 
     seconds: float
     stats: EngineStats
+    works: tuple[tuple[float, ...], ...] = ()
 
-    def share(self) -> float | None:
-        """Time at the measured roofs / measured time; None when no roofs are known."""
-        return self.stats.limit_seconds / self.seconds if self.stats.priced_seconds else None
+
+class Watched:
+    """An executable whose steps' sizes are kept, so that they can be priced at roofs measured later."""
+
+    def __init__(self, executable: Executable) -> None:
+        self._executable = executable
+        self.works: list[tuple[float, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executable, name)
+
+    def step_cost(self) -> StepCost:
+        cost = self._executable.step_cost()
+        self.works.append(cost.work)
+        return cost
 
 
 class Bench:
@@ -41,40 +56,55 @@ class Bench:
 
     def __init__(self, executable: Executable, max_batch_tokens: int = 512) -> None:
         config = EngineConfig(prefix_cache=False, max_batch_tokens=max_batch_tokens)
-        self.engine = LocalEngine(executable, config)
+        self.watched = Watched(executable)
+        self.engine = LocalEngine(cast(Executable, self.watched), config)
         self.vocab = min(30000, executable.vocab_size)
 
-    def run(self, rows: Sequence[str]) -> dict[str, list[Repeat]]:
-        """All repeats of each row in `rows` (keys as in `workloads.row_names`)."""
-        runs: dict[str, tuple[int, Callable[[], Repeat]]] = {}
-        for n in workloads.PREFILL:
-            runs[workloads.prefill_name(n)] = (REPEATS, lambda n=n: self.generate(1, n, 1))  # type: ignore[misc]
-        for n, k in workloads.DECODE:
-            runs[workloads.decode_name(n)] = (REPEATS, lambda n=n, k=k: self.decode(n, k))  # type: ignore[misc]
-        for n, i, o in workloads.SERVE:
-            run = lambda n=n, i=i, o=o: self.generate(n, i, o)  # type: ignore[misc]  # noqa: E731
-            runs[workloads.serve_name(n, i, o)] = (SERVE_REPEATS, run)
+    def run(self, row: str) -> list[Repeat]:
+        """All repeats of a row (a key of `workloads.row_names`)."""
+        return [self.repeat(row) for _ in range(SERVE_REPEATS if row.startswith("serve_") else REPEATS)]
+
+    def warm_up(self) -> None:
+        """A short prompt, as every engine is given before its figures."""
         self.generate(1, workloads.WARM_UP, 1)
-        return {name: [runs[name][1]() for _ in range(runs[name][0])] for name in rows}
+
+    def repeat(self, row: str) -> Repeat:
+        """One timed run of a row."""
+        runs: dict[str, Callable[[], Repeat]] = {}
+        for n in workloads.PREFILL:
+            runs[workloads.prefill_name(n)] = lambda n=n: self.generate(1, n, 1)  # type: ignore[misc]
+        for n, k in workloads.DECODE:
+            runs[workloads.decode_name(n)] = lambda n=n, k=k: self.decode(n, k)  # type: ignore[misc]
+        for n, i, o in workloads.SERVE:
+            runs[workloads.serve_name(n, i, o)] = lambda n=n, i=i, o=o: self.generate(n, i, o)  # type: ignore[misc]
+        return runs[row]()
 
     def generate(self, n: int, prompt: int, answer: int) -> Repeat:
         """`n` requests submitted at once, `prompt` and `answer` tokens each, until the last has ended."""
-        before, started = self.engine.stats(), time.perf_counter()
+        before, started = self._start()
         for seed in range(n):
             self._submit(prompt, answer, seed)
         while self.engine.has_work:
             self._step()
-        return Repeat(time.perf_counter() - started, self.engine.stats().since(before))
+        return self._end(before, started)
 
     def decode(self, prompt: int, count: int) -> Repeat:
         """`count` greedy tokens after `prompt` tokens; the prompt's time and its first token are not in it."""
         self._submit(prompt, count + 1, 0)
         while not self._step():
             pass
-        before, started = self.engine.stats(), time.perf_counter()
+        before, started = self._start()
         while self.engine.has_work:
             self._step()
-        return Repeat(time.perf_counter() - started, self.engine.stats().since(before))
+        return self._end(before, started)
+
+    def _start(self) -> tuple[EngineStats, float]:
+        self.watched.works.clear()
+        return self.engine.stats(), time.perf_counter()
+
+    def _end(self, before: EngineStats, started: float) -> Repeat:
+        seconds = time.perf_counter() - started
+        return Repeat(seconds, self.engine.stats().since(before), tuple(self.watched.works))
 
     def _submit(self, prompt: int, answer: int, seed: int) -> None:
         ids = workloads.token_ids(prompt, seed, self.vocab)
@@ -90,43 +120,52 @@ class Bench:
         return sum(len(event.ids) for event in events)
 
 
-def tokens_of(row: str) -> int:
-    """Tokens that a row's rate counts: prompt tokens of prefill, generated tokens of the others."""
-    counts = {
-        **{workloads.prefill_name(n): n for n in workloads.PREFILL},
-        **{workloads.decode_name(n): k for n, k in workloads.DECODE},
-        **{workloads.serve_name(n, i, o): n * o for n, i, o in workloads.SERVE},
+def best_of(repeats: Sequence[Repeat]) -> Repeat:
+    """The fastest repeat."""
+    return min(repeats, key=lambda repeat: repeat.seconds)
+
+
+def row_record(name: str, repeats: Sequence[Repeat], roof: Roof) -> dict[str, Any]:
+    """What is kept of a row: every repeat, and what bounds the fastest one."""
+    tokens, best = workloads.tokens_of(name), best_of(repeats)
+    moved = best.stats.weight_bytes + best.stats.kv_bytes
+    return {
+        "seconds": [round(repeat.seconds, 6) for repeat in repeats],
+        "tok_s": [round(tokens / repeat.seconds, 1) for repeat in repeats],
+        "bytes_per_token": round(moved / tokens),
+        "gb_s": round(moved / best.seconds / 1e9, 2),
+        "gop_s": round(best.stats.flops / best.seconds / 1e9, 1),
+        "steps": best.stats.steps,
+        "python_share": round(best.stats.python_seconds / best.seconds, 4),
+        **roof.record(best.seconds, moved),
     }
-    return counts[row]
 
 
-def report(figures: dict[str, list[Repeat]], head: dict[str, Any]) -> dict[str, Any]:
-    """The record of a run: the peers' keys on top, then per row what bounds it.
+def report(rows: dict[str, dict[str, Any]], head: dict[str, Any]) -> dict[str, Any]:
+    """The record of a run: the peers' keys on top (the rate of each row's fastest repeat), then the rows."""
+    rates = {name: max(row["tok_s"]) for name, row in rows.items()}
+    return {**head, **rates, "rows": rows}
 
-    Raises RooflineError when a row is faster than the measured roof: then one of the two measurements is wrong.
-    """
-    record = dict(head)
-    rows: dict[str, dict[str, Any]] = {}
-    for name, repeats in figures.items():
-        best = min(repeats, key=lambda repeat: repeat.seconds)
-        record[name] = round(tokens_of(name) / best.seconds, 1)
-        share = best.share()
-        if share is not None and share > TOLERANCE:
-            raise RooflineError(
-                f"{name} reached {share:.0%} of the measured roof, which cannot be. "
-                "The roofs were measured on a busy machine: run `roofline doctor --measure` on an idle one."
-            )
-        moved = best.stats.weight_bytes + best.stats.kv_bytes
-        rows[name] = {
-            "seconds": [round(repeat.seconds, 6) for repeat in repeats],
-            "tok_s": [round(tokens_of(name) / repeat.seconds, 1) for repeat in repeats],
-            "gb_s": round(moved / best.seconds / 1e9, 2),
-            "gop_s": round(best.stats.flops / best.seconds / 1e9, 1),
-            "share_of_roof": None if share is None else round(share, 4),
-            "steps": best.stats.steps,
-            "python_share": round(best.stats.python_seconds / best.seconds, 4),
-        }
-    return {**record, "rows": rows}
+
+def open_bench(
+    model: str, *, threads: int | None = None, isa: str | None = None, weights: str | None = None, tokens: int = 0
+) -> tuple[LoadedModel, Bench]:
+    """A model on the CPU backend with a cache for `tokens` tokens (0: the largest workload), and its bench, warm."""
+    from roofline import bundle
+
+    most = tokens or max(n * (i + o) for n, i, o in workloads.SERVE)
+    loaded = bundle.load(
+        model,
+        threads=threads,
+        isa=isa,
+        weights=weights,
+        cache_tokens=most + 64 * 16,  # every request may leave its last page partly empty
+        max_running=64,
+        text=False,
+    )
+    bench = Bench(loaded.executable)
+    bench.warm_up()
+    return loaded, bench
 
 
 def bench_engine(
@@ -137,45 +176,40 @@ def bench_engine(
     weights: str | None = None,
     rows: Sequence[str] | None = None,
     serve: bool = True,
-    measure: bool = True,
 ) -> dict[str, Any]:
-    """Load `model` on the CPU backend and run the workloads. Roofs are measured first, in this process.
+    """Load `model` on the CPU backend and run the workloads, each between two measurements of the roofs.
 
     Args:
         rows: run only rows whose key contains one of these; None runs all.
         serve: run the serve rows, which take longest.
-        measure: measure the roofs again even where they are stored (the higher figures are kept).
 
-    Raises ConfigError when `rows` name nothing.
+    Raises:
+        ConfigError: `rows` name nothing.
+        RooflineError: a row is faster than the roofs measured beside it.
     """
-    from dataclasses import asdict
-
-    import roofline
-    from roofline import bundle
-    from roofline.backends.cpu.roofs import ensure_roofs
-    from roofline.hardware.detect import detect
-
     names = workloads.chosen(rows, serve)
     if not names:
         raise ConfigError(f"no row matches; the rows are: {', '.join(workloads.row_names())}")
-    roofs = ensure_roofs(quick=True, threads=threads, isa=isa, again=measure)
-    most = max(n * (i + o) for n, i, o in workloads.SERVE)
-    loaded = bundle.load(
-        model,
-        threads=threads,
-        isa=isa,
-        weights=weights,
-        cache_tokens=most + 64 * 16,  # every request may leave its last page partly empty
-        max_running=64,
-        text=False,
-    )
+    loaded, bench = open_bench(model, threads=threads, isa=isa, weights=weights)
     try:
-        figures = Bench(loaded.executable).run(names)
+        figures = {}
+        for name in names:
+            beside = Beside(loaded.executable, workloads.tokens_held(name))
+            repeats = bench.run(name)
+            best = best_of(repeats)
+            figures[name] = row_record(name, repeats, beside.roof(name, best.seconds, best.works))
+        return {**report(figures, {"engine": "roofline", "load_s": round(loaded.load_seconds, 2)}), **setting(loaded)}
     finally:
         loaded.executable.close()
+
+
+def setting(loaded: LoadedModel) -> dict[str, Any]:
+    """What the figures of a loaded model were taken with."""
+    import roofline
+    from roofline.hardware.detect import detect
+
     machine = detect()
-    head = {"engine": "roofline", "load_s": round(loaded.load_seconds, 2)}
-    setting = {
+    return {
         "version": roofline.__version__,
         "model": loaded.name,
         "fingerprint": loaded.executable.fingerprint,
@@ -184,6 +218,4 @@ def bench_engine(
         "speculation": "off",
         "repeats": {"best_of": REPEATS, "serve_best_of": SERVE_REPEATS},
         "machine": {"chip": machine.chip, "cores": machine.usable_cores, "memory_bytes": machine.memory_total},
-        "roofs": asdict(roofs),
     }
-    return {**report(figures, head), **setting}

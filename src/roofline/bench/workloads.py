@@ -40,6 +40,24 @@ def serve_name(n: int, prompt: int, answer: int) -> str:
     return f"serve_{n}x{prompt}+{answer}_out_tok_s"
 
 
+def tokens_of(row: str) -> int:
+    """Tokens that a row's rate counts: prompt tokens of prefill, generated tokens of the others."""
+    return _shapes()[row][0]
+
+
+def tokens_held(row: str) -> int:
+    """Tokens in the cache halfway through a row: with the weights, what its steps read again and again."""
+    return _shapes()[row][1]
+
+
+def _shapes() -> dict[str, tuple[int, int]]:
+    return {
+        **{prefill_name(n): (n, n // 2) for n in PREFILL},
+        **{decode_name(n): (k, n + k // 2) for n, k in DECODE},
+        **{serve_name(n, i, o): (n * o, n * (i + o // 2)) for n, i, o in SERVE},
+    }
+
+
 def chosen(rows: Sequence[str] | None, serve: bool) -> list[str]:
     """The rows to run: those whose key contains one of `rows` (None: all), without the serve rows unless `serve`."""
     names = [name for name in row_names() if serve or not name.startswith("serve_")]

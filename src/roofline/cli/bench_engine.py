@@ -33,14 +33,14 @@ def _show(record: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("row", "tok/s", "all repeats", "GB/s", "Gop/s", "share of roof", box=None)
+    table = Table("row", "tok/s", "all repeats", "MB/token", "GB/s", "of reads", "Gop/s", "share of roof", box=None)
     for name, row in record["rows"].items():
-        share = "roofs unknown" if row["share_of_roof"] is None else f"{row['share_of_roof']:.1%}"
         repeats = " ".join(f"{rate:.1f}" for rate in row["tok_s"])
-        rate, moved, ops = f"{record[name]:.1f}", f"{row['gb_s']:.1f}", f"{row['gop_s']:.0f}"
-        table.add_row(name.removesuffix("_tok_s"), rate, repeats, moved, ops, share)
+        moved = f"{row['bytes_per_token'] / 1e6:.1f}", f"{row['gb_s']:.1f}", f"{row['read_share']:.1%}"
+        share = f"{row['share_of_roof']:.1%}"
+        table.add_row(name.removesuffix("_tok_s"), f"{record[name]:.1f}", repeats, *moved, f"{row['gop_s']:.0f}", share)
     console = Console()
     chip, chosen = record["machine"]["chip"], record["chosen"]
     console.print(f"{record['model']} on {chip}: isa {chosen['isa']}; threads {chosen['threads']}")
     console.print(table)
-    console.print(f"loaded in {record['load_s']:.2f} s; prefix cache and speculation are off")
+    console.print(f"loaded in {record['load_s']:.2f} s; prefix cache and speculation are off; roofs as beside each row")

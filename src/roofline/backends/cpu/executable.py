@@ -3,6 +3,7 @@
 import hashlib
 import math
 import platform
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -147,6 +148,10 @@ class CpuExecutable:
     def step_cost(self) -> StepCost:
         """The price of the step now in `batch`, at the measured roofs where there are any."""
         return self._prices.of(self.batch)
+
+    def limit_seconds(self, works: Sequence[tuple[float, ...]], roofs: Roofs, working_set: int) -> float:
+        """The least time for steps of these sizes (`StepCost.work`) at `roofs`, reads at `working_set` bytes."""
+        return self._prices.limit_seconds(works, roofs, working_set)
 
     def time_ops(self) -> list[tuple[str, float]]:
         """Run the step and return (op, seconds) for each instruction, as thread 0 saw them, barriers included."""

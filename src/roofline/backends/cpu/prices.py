@@ -1,6 +1,7 @@
 """The price of a step, fast enough to ask for at every step: like instructions are added up once, at load."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import astuple
 
 import numpy as np
@@ -28,28 +29,38 @@ class StepPrices:
         for instr, cost in price(program).instrs:
             kinds[cost] += 1
             example[cost] = instr
-        counts = np.array(list(kinds.values()), np.float64)
+        self._counts = np.array(list(kinds.values()), np.float64)
+        self._examples = [example[cost] for cost in kinds]
         # [kinds, 5]: coefficients of 1, tokens, rows, context, pairs
-        flops, weights, kv = (
+        self._flops, weights, kv = (
             np.array([astuple(part(cost)) for cost in kinds], np.float64)
             for part in (lambda c: c.flops, lambda c: c.weight_bytes, lambda c: c.kv_bytes)
         )
-        self._totals = np.stack([counts @ flops, counts @ weights, counts @ kv])  # [3, 5]
-        self._seconds: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
-        if roofs is not None:
-            rates = np.array([operations_per_second(example[cost], roofs) for cost in kinds])
-            reads = roofs.read_bytes_per_s(working_set)
-            self._seconds = flops / rates[:, None], (weights + kv) / reads, counts
+        self._moved = weights + kv
+        self._totals = np.stack([self._counts @ part for part in (self._flops, weights, kv)])  # [3, 5]
+        self._seconds = None if roofs is None else self._at(roofs, working_set)
 
     def of(self, batch: Batch) -> StepCost:
         """The price of the step in the buffer: each instruction at its own roof, added up."""
-        work = np.array(astuple(_work(batch, self._window)), np.float64)
+        sizes = astuple(_work(batch, self._window))
+        work = np.array(sizes, np.float64)
         flops, weights, kv = (self._totals @ work).tolist()
         limit = None
         if self._seconds is not None:
-            compute, move, counts = self._seconds
-            limit = float(counts @ np.maximum(compute @ work, move @ work))
-        return StepCost(flops, weights, kv, limit)
+            compute, move = self._seconds
+            limit = float(self._counts @ np.maximum(compute @ work, move @ work))
+        return StepCost(flops, weights, kv, limit, sizes)
+
+    def limit_seconds(self, works: Sequence[tuple[float, ...]], roofs: Roofs, working_set: int) -> float:
+        """The least time for steps of the sizes `works` (`StepCost.work`) at other roofs and another working set."""
+        sizes = np.array(works, np.float64).reshape(-1, 5).T  # [5, steps]
+        compute, move = self._at(roofs, working_set)
+        return float((self._counts @ np.maximum(compute @ sizes, move @ sizes)).sum())
+
+    def _at(self, roofs: Roofs, working_set: int) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds of arithmetic and of reads, [kinds, 5]: coefficients of a step's size."""
+        rates = np.array([operations_per_second(instr, roofs) for instr in self._examples])
+        return self._flops / rates[:, None], self._moved / roofs.read_bytes_per_s(working_set)
 
 
 def _work(batch: Batch, window: int) -> Affine:
