@@ -36,16 +36,25 @@ class FakeExecutable:
     fingerprint = "fake"
 
     def __init__(
-        self, num_pages=64, vocab_size=50, max_context=512, tokens=64, segments=16, table_pages=None, step_seconds=0.0
+        self,
+        num_pages=64,
+        vocab_size=50,
+        max_context=512,
+        tokens=64,
+        segments=16,
+        rows=None,
+        table_pages=None,
+        step_seconds=0.0,
     ):
         self.vocab_size, self.max_context, self.num_pages, self.page_bytes = vocab_size, max_context, num_pages, 1024
-        self.limits = BatchLimits(tokens, segments, segments, table_pages or num_pages * segments)
+        self.limits = BatchLimits(tokens, segments, rows or segments, table_pages or num_pages * segments)
         self.batch, self.clock = Batch(self.limits), MonotonicClock()
         self.store = np.full((num_pages, PAGE_TOKENS, 2), -7, np.int64)
         self.step_seconds = step_seconds
         self.fail_at = set()  # numbers of forward calls that raise
         self.fail_sample = False
         self.bad_rows = set()  # (prompt's first id) of sequences whose sampled id is invalid
+        self.bad_positions = set()  # where every sampled id is invalid
         self.die_on_id = None  # a forward that sees this id kills the process
         self.forwards = self.tokens_computed = 0
         self.closed = False
@@ -101,8 +110,9 @@ class FakeExecutable:
             np.zeros((n, MAX_LOGPROBS), np.float32),
         )
         for r, (logits, first) in enumerate(self.rows):
-            out.ids[r] = -5 if first in self.bad_rows else _choose(logits, rows, r)
-            if rows.logprobs[r] >= 0:
+            bad = first in self.bad_rows or int(rows.position[r]) in self.bad_positions
+            out.ids[r] = -5 if bad else _choose(logits, rows, r)
+            if rows.logprobs[r] >= 0 and not bad:
                 logprobs = logits - np.log(np.exp(logits.astype(np.float64)).sum())
                 top = np.argsort(-logprobs, kind="stable")[: rows.logprobs[r]]
                 out.logprob[r] = logprobs[out.ids[r]]

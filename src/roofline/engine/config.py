@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from roofline.backends.base import Executable
 
 
+MAX_DRAFT = 15
+CHOICES = {"scheduler": ("continuous", "naive"), "cache": ("paged", "naive"), "speculate": ("off", "ngram", "draft")}
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """Settings of an engine, checked at construction.
@@ -21,6 +25,10 @@ class EngineConfig:
         scheduler: "continuous", or "naive": one sequence at a time, its prompt in as few steps as the batch allows.
         cache: "paged", or "naive": nothing is ever shared.
         measure: price each step, so that stats tell the share of the roof.
+        speculate: "off", "ngram" (guess from the text itself) or "draft" (guess with a second, smaller model); the
+            output is the same, bit for bit.
+        speculate_tokens: longest draft, 1 to 15 tokens.
+        speculate_always: draft also where measured times and acceptance promise a loss.
 
     Raises:
         ConfigError: the message names the field.
@@ -33,25 +41,32 @@ class EngineConfig:
     scheduler: Literal["continuous", "naive"] = "continuous"
     cache: Literal["paged", "naive"] = "paged"
     measure: bool = True
+    speculate: Literal["off", "ngram", "draft"] = "off"
+    speculate_tokens: int = 4
+    speculate_always: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_batch_tokens", "max_running", "max_model_len"):
+        for name in ("max_batch_tokens", "max_running", "max_model_len", "speculate_tokens"):
             value = getattr(self, name)
             if name == "max_model_len" and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name}={value!r} is not a whole number of at least 1")
-        for name, choices in (("scheduler", ("continuous", "naive")), ("cache", ("paged", "naive"))):
+        if self.speculate_tokens > MAX_DRAFT:
+            raise ConfigError(f"speculate_tokens={self.speculate_tokens} is more than {MAX_DRAFT}")
+        for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name}={getattr(self, name)!r} is not one of {', '.join(choices)}")
 
 
 @dataclass(frozen=True)
 class StepLimits:
-    """What one step may hold: query tokens, sequences, page-table entries; and the longest sequence in tokens."""
+    """What one step may hold: query tokens, sequences, logit rows, page-table entries; and the longest sequence in
+    tokens."""
 
     tokens: int
     sequences: int
+    rows: int
     table_pages: int
     max_model_len: int
 
@@ -82,6 +97,7 @@ def resolve(config: EngineConfig, executable: "Executable") -> StepLimits:
         tokens=tokens,
         # Every running sequence may decode in the same step, so the step must hold them all.
         sequences=min(config.max_running, limits.segments, limits.rows, tokens),
+        rows=limits.rows,
         table_pages=limits.pages,
         max_model_len=min(wanted or longest, longest),
     )

@@ -12,7 +12,7 @@ from roofline.ops.batch import Batch, Header, Segment
 
 
 class BatchFiller:
-    """Writes plans into one batch and remembers the last, if it was all decodes."""
+    """Writes plans into one batch and remembers the last, if it was all decodes without drafts."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
@@ -24,15 +24,15 @@ class BatchFiller:
         limits = self.batch.limits
         assert plan.tokens <= limits.tokens, "more tokens than the batch holds"
         assert len(plan.sequences) <= limits.segments, "more segments than the batch holds"
-        assert len(plan.sampled) <= limits.rows, "more logit rows than the batch holds"
+        assert len(plan.sampled) + plan.drafted <= limits.rows, "more logit rows than the batch holds"
         assert plan.table_pages <= limits.pages, "more pages than the batch holds"
-        decode_only = plan.decodes == len(plan.sequences)
-        if decode_only and plan.sequences == self._sequences:
+        plain = plan.decode_only and not plan.drafted
+        if plain and plan.sequences == self._sequences:
             self._advance(plan)
         else:
             self._rebuild(plan)
-        self._sequences = plan.sequences if decode_only else []
-        if decode_only:
+        self._sequences = plan.sequences if plain else []
+        if plain:
             self._page_counts = [len(s.pages) for s in plan.sequences]
 
     def _rebuild(self, plan: StepPlan) -> None:
@@ -40,13 +40,12 @@ class BatchFiller:
         n = len(sequences)
         starts = list(accumulate(counts, initial=0))
         page_starts = list(accumulate((len(s.pages) for s in sequences), initial=0))
-        firsts = [s.computed for s in sequences]
-        spans = list(zip(sequences, firsts, counts, strict=True))
-        batch.ids[: plan.tokens] = list(chain.from_iterable(s.ids[first : first + k] for s, first, k in spans))
-        batch.positions[: plan.tokens] = list(chain.from_iterable(range(first, first + k) for _, first, k in spans))
+        pairs = list(zip(sequences, counts, strict=True))
+        batch.ids[: plan.tokens] = list(chain.from_iterable(step_ids(s, k) for s, k in pairs))
+        batch.positions[: plan.tokens] = list(chain.from_iterable(range(s.computed, s.computed + k) for s, k in pairs))
         batch.adapters[: plan.tokens] = 0
         batch.seg_start[: n + 1] = starts
-        batch.context_len[:n] = [first + k for _, first, k in spans]
+        batch.context_len[:n] = [s.computed + k for s, k in pairs]
         batch.page_start[: n + 1] = page_starts
         batch.pages[: page_starts[-1]] = list(chain.from_iterable(s.pages for s in sequences))
         rows = logit_rows(plan)
@@ -76,19 +75,26 @@ class BatchFiller:
         batch.header[Header.PAGES] = end
 
 
+def step_ids(sequence: Sequence, count: int) -> list[int]:
+    """The `count` ids that a step computes of a sequence: known ones, then its draft."""
+    first = sequence.computed
+    known = sequence.ids[first : first + count]
+    return known if len(known) == count else known + sequence.draft
+
+
 def logit_rows(plan: StepPlan) -> list[int]:
-    """Token rows of the step whose logits are wanted: the last row of each sequence that samples."""
+    """Token rows of the step whose logits are wanted: the last known id of each sequence that samples and its draft."""
     ends = accumulate(plan.counts)
     return [
-        end - 1
+        row
         for end, s, count in zip(ends, plan.sequences, plan.counts, strict=True)
-        if s.computed + count == len(s.ids)
+        if s.computed + count >= len(s.ids)
+        for row in range(end - 1 - (s.computed + count - len(s.ids)), end)
     ]
 
 
 def segments(plan: StepPlan) -> list[Segment]:
     """The plan as `Batch.fill` takes it."""
     return [
-        Segment(s.ids[s.computed : s.computed + count], s.computed, s.pages)
-        for s, count in zip(plan.sequences, plan.counts, strict=True)
+        Segment(step_ids(s, count), s.computed, s.pages) for s, count in zip(plan.sequences, plan.counts, strict=True)
     ]

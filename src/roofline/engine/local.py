@@ -15,6 +15,7 @@ from roofline.engine.naive_cache import NaiveCache
 from roofline.engine.params import SamplingParams
 from roofline.engine.scheduler import State
 from roofline.engine.sequence import Request
+from roofline.engine.speculation import Speculator
 from roofline.engine.stats import EngineStats, Meter
 from roofline.engine.step import Stepper
 
@@ -34,8 +35,14 @@ class LocalEngine:
         self.limits: StepLimits = resolve(self.config, executable)
         self.state = State(_cache(self.config, executable.num_pages), self.limits)
         self._meter = Meter(executable.num_pages, executable.page_bytes)
+        self._speculator = _speculator(self.config, executable)
         self._stepper = Stepper(
-            executable, self.state, SCHEDULERS[self.config.scheduler], self._meter, self.config.measure
+            executable,
+            self.state,
+            SCHEDULERS[self.config.scheduler],
+            self._meter,
+            self.config.measure,
+            self._speculator,
         )
         self._requests: dict[str, Request] = {}
         self._events: list[Event] = []
@@ -109,17 +116,27 @@ class LocalEngine:
 
     def stats(self) -> EngineStats:
         """A reading of the counters."""
-        return self._meter.reading(self.state)
+        return self._meter.reading(self.state, self._speculator)
 
     def close(self) -> None:
         """Abort everything and close the executable."""
         self.abort_all()
+        if self._speculator is not None:
+            self._speculator.close()
         self.executable.close()
 
     def _forget(self, request_id: str) -> None:
         request = self._requests.get(request_id)
         if request is not None and all(s.finished is not None for s in request.sequences):
             del self._requests[request_id]
+
+
+def _speculator(config: EngineConfig, executable: Executable) -> Speculator | None:
+    if config.speculate == "off":
+        return None
+    from roofline.engine.ngram import NgramDrafter
+
+    return Speculator(NgramDrafter(), config.speculate_tokens, executable.clock, not config.speculate_always)
 
 
 def _cache(config: EngineConfig, num_pages: int) -> Cache:

@@ -1,6 +1,6 @@
 """The naive scheduler: one sequence at a time, from its first token to its last. The oracle for `scheduler`."""
 
-from roofline.engine.scheduler import State, StepPlan, place
+from roofline.engine.scheduler import State, StepPlan, place, plan_drafts
 
 
 def schedule(state: State) -> StepPlan:
@@ -15,4 +15,5 @@ def schedule(state: State) -> StepPlan:
         assert grown, "a sequence alone in the cache must fit"
         plan.decodes = 1
     plan.add(sequence, min(pending, state.limits.tokens))
+    plan_drafts(state, plan)
     return plan

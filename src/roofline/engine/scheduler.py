@@ -1,6 +1,7 @@
 """Continuous batching: which tokens of which sequences the next step computes, and what its results change.
 
-Decodes first, oldest first; then prompt chunks up to the token budget; then new requests, first come first served.
+Decodes first, oldest first; then prompt chunks up to the token budget; then new requests, first come first served;
+then, where tokens, rows and pages are left, the drafted tokens of decodes, which are verified in the same step.
 When pages run out the youngest sequence gives all of its pages back and is computed again later (recompute
 pre-emption), so the oldest always advances and every request ends. Nothing here but integers: no arrays, no clock.
 """
@@ -33,7 +34,10 @@ class State:
 
 @dataclass
 class StepPlan:
-    """A step: `counts[i]` tokens of `sequences[i]` from its `computed` on. `sampled` get a new id, in this order."""
+    """A step: `counts[i]` tokens of `sequences[i]` from its `computed` on, the last of them its `draft`, if it has one.
+
+    `sampled` get new ids, in this order: each has one logit row, and one more for each token of its draft.
+    """
 
     sequences: list[Sequence] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
@@ -41,6 +45,12 @@ class StepPlan:
     tokens: int = 0
     table_pages: int = 0
     decodes: int = 0  # leading sequences that only decode
+    drafted: int = 0  # tokens of drafts
+
+    @property
+    def decode_only(self) -> bool:
+        """Whether no prompt token is computed."""
+        return self.decodes == len(self.sequences)
 
     def add(self, sequence: Sequence, count: int) -> None:
         self.sequences.append(sequence)
@@ -65,6 +75,7 @@ def schedule(state: State) -> StepPlan:
         _plan_chunk(state, plan, sequence)
     if state.preemptions == preemptions:
         _admit(state, plan)
+    plan_drafts(state, plan)
     return plan
 
 
@@ -100,6 +111,30 @@ def _plan_chunk(state: State, plan: StepPlan, sequence: Sequence) -> bool:
         return False
     plan.add(sequence, count)
     return count == pending
+
+
+def plan_drafts(state: State, plan: StepPlan) -> None:
+    """Add to each decode as much of its draft as the step has room for. What does not fit is cut off the draft.
+
+    Nobody loses anything to a draft: tokens, rows and pages are those that are left, and `commit` gives the pages back.
+    """
+    limits = state.limits
+    for i, sequence in enumerate(plan.sequences[: plan.decodes]):
+        if not sequence.draft:
+            continue
+        length, pages = len(sequence.ids), sequence.pages
+        rows = limits.rows - len(plan.sampled) - plan.drafted
+        count = min(len(sequence.draft), rows, limits.tokens - plan.tokens, sequence.end - length - 1)
+        room, held = len(pages) * PAGE_TOKENS - length, len(pages)
+        if count > room:
+            more = -(-(length + count) // PAGE_TOKENS) - held
+            if plan.table_pages + more > limits.table_pages or not state.cache.grow(pages, length + count):
+                count = room
+        del sequence.draft[max(0, count) :]
+        plan.counts[i] += len(sequence.draft)
+        plan.tokens += len(sequence.draft)
+        plan.drafted += len(sequence.draft)
+        plan.table_pages += len(pages) - held
 
 
 def _admit(state: State, plan: StepPlan) -> None:
@@ -149,41 +184,66 @@ def preempt(state: State, sequence: Sequence) -> None:
     state.running.pop()
     state.cache.release(sequence.pages)
     sequence.computed = sequence.published = 0
+    sequence.draft = []
     state.waiting.appendleft(sequence)
     state.preemptions += 1
 
 
-def commit(state: State, plan: StepPlan, ids: list[int]) -> list[Sequence]:
-    """Record a step that was computed: one id, or FAILED, for each of `plan.sampled`. Returns the sequences that ended.
+def commit(state: State, plan: StepPlan, ids: list[int]) -> list[list[int]]:
+    """Record a step that was computed: one id, or FAILED, for each logit row of `plan.sampled`.
 
-    Pages of a failed sequence are not published: what made its logits useless may lie in them.
+    A row of a draft counts only while all drafted tokens before it are what was sampled there. Returns the new ids of
+    each of `plan.sampled`. Pages of a failed sequence are not published: what made its logits useless may lie in them.
     """
-    publish = state.cache.publish
-    for sequence, token in zip(plan.sampled, ids, strict=True):
-        if token == FAILED:
-            sequence.finished = "error"
+    fresh: list[list[int]] = []
+    at = 0
+    for sequence in plan.sampled:
+        rows = len(sequence.draft) + 1
+        fresh.append(_accept(sequence, ids[at : at + rows]))
+        at += rows
+    assert at == len(ids), "an id for each logit row"
     for sequence, count in zip(plan.sequences, plan.counts, strict=True):
-        sequence.computed += count
+        # The last id is never in the pages yet; neither is what was drafted in vain.
+        sequence.computed = min(sequence.computed + count, len(sequence.ids) - 1)
         full = sequence.computed // PAGE_TOKENS
-        if full > sequence.published and sequence.finished is None:
-            publish(sequence.keys, sequence.ids, sequence.pages, sequence.published, full)
+        if full > sequence.published and sequence.finished != "error":
+            state.cache.publish(sequence.keys, sequence.ids, sequence.pages, sequence.published, full)
             sequence.published = full
-    ended = []
-    for sequence, token in zip(plan.sampled, ids, strict=True):
-        if token == FAILED:
-            ended.append(sequence)
-            continue
-        sequence.ids.append(token)
-        if token in sequence.stop_ids and sequence.generated >= sequence.request.params.min_tokens:
-            sequence.finished = "stop"
-        elif len(sequence.ids) >= sequence.end:
-            sequence.finished = "length"
-        else:
-            continue
-        ended.append(sequence)
+        if sequence.draft:
+            sequence.draft = []
+            _give_back(state.cache, sequence)
+    ended = [sequence for sequence in plan.sampled if sequence.finished is not None]
     if ended:
         _leave(state, ended)
-    return ended
+    return fresh
+
+
+def _accept(sequence: Sequence, ids: list[int]) -> list[int]:
+    """Append what was sampled, up to the first token that was drafted wrongly or that ends the answer."""
+    accepted: list[int] = []
+    for row, token in enumerate(ids):
+        if token == FAILED:
+            sequence.finished = "error"
+            break
+        sequence.ids.append(token)
+        accepted.append(token)
+        if token in sequence.stop_ids and sequence.generated >= sequence.request.params.min_tokens:
+            sequence.finished = "stop"
+            break
+        if len(sequence.ids) >= sequence.end:
+            sequence.finished = "length"
+            break
+        if row < len(sequence.draft) and token != sequence.draft[row]:
+            break
+    return accepted
+
+
+def _give_back(cache: Cache, sequence: Sequence) -> None:
+    """Release the pages that only rejected tokens needed."""
+    needed = -(-len(sequence.ids) // PAGE_TOKENS)
+    surplus = sequence.pages[needed:]
+    del sequence.pages[needed:]
+    cache.release(surplus)
 
 
 def finish(state: State, sequences: list[Sequence], reason: FinishReason) -> list[Sequence]:

@@ -35,12 +35,14 @@ class Sequence:
 
     ids: prompt then answer. computed: how many of them lie in pages. pages: its page table, empty unless running.
     published: how many leading pages were offered to the prefix cache. cached_tokens: prompt tokens found there.
-    finished: why it ended. sampling: what the row builder keeps for it.
+    finished: why it ended. sampling: what the row builder keeps for it. draft: ids guessed to follow `ids`, to be
+    verified by the next step; speculation: what the speculator keeps for it.
     """
 
     __slots__ = (
         "cached_tokens",
         "computed",
+        "draft",
         "end",
         "finished",
         "ids",
@@ -51,6 +53,7 @@ class Sequence:
         "published",
         "request",
         "sampling",
+        "speculation",
         "started",
         "stop_ids",
     )
@@ -66,7 +69,9 @@ class Sequence:
         self.pages: list[int] = []
         self.finished: FinishReason | None = None
         self.started = False
+        self.draft: list[int] = []
         self.sampling: Any = None
+        self.speculation: Any = None
 
     @property
     def generated(self) -> int:

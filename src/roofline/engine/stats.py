@@ -7,6 +7,7 @@ import msgspec
 if TYPE_CHECKING:
     from roofline.backends.base import StepCost
     from roofline.engine.scheduler import State, StepPlan
+    from roofline.engine.speculation import Speculator
 
 
 class EngineStats(msgspec.Struct, array_like=True):
@@ -16,7 +17,9 @@ class EngineStats(msgspec.Struct, array_like=True):
     `prefill_tokens` the prompt tokens in them; `decode_seconds` and `decode_tokens` are those of the other steps.
     `mixed_tokens` are ids sampled in prefill steps, so generated = decode + mixed.
     `python_seconds` is the part of all steps outside the two backend calls, of which `decode_python_seconds` fell
-    into decode steps.
+    into decode steps. Speculation: `drafts` were verified, of `draft_tokens` tokens together, and `accepted_tokens` of
+    those were what was sampled; `draft_seconds`, a part of `python_seconds`, went into making them; `drafts_held` were
+    left aside because they would have lost time.
     """
 
     running: int = 0
@@ -40,6 +43,11 @@ class EngineStats(msgspec.Struct, array_like=True):
     prefix_queries: int = 0
     prefix_hits: int = 0
     preemptions: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    draft_seconds: float = 0.0
+    drafts_held: int = 0
     requests: int = 0
     finished: dict[str, int] = msgspec.field(default_factory=dict)
 
@@ -63,6 +71,11 @@ class EngineStats(msgspec.Struct, array_like=True):
         """Time at the measured roofs / measured time, over the steps with a price; None when no roofs are known."""
         return self.limit_seconds / self.priced_seconds if self.priced_seconds else None
 
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted / drafted tokens; None before the first draft."""
+        return self.accepted_tokens / self.draft_tokens if self.draft_tokens else None
+
     def since(self, earlier: "EngineStats") -> "EngineStats":
         """The figures of the time between two readings; gauges and per-reason counts as they are now."""
         gauges = {"running", "waiting", "pages_used", "pages_total", "page_bytes", "finished"}
@@ -78,19 +91,34 @@ class Meter:
     def __init__(self, pages_total: int, page_bytes: int) -> None:
         self.totals = EngineStats(pages_total=pages_total, page_bytes=page_bytes)
 
-    def step(self, plan: "StepPlan", seconds: float, backend_seconds: float, cost: "StepCost | None") -> None:
-        """Count a committed step: its whole time, the part inside the backend, its price."""
-        totals = self.totals
+    def step(
+        self,
+        plan: "StepPlan",
+        drafted: list[int],
+        generated: list[int],
+        seconds: float,
+        backend_seconds: float,
+        cost: "StepCost | None",
+    ) -> None:
+        """Count a committed step: how many tokens were drafted for and given to each of `plan.sampled`, its whole time,
+        the part inside the backend, its price."""
+        totals, new = self.totals, sum(generated)
+        if plan.drafted:
+            for guesses, ids in zip(drafted, generated, strict=True):
+                if guesses:
+                    totals.drafts += 1
+                    totals.draft_tokens += guesses
+                    totals.accepted_tokens += min(guesses, max(0, ids - 1))
         totals.steps += 1
         totals.python_seconds += seconds - backend_seconds
-        if plan.decodes == len(plan.sequences):
-            totals.decode_tokens += plan.decodes
+        if plan.decode_only:
+            totals.decode_tokens += new
             totals.decode_seconds += seconds
             totals.decode_python_seconds += seconds - backend_seconds
         else:
-            totals.prefill_tokens += plan.tokens - plan.decodes
+            totals.prefill_tokens += plan.tokens - plan.decodes - plan.drafted
             totals.prefill_seconds += seconds
-            totals.mixed_tokens += len(plan.sampled)
+            totals.mixed_tokens += new
         if cost is not None:
             totals.flops += cost.flops
             totals.weight_bytes += cost.weight_bytes
@@ -103,7 +131,7 @@ class Meter:
         """Count an answer that ended."""
         self.totals.finished[reason] = self.totals.finished.get(reason, 0) + 1
 
-    def reading(self, state: "State") -> EngineStats:
+    def reading(self, state: "State", speculator: "Speculator | None" = None) -> EngineStats:
         """A copy of the totals with the gauges of now."""
         return msgspec.structs.replace(
             self.totals,
@@ -113,5 +141,7 @@ class Meter:
             prefix_queries=state.prefix_queries,
             prefix_hits=state.prefix_hits,
             preemptions=state.preemptions,
+            draft_seconds=speculator.seconds if speculator else 0.0,
+            drafts_held=speculator.held if speculator else 0,
             finished=dict(self.totals.finished),
         )

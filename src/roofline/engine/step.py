@@ -1,4 +1,4 @@
-"""Steps 4 to 7 in the life of a request: schedule, fill, forward and sample, commit."""
+"""Steps 4 to 7 in the life of a request: (draft,) schedule, fill, forward and sample, commit."""
 
 from collections.abc import Callable
 
@@ -11,6 +11,7 @@ from roofline.engine.fill import BatchFiller
 from roofline.engine.rows import RowBuilder
 from roofline.engine.scheduler import State, StepPlan
 from roofline.engine.sequence import Sequence
+from roofline.engine.speculation import Speculator
 from roofline.engine.stats import Meter
 
 
@@ -18,19 +19,29 @@ class Stepper:
     """Runs one executable over one scheduling state."""
 
     def __init__(
-        self, executable: Executable, state: State, schedule: Callable[[State], StepPlan], meter: Meter, measure: bool
+        self,
+        executable: Executable,
+        state: State,
+        schedule: Callable[[State], StepPlan],
+        meter: Meter,
+        measure: bool,
+        speculator: Speculator | None = None,
     ) -> None:
         self.executable, self.state, self.schedule = executable, state, schedule
-        self.meter, self.measure = meter, measure
+        self.meter, self.measure, self.speculator = meter, measure, speculator
         self._filler, self._rows = BatchFiller(executable.batch), RowBuilder()
 
     def step(self) -> list[Event]:
         """One step and its events; [] when nothing can run. A failing backend ends the sequences of this step only."""
         executable, clock = self.executable, self.executable.clock
         started = clock.now()
+        if self.speculator is not None:
+            self.speculator.draft(self.state)
         plan = self.schedule(self.state)
         if not plan.sequences:
             return []
+        planned = clock.now()
+        drafted = [len(s.draft) for s in plan.sampled]
         try:
             self._filler.fill(plan)
             rows = self._rows.build(plan.sampled)
@@ -42,15 +53,23 @@ class Stepper:
             cost = executable.step_cost() if self.measure else None
         except Exception as error:  # whatever a backend raises, other requests live on
             return self._fail(plan, error)
-        scheduler.commit(self.state, plan, ids)
-        for sequence, token in zip(plan.sampled, ids, strict=True):
-            if sequence.sampling.history is not None and token >= 0:
-                sequence.sampling.history.add(token)
-        events = [_event(s, token, row, sampled) for row, (s, token) in enumerate(zip(plan.sampled, ids, strict=True))]
-        for sequence in plan.sampled:
+        fresh = scheduler.commit(self.state, plan, ids)
+        events: list[Event] = []
+        row = 0
+        for sequence, tokens, count in zip(plan.sampled, fresh, drafted, strict=True):
+            if sequence.sampling.history is not None:
+                for token in tokens:
+                    sequence.sampling.history.add(token)
+            events += _events(sequence, tokens, row, sampled)
+            row += count + 1
             if sequence.finished is not None:
                 self.meter.ended(sequence.finished)
-        self.meter.step(plan, clock.now() - started, returned - called, cost)
+        if self.speculator is not None:
+            self.speculator.learn(plan, drafted, fresh, clock.now() - planned)
+            self.speculator.keep(self.state.running)
+        self.meter.step(
+            plan, drafted, [len(tokens) for tokens in fresh], clock.now() - started, returned - called, cost
+        )
         return events
 
     def _checked(self, sampled: Sampled | None) -> list[int]:
@@ -70,20 +89,28 @@ class Stepper:
         ended = scheduler.finish(self.state, sequences, reason)
         for _ in ended:
             self.meter.ended(reason)
+        if ended and self.speculator is not None:
+            self.speculator.keep(self.state.running)
         return [Event(s.request.id, s.index, [], None, reason, None, error, s.usage()) for s in ended]
 
 
-def _event(sequence: Sequence, token: int, row: int, sampled: Sampled | None) -> Event:
+def _events(sequence: Sequence, tokens: list[int], row: int, sampled: Sampled | None) -> list[Event]:
+    """What a sequence tells of a step: its new ids, of the logit rows from `row` on, and whether and why it ended."""
     request = sequence.request
-    if sequence.finished == "error":
-        error = "no id could be sampled: the logits are not numbers"
-        return Event(request.id, sequence.index, [], None, "error", None, error, sequence.usage())
     logprobs = None
     if request.params.logprobs is not None and sampled is not None:
         count = request.params.logprobs
-        top = zip(sampled.top_ids[row, :count].tolist(), sampled.top_logprobs[row, :count].tolist(), strict=True)
-        logprobs = [TokenLogprob(token, float(sampled.logprob[row]), tuple(top))]
+        logprobs = [_logprob(token, at, count, sampled) for at, token in enumerate(tokens, row)]
     if sequence.finished is None:
-        return Event(request.id, sequence.index, [token], logprobs)
-    stop_id = token if sequence.finished == "stop" else None
-    return Event(request.id, sequence.index, [token], logprobs, sequence.finished, stop_id, None, sequence.usage())
+        return [Event(request.id, sequence.index, tokens, logprobs)]
+    if sequence.finished == "error":
+        error = "no id could be sampled: the logits are not numbers"
+        last = Event(request.id, sequence.index, [], None, "error", None, error, sequence.usage())
+        return [Event(request.id, sequence.index, tokens, logprobs), last] if tokens else [last]
+    stop_id = tokens[-1] if sequence.finished == "stop" else None
+    return [Event(request.id, sequence.index, tokens, logprobs, sequence.finished, stop_id, None, sequence.usage())]
+
+
+def _logprob(token: int, row: int, count: int, sampled: Sampled) -> TokenLogprob:
+    top = zip(sampled.top_ids[row, :count].tolist(), sampled.top_logprobs[row, :count].tolist(), strict=True)
+    return TokenLogprob(token, float(sampled.logprob[row]), tuple(top))
