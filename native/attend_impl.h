@@ -14,27 +14,32 @@ static constexpr int kValueVectors = kMaxQueries > 2 ? 4 : 1;  // sixteen-wide s
 
 struct BlockPages {
     const uint16_t *k[4], *v[4];
-    int pages, keys;   // pages present, keys of the context in this block
-    int64_t next[4];   // bytes from each page to the one four further, fetched while this one is used; 0: none
+    const char *next_k[4], *next_v[4];  // what is fetched while a page is used, from the pages four further on; null: nothing
 };
 
-static inline BlockPages block_pages(const Attend& a, int32_t begin) {
+// The pages that hold the block at `begin`. Behind the last page of this item come those of the thread's next one.
+static inline BlockPages block_pages(const Attend& a, int32_t begin, int32_t end) {
     BlockPages b;
     const int64_t head = (int64_t)a.head_dim * kPage;  // elements of K (or V) of one kv head in a page
-    b.keys = std::min(kBlock, a.context - begin);
-    b.pages = (b.keys + kPage - 1) / kPage;
-    for (int i = 0; i < b.pages; i++) {
-        const uint16_t* page = (const uint16_t*)(a.cache + a.pages[begin / kPage + i] * a.page_stride);
+    const int first = begin / kPage, pages = (end + kPage - 1) / kPage;
+    for (int i = 0; i < kBlock / kPage && first + i < pages; i++) {
+        const uint16_t* page = (const uint16_t*)(a.cache + a.pages[first + i] * a.page_stride);
         b.k[i] = page + a.kv_head * head;
         b.v[i] = page + (a.kv_heads + a.kv_head) * head;
-        const int further = begin / kPage + i + 4;
-        b.next[i] = a.fetch_ahead && further * kPage < a.context ? (a.pages[further] - a.pages[further - 4]) * a.page_stride : 0;
+        const int further = first + i + kBlock / kPage;
+        b.next_k[i] = b.next_v[i] = nullptr;
+        const bool own = further < pages;
+        if (!own && further - pages >= a.next_count) continue;
+        const uint16_t* next = (const uint16_t*)(a.cache + (own ? a.pages[further] : a.next_pages[further - pages]) * a.page_stride);
+        const int kv_head = own ? a.kv_head : a.next_kv_head;
+        b.next_k[i] = (const char*)(next + kv_head * head);
+        b.next_v[i] = (const char*)(next + (a.kv_heads + kv_head) * head);
     }
     return b;
 }
 
 // Keys of a page that a query at `position` may see, as bits.
-static inline uint32_t visible(const Attend& a, int32_t position, int32_t first_key) {
+static inline uint32_t visible_keys(const Attend& a, int32_t position, int32_t first_key) {
     const int32_t upto = std::min(16, std::max(0, position - first_key + 1));
     uint32_t m = (1u << upto) - 1;
     if (a.window > 0) {
@@ -54,7 +59,7 @@ static inline void score_pages(int head_dim, const BlockPages& b, const uint16_t
         for (int v = 0; v < V; v++) {
             const uint16_t* at = b.k[first + v] + d * kPage;
             keys[v] = pairs(at);
-            if (Ahead && b.next[first + v]) prefetch((const char*)at + b.next[first + v]);
+            if (Ahead && b.next_k[first + v]) prefetch(b.next_k[first + v] + d * kPage * 2);
         }
         for (int i = 0; i < Q; i++) {
             const Pair query = pair(q + (int64_t)i * head_dim + d);
@@ -66,25 +71,29 @@ static inline void score_pages(int head_dim, const BlockPages& b, const uint16_t
 }
 
 template <int Q, int V, bool Ahead>
-static inline void add_values(int head_dim, const BlockPages& b, const uint16_t (*p)[kBlock], const float* alpha, int slice, float* acc) {
+static inline void add_values(int head_dim, const BlockPages& b, int seen, const uint16_t (*p)[kBlock], const float* alpha, int slice, float* acc) {
     F32 r[Q][V];
     for (int i = 0; i < Q; i++)
-        for (int v = 0; v < V; v++) r[i][v] = mul(load(acc + (int64_t)i * head_dim + slice + 16 * v), set1(alpha[i]));
-    const int whole = b.keys / 2;
+        for (int v = 0; v < V; v++) r[i][v] = load(acc + (int64_t)i * head_dim + slice + 16 * v);
+    if (alpha)
+        for (int i = 0; i < Q; i++)
+            for (int v = 0; v < V; v++) r[i][v] = mul(r[i][v], set1(alpha[i]));
+    const int whole = seen / 2;
     for (int j = 0; j < whole; j++) {
-        const uint16_t* row = b.v[j / 8] + (int64_t)(j % 8) * head_dim * 2 + slice * 2;
-        const int64_t next = b.next[j / 8];
+        const int64_t at = (int64_t)(j % 8) * head_dim * 2 + slice * 2;
+        const uint16_t* row = b.v[j / 8] + at;
+        const char* next = Ahead ? b.next_v[j / 8] : nullptr;
         Pairs values[V];
         for (int v = 0; v < V; v++) {
             values[v] = pairs(row + 32 * v);
-            if (Ahead && next) prefetch((const char*)(row + 32 * v) + next);
+            if (Ahead && next) prefetch(next + (at + 32 * v) * 2);
         }
         for (int i = 0; i < Q; i++) {
             const Pair weight = pair(p[i] + 2 * j);
             for (int v = 0; v < V; v++) r[i][v] = dot2(r[i][v], values[v], weight);
         }
     }
-    if (b.keys % 2) {  // the slot after the context's last key is stale and may hold NaN: taken out, not multiplied by 0
+    if (seen % 2) {  // the slot after the context's last key is stale and may hold NaN: taken out, not multiplied by 0
         const uint16_t* row = b.v[whole / 8] + (int64_t)(whole % 8) * head_dim * 2 + slice * 2;
         for (int i = 0; i < Q; i++)
             for (int v = 0; v < V; v++) r[i][v] = dot2(r[i][v], first_of_pairs(pairs(row + 32 * v)), pair(p[i] + 2 * whole));
@@ -93,66 +102,105 @@ static inline void add_values(int head_dim, const BlockPages& b, const uint16_t 
         for (int v = 0; v < V; v++) store(acc + (int64_t)i * head_dim + slice + 16 * v, r[i][v]);
 }
 
+// Scores of `pages` pages, as many at a time as the registers hold.
 template <int Q, bool Ahead>
-static inline void attend_block(const Attend& a, const uint16_t* q, const int32_t* position, int32_t begin, AttendState* state, float* acc) {
-    const BlockPages b = block_pages(a, begin);
-    const F32 none = set1(-infinity());
-    F32 s[Q][4];
-    int page = 0;
-    for (; page + kKeyVectors <= b.pages; page += kKeyVectors) score_pages<Q, kKeyVectors, Ahead>(a.head_dim, b, q, s, page);
-    for (; page < b.pages; page++) score_pages<Q, 1, Ahead>(a.head_dim, b, q, s, page);
-    alignas(64) uint16_t p[Q][kBlock];
-    alignas(64) float change[16] = {0}, alpha[16];
-    float m_new[Q];
-    for (int i = 0; i < Q; i++) {
-        F32 top = none;
-        for (int v = 0; v < b.pages; v++) {
-            const uint32_t seen = visible(a, position[i], begin + v * kPage);
-            if (seen != 0xffffu) s[i][v] = select(mask_of(seen), s[i][v], none);
-            top = max(top, s[i][v]);
-        }
-        m_new[i] = std::max(state[i].m, reduce_max(top));
-        change[i] = m_new[i] == -infinity() ? 0.0f : state[i].m - m_new[i];
+static inline void score_block(int head_dim, const BlockPages& b, int pages, const uint16_t* q, F32 (*s)[4]) {
+    if constexpr (kKeyVectors == 4) {
+        if (pages == 4) return score_pages<Q, 4, Ahead>(head_dim, b, q, s, 0);
+        if (pages == 3) return score_pages<Q, 3, Ahead>(head_dim, b, q, s, 0);
+        if (pages == 2) return score_pages<Q, 2, Ahead>(head_dim, b, q, s, 0);
     }
-    store(alpha, exp2(load(change)));
+    for (int page = 0; page < pages; page++) score_pages<Q, 1, Ahead>(head_dim, b, q, s, page);
+}
+
+// From scores to weights in bf16, for queries whose positions ascend. P: the pages, where the number is known; 0: `pages`.
+// Returns whether a maximum moved: only then are sums and outputs so far rescaled, by alpha[query].
+template <int Q, int P>
+static inline bool weigh(const Attend& a, const int32_t* position, int32_t begin, int pages, F32 (*s)[4], AttendState* state, uint16_t (*p)[kBlock], float* alpha) {
+    const F32 none = set1(-infinity());
+    if (P) pages = P;
+    if (begin + pages * kPage - 1 > position[0] || (a.window > 0 && position[Q - 1] - a.window >= begin))
+        for (int i = 0; i < Q; i++)
+            for (int v = 0; v < pages; v++) s[i][v] = select(mask_of(visible_keys(a, position[i], begin + v * kPage)), s[i][v], none);
+    float m_new[Q];
+    bool moved = false;
+    for (int i = 0; i < Q; i++) {
+        F32 top = s[i][0];
+        for (int v = 1; v < pages; v++) top = max(top, s[i][v]);
+        m_new[i] = reduce_max(top);
+        if (m_new[i] > state[i].m) moved = true;
+        else m_new[i] = state[i].m;
+    }
+    if (moved) {
+        alignas(64) float change[16] = {0};
+        for (int i = 0; i < Q; i++) change[i] = m_new[i] == state[i].m ? 0.0f : state[i].m - m_new[i];
+        store(alpha, exp2(load(change)));
+        for (int i = 0; i < Q; i++) {
+            store(state[i].l, mul(load(state[i].l), set1(alpha[i])));
+            state[i].m = m_new[i];
+        }
+    }
     for (int i = 0; i < Q; i++) {
         const F32 m = set1(m_new[i] == -infinity() ? 0.0f : m_new[i]);  // nothing seen yet: every p is 0
-        F32 l = mul(load(state[i].l), set1(alpha[i]));
-        for (int v = 0; v < b.pages; v++) {
+        F32 l = load(state[i].l);
+        for (int v = 0; v < pages; v++) {
             F32 e = exp2(sub(s[i][v], m));
             l = add(l, e);
             store_bf16(p[i] + v * kPage, e);
         }
         store(state[i].l, l);
-        state[i].m = m_new[i];
     }
-    int slice = 0;
-    for (; slice + 16 * kValueVectors <= a.head_dim; slice += 16 * kValueVectors)
-        add_values<Q, kValueVectors, Ahead>(a.head_dim, b, p, alpha, slice, acc);
-    for (; slice < a.head_dim; slice += 16) add_values<Q, 1, Ahead>(a.head_dim, b, p, alpha, slice, acc);
+    return moved;
 }
 
-template <int Q>
-static void attend_queries(const Attend& a, const uint16_t* q, const int32_t* position, int32_t begin, int32_t end, AttendState* state, float* acc) {
-    for (int i = 0; i < Q; i++) {
+// Q queries and the keys of one block up to the last query's position.
+template <int Q, bool Ahead>
+static inline void attend_block(const Attend& a, const BlockPages& b, const uint16_t* q, const int32_t* position, int32_t begin, AttendState* state, float* acc) {
+    const int seen = std::min(kBlock, position[Q - 1] + 1 - begin), pages = (seen + kPage - 1) / kPage;
+    F32 s[Q][4];
+    alignas(64) uint16_t p[Q][kBlock];
+    alignas(64) float alpha[16];
+    score_block<Q, Ahead>(a.head_dim, b, pages, q, s);
+    const bool moved = pages == 4 ? weigh<Q, 4>(a, position, begin, pages, s, state, p, alpha) : weigh<Q, 0>(a, position, begin, pages, s, state, p, alpha);
+    const float* scale = moved ? alpha : nullptr;
+    int slice = 0;
+    for (; slice + 16 * kValueVectors <= a.head_dim; slice += 16 * kValueVectors)
+        add_values<Q, kValueVectors, Ahead>(a.head_dim, b, seen, p, scale, slice, acc);
+    for (; slice < a.head_dim; slice += 16) add_values<Q, 1, Ahead>(a.head_dim, b, seen, p, scale, slice, acc);
+}
+
+template <bool Ahead>
+static void attend_tile(const Attend& a, const BlockPages& b, const uint16_t* q, const int32_t* position, int queries, int32_t begin, AttendState* state, float* acc) {
+    switch (queries) {
+        case 1: return attend_block<1, Ahead>(a, b, q, position, begin, state, acc);
+        case 2: return attend_block<2, Ahead>(a, b, q, position, begin, state, acc);
+        case 3: if constexpr (kMaxQueries >= 3) return attend_block<3, Ahead>(a, b, q, position, begin, state, acc); break;
+        case 4: if constexpr (kMaxQueries >= 4) return attend_block<4, Ahead>(a, b, q, position, begin, state, acc); break;
+        case 5: if constexpr (kMaxQueries >= 5) return attend_block<5, Ahead>(a, b, q, position, begin, state, acc); break;
+        case 6: if constexpr (kMaxQueries >= 6) return attend_block<6, Ahead>(a, b, q, position, begin, state, acc); break;
+    }
+}
+
+// A block of keys serves all queries before the next is touched: it comes from memory once and then lies in the first
+// cache. While the first tile of queries is at it, the next block is fetched.
+static void attend_split(const Attend& a, const uint16_t* q, const int32_t* position, int queries, int32_t begin, int32_t end, AttendState* state, float* acc) {
+    for (int i = 0; i < queries; i++) {
         state[i].m = -infinity();
         store(state[i].l, zero());
         for (int d = 0; d < a.head_dim; d += 16) store(acc + (int64_t)i * a.head_dim + d, zero());
     }
     for (int32_t at = begin / kBlock * kBlock; at < end; at += kBlock) {
-        if (a.fetch_ahead) attend_block<Q, true>(a, q, position, at, state, acc);
-        else attend_block<Q, false>(a, q, position, at, state, acc);
-    }
-}
-
-static void attend_split(const Attend& a, const uint16_t* q, const int32_t* position, int queries, int32_t begin, int32_t end, AttendState* state, float* acc) {
-    switch (queries) {
-        case 1: return attend_queries<1>(a, q, position, begin, end, state, acc);
-        case 2: return attend_queries<2>(a, q, position, begin, end, state, acc);
-        case 3: if constexpr (kMaxQueries >= 3) return attend_queries<3>(a, q, position, begin, end, state, acc); break;
-        case 4: if constexpr (kMaxQueries >= 4) return attend_queries<4>(a, q, position, begin, end, state, acc); break;
-        case 5: if constexpr (kMaxQueries >= 5) return attend_queries<5>(a, q, position, begin, end, state, acc); break;
-        case 6: if constexpr (kMaxQueries >= 6) return attend_queries<6>(a, q, position, begin, end, state, acc); break;
+        const BlockPages b = block_pages(a, at, end);
+        bool ahead = true;
+        for (int i = 0; i < queries; i += kMaxQueries) {
+            const int n = std::min(kMaxQueries, queries - i);
+            const bool passed = a.window > 0 && position[i] - a.window >= at + kBlock - 1;
+            if (position[i + n - 1] < at || passed) continue;  // none of them sees any of these keys
+            const int64_t first = (int64_t)i * a.head_dim;
+            if (ahead) attend_tile<true>(a, b, q + first, position + i, n, at, state + i, acc + first);
+            else attend_tile<false>(a, b, q + first, position + i, n, at, state + i, acc + first);
+            ahead = false;
+        }
     }
 }
 

@@ -91,6 +91,9 @@ class Executable {
             return false;
         }
 
+        // Whether a chunk is of this thread's own share: it takes it next, if nobody else does.
+        bool own(int64_t chunk) const { return chunk >= chunks_ * worker_ / threads_ && chunk < chunks_ * (worker_ + 1) / threads_; }
+
        private:
         Counter* counters_;
         int threads_, worker_, tried_ = 0;
@@ -101,6 +104,12 @@ class Executable {
         int64_t private_id = -1;
         std::vector<float> scratch;
         std::vector<uint16_t> halves;
+        std::vector<int32_t> positions;   // of the queries in hand
+        std::vector<AttendState> states;
+    };
+    struct FirstPages {
+        const int32_t* pages;
+        int count, kv_head;
     };
 
     const int32_t* field(BatchField f) const { return batch_ + fields_[f]; }
@@ -117,15 +126,19 @@ class Executable {
         return Claims(&counters_[(size_t)index * pool_.threads()], pool_.threads(), worker, total, chunk);
     }
     void attend(const Op& op, int index, int worker);
-    void attend_decode(const Op& op, const Item& item, Worker& w);
-    void attend_few(const Op& op, const Item& item, Worker& w);
+    FirstPages first_pages(const Item& item) const;
+    void fetch_first(const Op& op, int worker) const;
+    void attend_few(const Op& op, const Item& item, const Item* next, Worker& w);
+    void gather_queries(const Op& op, int row, int kv_head, int queries, Worker& w) const;
+    int most_queries() const;
+    void size_attention_scratch();
     void attend_rows(const Op& op, const Item& item, Worker& w);
     void merge_splits(const Op& op, const Item& item);
     int segment_rows(int segment) const { return field(kSegStart)[segment + 1] - field(kSegStart)[segment]; }
     void write_cache(const Op& op, int segment, int row, int kv_head, uint16_t* halves) const;
     void write_rows(const Op& op, int begin, int end, uint16_t* halves) const;
     Rope rope_of(const Op& op) const;
-    Attend attend_of(const Op& op, int segment, int kv_head) const;
+    Attend attend_of(const Op& op, const Item& item, const Item* next) const;
     void one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_rows, int64_t out_row, float* scratch) const;
 
     const Kernels* kernels_;

@@ -70,9 +70,9 @@ struct Attend {
     const uint8_t* cache;         // this layer's pages: K of all kv heads, then V of all kv heads
     int kv_heads, kv_head;
     const int32_t* pages;         // page table of the segment
-    int32_t context;              // tokens in the cache after this step
     int32_t window;               // 0: none
-    bool fetch_ahead;             // decode: pages come from memory once, the next ones are fetched early
+    const int32_t* next_pages;    // what this thread will read after this: fetched while the last block is used
+    int next_count, next_kv_head;
 };
 
 struct AttendState {              // one query's running softmax
@@ -112,7 +112,8 @@ struct Kernels {
     void (*rope_query)(const Rope&, const float* head, int32_t position, uint16_t* out);
     void (*rope_key)(const Rope&, const float* head, int32_t position, uint16_t* out);
     void (*to_bf16)(const float* x, int64_t n, uint16_t* out);  // n a multiple of 16
-    // `queries` of one kv head over keys [begin, end) inside one split; positions ascend a query.
+    // Any number of queries of one kv head over keys [begin, end) inside one split; position[queries] ascends and reaches
+    // end - 1. Keys after a query's position, and those its window has left, are not seen.
     // q: [queries][head_dim] bf16; acc: [queries][head_dim].
     void (*attend_split)(const Attend&, const uint16_t* q, const int32_t* position, int queries, int32_t begin, int32_t end,
                          AttendState* state, float* acc);

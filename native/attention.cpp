@@ -1,0 +1,295 @@
+// The attention of an Executable: which items a step has, rope and cache writes, and how splits are merged.
+#include <algorithm>
+#include <cstring>
+
+#include "executable.h"
+
+namespace roofline {
+namespace {
+
+constexpr int kSplit = 512;    // absolute positions of an attention split
+constexpr int kPageTokens = 16;
+constexpr int kBlockPages = 4; // pages a kernel has in hand, and fetches ahead
+constexpr int kRopeRows = 16;  // prefill rows of a claim of rope and cache write
+constexpr int kQueryRows = 16;  // prefill rows of an attention item
+constexpr int kFewRows = 16;   // segments up to here (drafted tokens to verify) share splits out as single rows do
+constexpr int kQueries = 24;   // prefill queries that look at a block of keys together: with it and the next, a first cache full
+
+}  // namespace
+
+// Rows whose queries fill the kernel's tiles.
+static int rows_of_a_tile(int group, int max_queries) {
+    for (int rows = 1; rows <= 3; rows++)
+        if (rows * group % max_queries == 0) return rows;
+    return std::max(1, max_queries / group);
+}
+
+void Executable::plan_items() {
+    items_.clear();
+    prefill_rows_.clear();
+    row_segment_.resize(tokens_);
+    const int32_t *start = field(kSegStart), *context = field(kContextLen);
+    const int group = attention_.heads / attention_.kv_heads, window = attention_.window;
+    const int few = rows_of_a_tile(group, kernels_->max_queries);
+    int slots = 0, merges = 0;
+    has_prefill_ = false;
+    for (int s = 0; s < segments_; s++) {
+        const int count = start[s + 1] - start[s];
+        for (int r = start[s]; r < start[s + 1]; r++) row_segment_[r] = s;
+        if (count > 1) {
+            has_prefill_ = true;
+            for (int r = start[s]; r < start[s + 1]; r++) prefill_rows_.push_back(r);
+        }
+        if (count <= kFewRows) {
+            for (int r = 0; r < count; r += few) {
+                const int rows = std::min(few, count - r), seen = context[s] - count + r + 1;  // keys of the first of them
+                const int first = window > 0 ? std::max(0, seen - window) / kSplit : 0;
+                const int splits = (seen + rows - 1 + kSplit - 1) / kSplit - first;
+                for (int h = 0; h < attention_.kv_heads; h++, merges++) {
+                    for (int p = 0; p < splits; p++) items_.push_back({s, h, start[s] + r, rows, first + p, splits, slots + p * rows, slots, merges});
+                    slots += splits * rows;
+                }
+            }
+            continue;
+        }
+        // Late rows see most keys: they go first, so that the last items claimed are short.
+        for (int r = (count - 1) / kQueryRows * kQueryRows; r >= 0; r -= kQueryRows)
+            for (int h = 0; h < attention_.kv_heads; h++)
+                items_.push_back({s, h, start[s] + r, std::min(kQueryRows, count - r), 0, 0, 0, 0, 0});
+    }
+    if (partial_states_.size() < (size_t)slots * group) {
+        partial_states_.resize((size_t)slots * group);
+        partials_.resize((size_t)slots * group * attention_.head_dim);
+    }
+    if (merges_capacity_ < merges) {
+        merges_.reset(new Counter[merges]);
+        merges_capacity_ = merges;
+    }
+    for (int i = 0; i < merges; i++) merges_[i].next.store(0, std::memory_order_relaxed);
+}
+
+// The pages an item reads first.
+Executable::FirstPages Executable::first_pages(const Item& item) const {
+    const int32_t* pages = field(kPages) + field(kPageStart)[item.segment];
+    const int32_t* positions = field(kPositions);
+    const int seen = positions[item.row] + 1, last = positions[item.row + item.count - 1] + 1;
+    const int begin = std::max(item.split * kSplit, attention_.window > 0 ? seen - attention_.window : 0);
+    const int end = item.splits > 0 ? std::min((item.split + 1) * kSplit, last) : last;
+    const int first = begin / (kBlockPages * kPageTokens) * kBlockPages;
+    return {pages + first, std::min(kBlockPages, (end + kPageTokens - 1) / kPageTokens - first), item.kv_head};
+}
+
+// Starts fetching the first keys and values of a thread's first item, while it would only wait for the others.
+void Executable::fetch_first(const Op& op, int worker) const {
+    const int64_t items = (int64_t)items_.size(), at = items * worker / pool_.threads();
+    if (at >= items * (worker + 1) / pool_.threads() || items_[at].splits == 0) return;
+    const FirstPages first = first_pages(items_[at]);
+    const int64_t head = (int64_t)attention_.head_dim * kPageTokens * 2;  // bytes of K (or V) of one kv head in a page
+    const uint8_t* cache = attention_.cache + op.layer * attention_.layer_stride;
+    for (int p = 0; p < first.count; p++) {
+        const uint8_t* page = cache + first.pages[p] * attention_.page_stride;
+        for (int64_t line = 0; line < head; line += 64) {
+            __builtin_prefetch(page + first.kv_head * head + line);
+            __builtin_prefetch(page + (attention_.kv_heads + first.kv_head) * head + line);
+        }
+    }
+}
+
+Rope Executable::rope_of(const Op& op) const {
+    return {attention_.table, op.q_norm, op.k_norm, attention_.eps, attention_.interleaved, attention_.head_dim, attention_.q_scale};
+}
+
+// `next`: the item this thread takes afterwards, or null.
+Attend Executable::attend_of(const Op& op, const Item& item, const Item* next) const {
+    Attend a{attention_.head_dim, attention_.page_stride, attention_.cache + op.layer * attention_.layer_stride, attention_.kv_heads, item.kv_head,
+             field(kPages) + field(kPageStart)[item.segment], attention_.window, nullptr, 0, 0};
+    if (next && next->splits > 0) {
+        const FirstPages first = first_pages(*next);
+        a.next_pages = first.pages, a.next_count = first.count, a.next_kv_head = first.kv_head;
+    }
+    return a;
+}
+
+// K pages are [kv_head][dim / 2][16 tokens][2], V pages [kv_head][8 token pairs][dim][2], all of K before all of V.
+void Executable::write_cache(const Op& op, int segment, int row, int kv_head, uint16_t* halves) const {
+    const int dim = attention_.head_dim, kv_heads = attention_.kv_heads;
+    const float* qkv = (const float*)at(op.x) + (int64_t)row * op.stride;
+    const int32_t position = field(kPositions)[row];
+    const int slot = position % kPageTokens;
+    const int32_t page = field(kPages)[field(kPageStart)[segment] + position / kPageTokens];
+    uint16_t* base = (uint16_t*)(attention_.cache + op.layer * attention_.layer_stride + page * attention_.page_stride);
+    uint16_t* k = base + (int64_t)kv_head * dim * kPageTokens;
+    uint16_t* v = base + (int64_t)(kv_heads + kv_head) * dim * kPageTokens;
+    kernels_->rope_key(rope_of(op), qkv + (attention_.heads + kv_head) * dim, position, halves);
+    for (int i = 0; i < dim / 2; i++) std::memcpy(k + (i * kPageTokens + slot) * 2, halves + 2 * i, 4);
+    kernels_->to_bf16(qkv + (attention_.heads + kv_heads + kv_head) * dim, dim, halves);
+    uint16_t* pair = v + (slot / 2) * dim * 2 + slot % 2;
+    for (int i = 0; i < dim; i++) pair[2 * i] = halves[i];
+}
+
+// Rows of longer segments: all keys of the chunk must lie in the cache before any of its queries looks. Rows that are
+// alone in their segment are written by the attention item that reads them.
+bool Executable::rope_write(const Op& op, int index, int worker) {
+    if (!has_prefill_) return false;
+    const int dim = attention_.head_dim;
+    const Rope rope = rope_of(op);
+    std::vector<uint16_t> halves((size_t)kPageTokens * dim + 32);
+    Claims claim = claims(index, worker, (int64_t)prefill_rows_.size(), kRopeRows);
+    for (int64_t begin, end; claim.next(begin, end);) {
+        for (int64_t i = begin; i < end; i++) {
+            const int row = prefill_rows_[i];
+            const float* qkv = (const float*)at(op.x) + (int64_t)row * op.stride;
+            uint16_t* q = (uint16_t*)at(op.y) + (int64_t)row * attention_.heads * dim;
+            for (int h = 0; h < attention_.heads; h++) kernels_->rope_query(rope, qkv + h * dim, field(kPositions)[row], q + h * dim);
+        }
+        write_rows(op, (int)begin, (int)end, halves.data());
+    }
+    return true;
+}
+
+// Keys and values of neighbouring prefill rows, a page at a time: the rows of a page are turned into the page's own order
+// here, and written in whole lines.
+void Executable::write_rows(const Op& op, int begin, int end, uint16_t* halves) const {
+    const int dim = attention_.head_dim, kv_heads = attention_.kv_heads;
+    const int32_t* positions = field(kPositions);
+    for (int first = begin; first < end;) {
+        const int row = prefill_rows_[first], segment = row_segment_[row], slot = positions[row] % kPageTokens;
+        int count = 1;
+        while (first + count < end && slot + count < kPageTokens && prefill_rows_[first + count] == row + count && row_segment_[row + count] == segment) count++;
+        const int32_t page = field(kPages)[field(kPageStart)[segment] + positions[row] / kPageTokens];
+        uint16_t* base = (uint16_t*)(attention_.cache + op.layer * attention_.layer_stride + page * attention_.page_stride);
+        for (int h = 0; h < kv_heads; h++) {
+            uint32_t* k = (uint32_t*)(base + (int64_t)h * dim * kPageTokens);
+            uint16_t* v = base + (int64_t)(kv_heads + h) * dim * kPageTokens;
+            for (int t = 0; t < count; t++) {
+                const float* qkv = (const float*)at(op.x) + (int64_t)(row + t) * op.stride;
+                kernels_->rope_key(rope_of(op), qkv + (attention_.heads + h) * dim, positions[row + t], halves + t * dim);
+            }
+            const uint32_t* pairs = (const uint32_t*)halves;  // [count][dim / 2] of two dimensions
+            for (int i = 0; i < dim / 2; i++)
+                for (int t = 0; t < count; t++) k[i * kPageTokens + slot + t] = pairs[t * (dim / 2) + i];
+            for (int t = 0; t < count; t++) {
+                const float* qkv = (const float*)at(op.x) + (int64_t)(row + t) * op.stride;
+                kernels_->to_bf16(qkv + (attention_.heads + kv_heads + h) * dim, dim, halves + t * dim);
+            }
+            for (int t = 0; t < count; t++) {
+                uint16_t* pair = v + ((slot + t) / 2) * dim * 2;
+                if ((slot + t) % 2 == 0 && t + 1 < count) {
+                    for (int i = 0; i < dim; i++) ((uint32_t*)pair)[i] = (uint32_t)halves[t * dim + i] | (uint32_t)halves[(t + 1) * dim + i] << 16;
+                    t++;
+                } else {
+                    for (int i = 0; i < dim; i++) pair[2 * i + (slot + t) % 2] = halves[t * dim + i];
+                }
+            }
+        }
+        first += count;
+    }
+}
+
+void Executable::attend(const Op& op, int index, int worker) {
+    Worker& w = workers_[worker];
+    Claims claim = claims(index, worker, (int64_t)items_.size(), 1);
+    for (int64_t i, end; claim.next(i, end);) {
+        const Item& item = items_[i];
+        const Item* next = claim.own(i + 1) ? &items_[i + 1] : nullptr;
+        if (item.splits == 0) attend_rows(op, item, w);
+        else attend_few(op, item, next, w);
+    }
+}
+
+// One split of the keys of one row, or of a few. A row alone in its segment is rotated, and its key and value written, here;
+// those of a few rows are in the cache already.
+void Executable::attend_few(const Op& op, const Item& item, const Item* next, Worker& w) {
+    const int dim = attention_.head_dim, group = attention_.heads / attention_.kv_heads, queries = item.count * group;
+    const Attend a = attend_of(op, item, next);
+    const int32_t* positions = field(kPositions) + item.row;
+    const int last = positions[item.count - 1] + 1;
+    const int begin = std::max(item.split * kSplit, a.window > 0 ? positions[0] - a.window + 1 : 0);
+    const int end = std::min((item.split + 1) * kSplit, last);
+    uint16_t* q = w.halves.data();
+    if (segment_rows(item.segment) == 1) {
+        const Op& rope_op = ops_[&op - ops_.data() - 1];  // the lowering places RopeWrite right before Attend
+        const float* qkv = (const float*)at(rope_op.x) + (int64_t)item.row * rope_op.stride;
+        if ((item.split + 1) * kSplit >= last) write_cache(rope_op, item.segment, item.row, item.kv_head, q);
+        for (int h = 0; h < group; h++) kernels_->rope_query(rope_of(rope_op), qkv + (item.kv_head * group + h) * dim, positions[0], q + h * dim);
+        std::fill(w.positions.begin(), w.positions.begin() + group, positions[0]);
+    } else {
+        gather_queries(op, item.row, item.kv_head, queries, w);
+    }
+    kernels_->attend_split(a, q, w.positions.data(), queries, begin, end, partial_states_.data() + (size_t)item.slot * group,
+                           partials_.data() + (size_t)item.slot * group * dim);
+    merge_splits(op, item);
+}
+
+// The rotated queries of one kv head, from `row` on: (row, head of the group) in row order, so that a tile's positions stay
+// close together.
+void Executable::gather_queries(const Op& op, int row, int kv_head, int queries, Worker& w) const {
+    const int dim = attention_.head_dim, group = attention_.heads / attention_.kv_heads;
+    const uint16_t* rows = (const uint16_t*)at(op.x);
+    for (int i = 0; i < queries; i++) {
+        w.positions[i] = field(kPositions)[row + i / group];
+        std::memcpy(w.halves.data() + (size_t)i * dim, rows + ((int64_t)(row + i / group) * attention_.heads + kv_head * group + i % group) * dim, dim * 2);
+    }
+}
+
+// The last of an item's splits to arrive merges them all, in their order.
+void Executable::merge_splits(const Op& op, const Item& item) {
+    const int dim = attention_.head_dim, group = attention_.heads / attention_.kv_heads, queries = item.count * group;
+    Counter& arrived = merges_[item.merge];
+    if (item.splits > 1 && arrived.next.fetch_add(1, std::memory_order_acq_rel) + 1 < item.splits) return;
+    if (item.splits > 1) arrived.next.store(0, std::memory_order_relaxed);  // ready for the next layer
+    AttendState* total = partial_states_.data() + (size_t)item.first_slot * group;
+    float* total_acc = partials_.data() + (size_t)item.first_slot * group * dim;
+    for (int i = 0; i < queries; i++) {
+        float* out = (float*)at(op.y) + (int64_t)(item.row + i / group) * op.stride + (item.kv_head * group + i % group) * dim;
+        for (int s = 1; s < item.splits; s++)
+            kernels_->attend_merge(dim, total[i], total_acc + (size_t)i * dim, total[s * queries + i], total_acc + (size_t)(s * queries + i) * dim);
+        kernels_->attend_finish(dim, total[i], total_acc + (size_t)i * dim, out);
+    }
+}
+
+void Executable::attend_rows(const Op& op, const Item& item, Worker& w) {
+    const int dim = attention_.head_dim, group = attention_.heads / attention_.kv_heads;
+    const int most = most_queries(), at_once = most / group;
+    const Attend a = attend_of(op, item, nullptr);
+    AttendState *total = w.states.data(), *part = total + most;
+    float *total_acc = w.scratch.data(), *part_acc = total_acc + (size_t)most * dim;
+    for (int r = 0; r < item.count; r += at_once) {
+        const int row = item.row + r, n = std::min(at_once, item.count - r) * group;
+        gather_queries(op, row, item.kv_head, n, w);
+        const int32_t last = w.positions[n - 1] + 1;
+        int32_t begin = a.window > 0 ? std::max(0, w.positions[0] - a.window + 1) : 0;
+        bool merged = false;
+        while (begin < last) {
+            const int32_t end = std::min(last, (begin / kSplit + 1) * kSplit);
+            kernels_->attend_split(a, w.halves.data(), w.positions.data(), n, begin, end, merged ? part : total, merged ? part_acc : total_acc);
+            if (merged)
+                for (int i = 0; i < n; i++) kernels_->attend_merge(dim, total[i], total_acc + (size_t)i * dim, part[i], part_acc + (size_t)i * dim);
+            merged = true;
+            begin = end;
+        }
+        for (int i = 0; i < n; i++) {
+            float* out = (float*)at(op.y) + (int64_t)(row + i / group) * op.stride + (item.kv_head * group + i % group) * dim;
+            kernels_->attend_finish(dim, total[i], total_acc + (size_t)i * dim, out);
+        }
+    }
+}
+
+// Prefill queries that go through a split together.
+int Executable::most_queries() const {
+    const int group = attention_.heads / attention_.kv_heads;
+    return std::max(1, kQueries / group) * group;
+}
+
+void Executable::size_attention_scratch() {
+    const int group = attention_.heads / attention_.kv_heads, dim = attention_.head_dim, most = most_queries();
+    const int queries = std::max(most, rows_of_a_tile(group, kernels_->max_queries) * group);
+    for (auto& w : workers_) {
+        w.scratch.resize(std::max<size_t>(w.scratch.size(), 2 * (size_t)most * dim));
+        w.halves.resize((size_t)queries * dim + dim + 64);
+        w.positions.resize(queries);
+        w.states.resize(2 * most);
+    }
+}
+
+}  // namespace roofline
