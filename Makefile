@@ -7,16 +7,25 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 MODEL ?= smollm2-135m
 PROMPT ?= What is the capital of France? Answer in one sentence.
+# For bench-peers: where the peers live, the scripts that set them up and run them, rows (parts of their keys, with
+# commas), optional peers (transformers, vllm), the bundle that our starts load, and the record if not today's.
+PEERS ?= ../.peers
+ADAPTERS ?= ../shared/peers
+ONLY ?=
+WITH ?=
+BUNDLE ?=
+OUT ?=
 # Extra arguments for pytest: make test ARGS="tests/engine -x"
 ARGS ?=
 SOURCES := $(shell find src native -type f ! -name '*.pyc') CMakeLists.txt pyproject.toml
 NATIVE := $(shell find native -type f) CMakeLists.txt pyproject.toml
 
-.PHONY: help setup demo test test-slow lint format types wheel clean
+.PHONY: help setup demo test test-slow bench-peers lint format types wheel clean
 
 help:
 	@echo "make demo     install without torch, pull $(MODEL), answer a prompt"
 	@echo "make test     install what the tests need and run them (ARGS=... goes to pytest)"
+	@echo "make bench-peers  time other engines beside ours and fill the README's table (ONLY=rows WITH=transformers,vllm)"
 	@echo "make setup    make the development environment in $(VENV)"
 	@echo "make lint     ruff, clang-format      make types    mypy"
 	@echo "make wheel    a manylinux wheel in wheelhouse/      make clean    remove what was built"
@@ -49,6 +58,11 @@ test: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+# Goes on where an earlier run of the same day stopped. The estimate comes first; the machine should be idle.
+bench-peers: setup
+	$(BIN)/python -m benchmarks.peers --peers $(PEERS) --adapters $(ADAPTERS) --only "$(ONLY)" --with "$(WITH)" \
+	    $(if $(BUNDLE),--bundle $(BUNDLE)) $(if $(OUT),--out $(OUT)) --readme README.md
 
 lint: setup
 	$(BIN)/ruff check .
