@@ -10,6 +10,7 @@ import argparse
 import datetime
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -285,11 +286,13 @@ def main() -> None:
     if args.estimate:
         return
     session.logs.mkdir(parents=True, exist_ok=True)
+    former = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the engines are ended then too
     try:
         for row in left:
             session.run(row)
     finally:
         session.close()
+        signal.signal(signal.SIGTERM, former)
     print(f"\n{table.against(record)}\n\n{table.all_engines(record)}")
     if args.readme and records.complete(record):
         table.fill(args.readme, args.out)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 STARTS = 2  # how often an engine that died is started again within a group
-PAUSE = 0.25  # seconds after each run: thread pools of others spin that long before they sleep
 
 
 class Missing(Exception):
@@ -22,6 +21,8 @@ class Missing(Exception):
 
 class Worker:
     """A child process, started when first asked, and again when it died; `close` ends it.
+
+    Between its turns it is stopped with all that it started, so that no pool of threads spins beside the next engine.
 
     Args:
         log: file for everything it prints.
@@ -35,7 +36,7 @@ class Worker:
         log: Path,
         *,
         env: Mapping[str, str] | None = None,
-        start_timeout: float = 180,
+        start_timeout: float = 300,
         timeout: float = 300,
     ) -> None:
         self.name, self.command, self.log = name, command, log
@@ -66,9 +67,10 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=self.env,
-                start_new_session=True,
+                process_group=0,  # of our session: if we are killed, the kernel ends a group of ours that is stopped
             )
         self.head = self._read(self.start_timeout)
+        self._signal(signal.SIGSTOP)
         return self.head
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -76,28 +78,36 @@ class Worker:
         self.start()
         assert self._process is not None
         assert self._process.stdin is not None
+        self._signal(signal.SIGCONT)
         try:
             self._process.stdin.write((json.dumps(request) + "\n").encode())
             self._process.stdin.flush()
         except BrokenPipeError:
             self._fail("it ended")
         answer = self._read(self.timeout)
-        time.sleep(PAUSE)
+        self._signal(signal.SIGSTOP)
         return answer
 
     def close(self) -> None:
         """End it: by the end of its input, and after ten seconds by force, with all that it started."""
-        process, self._process = self._process, None
-        if process is None:
+        if self._process is None:
             return
+        self._signal(signal.SIGCONT)
+        process, self._process = self._process, None
         assert process.stdin is not None
         with suppress(BrokenPipeError):
             process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             process.wait(10)
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # its own session, so this is its group and nobody else's
+            os.killpg(process.pid, signal.SIGKILL)  # what it started and left behind
         process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To the whole group, which is its own."""
+        assert self._process is not None
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
 
     def _read(self, timeout: float) -> dict[str, Any]:
         assert self._process is not None
@@ -117,7 +127,7 @@ class Worker:
     def _fail(self, what: str) -> None:
         assert self._process is not None
         if what.startswith("no answer"):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            self._signal(signal.SIGKILL)
         self.close()
         said = last_line(self.log)
         self._why = f"{what}: {said}" if said else what

@@ -12,7 +12,7 @@ RANDOM = {SMALL_Q4_0: ("smol135m", "Q4_0"), LARGE: ("tinyllama1b", "Q4_0")}  # a
 FOLDER = "smollm2-135m-hf"
 
 PATIENCE = 30.0  # seconds in a row after which an engine that has one repeat gets no more
-TURN = 0.5  # seconds beside each timed run: warm-up, pause
+TURN = 0.3  # seconds beside each timed run: warm-up
 ROOFS = 1.2  # seconds of roofs beside each of our runs
 START = 8.0  # seconds to start an engine
 

@@ -1,6 +1,8 @@
 """`make bench-peers`: what follows from the times, what is kept, and what happens when a peer or the run is cut off."""
 
 import json
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -230,6 +232,46 @@ def test_an_adapter_answers_single_runs(worker):
     assert worker.head == {"engine": "toy", "load_s": 0.25}
     assert worker.ask({"kind": "decode", "shape": [8, 64]}) == {"seconds": pytest.approx(0.64)}
     assert worker.starts == 1
+
+
+def states(path):
+    """The states of the processes that have `path` in their command line: R, S, T (stopped)."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(path) in (folder / "cmdline").read_text():
+                found.append((folder / "stat").read_text().rsplit(")", 1)[1].split()[0])
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="process states are read from /proc")
+def test_an_engine_is_still_between_its_turns_and_ends_with_close(worker, tmp_path):
+    worker.ask({"kind": "prefill", "shape": [1]})
+    deadline = time.monotonic() + 5
+    while states(tmp_path) != ["T"] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert states(tmp_path) == ["T"]
+    worker.close()
+    assert states(tmp_path) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="process states are read from /proc")
+def test_a_stopped_engine_does_not_outlive_a_killed_run(worker, tmp_path):
+    """The worst case: no clean-up of ours runs, and the engine, stopped, cannot read the end of its input."""
+    code = (
+        "import os, signal, sys, time\nfrom pathlib import Path\nfrom benchmarks.processes import Worker\n"
+        "Worker('toy', sys.argv[2:], Path(sys.argv[1])).ask({'kind': 'prefill', 'shape': [1]})\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    log = str(tmp_path.with_suffix(".log"))
+    done = subprocess.run([sys.executable, "-c", code, log, *worker.command], cwd=ROOT, start_new_session=True)
+    assert done.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 10
+    while states(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert states(tmp_path) == []
 
 
 def test_an_adapter_that_crashes_is_started_again_but_not_for_ever(worker):
