@@ -1,6 +1,7 @@
 // Python's view of the core. Large data crosses as addresses; calls that compute release the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -32,8 +33,8 @@ Ref ref_of(const std::vector<int64_t>& v) {
 
 class PyExecutable {
    public:
-    PyExecutable(const std::string& isa, int threads, Array<int64_t> code, nb::dict attention, Array<int32_t> batch, std::vector<int64_t> fields,
-                 uintptr_t arena, std::vector<int64_t> logits, int vocab) {
+    PyExecutable(const std::string& isa, int threads, Array<int64_t> code, uintptr_t weights, nb::dict attention, Array<int32_t> batch,
+                 std::vector<int64_t> fields, uintptr_t arena, std::vector<int64_t> logits, int vocab) {
         Attention a;
         a.heads = nb::cast<int>(attention["heads"]);
         a.kv_heads = nb::cast<int>(attention["kv_heads"]);
@@ -48,8 +49,8 @@ class PyExecutable {
         a.layer_stride = nb::cast<int64_t>(attention["layer_stride"]);
         if (fields.size() != kFieldCount) throw std::invalid_argument("the batch layout does not match this build");
         const Kernels* kernels = kernels_named(isa);
-        core_ = std::make_unique<Executable>(kernels, threads, std::vector<int64_t>(code.data(), code.data() + code.size()), a, batch.data(), fields,
-                                             (uint8_t*)arena, ref_of(logits), vocab);
+        core_ = std::make_unique<Executable>(kernels, threads, std::vector<int64_t>(code.data(), code.data() + code.size()),
+                                             (const uint8_t*)weights, a, batch.data(), fields, (uint8_t*)arena, ref_of(logits), vocab);
     }
 
     void forward() {
@@ -158,9 +159,16 @@ NB_MODULE(_native, m) {
         .def_prop_ro("address", [](Memory& s) { return (uintptr_t)s.data(); })
         .def_prop_ro("nbytes", &Memory::bytes)
         .def("view", [](Memory& s) { return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(s.data(), {s.bytes()}, nb::find(&s)); });
+    nb::class_<Mapping>(m, "Mapping")
+        .def(nb::init<const std::string&, size_t>(), "path"_a, "bytes"_a)
+        .def_prop_ro("address", [](Mapping& s) { return (uintptr_t)s.data(); })
+        .def_prop_ro("nbytes", &Mapping::bytes)
+        .def("view", [](Mapping& s) { return nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>(s.data(), {s.bytes()}, nb::find(&s)); })
+        .def("settle", &Mapping::settle, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<PyExecutable>(m, "Executable")
-        .def(nb::init<const std::string&, int, Array<int64_t>, nb::dict, Array<int32_t>, std::vector<int64_t>, uintptr_t, std::vector<int64_t>, int>(),
-             nb::keep_alive<1, 6>(), "isa"_a, "threads"_a, "code"_a, "attention"_a, "batch"_a, "fields"_a, "arena"_a, "logits"_a, "vocab"_a)
+        .def(nb::init<const std::string&, int, Array<int64_t>, uintptr_t, nb::dict, Array<int32_t>, std::vector<int64_t>, uintptr_t, std::vector<int64_t>,
+                      int>(),
+             nb::keep_alive<1, 7>(), "isa"_a, "threads"_a, "code"_a, "weights"_a, "attention"_a, "batch"_a, "fields"_a, "arena"_a, "logits"_a, "vocab"_a)
         .def("forward", &PyExecutable::forward)
         .def("logits", &PyExecutable::logits)
         .def("sample", &PyExecutable::sample, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "sample_index"_a, "position"_a,
@@ -175,6 +183,7 @@ NB_MODULE(_native, m) {
         return names;
     });
     m.def("isas", &isas);
+    m.def("versions", [] { return std::make_pair(kLayoutVersion, kCodeVersion); });  // of packed weights and of code
     m.def("build_id", [] { return ROOFLINE_BUILD_ID; });
     bind_kernels(m);
     ::bind_roofs(m);

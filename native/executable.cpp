@@ -11,6 +11,7 @@ constexpr int kPrivateRows = 2;    // up to here every thread prepares the rows 
 
 struct Reader {
     const std::vector<int64_t>& code;
+    const uint8_t* weights;
     size_t at = 0;
     int64_t next() { return code[at++]; }
     Ref ref() {
@@ -21,7 +22,10 @@ struct Reader {
         r.per_row = next();
         return r;
     }
-    template <class T> const T* pointer() { return (const T*)next(); }
+    template <class T> const T* pointer() {  // -1: none
+        const int64_t place = next();
+        return place < 0 ? nullptr : (const T*)(weights + place);
+    }
     float real() {
         const int64_t v = next();
         double d;
@@ -32,10 +36,10 @@ struct Reader {
 
 }  // namespace
 
-Executable::Executable(const Kernels* kernels, int threads, const std::vector<int64_t>& code, const Attention& attention,
-                       const int32_t* batch, const std::vector<int64_t>& fields, uint8_t* arena, const Ref& logits, int vocab)
+Executable::Executable(const Kernels* kernels, int threads, const std::vector<int64_t>& code, const uint8_t* weights,
+                       const Attention& attention, const int32_t* batch, const std::vector<int64_t>& fields, uint8_t* arena, const Ref& logits, int vocab)
     : kernels_(kernels), pool_(threads), attention_(attention), batch_(batch), fields_(fields), arena_(arena), logits_(logits), vocab_(vocab) {
-    parse(code);
+    parse(code, weights);
     counters_.reset(new Counter[ops_.size() * threads]);
     op_seconds.assign(ops_.size(), 0.0);
     workers_.resize(threads);
@@ -46,8 +50,8 @@ Executable::Executable(const Kernels* kernels, int threads, const std::vector<in
     size_attention_scratch();
 }
 
-void Executable::parse(const std::vector<int64_t>& code) {
-    Reader r{code};
+void Executable::parse(const std::vector<int64_t>& code, const uint8_t* weights) {
+    Reader r{code, weights};
     while (r.at < code.size()) {
         Op op;
         op.code = (Code)r.next();

@@ -13,6 +13,9 @@ namespace roofline {
 // Positions of the fields of the batch buffer (ops/batch.py), in its order.
 enum BatchField : int { kHeader = 0, kIds, kPositions, kSegStart, kContextLen, kPageStart, kPages, kLogitRows, kAdapters, kFieldCount };
 
+// Version of the operations' records and meaning, as bundles keep them: raise it when either changes (docs/bundle.md).
+inline constexpr int kCodeVersion = 1;
+
 enum class Code : int64_t { Embed = 0, Norm, NormQuantise, Quantise, Linear, RopeWrite, Attend, Gated, GatedQuantise, TakeRows, LinearGated, Count };
 
 // A value in the arena: byte offset = base + per_token * tokens + per_row * rows. `id` names the value.
@@ -52,8 +55,8 @@ struct Attention {  // shared by all layers of the KV group
 
 class Executable {
    public:
-    // `code` is the flat form of the operations that backends/cpu/lower.py writes.
-    Executable(const Kernels* kernels, int threads, const std::vector<int64_t>& code, const Attention& attention,
+    // `code` is the flat form of the operations that backends/cpu/lower.py writes; places in it are relative to `weights`.
+    Executable(const Kernels* kernels, int threads, const std::vector<int64_t>& code, const uint8_t* weights, const Attention& attention,
                const int32_t* batch, const std::vector<int64_t>& fields, uint8_t* arena, const Ref& logits, int vocab);
     void forward();
     float* logits() const { return (float*)at(logits_); }
@@ -115,7 +118,7 @@ class Executable {
     const int32_t* field(BatchField f) const { return batch_ + fields_[f]; }
     uint8_t* at(const Ref& r) const { return arena_ + r.base + r.per_token * tokens_ + r.per_row * rows_; }
     int64_t lead(const Op& op) const { return op.over_rows ? rows_ : tokens_; }
-    void parse(const std::vector<int64_t>& code);
+    void parse(const std::vector<int64_t>& code, const uint8_t* weights);
     void plan_items();
     void work(int worker);
     bool run(const Op& op, int index, int worker);  // true: a barrier must follow

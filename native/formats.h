@@ -10,6 +10,9 @@
 
 namespace roofline {
 
+// Version of the packed layout, as bundles keep it: raise it when a packed byte changes (docs/bundle.md).
+inline constexpr int kLayoutVersion = 1;
+
 enum class Format : int { F32 = 0, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Count };
 
 inline constexpr int kTileRows = 16;

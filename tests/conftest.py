@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+# Tests of bundles switch it on with a ROOFLINE_HOME of their own; no other leaves compiled models in the user's cache.
+os.environ.setdefault("ROOFLINE_BUNDLES", "off")
+
 
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:

@@ -61,8 +61,8 @@ def executable(
         rest = [v.name for i in program.body for v in i.outputs if v.name not in program.outputs]
         program = replace(program, outputs=(*program.outputs, *rest))
     identity: Future[str] = Future()
-    identity.set_result("test")
-    return CpuExecutable(
+    identity.set_result("7e57" * 16)
+    return CpuExecutable.from_program(
         program,
         source,
         weights_hash=identity,

@@ -34,7 +34,7 @@ def shell(environment, model, tmp_path_factory):
     }
     _store(variables, model)
     return lambda line: subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", line], env=variables, capture_output=True, text=True, timeout=240
+        ["bash", "-euo", "pipefail", "-c", line], env=variables, cwd=folder, capture_output=True, text=True, timeout=240
     )
 
 

@@ -1,5 +1,5 @@
-"""load(source): the one place where program, weights, text and backend meet."""
+"""load(source): the one place where program, weights, text and backend meet; and bundles, which keep the result."""
 
-from roofline.bundle.loader import LoadedModel, load, load_text
+from roofline.bundle.loader import LoadedModel, compile_model, load, load_text, load_text_of
 
-__all__ = ["LoadedModel", "load", "load_text"]
+__all__ = ["LoadedModel", "compile_model", "load", "load_text", "load_text_of"]

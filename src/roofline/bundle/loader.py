@@ -1,6 +1,7 @@
 """load(source): a model by name or path becomes something that runs, with its tokenizer and chat template."""
 
 import hashlib
+import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -8,14 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from roofline.bundle import cached
+from roofline.bundle.reader import is_bundle, open_bundle
 from roofline.common import log
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
 from roofline.common.units import human_bytes
+from roofline.models.config import ModelConfig
 from roofline.ops.batch import PAGE_TOKENS, BatchLimits
 
 if TYPE_CHECKING:
     from roofline.backends.base import Executable
-    from roofline.models.config import ModelConfig
+    from roofline.backends.cpu.executable import CpuExecutable
+    from roofline.backends.cpu.select import Choice
+    from roofline.bundle.reader import Bundle
+    from roofline.bundle.writer import Written
     from roofline.text.template import ChatTemplate
     from roofline.text.tokenizer import Tokenizer
     from roofline.weights.checkpoint import Checkpoint
@@ -58,7 +65,9 @@ def load(
     verify: bool = True,
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """Load a model by catalogue name, path or ``hf:ORG/REPO``.
+    """Load a model by catalogue name, ``hf:ORG/REPO``, or path: of weights, or of a bundle.
+
+    Weights are compiled into a cached bundle first, unless ROOFLINE_BUNDLES is off.
 
     Args:
         backend: "cpu", or "reference" (torch, slow).
@@ -76,14 +85,14 @@ def load(
     start = time.perf_counter()
     if backend not in BACKENDS:
         raise UnsupportedError(f"backend {backend!r}", "there is no such backend", BACKENDS)
-    path, checkpoint = _open(source, weights, progress)
-    config = _config(checkpoint)
-    longest = _max_context(config, max_model_len)
-    pages = _pages(config, cache_tokens)
-    longest = min(longest, pages * PAGE_TOKENS) if max_model_len is None else longest
-    if pages * PAGE_TOKENS < longest:
-        remedy = "Raise cache_tokens or lower max_model_len."
-        raise CapacityError(f"a context of {longest:,} tokens", longest, pages * PAGE_TOKENS, "cache tokens", remedy)
+    path, bundle, checkpoint = _open(source, backend, weights, progress)
+    if bundle is not None:
+        mapping = bundle.map()  # read by a thread of its own during all that follows
+        config = ModelConfig.of(bundle.manifest.config)
+    else:
+        assert checkpoint is not None, "without a bundle there is a checkpoint"
+        config = ModelConfig.of(checkpoint.model_config()[1])
+    pages, longest = _cache_size(config, cache_tokens, max_model_len)
     limits = BatchLimits(
         tokens=max(max_batch_tokens, max_running),
         segments=max_running,
@@ -92,16 +101,79 @@ def load(
     )
     tokenizer = template = None
     with ThreadPoolExecutor(1) as beside:
-        if text:
-            words = beside.submit(load_text, checkpoint)
-        make = _cpu if backend == "cpu" else _reference
-        executable, notes = make(checkpoint, config, limits, pages, longest, threads, isa, verify)
+        if bundle is not None:
+            if text:
+                words = beside.submit(bundle.text)
+            executable, notes = _cpu_bundle(bundle, mapping, limits, pages, longest, threads, isa, verify)
+        else:
+            assert checkpoint is not None, "without a bundle there is a checkpoint"
+            if text:
+                words = beside.submit(load_text, checkpoint)
+            make = _cpu if backend == "cpu" else _reference
+            executable, notes = make(checkpoint, config, limits, pages, longest, threads, isa, verify)
         if text:
             tokenizer, template = words.result()
     name = source if weights is None else f"{source}+{weights}"
     seconds = time.perf_counter() - start
     log.get("bundle").info("%s ready in %.2f s: %s", name, seconds, "; ".join(f"{k}: {v}" for k, v in notes.items()))
     return LoadedModel(name, path, config, executable, tokenizer, template, notes, seconds)
+
+
+def compile_model(source: str, out: Path, *, threads: int | None = None, progress: Progress | None = None) -> "Written":
+    """Compile a model into a bundle at the directory `out`; a bundle that is there is replaced.
+
+    Args:
+        source: as for `load`.
+        threads: for packing; default the usable cores.
+
+    Raises:
+        ConfigError: the source cannot be read, or `out` cannot be written or is something else.
+        UnsupportedError, CapacityError: as `load`.
+    """
+    from roofline.weights import sources
+
+    path = sources.resolve(source, fetch=progress is not None, progress=progress)
+    if is_bundle(path):
+        raise ConfigError(f"{path} is a bundle already; compile the model it was made from")
+    return _compile(path, source, out, cached.key_of(path), threads)
+
+
+def _compile(path: Path, name: str, out: Path, key: str, threads: int | None) -> "Written":
+    from roofline.backends.cpu.select import choose_threads
+    from roofline.bundle.writer import write_bundle
+    from roofline.weights.checkpoint import open_checkpoint
+
+    checkpoint = open_checkpoint(path)
+
+    def text() -> "tuple[Tokenizer, ChatTemplate] | None":
+        return load_text(checkpoint) if _has_tokenizer(checkpoint) else None
+
+    return write_bundle(
+        checkpoint,
+        out,
+        name=name,
+        key=key,
+        text=text,
+        weights_hash=weights_hash,
+        threads=int(choose_threads(threads).value),
+    )
+
+
+def load_text_of(source: str) -> "tuple[Tokenizer, ChatTemplate]":
+    """The tokenizer and chat template of a model by name or path, from its bundle where there is one."""
+    _, bundle, checkpoint = _open(source, "cpu", None, None)
+    if bundle is not None:
+        return bundle.text()
+    assert checkpoint is not None, "without a bundle there is a checkpoint"
+    return load_text(checkpoint)
+
+
+def _has_tokenizer(checkpoint: "Checkpoint") -> bool:
+    from roofline.weights.sources import find_tokenizer_files
+
+    if checkpoint.kind == "gguf":
+        return "tokenizer.ggml.model" in checkpoint.metadata
+    return "tokenizer.json" in find_tokenizer_files(checkpoint.path)
 
 
 def load_text(checkpoint: "Checkpoint") -> "tuple[Tokenizer, ChatTemplate]":
@@ -143,24 +215,59 @@ def _text_of_folder(path: Path, read: "Callable[..., Tokenizer]") -> "tuple[Toke
     return read(files["tokenizer.json"], settings), source
 
 
-def _open(source: str, weights: str | None, progress: Progress | None) -> "tuple[Path, Checkpoint]":
-    from roofline.weights import sources
+def _open(
+    source: str, backend: str, weights: str | None, progress: Progress | None
+) -> "tuple[Path, Bundle | None, Checkpoint | None]":
+    """The source's path, and either its bundle or its checkpoint."""
+    path = Path(source)
+    if not is_bundle(path):
+        from roofline.weights import sources
+
+        path = sources.resolve(source, fetch=progress is not None, progress=progress)
+    if is_bundle(path):
+        if backend != "cpu" or weights is not None:
+            other = f"backend {backend!r}" if backend != "cpu" else f"weights {weights!r}"
+            raise ConfigError(
+                f"{path} is a bundle, lowered for the cpu with its weights: {other} needs the model's files"
+            )
+        return path, open_bundle(path), None
+    if backend == "cpu" and weights is None and cached.enabled():
+        bundle = _cached(path, source)
+        if bundle is not None:
+            return path, bundle, None
     from roofline.weights.checkpoint import open_checkpoint
 
-    path = sources.resolve(source, fetch=progress is not None, progress=progress)
     checkpoint = open_checkpoint(path)
     if weights is None:
-        return path, checkpoint
+        return path, None, checkpoint
     from roofline.weights.random_weights import parse_seed, random_checkpoint
 
-    return path, random_checkpoint(checkpoint.config, parse_seed(weights))
+    return path, None, random_checkpoint(checkpoint.config, parse_seed(weights))
 
 
-def _config(checkpoint: "Checkpoint") -> "ModelConfig":
-    from roofline.models.config import ModelConfig
+def _cached(path: Path, name: str) -> "Bundle | None":
+    """The cached bundle, compiled first; None, with the reason logged, where the cache cannot be written."""
+    from roofline.bundle.manifest import PlaceError
 
-    _, mapping = checkpoint.model_config()
-    return ModelConfig.of(mapping)
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    try:
+        return cached.get(path, lambda out, key: _compile(path, name, out, key, None), say)
+    except (PlaceError, CapacityError) as error:
+        log.get("bundle").warning("%s is loaded without a bundle: %s", name, error)
+        return None
+
+
+def _cache_size(config: ModelConfig, cache_tokens: int | None, max_model_len: int | None) -> tuple[int, int]:
+    """(pages of the KV cache, longest context)."""
+    longest = _max_context(config, max_model_len)
+    pages = _pages(config, cache_tokens)
+    longest = min(longest, pages * PAGE_TOKENS) if max_model_len is None else longest
+    if pages * PAGE_TOKENS < longest:
+        remedy = "Raise cache_tokens or lower max_model_len."
+        raise CapacityError(f"a context of {longest:,} tokens", longest, pages * PAGE_TOKENS, "cache tokens", remedy)
+    return pages, longest
 
 
 def _max_context(config: "ModelConfig", wanted: int | None) -> int:
@@ -187,6 +294,60 @@ def _pages(config: "ModelConfig", wanted: int | None) -> int:
     return min(DEFAULT_CACHE_TOKENS, max(free // 4 // token_bytes, PAGE_TOKENS)) // PAGE_TOKENS
 
 
+def _cpu_bundle(
+    bundle: "Bundle",
+    mapping: Any,
+    limits: BatchLimits,
+    pages: int,
+    longest: int,
+    threads: int | None,
+    isa: str | None,
+    verify: bool,
+) -> "tuple[Executable, Mapping[str, str]]":
+    from roofline.backends.cpu.executable import CpuExecutable
+    from roofline.backends.cpu.memory import settle
+    from roofline.backends.cpu.prices import PriceTable
+    from roofline.backends.cpu.select import choose_isa, choose_threads
+    from roofline.hardware import detect, roofs
+
+    chosen_isa, chosen_threads = choose_isa(isa), choose_threads(threads)
+    isa = str(chosen_isa.value)
+
+    def program() -> Any:
+        from roofline.backends.cpu.lower import keep_qkv
+
+        return keep_qkv(bundle.program())
+
+    image = settle(mapping)
+    if verify and not bundle.checked(isa):
+        from roofline.backends.cpu.truth import check_samples
+
+        check_samples(isa, image.address, bundle.samples())
+    executable = CpuExecutable(
+        bundle.lowered,
+        image,
+        bundle.identity,
+        PriceTable(**bundle.manifest.prices),
+        program,
+        limits=limits,
+        num_pages=pages,
+        max_context=longest,
+        isa=isa,
+        threads=int(chosen_threads.value),
+        roofs=roofs.load(detect.detect().fingerprint, int(chosen_threads.value), isa),
+    )
+    return executable, _notes(executable, chosen_isa, chosen_threads) | {"weights": f"bundle {bundle.path}"}
+
+
+def _notes(executable: "CpuExecutable", isa: "Choice", threads: "Choice") -> dict[str, str]:
+    size = human_bytes(executable.page_bytes * executable.num_pages)
+    return {
+        "isa": f"{isa.value} ({isa.reason})",
+        "threads": f"{threads.value} ({threads.reason})",
+        "cache": f"{executable.num_pages * PAGE_TOKENS} tokens, {size}",
+    }
+
+
 def _cpu(
     checkpoint: "Checkpoint",
     config: "ModelConfig",
@@ -209,7 +370,7 @@ def _cpu(
     with ThreadPoolExecutor(1) as beside:
         identity = beside.submit(weights_hash, checkpoint)
         program = compile_program(registry.get(config.family), config, checkpoint.tensors, target.CPU)
-        executable = CpuExecutable(
+        executable = CpuExecutable.from_program(
             program,
             checkpoint,
             weights_hash=identity,
@@ -222,12 +383,7 @@ def _cpu(
         )
         if verify:
             check_kernels(executable, checkpoint)
-    notes = {
-        "isa": f"{chosen_isa.value} ({chosen_isa.reason})",
-        "threads": f"{chosen_threads.value} ({chosen_threads.reason})",
-        "cache": f"{pages * PAGE_TOKENS} tokens, {human_bytes(executable.page_bytes * pages)}",
-    }
-    return executable, notes
+    return executable, _notes(executable, chosen_isa, chosen_threads)
 
 
 def weights_hash(checkpoint: "Checkpoint") -> str:

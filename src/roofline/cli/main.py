@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from roofline.cli import bench_engine, chat, doctor, generate, list_models, pull, remove, serve, show
+from roofline.cli import bench_engine, chat, compile, doctor, generate, list_models, pull, remove, serve, show
 from roofline.common.errors import RooflineError
 
 
@@ -58,6 +58,7 @@ def options(
 app.command("pull")(pull.command)
 app.command("list")(list_models.command)
 app.command("rm")(remove.command)
+app.command("compile")(compile.command)
 app.command("show")(show.command)
 app.command("generate")(generate.command)
 app.command("chat")(chat.command)

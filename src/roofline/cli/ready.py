@@ -10,6 +10,15 @@ if TYPE_CHECKING:
 def prepare(model: str, threads: int | None = None, isa: str | None = None) -> None:
     """Pull the model and measure the roofs where that was never done. Says so on stderr."""
     from roofline.backends.cpu.roofs import ensure_roofs, stored_roofs
+
+    pulled(model)
+    if stored_roofs(threads=threads, isa=isa) is None:
+        print("Measuring the roofs of this chip, once (1 s)", file=sys.stderr)
+        ensure_roofs(quick=True, threads=threads, isa=isa)
+
+
+def pulled(model: str) -> None:
+    """Pull the model unless it is here. Says so on stderr."""
     from roofline.weights import sources
 
     said: set[str] = set()
@@ -20,9 +29,6 @@ def prepare(model: str, threads: int | None = None, isa: str | None = None) -> N
             print(f"{model}: {stage}", file=sys.stderr)
 
     sources.resolve(model, fetch=True, progress=progress)
-    if stored_roofs(threads=threads, isa=isa) is None:
-        print("Measuring the roofs of this chip, once (1 s)", file=sys.stderr)
-        ensure_roofs(quick=True, threads=threads, isa=isa)
 
 
 def load_llm(model: str, threads: int | None, isa: str | None, weights: str | None, **options: Any) -> Any:

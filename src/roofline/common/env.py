@@ -19,7 +19,10 @@ class Variable:
 
 
 VARIABLES = (
-    Variable("ROOFLINE_HOME", "folder of pulled models and measured roofs (default ~/.cache/roofline)"),
+    Variable(
+        "ROOFLINE_HOME", "folder of pulled models, compiled bundles and measured roofs (default ~/.cache/roofline)"
+    ),
+    Variable("ROOFLINE_BUNDLES", "`off`: models are not compiled into the cache on first use", ("on", "off")),
     Variable("ROOFLINE_ISA", "forces a lower instruction set on CPUs", ("portable", "avx2", "avx512", "neon")),
     Variable("ROOFLINE_THREADS", "number of compute threads (default: usable cores)", integer=True),
     Variable("ROOFLINE_API_KEY", "key that `roofline serve` asks for when --api-key is not given", secret=True),

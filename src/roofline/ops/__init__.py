@@ -1,15 +1,20 @@
 """The vocabulary: every op once, one declaration each.
 
 On torch tensors an op computes at once and is differentiable; on Symbols it records into the trace that holds them.
-Ops from outside the tree: decorate a reference with `ops.registry.op`.
+Ops from outside the tree: decorate a reference with `ops.registry.op`. Ours are imported when the first is asked for:
+a process that only runs a bundle needs none of them.
 """
 
-from roofline.ops.activations import gelu, gelu_mul, silu, silu_mul
-from roofline.ops.attention import attend, kv_write, rope
-from roofline.ops.elementwise import add, cast, embed, scale, soft_cap, split, take_rows
-from roofline.ops.fused import linear_add, norm_quantize, rope_kv_write, silu_mul_quantize
-from roofline.ops.matmul import Q8Rows, linear, quantize_rows
-from roofline.ops.norms import layer_norm, rms_norm
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from roofline.ops.activations import gelu, gelu_mul, silu, silu_mul
+    from roofline.ops.attention import attend, kv_write, rope
+    from roofline.ops.elementwise import add, cast, embed, scale, soft_cap, split, take_rows
+    from roofline.ops.fused import linear_add, norm_quantize, rope_kv_write, silu_mul_quantize
+    from roofline.ops.matmul import Q8Rows, linear, quantize_rows
+    from roofline.ops.norms import layer_norm, rms_norm
 
 __all__ = [
     "Q8Rows",
@@ -36,3 +41,18 @@ __all__ = [
     "split",
     "take_rows",
 ]
+_MODULES = ("activations", "attention", "elementwise", "fused", "matmul", "norms")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'roofline.ops' has no attribute {name!r}")
+    load()
+    return globals()[name]
+
+
+def load() -> None:
+    """Import every op of ours, which registers it."""
+    for module in _MODULES:
+        found = import_module(f"roofline.ops.{module}")
+        globals().update({name: getattr(found, name) for name in __all__ if hasattr(found, name)})

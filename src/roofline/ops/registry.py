@@ -83,6 +83,8 @@ def register(declared: Op) -> None:
 def get(name: str) -> Op:
     """The op of that name. Raises ConfigError with the nearest known name."""
     if name not in _OPS:
+        _load()
+    if name not in _OPS:
         near = get_close_matches(name, _OPS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"there is no op {name!r}{hint} (known: {', '.join(sorted(_OPS))})")
@@ -91,7 +93,15 @@ def get(name: str) -> Op:
 
 def names() -> tuple[str, ...]:
     """All registered names, in order of registration."""
+    _load()
     return tuple(_OPS)
+
+
+def _load() -> None:
+    """Ours, unless they are there already."""
+    from roofline import ops
+
+    ops.load()
 
 
 def op(

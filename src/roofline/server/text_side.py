@@ -6,8 +6,6 @@ from roofline import bundle
 from roofline.text.stops import TextStream
 from roofline.text.template import ChatTemplate
 from roofline.text.tokenizer import Tokenizer
-from roofline.weights import sources
-from roofline.weights.checkpoint import open_checkpoint
 
 
 class TextOfModel:
@@ -32,4 +30,4 @@ class TextOfModel:
 
 def load_text(model: str) -> TextOfModel:
     """Read the text side of a model by name or path. Raises ConfigError."""
-    return TextOfModel(*bundle.load_text(open_checkpoint(sources.resolve(model))))
+    return TextOfModel(*bundle.load_text_of(model))

@@ -55,6 +55,7 @@ class ChatTemplate:
     ) -> None:
         self.is_default = source is None
         self.source = CHATML if source is None else source
+        self.bos_token, self.eos_token = bos_token, eos_token
         self._tokens = {"bos_token": literal(bos_token), "eos_token": literal(eos_token)}
         self._seconds = seconds
         if len(self.source) > MAX_SOURCE:

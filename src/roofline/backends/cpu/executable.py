@@ -1,48 +1,52 @@
 """A Program on the C++ core: packed weights, cache and arena in huge pages, one native call a step."""
 
 import hashlib
-import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import roofline._native as _native
 from roofline.backends.base import Clock, MonotonicClock, StepCost
-from roofline.backends.cpu.lower import PackedPiece, lower
-from roofline.backends.cpu.memory import PackedWeights, Source, rope_array
-from roofline.backends.cpu.prices import StepPrices
+from roofline.backends.cpu.lowered import Identity, Lowered
+from roofline.backends.cpu.prices import PriceTable, StepPrices
 from roofline.backends.sampling import MAX_LOGPROBS, Sampled, SampleRows
-from roofline.common.errors import UnsupportedError
 from roofline.hardware.roofs import Roofs
 from roofline.ops.batch import FIELDS, PAGE_TOKENS, Batch, BatchLimits
-from roofline.program.ir import Program
+
+if TYPE_CHECKING:
+    from roofline.backends.cpu.layout import Layout, PackedPiece
+    from roofline.backends.cpu.memory import Image, Source
+    from roofline.program.ir import Program
 
 
 class CpuExecutable:
-    """Runs a planned Program; see `backends.base.Executable`.
+    """Runs a lowered Program; see `backends.base.Executable`. `from_program` makes one from a file's weights.
 
     Args:
-        program: compiled for the target "cpu".
-        source: the checkpoint whose bytes are packed.
-        weights_hash: identity of the weights, part of the fingerprint; computed beside the packing.
+        lowered: what the core is told.
+        image: the weights that it names places in.
+        identity: hashes that go into the fingerprint.
+        prices: for `step_cost`.
+        program: gives the Program that was lowered, when somebody asks for it.
         limits: the largest step.
         num_pages: pages of 16 tokens in the KV cache.
-        max_context: positions for which rope tables are made.
+        max_context: positions served.
         isa, threads: as `resolve_isa` and `usable_threads` chose.
         roofs: measured limits, for `step_cost`; None leaves `limit_seconds` out.
-
-    Raises:
-        UnsupportedError: an op, format or shape without a kernel.
     """
 
     def __init__(
         self,
-        program: Program,
-        source: Source,
+        lowered: Lowered,
+        image: "Image",
+        identity: Identity,
+        prices: "PriceTable",
+        program: "Callable[[], Program]",
         *,
-        weights_hash: Future[str],
         limits: BatchLimits,
         num_pages: int,
         max_context: int,
@@ -50,24 +54,21 @@ class CpuExecutable:
         threads: int,
         roofs: Roofs | None = None,
     ) -> None:
-        (group,) = program.kv_groups.values()
-        if group.head_dim % 16 or group.head_dim > 512:
-            raise UnsupportedError(f"head_dim {group.head_dim}", "the cpu backend needs a multiple of 16 up to 512")
         self.isa, self.threads, self.limits = isa, threads, limits
         self.max_context, self.num_pages = max_context, num_pages
         self.clock: Clock = MonotonicClock()
         self.batch = Batch(limits)
-        self.vocab_size = program.types()[program.logits].width
-        self._weights = PackedWeights(program, source, threads)
-        lowered = lower(program, self._weights.addresses)
-        self.program = lowered.program
-        assert self.program.plan is not None
-        self._arena = _native.Memory(self.program.plan.arena.at(tokens=limits.tokens, rows=limits.rows) + 64)
-        layer_page = 2 * group.kv_heads * group.head_dim * PAGE_TOKENS * 2  # K and V, bf16
-        self.page_bytes = layer_page * group.layers
+        self.vocab_size = lowered.vocab
+        self.image = image
+        self._lowered, self._program = lowered, program
+        constant, per_token, per_row = lowered.arena
+        self._arena = _native.Memory(constant + per_token * limits.tokens + per_row * limits.rows + 64)
+        shape = lowered.attention
+        layer_page = 2 * shape.kv_heads * shape.head_dim * PAGE_TOKENS * 2  # K and V, bf16
+        self.page_bytes = layer_page * shape.layers
         self._cache = _native.Memory(self.page_bytes * num_pages)
-        attention, self._table = _attention(self.program, max_context)
-        attention |= {
+        attention: dict[str, Any] = vars(shape) | {
+            "table": self._rope_table(),
             "cache": self._cache.address,
             "page_stride": layer_page,
             "layer_stride": layer_page * num_pages,
@@ -75,7 +76,8 @@ class CpuExecutable:
         self._core = _native.Executable(
             isa,
             threads,
-            np.array(lowered.code, dtype=np.int64),
+            lowered.code,
+            image.address,
             attention,
             self.batch.buffer,
             [self.batch.offsets[name] for name in FIELDS],
@@ -83,8 +85,8 @@ class CpuExecutable:
             list(lowered.logits),
             self.vocab_size,
         )
-        self.fingerprint = _fingerprint(program, weights_hash.result(), isa)
-        self._prices = StepPrices(self.program, roofs, self._weights.nbytes)
+        self.fingerprint = _fingerprint(identity, isa)
+        self._prices = StepPrices(prices, roofs, lowered.matrix_bytes)
         self._results = Sampled(
             np.empty(limits.rows, np.int32),
             np.empty(limits.rows, np.float32),
@@ -92,14 +94,60 @@ class CpuExecutable:
             np.empty((limits.rows, MAX_LOGPROBS), np.float32),
         )
 
+    @classmethod
+    def from_program(
+        cls,
+        program: "Program",
+        source: "Source",
+        *,
+        weights_hash: Future[str],
+        max_context: int,
+        threads: int,
+        **options: Any,
+    ) -> "CpuExecutable":
+        """The executable of a Program compiled for the target "cpu".
+
+        Args:
+            source: the checkpoint whose bytes are packed.
+            weights_hash: identity of the weights, part of the fingerprint (hex); computed beside the packing.
+            options: as the constructor's.
+
+        Raises:
+            UnsupportedError: an op, format or shape without a kernel.
+        """
+        from roofline.backends.cpu.layout import lay_out
+        from roofline.backends.cpu.lower import keep_qkv, lower
+        from roofline.backends.cpu.memory import pack_image
+
+        planned, layout = keep_qkv(program), lay_out(program, max_context)
+        lowered = lower(planned, layout)
+        image = pack_image(program, layout, source, threads)
+        identity = Identity(weights_hash.result(), program.digest())
+        prices = PriceTable.of(planned)
+        return cls(
+            lowered, image, identity, prices, lambda: planned, max_context=max_context, threads=threads, **options
+        )
+
+    @cached_property
+    def program(self) -> "Program":
+        """The Program that was lowered, with the plan that its code follows."""
+        return self._program()
+
     @property
     def weight_bytes(self) -> int:
         """Bytes of the packed matrices: what a step reads at least once."""
-        return self._weights.nbytes
+        return self._lowered.matrix_bytes
 
-    def packed(self, weight: str) -> tuple[PackedPiece, ...]:
+    @cached_property
+    def layout(self) -> "Layout":
+        """Where the weights lie in `image`."""
+        from roofline.backends.cpu.layout import lay_out
+
+        return lay_out(self.program, self._lowered.positions)
+
+    def packed(self, weight: str) -> "tuple[PackedPiece, ...]":
         """Where the pieces of a matrix lie."""
-        return self._weights.addresses.matrices[weight]
+        return self.layout.at(self.image.address, weight)
 
     def forward(self) -> None:
         """Run the step in `batch`; the GIL is free meanwhile."""
@@ -159,30 +207,21 @@ class CpuExecutable:
 
     def close(self) -> None:
         """Drop the core and its memory."""
-        del self._core, self._weights, self._arena, self._cache
+        del self._core, self.image, self._arena, self._cache
+
+    def _rope_table(self) -> int:
+        """Address of the rope table: the image's, or one of our own where more positions are served than it has."""
+        if self.max_context <= self._lowered.positions:
+            return int(self.image.address + self._lowered.table)
+        from roofline.backends.cpu.memory import rope_array
+
+        (table,) = self.program.tables.values()
+        self._table = rope_array(table, self.max_context, self._lowered.attention.head_dim)
+        return int(self._table.ctypes.data)
 
 
-def _attention(program: Program, max_context: int) -> tuple[dict[str, object], np.ndarray]:
-    """What all layers' attention share, and the rope table that must outlive the core."""
-    (group,) = program.kv_groups.values()
-    writes = [i for i in program.body if i.op == "rope_kv_write"]
-    attends = [i for i in program.body if i.op == "attend"]
-    (table,) = program.tables.values()
-    array = rope_array(table, max_context, group.head_dim)
-    scale = np.float32(attends[0].attr("scale") * math.log2(math.e))
-    return {
-        "heads": int(attends[0].attr("heads")),
-        "kv_heads": group.kv_heads,
-        "head_dim": group.head_dim,
-        "window": int(group.window),
-        "interleaved": table.style == "interleaved",
-        "q_scale": float(scale),
-        "eps": float(writes[0].attr("eps")),
-        "table": array.ctypes.data,
-    }, array
-
-
-def _fingerprint(program: Program, weights_hash: str, isa: str) -> str:
+def _fingerprint(identity: Identity, isa: str) -> str:
     """Same fingerprint: same logit bits. Weights, program with its orders, core, compiler and chip go in."""
-    parts = (weights_hash, program.digest(), "cpu", platform.machine(), isa, _native.build_id(), "kv:bf16", "tp:1")
+    hashes = identity.weights_hash, identity.program_hash
+    parts = (*hashes, "cpu", platform.machine(), isa, _native.build_id(), "kv:bf16", "tp:1")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

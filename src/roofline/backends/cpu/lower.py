@@ -1,17 +1,22 @@
 """Program -> the flat list of numbers that the C++ core runs.
 
-Each operation is one record: code, leading symbol, references to values in the arena, sizes, addresses of weights. The
-order of the fields is `Executable::parse` in native/executable.cpp.
+Each operation is one record: code, leading symbol, references to values in the arena, sizes, places of weights in the
+image (-1: none). The order of the fields is `Executable::parse` in native/executable.cpp.
 """
 
+import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 
+import numpy as np
+
+from roofline.backends.cpu.layout import Layout
+from roofline.backends.cpu.lowered import Attention, Lowered
 from roofline.common.errors import UnsupportedError
 from roofline.ops.symbol import Q_BYTES, Type
-from roofline.program.ir import Instr, Place, Program
+from roofline.program.ir import Instr, Program
 from roofline.program.passes.plan import plan
 
 
@@ -49,34 +54,6 @@ LINEARS = ("linear", "linear_add", "linear_silu_mul")
 NONE = (-1, 0, 0, 0)
 
 
-@dataclass(frozen=True)
-class PackedPiece:
-    """A piece of a weight in memory: format number, address of its first tile, rows, inputs, first output column."""
-
-    format: int
-    address: int
-    rows: int
-    columns: int
-    start: int
-
-
-@dataclass(frozen=True)
-class Addresses:
-    """Where the weights lie: matrices as packed pieces, vectors as addresses of float32."""
-
-    matrices: Mapping[str, tuple[PackedPiece, ...]]
-    vectors: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Lowered:
-    """code: int64 numbers; logits: reference to their value; program: with the plan that the code follows."""
-
-    code: list[int]
-    logits: tuple[int, int, int, int]
-    program: Program
-
-
 def keep_qkv(program: Program) -> Program:
     """The Program planned anew with q|k|v alive until attend has run.
 
@@ -108,18 +85,17 @@ def check(program: Program) -> None:
         previous = instr.op
 
 
-def lower(program: Program, addresses: Addresses) -> Lowered:
-    """The planned Program for weights at these addresses. Raises UnsupportedError as `check` does."""
+def lower(program: Program, layout: Layout) -> Lowered:
+    """A Program planned by `keep_qkv`, for an image of that layout. Raises UnsupportedError as `check` does."""
     check(program)
-    program = keep_qkv(program)
     assert program.plan is not None
-    ids = {name: number for number, name in enumerate(program.plan.places)}
-    types = program.types()
+    places, types = program.plan.places, program.types()
+    ids = {name: number for number, name in enumerate(places)}
     code: list[int] = []
 
     def ref(name: str) -> tuple[int, int, int, int]:
-        place: Place = program.plan.places[name]  # type: ignore[union-attr]
-        return ids[name], place.offset.const, place.offset.tokens, place.offset.rows
+        offset = places[name].offset
+        return ids[name], offset.const, offset.tokens, offset.rows
 
     for instr in program.body:
         over_rows = types[instr.output.name].leading == "rows"
@@ -128,8 +104,38 @@ def lower(program: Program, addresses: Addresses) -> Lowered:
         code += ref(instr.output.name)
         code += ref(instr.inputs[1]) if instr.op == "linear_add" else NONE
         code += _sizes(instr, types)
-        code += _weights(instr, addresses)
-    return Lowered(code, ref(program.logits), program)
+        code += _weights(instr, layout)
+    arena = program.plan.arena
+    return Lowered(
+        code=np.array(code, np.int64),
+        logits=ref(program.logits),
+        arena=(arena.const, arena.tokens, arena.rows),
+        attention=_attention(program),
+        vocab=types[program.logits].width,
+        table=layout.table,
+        positions=layout.positions,
+        matrix_bytes=layout.matrix_bytes,
+        nbytes=layout.nbytes,
+    )
+
+
+def _attention(program: Program) -> Attention:
+    (group,) = program.kv_groups.values()
+    (table,) = program.tables.values()
+    if group.head_dim % 16 or group.head_dim > 512:
+        raise UnsupportedError(f"head_dim {group.head_dim}", "the cpu backend needs a multiple of 16 up to 512")
+    write = next(i for i in program.body if i.op == "rope_kv_write")
+    attend = next(i for i in program.body if i.op == "attend")
+    return Attention(
+        layers=group.layers,
+        heads=int(attend.attr("heads")),
+        kv_heads=group.kv_heads,
+        head_dim=group.head_dim,
+        window=int(group.window),
+        interleaved=table.style == "interleaved",
+        q_scale=float(np.float32(attend.attr("scale") * math.log2(math.e))),
+        eps=float(write.attr("eps")),
+    )
 
 
 def _digits(instr: Instr, types: Mapping[str, Type]) -> int:
@@ -147,17 +153,17 @@ def _sizes(instr: Instr, types: Mapping[str, Type]) -> list[int]:
     return [out, out]
 
 
-def _weights(instr: Instr, addresses: Addresses) -> list[int]:
+def _weights(instr: Instr, layout: Layout) -> list[int]:
     """norm weight, bias, eps, layer, q_norm, k_norm, then the pieces of a matrix."""
     matrix = instr.op in ("embed", *LINEARS)
-    norm = addresses.vectors[instr.weights[0]] if instr.op in ("rms_norm", "norm_quantize") else 0
-    bias = addresses.vectors[instr.weights[1]] if matrix and len(instr.weights) > 1 else 0
+    norm = layout.vectors[instr.weights[0]] if instr.op in ("rms_norm", "norm_quantize") else -1
+    bias = layout.vectors[instr.weights[1]] if matrix and len(instr.weights) > 1 else -1
     eps = float(instr.attr("eps")) if instr.op in ("rms_norm", "norm_quantize") else 0.0
     layer = int(instr.attr("layer")) if instr.op in ("rope_kv_write", "attend") else 0
-    q_norm, k_norm = 0, 0
+    q_norm, k_norm = -1, -1
     if instr.op == "rope_kv_write" and instr.weights:
-        q_norm, k_norm = (addresses.vectors[name] for name in instr.weights)
-    pieces = addresses.matrices[instr.weights[0]] if matrix else ()
+        q_norm, k_norm = (layout.vectors[name] for name in instr.weights)
+    pieces = layout.matrices[instr.weights[0]] if matrix else ()
     numbers = [norm, bias, struct.unpack("<q", struct.pack("<d", eps))[0], layer, q_norm, k_norm, len(pieces)]
     for piece in pieces:
         numbers += [piece.format, piece.address, piece.rows, piece.columns, piece.start]

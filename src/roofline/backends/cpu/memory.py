@@ -1,17 +1,19 @@
-"""Weights into packed tiles, vectors into float32, rope tables: everything the core reads but does not own."""
+"""The image of a model's weights: made from a file's bytes, or a bundle's file mapped as it is."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from roofline.backends.cpu.lower import Addresses, PackedPiece
-from roofline.common.errors import UnsupportedError
+from roofline.backends.cpu.layout import Layout, piece_bytes
+from roofline.common import log
+from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.ops import formats
 from roofline.ops.rope_tables import RopeTable, cos_sin
 from roofline.program.ir import Piece, Program
 
-TILE_ROWS = 16
+HUGE_SHARE = 0.9  # of the file on huge pages; with less it is copied
 
 
 class Source(Protocol):
@@ -23,53 +25,82 @@ class Source(Protocol):
     def read(self, name: str) -> np.ndarray: ...
 
 
-class PackedWeights:
-    """All weights of a Program, packed into one region of huge pages.
+class Image(Protocol):
+    """Memory that holds an image (`_native.Memory`, `_native.Mapping`), for as long as it is referenced."""
 
-    Attributes:
-        addresses: where each weight lies.
-        nbytes: bytes of the packed matrices.
+    @property
+    def address(self) -> int: ...
+
+
+def pack_image(program: Program, layout: Layout, source: Source, threads: int) -> Image:
+    """The image of a Program's weights in anonymous huge pages."""
+    from roofline import _native
+
+    memory = _native.Memory(layout.nbytes)
+    view = memory.view()
+    for place, size, write in image_parts(program, layout, source, threads):
+        write(memory.address + place, view[place : place + size])
+    return memory
+
+
+def image_parts(program: Program, layout: Layout, source: Source, threads: int) -> Iterator[tuple[int, int, Any]]:
+    """(place, bytes, write) of each part of the image in ascending order.
+
+    write(address, view) puts the part into the uint8 `view`, which is zero and lies at `address`.
     """
+    from roofline import _native
 
-    def __init__(self, program: Program, source: Source, threads: int) -> None:
-        from roofline import _native
+    for name, pieces in layout.matrices.items():
+        for piece, packed in zip(program.weights[name].pieces, pieces, strict=True):
 
-        self._numbers = {name: number for number, name in enumerate(_native.format_names())}
-        matrices = {name: recipe for name, recipe in program.weights.items() if len(recipe.shape) == 2}
-        self.nbytes = sum(self._tiles(piece, r.columns)[1] for r in matrices.values() for piece in r.pieces)
-        self._memory = _native.Memory(max(self.nbytes, 1))
-        self._vectors: dict[str, np.ndarray] = {}
-        packed: dict[str, tuple[PackedPiece, ...]] = {}
-        at = self._memory.address
-        for name, recipe in matrices.items():
-            pieces, start = [], 0
-            for piece in recipe.pieces:
-                rows = piece.stop - piece.start
-                raw = _rows(source, piece, recipe.columns)
-                number = self._numbers[piece.format]
-                _native.pack(number, raw, rows, recipe.columns, at, threads)
-                pieces.append(PackedPiece(number, at, rows, recipe.columns, start))
-                at += self._tiles(piece, recipe.columns)[1]
-                start += rows
-            packed[name] = tuple(pieces)
-        for name, recipe in program.weights.items():
-            if len(recipe.shape) == 1:
-                parts = [
-                    formats.get(p.format).dequantize(_rows(source, p, 1), (p.stop - p.start,)) for p in recipe.pieces
-                ]
-                self._vectors[name] = np.ascontiguousarray(np.concatenate(parts), dtype=np.float32)
-        self.addresses = Addresses(packed, {name: array.ctypes.data for name, array in self._vectors.items()})
+            def tiles(address: int, view: np.ndarray, piece: Any = piece, packed: Any = packed) -> None:
+                raw = _rows(source, piece, packed.columns)
+                _native.pack(packed.format, raw, packed.rows, packed.columns, address, threads)
 
-    def _tiles(self, piece: Piece, columns: int) -> tuple[int, int]:
-        """(tiles, bytes) of a piece. Raises UnsupportedError for a format without kernels."""
-        from roofline import _native
+            yield packed.address, piece_bytes(piece, packed.format, packed.columns), tiles
+    for name, place in layout.vectors.items():
+        recipe = program.weights[name]
 
-        if piece.format not in self._numbers:
-            raise UnsupportedError(
-                f"weight format {piece.format}", "the cpu backend has no kernel for it", list(self._numbers)
-            )
-        tiles = -(-(piece.stop - piece.start) // TILE_ROWS)
-        return tiles, tiles * _native.tile_bytes(self._numbers[piece.format], columns)
+        def vector(address: int, view: np.ndarray, recipe: Any = recipe) -> None:
+            parts = [formats.get(p.format).dequantize(_rows(source, p, 1), (p.stop - p.start,)) for p in recipe.pieces]
+            view.view(np.float32)[:] = np.concatenate(parts)
+
+        yield place, 4 * recipe.shape[0], vector
+    (table,) = program.tables.values()
+    (group,) = program.kv_groups.values()
+
+    def rope(address: int, view: np.ndarray) -> None:
+        view.view(np.float32)[:] = rope_array(table, layout.positions, group.head_dim).reshape(-1)
+
+    yield layout.table, layout.nbytes - layout.table, rope
+
+
+def map_image(path: Path, nbytes: int) -> Any:
+    """A bundle's weights.bin, mapped; a thread reads it meanwhile (`settle` ends that). Raises ConfigError."""
+    from roofline import _native
+
+    try:
+        return _native.Mapping(str(path), nbytes)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be mapped: {error}") from error
+
+
+def settle(mapping: Any) -> Image:
+    """The mapping once all of it is in memory; a copy in anonymous huge pages where the file's pages are small."""
+    from roofline import _native
+
+    huge = mapping.settle()
+    if huge >= HUGE_SHARE * mapping.nbytes or mapping.nbytes < 2 << 20:
+        return mapping  # type: ignore[no-any-return]
+    log.get("backends").info(
+        "weights copied into huge pages: only %d of %d bytes of the file are on such pages. `roofline doctor --verify` "
+        "of the bundle lets its next start have them, if the file system can",
+        huge,
+        mapping.nbytes,
+    )
+    memory = _native.Memory(mapping.nbytes)
+    memory.view()[: mapping.nbytes] = mapping.view()
+    return memory  # type: ignore[no-any-return]
 
 
 def _rows(source: Source, piece: Piece, columns: int) -> np.ndarray:

@@ -2,16 +2,47 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from roofline.backends.base import StepCost
 from roofline.hardware.roofs import Roofs
 from roofline.ops.batch import Batch
-from roofline.ops.cost import Affine, Cost
-from roofline.program.ir import Instr, Program
-from roofline.program.passes.price import operations_per_second, price, work_of
+from roofline.program.passes.price import work_of
+
+if TYPE_CHECKING:
+    from roofline.program.ir import Program
+
+
+@dataclass(frozen=True)
+class PriceTable:
+    """Costs of a Program's instructions, equal ones together, as plain numbers.
+
+    window: the kv group's. Of each kind: how many there are, roof of its arithmetic (a field of Roofs) and what that is
+    divided by, then the coefficients of 1, tokens, rows, context, pairs in its FLOPs, weight and KV bytes.
+    """
+
+    window: int
+    counts: list[int]
+    rates: list[tuple[str, int]]
+    flops: list[list[int]]
+    weights: list[list[int]]
+    kv: list[list[int]]
+
+    @classmethod
+    def of(cls, program: "Program") -> "PriceTable":
+        """The table of a Program."""
+        from roofline.program.passes.price import arithmetic, price
+
+        (group,) = program.kv_groups.values()
+        kinds: Counter[Any] = Counter()
+        for instr, cost in price(program).instrs:
+            kinds[cost, arithmetic(instr)] += 1
+        parts = ("flops", "weight_bytes", "kv_bytes")
+        columns = [[list(astuple(getattr(cost, part))) for cost, _ in kinds] for part in parts]
+        return cls(group.window, list(kinds.values()), [rate for _, rate in kinds], *columns)
 
 
 class StepPrices:
@@ -21,28 +52,18 @@ class StepPrices:
         working_set: bytes of weights a step reads; the read roof is taken at this size.
     """
 
-    def __init__(self, program: Program, roofs: Roofs | None, working_set: int) -> None:
-        (group,) = program.kv_groups.values()
-        self._window = group.window
-        kinds: Counter[Cost] = Counter()
-        example: dict[Cost, Instr] = {}
-        for instr, cost in price(program).instrs:
-            kinds[cost] += 1
-            example[cost] = instr
-        self._counts = np.array(list(kinds.values()), np.float64)
-        self._examples = [example[cost] for cost in kinds]
+    def __init__(self, table: PriceTable, roofs: Roofs | None, working_set: int) -> None:
+        self._window, self._rates = table.window, table.rates
+        self._counts = np.array(table.counts, np.float64)
         # [kinds, 5]: coefficients of 1, tokens, rows, context, pairs
-        self._flops, weights, kv = (
-            np.array([astuple(part(cost)) for cost in kinds], np.float64)
-            for part in (lambda c: c.flops, lambda c: c.weight_bytes, lambda c: c.kv_bytes)
-        )
+        self._flops, weights, kv = (np.array(part, np.float64) for part in (table.flops, table.weights, table.kv))
         self._moved = weights + kv
         self._totals = np.stack([self._counts @ part for part in (self._flops, weights, kv)])  # [3, 5]
         self._seconds = None if roofs is None else self._at(roofs, working_set)
 
     def of(self, batch: Batch) -> StepCost:
         """The price of the step in the buffer: each instruction at its own roof, added up."""
-        sizes = astuple(_work(batch, self._window))
+        sizes = _sizes(batch, self._window)
         work = np.array(sizes, np.float64)
         flops, weights, kv = (self._totals @ work).tolist()
         limit = None
@@ -59,16 +80,16 @@ class StepPrices:
 
     def _at(self, roofs: Roofs, working_set: int) -> tuple[np.ndarray, np.ndarray]:
         """Seconds of arithmetic and of reads, [kinds, 5]: coefficients of a step's size."""
-        rates = np.array([operations_per_second(instr, roofs) for instr in self._examples])
+        rates = np.array([getattr(roofs, name) / divisor for name, divisor in self._rates])
         return self._flops / rates[:, None], self._moved / roofs.read_bytes_per_s(working_set)
 
 
-def _work(batch: Batch, window: int) -> Affine:
+def _sizes(batch: Batch, window: int) -> tuple[int, ...]:
     """1, tokens, rows, keys read, query-key pairs of the step in the buffer."""
     n = batch.segments
     if n == batch.tokens:  # all segments are one token long
         context = batch.context_len[:n]
         seen = int((np.minimum(context, window) if window else context).sum())
-        return Affine(1, n, batch.rows, seen, seen)
+        return 1, n, batch.rows, seen, seen
     work = work_of(batch, window)
-    return Affine(1, work.tokens, work.rows, work.context, work.pairs)
+    return 1, work.tokens, work.rows, work.context, work.pairs

@@ -1,11 +1,18 @@
 """The start-up truth check: chosen kernels and formats against slow arithmetic on the original file's bytes."""
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from roofline.backends.cpu.executable import CpuExecutable
-from roofline.backends.cpu.memory import Source
 from roofline.common.errors import RooflineError
 from roofline.ops import formats
+
+if TYPE_CHECKING:
+    from roofline.backends.cpu.executable import CpuExecutable
+    from roofline.backends.cpu.layout import Layout
+    from roofline.backends.cpu.memory import Source
+    from roofline.program.ir import Program
 
 ROWS = 16
 TOLERANCE = 2e-5  # relative to the largest output; the orders differ, the arithmetic does not
@@ -15,33 +22,58 @@ class TruthError(RooflineError):
     """A kernel does not compute what the file says. The engine must not start."""
 
 
-def check_kernels(executable: CpuExecutable, source: Source) -> list[str]:
-    """For each weight format of the program, the first rows of one matrix against float64.
+@dataclass(frozen=True)
+class Sample:
+    """The first rows of a matrix as the file has them (`raw`), and where its packed tiles begin in the image."""
 
-    The packed tiles are multiplied by the kernels; the file's own bytes are dequantised and multiplied with the same
-    8-bit activations in float64.
+    format: str
+    tensor: str
+    rows: int
+    columns: int
+    address: int
+    raw: bytes
 
-    Returns the formats that were checked. Raises TruthError naming format and matrix.
+
+def samples(program: "Program", layout: "Layout", source: "Source") -> list[Sample]:
+    """One Sample for each weight format of a Program."""
+    found: dict[str, Sample] = {}
+    for name, pieces in layout.matrices.items():
+        for piece, packed in zip(program.weights[name].pieces, pieces, strict=True):
+            if piece.format in found:
+                continue
+            block = formats.get(piece.format)
+            row_bytes = packed.columns // block.block * block.block_bytes
+            rows = min(ROWS, packed.rows)
+            raw = source.read(piece.tensor)[piece.start * row_bytes : (piece.start + rows) * row_bytes]
+            found[piece.format] = Sample(
+                piece.format, piece.tensor, rows, packed.columns, packed.address, raw.tobytes()
+            )
+    return list(found.values())
+
+
+def check_kernels(executable: "CpuExecutable", source: "Source") -> list[str]:
+    """`check_samples` for an executable whose file is at hand. Returns the formats that were checked."""
+    found = samples(executable.program, executable.layout, source)
+    check_samples(executable.isa, executable.image.address, found)
+    return [sample.format for sample in found]
+
+
+def check_samples(isa: str, base: int, found: list[Sample]) -> None:
+    """The packed tiles of the image at `base`, multiplied by the kernels of `isa`, against the file's own bytes,
+    dequantised and multiplied with the same 8-bit activations in float64.
+
+    Raises TruthError naming format and matrix.
     """
-    seen: dict[str, str] = {}
-    for name, recipe in executable.program.weights.items():
-        if len(recipe.shape) != 2:
-            continue
-        for piece, packed in zip(recipe.pieces, executable.packed(name), strict=True):
-            if piece.format not in seen:
-                seen[piece.format] = piece.tensor
-                _check(executable.isa, source, piece.tensor, piece.start, piece.format, packed.address, recipe.columns)
-    return list(seen)
+    for sample in found:
+        _check(isa, base + sample.address, sample)
 
 
-def _check(isa: str, source: Source, tensor: str, start: int, name: str, address: int, columns: int) -> None:
+def _check(isa: str, address: int, sample: Sample) -> None:
     from roofline import _native
 
-    layout = formats.get(name)
-    row_bytes = columns // layout.block * layout.block_bytes
-    rows = min(ROWS, len(source.read(tensor)) // row_bytes - start)
-    raw = source.read(tensor)[start * row_bytes : (start + rows) * row_bytes]
-    w = layout.dequantize(raw, (rows, columns)).astype(np.float64)  # [rows, columns]
+    name, rows, columns = sample.format, sample.rows, sample.columns
+    raw = np.frombuffer(sample.raw, np.uint8)
+    w = formats.get(name).dequantize(raw, (rows, columns)).astype(np.float64)  # [rows, columns]
     x = np.random.default_rng(0).standard_normal((2, columns)).astype(np.float32)
     y = np.empty((2, rows), np.float32)
     number = _native.format_names().index(name)
@@ -56,6 +88,6 @@ def _check(isa: str, source: Source, tensor: str, start: int, name: str, address
     worst = float(np.max(np.abs(y - wanted) / size))
     if not worst < TOLERANCE:
         raise TruthError(
-            f"{name} kernels ({isa}) are wrong on {tensor}: relative error {worst:.2g}, allowed {TOLERANCE:g}. "
+            f"{name} kernels ({isa}) are wrong on {sample.tensor}: relative error {worst:.2g}, allowed {TOLERANCE:g}. "
             "Try a lower ROOFLINE_ISA, and report this."
         )

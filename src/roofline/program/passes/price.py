@@ -1,11 +1,13 @@
 """price: what each instruction computes and moves, as functions of the step, and how long that takes at the roofs."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from roofline.ops.batch import Batch
 from roofline.ops.cost import Cost
-from roofline.program.ir import Instr, Program
+
+if TYPE_CHECKING:
+    from roofline.program.ir import Instr, Program
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Roofs(Protocol):
 class Price:
     """The costs of a Program's instructions, in order, and the bytes its weights take."""
 
-    instrs: tuple[tuple[Instr, Cost], ...]
+    instrs: "tuple[tuple[Instr, Cost], ...]"
     weight_bytes: int
 
     @property
@@ -56,7 +58,7 @@ class Price:
         return sum((cost for _, cost in self.instrs), Cost())
 
 
-def price(program: Program) -> Price:
+def price(program: "Program") -> Price:
     """The price of every instruction. Intermediate values count in act_bytes, which no roof is asked about: they stay
     in the caches of the chip."""
     types = program.types()
@@ -70,7 +72,7 @@ def amount(cost: Cost, work: Work) -> Amount:
     return Amount(*(part.at(**sizes) for part in (cost.flops, cost.weight_bytes, cost.kv_bytes, cost.act_bytes)))
 
 
-def seconds(instr: Instr, spent: Amount, roofs: Roofs, working_set: int) -> float:
+def seconds(instr: "Instr", spent: Amount, roofs: Roofs, working_set: int) -> float:
     """The least time an instruction can take: its arithmetic at its own roof or its reads, whichever is longer.
 
     working_set: bytes a step touches in all; weights and KV are read at that size's bandwidth.
@@ -79,12 +81,18 @@ def seconds(instr: Instr, spent: Amount, roofs: Roofs, working_set: int) -> floa
     return max(compute, (spent.weight_bytes + spent.kv_bytes) / roofs.read_bytes_per_s(working_set))
 
 
-def operations_per_second(instr: Instr, roofs: Roofs) -> float:
-    """The roof of an instruction's arithmetic."""
+def arithmetic(instr: "Instr") -> tuple[str, int]:
+    """The roof of an instruction's operations, as `Roofs` names it, and what it is divided by."""
     order = instr.attr("order")
     if instr.op in ("linear", "linear_add", "linear_silu_mul") and order in ("q8g32", "q15g32"):
-        return roofs.int8_ops / (1 if order == "q8g32" else 2)  # two products of bytes for one of 15 bits
-    return roofs.bf16_flops if order == "pages64" else roofs.f32_flops
+        return "int8_ops", 1 if order == "q8g32" else 2  # two products of bytes for one of 15 bits
+    return "bf16_flops" if order == "pages64" else "f32_flops", 1
+
+
+def operations_per_second(instr: "Instr", roofs: Roofs) -> float:
+    """The roof of an instruction's arithmetic."""
+    name, divisor = arithmetic(instr)
+    return float(getattr(roofs, name)) / divisor
 
 
 def work_of(batch: Batch, window: int = 0) -> Work:

@@ -1,0 +1,87 @@
+"""Where everything lies that the core reads: packed matrices, then vectors, then the rope table, in one image.
+
+The image is the same in memory and in a bundle's weights.bin; code names places in it as bytes from its start.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from roofline.common.errors import UnsupportedError
+from roofline.program.ir import Piece, Program
+
+TILE_ROWS = 16
+ALIGN = 64  # bytes: of each weight
+SECTION = 2 << 20  # bytes: each section starts on a huge page of its own
+
+
+@dataclass(frozen=True)
+class PackedPiece:
+    """A piece of a weight: format number, where its first tile lies, rows, inputs, first output column."""
+
+    format: int
+    address: int
+    rows: int
+    columns: int
+    start: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Places in the image, in bytes.
+
+    matrices: weight -> pieces; vectors: weight -> place of its float32; table: place of the rope table, float32
+    [positions, 2, head_dim / 2]; matrix_bytes: of the packed matrices; nbytes: of the whole image.
+    """
+
+    matrices: Mapping[str, tuple[PackedPiece, ...]]
+    vectors: Mapping[str, int]
+    table: int
+    positions: int
+    matrix_bytes: int
+    nbytes: int
+
+    def at(self, base: int, weight: str) -> tuple[PackedPiece, ...]:
+        """The pieces of a matrix in an image at address `base`."""
+        return tuple(replace(piece, address=base + piece.address) for piece in self.matrices[weight])
+
+
+def lay_out(program: Program, positions: int) -> Layout:
+    """The layout of a Program's weights. Raises UnsupportedError for a format without kernels."""
+    from roofline import _native
+
+    numbers = {name: number for number, name in enumerate(_native.format_names())}
+    at, matrices = 0, {}
+    for name, recipe in program.weights.items():
+        if len(recipe.shape) != 2:
+            continue
+        pieces, start = [], 0
+        for piece in recipe.pieces:
+            if piece.format not in numbers:
+                raise UnsupportedError(
+                    f"weight format {piece.format}", "the cpu backend has no kernel for it", list(numbers)
+                )
+            number, rows = numbers[piece.format], piece.stop - piece.start
+            pieces.append(PackedPiece(number, at, rows, recipe.columns, start))
+            at += piece_bytes(piece, number, recipe.columns)
+            start += rows
+        matrices[name] = tuple(pieces)
+    matrix_bytes, at = at, _up(at, SECTION)
+    vectors = {}
+    for name, recipe in program.weights.items():
+        if len(recipe.shape) == 1:
+            vectors[name] = at
+            at = _up(at + 4 * recipe.shape[0], ALIGN)
+    (table,) = program.tables.values()
+    place = _up(at, SECTION)
+    return Layout(matrices, vectors, place, positions, matrix_bytes, place + positions * table.dim * 4)
+
+
+def piece_bytes(piece: Piece, number: int, columns: int) -> int:
+    """Bytes of a packed piece: whole tiles, each a multiple of 64."""
+    from roofline import _native
+
+    return -(-(piece.stop - piece.start) // TILE_ROWS) * _native.tile_bytes(number, columns)
+
+
+def _up(n: int, unit: int) -> int:
+    return -(-n // unit) * unit

@@ -1,0 +1,135 @@
+"""Bundles made on first use, kept in ROOFLINE_HOME/bundles: one for each source and build."""
+
+import hashlib
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from roofline.bundle import manifest as names
+from roofline.bundle.manifest import BundleError
+from roofline.bundle.reader import Bundle, open_bundle
+from roofline.common import env
+
+if TYPE_CHECKING:
+    from roofline.bundle.writer import Written
+
+KEPT = 2  # bundles of one source: those of two builds in turn do not push each other out
+HEAD = 1 << 16  # bytes of a file's beginning that go into its identity
+
+
+@dataclass(frozen=True)
+class Cached:
+    """A bundle in the cache: its directory, the path it was compiled from, bytes on disk."""
+
+    path: Path
+    source: Path
+    nbytes: int
+
+
+def enabled() -> bool:
+    """Whether sources are compiled into the cache on first use (ROOFLINE_BUNDLES)."""
+    return env.read("ROOFLINE_BUNDLES") != "off"
+
+
+def get(source: Path, compile_to: "Callable[[Path, str], Written]", say: Callable[[str], None]) -> Bundle:
+    """The cached bundle of a source, compiled first where there is none that is right.
+
+    Args:
+        source: a file or folder of weights.
+        compile_to: (directory, key) writes the bundle.
+        say: told why a damaged bundle is replaced, and what was compiled.
+
+    Raises:
+        ConfigError, CapacityError: the cache cannot be written; and what compiling raises.
+    """
+    key = key_of(source)
+    path = _folder() / f"{_slug(source)}-{key[:16]}"
+    if path.is_dir():
+        try:
+            return _checked(path, key)
+        except BundleError as error:
+            say(f"Compiling {source} again: {error.reason}")
+    written = compile_to(path, key)
+    say(f"Compiled {source} in {written.seconds:.1f} s into {written.path} ({written.nbytes / 1e6:.0f} MB)")
+    _forget_stale(source, path)
+    return _checked(path, key)
+
+
+def entries() -> Iterator[Cached]:
+    """What is in the cache."""
+    folder = _folder()
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if not path.is_dir() or path.name.startswith("."):
+            continue
+        try:
+            source = Path(names.read(path).source["path"])
+            nbytes = sum(file.lstat().st_size for file in path.iterdir())
+        except (BundleError, OSError):
+            continue
+        yield Cached(path, source, nbytes)
+
+
+def remove(entry: Cached) -> int:
+    """Delete a cached bundle; the bytes freed. Who has it open keeps what is mapped."""
+    shutil.rmtree(entry.path, ignore_errors=True)
+    return entry.nbytes
+
+
+def key_of(source: Path) -> str:
+    """Hex identity of a source and of what would be made of it: path, sizes, times and first bytes of its files; the
+    core's build and layout; and the code that turns models into Programs."""
+    from roofline import _native
+
+    digest = hashlib.sha256(repr((names.FORMAT, _native.versions(), _native.build_id())).encode())
+    source = source.resolve()
+    files = [source] if source.is_file() else sorted(f for f in source.iterdir() if f.is_file())
+    for file in files:
+        status = file.stat()
+        digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+        with file.open("rb") as stream:
+            digest.update(stream.read(HEAD))
+    for file in _compiler_files():
+        status = file.stat()
+        digest.update(f"{file.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    return digest.hexdigest()
+
+
+def _compiler_files() -> list[Path]:
+    """The sources that decide what a bundle holds; compared by size and time, as reading them all takes longer."""
+    package = Path(__file__).parent.parent
+    rooms = ("models", "ops", "program", "backends/cpu", "bundle", "text", "weights")
+    return sorted(file for room in rooms for file in (package / room).rglob("*.py"))
+
+
+def _checked(path: Path, key: str) -> Bundle:
+    bundle = open_bundle(path)
+    if bundle.manifest.source["key"] != key:
+        raise BundleError(path, "it was compiled from something else")
+    return bundle
+
+
+def _forget_stale(source: Path, path: Path) -> None:
+    """Remove older bundles of the same source, and those whose source has gone."""
+    from roofline.bundle.writer import sweep
+
+    sweep(_folder())
+    same = []
+    for entry in entries():
+        if not entry.source.exists():
+            remove(entry)
+        elif entry.path != path and entry.source == source.absolute():
+            same.append(entry)
+    same.sort(key=lambda entry: entry.path.stat().st_mtime)
+    for entry in same[: max(0, len(same) - (KEPT - 1))]:
+        remove(entry)
+
+
+def _folder() -> Path:
+    return env.home() / "bundles"
+
+
+def _slug(source: Path) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", source.name).strip("-.")[:60] or "model"

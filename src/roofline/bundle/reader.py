@@ -1,0 +1,128 @@
+"""Opens bundles: cheap checks at every start, all hashes on demand."""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from roofline.bundle import manifest as names
+from roofline.bundle.manifest import BundleError, Manifest
+from roofline.common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from roofline.backends.cpu.lowered import Identity, Lowered
+    from roofline.backends.cpu.truth import Sample
+    from roofline.program.ir import Program
+    from roofline.text.template import ChatTemplate
+    from roofline.text.tokenizer import Tokenizer
+
+
+def is_bundle(path: Path) -> bool:
+    """Whether a path is meant to be a bundle, usable or not."""
+    return path.is_dir() and any((path / name).is_file() for name in (names.CODE, names.WEIGHTS))
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An opened bundle: its manifest and code are read, the rest is where it was."""
+
+    path: Path
+    manifest: Manifest
+    lowered: "Lowered"
+    identity: "Identity"
+
+    def map(self) -> Any:
+        """Start mapping the image (see `backends.cpu.memory.map_image`)."""
+        from roofline.backends.cpu.memory import map_image
+
+        return map_image(self.path / names.WEIGHTS, self.lowered.nbytes)
+
+    def program(self) -> "Program":
+        """The Program as it was compiled."""
+        from roofline.program.text import parse_program
+
+        return parse_program(self.read(names.PROGRAM).decode())
+
+    def text(self) -> "tuple[Tokenizer, ChatTemplate]":
+        """Tokenizer and chat template. Raises ConfigError where the source had none."""
+        if names.TOKENIZER not in self.manifest.files:
+            raise ConfigError(f"{self.path}: the model was compiled without a tokenizer, as its source has none")
+        from roofline.text.template import ChatTemplate
+        from roofline.text.tokenizer import Tokenizer
+
+        source = self.read(names.TEMPLATE).decode() if names.TEMPLATE in self.manifest.files else None
+        tokens = {name: self.manifest.generation[name] for name in ("bos_token", "eos_token")}
+        return Tokenizer.from_bytes(self.read(names.TOKENIZER)), ChatTemplate(source, **tokens)
+
+    def samples(self) -> "list[Sample]":
+        """What the kernels are checked against."""
+        from roofline.backends.cpu.truth import Sample
+
+        raw, at, found = self.read(names.TRUTH), 0, []
+        for form, tensor, rows, columns, address, size in self.manifest.truth:
+            found.append(Sample(form, tensor, rows, columns, address, raw[at : at + size]))
+            at += size
+        return found
+
+    def checked(self, isa: str) -> bool:
+        """Whether the kernels of `isa` were checked with this very build on this kind of chip."""
+        from roofline import _native
+        from roofline.hardware.detect import detect
+
+        known = self.manifest.checked
+        return isa in known["isas"] and known["build"] == _native.build_id() and known["chip"] == detect().chip
+
+    def read(self, name: str) -> bytes:
+        """A whole file. Raises BundleError."""
+        try:
+            return (self.path / name).read_bytes()
+        except OSError as error:
+            raise BundleError(self.path, f"{name} cannot be read ({error.strerror})", _source(self.manifest)) from error
+
+
+def open_bundle(path: Path) -> Bundle:
+    """Open a bundle after checking versions, sizes and the hash of its head. Raises BundleError, with a remedy."""
+    from roofline import _native
+    from roofline.backends.cpu.lowered import from_bytes
+
+    manifest = names.read(path)
+    source = _source(manifest)
+    if manifest.target != "cpu":
+        raise BundleError(path, f"it was lowered for {manifest.target!r}, this build runs 'cpu'", source)
+    for name, entry in manifest.files.items():
+        try:
+            size = os.stat(path / name).st_size
+        except OSError as error:
+            raise BundleError(path, f"{name} is missing ({error.strerror})", source) from error
+        if size != entry["bytes"]:
+            raise BundleError(path, f"{name} has {size:,} bytes instead of {entry['bytes']:,}", source)
+    try:
+        lowered, identity = from_bytes((path / names.CODE).read_bytes(), _native.versions())
+    except (ConfigError, OSError) as error:
+        raise BundleError(path, f"{names.CODE}: {error}", source) from error
+    if lowered.nbytes != manifest.files[names.WEIGHTS]["bytes"]:
+        raise BundleError(path, f"{names.CODE} belongs to another {names.WEIGHTS}", source)
+    return Bundle(path, manifest, lowered, identity)
+
+
+def verify(path: Path) -> Bundle:
+    """Open a bundle and compare the hash of every file. Raises BundleError naming the first that is not as written.
+
+    What was read is dropped from memory again, so that a start can map the weights on huge pages.
+    """
+    bundle = open_bundle(path)
+    for name, entry in bundle.manifest.files.items():
+        digest = hashlib.sha256()
+        with (path / name).open("rb", buffering=0) as file:
+            while chunk := file.read(1 << 22):
+                digest.update(chunk)
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if digest.hexdigest() != entry["sha256"]:
+            raise BundleError(path, f"{name} is not as it was written: its hash is wrong", _source(bundle.manifest))
+    return bundle
+
+
+def _source(manifest: Manifest) -> str | None:
+    path = manifest.source["path"]
+    return path if os.path.exists(path) else None

@@ -1,0 +1,291 @@
+"""Writes bundles: everything into a directory of a temporary name, which is renamed when it is whole."""
+
+import errno
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from roofline.bundle import manifest as names
+from roofline.bundle.manifest import Manifest, PlaceError
+from roofline.common.errors import CapacityError
+
+if TYPE_CHECKING:
+    from roofline.backends.cpu.layout import Layout
+    from roofline.backends.cpu.truth import Sample
+    from roofline.program.ir import Program
+    from roofline.text.template import ChatTemplate
+    from roofline.text.tokenizer import Tokenizer
+    from roofline.weights.checkpoint import Checkpoint
+
+MAX_POSITIONS = 32768  # of the rope table; who serves more makes a longer table at load
+STALE_SECONDS = 60.0  # a temporary directory this old that nobody holds was left by a killed process
+_REMEDIES = {
+    errno.ENOSPC: "the disk is full; free some space",
+    errno.EDQUOT: "the disk quota is used up; free some space",
+    errno.EFBIG: "the limit on the size of files is reached; raise it (ulimit -f)",
+    errno.EACCES: "permission is missing; choose another folder",
+    errno.EPERM: "permission is missing; choose another folder",
+    errno.EROFS: "the file system is read-only; choose another folder",
+    errno.ENOTDIR: "a part of the path is a file; choose another folder",
+}
+
+
+@dataclass(frozen=True)
+class Written:
+    """A new bundle: where, its bytes on disk, and the seconds it took."""
+
+    path: Path
+    nbytes: int
+    seconds: float
+
+
+def write_bundle(
+    checkpoint: "Checkpoint",
+    out: Path,
+    *,
+    name: str,
+    key: str,
+    text: "Callable[[], tuple[Tokenizer, ChatTemplate] | None]",
+    weights_hash: Callable[["Checkpoint"], str],
+    threads: int,
+) -> Written:
+    """Compile a checkpoint for the cpu backend into the directory `out`, replacing a bundle that is there.
+
+    Args:
+        name, key: for the manifest: what the model is called, and the identity of its files.
+        text: gives tokenizer and template, None where the source has none.
+        weights_hash: of the checkpoint, beside the packing.
+        threads: for packing.
+
+    Raises:
+        ConfigError: the place cannot be written, or holds something that is no bundle.
+        UnsupportedError, CapacityError, TruthError: as loading the checkpoint.
+    """
+    start = time.perf_counter()
+    from roofline.backends.cpu.layout import lay_out
+    from roofline.backends.cpu.lower import keep_qkv, lower
+    from roofline.backends.cpu.prices import PriceTable
+    from roofline.models import registry
+    from roofline.models.config import ModelConfig
+    from roofline.program import target
+    from roofline.program.compile import compile_program
+
+    config = ModelConfig.of(checkpoint.model_config()[1])
+    program = compile_program(registry.get(config.family), config, checkpoint.tensors, target.CPU)
+    layout = lay_out(program, min(config.max_position, MAX_POSITIONS))
+    planned = keep_qkv(program)
+    lowered = lower(planned, layout)
+    with ThreadPoolExecutor(2) as beside, _place(out, layout.nbytes) as part:
+        identity, words = beside.submit(weights_hash, checkpoint), beside.submit(text)
+        files = {names.WEIGHTS: _write_image(part / names.WEIGHTS, program, layout, checkpoint, threads)}
+        samples, checked = _check(part / names.WEIGHTS, program, layout, checkpoint)
+        contents, generation = _text_files(words.result())
+        contents |= _program_files(program, lowered, generation, identity.result())
+        contents[names.TRUTH] = b"".join(sample.raw for sample in samples)
+        files |= {file: _write(part / file, data) for file, data in contents.items()}
+        manifest = Manifest(
+            **_origin(name, checkpoint, key, files, identity.result()),
+            prices=asdict(PriceTable.of(planned)),
+            truth=[[s.format, s.tensor, s.rows, s.columns, s.address, len(s.raw)] for s in samples],
+            checked=checked,
+            generation=generation,
+        )
+        _write(part / names.MANIFEST, manifest.to_json().encode())
+    return Written(out, sum(f.stat().st_size for f in out.iterdir()), time.perf_counter() - start)
+
+
+def _origin(name: str, checkpoint: "Checkpoint", key: str, files: Mapping[str, Any], weights: str) -> dict[str, Any]:
+    """The manifest's fields about what it was made from and by."""
+    import roofline
+    from roofline import _native
+
+    layout, code = _native.versions()
+    return {
+        "name": name,
+        "made_by": f"roofline {roofline.__version__}",
+        "target": "cpu",
+        "format": names.FORMAT,
+        "layout": layout,
+        "code": code,
+        "files": files,
+        "source": {"path": str(checkpoint.path.absolute()), "kind": checkpoint.kind, "key": key},
+        "config": dict(checkpoint.model_config()[1]),
+        "tensors": {n: [t.format, list(t.shape)] for n, t in checkpoint.tensors.items()},
+        "weights_hash": weights,
+    }
+
+
+def _program_files(program: "Program", lowered: Any, generation: Mapping[str, Any], weights: str) -> dict[str, bytes]:
+    from roofline import _native
+    from roofline.backends.cpu.lowered import Identity, to_bytes
+    from roofline.program.text import print_program
+
+    text = print_program(program).encode()
+    special = generation.get("bos_id"), tuple(generation.get("eos_ids", ()))
+    identity = Identity(weights, hashlib.sha256(text).hexdigest(), *special)
+    return {names.CODE: to_bytes(lowered, identity, _native.versions()), names.PROGRAM: text}
+
+
+def _text_files(words: "tuple[Tokenizer, ChatTemplate] | None") -> tuple[dict[str, bytes], dict[str, Any]]:
+    """The files of the text side, and the manifest's `generation`."""
+    if words is None:
+        return {}, {}
+    tokenizer, template = words
+    files = {names.TOKENIZER: tokenizer.to_bytes()}
+    if not template.is_default:
+        files[names.TEMPLATE] = template.source.encode()
+    return files, {
+        "bos_id": tokenizer.bos_id,
+        "eos_ids": list(tokenizer.eos_ids),
+        "add_bos": tokenizer.add_bos,
+        "bos_token": template.bos_token,
+        "eos_token": template.eos_token,
+    }
+
+
+def _check(
+    path: Path, program: "Program", layout: "Layout", source: "Checkpoint"
+) -> "tuple[list[Sample], dict[str, Any]]":
+    """The kernels of every instruction set here, run on the written file; samples, and what was checked."""
+    from roofline import _native
+    from roofline.backends.cpu.memory import map_image
+    from roofline.backends.cpu.truth import check_samples, samples
+    from roofline.hardware.detect import detect
+
+    found, isas = samples(program, layout, source), _native.isas()
+    image = map_image(path, layout.nbytes)
+    for isa in isas:
+        check_samples(isa, image.address, found)
+    return found, {"build": _native.build_id(), "chip": detect().chip, "isas": isas}
+
+
+def _write_image(
+    path: Path, program: "Program", layout: "Layout", source: "Checkpoint", threads: int
+) -> dict[str, Any]:
+    """weights.bin, part by part, so that a large model needs no second copy in memory."""
+    from roofline import _native
+    from roofline.backends.cpu.memory import image_parts
+
+    parts = list(image_parts(program, layout, source, threads))
+    scratch = _native.Memory(max(size for _, size, _ in parts))
+    view, digest = scratch.view(), hashlib.sha256()
+    with path.open("wb", buffering=0) as file, ThreadPoolExecutor(1) as beside:
+
+        def put(data: Any) -> None:
+            hashing = beside.submit(digest.update, data)  # frees the GIL
+            left = memoryview(data)
+            while left:
+                left = left[file.write(left) :]
+            hashing.result()
+
+        at = 0
+        for place, size, fill in parts:
+            put(bytes(place - at))
+            fill(scratch.address, view[:size])
+            put(view[:size])
+            at = place + size
+        _drop(file.fileno())
+    return {"bytes": at, "sha256": digest.hexdigest()}
+
+
+def _write(path: Path, data: bytes) -> dict[str, Any]:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _drop(file: int) -> None:
+    """On disk, and out of memory: pages that were written are small, those read through huge-page advice are not."""
+    os.fsync(file)
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@contextmanager
+def _place(out: Path, nbytes: int) -> Iterator[Path]:
+    """A new directory beside `out` that takes its place in the end, and disappears on any failure before."""
+    try:
+        if out.exists() and not replaceable(out):
+            raise PlaceError(f"{out} is there and is no bundle; choose another place, or remove it")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        sweep(out.parent)
+        free = shutil.disk_usage(out.parent).free
+        if free < nbytes:
+            raise CapacityError(f"a bundle in {out.parent}", nbytes, free, "bytes of disk", "Free some space.")
+        part = out.parent / f".{out.name}.part-{secrets.token_hex(4)}"
+        part.mkdir()
+        with _held(part):
+            try:
+                yield part
+                _swap(part, out)
+            finally:
+                shutil.rmtree(part, ignore_errors=True)  # not there any more when all went well
+    except OSError as error:
+        cause = _REMEDIES.get(error.errno or 0, error.strerror or str(error))
+        raise PlaceError(f"{out} cannot be written: {cause}") from error
+
+
+def replaceable(out: Path) -> bool:
+    """Whether a bundle may be written to a path that exists: it is a bundle, or an empty directory."""
+    from roofline.bundle.reader import is_bundle
+
+    return is_bundle(out) or (out.is_dir() and not any(out.iterdir()))
+
+
+def _swap(part: Path, out: Path) -> None:
+    """Rename; an old bundle goes away first, and stays usable for those who have it open."""
+    _sync(part)
+    old = None
+    while True:
+        if out.exists() and any(out.iterdir()):
+            old = out.parent / f".{out.name}.part-{secrets.token_hex(4)}"
+            out.rename(old)
+        try:
+            part.rename(out)
+            break
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another process was as quick
+                raise
+    _sync(out.parent)
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove temporary directories that killed processes left in a folder."""
+    for left in folder.glob(".*.part-*"):
+        try:
+            if time.time() - left.stat().st_mtime > STALE_SECONDS:
+                with _held(left):
+                    shutil.rmtree(left, ignore_errors=True)
+        except OSError:
+            continue  # in use, or gone meanwhile
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """A lock on a directory; the kernel drops it when we die. Raises BlockingIOError when another has it."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

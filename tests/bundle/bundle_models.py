@@ -1,0 +1,81 @@
+"""Small models on disk, with a tokenizer, for the tests of bundles."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "vocab_size": 300,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+}
+
+
+def byte_alphabet() -> list[str]:
+    from roofline.text.tokenizer import byte_alphabet as alphabet
+
+    return [character for character, _ in sorted(alphabet().items(), key=lambda pair: pair[1])]
+
+
+def tokenizer_json() -> dict[str, Any]:
+    """Every byte a token, then two special ones."""
+    special = ["<s>", "</s>"]
+    return {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": 256 + i, "content": text, "special": True, "single_word": False, "lstrip": False, "rstrip": False}
+            | {"normalized": False}
+            for i, text in enumerate(special)
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {"type": "BPE", "vocab": {c: i for i, c in enumerate(byte_alphabet())}, "merges": []},
+    }
+
+
+def write_model(folder: Path, *, seed: int = 0, tokenizer: bool = True) -> Path:
+    """A two-layer Llama as safetensors in bfloat16, as Hugging Face writes it."""
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    rng, header, data = np.random.default_rng(seed), {}, b""
+    width, kv, ffn = 64, 32, 96
+    shapes = {"model.embed_tokens.weight": (300, width), "model.norm.weight": (width,)}
+    for i in range(2):
+        layer = f"model.layers.{i}"
+        shapes |= {f"{layer}.input_layernorm.weight": (width,), f"{layer}.post_attention_layernorm.weight": (width,)}
+        shapes |= {f"{layer}.self_attn.{n}_proj.weight": (kv if n in "kv" else width, width) for n in "qkvo"}
+        shapes |= {f"{layer}.mlp.{n}_proj.weight": (ffn, width) for n in ("gate", "up")}
+        shapes[f"{layer}.mlp.down_proj.weight"] = (width, ffn)
+    for name, shape in shapes.items():
+        values = np.ones(shape) if len(shape) == 1 else rng.standard_normal(shape) / 8
+        raw = (values.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    packed = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(packed).to_bytes(8, "little") + packed + data)
+    if tokenizer:
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
+        settings = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE}
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+TEMPLATE = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}{{ '<s>assistant: ' }}"

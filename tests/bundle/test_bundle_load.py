@@ -1,0 +1,186 @@
+"""A bundle gives the same fingerprint, bits and ids as its source, wherever it lies; a damaged one is refused."""
+
+import json
+import os
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import roofline._native as native
+from roofline.backends.cpu.truth import TruthError
+from roofline.bundle import compile_model, load
+from roofline.bundle.manifest import BundleError
+from roofline.bundle.reader import open_bundle, verify
+from roofline.common.errors import ConfigError
+from roofline.engine.llm import LLM
+from roofline.engine.params import SamplingParams
+from roofline.ops.batch import Segment
+
+FILES = ("manifest.json", "code.bin", "weights.bin", "program.txt", "truth.bin", "tokenizer.bin", "template.jinja")
+
+
+def logits(model: Any, ids: list[int]) -> bytes:
+    executable = model.executable
+    executable.batch.fill([Segment(ids, 0, list(range(-(-len(ids) // 16))))], range(len(ids)))
+    executable.forward()
+    return executable.logits().tobytes()
+
+
+def same(path: Path, source: Path, **options: Any) -> None:
+    one, two = load(str(path), **options), load(str(source), **options)
+    assert one.executable.fingerprint == two.executable.fingerprint
+    assert one.executable.weight_bytes == two.executable.weight_bytes
+    ids = list(range(40))
+    assert logits(one, ids) == logits(two, ids)
+    assert one.executable.step_cost() == two.executable.step_cost()
+    assert one.config == two.config
+
+
+@pytest.mark.parametrize("isa", native.isas())
+def test_a_bundle_runs_as_its_source(model: Path, bundle: Path, isa: str) -> None:
+    assert sorted(f.name for f in bundle.iterdir()) == sorted(FILES)
+    same(bundle, model, isa=isa, text=False)
+    chat = [{"role": "user", "content": "Naïve <s> question"}]
+    with LLM(str(bundle)) as one, LLM(str(model)) as two:
+        params = SamplingParams(max_tokens=5, seed=1)
+        first, second = one.chat(chat, params), two.chat(chat, params)
+        assert (first.prompt_ids, first.ids, first.text) == (second.prompt_ids, second.ids, second.text)
+
+
+def test_the_real_model(smollm2_path: Path, tmp_path: Path) -> None:
+    written = compile_model(str(smollm2_path), tmp_path / "bundle")
+    same(written.path, smollm2_path, max_model_len=1024, cache_tokens=1024)
+    assert verify(written.path).manifest.generation["eos_ids"]
+    assert written.nbytes < 1.1 * smollm2_path.stat().st_size
+
+
+def test_more_positions_than_the_table_has(model: Path, bundle: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("roofline.bundle.writer.MAX_POSITIONS", 16)
+    short = compile_model(str(model), tmp_path / "short").path
+    assert open_bundle(short).lowered.positions == 16
+    same(short, model, text=False)
+
+
+def test_moved_read_only_and_without_its_source(model: Path, bundle: Path, tmp_path: Path) -> None:
+    wanted = logits(load(str(model)), [1, 2, 3])
+    moved = tmp_path / "elsewhere" / "renamed"
+    moved.parent.mkdir()
+    shutil.move(bundle, moved)
+    shutil.rmtree(model)
+    for file in moved.iterdir():
+        file.chmod(0o444)
+    moved.chmod(0o555)
+    before = {file.name: file.stat().st_mtime_ns for file in moved.iterdir()}
+    assert logits(load(str(moved)), [1, 2, 3]) == wanted
+    assert {file.name: file.stat().st_mtime_ns for file in moved.iterdir()} == before
+    moved.chmod(0o755)
+
+
+def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
+    from bundle_models import write_model
+
+    source = write_model(tmp_path / "bare", tokenizer=False)
+    path = compile_model(str(source), tmp_path / "bundle").path
+    same(path, source, text=False)
+    with pytest.raises(ConfigError, match="compiled without a tokenizer"):
+        load(str(path))
+
+
+def test_what_only_the_files_of_the_model_can_do(bundle: Path) -> None:
+    with pytest.raises(ConfigError, match="backend 'reference' needs the model's files"):
+        load(str(bundle), backend="reference")
+    with pytest.raises(ConfigError, match="weights 'random:1' needs the model's files"):
+        load(str(bundle), weights="random:1")
+    with pytest.raises(ConfigError, match="is a bundle already"):
+        compile_model(str(bundle), bundle.parent / "again")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file(bundle: Path, name: str) -> None:
+    (bundle / name).unlink()
+    with pytest.raises(BundleError, match=f"{name} is missing.*roofline compile .* -o"):
+        load(str(bundle))
+
+
+@pytest.mark.parametrize("name", FILES[1:])
+def test_a_cut_file(bundle: Path, name: str) -> None:
+    os.truncate(bundle / name, (bundle / name).stat().st_size - 1)
+    with pytest.raises(BundleError, match=f"{name} has [0-9,]+ bytes instead of"):
+        load(str(bundle))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_verify_finds_a_flipped_byte_anywhere(bundle: Path, name: str) -> None:
+    raw = bytearray((bundle / name).read_bytes())
+    for at in np.random.default_rng(0).integers(0, len(raw), 5):
+        spoilt = raw.copy()
+        spoilt[at] ^= 4
+        (bundle / name).write_bytes(spoilt)
+        with pytest.raises(BundleError, match=name):
+            verify(bundle)
+    (bundle / name).write_bytes(raw)
+    verify(bundle)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "message"),
+    [
+        (8, 0x0807060504030201, "other byte order"),
+        (16, 9, "format 9"),
+        (24, 77, "layout 77"),
+        (32, 78, "code 78"),
+        (0, 1, "not the code of a bundle"),
+        (328, -5, "checksum"),
+    ],
+)
+def test_foreign_code(bundle: Path, at: int, value: int, message: str) -> None:
+    raw = bytearray((bundle / "code.bin").read_bytes())
+    struct.pack_into("<q", raw, at, value)
+    (bundle / "code.bin").write_bytes(raw)
+    with pytest.raises(BundleError, match=message):
+        load(str(bundle))
+
+
+def test_manifests_of_other_versions_and_changed_ones(bundle: Path) -> None:
+    values = json.loads((bundle / "manifest.json").read_text())
+    for change, message in (
+        ({"format": 2}, "has format 2, this build reads format 1"),
+        ({"name": "other"}, "was changed or is damaged"),
+    ):
+        (bundle / "manifest.json").write_text(json.dumps(values | change))
+        with pytest.raises(BundleError, match=message):
+            load(str(bundle))
+    for text in ("", "[]", "{}", "nonsense", '{"format": 1}', '{"format": 1, "id": 5}'):
+        (bundle / "manifest.json").write_text(text)
+        with pytest.raises(BundleError):
+            load(str(bundle))
+
+
+def test_the_kernels_are_checked_unless_that_was_done_on_this_chip_with_this_build(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from roofline.backends.cpu import truth
+
+    asked: list[str] = []
+    real = truth.check_samples
+    monkeypatch.setattr(truth, "check_samples", lambda isa, base, found: (asked.append(isa), real(isa, base, found)))
+    load(str(bundle), text=False)
+    assert not asked
+    for field, value in (("build", "other"), ("chip", "other"), ("isas", [])):
+        opened = open_bundle(bundle)
+        checked = dict(opened.manifest.checked) | {field: value}
+        object.__setattr__(opened.manifest, "checked", checked)
+        monkeypatch.setattr("roofline.bundle.loader.open_bundle", lambda path, opened=opened: opened)
+        load(str(bundle), text=False)
+    assert asked == [native.isas()[0]] * 3
+    load(str(bundle), text=False, verify=False)
+    assert len(asked) == 3
+    raw = bytearray((bundle / "weights.bin").read_bytes())
+    raw[100] ^= 0x40
+    (bundle / "weights.bin").write_bytes(raw)
+    with pytest.raises(TruthError, match=r"kernels .* are wrong on"):
+        load(str(bundle), text=False)
