@@ -192,7 +192,7 @@ def executable():
     identity: Future[str] = Future()
     identity.set_result("test")
     config = ModelConfig.of(source.config)
-    made = CpuExecutable(
+    made = CpuExecutable.from_program(
         compile_program(registry.get("llama"), config, source.tensors, target.CPU),
         source,
         weights_hash=identity,
