@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from roofline.cli import bench_engine, chat, compile, doctor, generate, list_models, pull, remove, serve, show
+from roofline.cli import bench_engine, chat, compile, doctor, generate, list_models, profile, pull, remove, serve, show
 from roofline.common.errors import RooflineError
 
 
@@ -64,6 +64,7 @@ app.command("generate")(generate.command)
 app.command("chat")(chat.command)
 app.command("serve")(serve.command)
 app.command("doctor")(doctor.command)
+app.command("profile")(profile.command)
 
 bench = typer.Typer(no_args_is_help=True, help="Measure.")
 bench.command("engine")(bench_engine.command)

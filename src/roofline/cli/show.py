@@ -80,7 +80,7 @@ def _table(view: "Overview", title: str) -> "Table":
 
 
 def _cells(row: "Row", view: "Overview") -> list[str]:
-    from roofline.common.units import human_bytes
+    from roofline.common.units import human_bytes, human_count
 
     spent_us = []
     if view.seconds is not None and row.seconds is not None:
@@ -89,7 +89,7 @@ def _cells(row: "Row", view: "Overview") -> list[str]:
         share = row.read_bytes * row.times / max(1, view.spent.weight_bytes + view.spent.kv_bytes)
     colour = "yellow" if row.bound == "compute" else "cyan"
     cells = [f" {row.op}", row.shape, f"[dim]{row.format}", human_bytes(row.read_bytes) if row.read_bytes else ""]
-    cells += [_count(row.spent.flops), *spent_us]
+    cells += [human_count(row.spent.flops), *spent_us]
     return [*cells, f"[{colour}]{_bar(share)}[/]{share:6.1%}"]
 
 
@@ -99,23 +99,12 @@ def _bar(share: float, width: int = 6) -> str:
     return f"{'█' * full + (' ▏▎▍▌▋▊▉'[rest] if rest else ''):<{width}}"
 
 
-def _count(amount: float) -> str:
-    """1234567 -> "1.23 M"."""
-    if not amount:
-        return ""
-    for prefix in ("", "k", "M", "G"):
-        if amount < 1000:
-            return f"{amount:.0f}" if not prefix else f"{amount:.3g} {prefix}"
-        amount /= 1000
-    return f"{amount:.3g} T"
-
-
 def _footer(view: "Overview", roofs: "Roofs | None") -> str:
-    from roofline.common.units import human_bytes, human_rate, human_seconds
+    from roofline.common.units import human_bytes, human_count, human_rate, human_seconds
 
     total = view.spent
     moved = f"[bold]{human_bytes(total.weight_bytes)}[/] of weights, [bold]{human_bytes(total.kv_bytes)}[/] of KV"
-    first = f"a step: {moved}, {_count(total.flops)}FLOP"
+    first = f"a step: {moved}, {human_count(total.flops)}FLOP"
     if roofs is None or view.seconds is None:
         return f"{first}\nno roofs are measured on this machine yet: [bold]roofline doctor[/] measures them"
     reads = human_rate(roofs.read_bytes_per_s(view.weight_bytes + total.kv_bytes), "B")

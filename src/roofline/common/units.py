@@ -26,3 +26,14 @@ def human_seconds(seconds: float) -> str:
     if seconds < 1:
         return f"{seconds * 1e3:.2f} ms"
     return f"{seconds:.1f} s"
+
+
+def human_count(amount: float) -> str:
+    """1234567 -> '1.23 M'; '' for 0."""
+    if not amount:
+        return ""
+    for prefix in ("", "k", "M", "G"):
+        if amount < 1000:
+            return f"{amount:.0f}" if not prefix else f"{amount:.3g} {prefix}"
+        amount /= 1000
+    return f"{amount:.3g} T"

@@ -9,6 +9,16 @@ from roofline.program.passes.price import Amount, Roofs, Work, amount, price, se
 
 
 @dataclass(frozen=True)
+class Label:
+    """Where an instruction stands ("embed", "layer 3", "head"), its op, shape, and the formats of what it reads."""
+
+    section: str
+    op: str
+    shape: str
+    format: str
+
+
+@dataclass(frozen=True)
 class Row:
     """One op. times: layers that run it; seconds: least time of one run, None without roofs; bound: by what."""
 
@@ -44,19 +54,25 @@ def overview(program: Program, work: Work, roofs: Roofs | None) -> Overview:
     total = amount(priced.total, work)
     working_set = priced.weight_bytes + total.kv_bytes
     layers = sum(group.layers for group in program.kv_groups.values())
-    types = program.types()
-    rows, spent_seconds, section = [], 0.0, "embed"
-    for instr, cost in priced.instrs:
-        section = _section(instr, program, section)
+    rows, spent_seconds = [], 0.0
+    for (instr, cost), label in zip(priced.instrs, labels(program), strict=True):
         spent = amount(cost, work)
         time = seconds(instr, spent, roofs, working_set) if roofs else None
         spent_seconds += time or 0.0
-        if section in ("embed", "layer 0", "head"):
-            times = layers if section == "layer 0" else 1
+        if label.section in ("embed", "layer 0", "head"):
+            times = layers if label.section == "layer 0" else 1
             bound = _bound(spent, time, roofs, working_set)
-            shape, kind = _shape(instr, program, types), _format(instr, program)
-            rows.append(Row(section, instr.op, shape, kind, times, spent, time, bound))
+            rows.append(Row(label.section, label.op, label.shape, label.format, times, spent, time, bound))
     return Overview(tuple(rows), layers, priced.weight_bytes, total, spent_seconds if roofs else None)
+
+
+def labels(program: Program) -> tuple[Label, ...]:
+    """What to call each instruction, in order."""
+    types, section, made = program.types(), "embed", []
+    for instr in program.body:
+        section = _section(instr, program, section)
+        made.append(Label(section, instr.op, _shape(instr, program, types), _format(instr, program)))
+    return tuple(made)
 
 
 def _section(instr: Instr, program: Program, before: str) -> str:

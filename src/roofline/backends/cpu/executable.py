@@ -202,8 +202,19 @@ class CpuExecutable:
         return self._prices.limit_seconds(works, roofs, working_set)
 
     def time_ops(self) -> list[tuple[str, float]]:
-        """Run the step and return (op, seconds) for each instruction, as thread 0 saw them, barriers included."""
-        return list(zip((i.op for i in self.program.body), self._core.time_ops(), strict=True))
+        """Run the step and return (op, seconds) for each instruction, from one op's slowest thread to the next's."""
+        self.clocks(True)
+        self.forward()
+        self.clocks(False)
+        return list(zip((i.op for i in self.program.body), self.op_seconds(), strict=True))
+
+    def clocks(self, on: bool) -> None:
+        """Whether `forward` takes the time of each op from now on."""
+        self._core.timing = on
+
+    def op_seconds(self) -> list[float]:
+        """Seconds of each instruction of the last `forward` that ran with clocks."""
+        return self._core.op_seconds()
 
     def close(self) -> None:
         """Drop the core and its memory."""

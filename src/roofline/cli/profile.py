@@ -1,0 +1,125 @@
+"""roofline profile: what each op of a step takes, beside what it must move and compute."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from roofline.cli.options import DEFAULT_MODEL, AsJson, Isa, Threads, Weights
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from roofline.bench.profile import OpTime, Profile
+    from roofline.hardware.roofs import Roofs
+
+Contexts = Annotated[
+    list[int] | None, typer.Option("--decode", min=0, help="Profile decoding after this many tokens. May be repeated.")
+]
+Prompts = Annotated[
+    list[int] | None,
+    typer.Option("--prefill", min=2, help="Profile a step of this many prompt tokens. May be repeated."),
+]
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="A name, hf:ORG/REPO[:FILE], or a path.")] = DEFAULT_MODEL,
+    decode: Contexts = None,
+    prefill: Prompts = None,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Sequences in the step.")] = 1,
+    as_json: AsJson = False,
+    svg: Annotated[Path | None, typer.Option("--svg", help="Draw the roofline picture into this file.")] = None,
+    threads: Threads = None,
+    isa: Isa = None,
+    weights: Weights = None,
+) -> None:
+    """Time every op of a step. Without --decode and --prefill: decoding after 8 and after 1024, and prefill of 512."""
+    from roofline.bench import profile
+
+    steps = [profile.Step(1, context, batch) for context in decode or ()]
+    steps += [profile.Step(tokens, 0, batch) for tokens in prefill or ()]
+    if not steps:
+        steps = [profile.Step(1, 8, batch), profile.Step(1, 1024, batch), profile.Step(512, 0, batch)]
+    found = profile.profile_model(model, steps, threads=threads, isa=isa, weights=weights)
+    if svg is not None:
+        from roofline.bench.roofline_plot import draw
+
+        title = f"{found['model'].rpartition('/')[2]} on {found['roofs'].chip}"
+        svg.write_text(draw(found["profiles"], found["roofs"], title), encoding="utf-8")
+    if as_json:
+        import json
+
+        print(json.dumps(profile.record(**found), indent=1))
+        return
+    _show(found["model"], found["profiles"], found["roofs"])
+    if svg is not None:
+        print(f"drawn: {svg}")
+
+
+def _show(model: str, profiles: "list[Profile]", roofs: "Roofs") -> None:
+    from rich.console import Console
+
+    from roofline.common.units import human_rate
+
+    console = Console()
+    for profile in profiles:
+        console.print(_table(f"{model.rpartition('/')[2]}: {profile.step.name}", profile))
+        console.print(_footer(profile, roofs), highlight=False)
+        console.print()
+    int8, bf16, f32 = (human_rate(rate, "op") for rate in (roofs.int8_ops, roofs.bf16_flops, roofs.f32_flops))
+    console.print(f"roofs, measured beside: int8 {int8}, bf16 {bf16}, f32 {f32}", highlight=False)
+
+
+def _table(title: str, profile: "Profile") -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    from roofline.common.units import human_bytes, human_count
+
+    table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False)
+    table.title_style, table.title_justify = "bold", "left"
+    for heading in ("op", "shape", "format", "us", "step", "bytes", "FLOPs", "roof", "bound"):
+        table.add_column(heading, justify="left" if heading in ("op", "format", "bound") else "right", no_wrap=True)
+    before = ""
+    for row in profile.ops:
+        if row.section != before:
+            table.add_row(f"[bold]{row.section}")
+        before = row.section
+        table.add_row(*_cells(row, profile))
+    read, flops = sum(row.read_bytes for row in profile.ops), sum(row.flops for row in profile.ops)
+    clocks = profile.step_seconds - profile.timed_seconds
+    table.add_section()
+    for name, seconds in (("unexplained", profile.unexplained_seconds), ("clocks", clocks)):
+        table.add_row(f"[dim]{name}", "", "", _us(seconds), f"{seconds / profile.step_seconds:.1%}")
+    whole = (_us(profile.step_seconds), "", human_bytes(read), human_count(flops), f"{profile.share:.1%}")
+    table.add_row("[bold]the step", "", "", *whole, "")
+    return table
+
+
+def _cells(row: "OpTime", profile: "Profile") -> list[str]:
+    from roofline.common.units import human_bytes, human_count
+
+    colour = {"memory": "cyan", "latency": "dim"}.get(row.bound, "yellow")
+    moved = human_bytes(row.read_bytes) if row.read_bytes else ""
+    share = f"{row.share:.1%}" if row.limit_seconds else ""
+    times = [_us(row.seconds), f"{row.seconds / profile.step_seconds:.1%}"]
+    return [row.op, row.shape, f"[dim]{row.format}", *times, moved, human_count(row.flops), share,
+            f"[{colour}]{row.bound}"]  # fmt: skip
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:,.1f}" if seconds < 1e-3 else f"{seconds * 1e6:,.0f}"
+
+
+def _footer(profile: "Profile", roofs: "Roofs") -> str:
+    from roofline.common.units import human_bytes, human_rate, human_seconds
+
+    reads = human_rate(roofs.read_bytes_per_s(profile.working_set), "B")
+    lines = [
+        f"the ops explain [bold]{profile.explained:.1%}[/]; clocks round the ops slow the step by "
+        f"{profile.clock_cost:.1%}; fastest eighth of {profile.runs} runs",
+        f"at the roofs {human_seconds(profile.limit_seconds)}; reads of {human_bytes(profile.working_set)} at {reads}",
+    ]
+    if profile.explained < 0.95:
+        lines.append("[bold yellow]warning[/] something outside of the ops takes more than 5 % of the step")
+    return "\n".join(lines)
