@@ -95,12 +95,9 @@ class PyExecutable {
         }
     }
 
-    std::vector<double> time_ops() {
-        core_->timing = true;
-        forward();
-        core_->timing = false;
-        return core_->op_seconds;
-    }
+    bool timing() const { return core_->timing; }
+    void set_timing(bool on) { core_->timing = on; }
+    std::vector<double> op_seconds() const { return core_->op_seconds; }
 
    private:
     void run_rows(std::vector<SampleRow>& list, int vocab) {
@@ -174,7 +171,8 @@ NB_MODULE(_native, m) {
         .def("sample", &PyExecutable::sample, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "sample_index"_a, "position"_a,
              "repetition"_a, "presence"_a, "frequency"_a, "hist_start"_a, "hist_ids"_a, "hist_counts"_a, "bias_start"_a, "bias_ids"_a, "bias_values"_a,
              "logprobs"_a, "mask"_a.none(), "ids"_a, "logprob"_a, "top_ids"_a, "top_logprobs"_a, "width"_a)
-        .def("time_ops", &PyExecutable::time_ops);
+        .def_prop_rw("timing", &PyExecutable::timing, &PyExecutable::set_timing)
+        .def("op_seconds", &PyExecutable::op_seconds);
     m.def("pack", &pack, "format"_a, "file"_a, "rows"_a, "k"_a, "out"_a, "threads"_a);
     m.def("tile_bytes", [](int format, int64_t k) { return tile_bytes((Format)format, k); }, "format"_a, "k"_a);
     m.def("format_names", [] {

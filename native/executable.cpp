@@ -89,18 +89,45 @@ void Executable::forward() {
     rows_ = header[2];
     plan_items();
     for (size_t i = 0; i < ops_.size() * pool_.threads(); i++) counters_[i].next.store(0, std::memory_order_relaxed);
-    if (timing) std::fill(op_seconds.begin(), op_seconds.end(), 0.0);
+    if (timing) {
+        stamps_.resize((size_t)pool_.threads() * (ops_.size() + 1));
+        meets_.resize(ops_.size());
+    }
     pool_.run([this](int worker) { work(worker); });
+    if (timing) read_stamps();
 }
 
 void Executable::work(int worker) {
     workers_[worker].private_id = -1;
+    Stamp* stamp = timing ? stamps_.data() + (size_t)worker * (ops_.size() + 1) : nullptr;
+    if (stamp) *stamp++ = std::chrono::steady_clock::now();
     for (size_t i = 0; i < ops_.size(); i++) {
-        const auto start = timing && worker == 0 ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
-        const bool wait = run(ops_[i], (int)i, worker);
-        if (wait && i + 1 < ops_.size() && ops_[i + 1].code == Code::RopeWrite) fetch_first(ops_[i + 1], worker);
-        if (wait) pool_.barrier().wait();
-        if (timing && worker == 0) op_seconds[i] += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        const bool meet = run(ops_[i], (int)i, worker);
+        if (stamp) {
+            *stamp++ = std::chrono::steady_clock::now();  // before the barrier, see read_stamps
+            if (worker == 0) meets_[i] = meet;
+        }
+        if (meet && i + 1 < ops_.size() && ops_[i + 1].code == Code::RopeWrite) fetch_first(ops_[i + 1], worker);
+        if (meet) pool_.barrier().wait();
+    }
+}
+
+// An op with a barrier ends when the last thread is done with it, one without when the first is: the next begins there. One
+// thread's own clock would be wrong on a busy machine: while it waits for a core, the others do its share of the next op too,
+// which would then seem to take no time.
+void Executable::read_stamps() {
+    const size_t row = ops_.size() + 1;
+    Stamp before = stamps_[0];
+    for (int worker = 1; worker < pool_.threads(); worker++) before = std::min(before, stamps_[worker * row]);
+    for (size_t i = 0; i < ops_.size(); i++) {
+        Stamp first = stamps_[i + 1], last = first;
+        for (int worker = 1; worker < pool_.threads(); worker++) {
+            first = std::min(first, stamps_[worker * row + i + 1]);
+            last = std::max(last, stamps_[worker * row + i + 1]);
+        }
+        const Stamp end = meets_[i] ? last : first;
+        op_seconds[i] = std::chrono::duration<double>(end - before).count();
+        before = end;
     }
 }
 

@@ -1,6 +1,7 @@
 // A lowered Program: a flat list of operations over one arena, run by all threads of a pool together.
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -64,7 +65,7 @@ class Executable {
     int vocab() const { return vocab_; }
     Pool& pool() { return pool_; }
     const Kernels* kernels() const { return kernels_; }
-    // Seconds a forward spends in each op, filled while `timing` is on.
+    // Seconds a forward spends in each op, waiting for its slowest thread included; filled while `timing` is on.
     bool timing = false;
     std::vector<double> op_seconds;
 
@@ -121,6 +122,7 @@ class Executable {
     void parse(const std::vector<int64_t>& code, const uint8_t* weights);
     void plan_items();
     void work(int worker);
+    void read_stamps();
     bool run(const Op& op, int index, int worker);  // true: a barrier must follow
     bool row_op(const Op& op, int index, int worker);
     void linear(const Op& op, int index, int worker);
@@ -164,6 +166,9 @@ class Executable {
     std::vector<float> partials_;     // split results: [slot][group][head_dim], a slot a row
     std::vector<AttendState> partial_states_;
     std::vector<Worker> workers_;
+    using Stamp = std::chrono::steady_clock::time_point;
+    std::vector<Stamp> stamps_;       // with timing on: for each thread its start and its end of every op
+    std::vector<char> meets_;         // whether a barrier followed an op
 };
 
 }  // namespace roofline

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from roofline.bench.beside import TOLERANCE, TRIES
 from roofline.bench.workloads import token_ids
 from roofline.common.errors import RooflineError
 from roofline.ops.batch import PAGE_TOKENS, Segment
@@ -20,11 +21,9 @@ if TYPE_CHECKING:
     from roofline.hardware.roofs import Roofs
     from roofline.program.ir import Program
 
-TOLERANCE = 1.02  # a share of the roof above this is an error of the measurement
 LATENCY = 1e-6  # seconds: an op that would need less at the roof is paid for its start and its barrier
-ROUNDS, BUDGET = 4, 1.0  # the read roof is measured before each round of runs; seconds of all rounds
-LEAST_RUNS, MOST_RUNS = 2, 50  # in a round, with clocks and without
-TRIES = 3  # measurements of the roofs before a share above 100 % is refused
+ROUNDS, BUDGET = 3, 1.0  # the roofs are measured before each round of runs and at the end; seconds of all rounds
+LEAST_RUNS, MOST_RUNS = 2, 70  # in a round, with clocks and without
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class Profile:
 
     ops: kinds in the order they run, sampling last; step_seconds: mean of the fastest runs without clocks;
     timed_seconds: of those with clocks, where the ops' times come from; limit_seconds: all ops at their roofs;
-    working_set: bytes of weights and KV.
+    working_set: bytes of weights and KV; roofs: measured beside.
     """
 
     step: Step
@@ -113,6 +112,7 @@ class Profile:
     timed_seconds: float
     runs: int
     working_set: int
+    roofs: "Roofs"
 
     @property
     def limit_seconds(self) -> float:
@@ -178,14 +178,14 @@ def summarise(
         moves = (spent.weight_bytes + spent.kv_bytes) / reads >= limit
         section = "layers" if label.section.startswith("layer") else label.section
         key = (section, label.op, label.shape, label.format)
-        bound = "memory" if moves else arithmetic(instr)
+        bound = "memory" if moves else arithmetic(instr)[0].partition("_")[0]
         kinds.setdefault(key, []).append(_Part(instr.op, spent, spent_seconds, limit, bound))
     ops = [_kind(key, parts) for key, parts in kinds.items()]
     vocab = program.types()[program.logits].width
     sampled = 4 * vocab * work.rows  # bytes of logits, which the head has just written
     ops.append(OpTime("head", "sample", str(vocab), "f32", 1, best.sample, 0, 0, 0, sampled, 0.0, "latency"))
     whole = min(sum(untimed) / len(untimed), best.whole)  # clocks can only slow a step: the rest is noise
-    profile = Profile(step, tuple(ops), whole, best.whole, len(plain) + len(timings), touched)
+    profile = Profile(step, tuple(ops), whole, best.whole, len(plain) + len(timings), touched, roofs)
     _refuse_above_the_roof(profile)
     return profile
 
@@ -257,59 +257,59 @@ def fill(executable: "CpuExecutable", step: Step) -> None:
     executable.batch.fill(segments, [step.tokens * (i + 1) - 1 for i in range(step.batch)])
 
 
-def run_step(
-    executable: "CpuExecutable", step: Step, roofs: "Roofs", budget: float = BUDGET
-) -> "tuple[list[Timing], list[float], Roofs]":
-    """Runs of a step with clocks and seconds of runs without, in turn; and the roofs with the reads of its working set,
-    measured in between."""
-    from roofline.backends.cpu.roofs import with_reads
-    from roofline.backends.sampling import SampleRows
+def profile_step(executable: "CpuExecutable", step: Step, budget: float = BUDGET) -> Profile:
+    """Run a step with clocks and without, in turn, and measure the roofs in between.
 
-    rows = SampleRows.greedy(step.batch)
+    Raises RooflineError where a share stays above 100 % although the roofs were measured again.
+    """
+    from roofline.backends.cpu.roofs import MIB, higher, measure_roofs
 
-    def run(clocks: bool) -> Timing:
-        executable.clocks(clocks)
-        began = time.perf_counter()
-        executable.forward()
-        middle = time.perf_counter()
-        executable.sample(rows)
-        end = time.perf_counter()
-        executable.clocks(False)
-        return Timing(executable.op_seconds() if clocks else (), end - middle, end - began)
+    sizes = sorted({MIB, working_set(executable.program, step)})  # what a core's own cache holds, and the step's
+
+    def measured() -> "Roofs":
+        return measure_roofs(quick=True, threads=executable.threads, isa=executable.isa, reads=sizes)
 
     fill(executable, step)
     timings: list[Timing] = []
     plain: list[float] = []
+    roofs = measured()
     for part in range(1, ROUNDS + 1):
-        roofs = with_reads(roofs, working_set(executable.program, step))
-        run(True), run(False)  # the reads have emptied the caches
+        run(executable, step, False), run(executable, step, True)  # the roofs' reads have emptied the caches
         until = time.perf_counter() + budget / ROUNDS
         while len(plain) < LEAST_RUNS * part or (len(plain) < MOST_RUNS * part and time.perf_counter() < until):
-            plain.append(run(False).whole)
-            timings.append(run(True))
-    return timings, plain, roofs
-
-
-def profile_steps(executable: "CpuExecutable", steps: Sequence[Step]) -> "tuple[list[Profile], Roofs]":
-    """All steps of a loaded model, and the roofs they stand under.
-
-    Raises RooflineError where a share stays above 100 % although the roofs were measured again.
-    """
-    from roofline.backends.cpu.roofs import higher, measure_roofs
-
-    roofs = measure_roofs(quick=True, threads=executable.threads, isa=executable.isa)
-    runs = []
-    for step in steps:
-        timings, plain, roofs = run_step(executable, step, roofs)
-        runs.append((step, timings, plain))
-    for left in reversed(range(TRIES)):
-        roofs = higher(roofs, measure_roofs(quick=left == TRIES - 1, threads=executable.threads, isa=executable.isa))
+            plain.append(run(executable, step, False).whole)
+            timings.append(run(executable, step, True))
+        roofs = higher(roofs, measured())
+    for _ in range(TRIES):
         try:
-            return [summarise(executable.program, *run, roofs) for run in runs], roofs
+            return summarise(executable.program, step, timings, plain, roofs)
         except AboveRoofError:
-            if not left:
-                raise
-    raise AssertionError("the last try returns or raises")
+            roofs = higher(roofs, measured())
+    return summarise(executable.program, step, timings, plain, roofs)
+
+
+def run(executable: "CpuExecutable", step: Step, clocks: bool) -> Timing:
+    """The step in the batch buffer once: forward and greedy sampling."""
+    from roofline.backends.sampling import SampleRows
+
+    rows = SampleRows.greedy(step.batch)
+    executable.clocks(clocks)
+    began = time.perf_counter()
+    executable.forward()
+    middle = time.perf_counter()
+    executable.sample(rows)
+    end = time.perf_counter()
+    executable.clocks(False)
+    return Timing(executable.op_seconds() if clocks else (), end - middle, end - began)
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """Profiles of a model. chosen: isa and threads, with the reason of each choice."""
+
+    model: str
+    chosen: dict[str, str]
+    profiles: tuple[Profile, ...]
 
 
 def profile_model(
@@ -319,10 +319,10 @@ def profile_model(
     threads: int | None = None,
     isa: str | None = None,
     weights: str | None = None,
-) -> dict[str, Any]:
+) -> "Profiled":
     """Load `model` on the cpu backend and profile steps of it.
 
-    Returns name, chosen (isa, threads and why), roofs, profiles. Raises as `load` and `profile_steps`.
+    Raises as `load` and `profile_step`.
     """
     from roofline import bundle
 
@@ -338,10 +338,10 @@ def profile_model(
     )
     try:
         _check_lengths(steps, loaded.executable.max_context)
-        profiles, roofs = profile_steps(loaded.executable, steps)  # type: ignore[arg-type]
+        profiles = [profile_step(loaded.executable, step) for step in steps]  # type: ignore[arg-type]
     finally:
         loaded.executable.close()
-    return {"model": loaded.name, "chosen": dict(loaded.notes), "roofs": roofs, "profiles": profiles}
+    return Profiled(loaded.name, dict(loaded.notes), tuple(profiles))
 
 
 def _check_lengths(steps: Sequence[Step], longest: int) -> None:
@@ -353,7 +353,7 @@ def _check_lengths(steps: Sequence[Step], longest: int) -> None:
             raise CapacityError(step.name, step.context + step.tokens, longest, "positions of the model", remedy)
 
 
-def record(model: str, chosen: dict[str, str], roofs: "Roofs", profiles: Sequence[Profile]) -> dict[str, Any]:
+def record(found: Profiled) -> dict[str, Any]:
     """Everything as plain values, for JSON. Times in seconds, rates per second."""
     from dataclasses import asdict
 
@@ -361,9 +361,8 @@ def record(model: str, chosen: dict[str, str], roofs: "Roofs", profiles: Sequenc
         return {**asdict(row), "share_of_roof": row.share, "intensity": row.intensity}
 
     return {
-        "model": model,
-        "chosen": chosen,
-        "roofs": asdict(roofs),
+        "model": found.model,
+        "chosen": found.chosen,
         "steps": [
             {
                 "name": p.step.name,
@@ -376,11 +375,12 @@ def record(model: str, chosen: dict[str, str], roofs: "Roofs", profiles: Sequenc
                 "limit_seconds": p.limit_seconds,
                 "share_of_roof": p.share,
                 "working_set": p.working_set,
+                "roofs": asdict(p.roofs),
                 "read_bytes": sum(row.read_bytes for row in p.ops),
                 "flops": sum(row.flops for row in p.ops),
                 "runs": p.runs,
                 "ops": [op(row) for row in p.ops],
             }
-            for p in profiles
+            for p in found.profiles
         ],
     }

@@ -84,7 +84,7 @@ class Panel:
         style: str = "",
     ) -> None:
         """Write `text` at the first of `spots` (its box's corner) that is free, with a line to the point (x, y, radius)
-        where that is far."""
+        where that is far (radius infinity: never)."""
         x, y, own = point
         width, height = len(text) * CHARACTER, FONT + 2
         for left, top in spots:
@@ -103,24 +103,27 @@ class Panel:
         self.drawn.append(f'<text x="{box.x:.1f}" y="{box.y + FONT - 1:.1f}"{style}>{escape(text)}</text>')
 
 
-def draw(profiles: Sequence["Profile"], roofs: "Roofs", title: str) -> str:
+def draw(profiles: Sequence["Profile"], title: str) -> str:
     """The text of an SVG file: a panel for each profile, one below the other."""
     panels = []
     for number, profile in enumerate(profiles):
-        inner = "\n".join(_panel(profile, roofs, title))
+        inner = "\n".join(_panel(profile, title))
         panels.append(f'<g transform="translate(0,{number * HEIGHT})">\n{inner}\n</g>')
     size = f'width="{WIDTH}" height="{HEIGHT * len(profiles)}" viewBox="0 0 {WIDTH} {HEIGHT * len(profiles)}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n<title>{escape(title)}</title>\n<style>{STYLE}</style>'
     return "\n".join((head, '<rect width="100%" height="100%" fill="#fff"/>', *panels, "</svg>\n"))
 
 
-def _panel(profile: "Profile", roofs: "Roofs", title: str) -> list[str]:
+def _panel(profile: "Profile", title: str) -> list[str]:
+    roofs = profile.roofs
     shown = [op for op in profile.ops if op.flops and op.seconds > 0]
     panel = Panel(_axes(shown, roofs))
-    reads = (
+    reads = [
         (f"reads of {human_bytes(profile.working_set)}", roofs.read_bytes_per_s(profile.working_set)),
         (f"reads of {human_bytes(roofs.reads[0][0])}, in cache", roofs.reads[0][1]),
-    )
+    ]
+    if reads[1][1] < 1.1 * reads[0][1]:  # the step itself fits: one line, not two on each other
+        del reads[1]
     computes = (("int8", roofs.int8_ops), ("bf16", roofs.bf16_flops), ("f32", roofs.f32_flops))
     _grid(panel)
     dots = _dots(panel, shown, profile.step_seconds)
@@ -190,15 +193,15 @@ def _roofs(panel: Panel, reads: Sequence[tuple[str, float]], computes: Sequence[
         panel.drawn.append(f'<text transform="{turn}" x="14" y="{side}">{escape(text)}</text>')
         _keep_off(panel, x1, y1, slope, side, len(text) * CHARACTER + 14)
         panel.taken += _along(x1, y1, x2, y2)
-    for name, rate in computes:
-        x1, y1 = axes.at(rate / fastest, rate)
-        panel.drawn.append(_line(x1, y1, FRAME.x + FRAME.width, y1, "roof"))
-        panel.taken.append(Box(x1, y1 - 1, FRAME.x + FRAME.width - x1, 2))
-        text = f"{name}: {human_rate(rate, 'op')}"
-        width = len(text) * CHARACTER
-        right = FRAME.x + FRAME.width - width - 4
-        spots = ((right - step * (width + 8), y) for step in range(4) for y in (y1 - FONT - 6, y1 + 4))
-        panel.label(text, (right, y1, 0.0), spots)
+    right = FRAME.x + FRAME.width
+    heights = [(f"{name}: {human_rate(rate, 'op')}", *axes.at(rate / fastest, rate)) for name, rate in computes]
+    for _, x1, y1 in heights:
+        panel.drawn.append(_line(x1, y1, right, y1, "roof"))
+        panel.taken.append(Box(x1, y1 - 1, right - x1, 2))
+    for text, _, y1 in heights:
+        start = right - len(text) * CHARACTER - 4
+        spots = ((start - 30 * step, y) for step in range(20) for y in (y1 - FONT - 6, y1 + 4))
+        panel.label(text, (right, y1, math.inf), spots)
 
 
 def _keep_off(panel: Panel, x: float, y: float, slope: float, side: float, length: float) -> None:

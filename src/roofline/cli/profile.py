@@ -1,5 +1,6 @@
 """roofline profile: what each op of a step takes, beside what it must move and compute."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from roofline.bench.profile import OpTime, Profile
-    from roofline.hardware.roofs import Roofs
 
 Contexts = Annotated[
     list[int] | None, typer.Option("--decode", min=0, help="Profile decoding after this many tokens. May be repeated.")
@@ -44,30 +44,26 @@ def command(
     if svg is not None:
         from roofline.bench.roofline_plot import draw
 
-        title = f"{found['model'].rpartition('/')[2]} on {found['roofs'].chip}"
-        svg.write_text(draw(found["profiles"], found["roofs"], title), encoding="utf-8")
+        title = f"{found.model.rpartition('/')[2]} on {found.profiles[0].roofs.chip}"
+        svg.write_text(draw(found.profiles, title), encoding="utf-8")
     if as_json:
         import json
 
-        print(json.dumps(profile.record(**found), indent=1))
+        print(json.dumps(profile.record(found), indent=1))
         return
-    _show(found["model"], found["profiles"], found["roofs"])
+    _show(found.model, found.profiles)
     if svg is not None:
         print(f"drawn: {svg}")
 
 
-def _show(model: str, profiles: "list[Profile]", roofs: "Roofs") -> None:
+def _show(model: str, profiles: "Sequence[Profile]") -> None:
     from rich.console import Console
-
-    from roofline.common.units import human_rate
 
     console = Console()
     for profile in profiles:
         console.print(_table(f"{model.rpartition('/')[2]}: {profile.step.name}", profile))
-        console.print(_footer(profile, roofs), highlight=False)
+        console.print(_footer(profile), highlight=False)
         console.print()
-    int8, bf16, f32 = (human_rate(rate, "op") for rate in (roofs.int8_ops, roofs.bf16_flops, roofs.f32_flops))
-    console.print(f"roofs, measured beside: int8 {int8}, bf16 {bf16}, f32 {f32}", highlight=False)
 
 
 def _table(title: str, profile: "Profile") -> "Table":
@@ -111,14 +107,17 @@ def _us(seconds: float) -> str:
     return f"{seconds * 1e6:,.1f}" if seconds < 1e-3 else f"{seconds * 1e6:,.0f}"
 
 
-def _footer(profile: "Profile", roofs: "Roofs") -> str:
+def _footer(profile: "Profile") -> str:
     from roofline.common.units import human_bytes, human_rate, human_seconds
 
+    roofs = profile.roofs
     reads = human_rate(roofs.read_bytes_per_s(profile.working_set), "B")
+    int8, bf16, f32 = (human_rate(rate, "op") for rate in (roofs.int8_ops, roofs.bf16_flops, roofs.f32_flops))
     lines = [
-        f"the ops explain [bold]{profile.explained:.1%}[/]; clocks round the ops slow the step by "
-        f"{profile.clock_cost:.1%}; fastest eighth of {profile.runs} runs",
-        f"at the roofs {human_seconds(profile.limit_seconds)}; reads of {human_bytes(profile.working_set)} at {reads}",
+        f"the ops explain [bold]{profile.explained:.1%}[/] of the step; clocks slow it by {profile.clock_cost:.1%}; "
+        f"{profile.runs} runs",
+        f"at the roofs {human_seconds(profile.limit_seconds)}: reads of {human_bytes(profile.working_set)} at {reads},",
+        f"int8 {int8}, bf16 {bf16}, f32 {f32}",
     ]
     if profile.explained < 0.95:
         lines.append("[bold yellow]warning[/] something outside of the ops takes more than 5 % of the step")

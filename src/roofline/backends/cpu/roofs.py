@@ -51,14 +51,6 @@ def measure_roofs(
     )
 
 
-def with_reads(roofs: Roofs, working_set: int, seconds: float = 0.1) -> Roofs:
-    """`roofs` with the reads of one more working set, measured now with their threads; a higher old figure stays."""
-    from roofline import _native
-
-    rate = _native.roof_read(working_set, roofs.threads, seconds)
-    return higher(roofs, replace(roofs, reads=((working_set, rate),)))
-
-
 def stored_roofs(*, threads: int | None = None, isa: str | None = None) -> Roofs | None:
     """The roofs kept for this machine at these threads and this ISA, None when never measured."""
     fingerprint = detect.detect().fingerprint
