@@ -1,6 +1,7 @@
 """Every pass against its golden text, and the shapes of Programs that the passes must produce."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import program_builders as builders
@@ -9,6 +10,7 @@ import pytest
 from roofline.common.errors import ConfigError
 from roofline.program.compile import STAGES, compile_program, stages
 from roofline.program.ir import Program
+from roofline.program.passes.narrow import narrow
 from roofline.program.target import CPU
 from roofline.program.text import parse_program, print_program
 
@@ -54,8 +56,23 @@ def test_quantised_llama_becomes_nine_instructions_a_layer() -> None:
         "quantize_rows": 4,
         "linear_add": 4,
         "linear_silu_mul": 2,
-        "take_rows": 1,
+        "take_rows": 2,
     }
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_after_the_last_attention_only_wanted_rows_are_computed(name: str) -> None:
+    body = programs(name)["fuse"].body
+    last = max(at for at, instr in enumerate(body) if instr.op == "attend")
+    assert all(instr.output.type.leading == "rows" for instr in body[last + 1 :])
+    assert all(instr.output.type.leading == "tokens" for instr in body[: last + 1])
+
+
+def test_rows_that_are_read_elsewhere_are_not_narrowed() -> None:
+    program = programs("llama")["trace"]
+    take = next(i for i in program.body if i.op == "take_rows")
+    escaping = replace(program, outputs=(*program.outputs, take.inputs[0]))
+    assert narrow(escaping) == escaping
 
 
 def test_float_weights_keep_plain_norms() -> None:

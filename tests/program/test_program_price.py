@@ -31,9 +31,11 @@ def test_linear_flops_are_two_per_weight_and_token() -> None:
     cfg = MODEL.cfg
     matrices = [p for p in expand(MODEL.family.spec(cfg), cfg.layers) if len(p.shape) == 2]
     inner = sum(p.shape[0] * p.shape[1] for p in matrices if p.name.startswith("layers."))
+    last = sum(p.shape[0] * p.shape[1] for p in matrices if p.name.startswith(f"layers.{cfg.layers - 1}."))
+    qkv = cfg.width * (cfg.q_width + 2 * cfg.kv_width)
     linears = [c.flops for i, c in price(PROGRAM).instrs if i.op.startswith("linear")]
-    assert sum(f.tokens for f in linears) == 2 * inner
-    assert sum(f.rows for f in linears) == 2 * cfg.vocab * cfg.width
+    assert sum(f.tokens for f in linears) == 2 * (inner - last + qkv)
+    assert sum(f.rows for f in linears) == 2 * (last - qkv + cfg.vocab * cfg.width)
 
 
 @given(st.integers(0, 200), st.integers(1, 100), st.integers(0, 60))

@@ -314,9 +314,9 @@ def _cpu_bundle(
     isa = str(chosen_isa.value)
 
     def program() -> Any:
-        from roofline.backends.cpu.lower import keep_qkv
+        from roofline.backends.cpu.lower import keep_operands
 
-        return keep_qkv(bundle.program())
+        return keep_operands(bundle.program())
 
     image = settle(mapping)
     if verify and not bundle.checked(isa):

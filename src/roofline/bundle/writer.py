@@ -72,7 +72,7 @@ def write_bundle(
     """
     start = time.perf_counter()
     from roofline.backends.cpu.layout import lay_out
-    from roofline.backends.cpu.lower import keep_qkv, lower
+    from roofline.backends.cpu.lower import keep_operands, lower
     from roofline.backends.cpu.prices import PriceTable
     from roofline.models import registry
     from roofline.models.config import ModelConfig
@@ -82,7 +82,7 @@ def write_bundle(
     config = ModelConfig.of(checkpoint.model_config()[1])
     program = compile_program(registry.get(config.family), config, checkpoint.tensors, target.CPU)
     layout = lay_out(program, min(config.max_position, MAX_POSITIONS))
-    planned = keep_qkv(program)
+    planned = keep_operands(program)
     lowered = lower(planned, layout)
     with ThreadPoolExecutor(2) as beside, _place(out, layout.nbytes) as part:
         identity, words = beside.submit(weights_hash, checkpoint), beside.submit(text)

@@ -73,7 +73,9 @@ def _table(view: "Overview", title: str) -> "Table":
     before = ""
     for row in view.rows:
         if row.section != before:
-            table.add_row(f"[bold]{row.section} of {view.layers}" if row.times > 1 else f"[bold]{row.section}")
+            table.add_row(
+                f"[bold]{row.section} of {view.layers}" if row.section == "layer 0" else f"[bold]{row.section}"
+            )
         before = row.section
         table.add_row(*_cells(row, view))
     return table

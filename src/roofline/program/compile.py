@@ -8,12 +8,13 @@ from roofline.program.ir import Program
 from roofline.program.passes.fuse import fuse
 from roofline.program.passes.legalize import legalize
 from roofline.program.passes.merge import merge
+from roofline.program.passes.narrow import narrow
 from roofline.program.passes.plan import plan
 from roofline.program.target import Target
 from roofline.program.trace import TensorInfo, trace
 from roofline.program.verify import verify
 
-STAGES = ("trace", "legalize", "merge", "fuse", "plan")
+STAGES = ("trace", "narrow", "legalize", "merge", "fuse", "plan")
 
 
 def stages(
@@ -22,6 +23,8 @@ def stages(
     """(pass name, the Program after it), in the order of STAGES."""
     program = verify(trace(family, cfg, tensors), tensors)
     yield "trace", program
+    program = verify(narrow(program), tensors)
+    yield "narrow", program
     program = verify(legalize(program, target), tensors)
     yield "legalize", program
     for name, step in (("merge", merge), ("fuse", fuse), ("plan", plan)):

@@ -1,11 +1,15 @@
 """One layer of a priced Program as rows of a table: what `roofline show` prints."""
 
+from collections import Counter
 from dataclasses import dataclass
 
+from roofline.ops.cost import Cost
 from roofline.ops.registry import get
 from roofline.ops.symbol import Type
 from roofline.program.ir import Instr, Program
 from roofline.program.passes.price import Amount, Roofs, Work, amount, price, seconds
+
+LAST = "last layer, wanted rows"
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Overview:
-    """The rows of embed, the first layer and the head, with the step's totals over all layers."""
+    """The rows of embed, the first layer, what the last layer does for wanted rows alone, and the head, with the step's
+    totals over all layers."""
 
     rows: tuple[Row, ...]
     layers: int
@@ -54,31 +59,43 @@ def overview(program: Program, work: Work, roofs: Roofs | None) -> Overview:
     total = amount(priced.total, work)
     working_set = priced.weight_bytes + total.kv_bytes
     layers = sum(group.layers for group in program.kv_groups.values())
+    priced_here = [
+        (label, cost, (_like(instr), cost)) for (instr, cost), label in zip(priced.instrs, labels(program), strict=True)
+    ]
+    inner = Counter(like for label, _, like in priced_here if label.section.startswith("layer "))
+    first = Counter(like for label, _, like in priced_here if label.section == "layer 0")
     rows, spent_seconds = [], 0.0
-    for (instr, cost), label in zip(priced.instrs, labels(program), strict=True):
+    for (instr, _), (label, cost, like) in zip(priced.instrs, priced_here, strict=True):
         spent = amount(cost, work)
         time = seconds(instr, spent, roofs, working_set) if roofs else None
         spent_seconds += time or 0.0
-        if label.section in ("embed", "layer 0", "head"):
-            times = layers if label.section == "layer 0" else 1
+        if label.section in ("embed", "layer 0", LAST, "head"):
+            times = inner[like] // first[like] if label.section == "layer 0" else 1
             bound = _bound(spent, time, roofs, working_set)
             rows.append(Row(label.section, label.op, label.shape, label.format, times, spent, time, bound))
     return Overview(tuple(rows), layers, priced.weight_bytes, total, spent_seconds if roofs else None)
 
 
+def _like(instr: Instr) -> tuple[object, ...]:
+    """What instructions of different layers share when they do the same."""
+    return instr.op, tuple(name.split(".", 2)[2] if name.startswith("layers.") else name for name in instr.weights)
+
+
 def labels(program: Program) -> tuple[Label, ...]:
     """What to call each instruction, in order."""
     types, section, made = program.types(), "embed", []
-    for instr in program.body:
-        section = _section(instr, program, section)
+    inner = [at for at, i in enumerate(program.body) if any(name.startswith("layers.") for name in i.weights)]
+    for at, instr in enumerate(program.body):
+        if instr.output.type.leading == "rows":
+            section = LAST if inner and at <= inner[-1] else "head"
+        else:
+            section = _section(instr, section)
         made.append(Label(section, instr.op, _shape(instr, program, types), _format(instr, program)))
     return tuple(made)
 
 
-def _section(instr: Instr, program: Program, before: str) -> str:
-    """Which part of the model an instruction belongs to; those that do not say follow the one before."""
-    if instr.output.type.leading == "rows":
-        return "head"
+def _section(instr: Instr, before: str) -> str:
+    """Which part of the model an instruction over tokens belongs to; those that do not say follow the one before."""
     if "layer" in get(instr.op).attributes:
         return f"layer {instr.attr('layer')}"
     for name in instr.weights:

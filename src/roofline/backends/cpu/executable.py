@@ -116,10 +116,10 @@ class CpuExecutable:
             UnsupportedError: an op, format or shape without a kernel.
         """
         from roofline.backends.cpu.layout import lay_out
-        from roofline.backends.cpu.lower import keep_qkv, lower
+        from roofline.backends.cpu.lower import keep_operands, lower
         from roofline.backends.cpu.memory import pack_image
 
-        planned, layout = keep_qkv(program), lay_out(program, max_context)
+        planned, layout = keep_operands(program), lay_out(program, max_context)
         lowered = lower(planned, layout)
         image = pack_image(program, layout, source, threads)
         identity = Identity(weights_hash.result(), program.digest())

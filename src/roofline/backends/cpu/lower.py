@@ -51,17 +51,24 @@ CODES = {
     "take_rows": Code.TAKE_ROWS,
 }
 LINEARS = ("linear", "linear_add", "linear_silu_mul")
+QUANTISING = ("norm_quantize", "quantize_rows", "silu_mul_quantize")
 NONE = (-1, 0, 0, 0)
 
 
-def keep_qkv(program: Program) -> Program:
-    """The Program planned anew with q|k|v alive until attend has run.
+def keep_operands(program: Program) -> Program:
+    """The Program planned anew with some operands alive for longer than their last reader.
 
     Rows that are alone in their segment are rotated and written by the attention item that reads them, without a
-    barrier in between: their q|k|v must not be overwritten by attend's own result.
+    barrier in between: their q|k|v must not be overwritten by attend's own result. And a few rows are quantised by each
+    thread for itself, again without a barrier: what they are made from must outlast the next instruction that has one.
     """
     source = {i.output.name: i.inputs[0] for i in program.body if i.op == "rope_kv_write"}
-    body = [replace(i, inputs=(*i.inputs, source[i.inputs[0]])) if i.op == "attend" else i for i in program.body]
+    body = []
+    without_barrier: list[str] = []
+    for instr in program.body:
+        kept = [source[instr.inputs[0]]] if instr.op == "attend" else []
+        body.append(replace(instr, inputs=(*instr.inputs, *kept, *without_barrier)))
+        without_barrier = [*without_barrier, instr.inputs[0]] if instr.op in QUANTISING else []
     planned = plan(replace(program, body=tuple(body), plan=None))
     return replace(program, plan=planned.plan)
 
@@ -86,7 +93,7 @@ def check(program: Program) -> None:
 
 
 def lower(program: Program, layout: Layout) -> Lowered:
-    """A Program planned by `keep_qkv`, for an image of that layout. Raises UnsupportedError as `check` does."""
+    """A Program planned by `keep_operands`, for an image of that layout. Raises UnsupportedError as `check` does."""
     check(program)
     assert program.plan is not None
     places, types = program.plan.places, program.types()
