@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record as records
-from benchmarks.rows import BY_KEY, GROUPS, OURS, PEERS, ROWS, Row
+from benchmarks.rows import GROUPS, OURS, PEERS, ROWS, Row
 
 MARKED = re.compile(r"<!-- results(?:: (?P<record>\S+))? -->\n.*?<!-- end of results -->\n", re.DOTALL)
 FIGURES = {"read_share": "of the read roof", "share_of_roof": "of the roofs"}
@@ -61,8 +61,9 @@ def against(record: dict[str, Any]) -> str:
         "| row (tokens/s) | **Roofline** | best peer | ratio, best (median) | share of the roof beside it | target | |",
         "|---|---|---|---|---|---|---|",
     ]
-    for key, kept in record["rows"].items():
-        row, ours, best = BY_KEY[key], kept["engines"][OURS], kept["best_peer"]
+    for row in (row for row in ROWS if row.key in record["rows"]):
+        kept = record["rows"][row.key]
+        ours, best = kept["engines"][OURS], kept["best_peer"]
         group = GROUPS[row.group].title
         title = f"{group}: {row.title}" if group and row.group != "start" else row.title
         peer, ratio = "-", "-"
