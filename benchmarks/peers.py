@@ -156,6 +156,8 @@ class Session:
             isa = GROUPS[group].isa
             paths = (str(ROOT), os.environ.get("PYTHONPATH", ""))
             env = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), **({"ROOFLINE_ISA": isa} if isa else {})}
+            if GROUPS[group].model in RANDOM:
+                env["ROOFLINE_BUNDLES"] = "off"  # a bundle holds a tokenizer, and that of a random file is not one
             model = str(self.args.peers / GROUPS[group].model)
             worker = Worker(name, [sys.executable, "-m", "benchmarks.ours", model], log, env=env)
         else:
