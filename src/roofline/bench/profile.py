@@ -176,7 +176,7 @@ def summarise(
         spent = amount(cost, work)
         limit = seconds(instr, spent, roofs, touched)
         moves = (spent.weight_bytes + spent.kv_bytes) / reads >= limit
-        section = "layers" if label.section.startswith("layer") else label.section
+        section = "head" if label.section == "head" else "embed" if label.section == "embed" else "layers"
         key = (section, label.op, label.shape, label.format)
         bound = "memory" if moves else arithmetic(instr)[0].partition("_")[0]
         kinds.setdefault(key, []).append(_Part(instr.op, spent, spent_seconds, limit, bound))

@@ -3,7 +3,6 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from roofline.ops.cost import Cost
 from roofline.ops.registry import get
 from roofline.ops.symbol import Type
 from roofline.program.ir import Instr, Program
