@@ -126,6 +126,43 @@ def test_serve_takes_the_key_from_the_environment(run, monkeypatch, options, key
     assert served[0].api_key == key
 
 
+def test_serve_hands_on_how_to_speculate(run, monkeypatch):
+    from roofline.cli import ready
+    from roofline.server import serve
+
+    served, prepared = [], []
+    monkeypatch.setattr(ready, "prepare", lambda model, *_args: prepared.append(model))
+    monkeypatch.setattr(serve, "serve", served.append)
+    words = ("--speculate", "draft", "--draft", "tiny", "--speculate-tokens", "6", "--threads", "1")
+    assert run("serve", "large", *words).exit_code == 0
+    assert prepared == ["large", "tiny"]
+    spec = serve._spec(served[0])
+    assert (spec.source, spec.draft) == ("large", "tiny")
+    assert (spec.config.speculate, spec.config.speculate_tokens) == ("draft", 6)
+    assert spec.options["draft_tokens"] == 6
+    assert spec.draft_options == {"threads": 1}
+    assert run("serve").exit_code == 0
+    assert "draft_tokens" not in serve._spec(served[1]).options
+    for words in (("--draft", "tiny"), ("--speculate", "draft")):
+        result = run("serve", *words)
+        assert result.exit_code == 1
+        assert "needs both --speculate draft and --draft MODEL" in result.stderr
+
+
+def test_generate_hands_on_how_to_speculate(run, llm, monkeypatch):
+    from roofline.cli import ready
+
+    given = []
+    monkeypatch.setattr(ready, "load_llm", lambda *_args, **options: given.append(options) or llm)
+    assert run("generate", "hi", "--speculate", "ngram", "--speculate-tokens", "3").exit_code == 0
+    assert run("chat", "--speculate", "ngram", input="hi\n").exit_code == 0
+    assert [(g["speculate"], g["draft"], g["speculate_tokens"]) for g in given] == [
+        ("ngram", None, 3),
+        ("ngram", None, 4),
+    ]
+    assert run("generate", "hi", "--speculate", "maybe").exit_code == 2
+
+
 def test_version(run):
     import roofline
 
@@ -184,6 +221,8 @@ def test_figures_without_roofs():
     from roofline.cli.ready import figures, figures_line
 
     assert figures_line(EngineStats()).endswith("roof not measured")
+    drafts = EngineStats(drafts=3, draft_tokens=12, accepted_tokens=9)
+    assert figures_line(drafts).endswith(", 75% of 12 drafted tokens right")
     assert figures(EngineStats())["share_of_roof"] is None
 
 

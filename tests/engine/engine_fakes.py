@@ -45,12 +45,13 @@ class FakeExecutable:
         rows=None,
         table_pages=None,
         step_seconds=0.0,
+        weights=0,
     ):
         self.vocab_size, self.max_context, self.num_pages, self.page_bytes = vocab_size, max_context, num_pages, 1024
         self.limits = BatchLimits(tokens, segments, rows or segments, table_pages or num_pages * segments)
         self.batch, self.clock = Batch(self.limits), MonotonicClock()
         self.store = np.full((num_pages, PAGE_TOKENS, 2), -7, np.int64)
-        self.step_seconds = step_seconds
+        self.step_seconds, self.weights = step_seconds, np.uint64(weights)
         self.fail_at = set()  # numbers of forward calls that raise
         self.fail_sample = False
         self.bad_rows = set()  # (prompt's first id) of sequences whose sampled id is invalid
@@ -91,7 +92,7 @@ class FakeExecutable:
         pairs = self.store[table[at // PAGE_TOKENS], at % PAGE_TOKENS].astype(np.uint64)
         with np.errstate(over="ignore"):
             digest = np.bitwise_xor.reduce(mix(pairs[:, 0] * np.uint64(1000003) + pairs[:, 1] + mix(at)))
-            noise = uniform(mix(digest) + np.arange(self.vocab_size, dtype=np.uint64))
+            noise = uniform(mix(digest ^ self.weights) + np.arange(self.vocab_size, dtype=np.uint64))
         self.first_id = int(pairs[0, 1])
         return (noise * 6 - 3).astype(np.float32), int(pairs[0, 1])
 
@@ -170,9 +171,16 @@ def load_fake(source, fail_if=None, fail_at=(), die_on_id=None, **options):
         os._exit(3)
     if source == "slow":
         time.sleep(60)
+    options.pop("text", None)
     executable = FakeExecutable(**options)
     executable.fail_at, executable.die_on_id = set(fail_at), die_on_id
     return Loaded(source, executable)
+
+
+def check_draft(model, draft):
+    """As `roofline.bundle.check_draft`, over toys."""
+    if draft.name == "other words":
+        raise ConfigError(f"{draft.name} cannot draft for {model.name}: id 7 differs")
 
 
 class FakeTokenizer:

@@ -18,7 +18,7 @@ from roofline.engine.speculation import REFRESH, RETRY, Speculator, StepTimes
 class Planted:
     """A drafter that knows the answers: each drafted token is right with probability `right`, else some other id."""
 
-    free = True
+    free = settled = True
 
     def __init__(self, answers, right=1.0, seed=0, vocab=50):
         self.answers, self.right, self.vocab = answers, right, vocab
@@ -208,6 +208,20 @@ def test_drafts_take_only_what_a_step_has_left():
         drafted += [watched.plan.drafted] if watched.plan.decodes == 4 else []
     assert watched.outputs == reference
     assert max(drafted) == 12
+
+
+def test_steps_with_prompt_tokens_verify_nothing():
+    requests = [([i] * 30, SamplingParams(temperature=0, max_tokens=20)) for i in range(4)]
+    reference = alone(requests)
+    watched = Watched(EngineConfig(max_batch_tokens=16), rows=64)
+    plant(watched.engine, Planted(reference))
+    for i, (ids, params) in enumerate(requests):
+        watched.submit(ids, params, request_id=str(i))
+        for _ in range(3):
+            watched.step()
+            assert watched.plan.decode_only or not watched.plan.drafted
+    assert watched.run() == reference
+    assert watched.engine.stats().accepted_tokens > 20
 
 
 def test_ngram_repeats_what_the_text_repeats():

@@ -85,7 +85,8 @@ class FakeEngine:
             self.open.discard(request_id)
 
     async def stats(self):
-        return {"running": len(self.open), "waiting": 0, "pages_used": 3, "pages_total": 12, "preemptions": 2}
+        drafts = {"drafts": 4, "draft_tokens": 16, "accepted_tokens": 9, "drafts_held": 5, "acceptance": 9 / 16}
+        return {"running": len(self.open), "waiting": 0, "pages_used": 3, "pages_total": 12, "preemptions": 2, **drafts}
 
     async def submit(self, ids, params, *, eos_ids, request_id) -> AsyncIterator[Event]:
         self.submitted.append((list(ids), params))

@@ -189,6 +189,10 @@ def test_metrics_use_vllm_names(call, make_context):
         f"vllm:prefix_cache_queries_total{label} 0.0",
         f"vllm:prefix_cache_hits_total{label} 0.0",
         f"vllm:num_preemptions_total{label} 2.0",
+        f"vllm:spec_decode_num_drafts_total{label} 4.0",
+        f"vllm:spec_decode_num_draft_tokens_total{label} 16.0",
+        f"vllm:spec_decode_num_accepted_tokens_total{label} 9.0",
+        f"roofline:spec_decode_num_held_total{label} 5.0",
         f"vllm:request_prompt_tokens_sum{label} 8.0",
         f"vllm:request_generation_tokens_sum{label} 14.0",
         'vllm:request_success_total{finished_reason="stop",model_name="tiny"} 1.0',
@@ -199,4 +203,5 @@ def test_metrics_use_vllm_names(call, make_context):
 def test_stats(call):
     stats = call("GET", "/stats").json()
     assert stats["engine"]["pages_used"] == 3
+    assert stats["engine"]["acceptance"] == 9 / 16
     assert stats["limits"]["n"] == 16

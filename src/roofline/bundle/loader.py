@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from roofline.weights.checkpoint import Checkpoint
 
 DEFAULT_CACHE_TOKENS = 16384
+MOST_DRAFTED = 64  # logit rows for drafted tokens: with more sequences than these serve, a step is busy without drafts
 BACKENDS = ("cpu", "reference")
 Progress = Callable[[str, int, int | None], None]  # see weights.sources.pull
 
@@ -60,6 +61,7 @@ def load(
     max_model_len: int | None = None,
     max_batch_tokens: int = 512,
     max_running: int = 64,
+    draft_tokens: int = 0,
     weights: str | None = None,
     text: bool = True,
     verify: bool = True,
@@ -74,6 +76,7 @@ def load(
         cache_tokens: tokens the KV cache holds; default 16,384, or what a quarter of the free memory holds if less.
         max_model_len: positions served; default the model's own, cut to the cache.
         max_batch_tokens, max_running: the largest step: query tokens and sequences.
+        draft_tokens: longest draft of a sequence that a step verifies (see engine.speculation).
         weights: "random:SEED" runs the model's configuration on random weights.
         text: load tokenizer and chat template too.
         verify: check the chosen kernels against the reference on the file's own bytes.
@@ -96,7 +99,7 @@ def load(
     limits = BatchLimits(
         tokens=max(max_batch_tokens, max_running),
         segments=max_running,
-        rows=max_running,
+        rows=max_running + min(max_running * draft_tokens, MOST_DRAFTED),
         pages=max_running * -(-longest // PAGE_TOKENS),
     )
     tokenizer = template = None

@@ -6,7 +6,20 @@ from typing import Annotated, Any
 
 import typer
 
-from roofline.cli.options import DEFAULT_MODEL, Isa, MaxTokens, Model, Seed, Temperature, Threads, TopP, Weights
+from roofline.cli.options import (
+    DEFAULT_MODEL,
+    Draft,
+    Isa,
+    MaxTokens,
+    Model,
+    Seed,
+    Speculate,
+    SpeculateTokens,
+    Temperature,
+    Threads,
+    TopP,
+    Weights,
+)
 from roofline.common.errors import ConfigError, RooflineError
 
 HELP = """\
@@ -28,13 +41,17 @@ def command(
     threads: Threads = None,
     isa: Isa = None,
     weights: Weights = None,
+    speculate: Speculate = "off",
+    draft: Draft = None,
+    speculate_tokens: SpeculateTokens = 4,
 ) -> None:
     """Talk to a model; answers stream. Type /help for commands."""
     from roofline.cli.ready import load_llm
     from roofline.engine.params import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    session = Session(lambda name: load_llm(name, threads, isa, weights), model, params, system)
+    guessing = {"speculate": speculate, "draft": draft, "speculate_tokens": speculate_tokens}
+    session = Session(lambda name: load_llm(name, threads, isa, weights, **guessing), model, params, system)
     try:
         session.run()
     finally:

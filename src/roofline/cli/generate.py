@@ -5,7 +5,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from roofline.cli.options import DEFAULT_MODEL, AsJson, Isa, MaxTokens, Model, Seed, Temperature, Threads, TopP, Weights
+from roofline.cli.options import (
+    DEFAULT_MODEL,
+    AsJson,
+    Draft,
+    Isa,
+    MaxTokens,
+    Model,
+    Seed,
+    Speculate,
+    SpeculateTokens,
+    Temperature,
+    Threads,
+    TopP,
+    Weights,
+)
 
 if TYPE_CHECKING:
     from roofline.engine.llm import Output
@@ -24,6 +38,9 @@ def command(
     threads: Threads = None,
     isa: Isa = None,
     weights: Weights = None,
+    speculate: Speculate = "off",
+    draft: Draft = None,
+    speculate_tokens: SpeculateTokens = 4,
 ) -> None:
     """Answer PROMPT, then print tokens a second and the share of the roof (on stderr)."""
     from roofline.cli.ready import figures, figures_line, load_llm
@@ -31,7 +48,8 @@ def command(
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     text = sys.stdin.read() if prompt == "-" else prompt
-    with load_llm(model, threads, isa, weights) as llm:
+    guessing = {"speculate": speculate, "draft": draft, "speculate_tokens": speculate_tokens}
+    with load_llm(model, threads, isa, weights, **guessing) as llm:
         asked = text if raw else [{"role": "user", "content": text}]
         if as_json or not stream:
             output = llm.generate(text, params)[0] if raw else llm.chat(asked, params)

@@ -1,6 +1,6 @@
 """Options that several commands share."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -17,6 +17,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Weights = Annotated[
     str | None, typer.Option("--weights", help="random:SEED runs the model's configuration on random weights.")
 ]
+Speculate = Annotated[
+    Literal["off", "ngram", "draft"],
+    typer.Option(
+        "--speculate", help="Guess tokens and verify them together: from the text itself, or with --draft. Same output."
+    ),
+]
+Draft = Annotated[str | None, typer.Option("--draft", help="A smaller model of the same vocabulary that guesses.")]
+SpeculateTokens = Annotated[int, typer.Option("--speculate-tokens", min=1, max=15, help="Longest guess.")]
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer. Default: what fits.")]
 Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 takes the most likely token.")]
 TopP = Annotated[float, typer.Option("--top-p", help="Keep the smallest set of tokens with this probability.")]

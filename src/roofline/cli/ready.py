@@ -36,6 +36,8 @@ def load_llm(model: str, threads: int | None, isa: str | None, weights: str | No
     from roofline.engine.llm import LLM
 
     prepare(model, threads, isa)
+    if options.get("draft") is not None:
+        prepare(options["draft"], threads, isa)
     given = {"threads": threads, "isa": isa, "weights": weights, **options}
     return LLM(model, **{name: value for name, value in given.items() if value is not None})
 
@@ -48,6 +50,8 @@ def figures(stats: "EngineStats") -> dict[str, Any]:
         "decode_tokens": stats.decode_tokens,
         "decode_tok_s": round(stats.decode_tokens_per_second, 1),
         "share_of_roof": None if stats.share_of_roof is None else round(stats.share_of_roof, 4),
+        "drafted_tokens": stats.draft_tokens,
+        "accepted_tokens": stats.accepted_tokens,
     }
 
 
@@ -55,4 +59,7 @@ def figures_line(stats: "EngineStats") -> str:
     """'prefill: 2000.0 tok/s, decode: 180.0 tok/s, 61.0% of the roof'."""
     share = "roof not measured" if stats.share_of_roof is None else f"{stats.share_of_roof:.1%} of the roof"
     speeds = f"prefill: {stats.prefill_tokens_per_second:.1f} tok/s, decode: {stats.decode_tokens_per_second:.1f} tok/s"
-    return f"{speeds}, {share}"
+    drafts = (
+        "" if stats.acceptance is None else f", {stats.acceptance:.0%} of {stats.draft_tokens} drafted tokens right"
+    )
+    return f"{speeds}, {share}{drafts}"

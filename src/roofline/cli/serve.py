@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from roofline.cli.options import DEFAULT_MODEL, Isa, Threads, Weights
+from roofline.cli.options import DEFAULT_MODEL, Draft, Isa, Speculate, SpeculateTokens, Threads, Weights
 
 
 def command(
@@ -18,6 +18,9 @@ def command(
     served_model_name: Annotated[str | None, typer.Option(help="The name that requests give. Default: MODEL.")] = None,
     cache_tokens: Annotated[int | None, typer.Option(min=16, help="Tokens that the key-value cache holds.")] = None,
     max_running: Annotated[int, typer.Option(min=1, help="Answers computed at the same time.")] = 64,
+    speculate: Speculate = "off",
+    draft: Draft = None,
+    speculate_tokens: SpeculateTokens = 4,
     threads: Threads = None,
     isa: Isa = None,
     weights: Weights = None,
@@ -28,6 +31,8 @@ def command(
     from roofline.server.serve import ServeOptions, serve
 
     prepare(model, threads, isa)
+    if draft is not None:
+        prepare(draft, threads, isa)
     given = {"threads": threads, "isa": isa, "cache_tokens": cache_tokens, "weights": weights}
     serve(
         ServeOptions(
@@ -38,6 +43,9 @@ def command(
             max_model_len=max_model_len,
             served_model_name=served_model_name,
             max_running=max_running,
+            speculate=speculate,
+            draft=draft,
+            speculate_tokens=speculate_tokens,
             load={name: value for name, value in given.items() if value is not None},
         )
     )

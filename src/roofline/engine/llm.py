@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
 # What LLM takes for the engine alone, and what for the engine and the loading of the model.
-ENGINE_ONLY = ("prefix_cache", "scheduler", "cache", "measure")
+ENGINE_ONLY = ("prefix_cache", "scheduler", "cache", "measure", "speculate", "speculate_tokens", "speculate_always")
 SHARED = ("max_batch_tokens", "max_running", "max_model_len")
 
 
@@ -78,20 +78,33 @@ class LLM:
 
     Args:
         model: a catalogue name, a path, "hf:ORG/REPO[:FILE]", or a model that `roofline.bundle.load` returned.
+        draft: a smaller model of the same vocabulary, for speculate="draft"; loaded with the same options.
         options: settings of the engine (see `EngineConfig`) and of loading (see `roofline.bundle.load`).
 
     Raises:
         ConfigError, UnsupportedError, CapacityError: with cause and remedy.
     """
 
-    def __init__(self, model: "str | LoadedModel" = "smollm2-135m", **options: Any) -> None:
+    def __init__(
+        self,
+        model: "str | LoadedModel" = "smollm2-135m",
+        *,
+        draft: "str | LoadedModel | None" = None,
+        **options: Any,
+    ) -> None:
         engine_options = {name: options.pop(name) for name in ENGINE_ONLY if name in options}
         shared = {name: options[name] for name in SHARED if name in options}
         config = EngineConfig(**engine_options, **shared)
+        if isinstance(draft, str):
+            from roofline.bundle import load
+
+            own = ("weights", "max_model_len")  # the model's alone; the other options hold for both
+            draft = load(draft, **{name: value for name, value in options.items() if name not in own})
         if isinstance(model, str):
             from roofline.bundle import load
 
-            model = load(model, **options)
+            ahead = {"draft_tokens": config.speculate_tokens} if config.speculate != "off" else {}
+            model = load(model, **{**ahead, **options})
         elif set(options) - set(shared):
             raise TypeError(f"a loaded model takes no option {', '.join(sorted(set(options) - set(shared)))}")
         assert model.tokenizer is not None, "an LLM needs a model loaded with its text side"
@@ -99,7 +112,11 @@ class LLM:
         self.model = model
         self.tokenizer: Tokenizer = model.tokenizer
         self.chat_template: ChatTemplate = model.chat_template
-        self.engine = LocalEngine(model.executable, config)
+        if draft is not None:
+            from roofline.bundle import check_draft
+
+            check_draft(model, draft)
+        self.engine = LocalEngine(model.executable, config, draft.executable if draft is not None else None)
         self._open: dict[tuple[str, int], _Collector] = {}
 
     @property

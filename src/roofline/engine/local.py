@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Iterable
 
 from roofline.backends.base import Executable
-from roofline.common.errors import RequestError
+from roofline.common.errors import ConfigError, RequestError
 from roofline.engine import naive_scheduler, scheduler
 from roofline.engine.cache import Cache, PagedCache, root_key
 from roofline.engine.checks import check_request, token_ids
@@ -15,7 +15,7 @@ from roofline.engine.naive_cache import NaiveCache
 from roofline.engine.params import SamplingParams
 from roofline.engine.scheduler import State
 from roofline.engine.sequence import Request
-from roofline.engine.speculation import Speculator
+from roofline.engine.speculation import Drafter, Speculator
 from roofline.engine.stats import EngineStats, Meter
 from roofline.engine.step import Stepper
 
@@ -25,17 +25,22 @@ SCHEDULERS = {"continuous": scheduler.schedule, "naive": naive_scheduler.schedul
 class LocalEngine:
     """ids -> ids in this process, step by step. Not thread-safe: one thread submits, steps and aborts.
 
+    Args:
+        draft: the executable of a smaller model with the same vocabulary, for speculate="draft"; closed with this one.
+
     Raises:
         ConfigError, CapacityError: the configuration does not fit the executable.
     """
 
-    def __init__(self, executable: Executable, config: EngineConfig | None = None) -> None:
+    def __init__(
+        self, executable: Executable, config: EngineConfig | None = None, draft: Executable | None = None
+    ) -> None:
         self.config = config or EngineConfig()
         self.executable = executable
         self.limits: StepLimits = resolve(self.config, executable)
         self.state = State(_cache(self.config, executable.num_pages), self.limits)
         self._meter = Meter(executable.num_pages, executable.page_bytes)
-        self._speculator = _speculator(self.config, executable)
+        self._speculator = _speculator(self.config, executable, draft)
         self._stepper = Stepper(
             executable,
             self.state,
@@ -131,12 +136,24 @@ class LocalEngine:
             del self._requests[request_id]
 
 
-def _speculator(config: EngineConfig, executable: Executable) -> Speculator | None:
+def _speculator(config: EngineConfig, executable: Executable, draft: Executable | None) -> Speculator | None:
+    if (config.speculate == "draft") != (draft is not None):
+        raise ConfigError('speculate="draft" needs a draft model, and nothing else takes one')
     if config.speculate == "off":
         return None
-    from roofline.engine.ngram import NgramDrafter
+    drafter: Drafter
+    if draft is None:
+        from roofline.engine.ngram import NgramDrafter
 
-    return Speculator(NgramDrafter(), config.speculate_tokens, executable.clock, not config.speculate_always)
+        drafter = NgramDrafter()
+    else:
+        from roofline.engine.draft import DraftModel
+
+        if draft.vocab_size != executable.vocab_size:
+            sizes = f"{draft.vocab_size:,} ids, the model {executable.vocab_size:,}"
+            raise ConfigError(f"the draft model has {sizes}: they must share their vocabulary")
+        drafter = DraftModel(draft)
+    return Speculator(drafter, config.speculate_tokens, executable.clock, not config.speculate_always)
 
 
 def _cache(config: EngineConfig, num_pages: int) -> Cache:

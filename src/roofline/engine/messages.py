@@ -23,13 +23,16 @@ MAX_MESSAGE = 1 << 28  # bytes; more is a broken stream, not a message
 class EngineSpec(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=True):
     """What the engine process loads: `factory(source, **options)`, an object with `executable` and `name`.
 
-    `factory` is "module:function"; options are plain values.
+    `factory` is "module:function"; options are plain values. `draft` is the source of a draft model, loaded the same
+    way, and compared by the module's `check_draft(model, draft)`.
     """
 
     source: str
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     config: EngineConfig = msgspec.field(default_factory=EngineConfig)
     factory: str = "roofline.bundle:load"
+    draft: str | None = None
+    draft_options: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -65,13 +65,16 @@ class NgramDrafter:
     free = True
 
     def __init__(self) -> None:
+        self.settled = True
         self._indices: dict[Sequence, NgramIndex] = {}
 
     def draft(self, sequences: list[Sequence], counts: list[int]) -> None:
         """Give each sequence a draft of `counts` tokens, or none."""
+        self.settled = True
         for sequence, count in zip(sequences, counts, strict=True):
             index = self._indices.get(sequence)
             if index is None:
+                self.settled = False
                 index = self._indices[sequence] = NgramIndex()
             sequence.draft = index.guess(sequence.ids, count)
 

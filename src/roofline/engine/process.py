@@ -181,9 +181,16 @@ def _submit(engine: LocalEngine, message: Submit) -> list[Event]:
 
 
 def _load(spec: EngineSpec) -> tuple[str, LocalEngine]:
-    module, _, function = spec.factory.partition(":")
-    loaded = getattr(import_module(module), function)(spec.source, **spec.options)
-    return loaded.name, LocalEngine(loaded.executable, spec.config)
+    name, _, function = spec.factory.partition(":")
+    module = import_module(name)
+    load = getattr(module, function)
+    if spec.draft is None:
+        loaded = load(spec.source, **spec.options)
+        return loaded.name, LocalEngine(loaded.executable, spec.config)
+    # With their text sides, which tell whether they share a vocabulary.
+    loaded, draft = load(spec.source, **{**spec.options, "text": True}), load(spec.draft, **spec.draft_options)
+    module.check_draft(loaded, draft)
+    return loaded.name, LocalEngine(loaded.executable, spec.config, draft.executable)
 
 
 def _die_with_parent() -> None:

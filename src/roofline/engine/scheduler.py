@@ -1,7 +1,7 @@
 """Continuous batching: which tokens of which sequences the next step computes, and what its results change.
 
 Decodes first, oldest first; then prompt chunks up to the token budget; then new requests, first come first served;
-then, where tokens, rows and pages are left, the drafted tokens of decodes, which are verified in the same step.
+or, where a step only decodes, drafted tokens that are verified with it, as far as tokens, rows and pages are left.
 When pages run out the youngest sequence gives all of its pages back and is computed again later (recompute
 pre-emption), so the oldest always advances and every request ends. Nothing here but integers: no arrays, no clock.
 """
@@ -117,10 +117,14 @@ def plan_drafts(state: State, plan: StepPlan) -> None:
     """Add to each decode as much of its draft as the step has room for. What does not fit is cut off the draft.
 
     Nobody loses anything to a draft: tokens, rows and pages are those that are left, and `commit` gives the pages back.
+    A step with prompt tokens takes none: it is bound by arithmetic, not by the weights that drafts read along.
     """
     limits = state.limits
     for i, sequence in enumerate(plan.sequences[: plan.decodes]):
         if not sequence.draft:
+            continue
+        if not plan.decode_only:
+            sequence.draft = []
             continue
         length, pages = len(sequence.ids), sequence.pages
         rows = limits.rows - len(plan.sampled) - plan.drafted

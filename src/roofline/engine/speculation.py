@@ -12,6 +12,7 @@ from statistics import median
 from typing import Protocol
 
 from roofline.backends.base import Clock
+from roofline.common import log
 from roofline.engine.scheduler import State, StepPlan
 from roofline.engine.sequence import Sequence
 
@@ -25,9 +26,11 @@ RETRY, LONGEST_RETRY = 64, 1024  # drafts held back before the prices are doubte
 
 
 class Drafter(Protocol):
-    """Makes drafts. `free`: so cheap that drafts are made also where none will be verified."""
+    """Makes drafts. `free`: so cheap that drafts are made also where none will be verified. `settled`: the last call
+    drafted only, and did not have to take in much text before."""
 
     free: bool
+    settled: bool
 
     def draft(self, sequences: list[Sequence], counts: list[int]) -> None:
         """Set the `draft` of each sequence: at most `counts` ids that may follow its `ids`."""
@@ -111,9 +114,10 @@ class Speculator:
         self.seconds = 0.0  # spent on drafting
         self._clock, self._times = clock, StepTimes()
         self._drafting = 0.0  # seconds, for the step to come
+        self._broken = False
 
     def draft(self, state: State) -> None:
-        """Set the drafts of the sequences that the next step decodes. Steps with prompt tokens get none."""
+        """Set the drafts of the sequences that the next step decodes; none where some prompt is still to compute."""
         started = self._clock.now()
         running = state.running
         for sequence in running:
@@ -121,8 +125,10 @@ class Speculator:
             if sequence.speculation is None:
                 sequence.speculation = Record()
             sequence.speculation.guess = []
-        self._drafting = 0.0
-        if state.waiting or any(len(s.ids) - s.computed > 1 for s in running):
+        self._drafting, self.drafter.settled = 0.0, True
+        if self._broken or any(len(s.ids) - s.computed > 1 for s in running):
+            return
+        if state.waiting and not self.drafter.free:  # a prompt may join the step, and the drafts would be in vain
             return
         most = [min(self.tokens, s.end - len(s.ids) - 1) for s in running]
         able = [(s, count) for s, count in zip(running, most, strict=True) if count > 0]
@@ -138,7 +144,7 @@ class Speculator:
 
     def learn(self, plan: StepPlan, drafted: list[int], fresh: list[list[int]], seconds: float) -> None:
         """Take in a step: drafted tokens and new ids of each of `plan.sampled`, and its time without drafting."""
-        if plan.decode_only:
+        if plan.decode_only and self.drafter.settled:
             self._times.add(len(plan.sequences), plan.drafted, seconds + self._drafting)
         for sequence, count, tokens in zip(plan.sampled, drafted, fresh, strict=True):
             record: Record | None = sequence.speculation
@@ -159,8 +165,16 @@ class Speculator:
         self.drafter.close()
 
     def _make(self, wanted: list[tuple[Sequence, int]]) -> None:
-        self.drafter.draft([s for s, _ in wanted], [count for _, count in wanted])
+        if not wanted:
+            return
+        try:
+            self.drafter.draft([s for s, _ in wanted], [count for _, count in wanted])
+        except Exception as error:  # no request may fail because nobody could guess its next ids
+            log.get("engine").error("drafting failed and is off from now on", exc_info=error)
+            self._broken = True
         for sequence, _ in wanted:
+            if self._broken:
+                sequence.draft = []
             sequence.speculation.guess = list(sequence.draft)
 
     def _chosen(self, able: list[tuple[Sequence, int]], sequences: int) -> list[tuple[Sequence, int]]:

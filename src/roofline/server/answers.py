@@ -197,7 +197,8 @@ class Answers:
             metrics.first_token(now - self.arrived)
             self._leave_queue(with_token=True)
         else:
-            metrics.next_token(now - choice.last)
+            for _ in range(tokens):  # those of one step share its time
+                metrics.next_token((now - choice.last) / tokens)
         choice.last = now
         choice.tokens += tokens
         self.counts.completion += tokens

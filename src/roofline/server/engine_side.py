@@ -49,4 +49,5 @@ def as_dict(stats: EngineStats) -> dict[str, Any]:
         "prefill_tokens_per_second": stats.prefill_tokens_per_second,
         "decode_tokens_per_second": stats.decode_tokens_per_second,
         "share_of_roof": stats.share_of_roof,
+        "acceptance": stats.acceptance,
     }

@@ -20,6 +20,10 @@ GAUGES = {
 COUNTERS = {
     "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", "prefix_queries"),
     "vllm:prefix_cache_hits": ("Prompt tokens found there.", "prefix_hits"),
+    "vllm:spec_decode_num_drafts": ("Drafts that were verified.", "drafts"),
+    "vllm:spec_decode_num_draft_tokens": ("Tokens in them.", "draft_tokens"),
+    "vllm:spec_decode_num_accepted_tokens": ("Those of them that were right.", "accepted_tokens"),
+    "roofline:spec_decode_num_held": ("Drafts left aside because they would have lost time.", "drafts_held"),
     "vllm:num_preemptions": ("Answers that lost their pages and were computed again.", "preemptions"),
 }
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from roofline.common import log
 from roofline.common.errors import ConfigError
@@ -33,6 +33,7 @@ class ServeOptions:
         api_key: needed on every route but /health when given.
         max_model_len: longest prompt plus answer in tokens; None takes what the model and the cache allow.
         served_model_name: the name that requests give; None takes `model`.
+        speculate, draft, speculate_tokens: see `EngineConfig`; `draft` is the name, hub id or path of the draft model.
         load: further options of `roofline.bundle.load` (threads, isa, cache_tokens, ...).
     """
 
@@ -43,12 +44,17 @@ class ServeOptions:
     max_model_len: int | None = None
     served_model_name: str | None = None
     max_running: int = 64
+    speculate: Literal["off", "ngram", "draft"] = "off"
+    draft: str | None = None
+    speculate_tokens: int = 4
     load: dict[str, Any] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
             raise ConfigError(f"port {self.port} is not within 0 and 65535")
+        if (self.speculate == "draft") != (self.draft is not None):
+            raise ConfigError("speculating with a draft model needs both --speculate draft and --draft MODEL")
         if self.api_key is not None and (not self.api_key.strip() or not self.api_key.isascii()):
             raise ConfigError("the API key must be ASCII and not empty")
 
@@ -67,17 +73,31 @@ def serve(options: ServeOptions) -> None:
     listening = _listen(options)
     started = time.perf_counter()
     gc.disable()  # importing makes objects that stay: looking for garbage among them takes a sixth of the time
-    spec = EngineSpec(
-        source=options.model,
-        options={**options.load, "max_model_len": options.max_model_len, "text": False},  # text is ours
-        config=EngineConfig(max_running=options.max_running, max_model_len=options.max_model_len),
-    )
-    remote = RemoteEngine(spec)
+    remote = RemoteEngine(_spec(options))
     remote.launch()  # all that follows happens while the engine loads
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(options, listening, remote, started))
+
+
+def _spec(options: ServeOptions) -> EngineSpec:
+    """What the engine process is to load."""
+    load = {**options.load, "max_model_len": options.max_model_len, "text": False}  # text is ours
+    if options.speculate != "off":
+        load["draft_tokens"] = options.speculate_tokens
+    return EngineSpec(
+        source=options.model,
+        options=load,
+        config=EngineConfig(
+            max_running=options.max_running,
+            max_model_len=options.max_model_len,
+            speculate=options.speculate,
+            speculate_tokens=options.speculate_tokens,
+        ),
+        draft=options.draft,
+        draft_options={name: value for name, value in options.load.items() if name != "weights"},
+    )
 
 
 async def _run(options: ServeOptions, listening: socket.socket, remote: RemoteEngine, started: float) -> None:
