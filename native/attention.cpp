@@ -11,7 +11,6 @@ constexpr int kSplit = 512;    // absolute positions of an attention split
 constexpr int kPageTokens = 16;
 constexpr int kBlockPages = 4; // pages a kernel has in hand, and fetches ahead
 constexpr int kRopeRows = 16;  // prefill rows of a claim of rope and cache write
-constexpr int kQueryRows = 16;  // prefill rows of an attention item
 constexpr int kFewRows = 16;   // segments up to here (drafted tokens to verify) share splits out as single rows do
 constexpr int kQueries = 24;   // prefill queries that look at a block of keys together: with it and the next, a first cache full
 
@@ -31,6 +30,7 @@ void Executable::plan_items() {
     const int32_t *start = field(kSegStart), *context = field(kContextLen);
     const int group = attention_.heads / attention_.kv_heads, window = attention_.window;
     const int few = rows_of_a_tile(group, kernels_->max_queries);
+    const int query_rows = variant(ops_[attend_]).query_rows;  // all layers attend alike
     int slots = 0, merges = 0;
     has_prefill_ = false;
     for (int s = 0; s < segments_; s++) {
@@ -53,9 +53,9 @@ void Executable::plan_items() {
             continue;
         }
         // Late rows see most keys: they go first, so that the last items claimed are short.
-        for (int r = (count - 1) / kQueryRows * kQueryRows; r >= 0; r -= kQueryRows)
+        for (int r = (count - 1) / query_rows * query_rows; r >= 0; r -= query_rows)
             for (int h = 0; h < attention_.kv_heads; h++)
-                items_.push_back({s, h, start[s] + r, std::min(kQueryRows, count - r), 0, 0, 0, 0, 0});
+                items_.push_back({s, h, start[s] + r, std::min(query_rows, count - r), 0, 0, 0, 0, 0});
     }
     if (partial_states_.size() < (size_t)slots * group) {
         partial_states_.resize((size_t)slots * group);

@@ -95,6 +95,8 @@ class PyExecutable {
         }
     }
 
+    void choose(size_t op, int regime, const std::string& variant) { core_->choose(op, regime, variant); }
+
     bool timing() const { return core_->timing; }
     void set_timing(bool on) { core_->timing = on; }
     std::vector<double> op_seconds() const { return core_->op_seconds; }
@@ -171,6 +173,7 @@ NB_MODULE(_native, m) {
         .def("sample", &PyExecutable::sample, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "sample_index"_a, "position"_a,
              "repetition"_a, "presence"_a, "frequency"_a, "hist_start"_a, "hist_ids"_a, "hist_counts"_a, "bias_start"_a, "bias_ids"_a, "bias_values"_a,
              "logprobs"_a, "mask"_a.none(), "ids"_a, "logprob"_a, "top_ids"_a, "top_logprobs"_a, "width"_a)
+        .def("choose", &PyExecutable::choose, "op"_a, "regime"_a, "variant"_a)
         .def_prop_rw("timing", &PyExecutable::timing, &PyExecutable::set_timing)
         .def("op_seconds", &PyExecutable::op_seconds);
     m.def("pack", &pack, "format"_a, "file"_a, "rows"_a, "k"_a, "out"_a, "threads"_a);
@@ -182,6 +185,7 @@ NB_MODULE(_native, m) {
     });
     m.def("isas", &isas);
     m.def("versions", [] { return std::make_pair(kLayoutVersion, kCodeVersion); });  // of packed weights and of code
+    m.def("compiler", [] { return ROOFLINE_COMPILER; });
     m.def("build_id", [] { return ROOFLINE_BUILD_ID; });
     bind_kernels(m);
     ::bind_roofs(m);

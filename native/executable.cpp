@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <stdexcept>
 
 namespace roofline {
 namespace {
-
-constexpr int kPrivateRows = 2;    // up to here every thread prepares the rows itself: cheaper than a barrier
 
 struct Reader {
     const std::vector<int64_t>& code;
@@ -44,7 +43,7 @@ Executable::Executable(const Kernels* kernels, int threads, const std::vector<in
     op_seconds.assign(ops_.size(), 0.0);
     workers_.resize(threads);
     for (auto& w : workers_) {
-        w.private_rows.resize(kPrivateRows * Quantised::row_bytes(widest_, 2) + 64);
+        w.private_rows.resize(kMostPrivateRows * Quantised::row_bytes(widest_, 2) + 64);
         w.scratch.resize(widest_ + 64);
     }
     size_attention_scratch();
@@ -78,8 +77,20 @@ void Executable::parse(const std::vector<int64_t>& code, const uint8_t* weights)
             op.segments.push_back(s);
         }
         widest_ = std::max(widest_, op.width);
+        if (op.code == Code::Attend && !attend_) attend_ = ops_.size();
         ops_.push_back(std::move(op));
     }
+}
+
+void Executable::choose(size_t index, int regime, const std::string& variant) {
+    if (index >= ops_.size() || regime < 0 || regime >= kRegimes) throw std::invalid_argument("there is no such op or regime");
+    Op& op = ops_[index];
+    VariantKind kind;
+    if (op.code == Code::Linear || op.code == Code::LinearGated) kind = is_float(op.segments[0].format) ? VariantKind::FloatLinear : VariantKind::Linear;
+    else if (op.code == Code::NormQuantise || op.code == Code::Quantise || op.code == Code::GatedQuantise) kind = VariantKind::Rows;
+    else if (op.code == Code::Attend) kind = VariantKind::Attend;
+    else throw std::invalid_argument("this op has no variants");
+    op.variants[regime] = variant_named(kind, variant, kernels_, op.digits);
 }
 
 void Executable::forward() {
@@ -173,7 +184,7 @@ bool Executable::row_op(const Op& op, int index, int worker) {
     Worker& w = workers_[worker];
     const int64_t rows = lead(op);
     const bool quantised = op.code == Code::NormQuantise || op.code == Code::Quantise || op.code == Code::GatedQuantise;
-    if (quantised && rows <= kPrivateRows) {
+    if (quantised && rows <= variant(op).private_rows) {
         w.private_id = op.y.id;
         for (int64_t r = 0; r < rows; r++) one_row(op, r, w.private_rows.data(), rows, r, w.scratch.data());
         return false;
@@ -193,6 +204,7 @@ void Executable::linear(const Op& op, int index, int worker) {
     const int64_t rows = lead(op);
     if (rows == 0) return;
     const Worker& w = workers_[worker];
+    const Variant& v = variant(op);
     const bool gated = op.code == Code::LinearGated;  // a tile of the gate and one of up are computed together
     int64_t tiles = 0, bytes = 0;
     for (const Segment& s : op.segments) {
@@ -201,12 +213,13 @@ void Executable::linear(const Op& op, int index, int worker) {
         bytes += n * (int64_t)tile_bytes(s.format, s.k);
     }
     if (gated) tiles /= 2;
-    // About 20 us a claim (25 GB/s or 600 Gop/s a core), yet enough claims that no thread waits long at the end.
+    // A claim is as long as the variant says (at 25 GB/s or 600 Gop/s a core), yet enough claims that no thread waits long at the end.
     const double tile_seconds = std::max((double)bytes / tiles / 25e9, (gated ? 4.0 : 2.0) * kTileRows * op.width * rows / 600e9);
-    int64_t chunk = std::min<int64_t>((int64_t)(20e-6 / tile_seconds), tiles / (4 * pool_.threads()));
+    int64_t chunk = std::min<int64_t>((int64_t)(v.claim_us * 1e-6 / tile_seconds), tiles / (4 * pool_.threads()));
     chunk = std::max<int64_t>(2, (chunk + 1) / 2 * 2);
     Linear a;
     a.tokens = rows;
+    a.blocks = v.blocks;
     uint8_t* x = w.private_id == op.x.id ? const_cast<uint8_t*>(w.private_rows.data()) : at(op.x);
     Claims claim = claims(index, worker, tiles, chunk);
     for (int64_t begin, end; claim.next(begin, end);) {

@@ -8,6 +8,7 @@
 
 #include "kernels.h"
 #include "pool.h"
+#include "variant.h"
 
 namespace roofline {
 
@@ -43,6 +44,7 @@ struct Op {
     int layer = 0;
     const float *q_norm = nullptr, *k_norm = nullptr;
     std::vector<Segment> segments;
+    Variant variants[kRegimes];  // by rows of the step
 };
 
 struct Attention {  // shared by all layers of the KV group
@@ -60,6 +62,9 @@ class Executable {
     Executable(const Kernels* kernels, int threads, const std::vector<int64_t>& code, const uint8_t* weights, const Attention& attention,
                const int32_t* batch, const std::vector<int64_t>& fields, uint8_t* arena, const Ref& logits, int vocab);
     void forward();
+    // How op `index` is computed from the next step on, in steps of that regime. Throws std::invalid_argument for a
+    // variant that the op has not. They are no part of `code`: that says what is computed, on any machine.
+    void choose(size_t index, int regime, const std::string& variant);
     float* logits() const { return (float*)at(logits_); }
     int rows() const { return rows_; }
     int vocab() const { return vocab_; }
@@ -119,6 +124,7 @@ class Executable {
     const int32_t* field(BatchField f) const { return batch_ + fields_[f]; }
     uint8_t* at(const Ref& r) const { return arena_ + r.base + r.per_token * tokens_ + r.per_row * rows_; }
     int64_t lead(const Op& op) const { return op.over_rows ? rows_ : tokens_; }
+    const Variant& variant(const Op& op) const { return op.variants[regime_of(lead(op))]; }
     void parse(const std::vector<int64_t>& code, const uint8_t* weights);
     void plan_items();
     void work(int worker);
@@ -156,6 +162,7 @@ class Executable {
     Ref logits_;
     int vocab_, tokens_ = 0, rows_ = 0, segments_ = 0;
     bool has_prefill_ = false;
+    size_t attend_ = 0;  // index of the first Attend
     int64_t widest_ = 0;
     std::unique_ptr<Counter[]> counters_;
     std::vector<Item> items_;

@@ -20,7 +20,7 @@ template <class T> using Output = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
 
 // x float [tokens][k] -> y float [tokens][rows]; quantised formats quantise x by (token, group of 32) first.
 void linear(const std::string& isa, int format, uintptr_t weight, int64_t rows, int64_t k, Array<float> x, Output<float> y,
-            int digits) {
+            int digits, const std::string& variant) {
     const Kernels* kernels = kernels_named(isa);
     const int64_t tokens = (int64_t)x.size() / k;
     std::vector<uint8_t> buffer(tokens * Quantised::row_bytes(k, digits) + 64);
@@ -32,6 +32,8 @@ void linear(const std::string& isa, int format, uintptr_t weight, int64_t rows, 
     a.tokens = tokens;
     a.y = y.data();
     a.ldy = rows;
+    const VariantKind kind = is_float(a.format) ? VariantKind::FloatLinear : VariantKind::Linear;
+    a.blocks = variant_named(kind, variant, kernels, digits).blocks;
     FloatMode mode;
     if (is_float(a.format)) {
         a.xf = x.data();
@@ -90,7 +92,12 @@ void exp2_many(const std::string& isa, Array<float> x, Output<float> out) {
 
 void bind_kernels(nb::module_& m) {
     auto k = m.def_submodule("kernels", "Single kernels by instruction set");
-    k.def("linear", &linear, "isa"_a, "format"_a, "weight"_a, "rows"_a, "k"_a, "x"_a, "y"_a, "digits"_a = 1);
+    k.def("linear", &linear, "isa"_a, "format"_a, "weight"_a, "rows"_a, "k"_a, "x"_a, "y"_a, "digits"_a = 1, "variant"_a = "default");
+    // [digits - 1][tiles - 1]: most tokens of a block of linear layers on quantised weights.
+    k.def("block_tokens", [](const std::string& isa) {
+        const Kernels* t = kernels_named(isa);
+        return std::vector<std::vector<int>>{{t->block_tokens[0][0], t->block_tokens[0][1]}, {t->block_tokens[1][0], t->block_tokens[1][1]}};
+    }, "isa"_a);
     k.def("quantise", &quantise, "isa"_a, "x"_a, "k"_a, "q"_a, "scale"_a, "sum"_a, "digits"_a = 1);
     k.def("rms_norm", &rms_norm, "isa"_a, "x"_a, "weight"_a, "eps"_a, "out"_a);
     k.def("gated", &gated, "isa"_a, "gate"_a, "up"_a, "out"_a);

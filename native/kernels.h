@@ -39,6 +39,14 @@ struct Quantised {
     }
 };
 
+// How a linear layer cuts its work; see variant.h. No choice here changes a bit.
+struct Blocks {
+    static constexpr int64_t kFetchNext = -1, kFetchByCount = -2;
+    int tiles = 0, tokens = 0;      // most row tiles and tokens of a block; 0: the instruction set's own
+    bool greedy = false;            // full blocks of tokens first, instead of even shares
+    int64_t fetch = kFetchByCount;  // bytes ahead (0: none), the next block, or what suits the number of tokens
+};
+
 struct Linear {
     Format format;
     const uint8_t* weight;  // packed tiles
@@ -52,6 +60,7 @@ struct Linear {
     const float* bias;      // [rows] or null
     const float* residual;  // [tokens][ldr] or null, already at the first column
     int64_t ldr;
+    Blocks blocks;
 };
 
 struct Rope {              // what turns a row of q|k|v into a query and cache entries
@@ -122,6 +131,7 @@ struct Kernels {
     void (*sample)(SampleRow&);
     void (*exp2_many)(const float* x, int64_t n, float* out);  // tests
     int max_queries;
+    int block_tokens[2][2];  // [digits - 1][tiles - 1]: most tokens of a block of linear layers
 };
 
 const Kernels* portable_kernels();

@@ -3,6 +3,11 @@
 #pragma once
 #include "elementary_impl.h"
 
+// gcc stops inlining when a file has grown by some share: one more block size made others call their inner loops as
+// functions, a third slower. Whatever holds values of a block in registers says so itself.
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+#define NEVER_INLINE __attribute__((noinline))
+
 namespace roofline {
 namespace ISA_NAMESPACE {
 
@@ -74,7 +79,7 @@ struct Q6_K : Nibbles {
 // ---- linear: orders "q8g32", "q15g32": exact int32 in a group, then one FMA (and one for a minimum) a group, ascending ------------
 
 template <class Fmt, int J, int D, int RT, int MT>
-static inline void dot_quarter(const uint8_t* const (&v)[RT], const int8_t* const (&x)[D], I32 (&d)[D][RT][MT]) {
+static ALWAYS_INLINE void dot_quarter(const uint8_t* const (&v)[RT], const int8_t* const (&x)[D], I32 (&d)[D][RT][MT]) {
     Bytes a[RT], b[RT];
     for (int r = 0; r < RT; r++) Fmt::template two<J>(v[r], a[r], b[r]);
     for (int i = 0; i < D; i++)
@@ -88,7 +93,7 @@ static inline void dot_quarter(const uint8_t* const (&v)[RT], const int8_t* cons
 }
 
 template <class Fmt, int D, int RT, int MT>
-static inline void begin_dots(I32 (&d)[D][RT][MT], const int32_t* isum, int half) {
+static ALWAYS_INLINE void begin_dots(I32 (&d)[D][RT][MT], const int32_t* isum, int half) {
     for (int m = 0; m < MT; m++) {
         I32 start = izero();
         if constexpr (Fmt::kOffset != 0) {
@@ -104,22 +109,21 @@ static inline void begin_dots(I32 (&d)[D][RT][MT], const int32_t* isum, int half
 
 // The integer dot product as float: exact up to this one conversion.
 template <int D, int RT, int MT>
-static inline F32 dot_value(const I32 (&d)[D][RT][MT], int r, int m) {
+static ALWAYS_INLINE F32 dot_value(const I32 (&d)[D][RT][MT], int r, int m) {
     if constexpr (D == 2) return to_float(iadd(ishl<7>(d[0][r][m]), d[1][r][m]));
     return to_float(d[0][r][m]);
 }
 
 // Tile r of a block: neighbours of one weight, or the same tile of the gate and of up.
-static inline const uint8_t* tile_of(const Linear& a, int64_t tile, int r, size_t size) {
+static ALWAYS_INLINE const uint8_t* tile_of(const Linear& a, int64_t tile, int r, size_t size) {
     return a.up ? (r ? a.up : a.weight) + tile * size : a.weight + (tile + r) * size;
 }
 
 template <class Fmt, int D, int RT, int MT>
-static inline void quantised_block(const Linear& a, int64_t tile, const Panel& p, int64_t token, bool far, F32 (&acc)[RT][MT]) {
+static ALWAYS_INLINE void quantised_block(const Linear& a, int64_t tile, const Panel& p, int64_t token, size_t ahead, F32 (&acc)[RT][MT]) {
     const int64_t groups = a.k / 32;
     const size_t size = tile_bytes(a.format, a.k), step = size / groups;
     const uint8_t *v[RT], *s[RT];
-    const size_t ahead = far ? (a.up ? 1 : RT) * size : 8192;
     const uint8_t* fetch[RT];
     for (int r = 0; r < RT; r++) fetch[r] = tile_of(a, tile, r, size) + ahead;
     const int8_t* x[D];
@@ -135,7 +139,7 @@ static inline void quantised_block(const Linear& a, int64_t tile, const Panel& p
         for (int m = 0; m < MT; m++) acc[r][m] = zero();
     for (int64_t g = 0; g < groups; g++) {
         I32 d[D][RT][MT];
-        if (MT == 1 || far)
+        if (ahead)
             for (int r = 0; r < RT; r++)
                 for (size_t at = 0; at < step; at += 64) prefetch_far(fetch[r] + at);
         for (int r = 0; r < RT; r++) fetch[r] += step;
@@ -173,7 +177,7 @@ static inline void quantised_block(const Linear& a, int64_t tile, const Panel& p
 }
 
 template <int RT, int MT>
-static inline void store_block(const Linear& a, int64_t tile, int64_t token, F32 (&acc)[RT][MT]) {
+static ALWAYS_INLINE void store_block(const Linear& a, int64_t tile, int64_t token, F32 (&acc)[RT][MT]) {
     if constexpr (RT == 2)
         if (a.up) {
             const int64_t row = tile * kTileRows, left = a.rows - row;
@@ -197,46 +201,66 @@ static inline void store_block(const Linear& a, int64_t tile, int64_t token, F32
 }
 
 template <class Fmt, int D, int RT, int MT>
-static void run_block(const Linear& a, int64_t tile, const Panel& p, int64_t first, int64_t token, bool far) {
+static NEVER_INLINE void run_block(const Linear& a, int64_t tile, const Panel& p, int64_t first, int64_t token, size_t ahead) {
     F32 acc[RT][MT];
-    quantised_block<Fmt, D, RT, MT>(a, tile, p, token, far, acc);
+    quantised_block<Fmt, D, RT, MT>(a, tile, p, token, ahead, acc);
     store_block<RT, MT>(a, tile, first + token, acc);
 }
 
 // Tokens of a block: two tiles on an instruction set that holds one leave room for half as many.
 template <int D, int RT> static constexpr int kTokens = std::max(1, (D == 2 ? kMaxTokensWide : kMaxTokens) * kMaxRowTiles / std::max(RT, kMaxRowTiles));
 
+// The largest block there is code for: wider ones than kTokens may win where their loads do.
+template <int D, int RT> static constexpr int kMostTokens = D == 1 && kMaxRowTiles == 2 ? std::max(kTokens<D, RT>, RT == 1 ? 8 : 6) : kTokens<D, RT>;
+
 template <class Fmt, int D, int RT>
-static inline void run_tokens(const Linear& a, int64_t tile, const Panel& p, int64_t first, int64_t token, int count, bool far) {
+static inline void run_tokens(const Linear& a, int64_t tile, const Panel& p, int64_t first, int64_t token, int count, size_t ahead) {
     switch (count) {
-        case 1: return run_block<Fmt, D, RT, 1>(a, tile, p, first, token, far);
-        case 2: if constexpr (kTokens<D, RT> >= 2) return run_block<Fmt, D, RT, 2>(a, tile, p, first, token, far); break;
-        case 3: if constexpr (kTokens<D, RT> >= 3) return run_block<Fmt, D, RT, 3>(a, tile, p, first, token, far); break;
-        case 4: if constexpr (kTokens<D, RT> >= 4) return run_block<Fmt, D, RT, 4>(a, tile, p, first, token, far); break;
-        case 5: if constexpr (kTokens<D, RT> >= 5) return run_block<Fmt, D, RT, 5>(a, tile, p, first, token, far); break;
+        case 1: return run_block<Fmt, D, RT, 1>(a, tile, p, first, token, ahead);
+        case 2: if constexpr (kMostTokens<D, RT> >= 2) return run_block<Fmt, D, RT, 2>(a, tile, p, first, token, ahead); break;
+        case 3: if constexpr (kMostTokens<D, RT> >= 3) return run_block<Fmt, D, RT, 3>(a, tile, p, first, token, ahead); break;
+        case 4: if constexpr (kMostTokens<D, RT> >= 4) return run_block<Fmt, D, RT, 4>(a, tile, p, first, token, ahead); break;
+        case 5: if constexpr (kMostTokens<D, RT> >= 5) return run_block<Fmt, D, RT, 5>(a, tile, p, first, token, ahead); break;
+        case 6: if constexpr (kMostTokens<D, RT> >= 6) return run_block<Fmt, D, RT, 6>(a, tile, p, first, token, ahead); break;
+        case 7: if constexpr (kMostTokens<D, RT> >= 7) return run_block<Fmt, D, RT, 7>(a, tile, p, first, token, ahead); break;
+        case 8: if constexpr (kMostTokens<D, RT> >= 8) return run_block<Fmt, D, RT, 8>(a, tile, p, first, token, ahead); break;
     }
+}
+
+// Bytes that a block fetches ahead. For one token weights come from memory all along; for more, the first block of tokens
+// fetches what the next row block will read (`more`: there is one), and the others find their weights in the cache.
+template <int RT>
+static inline size_t fetch_ahead(const Linear& a, int count, bool more, bool first) {
+    const size_t next = more && first ? (a.up ? 1 : RT) * tile_bytes(a.format, a.k) : 0;
+    if (a.blocks.fetch == Blocks::kFetchNext) return next;
+    if (a.blocks.fetch >= 0) return first ? (size_t)a.blocks.fetch : 0;
+    if (a.tokens > 1 && next) return next;
+    return count == 1 ? 8192 : 0;
 }
 
 // One row block against all tokens of a panel (whose first is token `first`), in even shares: 8 tokens are 4 + 4, not 5 + 3.
 template <class Fmt, int D, int RT>
 static inline void run_panel(const Linear& a, int64_t tile, const Panel& p, int64_t first, bool more) {
-    const int64_t count = p.tokens, blocks = (count + kTokens<D, RT> - 1) / kTokens<D, RT>;
+    const int64_t most = a.blocks.tokens ? std::min(a.blocks.tokens, kMostTokens<D, RT>) : kTokens<D, RT>;
+    const int64_t count = p.tokens, blocks = (count + most - 1) / most;
     for (int64_t b = 0; b < blocks; b++) {
-        const int64_t token = count * b / blocks;
-        run_tokens<Fmt, D, RT>(a, tile, p, first, token, (int)(count * (b + 1) / blocks - token), more && b == 0);
+        const int64_t token = a.blocks.greedy ? most * b : count * b / blocks;
+        const int64_t end = a.blocks.greedy ? std::min(count, most * (b + 1)) : count * (b + 1) / blocks;
+        run_tokens<Fmt, D, RT>(a, tile, p, first, token, (int)(end - token), fetch_ahead<RT>(a, (int)(end - token), more, b == 0));
     }
 }
 
 template <class Fmt, int D>
 static void linear_digits(const Linear& a, int64_t tile_begin, int64_t tile_end) {
     const int64_t full = a.rows / kTileRows;
-    const int wanted = a.up || (a.tokens > 1 && kMaxRowTiles == 2) ? 2 : 1;
+    const int own = a.tokens > 1 && kMaxRowTiles == 2 ? 2 : 1;
+    const int wanted = a.up ? 2 : a.blocks.tiles ? a.blocks.tiles : own;
     const int step = a.up ? 1 : wanted;  // the gate's and up's tile of one number are one step
     for (int64_t first = 0; first < a.tokens; first += Quantised::kPanel) {
         const Panel p = a.x.panel(first / Quantised::kPanel);
         for (int64_t tile = tile_begin; tile < tile_end;) {
             const bool pair = wanted == 2 && (a.up || (tile + 2 <= tile_end && tile + 2 <= full));
-            const bool more = a.tokens > 1 && tile + 2 * step <= tile_end;
+            const bool more = tile + 2 * step <= tile_end;
             if (pair) run_panel<Fmt, D, 2>(a, tile, p, first, more);
             else run_panel<Fmt, D, 1>(a, tile, p, first, more);
             tile += pair ? step : 1;

@@ -2,7 +2,7 @@
 
 import hashlib
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -148,6 +148,14 @@ class CpuExecutable:
     def packed(self, weight: str) -> "tuple[PackedPiece, ...]":
         """Where the pieces of a matrix lie."""
         return self.layout.at(self.image.address, weight)
+
+    def choose(self, ops: Iterable[int], regime: int, variant: str) -> None:
+        """How these ops (indices into the Program) are computed in steps of that regime (variants.REGIMES).
+
+        Changes time, never a bit. Raises ValueError for a variant that they do not have.
+        """
+        for op in ops:
+            self._core.choose(op, regime, variant)
 
     def forward(self) -> None:
         """Run the step in `batch`; the GIL is free meanwhile."""

@@ -1,0 +1,116 @@
+"""Which variants an op of the core has in each regime: what `tune` may choose from. All of one op are bit-equal.
+
+A name is a few words that native/variant.h describes; each candidate here changes one thing against the default, and
+`combined` joins the words of several.
+"""
+
+from dataclasses import dataclass
+
+from roofline.backends.cpu.lower import LINEARS
+from roofline.ops.symbol import Q_BYTES
+from roofline.program.ir import Instr, Program
+
+DEFAULT = "default"
+FLOATS = ("F32", "F16", "BF16")
+REGIMES = ("1 row", "2-32 rows", "33+ rows")  # regime_of in native/variant.h
+FEW_ROWS = 32
+QUANTISED_ROWS = ("norm_quantize", "quantize_rows", "silu_mul_quantize")
+
+
+def regime_of(rows: int) -> int:
+    """Index into REGIMES of an op over that many rows."""
+    return 0 if rows <= 1 else 1 if rows <= FEW_ROWS else 2
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ops of one kind and shape, which share their choice.
+
+    kind: "linear", "float_linear", "rows" or "attend"; shape: what they compute, as text; ops: indices into the
+    Program; over_rows: their rows are the step's logit rows, not its tokens; digits: of integer activations.
+    """
+
+    kind: str
+    shape: str
+    ops: tuple[int, ...]
+    over_rows: bool = False
+    digits: int = 1
+    gated: bool = False
+
+
+def groups(program: Program) -> list[Group]:
+    """The Program's ops that have variants, those of equal shape together, in the order of their first."""
+    types = program.types()
+    found: dict[tuple[str, str], Group] = {}
+    for index, instr in enumerate(program.body):
+        described = _describe(instr, program)
+        if described is None:
+            continue
+        kind, shape = described
+        read = instr.inputs[0] if instr.op in LINEARS else instr.output.name
+        over_rows = types[instr.output.name].leading == "rows"
+        digits = Q_BYTES.get(types[read].dtype, 1)
+        shape = f"{shape} logits" if over_rows else shape
+        known = found.get((kind, shape))
+        ops = (*known.ops, index) if known else (index,)
+        found[kind, shape] = Group(kind, shape, ops, over_rows, digits, instr.op == "linear_silu_mul")
+    return list(found.values())
+
+
+def _describe(instr: Instr, program: Program) -> tuple[str, str] | None:
+    types = program.types()
+    if instr.op in LINEARS:
+        recipe = program.weights[instr.weights[0]]
+        formats = "+".join(dict.fromkeys(piece.format for piece in recipe.pieces))
+        kind = "float_linear" if recipe.pieces[0].format in FLOATS else "linear"
+        return kind, f"{instr.op} {recipe.shape[1]}x{recipe.shape[0]} {formats}"
+    if instr.op in QUANTISED_ROWS:
+        out = types[instr.output.name]
+        return "rows", f"{instr.op} {out.width} {out.dtype}"
+    if instr.op == "attend":
+        (group,) = program.kv_groups.values()
+        window = f" window {group.window}" if group.window else ""
+        return "attend", f"attend {instr.attr('heads')}/{group.kv_heads}x{group.head_dim}{window}"
+    return None
+
+
+def candidates(group: Group, regime: int, isa: str, threads: int) -> list[str]:
+    """Names worth measuring beside the default; each differs from it in one thing."""
+    if group.kind == "attend":
+        return [[], [], ["queries=8", "queries=32", "queries=64"]][regime]  # few rows need no such items
+    if group.kind == "rows":
+        return [["private=0"], ["private=0", "private=4", "private=8"], []][regime] if threads > 1 else []
+    claims = [f"claim={us}" for us in (5, 10, 40, 80)] if threads > 1 else []
+    if group.kind == "float_linear":
+        return claims
+    one_row = ["2x1", "fetch=off", "fetch=2048", "fetch=4096", "fetch=16384", "fetch=next"]
+    more_rows = [*blocks(isa, group), "greedy", "fetch=off", "fetch=4096"]
+    names = one_row if regime == 0 else more_rows
+    return [n for n in names if not (group.gated and n == "2x1")] + claims
+
+
+def blocks(isa: str, group: Group) -> list[str]:
+    """Blocks of row tiles x tokens that the instruction set has code for, the small ones that cannot win left out."""
+    from roofline import _native
+
+    most = _native.kernels.block_tokens(isa)[group.digits - 1]
+    names = []
+    for tiles in (1, 2):
+        if group.gated and tiles == 1:
+            continue  # a tile of the gate and one of up are always computed together
+        names += [f"{tiles}x{tokens}" for tokens in range(max(1, most[tiles - 1] // 2), most[tiles - 1] + 1)]
+    return names
+
+
+def combined(names: list[str]) -> str:
+    """One name with the words of all; of two words about one thing the first counts."""
+    words: dict[str, str] = {}
+    for name in names:
+        for word in name.split():
+            if word != DEFAULT:
+                words.setdefault(_axis(word), word)
+    return " ".join(words.values()) or DEFAULT
+
+
+def _axis(word: str) -> str:
+    return "block" if word[0].isdigit() else word.partition("=")[0]
