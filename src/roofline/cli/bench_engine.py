@@ -4,7 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
-from roofline.cli.options import DEFAULT_MODEL, AsJson, Isa, Threads, Weights
+from roofline.cli.options import DEFAULT_MODEL, AsJson, Draft, Isa, Speculate, SpeculateTokens, Threads, Weights
+from roofline.common.errors import ConfigError
 
 
 def command(
@@ -15,18 +16,54 @@ def command(
     threads: Threads = None,
     isa: Isa = None,
     weights: Weights = None,
+    speculate: Speculate = "off",
+    draft: Draft = None,
+    speculate_tokens: SpeculateTokens = 4,
 ) -> None:
-    """Time prefill, decode and serving. Prefix cache and speculation are off; every repeat is recorded."""
-    from roofline.bench.engine import bench_engine
+    """Time prefill, decode and serving. Prefix cache and speculation are off; every repeat is recorded.
 
+    With --speculate, time instead answers about natural texts, with and without it in turn.
+    """
     chosen = None if rows is None else [part.strip() for part in rows.split(",") if part.strip()]
-    record = bench_engine(model, threads=threads, isa=isa, weights=weights, rows=chosen, serve=serve)
+    given: dict[str, Any] = {"threads": threads, "isa": isa, "weights": weights, "rows": chosen}
+    if speculate == "off":
+        from roofline.bench.engine import bench_engine
+
+        if draft is not None:
+            raise ConfigError("--draft MODEL needs --speculate draft")
+        record, show = bench_engine(model, serve=serve, **given), _show
+    else:
+        from roofline.bench.speculation import bench_speculation
+
+        if (speculate == "draft") != (draft is not None):
+            raise ConfigError("speculating with a draft model needs both --speculate draft and --draft MODEL")
+        record = bench_speculation(model, speculate, draft=draft, tokens=speculate_tokens, **given)
+        show = _show_speculation
     if as_json:
         import json
 
         print(json.dumps(record))
     else:
-        _show(record)
+        show(record)
+
+
+def _show_speculation(record: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("row", "tok/s", "without", "ratio", "accepted", "of drafted", "tokens/step", "held", box=None)
+    for name, row in record["rows"].items():
+        accepted = "-" if row["acceptance"] is None else f"{row['acceptance']:.0%}"
+        rates = f"{record[name]:.1f}", f"{max(row['without_tok_s']):.1f}", f"{row['ratio']:.2f}"
+        counts = accepted, str(row["drafted"]), f"{row['tokens_per_step']:.2f}", str(row["held"])
+        table.add_row(name.removesuffix("_out_tok_s"), *rates, *counts)
+    console = Console()
+    chip, chosen, how = record["machine"]["chip"], record["chosen"], record["speculation"]
+    console.print(f"{record['model']} on {chip}: isa {chosen['isa']}; threads {chosen['threads']}")
+    console.print(table)
+    console.print(
+        f"{how['mode']}, up to {how['tokens']} tokens; best of {record['repeats']['in_turn']}; the ids are equal"
+    )
 
 
 def _show(record: dict[str, Any]) -> None:

@@ -1,0 +1,171 @@
+"""What speculation gains on natural text: the same answers with and without it, in turn, and their ids compared.
+
+These rows are apart from all others: how often a guess is right depends on the text, which no peer's row has.
+"""
+
+import time
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from roofline.bench.engine import setting
+from roofline.common.errors import ConfigError, RooflineError
+from roofline.engine.config import EngineConfig
+from roofline.engine.local import LocalEngine
+from roofline.engine.params import SamplingParams
+from roofline.engine.stats import EngineStats
+
+if TYPE_CHECKING:
+    from roofline.bundle import LoadedModel
+
+REPEATS = 5
+ANSWER = 200  # most tokens of an answer
+# How answers are sampled, by the ending of a row's name.
+SETTINGS: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 0.7, "seed": 7}}
+
+
+@dataclass(frozen=True)
+class Answered:
+    """One answer: its ids, seconds from its first id to its last, and what the engine counted from start to end."""
+
+    ids: list[int]
+    seconds: float
+    stats: EngineStats
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second after the first one."""
+        return (len(self.ids) - 1) / self.seconds if self.seconds else 0.0
+
+
+def texts() -> dict[str, str]:
+    """Name and prompt of each text."""
+    found = tomllib.loads((Path(__file__).parent / "texts.toml").read_text("utf-8"))
+    return {name: f"{entry['instruction']}\n{entry['text']}".strip() for name, entry in found.items()}
+
+
+def row_names() -> list[str]:
+    """The keys of all rows, in the order they run."""
+    return [row_name(name, sampling) for name in texts() for sampling in SETTINGS]
+
+
+def row_name(text: str, sampling: str) -> str:
+    return f"speculate_{text}_{sampling}_out_tok_s"
+
+
+def answer(engine: LocalEngine, prompt: Sequence[int], params: SamplingParams, eos_ids: Sequence[int]) -> Answered:
+    """Run one request alone. Raises RooflineError when the engine fails on it."""
+    ids: list[int] = []
+    before, first = engine.stats(), None
+    engine.submit(prompt, params, eos_ids=eos_ids)
+    while engine.has_work:
+        for event in engine.step():
+            if event.finish_reason == "error":
+                raise RooflineError(f"the engine failed during the bench: {event.error}")
+            ids += event.ids
+        if ids and first is None:
+            first = time.perf_counter()
+    return Answered(ids, time.perf_counter() - (first or 0.0), engine.stats().since(before))
+
+
+def compare(
+    plain: LocalEngine, guessing: LocalEngine, prompt: Sequence[int], params: SamplingParams, eos_ids: Sequence[int]
+) -> dict[str, Any]:
+    """Answer `prompt` with both engines in turn, REPEATS times; what is kept of it.
+
+    Raises RooflineError when an id differs: then one of the two is wrong.
+    """
+    without, with_ = [], []
+    for _ in range(REPEATS):
+        without.append(answer(plain, prompt, params, eos_ids))
+        with_.append(answer(guessing, prompt, params, eos_ids))
+        if with_[-1].ids != without[0].ids or without[-1].ids != without[0].ids:
+            raise RooflineError("speculation changed the ids of an answer, which it must never do: please report this")
+    counted = [one.stats for one in with_]
+    drafted, accepted = sum(s.draft_tokens for s in counted), sum(s.accepted_tokens for s in counted)
+    return {
+        "prompt_tokens": len(prompt),
+        "tokens": len(without[0].ids),
+        "tok_s": [round(one.rate, 1) for one in with_],
+        "without_tok_s": [round(one.rate, 1) for one in without],
+        "ratio": round(max(one.rate for one in with_) / max(one.rate for one in without), 3),
+        "drafted": drafted,
+        "accepted": accepted,
+        "acceptance": round(accepted / drafted, 4) if drafted else None,
+        "held": sum(s.drafts_held for s in counted),
+        "tokens_per_step": round(sum(s.decode_tokens for s in counted) / sum(decode_steps(s) for s in counted), 3),
+        "draft_share": round(sum(s.draft_seconds for s in counted) / sum(one.seconds for one in with_), 4),
+        "ids_equal": True,
+    }
+
+
+def decode_steps(stats: EngineStats) -> int:
+    """Decode steps of one answer: all but the one that its prompt took last; at least 1."""
+    return max(1, stats.steps - 1)
+
+
+def bench_speculation(
+    model: str,
+    mode: Literal["ngram", "draft"],
+    *,
+    draft: str | None = None,
+    tokens: int = 4,
+    threads: int | None = None,
+    isa: str | None = None,
+    weights: str | None = None,
+    rows: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """Answer each text with and without speculation on the CPU backend.
+
+    Args:
+        draft: the draft model, for mode "draft".
+        tokens: longest draft.
+        rows: run only rows whose key contains one of these; None runs all.
+
+    Raises:
+        ConfigError: `rows` name nothing; a draft model is missing, or has another vocabulary.
+        RooflineError: an id differs.
+    """
+    from roofline import bundle
+
+    chosen = [name for name in row_names() if rows is None or any(part in name for part in rows)]
+    if not chosen:
+        raise ConfigError(f"no row matches; the rows are: {', '.join(row_names())}")
+    options: dict[str, Any] = {"threads": threads, "isa": isa, "cache_tokens": 4096, "max_running": 8}
+    loaded = bundle.load(model, weights=weights, draft_tokens=tokens, **options)
+    guesser: LoadedModel | None = None
+    try:
+        if draft is not None:
+            guesser = bundle.load(draft, **options)
+            bundle.check_draft(loaded, guesser)
+        # One executable, one request at a time: the engines take turns, and neither keeps pages between requests.
+        alike: dict[str, Any] = {"prefix_cache": False}
+        plain = LocalEngine(loaded.executable, EngineConfig(**alike))
+        config = EngineConfig(speculate=mode, speculate_tokens=tokens, **alike)
+        guessing = LocalEngine(loaded.executable, config, guesser.executable if guesser else None)
+        return {
+            **_rows(loaded, plain, guessing, chosen),
+            **setting(loaded),
+            "speculation": {"mode": mode, "draft": draft, "tokens": tokens},
+            "repeats": {"in_turn": REPEATS},
+        }
+    finally:
+        loaded.executable.close()
+        if guesser is not None:
+            guesser.executable.close()
+
+
+def _rows(loaded: "LoadedModel", plain: LocalEngine, guessing: LocalEngine, chosen: Sequence[str]) -> dict[str, Any]:
+    assert loaded.tokenizer is not None, "loaded with the text side"
+    assert loaded.chat_template is not None, "loaded with the text side"
+    eos_ids, rows = loaded.tokenizer.eos_ids, {}
+    for text, words in texts().items():
+        prompt = loaded.chat_template.encode_chat(loaded.tokenizer, [{"role": "user", "content": words}])
+        for sampling, given in SETTINGS.items():
+            name = row_name(text, sampling)
+            if name in chosen:
+                rows[name] = compare(plain, guessing, prompt, SamplingParams(max_tokens=ANSWER, **given), eos_ids)
+    head = {"engine": "roofline", "load_s": round(loaded.load_seconds, 2)}
+    return {**head, **{name: max(row["tok_s"]) for name, row in rows.items()}, "rows": rows}
