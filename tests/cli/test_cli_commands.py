@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from roofline.cli import main
+from roofline.cli import app
 from roofline.cli.chat import Session
 from roofline.common.errors import CapacityError, ConfigError
 from roofline.engine.events import Usage
@@ -75,7 +75,7 @@ def llm(monkeypatch):
 
 @pytest.fixture
 def run():
-    return lambda *words, **kwargs: CliRunner().invoke(main.app, list(words), **kwargs)
+    return lambda *words, **kwargs: CliRunner().invoke(app.app, list(words), **kwargs)
 
 
 def processor_seconds_of_children() -> float:
@@ -97,7 +97,7 @@ def test_help_is_quick_and_lists_every_command():
 
 
 def test_no_command_imports_heavy_things_before_it_runs():
-    code = "import sys; import roofline.cli.main; print(*{'numpy', 'fastapi', 'msgspec', 'jinja2'} & set(sys.modules))"
+    code = "import sys; import roofline.cli.app; print(*{'numpy', 'fastapi', 'msgspec', 'jinja2'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert result.stdout.strip() == ""
 

@@ -4,14 +4,13 @@ import sys
 from collections.abc import Callable
 from typing import Annotated, Any
 
-import typer
-
 from roofline.cli.options import (
     DEFAULT_MODEL,
     Draft,
     Isa,
     MaxTokens,
     Model,
+    Option,
     Seed,
     Speculate,
     SpeculateTokens,
@@ -33,7 +32,7 @@ HELP = """\
 
 def command(
     model: Model = DEFAULT_MODEL,
-    system: Annotated[str | None, typer.Option("--system", help="The system message.")] = None,
+    system: Annotated[str | None, Option("--system", help="The system message.")] = None,
     max_tokens: MaxTokens = None,
     temperature: Temperature = 1.0,
     top_p: TopP = 1.0,

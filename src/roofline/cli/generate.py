@@ -3,15 +3,15 @@
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from roofline.cli.options import (
     DEFAULT_MODEL,
+    Argument,
     AsJson,
     Draft,
     Isa,
     MaxTokens,
     Model,
+    Option,
     Seed,
     Speculate,
     SpeculateTokens,
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 def command(
-    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from stdin.")],
+    prompt: Annotated[str, Argument(help="The prompt; - reads it from stdin.")],
     model: Model = DEFAULT_MODEL,
     max_tokens: MaxTokens = 256,
     temperature: Temperature = 1.0,
     top_p: TopP = 1.0,
     seed: Seed = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
-    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print the text as it comes.")] = True,
+    raw: Annotated[bool, Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
+    stream: Annotated[bool, Option("--stream/--no-stream", help="Print the text as it comes.")] = True,
     as_json: AsJson = False,
     threads: Threads = None,
     isa: Isa = None,

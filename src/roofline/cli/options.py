@@ -1,31 +1,87 @@
-"""Options that several commands share."""
+"""Options: how commands describe theirs, without Typer, and those that several share."""
 
-from typing import Annotated, Literal
-
-import typer
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 DEFAULT_MODEL = "smollm2-135m"
 
-Model = Annotated[
-    str, typer.Option("--model", "-m", help="A name from `roofline list`, hf:ORG/REPO[:FILE], or a path.")
-]
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Compute threads. Default: the usable cores.")]
+
+class Option:
+    """A named value of a command, in `Annotated`.
+
+    Args:
+        names: as on the command line, "--on/--off" for a switch with two names; none: made from the parameter's.
+        help: one line.
+        min, max: the smallest and the largest number allowed.
+    """
+
+    def __init__(self, *names: str, help: str = "", min: float | None = None, max: float | None = None) -> None:
+        self.names, self.help, self.min, self.max = names, help, min, max
+
+
+class Argument:
+    """A value without a name, in the order of the parameters."""
+
+    def __init__(self, *, help: str = "") -> None:
+        self.help = help
+
+
+Model = Annotated[str, Option("--model", "-m", help="A name from `roofline list`, hf:ORG/REPO[:FILE], or a path.")]
+Threads = Annotated[int | None, Option("--threads", min=1, help="Compute threads. Default: the usable cores.")]
 Isa = Annotated[
-    str | None, typer.Option("--isa", help="Instruction set: avx512, avx2, neon, portable. Default: the best here.")
+    str | None, Option("--isa", help="Instruction set: avx512, avx2, neon, portable. Default: the best here.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+AsJson = Annotated[bool, Option("--json", help="Print one JSON object.")]
 Weights = Annotated[
-    str | None, typer.Option("--weights", help="random:SEED runs the model's configuration on random weights.")
+    str | None, Option("--weights", help="random:SEED runs the model's configuration on random weights.")
 ]
 Speculate = Annotated[
     Literal["off", "ngram", "draft"],
-    typer.Option(
+    Option(
         "--speculate", help="Guess tokens and verify them together: from the text itself, or with --draft. Same output."
     ),
 ]
-Draft = Annotated[str | None, typer.Option("--draft", help="A smaller model of the same vocabulary that guesses.")]
-SpeculateTokens = Annotated[int, typer.Option("--speculate-tokens", min=1, max=15, help="Longest guess.")]
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer. Default: what fits.")]
-Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 takes the most likely token.")]
-TopP = Annotated[float, typer.Option("--top-p", help="Keep the smallest set of tokens with this probability.")]
-Seed = Annotated[int | None, typer.Option("--seed", help="The same seed gives the same answer. Default: a fresh one.")]
+Draft = Annotated[str | None, Option("--draft", help="A smaller model of the same vocabulary that guesses.")]
+SpeculateTokens = Annotated[int, Option("--speculate-tokens", min=1, max=15, help="Longest guess.")]
+MaxTokens = Annotated[int | None, Option("--max-tokens", min=1, help="Longest answer. Default: what fits.")]
+Temperature = Annotated[float, Option("--temperature", min=0.0, help="0 takes the most likely token.")]
+TopP = Annotated[float, Option("--top-p", help="Keep the smallest set of tokens with this probability.")]
+Seed = Annotated[int | None, Option("--seed", help="The same seed gives the same answer. Default: a fresh one.")]
+
+
+def described(command: Callable[..., Any]) -> list[tuple[inspect.Parameter, Any, Any]]:
+    """(parameter, its type, its Option or Argument; None for another description) of each of a command's values."""
+    hints = get_type_hints(command, include_extras=True)
+    found = []
+    for parameter in inspect.signature(command).parameters.values():
+        hint, about = hints[parameter.name], None
+        if get_origin(hint) is Annotated:
+            hint, *extras = get_args(hint)
+            about = next((extra for extra in extras if isinstance(extra, Option | Argument)), None)
+        found.append((parameter, hint, about))
+    return found
+
+
+def typed(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with Typer's own descriptions in place of ours."""
+    import typer
+
+    @functools.wraps(command)
+    def call(**values: Any) -> Any:
+        return command(**values)
+
+    hints = get_type_hints(command, include_extras=True)
+    for parameter, kind, about in described(command):
+        if isinstance(about, Option):
+            hints[parameter.name] = Annotated[
+                kind, typer.Option(*about.names, help=about.help, min=about.min, max=about.max)
+            ]
+        elif isinstance(about, Argument):
+            hints[parameter.name] = Annotated[kind, typer.Argument(help=about.help)]
+    call.__annotations__ = hints
+    signature = inspect.signature(command)
+    parameters = [p.replace(annotation=hints[p.name]) for p in signature.parameters.values()]
+    call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return call

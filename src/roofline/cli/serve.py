@@ -2,22 +2,28 @@
 
 from typing import Annotated
 
-import typer
-
-from roofline.cli.options import DEFAULT_MODEL, Draft, Isa, Speculate, SpeculateTokens, Threads, Weights
+from roofline.cli.options import (
+    DEFAULT_MODEL,
+    Argument,
+    Draft,
+    Isa,
+    Option,
+    Speculate,
+    SpeculateTokens,
+    Threads,
+    Weights,
+)
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="A name, hf:ORG/REPO[:FILE], or a path.")] = DEFAULT_MODEL,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 8000,
-    api_key: Annotated[
-        str | None, typer.Option(help="Needed on every route but /health. Default: ROOFLINE_API_KEY.")
-    ] = None,
-    max_model_len: Annotated[int | None, typer.Option(min=1, help="Longest prompt plus answer, in tokens.")] = None,
-    served_model_name: Annotated[str | None, typer.Option(help="The name that requests give. Default: MODEL.")] = None,
-    cache_tokens: Annotated[int | None, typer.Option(min=16, help="Tokens that the key-value cache holds.")] = None,
-    max_running: Annotated[int, typer.Option(min=1, help="Answers computed at the same time.")] = 64,
+    model: Annotated[str, Argument(help="A name, hf:ORG/REPO[:FILE], or a path.")] = DEFAULT_MODEL,
+    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, Option(help="Port; 0 takes a free one.")] = 8000,
+    api_key: Annotated[str | None, Option(help="Needed on every route but /health. Default: ROOFLINE_API_KEY.")] = None,
+    max_model_len: Annotated[int | None, Option(min=1, help="Longest prompt plus answer, in tokens.")] = None,
+    served_model_name: Annotated[str | None, Option(help="The name that requests give. Default: MODEL.")] = None,
+    cache_tokens: Annotated[int | None, Option(min=16, help="Tokens that the key-value cache holds.")] = None,
+    max_running: Annotated[int, Option(min=1, help="Answers computed at the same time.")] = 64,
     speculate: Speculate = "off",
     draft: Draft = None,
     speculate_tokens: SpeculateTokens = 4,

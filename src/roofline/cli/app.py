@@ -1,0 +1,84 @@
+"""The command `roofline` in Typer: registers every command; each is one short file that imports what it needs when it
+runs. Importing Typer takes longer than loading a bundle, so calls that need no help or error message go round it
+(quick.py)."""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from roofline.cli import bench_engine, chat, compile, doctor, generate, list_models, profile, pull, remove, serve, show
+from roofline.cli.options import typed
+from roofline.common.errors import RooflineError
+
+
+class Commands(TyperGroup):
+    """Turns errors with a cause and a remedy into one line on stderr and exit code 1."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RooflineError as error:
+            if ctx.params.get("debug"):
+                raise
+            print(f"roofline: {error}", file=sys.stderr)
+            raise typer.Exit(1) from error
+
+
+class App(typer.Typer):
+    """Registers commands whose options are described as in options.py."""
+
+    def command(self, name: str | None = None, **settings: Any) -> Any:
+        register = super().command(name, **settings)
+        return lambda function: register(typed(function))
+
+
+app = App(
+    name="roofline",
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="One LLM stack for every chip; every number stands beside the limit of the chip it ran on.",
+)
+
+
+def print_version(wanted: bool) -> None:
+    """--version"""
+    if wanted:
+        import roofline
+
+        print(roofline.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    ctx: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=print_version)
+    ] = False,
+) -> None:
+    from roofline.common import log
+
+    log.configure()
+
+
+app.command("pull")(pull.command)
+app.command("list")(list_models.command)
+app.command("rm")(remove.command)
+app.command("compile")(compile.command)
+app.command("show")(show.command)
+app.command("generate")(generate.command)
+app.command("chat")(chat.command)
+app.command("serve")(serve.command)
+app.command("doctor")(doctor.command)
+app.command("profile")(profile.command)
+
+bench = App(no_args_is_help=True, help="Measure.")
+bench.command("engine")(bench_engine.command)
+# With a callback `engine` stays a command of the group: Typer folds a group of one command otherwise.
+bench.callback()(lambda: None)
+app.add_typer(bench, name="bench")
