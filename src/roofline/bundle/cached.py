@@ -1,6 +1,7 @@
 """Bundles made on first use, kept in ROOFLINE_HOME/bundles: one for each source and build."""
 
 import hashlib
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roofline.bundle import manifest as names
-from roofline.bundle.manifest import BundleError
+from roofline.bundle.manifest import BundleError, PlaceError
 from roofline.bundle.reader import Bundle, open_bundle
 from roofline.common import env
 
@@ -22,10 +23,10 @@ HEAD = 1 << 16  # bytes of a file's beginning that go into its identity
 
 @dataclass(frozen=True)
 class Cached:
-    """A bundle in the cache: its directory, the path it was compiled from, bytes on disk."""
+    """A bundle in the cache: its directory, the path it was compiled from (None: it cannot be read), bytes on disk."""
 
     path: Path
-    source: Path
+    source: Path | None
     nbytes: int
 
 
@@ -47,34 +48,48 @@ def get(source: Path, compile_to: "Callable[[Path, str], Written]", say: Callabl
     """
     key = key_of(source)
     path = _folder() / f"{_slug(source)}-{key[:16]}"
-    if path.is_dir():
-        try:
-            return _checked(path, key)
-        except BundleError as error:
-            say(f"Compiling {source} again: {error.reason}")
-    written = compile_to(path, key)
-    say(f"Compiled {source} in {written.seconds:.1f} s into {written.path} ({written.nbytes / 1e6:.0f} MB)")
-    _forget_stale(source, path)
-    return _checked(path, key)
+    bundle, reason = _usable(path, key)
+    if bundle is not None:
+        return bundle
+    from roofline.weights.storage import locked
+
+    try:
+        with locked(env.home() / "locks" / f"bundle-{key[:16]}.lock", lambda: None):
+            bundle, reason = _usable(path, key)  # another process may have compiled it while we waited
+            if bundle is None:
+                if reason:
+                    say(f"Compiling {source} again: {reason}")
+                written = compile_to(path, key)
+                say(f"Compiled {source} in {written.seconds:.1f} s into {path} ({written.nbytes / 1e6:.0f} MB)")
+                _forget_stale(source, path)
+    except OSError as error:
+        raise PlaceError(f"{error.filename or _folder()}: {error.strerror}") from error
+    return bundle or _checked(path, key)
 
 
 def entries() -> Iterator[Cached]:
     """What is in the cache."""
+    from roofline.weights.storage import folder_bytes
+
     folder = _folder()
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         if not path.is_dir() or path.name.startswith("."):
             continue
         try:
             source = Path(names.read(path).source["path"])
-            nbytes = sum(file.lstat().st_size for file in path.iterdir())
-        except (BundleError, OSError):
-            continue
-        yield Cached(path, source, nbytes)
+        except BundleError:
+            source = None
+        yield Cached(path, source, folder_bytes(path))
 
 
 def remove(entry: Cached) -> int:
     """Delete a cached bundle; the bytes freed. Who has it open keeps what is mapped."""
-    shutil.rmtree(entry.path, ignore_errors=True)
+    gone = entry.path.with_name(f".{entry.path.name}.part-gone-{os.getpid()}")
+    try:
+        entry.path.rename(gone)  # at once, so that nobody opens half of it
+    except OSError:
+        return 0  # another process was quicker, or may and we may not
+    shutil.rmtree(gone, ignore_errors=True)
     return entry.nbytes
 
 
@@ -104,6 +119,16 @@ def _compiler_files() -> list[Path]:
     return sorted(file for room in rooms for file in (package / room).rglob("*.py"))
 
 
+def _usable(path: Path, key: str) -> tuple[Bundle | None, str]:
+    """The bundle at a path, or why it is not to be used (empty: there is none)."""
+    if not path.is_dir():
+        return None, ""
+    try:
+        return _checked(path, key), ""
+    except BundleError as error:
+        return None, error.reason
+
+
 def _checked(path: Path, key: str) -> Bundle:
     bundle = open_bundle(path)
     if bundle.manifest.source["key"] != key:
@@ -118,9 +143,9 @@ def _forget_stale(source: Path, path: Path) -> None:
     sweep(_folder())
     same = []
     for entry in entries():
-        if not entry.source.exists():
+        if entry.source is None or not entry.source.exists():
             remove(entry)
-        elif entry.path != path and entry.source == source.absolute():
+        elif entry.path != path and entry.source == source.resolve():
             same.append(entry)
     same.sort(key=lambda entry: entry.path.stat().st_mtime)
     for entry in same[: max(0, len(same) - (KEPT - 1))]:

@@ -155,6 +155,7 @@ def _compile(path: Path, name: str, out: Path, key: str, threads: int | None) ->
         checkpoint,
         out,
         name=name,
+        source=path,
         key=key,
         text=text,
         weights_hash=weights_hash,

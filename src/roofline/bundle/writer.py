@@ -35,6 +35,7 @@ _REMEDIES = {
     errno.EACCES: "permission is missing; choose another folder",
     errno.EPERM: "permission is missing; choose another folder",
     errno.EROFS: "the file system is read-only; choose another folder",
+    errno.EEXIST: "a part of the path is a file; choose another folder",
     errno.ENOTDIR: "a part of the path is a file; choose another folder",
 }
 
@@ -53,6 +54,7 @@ def write_bundle(
     out: Path,
     *,
     name: str,
+    source: Path,
     key: str,
     text: "Callable[[], tuple[Tokenizer, ChatTemplate] | None]",
     weights_hash: Callable[["Checkpoint"], str],
@@ -61,7 +63,7 @@ def write_bundle(
     """Compile a checkpoint for the cpu backend into the directory `out`, replacing a bundle that is there.
 
     Args:
-        name, key: for the manifest: what the model is called, and the identity of its files.
+        name, source, key: for the manifest: what the model is called, where it is, and the identity of its files.
         text: gives tokenizer and template, None where the source has none.
         weights_hash: of the checkpoint, beside the packing.
         threads: for packing.
@@ -93,7 +95,9 @@ def write_bundle(
         contents[names.TRUTH] = b"".join(sample.raw for sample in samples)
         files |= {file: _write(part / file, data) for file, data in contents.items()}
         manifest = Manifest(
-            **_origin(name, checkpoint, key, files, identity.result()),
+            **_origin(checkpoint, files, identity.result()),
+            name=name,
+            source={"path": str(source.resolve()), "kind": checkpoint.kind, "key": key},
             prices=asdict(PriceTable.of(planned)),
             truth=[[s.format, s.tensor, s.rows, s.columns, s.address, len(s.raw)] for s in samples],
             checked=checked,
@@ -103,21 +107,19 @@ def write_bundle(
     return Written(out, sum(f.stat().st_size for f in out.iterdir()), time.perf_counter() - start)
 
 
-def _origin(name: str, checkpoint: "Checkpoint", key: str, files: Mapping[str, Any], weights: str) -> dict[str, Any]:
-    """The manifest's fields about what it was made from and by."""
+def _origin(checkpoint: "Checkpoint", files: Mapping[str, Any], weights: str) -> dict[str, Any]:
+    """The manifest's fields about the model and what compiled it."""
     import roofline
     from roofline import _native
 
     layout, code = _native.versions()
     return {
-        "name": name,
         "made_by": f"roofline {roofline.__version__}",
         "target": "cpu",
         "format": names.FORMAT,
         "layout": layout,
         "code": code,
         "files": files,
-        "source": {"path": str(checkpoint.path.absolute()), "kind": checkpoint.kind, "key": key},
         "config": dict(checkpoint.model_config()[1]),
         "tensors": {n: [t.format, list(t.shape)] for n, t in checkpoint.tensors.items()},
         "weights_hash": weights,

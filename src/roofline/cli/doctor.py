@@ -1,6 +1,7 @@
 """roofline doctor: what this machine is, what it can do at best, and which kernels were chosen and why."""
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,10 +12,16 @@ from roofline.cli.options import AsJson, Isa, Threads
 def command(
     as_json: AsJson = False,
     measure: Annotated[bool, typer.Option("--measure", help="Measure the roofs again (about 4 s).")] = False,
+    verify: Annotated[
+        Path | None, typer.Option("--verify", help="Only compare every hash of the bundle in this directory.")
+    ] = None,
     threads: Threads = None,
     isa: Isa = None,
 ) -> None:
     """Describe chip, cores, limits and measured roofs, with the command that mends each thing found wrong."""
+    if verify is not None:
+        _verify(verify, as_json)
+        return
     report = examine(measure, threads, isa)
     if as_json:
         import json
@@ -22,6 +29,20 @@ def command(
         print(json.dumps(report, indent=1))
     else:
         _show(report)
+
+
+def _verify(path: Path, as_json: bool) -> None:
+    from roofline.bundle.reader import verify
+    from roofline.common.units import human_bytes
+
+    manifest = verify(path).manifest
+    if as_json:
+        import json
+
+        facts = {"bundle": str(path), "id": manifest.id, "bytes": manifest.nbytes, "source": dict(manifest.source)}
+        print(json.dumps(facts))
+    else:
+        print(f"{path}: whole, {len(manifest.files)} files, {human_bytes(manifest.nbytes)}, made from {manifest.name}")
 
 
 def examine(measure: bool, threads: int | None, isa: str | None) -> dict[str, Any]:
