@@ -5,10 +5,10 @@ from pathlib import Path
 
 import profile_builders as made
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from roofline.bench.profile import AboveRoofError, Step, Timing, fastest, fill, run
+from roofline.cli.app import App
 from roofline.common.errors import CapacityError
 from roofline.program.passes.price import amount, price
 
@@ -82,7 +82,7 @@ def profiled(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
     pytest.importorskip("roofline._native", reason="the cpu backend is not built")
     from roofline.cli.profile import command
 
-    app = typer.Typer()
+    app = App()
     app.command()(command)
     svg = tmp_path_factory.mktemp("profile") / "roofline.svg"
     steps = ["--decode", "64", "--prefill", "32", "--json", "--svg", str(svg)]

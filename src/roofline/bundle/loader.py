@@ -148,16 +148,13 @@ def _compile(path: Path, name: str, out: Path, key: str, threads: int | None) ->
 
     checkpoint = open_checkpoint(path)
 
-    def text() -> "tuple[Tokenizer, ChatTemplate] | None":
-        return load_text(checkpoint) if _has_tokenizer(checkpoint) else None
-
     return write_bundle(
         checkpoint,
         out,
         name=name,
         source=path,
         key=key,
-        text=text,
+        text=load_text,
         weights_hash=weights_hash,
         threads=int(choose_threads(threads).value),
     )
@@ -170,14 +167,6 @@ def load_text_of(source: str) -> "tuple[Tokenizer, ChatTemplate]":
         return bundle.text()
     assert checkpoint is not None, "without a bundle there is a checkpoint"
     return load_text(checkpoint)
-
-
-def _has_tokenizer(checkpoint: "Checkpoint") -> bool:
-    from roofline.weights.sources import find_tokenizer_files
-
-    if checkpoint.kind == "gguf":
-        return "tokenizer.ggml.model" in checkpoint.metadata
-    return "tokenizer.json" in find_tokenizer_files(checkpoint.path)
 
 
 def load_text(checkpoint: "Checkpoint") -> "tuple[Tokenizer, ChatTemplate]":

@@ -41,7 +41,7 @@ class Manifest:
         prices: fields of `backends.cpu.prices.PriceTable`.
         truth: [format, tensor, rows, columns, place in weights.bin, bytes in truth.bin] a sample, in its order.
         checked: {"build", "chip", "isas"} for which the kernels were checked.
-        generation: {"bos_id", "eos_ids", "add_bos", "bos_token", "eos_token"}; empty without a tokenizer.
+        generation: {"bos_id", "eos_ids", "add_bos", "bos_token", "eos_token"}, or {"missing": why no tokenizer}.
         id: of all the above.
     """
 

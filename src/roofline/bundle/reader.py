@@ -47,7 +47,8 @@ class Bundle:
     def text(self) -> "tuple[Tokenizer, ChatTemplate]":
         """Tokenizer and chat template. Raises ConfigError where the source had none."""
         if names.TOKENIZER not in self.manifest.files:
-            raise ConfigError(f"{self.path}: the model was compiled without a tokenizer, as its source has none")
+            why = self.manifest.generation["missing"]
+            raise ConfigError(f"{self.path} has no tokenizer, as its source had none: {why}")
         from roofline.text.template import ChatTemplate
         from roofline.text.tokenizer import Tokenizer
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from roofline.bundle import manifest as names
 from roofline.bundle.manifest import Manifest, PlaceError
-from roofline.common.errors import CapacityError
+from roofline.common.errors import CapacityError, RooflineError
 
 if TYPE_CHECKING:
     from roofline.backends.cpu.layout import Layout
@@ -56,7 +56,7 @@ def write_bundle(
     name: str,
     source: Path,
     key: str,
-    text: "Callable[[], tuple[Tokenizer, ChatTemplate] | None]",
+    text: "Callable[[Checkpoint], tuple[Tokenizer, ChatTemplate]]",
     weights_hash: Callable[["Checkpoint"], str],
     threads: int,
 ) -> Written:
@@ -64,7 +64,7 @@ def write_bundle(
 
     Args:
         name, source, key: for the manifest: what the model is called, where it is, and the identity of its files.
-        text: gives tokenizer and template, None where the source has none.
+        text: gives tokenizer and template, or an error of ours: then the bundle has none, and says why.
         weights_hash: of the checkpoint, beside the packing.
         threads: for packing.
 
@@ -87,10 +87,10 @@ def write_bundle(
     planned = keep_operands(program)
     lowered = lower(planned, layout)
     with ThreadPoolExecutor(2) as beside, _place(out, layout.nbytes) as part:
-        identity, words = beside.submit(weights_hash, checkpoint), beside.submit(text)
+        identity, words = beside.submit(weights_hash, checkpoint), beside.submit(_text_files, text, checkpoint)
         files = {names.WEIGHTS: _write_image(part / names.WEIGHTS, program, layout, checkpoint, threads)}
         samples, checked = _check(part / names.WEIGHTS, program, layout, checkpoint)
-        contents, generation = _text_files(words.result())
+        contents, generation = words.result()
         contents |= _program_files(program, lowered, generation, identity.result())
         contents[names.TRUTH] = b"".join(sample.raw for sample in samples)
         files |= {file: _write(part / file, data) for file, data in contents.items()}
@@ -137,11 +137,12 @@ def _program_files(program: "Program", lowered: Any, generation: Mapping[str, An
     return {names.CODE: to_bytes(lowered, identity, _native.versions()), names.PROGRAM: text}
 
 
-def _text_files(words: "tuple[Tokenizer, ChatTemplate] | None") -> tuple[dict[str, bytes], dict[str, Any]]:
+def _text_files(text: Callable[["Checkpoint"], Any], source: "Checkpoint") -> tuple[dict[str, bytes], dict[str, Any]]:
     """The files of the text side, and the manifest's `generation`."""
-    if words is None:
-        return {}, {}
-    tokenizer, template = words
+    try:
+        tokenizer, template = text(source)
+    except RooflineError as error:
+        return {}, {"missing": str(error)}
     files = {names.TOKENIZER: tokenizer.to_bytes()}
     if not template.is_default:
         files[names.TEMPLATE] = template.source.encode()
