@@ -9,7 +9,7 @@ from weights_builders import CONFIG
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.ops import formats
 from roofline.weights import names
-from roofline.weights.random_weights import parse_seed, random_checkpoint, random_values
+from roofline.weights.random_weights import parse, random_checkpoint, random_values
 
 
 def test_same_seed_same_bytes_in_any_order() -> None:
@@ -62,7 +62,8 @@ def test_refusals() -> None:
         random_checkpoint(CONFIG, 1, "Q4_K")
     with pytest.raises(UnsupportedError, match="Q9"):
         random_checkpoint(CONFIG, 1, "Q9")
-    assert parse_seed("random:12") == 12
+    assert parse("random:12") == (12, "BF16")
+    assert parse("random:12:Q4_K") == (12, "Q4_K")
     for bad in ("random:", "random:-1", "random:1.5", "random:x", "7", f"random:{2**64}"):
         with pytest.raises(ConfigError, match="random:SEED"):
-            parse_seed(bad)
+            parse(bad)

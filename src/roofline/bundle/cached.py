@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from roofline.bundle import manifest as names
 from roofline.bundle.manifest import BundleError, PlaceError
 from roofline.bundle.reader import Bundle, open_bundle
-from roofline.common import env
+from roofline.common import env, extensions
 
 if TYPE_CHECKING:
     from roofline.bundle.writer import Written
@@ -95,10 +95,11 @@ def remove(entry: Cached) -> int:
 
 def key_of(source: Path) -> str:
     """Hex identity of a source and of what would be made of it: path, sizes, times and first bytes of its files; the
-    core's build and layout; and the code that turns models into Programs."""
+    core's build and layout; and the code that turns models into Programs, extensions included."""
     from roofline import _native
 
-    digest = hashlib.sha256(repr((names.FORMAT, _native.versions(), _native.build_id())).encode())
+    facts = names.FORMAT, _native.versions(), _native.build_id(), extensions.key()
+    digest = hashlib.sha256(repr(facts).encode())
     source = source.resolve()
     files = [source] if source.is_file() else sorted(f for f in source.iterdir() if f.is_file())
     for file in files:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from roofline.bundle import cached
 from roofline.bundle.reader import is_bundle, open_bundle
-from roofline.common import log
+from roofline.common import extensions, log
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
 from roofline.common.units import human_bytes
 from roofline.models.config import ModelConfig
@@ -77,7 +77,8 @@ def load(
         max_model_len: positions served; default the model's own, cut to the cache.
         max_batch_tokens, max_running: the largest step: query tokens and sequences.
         draft_tokens: longest draft of a sequence that a step verifies (see engine.speculation).
-        weights: "random:SEED" runs the model's configuration on random weights.
+        weights: "random:SEED" runs the model's configuration on random weights, "random:SEED:FORMAT" in that format; a
+            folder with a config.json is enough then.
         text: load tokenizer and chat template too.
         verify: check the chosen kernels against the reference on the file's own bytes.
         progress: given, a model that is not here yet is pulled, and this is told how far (see weights.sources.pull).
@@ -135,6 +136,7 @@ def compile_model(source: str, out: Path, *, threads: int | None = None, progres
     """
     from roofline.weights import sources
 
+    extensions.load()
     path = sources.resolve(source, fetch=progress is not None, progress=progress)
     if is_bundle(path):
         raise ConfigError(f"{path} is a bundle already; compile the model it was made from")
@@ -212,6 +214,7 @@ def _open(
     source: str, backend: str, weights: str | None, progress: Progress | None
 ) -> "tuple[Path, Bundle | None, Checkpoint | None]":
     """The source's path, and either its bundle or its checkpoint."""
+    extensions.load()
     path = Path(source)
     if not is_bundle(path):
         from roofline.weights import sources
@@ -224,18 +227,17 @@ def _open(
                 f"{path} is a bundle, lowered for the cpu with its weights: {other} needs the model's files"
             )
         return path, open_bundle(path), None
-    if backend == "cpu" and weights is None and cached.enabled():
+    if backend == "cpu" and weights is None and cached.enabled() and extensions.key() is not None:
         bundle = _cached(path, source)
         if bundle is not None:
             return path, bundle, None
-    from roofline.weights.checkpoint import open_checkpoint
+    from roofline.weights.checkpoint import open_checkpoint, read_config
 
-    checkpoint = open_checkpoint(path)
     if weights is None:
-        return path, None, checkpoint
-    from roofline.weights.random_weights import parse_seed, random_checkpoint
+        return path, None, open_checkpoint(path)
+    from roofline.weights.random_weights import parse, random_checkpoint
 
-    return path, None, random_checkpoint(checkpoint.config, parse_seed(weights))
+    return path, None, random_checkpoint(read_config(path), *parse(weights))
 
 
 def _cached(path: Path, name: str) -> "Bundle | None":
@@ -381,11 +383,16 @@ def _cpu(
 
 def weights_hash(checkpoint: "Checkpoint") -> str:
     """SHA-256 over the tensors' bytes, in the order of their names."""
+    from roofline.ops import formats
+
     digest = hashlib.sha256()
     for name in sorted(checkpoint.tensors):
         info = checkpoint.tensors[name]
         digest.update(f"{name} {info.format} {info.shape}".encode())
-        digest.update(checkpoint.read(name).data)
+        raw = checkpoint.read(name)
+        digest.update(raw.data)
+        if formats.packed(info.format).name != info.format:  # what a format from outside means by them may change
+            digest.update(formats.packed_bytes(info.format, raw).data)
     return digest.hexdigest()
 
 

@@ -51,7 +51,7 @@ def examine(measure: bool, threads: int | None, isa: str | None) -> dict[str, An
     from roofline.backends import cpu
     from roofline.backends.cpu.roofs import ensure_roofs
     from roofline.backends.cpu.select import choose_isa, choose_threads
-    from roofline.common import env
+    from roofline.common import env, extensions
     from roofline.hardware import detect
 
     machine = detect.detect()
@@ -62,6 +62,7 @@ def examine(measure: bool, threads: int | None, isa: str | None) -> dict[str, An
         "isa": asdict(choose_isa(isa)),
         "roofs": asdict(ensure_roofs(threads=threads, isa=isa, again=measure)),
         "kernels": cpu.describe(),
+        "extensions": [asdict(found) for found in extensions.load()],
         "environment": env.shown(),
     }
 
@@ -101,6 +102,8 @@ def _show(report: dict[str, Any]) -> None:
     table.add_row("measured", f"{roofs['measured']} with {roofs['threads']} threads, {roofs['isa']}")
     for name, value in report["kernels"].items():
         table.add_row(f"kernels: {name}", _text(value))
+    loaded = ", ".join(f"{found['name']} ({found['package']})" for found in report["extensions"])
+    table.add_row("extensions", loaded or "none")
     for name, value in report["environment"].items():
         table.add_row(name, value or "not set")
     console = Console()

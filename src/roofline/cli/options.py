@@ -35,7 +35,7 @@ Isa = Annotated[
 ]
 AsJson = Annotated[bool, Option("--json", help="Print one JSON object.")]
 Weights = Annotated[
-    str | None, Option("--weights", help="random:SEED runs the model's configuration on random weights.")
+    str | None, Option("--weights", help="random:SEED[:FORMAT] runs the model's configuration on random weights.")
 ]
 Speculate = Annotated[
     Literal["off", "ngram", "draft"],

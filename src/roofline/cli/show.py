@@ -20,9 +20,10 @@ def command(
     """Show one layer: op, shape, format, bytes, operations, microseconds at this machine's measured roof, share."""
     from rich.console import Console
 
+    from roofline.common import extensions
     from roofline.common.errors import ConfigError
     from roofline.models.registry import configure
-    from roofline.program.compile import STAGES, stages
+    from roofline.program.compile import stage_names, stages
     from roofline.program.overview import overview
     from roofline.program.passes.price import Work, segment_work
     from roofline.program.target import CPU
@@ -30,8 +31,9 @@ def command(
     from roofline.weights import sources
     from roofline.weights.checkpoint import open_checkpoint
 
-    if after and after not in STAGES:
-        raise ConfigError(f"there is no pass {after!r}: the passes are {', '.join(STAGES)}")
+    extensions.load()
+    if after and after not in stage_names():
+        raise ConfigError(f"there is no pass {after!r}: the passes are {', '.join(stage_names())}")
     name = model or sources.DEFAULT_MODEL
     checkpoint = open_checkpoint(sources.resolve(name))
     family, cfg = configure(checkpoint.model_config()[1])

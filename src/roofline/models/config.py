@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from typing import Any
 
 from roofline.common.errors import ConfigError
+from roofline.common.names import did_you_mean
 from roofline.ops.rope_tables import RopeTable
 
 
@@ -55,10 +55,7 @@ class ModelConfig:
         known = [f.name for f in fields(cls)]
         for key in mapping:
             if key not in known:
-                near = get_close_matches(key, known, n=1)
-                raise ConfigError(
-                    f"model config: unknown field {key!r}" + (f"; did you mean {near[0]!r}?" if near else "")
-                )
+                raise ConfigError(f"model config: unknown field {key!r}{did_you_mean(key, known)}")
         missing = [name for name in known if name not in mapping]
         if missing:
             raise ConfigError(f"model config: missing {', '.join(missing)}")

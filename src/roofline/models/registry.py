@@ -1,11 +1,11 @@
 """Family names -> the module (or any object) with check, spec, embed, block, head. Imported when asked for."""
 
-from collections.abc import Mapping
-from difflib import get_close_matches
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any, Protocol, cast
 
 from roofline.common.errors import ConfigError
+from roofline.common.names import unknown
 from roofline.models.config import ModelConfig
 from roofline.models.spec import Param
 
@@ -33,22 +33,45 @@ _FAMILIES: dict[str, Any] = {
 }
 
 
-def register(name: str, family: "str | Family") -> None:
+# What files call a family from outside: ("gguf", architecture) or ("hf", model_type) -> (family, the one of ours that
+# its fields are read like).
+_FILE_KINDS: dict[tuple[str, str], tuple[str, str]] = {}
+
+
+def register(name: str, family: "str | Family", *, gguf: str = "", hf: str = "", like: str = "llama") -> None:
     """Add a family: an object, or the dotted name of a module to import when it is asked for.
 
-    Raises ConfigError when the name is taken.
+    Args:
+        gguf: the `general.architecture` of its GGUF files, if there are any; hf: the `model_type` of its config.json.
+        like: the architecture and model_type of ours whose fields and conventions (rope, biases) its files follow.
+
+    Raises ConfigError when the name, or what its files are called, is taken.
     """
-    if name in _FAMILIES:
-        raise ConfigError(f"a model family named {name!r} is already registered")
+    kinds = [(file, kind) for file, kind in (("gguf", gguf), ("hf", hf)) if kind]
+    taken = [kind for kind in kinds if kind in _FILE_KINDS]
+    if name in _FAMILIES or taken:
+        what = f"a model family named {name!r}" if name in _FAMILIES else f"a family for {' '.join(taken[0])}"
+        raise ConfigError(f"{what} is already registered")
     _FAMILIES[name] = family
+    _FILE_KINDS.update(dict.fromkeys(kinds, (name, like)))
+
+
+def known_like(like: str, known: Iterable[str]) -> str:
+    """`like` itself, when it is one of ours. Raises ConfigError."""
+    if like not in known:
+        raise ConfigError(f"a registered family says like={like!r}: {unknown('model_type of ours', like, known)}")
+    return like
+
+
+def file_kind(file: str, kind: str) -> tuple[str, str] | None:
+    """(family, the one of ours its fields are read like) of a kind of "gguf" or "hf" file that was registered."""
+    return _FILE_KINDS.get((file, kind))
 
 
 def get(name: str) -> Family:
     """The family of that name. Raises ConfigError with the nearest known name."""
     if name not in _FAMILIES:
-        near = get_close_matches(name, _FAMILIES, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"there is no model family {name!r}{hint} (known: {', '.join(sorted(_FAMILIES))})")
+        raise ConfigError(unknown("model family", name, _FAMILIES))
     found = _FAMILIES[name]
     return cast(Family, import_module(found) if isinstance(found, str) else found)
 

@@ -4,11 +4,11 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from types import SimpleNamespace
 from typing import Any
 
 from roofline.common.errors import ConfigError
+from roofline.common.names import unknown
 from roofline.ops.cost import Affine, Cost
 from roofline.ops.symbol import Symbol, Type, WeightType
 
@@ -85,9 +85,7 @@ def get(name: str) -> Op:
     if name not in _OPS:
         _load()
     if name not in _OPS:
-        near = get_close_matches(name, _OPS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"there is no op {name!r}{hint} (known: {', '.join(sorted(_OPS))})")
+        raise ConfigError(unknown("op", name, _OPS))
     return _OPS[name]
 
 

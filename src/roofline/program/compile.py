@@ -1,7 +1,8 @@
 """The order of the passes: from a family to a Program a backend can run, verified after each step."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
+from roofline.common.errors import ConfigError, RooflineError, UnsupportedError
 from roofline.models.config import ModelConfig
 from roofline.models.registry import Family
 from roofline.program.ir import Program
@@ -15,21 +16,54 @@ from roofline.program.trace import TensorInfo, trace
 from roofline.program.verify import verify
 
 STAGES = ("trace", "narrow", "legalize", "merge", "fuse", "plan")
+Pass = Callable[[Program], Program]
+# Passes from outside the tree: name -> (the stage of ours it follows, the pass), in the order they were registered.
+_REGISTERED: dict[str, tuple[str, Pass]] = {}
+
+
+def register_pass(name: str, run: Pass, *, after: str = "trace") -> None:
+    """Add a pass that runs for every model, after a stage of ours and what was added there before.
+
+    It gives back the Program itself where it has nothing to do. Raises ConfigError when the name is taken or the stage
+    is none of these: after "plan" every value has its place already.
+    """
+    if name in STAGES or name in _REGISTERED:
+        raise ConfigError(f"a pass named {name!r} is already registered")
+    if after not in STAGES[:-1]:
+        raise ConfigError(f"a pass cannot run after {after!r}; choose one of {', '.join(STAGES[:-1])}")
+    _REGISTERED[name] = after, run
+
+
+def stage_names() -> tuple[str, ...]:
+    """The names of all passes, in the order they run."""
+    extra = {stage: [name for name, (after, _) in _REGISTERED.items() if after == stage] for stage in STAGES}
+    return tuple(name for stage in STAGES for name in (stage, *extra[stage]))
 
 
 def stages(
     family: Family, cfg: ModelConfig, tensors: Mapping[str, TensorInfo], target: Target
 ) -> Iterator[tuple[str, Program]]:
-    """(pass name, the Program after it), in the order of STAGES."""
+    """(pass name, the Program after it), in the order of `stage_names`. Raises ConfigError naming a pass that fails."""
     program = verify(trace(family, cfg, tensors), tensors)
     yield "trace", program
-    program = verify(narrow(program), tensors)
-    yield "narrow", program
-    program = verify(legalize(program, target), tensors)
-    yield "legalize", program
-    for name, step in (("merge", merge), ("fuse", fuse), ("plan", plan)):
-        program = verify(step(program), tensors)
+    ours: dict[str, Pass] = {"narrow": narrow, "legalize": lambda p: legalize(p, target)}
+    ours |= {"merge": merge, "fuse": fuse, "plan": plan}
+    for name in stage_names()[1:]:
+        if name in ours:
+            program = verify(ours[name](program), tensors)
+        else:
+            program = _registered(name, program, tensors)
         yield name, program
+
+
+def _registered(name: str, program: Program, tensors: Mapping[str, TensorInfo]) -> Program:
+    try:
+        return verify(_REGISTERED[name][1](program), tensors)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"pass {name!r}: {error.what}", error.reason, error.alternatives) from error
+    except Exception as error:  # whatever the code of others raises, its name belongs to it
+        cause = str(error) if isinstance(error, RooflineError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(f"the pass {name!r} failed: {cause}") from error
 
 
 def compile_program(family: Family, cfg: ModelConfig, tensors: Mapping[str, TensorInfo], target: Target) -> Program:

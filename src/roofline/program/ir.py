@@ -52,17 +52,17 @@ class Recipe:
 
     @property
     def nbytes(self) -> int:
-        """Bytes the pieces take in the file."""
+        """Bytes the pieces take in the format they are packed as: the file's own, for the formats we have."""
         total = 0
         for piece in self.pieces:
-            row = formats.get(piece.format)
+            row = formats.packed(piece.format)
             total += (piece.stop - piece.start) * self.columns // row.block * row.block_bytes
         return total
 
     @property
     def type(self) -> WeightType:
         """What ops see of it."""
-        return WeightType(self.shape, tuple(piece.format for piece in self.pieces), self.nbytes)
+        return WeightType(self.shape, tuple(formats.packed(p.format).name for p in self.pieces), self.nbytes)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
+from roofline.ops import formats
 from roofline.ops.registry import get
 from roofline.ops.symbol import Type
 from roofline.program.ir import Instr, Program
@@ -117,10 +118,16 @@ def _format(instr: Instr, program: Program) -> str:
     """The formats of what it reads from memory: weights, else the cache, else what it makes."""
     if instr.op in ("linear", "linear_add", "linear_silu_mul", "embed"):
         pieces = program.weights[instr.weights[0]].pieces
-        return "+".join(dict.fromkeys(piece.format for piece in pieces))
+        return "+".join(dict.fromkeys(_held(piece.format) for piece in pieces))
     if "kv_dtype" in get(instr.op).attributes:
         return str(instr.attr("kv_dtype"))
     return instr.output.type.dtype
+
+
+def _held(form: str) -> str:
+    """A format's name, with the one it is packed as where that is another."""
+    ours = formats.packed(form).name
+    return form if ours == form else f"{form} as {ours}"
 
 
 def _bound(spent: Amount, time: float | None, roofs: Roofs | None, working_set: int) -> str:

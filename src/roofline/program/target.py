@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from roofline.common.errors import ConfigError
+from roofline.common.names import unknown
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,5 @@ def register(target: Target) -> None:
 def get(name: str) -> Target:
     """The target of that name. Raises ConfigError with the nearest known name."""
     if name not in _TARGETS:
-        near = get_close_matches(name, _TARGETS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"there is no target {name!r}{hint} (known: {', '.join(sorted(_TARGETS))})")
+        raise ConfigError(unknown("target", name, _TARGETS))
     return _TARGETS[name]

@@ -38,7 +38,7 @@ def trace(family: Family, cfg: ModelConfig, tensors: Mapping[str, TensorInfo]) -
         if param.tied_to is None:
             piece = Piece(param.name, 0, param.shape[0], tensors[param.name].format)
             weights[param.name] = Recipe(param.shape, (piece,))
-    recorder = _Recorder()
+    recorder = Recorder()
     fields = {"ids": "tokens", "positions": "tokens", "logit_rows": "rows"}
     inputs = {name: recorder.input(name, Type("i32", leading)) for name, leading in fields.items()}
     cache = recorder.input(f"{CACHE}.0", Type("cache", None, (cfg.kv_heads, cfg.head_dim)))
@@ -57,7 +57,7 @@ def trace(family: Family, cfg: ModelConfig, tensors: Mapping[str, TensorInfo]) -
     )
 
 
-class _Recorder:
+class Recorder:
     """Names values x0, x1, ... and caches kv0.1, kv0.2, ... as they are made."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class _Recorder:
         }
         types = op.types(op.call((v.type for v in values), (w.type for w in weights), attrs))
         source = next((v.name for v in values if v.type.dtype == "cache"), "")
-        results = [Symbol(self._name(kind, source), kind, self) for kind in types]
+        results = [Symbol(self.name(kind, source), kind, self) for kind in types]
         outputs = tuple(Value(r.name, r.type) for r in results)
         self.body.append(Instr(op.name, tuple(v.name for v in values), tuple(w.name for w in weights), attrs, outputs))
         return results[0] if len(results) == 1 else tuple(results)
@@ -89,7 +89,8 @@ class _Recorder:
     def _table(self, table: RopeTable) -> str:
         return self.tables.setdefault(table, f"rope{len(self.tables)}")
 
-    def _name(self, kind: Type, source: str) -> str:
+    def name(self, kind: Type, source: str) -> str:
+        """A new name for a result; source: the cache it was written from, if it is one."""
         if kind.dtype == "cache":
             group = kv_group_of(source)
             self.writes[group] = self.writes.get(group, 0) + 1

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from roofline.common.errors import UnsupportedError
+from roofline.models.registry import file_kind, known_like
 from roofline.weights.config import checked, checked_rope_scaling
 from roofline.weights.files import refuse, shorten
 
@@ -78,13 +79,15 @@ def from_gguf(
     arch = metadata.get("general.architecture")
     if not isinstance(arch, str):
         refuse(path, "general.architecture", "is missing")
-    if arch not in _ARCHITECTURES:
+    registered = file_kind("gguf", arch)
+    if arch not in _ARCHITECTURES and registered is None:
         what = f"{path}: architecture {shorten(arch)!r}"
         raise UnsupportedError(what, "we have no model for it", tuple(_ARCHITECTURES))
     if metadata.get("split.count", 0) not in (0, 1):
         raise UnsupportedError(f"{path}: a GGUF in several files", "we read single files", ("gguf-split --merge",))
     _refuse_unknown(path, metadata, arch)
-    family, style, bias, qk_norm = _ARCHITECTURES[arch]
+    family, style, bias, qk_norm = _ARCHITECTURES[known_like(registered[1], _ARCHITECTURES) if registered else arch]
+    family = registered[0] if registered else family
     config: dict[str, Any] = {"family": family, "rope_style": style, "attention_bias": bias, "qk_norm": qk_norm}
     for key, name in _REQUIRED.items():
         if f"{arch}.{key}" not in metadata:

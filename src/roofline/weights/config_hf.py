@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from roofline.common.errors import UnsupportedError
+from roofline.models.registry import file_kind, known_like
 from roofline.weights.config import checked, checked_rope_scaling
 from roofline.weights.files import refuse, shorten
 
@@ -67,14 +68,17 @@ def from_hf(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     kind = config.get("model_type")
     if not isinstance(kind, str):
         refuse(path, "model_type", "is missing")
-    if kind not in _FAMILIES:
+    registered = file_kind("hf", kind)
+    if kind not in _FAMILIES and registered is None:
         raise UnsupportedError(f"{path}: model_type {shorten(kind)!r}", "we have no model for it", tuple(_FAMILIES))
     for key, neutral in _NEUTRAL.items():
         value = config.get(key)
         if value is not None and value not in neutral:
             what = f"{path}: {key} = {shorten(str(value))}"
             raise UnsupportedError(what, "it changes the mathematics and we do not have it")
-    ours: dict[str, Any] = {"family": _FAMILIES[kind], "rope_style": "half"}
+    family, kind = registered or (_FAMILIES[kind], kind)
+    known_like(kind, _FAMILIES)
+    ours: dict[str, Any] = {"family": family, "rope_style": "half"}
     for key, name in _REQUIRED.items():
         if key not in config:
             refuse(path, key, "is missing")

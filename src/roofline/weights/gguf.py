@@ -31,7 +31,6 @@ _STRUCTS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", _BOOL
 _MIN_KEY_VALUE = 8 + 1 + 4 + 1
 _MIN_TENSOR = 8 + 1 + 4 + 8 + 4 + 8
 
-_BY_TYPE = {f.gguf_type: f for f in FORMATS.values()}
 # Types that ggml knows and we do not read, for an error that names them.
 _FOREIGN = {
     **{6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS"},
@@ -249,11 +248,11 @@ def _read_tensors(cursor: _Cursor, count: int) -> tuple[dict[str, TensorInfo], d
 
 
 def _tensor_info(cursor: _Cursor, name: str, field: str, shape: tuple[int, ...], kind: int) -> TensorInfo:
-    if kind in _FOREIGN:
+    if kind in _FOREIGN and all(form.gguf_type != kind for form in FORMATS.values()):
         raise UnsupportedError(f"{cursor.path}: {field}: type {_FOREIGN[kind]}", "we do not read it", tuple(FORMATS))
-    if kind not in _BY_TYPE:
+    form = next((form for form in FORMATS.values() if form.gguf_type == kind), None)
+    if form is None:
         refuse(cursor.path, field, f"type {kind} is unknown")
-    form = _BY_TYPE[kind]
     if 0 in shape:
         refuse(cursor.path, field, f"a dimension of {shape} is 0")
     if shape[-1] % form.block:

@@ -1,4 +1,5 @@
-"""Weights without a file: deterministic random tensors for any configuration (``--weights random:SEED``)."""
+"""Weights without a file: deterministic random tensors for any configuration (``--weights random:SEED``, or
+``random:SEED:FORMAT``)."""
 
 import hashlib
 import math
@@ -17,12 +18,15 @@ from roofline.weights.files import TensorInfo
 _PREFIX = "random:"
 
 
-def parse_seed(text: str) -> int:
-    """``"random:7"`` -> 7. Raises ConfigError for anything else."""
-    digits = text.removeprefix(_PREFIX)
-    if not text.startswith(_PREFIX) or not digits.isdecimal() or int(digits) >= 1 << 64:
-        raise ConfigError(f"weights {text!r} are not random:SEED with a whole number below 2^64 as SEED")
-    return int(digits)
+def parse(text: str) -> tuple[int, str]:
+    """``"random:7"`` -> (7, "BF16"), ``"random:7:Q4_0"`` -> (7, "Q4_0"). Raises ConfigError for anything else."""
+    digits, colon, form = text.removeprefix(_PREFIX).partition(":")
+    bad = not text.startswith(_PREFIX) or not digits.isdecimal() or (colon and not form)
+    if bad or int(digits) >= 1 << 64:
+        raise ConfigError(
+            f"weights {text!r} are not random:SEED or random:SEED:FORMAT with a whole number below 2^64 as SEED"
+        )
+    return int(digits), form or "BF16"
 
 
 def random_checkpoint(config: Mapping[str, Any], seed: int, form: str = "BF16") -> Checkpoint:

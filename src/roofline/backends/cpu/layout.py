@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from roofline.common.errors import UnsupportedError
+from roofline.ops import formats
 from roofline.program.ir import Piece, Program
 
 TILE_ROWS = 16
@@ -56,11 +57,12 @@ def lay_out(program: Program, positions: int) -> Layout:
             continue
         pieces, start = [], 0
         for piece in recipe.pieces:
-            if piece.format not in numbers:
+            packed = formats.packed(piece.format).name
+            if packed not in numbers:
                 raise UnsupportedError(
                     f"weight format {piece.format}", "the cpu backend has no kernel for it", list(numbers)
                 )
-            number, rows = numbers[piece.format], piece.stop - piece.start
+            number, rows = numbers[packed], piece.stop - piece.start
             pieces.append(PackedPiece(number, at, rows, recipe.columns, start))
             at += piece_bytes(piece, number, recipe.columns)
             start += rows

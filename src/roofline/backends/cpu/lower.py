@@ -53,6 +53,7 @@ CODES = {
 LINEARS = ("linear", "linear_add", "linear_silu_mul")
 QUANTISING = ("norm_quantize", "quantize_rows", "silu_mul_quantize")
 NONE = (-1, 0, 0, 0)
+NO_KERNEL = "the cpu backend has no kernel for it, and no pass rewrites it into ops that have one (docs/extending.md)"
 
 
 def keep_operands(program: Program) -> Program:
@@ -75,10 +76,10 @@ def keep_operands(program: Program) -> Program:
 
 def check(program: Program) -> None:
     """Raises UnsupportedError on an instruction or attribute that the core does not compute."""
-    previous = ""
+    types, previous, integers = program.types(), "", ""
     for instr in program.body:
         if instr.op not in CODES:
-            raise UnsupportedError(f"op {instr.op!r}", "the cpu backend has no kernel for it", sorted(CODES))
+            raise UnsupportedError(f"op {instr.op!r}", NO_KERNEL, sorted(CODES))
         if instr.op == "attend":
             for name in ("soft_cap", "alibi"):
                 if instr.attr(name):
@@ -89,6 +90,13 @@ def check(program: Program) -> None:
                 )
         if instr.op in ("silu_mul", "silu_mul_quantize") and len(instr.inputs) != 1:
             raise UnsupportedError(f"{instr.op} on two values", "the cpu backend takes gate and up side by side")
+        for name in instr.inputs:
+            # A few rows are quantised by each thread for itself, into one place: the next that are made take it.
+            if types[name].dtype in Q_BYTES and name != integers:
+                reason = "the cpu backend keeps integer rows until the next ones are made"
+                raise UnsupportedError(f"{instr.op} on {name} after {integers}", reason, ["quantize_rows once more"])
+        if types[instr.output.name].dtype in Q_BYTES:
+            integers = instr.output.name
         previous = instr.op
 
 

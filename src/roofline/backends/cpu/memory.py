@@ -54,7 +54,7 @@ def image_parts(program: Program, layout: Layout, source: Source, threads: int) 
         for piece, packed in zip(program.weights[name].pieces, pieces, strict=True):
 
             def tiles(address: int, view: np.ndarray, piece: Any = piece, packed: Any = packed) -> None:
-                raw = _rows(source, piece, packed.columns)
+                raw = formats.packed_bytes(piece.format, _rows(source, piece, packed.columns))
                 _native.pack(packed.format, raw, packed.rows, packed.columns, address, threads)
 
             yield packed.address, piece_bytes(piece, packed.format, packed.columns), tiles

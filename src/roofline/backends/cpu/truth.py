@@ -76,10 +76,11 @@ def _check(isa: str, address: int, sample: Sample) -> None:
     w = formats.get(name).dequantize(raw, (rows, columns)).astype(np.float64)  # [rows, columns]
     x = np.random.default_rng(0).standard_normal((2, columns)).astype(np.float32)
     y = np.empty((2, rows), np.float32)
-    number = _native.format_names().index(name)
+    packed = formats.packed(name).name
+    number = _native.format_names().index(packed)
     _native.kernels.linear(isa, number, address, rows, columns, x, y)
     used = x.astype(np.float64)
-    if name not in ("F32", "F16", "BF16"):
+    if packed not in ("F32", "F16", "BF16"):
         q, scale = np.empty(x.shape, np.int8), np.empty((2, columns // 32), np.float32)
         _native.kernels.quantise(isa, x, columns, q, scale, np.empty_like(scale))
         used = q.astype(np.float64) * np.repeat(scale.astype(np.float64), 32, axis=1)

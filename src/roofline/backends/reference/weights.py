@@ -38,7 +38,11 @@ class Weights:
         if name not in self._groups:
             recipe = self._recipes[name]
             self._groups[name] = [
-                unpack(self._bytes(recipe, p, p.start, p.stop), p.format, (p.stop - p.start, recipe.columns))
+                unpack(
+                    formats.packed_bytes(p.format, self._bytes(recipe, p, p.start, p.stop)),
+                    formats.packed(p.format).name,
+                    (p.stop - p.start, recipe.columns),
+                )
                 for p in recipe.pieces
             ]
         return self._groups[name]

@@ -22,6 +22,9 @@ class Format:
         gguf_type: the number of the format in GGUF files (ggml's `ggml_type`).
         unpack: uint8 [blocks, block_bytes] -> float32 [blocks, block].
         pack: float32 [blocks, block] -> uint8 [blocks, block_bytes].
+        packed_as: the format of ours whose arithmetic and tiles a backend uses for it; "": its own.
+        convert: its blocks -> the bytes that `packed_as` has for the same values, uint8 [blocks, any]; None: by way of
+            the float32 values, which must survive it.
     """
 
     name: str
@@ -30,6 +33,8 @@ class Format:
     gguf_type: int
     unpack: Callable[[np.ndarray], np.ndarray]
     pack: Callable[[np.ndarray], np.ndarray]
+    packed_as: str = ""
+    convert: Callable[[np.ndarray], np.ndarray] | None = None
 
     @property
     def bits(self) -> float:

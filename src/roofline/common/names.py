@@ -1,0 +1,16 @@
+"""Looking names up: what a registry says when it has no such name."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``"; did you mean 'linear'?"``, or nothing where no known name is near."""
+    near = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """The message for a name that a registry does not have: the nearest one, and all of them."""
+    known = sorted(known)
+    return f"there is no {kind} {name!r}{did_you_mean(name, known)} (known: {', '.join(known)})"

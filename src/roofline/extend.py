@@ -1,0 +1,106 @@
+"""What extensions import: the four registries, and what their entries are made of (docs/extending.md).
+
+A registration holds for the process it is made in. An installed package is found by every `roofline` command when it
+names a function in the entry-point group ``roofline.extensions``.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from roofline.common import extensions
+from roofline.models import registry as _families
+from roofline.models.config import ModelConfig
+from roofline.models.registry import Family
+from roofline.models.spec import Param
+from roofline.ops import formats as _formats
+from roofline.ops import registry as _ops
+from roofline.ops.cost import Affine
+from roofline.ops.formats import Format
+from roofline.ops.registry import Call
+from roofline.ops.symbol import Type, WeightType
+from roofline.program import compile as _passes
+from roofline.program.ir import Instr, Program, Value
+from roofline.program.passes.expand import expand
+from roofline.program.passes.rewrite import makers, readers, rename, without_dead
+
+if TYPE_CHECKING:
+    from roofline.program.compile import Pass
+
+__all__ = [
+    "Affine",
+    "Call",
+    "Family",
+    "Format",
+    "Instr",
+    "ModelConfig",
+    "Param",
+    "Program",
+    "Type",
+    "Value",
+    "WeightType",
+    "expand",
+    "makers",
+    "op",
+    "readers",
+    "register_family",
+    "register_format",
+    "register_pass",
+    "registered",
+    "rename",
+    "without_dead",
+]
+
+
+def op(
+    *,
+    values: tuple[str, ...],
+    weights: tuple[str, ...] = (),
+    infer: Callable[[Call], Any],
+    flops: Callable[[Call], Affine] | None = None,
+    kv_bytes: Callable[[Call], Affine] | None = None,
+    weight_bytes: Callable[[Call], Affine] | None = None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register an op by decorating its torch reference; see `roofline.ops.registry.op`.
+
+    It runs on the reference backend at once. On the cpu a pass must rewrite it into ops that have kernels (`expand`).
+    Raises ConfigError when the name is taken.
+    """
+
+    def declare(reference: Callable[..., Any]) -> Callable[..., Any]:
+        _ops.names()  # ours first, so that a name of ours is refused here
+        rules = {"infer": infer, "flops": flops, "kv_bytes": kv_bytes, "weight_bytes": weight_bytes}
+        call = _ops.op(values=values, weights=weights, **rules)(reference)  # type: ignore[arg-type]
+        extensions.note("op", reference.__name__, reference.__module__)
+        return call
+
+    return declare
+
+
+def register_pass(name: str, run: "Pass", *, after: str = "trace") -> None:
+    """Add a pass, Program -> Program, that runs for every model; see `roofline.program.compile.register_pass`."""
+    _passes.register_pass(name, run, after=after)
+    extensions.note("pass", name, run.__module__)
+
+
+def register_family(name: str, family: "str | Family", *, gguf: str = "", hf: str = "", like: str = "llama") -> None:
+    """Add a model family: an object with check, spec, embed, block and head, or the dotted name of such a module; see
+    `roofline.models.registry.register`."""
+    _families.register(name, family, gguf=gguf, hf=hf, like=like)
+    named = (
+        family if isinstance(family, str) else getattr(family, "__module__", None) or getattr(family, "__name__", "")
+    )
+    extensions.note("model family", name, str(named))
+
+
+def register_format(form: Format) -> None:
+    """Add a weight format; `packed_as` names the format of ours whose tiles and arithmetic stand in for it on the cpu.
+
+    Raises ConfigError when its name or number is taken, or `packed_as` needs a `convert` that is not there.
+    """
+    _formats.register(form)
+    extensions.note("weight format", form.name, form.unpack.__module__)
+
+
+def registered() -> tuple[extensions.Registered, ...]:
+    """All that was registered from outside the tree in this process."""
+    return extensions.registered()

@@ -1,0 +1,71 @@
+"""expand: an op becomes the ops that a rule calls in its place; what passes from outside are mostly made of."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from roofline.common.errors import ConfigError
+from roofline.ops import registry
+from roofline.ops.symbol import Parameter, Symbol, Type
+from roofline.program.ir import Instr, Program, Value
+from roofline.program.passes.rewrite import without_dead
+from roofline.program.trace import Recorder
+
+Rule = Callable[..., Any]
+
+
+def expand(program: Program, op: str, rule: Rule) -> Program:
+    """The Program with every `op` replaced by what `rule` records.
+
+    Args:
+        rule: called with the op's values, weights and attributes by name, as its reference is; calls other ops on them
+            and returns their result, or as many results as the op has.
+
+    Raises ConfigError where the results are not of the op's types. An op with a cache among its results stays what it
+    is: kv_write and attend are what the passes after this one know.
+    """
+    declared, types = registry.get(op), program.types()
+    body: list[Instr] = []
+    for instr in program.body:
+        if instr.op != op or any(value.type.dtype == "cache" for value in instr.outputs):
+            body.append(instr)
+            continue
+        recorder = _Expansion(instr.output.name)
+        given: dict[str, Any] = dict.fromkeys((*declared.values, *declared.weights))
+        for name, value in zip(declared.values, instr.inputs, strict=False):
+            given[name] = Symbol(value, types[value], recorder)
+        for name, weight in zip(declared.weights, instr.weights, strict=False):
+            given[name] = Parameter(weight, program.weights[weight].type)
+        given |= {name: instr.attr(name) for name in declared.attributes if name != "order"}
+        results = rule(**given)
+        body += _renamed(recorder.body, results if isinstance(results, tuple) else (results,), instr)
+    return program if len(body) == len(program.body) else without_dead(program, body)
+
+
+class _Expansion(Recorder):
+    """Names the values of one expansion after the result that it is for."""
+
+    def __init__(self, stem: str) -> None:
+        super().__init__()
+        self.stem = stem
+
+    def name(self, kind: Type, source: str) -> str:
+        self.count += 1
+        return f"{self.stem}.{self.count}"
+
+
+def _renamed(body: list[Instr], results: tuple[Symbol, ...], instr: Instr) -> list[Instr]:
+    """The recorded instructions with the old names of the results."""
+    got = [(getattr(r, "name", None), getattr(r, "type", None)) for r in results]
+    made = {value.name for step in body for value in step.outputs}
+    if [kind for _, kind in got] != [value.type for value in instr.outputs] or any(name not in made for name, _ in got):
+        raise ConfigError(f"expanding {instr.op} gave {got}, not new values of types {[v.type for v in instr.outputs]}")
+    names = {str(old): value.name for (old, _), value in zip(got, instr.outputs, strict=True)}
+    return [
+        replace(
+            step,
+            inputs=tuple(names.get(name, name) for name in step.inputs),
+            outputs=tuple(Value(names.get(v.name, v.name), v.type) for v in step.outputs),
+        )
+        for step in body
+    ]
