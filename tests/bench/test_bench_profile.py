@@ -102,7 +102,7 @@ def test_ops_explain_the_step(smollm2_path: Path, step: Step) -> None:
     executable = bundle.load(str(smollm2_path), cache_tokens=128, max_running=1, text=False).executable
     try:
         fill(executable, step)
-        runs = [run(executable, step, clocks=True) for _ in range(8)]
+        runs = [run(executable, step, clocks=True) for _ in range(40)]
         best = fastest(runs)
         spent = sum(best.ops) + best.sample
         assert len(best.ops) == len(executable.program.body)
