@@ -13,37 +13,27 @@ inline constexpr const char* kIsaName = "neon";
 inline constexpr bool kWideIsBiased = false;
 // Blocks that fit 32 registers of 128 bits; planned, not measured.
 inline constexpr int kMaxRowTiles = 1;
-inline constexpr int kMaxTokens = 3;
+inline constexpr int kMaxTokens = 4;
 inline constexpr int kMaxTokensWide = 2;  // the same where activations have two digits
 inline constexpr int kMaxQueries = 2;
 
-struct F32 {
-    float32x4_t v[4];
+template <class V>
+struct Lanes {
+    V v[4];
 };
-struct I32 {
-    int32x4_t v[4];
-};
-struct Bytes {
-    uint8x16_t v[4];
-};
+using F32 = Lanes<float32x4_t>;
+using I32 = Lanes<int32x4_t>;
+using Bytes = Lanes<uint8x16_t>;
 using Mask = uint32_t;
 
+// The same expression for each register i. Inlined by force: gcc otherwise calls some of them from the inner loops.
 template <class Fn>
-static inline F32 each(Fn fn) {
+__attribute__((always_inline)) static inline auto each(Fn fn) -> Lanes<decltype(fn(0))> {
     return {{fn(0), fn(1), fn(2), fn(3)}};
 }
-template <class Fn>
-static inline I32 ieach(Fn fn) {
-    return {{fn(0), fn(1), fn(2), fn(3)}};
-}
-template <class Fn>
-static inline Bytes beach(Fn fn) {
-    return {{fn(0), fn(1), fn(2), fn(3)}};
-}
+#define ROOFLINE_FOUR(...) each([&](int i) __attribute__((always_inline)) { return __VA_ARGS__; })
 
-static inline F32 load(const float* p) {
-    return each([&](int i) { return vld1q_f32(p + 4 * i); });
-}
+static inline F32 load(const float* p) { return ROOFLINE_FOUR(vld1q_f32(p + 4 * i)); }
 static inline void store(float* p, F32 v) {
     for (int i = 0; i < 4; i++) vst1q_f32(p + 4 * i, v.v[i]);
 }
@@ -70,52 +60,24 @@ static inline void load_pairs(const float* p, F32& even, F32& odd) {
 static inline void store_pairs(float* p, F32 even, F32 odd) {
     for (int i = 0; i < 4; i++) vst2q_f32(p + 8 * i, float32x4x2_t{{even.v[i], odd.v[i]}});
 }
-static inline F32 set1(float x) {
-    return each([&](int) { return vdupq_n_f32(x); });
-}
+static inline F32 set1(float x) { return ROOFLINE_FOUR(vdupq_n_f32(x)); }
 static inline F32 zero() { return set1(0.0f); }
-static inline F32 add(F32 a, F32 b) {
-    return each([&](int i) { return vaddq_f32(a.v[i], b.v[i]); });
-}
-static inline F32 sub(F32 a, F32 b) {
-    return each([&](int i) { return vsubq_f32(a.v[i], b.v[i]); });
-}
-static inline F32 mul(F32 a, F32 b) {
-    return each([&](int i) { return vmulq_f32(a.v[i], b.v[i]); });
-}
-static inline F32 div(F32 a, F32 b) {
-    return each([&](int i) { return vdivq_f32(a.v[i], b.v[i]); });
-}
-static inline F32 fma(F32 a, F32 b, F32 c) {
-    return each([&](int i) { return vfmaq_f32(c.v[i], a.v[i], b.v[i]); });
-}
+static inline F32 add(F32 a, F32 b) { return ROOFLINE_FOUR(vaddq_f32(a.v[i], b.v[i])); }
+static inline F32 sub(F32 a, F32 b) { return ROOFLINE_FOUR(vsubq_f32(a.v[i], b.v[i])); }
+static inline F32 mul(F32 a, F32 b) { return ROOFLINE_FOUR(vmulq_f32(a.v[i], b.v[i])); }
+static inline F32 div(F32 a, F32 b) { return ROOFLINE_FOUR(vdivq_f32(a.v[i], b.v[i])); }
+static inline F32 fma(F32 a, F32 b, F32 c) { return ROOFLINE_FOUR(vfmaq_f32(c.v[i], a.v[i], b.v[i])); }
 // The second operand where either is NaN or both are zero, as on x86: fmax and fmaxnm answer otherwise.
 static inline float32x4_t max4(float32x4_t a, float32x4_t b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 static inline float32x4_t min4(float32x4_t a, float32x4_t b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
-static inline F32 max(F32 a, F32 b) {
-    return each([&](int i) { return max4(a.v[i], b.v[i]); });
-}
-static inline F32 min(F32 a, F32 b) {
-    return each([&](int i) { return min4(a.v[i], b.v[i]); });
-}
-static inline F32 abs(F32 a) {
-    return each([&](int i) { return vabsq_f32(a.v[i]); });
-}
-static inline F32 round_even(F32 a) {
-    return each([&](int i) { return vrndnq_f32(a.v[i]); });
-}
-static inline F32 to_float(I32 a) {
-    return each([&](int i) { return vcvtq_f32_s32(a.v[i]); });
-}
-static inline I32 to_int(F32 a) {
-    return ieach([&](int i) { return vcvtnq_s32_f32(a.v[i]); });
-}  // nearest even
-static inline F32 as_float(I32 a) {
-    return each([&](int i) { return vreinterpretq_f32_s32(a.v[i]); });
-}
-static inline I32 as_int(F32 a) {
-    return ieach([&](int i) { return vreinterpretq_s32_f32(a.v[i]); });
-}
+static inline F32 max(F32 a, F32 b) { return ROOFLINE_FOUR(max4(a.v[i], b.v[i])); }
+static inline F32 min(F32 a, F32 b) { return ROOFLINE_FOUR(min4(a.v[i], b.v[i])); }
+static inline F32 abs(F32 a) { return ROOFLINE_FOUR(vabsq_f32(a.v[i])); }
+static inline F32 round_even(F32 a) { return ROOFLINE_FOUR(vrndnq_f32(a.v[i])); }
+static inline F32 to_float(I32 a) { return ROOFLINE_FOUR(vcvtq_f32_s32(a.v[i])); }
+static inline I32 to_int(F32 a) { return ROOFLINE_FOUR(vcvtnq_s32_f32(a.v[i])); }  // nearest even
+static inline F32 as_float(I32 a) { return ROOFLINE_FOUR(vreinterpretq_f32_s32(a.v[i])); }
+static inline I32 as_int(F32 a) { return ROOFLINE_FOUR(vreinterpretq_s32_f32(a.v[i])); }
 
 // A mask is sixteen bits; comparisons make lanes of ones, which these two turn into bits and back.
 static inline uint32x4_t lanes(Mask m, int i) {
@@ -128,9 +90,7 @@ static inline Mask mask_from(uint32x4_t a, uint32x4_t b, uint32x4_t c, uint32x4_
     const uint8x16_t set = vandq_u8(vcombine_u8(vmovn_u16(low), vmovn_u16(high)), bit);
     return vaddv_u8(vget_low_u8(set)) | (Mask)vaddv_u8(vget_high_u8(set)) << 8;
 }
-static inline F32 select(Mask m, F32 yes, F32 no) {
-    return each([&](int i) { return vbslq_f32(lanes(m, i), yes.v[i], no.v[i]); });
-}
+static inline F32 select(Mask m, F32 yes, F32 no) { return ROOFLINE_FOUR(vbslq_f32(lanes(m, i), yes.v[i], no.v[i])); }
 static inline Mask less(F32 a, F32 b) {
     return mask_from(vcltq_f32(a.v[0], b.v[0]), vcltq_f32(a.v[1], b.v[1]), vcltq_f32(a.v[2], b.v[2]),
                      vcltq_f32(a.v[3], b.v[3]));
@@ -142,43 +102,27 @@ static inline Mask greater_equal(F32 a, F32 b) {
 static inline uint32_t bits(Mask m) { return m; }
 static inline Mask mask_of(uint32_t b) { return b & 0xffff; }
 
-static inline I32 iset1(int32_t x) {
-    return ieach([&](int) { return vdupq_n_s32(x); });
-}
+static inline I32 iset1(int32_t x) { return ROOFLINE_FOUR(vdupq_n_s32(x)); }
 static inline I32 izero() { return iset1(0); }
-static inline I32 iadd(I32 a, I32 b) {
-    return ieach([&](int i) { return vaddq_s32(a.v[i], b.v[i]); });
-}
-static inline I32 isub(I32 a, I32 b) {
-    return ieach([&](int i) { return vsubq_s32(a.v[i], b.v[i]); });
-}
-static inline I32 imul(I32 a, I32 b) {
-    return ieach([&](int i) { return vmulq_s32(a.v[i], b.v[i]); });
-}
-static inline I32 ixor(I32 a, I32 b) {
-    return ieach([&](int i) { return veorq_s32(a.v[i], b.v[i]); });
-}
-static inline I32 iand(I32 a, I32 b) {
-    return ieach([&](int i) { return vandq_s32(a.v[i], b.v[i]); });
-}
+static inline I32 iadd(I32 a, I32 b) { return ROOFLINE_FOUR(vaddq_s32(a.v[i], b.v[i])); }
+static inline I32 isub(I32 a, I32 b) { return ROOFLINE_FOUR(vsubq_s32(a.v[i], b.v[i])); }
+static inline I32 imul(I32 a, I32 b) { return ROOFLINE_FOUR(vmulq_s32(a.v[i], b.v[i])); }
+static inline I32 ixor(I32 a, I32 b) { return ROOFLINE_FOUR(veorq_s32(a.v[i], b.v[i])); }
+static inline I32 iand(I32 a, I32 b) { return ROOFLINE_FOUR(vandq_s32(a.v[i], b.v[i])); }
 template <int N>
 static inline I32 ishl(I32 a) {
-    return ieach([&](int i) { return vshlq_n_s32(a.v[i], N); });
+    return ROOFLINE_FOUR(vshlq_n_s32(a.v[i], N));
 }
 template <int N>
 static inline I32 ishr(I32 a) {
-    return ieach([&](int i) { return vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(a.v[i]), N)); });
+    return ROOFLINE_FOUR(vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(a.v[i]), N)));
 }
 template <int N>
 static inline I32 isra(I32 a) {
-    return ieach([&](int i) { return vshrq_n_s32(a.v[i], N); });
+    return ROOFLINE_FOUR(vshrq_n_s32(a.v[i], N));
 }
-static inline I32 iload(const int32_t* p) {
-    return ieach([&](int i) { return vld1q_s32(p + 4 * i); });
-}
-static inline F32 unsigned_to_float(I32 a) {
-    return each([&](int i) { return vcvtq_f32_u32(vreinterpretq_u32_s32(a.v[i])); });
-}
+static inline I32 iload(const int32_t* p) { return ROOFLINE_FOUR(vld1q_s32(p + 4 * i)); }
+static inline F32 unsigned_to_float(I32 a) { return ROOFLINE_FOUR(vcvtq_f32_u32(vreinterpretq_u32_s32(a.v[i]))); }
 
 // Lane i += lane i+8, then +4, +2, +1. vaddvq would add neighbours first: another order.
 static inline float reduce_add(F32 v) {
@@ -198,10 +142,10 @@ static inline void sums(I32 x, I32 y, int32_t& sx, int32_t& sy) {
 
 // Halves widen exactly, their denormals too: flush-to-zero does not touch this conversion.
 static inline F32 load_f16(const uint16_t* p) {
-    return each([&](int i) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i))); });
+    return ROOFLINE_FOUR(vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i))));
 }
 static inline F32 load_bf16(const uint16_t* p) {
-    return each([&](int i) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16)); });
+    return ROOFLINE_FOUR(vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16)));
 }
 // Nearest even; NaN stays NaN; a denormal becomes a signed zero, as on x86.
 static inline uint16x4_t to_bf16_4(float32x4_t v) {
@@ -236,18 +180,12 @@ static inline void store_s8(int8_t* p, I32 v) {
     vst1q_s8(p, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
 }
 
-static inline Bytes bytes(const uint8_t* p) {
-    return beach([&](int i) { return vld1q_u8(p + 16 * i); });
-}
-static inline Bytes low_nibbles(Bytes v) {
-    return beach([&](int i) { return vandq_u8(v.v[i], vdupq_n_u8(15)); });
-}
-static inline Bytes high_nibbles(Bytes v) {
-    return beach([&](int i) { return vshrq_n_u8(v.v[i], 4); });
-}
+static inline Bytes bytes(const uint8_t* p) { return ROOFLINE_FOUR(vld1q_u8(p + 16 * i)); }
+static inline Bytes low_nibbles(Bytes v) { return ROOFLINE_FOUR(vandq_u8(v.v[i], vdupq_n_u8(15))); }
+static inline Bytes high_nibbles(Bytes v) { return ROOFLINE_FOUR(vshrq_n_u8(v.v[i], 4)); }
 static inline Bytes add16_where(Bytes v, const uint8_t* bit64) {  // bit i of 64 adds 16 to byte i
     const uint8x16_t bit = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
-    return beach([&](int i) {
+    return each([&](int i) __attribute__((always_inline)) {
         const uint8x16_t spread = vcombine_u8(vld1_dup_u8(bit64 + 2 * i), vld1_dup_u8(bit64 + 2 * i + 1));
         return vaddq_u8(v.v[i], vandq_u8(vtstq_u8(spread, bit), vdupq_n_u8(16)));
     });
@@ -255,7 +193,7 @@ static inline Bytes add16_where(Bytes v, const uint8_t* bit64) {  // bit i of 64
 // Adds 16 * (two bits of `plane` at bit position 2 * S of each byte).
 template <int S>
 static inline Bytes add_two_bits(Bytes v, Bytes plane) {
-    return beach([&](int i) {
+    return each([&](int i) __attribute__((always_inline)) {
         uint8x16_t two = plane.v[i];
         if constexpr (S < 2) two = vshlq_n_u8(two, 4 - 2 * S);
         if constexpr (S > 2) two = vshrq_n_u8(two, 2 * S - 4);
@@ -269,36 +207,29 @@ static inline Four four(const int8_t* p) {
     return vreinterpretq_s8_s32(vdupq_n_s32(x));
 }
 static inline I32 dot4(I32 acc, Bytes w, Four x) {  // weights below 128: signed bytes as they are
-    return ieach([&](int i) { return vdotq_s32(acc.v[i], vreinterpretq_s8_u8(w.v[i]), x); });
+    return ROOFLINE_FOUR(vdotq_s32(acc.v[i], vreinterpretq_s8_u8(w.v[i]), x));
 }
 static inline I32 dot4_wide(I32 acc, Bytes w, Four x) {  // biased by 128: the top bit turned makes them signed
-    return ieach(
-        [&](int i) { return vdotq_s32(acc.v[i], vreinterpretq_s8_u8(veorq_u8(w.v[i], vdupq_n_u8(0x80))), x); });
+    return ROOFLINE_FOUR(vdotq_s32(acc.v[i], vreinterpretq_s8_u8(veorq_u8(w.v[i], vdupq_n_u8(0x80))), x));
 }
 
+// The same two bf16, widened, in every lane.
 struct Pair {
     float32x4_t even, odd;
-};  // the same two bf16, widened, in every lane
+};
 static inline Pair pair(const uint16_t* p) {
     uint32_t x;
     std::memcpy(&x, p, 4);
     return {vreinterpretq_f32_u32(vdupq_n_u32(x << 16)), vreinterpretq_f32_u32(vdupq_n_u32(x & 0xffff0000u))};
 }
-struct Pairs {
-    uint32x4_t v[4];
-};  // sixteen lanes of two bf16
+using Pairs = Lanes<uint32x4_t>;  // sixteen lanes of two bf16
 static inline Pairs pairs(const uint16_t* p) {
-    const Bytes b = bytes((const uint8_t*)p);
-    return {{vreinterpretq_u32_u8(b.v[0]), vreinterpretq_u32_u8(b.v[1]), vreinterpretq_u32_u8(b.v[2]),
-             vreinterpretq_u32_u8(b.v[3])}};
+    return ROOFLINE_FOUR(vreinterpretq_u32_u8(vld1q_u8((const uint8_t*)(p + 8 * i))));
 }
-static inline Pairs first_of_pairs(Pairs v) {
-    for (int i = 0; i < 4; i++) v.v[i] = vandq_u32(v.v[i], vdupq_n_u32(0xffff));
-    return v;
-}
+static inline Pairs first_of_pairs(Pairs v) { return ROOFLINE_FOUR(vandq_u32(v.v[i], vdupq_n_u32(0xffff))); }
 // Two FMAs, not bfdot: bfdot adds the two products first, and its rounding differs from chip to chip.
 static inline F32 dot2(F32 acc, Pairs a, Pair b) {
-    return each([&](int i) {
+    return each([&](int i) __attribute__((always_inline)) {
         const float32x4_t even = vreinterpretq_f32_u32(vshlq_n_u32(a.v[i], 16));
         const float32x4_t odd = vreinterpretq_f32_u32(vandq_u32(a.v[i], vdupq_n_u32(0xffff0000u)));
         return vfmaq_f32(vfmaq_f32(acc.v[i], odd, b.odd), even, b.even);
@@ -308,6 +239,8 @@ static inline F32 dot2(F32 acc, Pairs a, Pair b) {
 // In assembler: gcc drops calls of functions that only prefetch (see avx512.h).
 static inline void prefetch(const void* p) { asm volatile("prfm pldl1keep, [%0]" : : "r"(p)); }
 static inline void prefetch_far(const void* p) { asm volatile("prfm pldl2keep, [%0]" : : "r"(p)); }
+
+#undef ROOFLINE_FOUR
 
 }  // namespace ISA_NAMESPACE
 }  // namespace roofline

@@ -1,0 +1,102 @@
+// Paged attention: pages of NaN around the keys, windows, splits, one query and many.
+#include <algorithm>
+
+#include "check.h"
+
+namespace check {
+using namespace roofline;
+namespace {
+
+constexpr int kKvHeads = 2, kSplit = 512;
+
+uint16_t bf16(float x) { return (uint16_t)(bits_of(x) >> 16); }
+
+struct Cache {
+    int dim;
+    std::vector<uint16_t> memory;
+    std::vector<int32_t> pages;
+    int64_t page_elements() const { return (int64_t)2 * kKvHeads * dim * 16; }
+
+    // Pages lie in reverse order; every slot that is not a key of the context is NaN.
+    Cache(int dim, int context, Random& random) : dim(dim) {
+        const int count = (context + 15) / 16;
+        memory.assign(page_elements() * count, 0x7fc1);
+        for (int p = 0; p < count; p++) pages.push_back(count - 1 - p);
+        for (int head = 0; head < kKvHeads; head++)
+            for (int t = 0; t < context; t++) {
+                uint16_t* page = memory.data() + pages[t / 16] * page_elements();
+                uint16_t *k = page + (int64_t)head * dim * 16, *v = page + (int64_t)(kKvHeads + head) * dim * 16;
+                for (int d = 0; d < dim; d++) {
+                    k[(d / 2 * 16 + t % 16) * 2 + d % 2] = bf16(random.real());
+                    v[(t % 16 / 2 * dim + d) * 2 + t % 2] = bf16(random.real());
+                }
+            }
+    }
+};
+
+struct Case {
+    int dim, context, window, queries;
+    float scale;  // of the queries: large ones drive weights to zero
+    bool ahead;
+};
+
+void run(const Case& c, const Cache& cache, const std::vector<uint16_t>& q, const Kernels& kernels, Output& out) {
+    for (int kv_head = 0; kv_head < kKvHeads; kv_head++)
+        for (int first = 0; first < c.queries; first += kernels.max_queries) {
+            const int n = std::min(kernels.max_queries, c.queries - first);
+            std::vector<int32_t> position(16);
+            for (int i = 0; i < n; i++) position[i] = std::max(0, c.context - c.queries + first + i);
+            const Attend a{c.dim,
+                           cache.page_elements() * 2,
+                           (const uint8_t*)cache.memory.data(),
+                           kKvHeads,
+                           kv_head,
+                           cache.pages.data(),
+                           c.context,
+                           c.window,
+                           c.ahead};
+            std::vector<AttendState> total(16), part(16);
+            std::vector<float> acc(16 * c.dim), part_acc(16 * c.dim), y(c.dim);
+            // From the first key on, also those before the window: blocks in which a query sees nothing.
+            for (int begin = 0; begin < c.context; begin += kSplit) {
+                const int end = std::min(c.context, begin + kSplit);
+                auto& state = begin ? part : total;
+                auto& sums = begin ? part_acc : acc;
+                kernels.attend_split(a, q.data() + (int64_t)first * c.dim, position.data(), n, begin, end, state.data(),
+                                     sums.data());
+                for (int i = 0; i < n && begin; i++)
+                    kernels.attend_merge(c.dim, total[i], acc.data() + i * c.dim, part[i], part_acc.data() + i * c.dim);
+            }
+            for (int i = 0; i < n; i++) {
+                out.floats(&total[i].m, 1);
+                out.floats(total[i].l, 16);
+                kernels.attend_finish(c.dim, total[i], acc.data() + i * c.dim, y.data());
+                out.floats(y.data(), c.dim);
+            }
+        }
+}
+
+void attend(Checker& check, const Case& c) {
+    Random random(300 + c.dim + c.context);
+    const Cache cache(c.dim, c.context, random);
+    std::vector<uint16_t> q((size_t)c.queries * c.dim);
+    for (uint16_t& x : q) x = bf16(random.real() * c.scale);
+    const std::string name = "attend dim " + std::to_string(c.dim) + " context " + std::to_string(c.context) +
+                             " window " + std::to_string(c.window) + " queries " + std::to_string(c.queries) + " x " +
+                             std::to_string(c.scale) + (c.ahead ? " ahead" : "");
+    check(name, [&](const Kernels& kernels, Output& out) { run(c, cache, q, kernels, out); });
+}
+
+}  // namespace
+
+void attention(Checker& check) {
+    for (int dim : {16, 32, 64, 80, 96, 128})
+        for (int context : {1, 2, 15, 16, 17, 63, 64, 65, 100, 511, 513, 1030})
+            for (int window : {0, 5, 40}) {
+                if ((dim == 16 || dim == 96) && context > 100) continue;
+                attend(check, {dim, context, window, 1, 0.3f, true});
+                attend(check, {dim, context, window, std::min(context, 13), context % 2 ? 0.3f : 20.0f, false});
+            }
+}
+
+}  // namespace check

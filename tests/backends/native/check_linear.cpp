@@ -1,0 +1,133 @@
+// Linear layers and the embedding, in every format, for few and many tokens.
+#include <algorithm>
+
+#include "check.h"
+
+namespace check {
+using namespace roofline;
+namespace {
+
+uint16_t half(Random& random) {  // finite; one in eight is a denormal
+    const uint32_t exponent = random.below(8) ? (uint32_t)(8 + random.below(8)) : 0;
+    return (uint16_t)((random.bits() & 0x83ff) | exponent << 10);
+}
+
+void set_scales(Format f, uint8_t* block, Random& random) {
+    const auto put = [&](int at) {
+        const uint16_t h = half(random);
+        std::memcpy(block + at, &h, 2);
+    };
+    put(f == Format::Q6_K ? 208 : 0);
+    if (f == Format::Q4_1 || f == Format::Q4_K || f == Format::Q5_K) put(2);
+}
+
+std::vector<uint8_t> file_bytes(Format f, int64_t rows, int64_t k, Random& random) {
+    const FormatInfo& i = info(f);
+    std::vector<uint8_t> file((size_t)(rows * k / i.block * i.block_bytes));
+    for (size_t at = 0; at < file.size(); at += i.block_bytes) {
+        uint8_t* block = file.data() + at;
+        const uint32_t value = bits_of(random.real());
+        const uint16_t h = half(random);
+        if (f == Format::F32)
+            std::memcpy(block, &value, 4);
+        else if (f == Format::F16)
+            std::memcpy(block, &h, 2);
+        else if (f == Format::BF16)
+            std::memcpy(block, (const uint8_t*)&value + 2, 2);
+        else
+            for (int b = 0; b < i.block_bytes; b++) block[b] = (uint8_t)random.bits();
+        if (!is_float(f)) set_scales(f, block, random);
+    }
+    return file;
+}
+
+struct Case {
+    Format format;
+    int digits;
+    int64_t rows, k;
+    bool gated;
+};
+
+// Tokens are taken with bias, with residual, with both and with neither; tiles in one claim or two.
+void run(const Case& c, const Kernels& kernels, const Matrix& weight, const Matrix& up, int64_t tokens,
+         const std::vector<float>& x, const std::vector<float>& bias, const std::vector<float>& residual, Output& out) {
+    std::vector<float> memory(tokens * Quantised::row_bytes(c.k, c.digits) / 4 + 16), y(tokens * (c.rows + 3), 7.0f);
+    Linear a{};
+    a.format = c.format;
+    a.weight = weight.tiles();
+    a.up = c.gated ? up.tiles() : nullptr;
+    a.rows = c.rows;
+    a.k = c.k;
+    a.tokens = tokens;
+    a.xf = x.data();
+    a.x = Quantised{(uint8_t*)memory.data(), tokens, c.k, c.digits};
+    if (!is_float(c.format))
+        for (int64_t t = 0; t < tokens; t++) kernels.quantise(x.data() + t * c.k, a.x, t);
+    a.y = y.data();
+    a.ldy = c.rows + 3;
+    a.bias = !c.gated && tokens % 2 ? bias.data() : nullptr;
+    a.residual = !c.gated && tokens % 3 ? residual.data() : nullptr;
+    a.ldr = c.rows + 1;
+    const int64_t tiles = (c.rows + kTileRows - 1) / kTileRows, first = tokens % 5 ? tiles : tiles / 2;
+    kernels.linear(a, 0, first);
+    kernels.linear(a, first, tiles);
+    out.floats(y.data(), y.size());
+}
+
+void linear(Checker& check, const Case& c, const std::vector<int64_t>& token_counts, const std::string& kind) {
+    Random random(100 + (int)c.format);
+    const Matrix weight(c.format, c.rows, c.k, random), up(c.format, c.rows, c.k, random);
+    const int64_t most = *std::max_element(token_counts.begin(), token_counts.end());
+    std::vector<float> x = random.reals(most * c.k);
+    if (kind == "poison") x[c.k + 40] = kNan, x[2 * c.k + 1] = kInfinity, x[3 * c.k + 9] = -kInfinity;
+    if (kind == "tiny")
+        for (float& v : x) v *= 0x1p-122f;
+    const std::vector<float> bias = random.reals(c.rows), residual = random.reals(most * (c.rows + 1));
+    const std::string name = std::string(info(c.format).name) + " digits " + std::to_string(c.digits) + " " +
+                             std::to_string(c.rows) + "x" + std::to_string(c.k) + (c.gated ? " gated " : " ") + kind;
+    check("linear " + name, [&](const Kernels& kernels, Output& out) {
+        for (int64_t tokens : token_counts) run(c, kernels, weight, up, tokens, x, bias, residual, out);
+    });
+}
+
+void embed(Checker& check, Format f, int64_t rows, int64_t k) {
+    Random random(200 + (int)f);
+    const Matrix weight(f, rows, k, random);
+    check(std::string("embed ") + info(f).name, [&](const Kernels& kernels, Output& out) {
+        for (int64_t row = 0; row < rows; row++) {
+            std::vector<float> y(k);
+            kernels.embed(f, weight.tiles(), k, row, y.data());
+            out.floats(y.data(), k);
+        }
+    });
+}
+
+}  // namespace
+
+Matrix::Matrix(Format format, int64_t rows, int64_t k, Random& random) {
+    const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+    packed_.resize(tiles * tile_bytes(format, k) + 64);
+    skip_ = (64 - (uintptr_t)packed_.data() % 64) % 64;
+    const std::vector<uint8_t> file = file_bytes(format, rows, k, random);
+    pack_tiles(format, file.data(), rows, k, 0, tiles, packed_.data() + skip_);
+}
+
+void linears(Checker& check) {
+    std::vector<int64_t> all;
+    for (int64_t tokens = 1; tokens <= 33; tokens++) all.push_back(tokens);
+    for (int f = 0; f < (int)Format::Count; f++) {
+        const Format format = (Format)f;
+        for (int digits = 1; digits <= (is_float(format) ? 1 : 2); digits++) {
+            linear(check, {format, digits, 23, 256, false}, all, "");
+            linear(check, {format, digits, 7, 768, false}, {1, 3, 8}, "");
+            linear(check, {format, digits, 100, 512, false}, {1, 2, 5}, "");
+            linear(check, {format, digits, 16, 256, false}, {165}, "panels");
+            linear(check, {format, digits, 23, 256, true}, {1, 2, 3, 4, 5, 7, 16, 33}, "");
+            linear(check, {format, digits, 32, 256, false}, {5}, "poison");
+            linear(check, {format, digits, 32, 256, false}, {5}, "tiny");
+        }
+        embed(check, format, 35, 512);
+    }
+}
+
+}  // namespace check

@@ -1,0 +1,146 @@
+// What is done to a row at a time.
+#include <algorithm>
+
+#include "check.h"
+
+namespace check {
+using roofline::Kernels;
+using roofline::Quantised;
+namespace {
+
+float power(int exponent) { return float_of((uint32_t)(127 + exponent) << 23); }
+
+void quantise(Checker& check, const std::string& name, const std::vector<float>& x, int64_t k, int digits) {
+    const int64_t tokens = (int64_t)x.size() / k;
+    check(name, [&](const Kernels& kernels, Output& out) {
+        const size_t bytes = tokens * Quantised::row_bytes(k, digits);
+        std::vector<float> memory(bytes / 4 + 16);
+        const Quantised q{(uint8_t*)memory.data(), tokens, k, digits};
+        for (int64_t t = 0; t < tokens; t++) kernels.quantise(x.data() + t * k, q, t);
+        for (int64_t i = 0; i * Quantised::kPanel < tokens; i++) {
+            const roofline::Panel p = q.panel(i);
+            out.integers(p.q, p.tokens * k);
+            if (p.low) out.integers(p.low, p.tokens * k);
+            out.floats(p.scale, p.tokens * k / 32);
+            out.floats(p.sum, p.tokens * k / 32);
+            out.integers(p.isum, p.tokens * k / 16);
+        }
+    });
+}
+
+void quantises(Checker& check) {
+    Random random(1);
+    for (int digits = 1; digits <= 2; digits++)
+        for (int64_t k : {32, 96, 576})
+            for (int64_t tokens : {1, 5, 33, 165}) {
+                std::vector<float> x = random.reals(tokens * k);
+                for (float& v : x) v *= power(random.below(60) - 30);
+                const std::string name = "quantise " + std::to_string(k) + " x " + std::to_string(tokens) + " digits " +
+                                         std::to_string(digits);
+                quantise(check, name, x, k, digits);
+                std::fill(x.begin(), x.begin() + 32, 0.0f);
+                if (tokens > 1) x[k + 7] = kNan, x[k + 31] = -1.0f;
+                if (tokens > 2) x[2 * k + 3] = kInfinity, x[3 * k + 20] = -kInfinity;
+                quantise(check, name + " bad", x, k, digits);
+                x = random.reals(tokens * k);
+                for (float& v : x) v *= power(random.below(16) - 126);  // around the smallest numbers
+                quantise(check, name + " tiny", x, k, digits);
+            }
+    std::vector<float> ties(64);  // n + 1/2: to the even neighbour
+    for (int i = 0; i < 64; i++) ties[i] = (float)(i % 32) + 0.5f - (i / 32) * 16.0f;
+    ties[0] = ties[32] = 127.0f;
+    quantise(check, "quantise ties", ties, 64, 1);
+}
+
+void norms(Checker& check) {
+    Random random(2);
+    for (int64_t n : {1, 15, 16, 17, 31, 64, 100, 576, 2048})
+        for (float scale : {1.0f, 1e-18f, 1e18f, 0.0f}) {
+            const std::vector<float> x = random.reals(n, scale), weight = random.reals(n);
+            check("rms_norm " + std::to_string(n) + " x " + std::to_string(scale),
+                  [&](const Kernels& kernels, Output& out) {
+                      std::vector<float> y(n + 16, 7.0f);
+                      kernels.rms_norm(x.data(), weight.data(), n, 1e-5f, y.data());
+                      out.floats(y.data(), n + 16);  // nothing behind the end is touched
+                  });
+        }
+}
+
+void gates(Checker& check) {
+    Random random(3);
+    for (int64_t n : {1, 16, 31, 1000}) {
+        std::vector<float> gate = random.reals(n, 50.0f);
+        const std::vector<float> up = random.reals(n);
+        const float special[] = {0.0f, -0.0f, 200.0f, -200.0f, kInfinity, -kInfinity, kNan, 1e-30f, -87.34f, 126.0f};
+        for (int64_t i = 0; i < std::min<int64_t>(n, 10); i++) gate[i] = special[i];
+        check("gated " + std::to_string(n), [&](const Kernels& kernels, Output& out) {
+            std::vector<float> y(n + 16, 7.0f);
+            kernels.gated(gate.data(), up.data(), n, y.data());
+            out.floats(y.data(), n + 16);
+        });
+    }
+}
+
+void ropes(Checker& check) {
+    Random random(4);
+    for (int dim : {16, 32, 64, 80, 96, 128, 256})
+        for (int form = 0; form < 4; form++) {
+            const std::vector<float> table = random.reals(5 * dim, 0.5f), head = random.reals(dim, 3.0f),
+                                     norm = random.reals(dim);
+            const roofline::Rope rope{table.data(),
+                                      form & 1 ? norm.data() : nullptr,
+                                      form & 1 ? norm.data() : nullptr,
+                                      1e-6f,
+                                      (form & 2) != 0,
+                                      dim,
+                                      0.180336880f};
+            check("rope " + std::to_string(dim) + " form " + std::to_string(form),
+                  [&](const Kernels& kernels, Output& out) {
+                      for (int32_t position = 0; position < 5; position++) {
+                          std::vector<uint16_t> y(dim);
+                          kernels.rope_query(rope, head.data(), position, y.data());
+                          out.halves(y.data(), dim);
+                          kernels.rope_key(rope, head.data(), position, y.data());
+                          out.halves(y.data(), dim);
+                      }
+                  });
+        }
+}
+
+void conversions(Checker& check) {
+    Random random(5);
+    std::vector<float> any(4096);
+    for (float& v : any) v = float_of((uint32_t)random.bits());
+    const uint32_t special[] = {0,           0x80000000u, 1,           0x807fffffu, 0x00800000u, 0x7f7fffffu,
+                                0x7f800000u, 0xff800000u, 0x7f800001u, 0xffc12345u, 0x3f808000u, 0x3f818000u,
+                                0x3f807fffu, 0x3f808001u, 0x7f7f8000u, 0x007fffffu};
+    for (int i = 0; i < 16; i++) any[i] = float_of(special[i]);
+    check("to_bf16", [&](const Kernels& kernels, Output& out) {
+        std::vector<uint16_t> y(any.size());
+        kernels.to_bf16(any.data(), (int64_t)any.size(), y.data());
+        out.halves(y.data(), y.size());
+    });
+    std::vector<float> x;
+    for (int i = -150 * 64; i <= 127 * 64; i++) x.push_back((float)i / 64.0f);
+    for (int i = 0; i < 2000; i++) x.push_back(random.real() * 60.0f);
+    for (float v : {-kInfinity, kNan, -0.0f, -126.0f, -125.99999f, -126.00001f, 0.5f, 1.5f, -0.5f, -1e30f})
+        x.push_back(v);
+    x.resize(x.size() / 16 * 16 + 16);
+    check("exp2", [&](const Kernels& kernels, Output& out) {
+        std::vector<float> y(x.size());
+        kernels.exp2_many(x.data(), (int64_t)x.size(), y.data());
+        out.floats(y.data(), y.size());
+    });
+}
+
+}  // namespace
+
+void rows(Checker& check) {
+    quantises(check);
+    norms(check);
+    gates(check);
+    ropes(check);
+    conversions(check);
+}
+
+}  // namespace check

@@ -1,0 +1,200 @@
+// A small program of two layers through Executable on pools of one to four threads: prompts, decodes, both together.
+// The records are those that backends/cpu/lower.py writes and Executable::parse reads.
+#include <memory>
+
+#include "check.h"
+#include "executable.h"
+
+namespace check {
+using namespace roofline;
+namespace {
+
+constexpr int kWidth = 256, kHeads = 4, kKvHeads = 2, kDim = 64, kFfn = 512, kVocab = 300, kLayers = 2;
+constexpr int kQkv = (kHeads + 2 * kKvHeads) * kDim, kTokens = 64, kCachePages = 80, kTablePositions = 640;
+constexpr int64_t kPageBytes = 2 * kKvHeads * kDim * 16 * 2;
+
+struct Value {
+    int64_t id, base;
+};
+
+class Model {
+  public:
+    Model() : random_(500), table_(random_.reals(kTablePositions * kDim, 0.7f)), arena_(1 << 20) {
+        const Value x = value(kWidth * 4), normed = value(kWidth * 4), quantised = value(kFfn * 4),
+                    qkv = value(kQkv * 4), q = value(kHeads * kDim * 2);
+        const Value attended = value(kWidth * 4), middle = value(2 * kFfn * 4), gated = value(kFfn * 4),
+                    taken = value(kWidth * 4);
+        logits_ = value(kVocab * 4);
+        const Matrix* head = matrix(Format::Q8_0, kVocab, kWidth);
+        record(Code::Embed, {-1, 0}, x, kWidth, kWidth, {{Format::Q8_0, head, kVocab, kWidth, 0}});
+        for (int layer = 0; layer < kLayers; layer++) {
+            const bool first = layer == 0;
+            norm_weight_ = vector(kWidth);
+            record(first ? Code::NormQuantise : Code::Norm, x, first ? quantised : normed, kWidth, kWidth, {});
+            bias_ = vector(kQkv);
+            const Format qk = first ? Format::Q4_K : Format::F16, v = first ? Format::Q6_K : Format::BF16;
+            record(Code::Linear, first ? quantised : normed, qkv, kWidth, kQkv,
+                   {{qk, matrix(qk, kHeads * kDim, kWidth), kHeads * kDim, kWidth, 0},
+                    {qk, matrix(qk, kKvHeads * kDim, kWidth), kKvHeads * kDim, kWidth, kHeads * kDim},
+                    {v, matrix(v, kKvHeads * kDim, kWidth), kKvHeads * kDim, kWidth, (kHeads + kKvHeads) * kDim}});
+            layer_ = layer;
+            q_norm_ = first ? nullptr : vector(kDim);
+            record(Code::RopeWrite, qkv, q, kQkv, kQkv, {});
+            record(Code::Attend, q, attended, kWidth, kWidth, {});
+            record(Code::Quantise, attended, quantised, kWidth, kWidth, {});
+            residual_ = x;
+            record(Code::Linear, quantised, x, kWidth, kWidth,
+                   {{Format::Q4_1, matrix(Format::Q4_1, kWidth, kWidth), kWidth, kWidth, 0}});
+            norm_weight_ = vector(kWidth);
+            record(Code::NormQuantise, x, quantised, kWidth, kWidth, {});
+            const Segments up = {{Format::Q4_0, matrix(Format::Q4_0, kFfn, kWidth), kFfn, kWidth, 0},
+                                 {Format::Q4_0, matrix(Format::Q4_0, kFfn, kWidth), kFfn, kWidth, first ? 0 : kFfn}};
+            record(first ? Code::LinearGated : Code::Linear, quantised, first ? gated : middle, kWidth,
+                   first ? kFfn : 2 * kFfn, up);
+            record(first ? Code::Quantise : Code::GatedQuantise, first ? gated : middle, quantised, kFfn, kFfn, {});
+            residual_ = x;
+            record(Code::Linear, quantised, x, kFfn, kWidth,
+                   {{Format::Q5_K, matrix(Format::Q5_K, kWidth, kFfn), kWidth, kFfn, 0}});
+        }
+        record(Code::TakeRows, x, taken, kWidth, kWidth, {}, true);
+        norm_weight_ = vector(kWidth);
+        record(Code::NormQuantise, taken, quantised, kWidth, kWidth, {}, true, 2);
+        record(Code::Linear, quantised, logits_, kWidth, kVocab, {{Format::Q8_0, head, kVocab, kWidth, 0}}, true, 2);
+    }
+
+    // Logits of every step, from a cache whose pages hold a prefix of sequence 2 and otherwise NaN.
+    void run(const Kernels& kernels, int threads, int window, bool interleaved, Output& out) {
+        std::vector<uint16_t> cache(kCachePages * kLayers * kPageBytes / 2, 0x7fc1);
+        Random random(600);
+        for (int page = 40; page < 40 + 34;
+             page++)  // 530 keys are there before its first step, and a few that are not read
+            for (int64_t i = 0; i < kLayers * kPageBytes / 2; i++)
+                cache[page * kLayers * kPageBytes / 2 + i] = (uint16_t)(bits_of(random.real()) >> 16);
+        Attention a;
+        a.heads = kHeads, a.kv_heads = kKvHeads, a.head_dim = kDim, a.window = window, a.interleaved = interleaved;
+        a.q_scale = 0.18033688f, a.eps = 1e-6f, a.table = table_.data();
+        a.cache = (uint8_t*)cache.data(), a.page_stride = kLayers * kPageBytes, a.layer_stride = kPageBytes;
+        std::vector<int32_t> batch(kFieldCount * 128);
+        std::vector<int64_t> fields;
+        for (int f = 0; f < kFieldCount; f++) fields.push_back(f * 128);
+        std::vector<float> arena(arena_.size() / 4 + 16);
+        uint8_t* memory = (uint8_t*)(((uintptr_t)arena.data() + 63) / 64 * 64);
+        Executable executable(&kernels, threads, code_, a, batch.data(), fields, memory,
+                              {logits_.id, logits_.base, 0, 0}, kVocab);
+        struct Part {
+            int sequence, first, count;
+        };
+        const std::vector<std::vector<Part>> script = {{{0, 0, 37}, {1, 0, 5}},
+                                                       {{0, 37, 1}, {1, 5, 21}, {2, 530, 1}},
+                                                       {{0, 38, 1}, {1, 26, 1}, {2, 531, 1}},
+                                                       {{2, 532, 3}, {0, 39, 8}},
+                                                       {{2, 535, 1}}};
+        for (const auto& step : script) {
+            int32_t *b = batch.data(), tokens = 0, pages = 0, rows = 0;
+            b[kSegStart * 128] = b[kPageStart * 128] = 0;
+            for (size_t s = 0; s < step.size(); s++) {
+                const Part& p = step[s];
+                for (int t = 0; t < p.count; t++, tokens++) {
+                    b[kIds * 128 + tokens] = (p.sequence * 131 + (p.first + t) * 17) % kVocab;
+                    b[kPositions * 128 + tokens] = p.first + t;
+                    if (t % 4 == 0 || t + 1 == p.count) b[kLogitRows * 128 + rows++] = tokens;
+                }
+                const int count = (p.first + p.count + 15) / 16;
+                for (int i = 0; i < count; i++)
+                    b[kPages * 128 + pages++] = p.sequence == 2 ? 40 + i : p.sequence * 20 + 19 - i;
+                b[kContextLen * 128 + s] = p.first + p.count;
+                b[kSegStart * 128 + s + 1] = tokens;
+                b[kPageStart * 128 + s + 1] = pages;
+            }
+            b[0] = tokens, b[1] = (int)step.size(), b[2] = rows, b[3] = pages;
+            executable.forward();
+            out.floats(executable.logits(), (size_t)rows * kVocab);
+        }
+    }
+
+  private:
+    struct Piece {
+        Format format;
+        const Matrix* weight;
+        int64_t rows, k, column;
+    };
+    using Segments = std::vector<Piece>;
+
+    Value value(int64_t row_bytes) {  // room for every token of a step; digits and scales of a row fit into its floats
+        const Value v{next_id_++, arena_used_};
+        arena_used_ += (row_bytes * kTokens + 63) / 64 * 64;
+        arena_.resize(arena_used_);
+        return v;
+    }
+    const Matrix* matrix(Format f, int64_t rows, int64_t k) {
+        matrices_.push_back(std::make_unique<Matrix>(f, rows, k, random_));
+        return matrices_.back().get();
+    }
+    const float* vector(int n) {
+        vectors_.push_back(std::make_unique<std::vector<float>>(random_.reals(n)));
+        return vectors_.back()->data();
+    }
+    void put(int64_t v) { code_.push_back(v); }
+    void put(Value v) {
+        for (int64_t n : {v.id, v.base, (int64_t)0, (int64_t)0}) put(n);
+    }
+    // Takes the norm weight, bias, q and k norm and residual that were set for it.
+    void record(Code code, Value x, Value y, int64_t width, int64_t stride, const Segments& pieces,
+                bool over_rows = false, int digits = 1) {
+        put((int64_t)code);
+        put(over_rows);
+        put(digits);
+        put(x);
+        put(y);
+        put(residual_);
+        put(width);
+        put(stride);
+        put((int64_t)norm_weight_);
+        put((int64_t)bias_);
+        const double eps = 1e-5;
+        int64_t bits;
+        std::memcpy(&bits, &eps, 8);
+        put(bits);
+        put(layer_);
+        put((int64_t)q_norm_);
+        put((int64_t)q_norm_);
+        put((int64_t)pieces.size());
+        for (const Piece& p : pieces)
+            for (int64_t n : {(int64_t)p.format, (int64_t)p.weight->tiles(), p.rows, p.k, p.column}) put(n);
+        norm_weight_ = bias_ = nullptr;
+        if (code != Code::RopeWrite) q_norm_ = nullptr;
+        residual_ = {-1, 0};
+    }
+
+    Random random_;
+    std::vector<float> table_;
+    std::vector<uint8_t> arena_;
+    int64_t next_id_ = 0, arena_used_ = 0;
+    int layer_ = 0;
+    const float *norm_weight_ = nullptr, *bias_ = nullptr, *q_norm_ = nullptr;
+    Value residual_{-1, 0}, logits_{};
+    std::vector<int64_t> code_;
+    std::vector<std::unique_ptr<Matrix>> matrices_;
+    std::vector<std::unique_ptr<std::vector<float>>> vectors_;
+};
+
+}  // namespace
+
+void steps(Checker& check) {
+    Model model;
+    for (int window : {0, 40})
+        for (bool interleaved : {false, true}) {
+            const std::string name = "steps window " + std::to_string(window) + (interleaved ? " interleaved" : "");
+            check(name, [&](const Kernels& kernels, Output& out) { model.run(kernels, 1, window, interleaved, out); });
+            Output alone;
+            model.run(*check.tables()[0], 1, window, interleaved, alone);
+            check.require(name + ": every logit is finite", alone.finite_floats());
+            for (int threads = 2; threads <= 4; threads++) {
+                Output together;
+                model.run(*check.tables().back(), threads, window, interleaved, together);
+                check.compare(name + " on " + std::to_string(threads) + " threads", alone, together);
+            }
+        }
+}
+
+}  // namespace check

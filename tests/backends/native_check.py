@@ -1,0 +1,93 @@
+"""Builds tests/backends/native, the check of all kernels, for this machine and others, as CMakeLists.txt says."""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CHECK = Path(__file__).parent / "native"
+CACHE = ROOT / "build" / "check"  # objects by the hash of what they are made of: a second run compiles nothing
+BRANCH = re.compile(r'^(?:else)?if\(CMAKE_SYSTEM_PROCESSOR MATCHES "([^"]*)"\)$', re.M)
+OPTIONS = re.compile(r'^\s*set_source_files_properties\((\S+) PROPERTIES COMPILE_OPTIONS\s+"([^"]*)"\)', re.M)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Sources of the core with the options of each, and the options of all, for one architecture."""
+
+    sources: dict[str, list[str]]
+    common: list[str]
+
+
+def recipe(arch: str) -> Recipe:
+    """What CMakeLists.txt compiles on `arch` (a name as `platform.machine()` gives it), without the Python bindings."""
+    text = (ROOT / "CMakeLists.txt").read_text()
+    core = re.search(r"^set\(CORE\n(.*?)^\)", text, re.M | re.S)
+    common = re.search(r"^target_compile_options\(_native PRIVATE (.*)\)$", text, re.M)
+    branches = list(BRANCH.finditer(text))
+    if core is None or common is None or not branches:
+        raise ValueError("CMakeLists.txt has another shape: mend this function")
+    sources: dict[str, list[str]] = {name: [] for name in re.findall(r"native/\w+\.cpp", core[1])}
+    flags = [*common[1].split(), "-std=c++17", "-fPIC"]
+    ends = [match.start() for match in branches[1:]] + [text.index("endif()", branches[-1].end())]
+    for match, end in zip(branches, ends, strict=True):
+        if not re.search(match[1], arch):
+            continue
+        branch = text[match.end() : end]
+        added = re.search(r"list\(APPEND CORE (.*)\)", branch)
+        definition = re.search(r"set\(ISA_DEFINITIONS (\w+)\)", branch)
+        if added is None or definition is None:
+            raise ValueError("CMakeLists.txt has another shape: mend this function")
+        sources |= {name: [] for name in added[1].split()}
+        sources |= {name: options.split(";") for name, options in OPTIONS.findall(branch)}
+        flags.append(f"-D{definition[1]}")
+    return Recipe(sources, flags)
+
+
+def build(compiler: str, arch: str, extra: Sequence[str] = (), only_portable: bool = False) -> Path:
+    """The check program for `arch`, made by `compiler`. `extra` options come last, when compiling and when linking.
+
+    Raises subprocess.CalledProcessError with the compiler's words.
+    """
+    CACHE.mkdir(parents=True, exist_ok=True)
+    made = recipe(arch)
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+    headers = sorted([*(ROOT / "native").glob("*.h"), *(ROOT / "native/isa").glob("*.h"), *CHECK.glob("*.h")])
+    state = hashlib.sha256(version.encode() + b"".join(path.read_bytes() for path in headers))
+
+    def compiled(item: tuple[Path, list[str]]) -> Path:
+        source, options = item
+        command = [compiler, *made.common, *options, f"-I{ROOT / 'native'}", f"-I{CHECK}", *extra, "-c", str(source)]
+        if only_portable:
+            command = [word for word in command if not word.startswith("-DROOFLINE_HAS")]
+        digest = state.copy()
+        digest.update(repr(command).encode() + source.read_bytes())
+        target = CACHE / f"{source.stem}-{digest.hexdigest()[:16]}.o"
+        if not target.exists():
+            partial = target.with_suffix(f".{os.getpid()}")
+            subprocess.run([*command, "-o", str(partial)], check=True)
+            partial.rename(target)
+        return target
+
+    work = [(ROOT / name, options) for name, options in made.sources.items() if not (only_portable and options)]
+    work += [(path, []) for path in sorted(CHECK.glob("*.cpp"))]
+    with ThreadPoolExecutor(os.cpu_count()) as workers:
+        objects = list(workers.map(compiled, work))
+    name = hashlib.sha256(repr(objects).encode()).hexdigest()[:16]
+    program = CACHE / f"check-{arch}-{name}"
+    if not program.exists():
+        partial = program.with_suffix(f".{os.getpid()}")
+        subprocess.run([compiler, *extra, *map(str, objects), "-pthread", "-o", str(partial)], check=True)
+        partial.rename(program)
+    return program
+
+
+def host_compiler() -> str | None:
+    """CXX, or the system's C++ compiler; None where there is none."""
+    return os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
