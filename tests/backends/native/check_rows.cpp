@@ -56,12 +56,15 @@ void norms(Checker& check) {
     Random random(2);
     for (int64_t n : {1, 15, 16, 17, 31, 64, 100, 576, 2048})
         for (float scale : {1.0f, 1e-18f, 1e18f, 0.0f}) {
-            const std::vector<float> x = random.reals(n, scale), weight = random.reals(n);
+            constexpr int kRows = 8;
+            const std::vector<float> x = random.reals(kRows * n, scale), weight = random.reals(n);
             check("rms_norm " + std::to_string(n) + " x " + std::to_string(scale),
                   [&](const Kernels& kernels, Output& out) {
-                      std::vector<float> y(n + 16, 7.0f);
-                      kernels.rms_norm(x.data(), weight.data(), n, 1e-5f, y.data());
-                      out.floats(y.data(), n + 16);  // nothing behind the end is touched
+                      for (int row = 0; row < kRows; row++) {
+                          std::vector<float> y(n + 16, 7.0f);
+                          kernels.rms_norm(x.data() + row * n, weight.data(), n, 1e-5f, y.data());
+                          out.floats(y.data(), n + 16);  // nothing behind the end is touched
+                      }
                   });
         }
 }
