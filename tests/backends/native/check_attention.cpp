@@ -37,43 +37,36 @@ struct Cache {
 struct Case {
     int dim, context, window, queries;
     float scale;  // of the queries: large ones drive weights to zero
-    bool ahead;
+    bool ahead;   // pages to fetch for what comes next are named
 };
 
 void run(const Case& c, const Cache& cache, const std::vector<uint16_t>& q, const Kernels& kernels, Output& out) {
-    for (int kv_head = 0; kv_head < kKvHeads; kv_head++)
-        for (int first = 0; first < c.queries; first += kernels.max_queries) {
-            const int n = std::min(kernels.max_queries, c.queries - first);
-            std::vector<int32_t> position(16);
-            for (int i = 0; i < n; i++) position[i] = std::max(0, c.context - c.queries + first + i);
-            const Attend a{c.dim,
-                           cache.page_elements() * 2,
-                           (const uint8_t*)cache.memory.data(),
-                           kKvHeads,
-                           kv_head,
-                           cache.pages.data(),
-                           c.context,
-                           c.window,
-                           c.ahead};
-            std::vector<AttendState> total(16), part(16);
-            std::vector<float> acc(16 * c.dim), part_acc(16 * c.dim), y(c.dim);
-            // From the first key on, also those before the window: blocks in which a query sees nothing.
-            for (int begin = 0; begin < c.context; begin += kSplit) {
-                const int end = std::min(c.context, begin + kSplit);
-                auto& state = begin ? part : total;
-                auto& sums = begin ? part_acc : acc;
-                kernels.attend_split(a, q.data() + (int64_t)first * c.dim, position.data(), n, begin, end, state.data(),
-                                     sums.data());
-                for (int i = 0; i < n && begin; i++)
-                    kernels.attend_merge(c.dim, total[i], acc.data() + i * c.dim, part[i], part_acc.data() + i * c.dim);
-            }
-            for (int i = 0; i < n; i++) {
-                out.floats(&total[i].m, 1);
-                out.floats(total[i].l, 16);
-                kernels.attend_finish(c.dim, total[i], acc.data() + i * c.dim, y.data());
-                out.floats(y.data(), c.dim);
-            }
+    const int n = c.queries;
+    std::vector<int32_t> position(n);
+    for (int i = 0; i < n; i++) position[i] = c.context - n + i;
+    for (int kv_head = 0; kv_head < kKvHeads; kv_head++) {
+        Attend a{};
+        a.head_dim = c.dim, a.page_stride = cache.page_elements() * 2, a.cache = (const uint8_t*)cache.memory.data();
+        a.kv_heads = kKvHeads, a.kv_head = kv_head, a.pages = cache.pages.data(), a.window = c.window;
+        if (c.ahead) a.next_pages = cache.pages.data(), a.next_count = std::min(4, (int)cache.pages.size());
+        std::vector<AttendState> total(n), part(n);
+        std::vector<float> acc(n * c.dim), part_acc(n * c.dim), y(c.dim);
+        // From the first key on, also those before the window: blocks in which a query sees nothing.
+        for (int begin = 0; begin < c.context; begin += kSplit) {
+            const int end = std::min(c.context, begin + kSplit);
+            auto& state = begin ? part : total;
+            auto& sums = begin ? part_acc : acc;
+            kernels.attend_split(a, q.data(), position.data(), n, begin, end, state.data(), sums.data());
+            for (int i = 0; i < n && begin; i++)
+                kernels.attend_merge(c.dim, total[i], acc.data() + i * c.dim, part[i], part_acc.data() + i * c.dim);
         }
+        for (int i = 0; i < n; i++) {
+            out.floats(&total[i].m, 1);
+            out.floats(total[i].l, 16);
+            kernels.attend_finish(c.dim, total[i], acc.data() + i * c.dim, y.data());
+            out.floats(y.data(), c.dim);
+        }
+    }
 }
 
 void attend(Checker& check, const Case& c) {

@@ -79,7 +79,7 @@ class Model {
         for (int f = 0; f < kFieldCount; f++) fields.push_back(f * 128);
         std::vector<float> arena(arena_.size() / 4 + 16);
         uint8_t* memory = (uint8_t*)(((uintptr_t)arena.data() + 63) / 64 * 64);
-        Executable executable(&kernels, threads, code_, a, batch.data(), fields, memory,
+        Executable executable(&kernels, threads, code_, nullptr, a, batch.data(), fields, memory,
                               {logits_.id, logits_.base, 0, 0}, kVocab);
         struct Part {
             int sequence, first, count;
@@ -135,6 +135,7 @@ class Model {
         return vectors_.back()->data();
     }
     void put(int64_t v) { code_.push_back(v); }
+    void put(const float* address) { put(address ? (int64_t)address : -1); }  // places are relative to address 0 here
     void put(Value v) {
         for (int64_t n : {v.id, v.base, (int64_t)0, (int64_t)0}) put(n);
     }
@@ -149,15 +150,15 @@ class Model {
         put(residual_);
         put(width);
         put(stride);
-        put((int64_t)norm_weight_);
-        put((int64_t)bias_);
+        put(norm_weight_);
+        put(bias_);
         const double eps = 1e-5;
         int64_t bits;
         std::memcpy(&bits, &eps, 8);
         put(bits);
         put(layer_);
-        put((int64_t)q_norm_);
-        put((int64_t)q_norm_);
+        put(q_norm_);
+        put(q_norm_);
         put((int64_t)pieces.size());
         for (const Piece& p : pieces)
             for (int64_t n : {(int64_t)p.format, (int64_t)p.weight->tiles(), p.rows, p.k, p.column}) put(n);
