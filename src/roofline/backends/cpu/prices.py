@@ -58,19 +58,20 @@ class StepPrices:
         # [kinds, 5]: coefficients of 1, tokens, rows, context, pairs
         self._flops, weights, kv = (np.array(part, np.float64) for part in (table.flops, table.weights, table.kv))
         self._moved = weights + kv
-        self._totals = np.stack([self._counts @ part for part in (self._flops, weights, kv)])  # [3, 5]
-        self._seconds = None if roofs is None else self._at(roofs, working_set)
+        totals = [self._counts @ part for part in (self._flops, weights, kv)]
+        times = () if roofs is None else self._at(roofs, working_set)
+        self._all = np.vstack([*totals, *times])  # [3 or 3 + 2 * kinds, 5]: one product a step
+        self._work = np.zeros(5)
 
     def of(self, batch: Batch) -> StepCost:
         """The price of the step in the buffer: each instruction at its own roof, added up."""
         sizes = _sizes(batch, self._window)
-        work = np.array(sizes, np.float64)
-        flops, weights, kv = (self._totals @ work).tolist()
-        limit = None
-        if self._seconds is not None:
-            compute, move = self._seconds
-            limit = float(self._counts @ np.maximum(compute @ work, move @ work))
-        return StepCost(flops, weights, kv, limit, sizes)
+        self._work[:] = sizes
+        spent = self._all @ self._work
+        limit, kinds = None, len(self._counts)
+        if len(spent) > 3:
+            limit = float(self._counts.dot(np.maximum(spent[3 : 3 + kinds], spent[3 + kinds :])))
+        return StepCost(*spent[:3].tolist(), limit, sizes)
 
     def limit_seconds(self, works: Sequence[tuple[float, ...]], roofs: Roofs, working_set: int) -> float:
         """The least time for steps of the sizes `works` (`StepCost.work`) at other roofs and another working set."""
