@@ -114,25 +114,21 @@ static ALWAYS_INLINE F32 dot_value(const I32 (&d)[D][RT][MT], int r, int m) {
     return to_float(d[0][r][m]);
 }
 
-// Tile r of a block: neighbours of one weight, or the same tile of the gate and of up.
-static ALWAYS_INLINE const uint8_t* tile_of(const Linear& a, int64_t tile, int r, size_t size) {
-    return a.up ? (r ? a.up : a.weight) + tile * size : a.weight + (tile + r) * size;
-}
-
+// RT tiles against MT tokens of a panel.
 template <class Fmt, int D, int RT, int MT>
-static ALWAYS_INLINE void quantised_block(const Linear& a, int64_t tile, const Panel& p, int64_t token, size_t ahead, F32 (&acc)[RT][MT]) {
+static ALWAYS_INLINE void quantised_block(const Linear& a, const uint8_t* const (&tiles)[RT], const Panel& p, int64_t token, size_t ahead, F32 (&acc)[RT][MT]) {
     const int64_t groups = a.k / 32;
-    const size_t size = tile_bytes(a.format, a.k), step = size / groups;
+    const size_t step = tile_bytes(a.format, a.k) / groups;
     const uint8_t *v[RT], *s[RT];
     const uint8_t* fetch[RT];
-    for (int r = 0; r < RT; r++) fetch[r] = tile_of(a, tile, r, size) + ahead;
+    for (int r = 0; r < RT; r++) fetch[r] = tiles[r] + ahead;
     const int8_t* x[D];
     x[0] = p.q + token * 32;
     if constexpr (D == 2) x[1] = p.low + token * 32;
     const float *xs = p.scale + token, *xz = p.sum + token;
     const int32_t* isum = p.isum + token * 2;
     for (int r = 0; r < RT; r++) {
-        v[r] = tile_of(a, tile, r, size);
+        v[r] = tiles[r];
         s[r] = v[r] + groups * Fmt::kValues;
     }
     for (int r = 0; r < RT; r++)
@@ -176,39 +172,59 @@ static ALWAYS_INLINE void quantised_block(const Linear& a, int64_t tile, const P
     }
 }
 
+static ALWAYS_INLINE Mask rows_left(const Linear& a, int64_t row) {
+    const int64_t left = a.rows - row;
+    return mask_of(left >= kTileRows ? 0xffffu : (1u << left) - 1);
+}
+
 template <int RT, int MT>
 static ALWAYS_INLINE void store_block(const Linear& a, int64_t tile, int64_t token, F32 (&acc)[RT][MT]) {
-    if constexpr (RT == 2)
-        if (a.up) {
-            const int64_t row = tile * kTileRows, left = a.rows - row;
-            const Mask m = mask_of(left >= kTileRows ? 0xffffu : (1u << left) - 1);
-            for (int t = 0; t < MT; t++) store_masked(a.y + (token + t) * a.ldy + row, m, mul(silu(acc[0][t]), acc[1][t]));
-            return;
-        }
     for (int r = 0; r < RT; r++) {
         const int64_t row = (tile + r) * kTileRows;
-        const int64_t left = a.rows - row;
-        const Mask m = mask_of(left >= kTileRows ? 0xffffu : (1u << left) - 1);
+        const bool whole = a.rows - row >= kTileRows;
+        const Mask m = rows_left(a, row);
         F32 bias = a.bias ? load_masked(a.bias + row, m) : zero();
         for (int t = 0; t < MT; t++) {
             F32 y = acc[r][t];
             if (a.bias) y = add(y, bias);
             if (a.residual) y = add(load_masked(a.residual + (token + t) * a.ldr + row, m), y);
-            if (left >= kTileRows) store(a.y + (token + t) * a.ldy + row, y);
+            if (whole) store(a.y + (token + t) * a.ldy + row, y);
             else store_masked(a.y + (token + t) * a.ldy + row, m, y);
         }
     }
 }
 
+template <int MT>
+static ALWAYS_INLINE void store_gated(const Linear& a, int64_t tile, int64_t token, const F32 (&gate)[MT], const F32 (&up)[MT]) {
+    const int64_t row = tile * kTileRows;
+    for (int t = 0; t < MT; t++) store_masked(a.y + (token + t) * a.ldy + row, rows_left(a, row), mul(silu(gate[t]), up[t]));
+}
+
+// The tiles of a block are neighbours of one weight. With a second weight they are the same tile of the gate and of up:
+// side by side (RT 2), or one after the other (RT 1).
 template <class Fmt, int D, int RT, int MT>
 static NEVER_INLINE void run_block(const Linear& a, int64_t tile, const Panel& p, int64_t first, int64_t token, size_t ahead) {
+    const size_t size = tile_bytes(a.format, a.k);
+    const uint8_t* tiles[RT];
+    for (int r = 0; r < RT; r++) tiles[r] = a.up && r ? a.up + tile * size : a.weight + (a.up ? tile : tile + r) * size;
     F32 acc[RT][MT];
-    quantised_block<Fmt, D, RT, MT>(a, tile, p, token, ahead, acc);
-    store_block<RT, MT>(a, tile, first + token, acc);
+    quantised_block<Fmt, D, RT, MT>(a, tiles, p, token, ahead, acc);
+    if (!a.up) return store_block<RT, MT>(a, tile, first + token, acc);
+    if constexpr (RT == 2) {
+        store_gated<MT>(a, tile, first + token, acc[0], acc[1]);
+    } else {
+        const uint8_t* other[1] = {a.up + tile * size};
+        F32 up[1][MT];
+        quantised_block<Fmt, D, 1, MT>(a, other, p, token, ahead, up);
+        store_gated<MT>(a, tile, first + token, acc[0], up[0]);
+    }
 }
 
 // Tokens of a block: two tiles on an instruction set that holds one leave room for half as many.
 template <int D, int RT> static constexpr int kTokens = std::max(1, (D == 2 ? kMaxTokensWide : kMaxTokens) * kMaxRowTiles / std::max(RT, kMaxRowTiles));
+
+// Up to so many tokens, blocks of one tile and many tokens: each weight is unpacked once for more of them.
+template <int D> static constexpr int64_t kFewTokens = kMaxRowTiles < 2 ? 0 : D == 1 ? 16 : 12;
 
 // The largest block there is code for: wider ones than kTokens may win where their loads do.
 template <int D, int RT> static constexpr int kMostTokens = D == 1 && kMaxRowTiles == 2 ? std::max(kTokens<D, RT>, RT == 1 ? 8 : 6) : kTokens<D, RT>;
@@ -241,7 +257,8 @@ static inline size_t fetch_ahead(const Linear& a, int count, bool more, bool fir
 // One row block against all tokens of a panel (whose first is token `first`), in even shares: 8 tokens are 4 + 4, not 5 + 3.
 template <class Fmt, int D, int RT>
 static inline void run_panel(const Linear& a, int64_t tile, const Panel& p, int64_t first, bool more) {
-    const int64_t most = a.blocks.tokens ? std::min(a.blocks.tokens, kMostTokens<D, RT>) : kTokens<D, RT>;
+    const int own = RT == 1 && a.tokens <= kFewTokens<D> ? kMostTokens<D, RT> : kTokens<D, RT>;
+    const int64_t most = a.blocks.tokens ? std::min(a.blocks.tokens, kMostTokens<D, RT>) : own;
     const int64_t count = p.tokens, blocks = (count + most - 1) / most;
     for (int64_t b = 0; b < blocks; b++) {
         const int64_t token = a.blocks.greedy ? most * b : count * b / blocks;
@@ -253,8 +270,8 @@ static inline void run_panel(const Linear& a, int64_t tile, const Panel& p, int6
 template <class Fmt, int D>
 static void linear_digits(const Linear& a, int64_t tile_begin, int64_t tile_end) {
     const int64_t full = a.rows / kTileRows;
-    const int own = a.tokens > 1 && kMaxRowTiles == 2 ? 2 : 1;
-    const int wanted = a.up ? 2 : a.blocks.tiles ? a.blocks.tiles : own;
+    const int own = a.tokens > std::max<int64_t>(1, kFewTokens<D>) && kMaxRowTiles == 2 ? 2 : 1;
+    const int wanted = a.blocks.tiles ? a.blocks.tiles : a.up && a.tokens == 1 ? 2 : own;
     const int step = a.up ? 1 : wanted;  // the gate's and up's tile of one number are one step
     for (int64_t first = 0; first < a.tokens; first += Quantised::kPanel) {
         const Panel p = a.x.panel(first / Quantised::kPanel);
@@ -278,36 +295,38 @@ static void linear_quantised(const Linear& a, int64_t tile_begin, int64_t tile_e
 template <class Load, int RT, int MT>
 static inline void float_block(const Linear& a, int64_t tile, int64_t token, Load load_row, int width) {
     const size_t size = tile_bytes(a.format, a.k);
+    const uint8_t* tiles[RT];
+    for (int r = 0; r < RT; r++) tiles[r] = a.up && r ? a.up + tile * size : a.weight + (a.up ? tile : tile + r) * size;
     F32 acc[RT][MT];
     for (int r = 0; r < RT; r++)
         for (int m = 0; m < MT; m++) acc[r][m] = zero();
     const float* x = a.xf + token * a.k;
     for (int64_t c = 0; c < a.k; c++)
         for (int r = 0; r < RT; r++) {
-            F32 w = load_row(tile_of(a, tile, r, size) + c * kTileRows * width);
+            F32 w = load_row(tiles[r] + c * kTileRows * width);
             for (int m = 0; m < MT; m++) acc[r][m] = fma(w, set1(x[m * a.k + c]), acc[r][m]);
         }
+    if constexpr (RT == 2)
+        if (a.up) return store_gated<MT>(a, tile, token, acc[0], acc[1]);
     store_block<RT, MT>(a, tile, token, acc);
+}
+
+template <class Load, int RT>
+static inline void float_tokens(const Linear& a, int64_t tile, Load load_row, int width) {
+    constexpr int kMany = kMaxRowTiles == 2 ? (RT == 4 ? 6 : 8) : 4 / RT;  // tokens whose chains the registers hold
+    int64_t t = 0;
+    if constexpr (kMany > 1)
+        for (; t + kMany <= a.tokens; t += kMany) float_block<Load, RT, kMany>(a, tile, t, load_row, width);
+    for (; t < a.tokens; t++) float_block<Load, RT, 1>(a, tile, t, load_row, width);
 }
 
 template <class Load>
 static void linear_float(const Linear& a, int64_t tile_begin, int64_t tile_end, Load load_row, int width) {
-    if (a.up) {
-        for (int64_t tile = tile_begin; tile < tile_end; tile++)
-            for (int64_t t = 0; t < a.tokens; t++) float_block<Load, 2, 1>(a, tile, t, load_row, width);
-        return;
-    }
-    int64_t tile = tile_begin;
-    for (; tile < tile_end;) {
-        const bool four_tiles = kMaxRowTiles == 2 && tile + 4 <= tile_end && tile + 4 <= a.rows / kTileRows;
-        int64_t t = 0;
-        if (four_tiles) {
-            for (; t + 4 <= a.tokens; t += 4) float_block<Load, 4, 4>(a, tile, t, load_row, width);
-            for (; t < a.tokens; t++) float_block<Load, 4, 1>(a, tile, t, load_row, width);
-        } else {
-            for (; t + 4 <= a.tokens; t += 4) float_block<Load, 1, 4>(a, tile, t, load_row, width);
-            for (; t < a.tokens; t++) float_block<Load, 1, 1>(a, tile, t, load_row, width);
-        }
+    for (int64_t tile = tile_begin; tile < tile_end;) {
+        const bool four_tiles = kMaxRowTiles == 2 && !a.up && tile + 4 <= tile_end && tile + 4 <= a.rows / kTileRows;
+        if (a.up) float_tokens<Load, 2>(a, tile, load_row, width);
+        else if (four_tiles) float_tokens<Load, 4>(a, tile, load_row, width);
+        else float_tokens<Load, 1>(a, tile, load_row, width);
         tile += four_tiles ? 4 : 1;
     }
 }
