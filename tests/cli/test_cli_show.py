@@ -48,5 +48,5 @@ def test_measured_roofs_give_microseconds(run) -> None:  # type: ignore[no-untyp
 def test_pass_prints_the_program_text(run) -> None:  # type: ignore[no-untyped-def]
     from roofline.program.text import parse_program
 
-    assert len(parse_program(run("--pass", "plan").output).body) == 1 + 30 * 10 + 3
+    assert len(parse_program(run("--pass", "plan").output).body) == 1 + 30 * 10 + 4
     assert "fuse" in str(run("--pass", "fuze").exception)

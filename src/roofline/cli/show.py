@@ -74,7 +74,7 @@ def _table(view: "Overview", title: str) -> "Table":
     table.add_column("of the step" if view.seconds is not None else "of the bytes", no_wrap=True)
     before = ""
     for row in view.rows:
-        if row.section != before:
+        if row.section not in (before, row.op):
             table.add_row(
                 f"[bold]{row.section} of {view.layers}" if row.section == "layer 0" else f"[bold]{row.section}"
             )
@@ -92,7 +92,12 @@ def _cells(row: "Row", view: "Overview") -> list[str]:
     else:
         share = row.read_bytes * row.times / max(1, view.spent.weight_bytes + view.spent.kv_bytes)
     colour = "yellow" if row.bound == "compute" else "cyan"
-    cells = [f" {row.op}", row.shape, f"[dim]{row.format}", human_bytes(row.read_bytes) if row.read_bytes else ""]
+    cells = [
+        f" {row.op}" if row.shape else f"[bold]{row.section}[/]: {row.op}",
+        row.shape,
+        f"[dim]{row.format}",
+        human_bytes(row.read_bytes) if row.read_bytes else "",
+    ]
     cells += [human_count(row.spent.flops), *spent_us]
     return [*cells, f"[{colour}]{_bar(share)}[/]{share:6.1%}"]
 

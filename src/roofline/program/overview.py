@@ -1,7 +1,7 @@
 """One layer of a priced Program as rows of a table: what `roofline show` prints."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 
 from roofline.ops import formats
 from roofline.ops.registry import get
@@ -9,7 +9,7 @@ from roofline.ops.symbol import Type
 from roofline.program.ir import Instr, Program
 from roofline.program.passes.price import Amount, Roofs, Work, amount, price, seconds
 
-LAST = "last layer, wanted rows"
+LAST = "last layer"
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Overview:
-    """The rows of embed, the first layer, what the last layer does for wanted rows alone, and the head, with the step's
-    totals over all layers."""
+    """The rows of embed, the first layer and the head, one for all that the last layer does for wanted rows alone, and
+    the step's totals over all layers."""
 
     rows: tuple[Row, ...]
     layers: int
@@ -69,11 +69,21 @@ def overview(program: Program, work: Work, roofs: Roofs | None) -> Overview:
         spent = amount(cost, work)
         time = seconds(instr, spent, roofs, working_set) if roofs else None
         spent_seconds += time or 0.0
-        if label.section in ("embed", "layer 0", LAST, "head"):
+        if label.section == LAST and rows[-1].section == LAST:
+            rows[-1] = _joined(rows[-1], spent, time)
+        elif label.section == LAST:
+            rows.append(Row(LAST, LAST, "wanted rows", "", 1, spent, time, "memory"))
+        elif label.section in ("embed", "layer 0", "head"):
             times = inner[like] // first[like] if label.section == "layer 0" else 1
             bound = _bound(spent, time, roofs, working_set)
             rows.append(Row(label.section, label.op, label.shape, label.format, times, spent, time, bound))
     return Overview(tuple(rows), layers, priced.weight_bytes, total, spent_seconds if roofs else None)
+
+
+def _joined(row: Row, spent: Amount, time: float | None) -> Row:
+    """A row that stands for one more instruction."""
+    both = Amount(*(a + b for a, b in zip(astuple(row.spent), astuple(spent), strict=True)))
+    return replace(row, spent=both, seconds=None if time is None else (row.seconds or 0.0) + time)
 
 
 def _like(instr: Instr) -> tuple[object, ...]:
