@@ -13,6 +13,7 @@ from cpu_models import checkpoint, executable  # noqa: E402
 from test_backends_cpu_kernels import CASES, Matrix, activations  # noqa: E402
 
 from roofline.backends.cpu import variants  # noqa: E402
+from roofline.backends.cpu.select import REGIMES  # noqa: E402
 from roofline.ops.batch import Segment  # noqa: E402
 
 ISAS = native.isas()
@@ -50,7 +51,7 @@ def test_whole_steps_are_bit_equal_whatever_is_chosen(model: str, form: str) -> 
         wanted = [logits.tobytes() for logits in steps(run)]
         for _ in range(3):
             for group in variants.groups(run.program):
-                for regime in range(len(variants.REGIMES)):
+                for regime in range(len(REGIMES)):
                     names = variants.candidates(group, regime, isa, threads)
                     some = [str(n) for n in rng.permutation(names)[: rng.integers(0, 4)]]
                     run.choose(group.ops, regime, variants.combined(some))

@@ -65,6 +65,7 @@ def load(
     weights: str | None = None,
     text: bool = True,
     verify: bool = True,
+    tuned: bool = True,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load a model by catalogue name, ``hf:ORG/REPO``, or path: of weights, or of a bundle.
@@ -81,6 +82,7 @@ def load(
             folder with a config.json is enough then.
         text: load tokenizer and chat template too.
         verify: check the chosen kernels against the reference on the file's own bytes.
+        tuned: use the kernel variants that `roofline tune` found for this model on this machine.
         progress: given, a model that is not here yet is pulled, and this is told how far (see weights.sources.pull).
 
     Raises:
@@ -108,13 +110,13 @@ def load(
         if bundle is not None:
             if text:
                 words = beside.submit(bundle.text)
-            executable, notes = _cpu_bundle(bundle, mapping, limits, pages, longest, threads, isa, verify)
+            executable, notes = _cpu_bundle(bundle, mapping, limits, pages, longest, threads, isa, verify, tuned)
         else:
             assert checkpoint is not None, "without a bundle there is a checkpoint"
             if text:
                 words = beside.submit(load_text, checkpoint)
             make = _cpu if backend == "cpu" else _reference
-            executable, notes = make(checkpoint, config, limits, pages, longest, threads, isa, verify)
+            executable, notes = make(checkpoint, config, limits, pages, longest, threads, isa, verify, tuned)
         if text:
             tokenizer, template = words.result()
     name = source if weights is None else f"{source}+{weights}"
@@ -298,6 +300,7 @@ def _cpu_bundle(
     threads: int | None,
     isa: str | None,
     verify: bool,
+    tuned: bool,
 ) -> "tuple[Executable, Mapping[str, str]]":
     from roofline.backends.cpu.executable import CpuExecutable
     from roofline.backends.cpu.memory import settle
@@ -331,15 +334,20 @@ def _cpu_bundle(
         threads=int(chosen_threads.value),
         roofs=roofs.load(detect.detect().fingerprint, int(chosen_threads.value), isa),
     )
-    return executable, _notes(executable, chosen_isa, chosen_threads) | {"weights": f"bundle {bundle.path}"}
+    return executable, _notes(executable, chosen_isa, chosen_threads, tuned) | {"weights": f"bundle {bundle.path}"}
 
 
-def _notes(executable: "CpuExecutable", isa: "Choice", threads: "Choice") -> dict[str, str]:
+def _notes(executable: "CpuExecutable", isa: "Choice", threads: "Choice", tuned: bool) -> dict[str, str]:
+    """Sets what was tuned, and says what was chosen."""
+    from roofline.backends.cpu.select import choose_variants
+
+    variants = choose_variants(executable) if tuned else None
     size = human_bytes(executable.page_bytes * executable.num_pages)
     return {
         "isa": f"{isa.value} ({isa.reason})",
         "threads": f"{threads.value} ({threads.reason})",
         "cache": f"{executable.num_pages * PAGE_TOKENS} tokens, {size}",
+        "variants": "default (not asked for)" if variants is None else f"{variants.value} ({variants.reason})",
     }
 
 
@@ -352,6 +360,7 @@ def _cpu(
     threads: int | None,
     isa: str | None,
     verify: bool,
+    tuned: bool,
 ) -> "tuple[Executable, Mapping[str, str]]":
     from roofline.backends.cpu.executable import CpuExecutable
     from roofline.backends.cpu.select import choose_isa, choose_threads
@@ -378,7 +387,7 @@ def _cpu(
         )
         if verify:
             check_kernels(executable, checkpoint)
-    return executable, _notes(executable, chosen_isa, chosen_threads)
+    return executable, _notes(executable, chosen_isa, chosen_threads, tuned)
 
 
 def weights_hash(checkpoint: "Checkpoint") -> str:
@@ -405,6 +414,7 @@ def _reference(
     threads: int | None,
     isa: str | None,
     verify: bool,
+    tuned: bool,
 ) -> "tuple[Executable, Mapping[str, str]]":
     if isa is not None:
         raise UnsupportedError(

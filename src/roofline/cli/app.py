@@ -8,7 +8,20 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from roofline.cli import bench_engine, chat, compile, doctor, generate, list_models, profile, pull, remove, serve, show
+from roofline.cli import (
+    bench_engine,
+    chat,
+    compile,
+    doctor,
+    generate,
+    list_models,
+    profile,
+    pull,
+    remove,
+    serve,
+    show,
+    tune,
+)
 from roofline.cli.options import typed
 from roofline.common.errors import RooflineError
 
@@ -60,9 +73,12 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=print_version)
     ] = False,
+    no_tune: Annotated[bool, typer.Option("--no-tune", help="Do not use what `roofline tune` chose.")] = False,
 ) -> None:
-    from roofline.common import log
+    from roofline.common import env, log
 
+    if no_tune:
+        env.turn_off("ROOFLINE_TUNED")
     log.configure()
 
 
@@ -76,6 +92,11 @@ app.command("chat")(chat.command)
 app.command("serve")(serve.command)
 app.command("doctor")(doctor.command)
 app.command("profile")(profile.command)
+
+tuning = App(cls=tune.Commands, help="Measure kernel variants for a model and keep what wins: tune [run] MODEL.")
+tuning.command("run")(tune.run)
+tuning.command("explain")(tune.explain)
+app.add_typer(tuning, name="tune")
 
 bench = App(no_args_is_help=True, help="Measure.")
 bench.command("engine")(bench_engine.command)

@@ -20,9 +20,11 @@ class Variable:
 
 VARIABLES = (
     Variable(
-        "ROOFLINE_HOME", "folder of pulled models, compiled bundles and measured roofs (default ~/.cache/roofline)"
+        "ROOFLINE_HOME",
+        "folder of pulled models, compiled bundles, measured roofs and tunings (default ~/.cache/roofline)",
     ),
     Variable("ROOFLINE_BUNDLES", "`off`: models are not compiled into the cache on first use", ("on", "off")),
+    Variable("ROOFLINE_TUNED", "`off`: kernel variants that `roofline tune` chose are not used", ("on", "off")),
     Variable("ROOFLINE_ISA", "forces a lower instruction set on CPUs", ("portable", "avx2", "avx512", "neon")),
     Variable("ROOFLINE_THREADS", "number of compute threads (default: usable cores)", integer=True),
     Variable("ROOFLINE_API_KEY", "key that `roofline serve` asks for when --api-key is not given", secret=True),
@@ -41,6 +43,12 @@ def read(name: str) -> str | None:
     if variable.integer and (not value.isdigit() or int(value) < 1):
         raise ConfigError(f"{name}={value!r} is not a whole number of at least 1")
     return value.lower() if variable.choices else value
+
+
+def turn_off(name: str) -> None:
+    """Set a switch to `off` for this process and those it starts."""
+    assert "off" in next(v for v in VARIABLES if v.name == name).choices, f"{name} is not a switch"
+    os.environ[name] = "off"
 
 
 def shown() -> dict[str, str | None]:

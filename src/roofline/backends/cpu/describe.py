@@ -25,5 +25,23 @@ def describe() -> dict[str, Any]:
         "formats": _native.format_names(),
         "orders": orders,
         "kv": CPU.attend_dtypes["kv_dtype"],
-        "core": _native.build_id(),
+        "core": f"{_native.build_id()} ({_native.compiler()})",
+        "tuned": _tuned(str(isa.value), int(threads.value)),
     }
+
+
+def _tuned(isa: str, threads: int) -> str:
+    """What the tuning store has for this machine, in a line."""
+    from roofline.backends.cpu.select import setting_of
+    from roofline.hardware import detect, tunings
+
+    chip = detect.detect().fingerprint
+    stored = tunings.load("cpu", chip)
+    if not stored.records:
+        return "nothing yet: roofline tune MODEL"
+    setting = setting_of(isa, threads)
+    usable = [r for r in stored.records.values() if r.setting == setting]
+    models = {v.model for v in stored.verdicts.values() if v.kept and v.setting == setting}
+    text = f"{len(usable)} shapes, used by {', '.join(sorted(models)) or 'no model'}; in {tunings.path('cpu', chip)}"
+    stale = len(stored.records) - len(usable)
+    return f"{text}; {stale} of other builds or settings are ignored" if stale else text

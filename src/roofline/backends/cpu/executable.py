@@ -86,6 +86,7 @@ class CpuExecutable:
             self.vocab_size,
         )
         self.fingerprint = _fingerprint(identity, isa)
+        self.program_hash = identity.program_hash
         self._prices = StepPrices(prices, roofs, lowered.matrix_bytes)
         self._results = Sampled(
             np.empty(limits.rows, np.int32),
@@ -150,7 +151,7 @@ class CpuExecutable:
         return self.layout.at(self.image.address, weight)
 
     def choose(self, ops: Iterable[int], regime: int, variant: str) -> None:
-        """How these ops (indices into the Program) are computed in steps of that regime (variants.REGIMES).
+        """How these ops (indices into the Program) are computed in steps of that regime (select.REGIMES).
 
         Changes time, never a bit. Raises ValueError for a variant that they do not have.
         """

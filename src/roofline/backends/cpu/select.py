@@ -1,9 +1,17 @@
-"""Which instruction set and how many threads: chosen once, each with its reason."""
+"""Which instruction set, how many threads, which kernel variants: chosen once at load, each with its reason."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from roofline.common import env
+from roofline.common import env, log
 from roofline.common.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from roofline.backends.cpu.executable import CpuExecutable
+    from roofline.hardware.tunings import Setting, Tunings, Verdict
+
+DEFAULT = "default"  # the variant that the core has by itself
+REGIMES = ("1 row", "2-32 rows", "33+ rows")  # regime_of in native/variant.h
 
 
 @dataclass(frozen=True)
@@ -41,3 +49,62 @@ def choose_threads(wanted: int | None = None) -> Choice:
     by_mask = quota is None or quota >= allowed
     reason = "cores in the affinity mask" if by_mask else f"cgroup quota of {quota:.1f} cores"
     return Choice(usable_cores(allowed, quota), reason)
+
+
+def setting_of(isa: str, threads: int) -> "Setting":
+    """What tuning figures depend on beside the machine."""
+    from roofline import _native
+    from roofline.hardware.tunings import Setting
+
+    return Setting(f"{isa}, {threads} threads", _native.build_id(), _native.compiler())
+
+
+def choose_variants(executable: "CpuExecutable") -> Choice:
+    """Sets the variants that `roofline tune` stored for this very program, machine and build; defaults otherwise."""
+    from roofline.hardware import detect, tunings
+
+    if env.read("ROOFLINE_TUNED") == "off":
+        return Choice("default", "ROOFLINE_TUNED=off")
+    chip = detect.detect().fingerprint
+    if not tunings.path("cpu", chip).exists():
+        others = tunings.elsewhere("cpu", chip)
+        return Choice("default", "tuned only on other machines" if others else "never tuned")
+    return _resolve(executable, tunings.load("cpu", chip))
+
+
+def _resolve(executable: "CpuExecutable", stored: "Tunings") -> Choice:
+    verdicts = [v for v in stored.verdicts.values() if v.program == executable.program_hash]
+    if not verdicts:
+        return Choice("default", "this model was never tuned here")
+    setting = setting_of(executable.isa, executable.threads)
+    usable = [v for v in verdicts if not v.setting.differs(setting)]
+    if not usable:
+        return Choice("default", verdicts[0].setting.differs(setting))
+    kept = [v for v in usable if v.kept]
+    try:
+        count = sum(_apply(executable, verdict) for verdict in kept)
+    except ValueError as error:
+        for verdict in kept:
+            _forget(executable, verdict)
+        log.get("backends").warning("the tuning store names what cannot be run, so it is ignored: %s", error)
+        return Choice("default", "the tuning store names a variant that is not there")
+    if not kept:
+        return Choice("default", "tuned: no choice made this model faster")
+    gains = ", ".join(f"{v.regime} {1 - v.figures['ratio']:.1%}" for v in kept if "ratio" in v.figures)
+    return Choice(f"{count} tuned", f"measured gain: {gains}" if gains else "tuned")
+
+
+def _apply(executable: "CpuExecutable", verdict: "Verdict") -> int:
+    """Sets a verdict's choices; how many. Raises ValueError on an op, regime or variant that is not there."""
+    for choice in verdict.choices:
+        executable.choose(choice.ops, REGIMES.index(verdict.regime), choice.variant)
+    return len(verdict.choices)
+
+
+def _forget(executable: "CpuExecutable", verdict: "Verdict") -> None:
+    for choice in verdict.choices:
+        for op in choice.ops:
+            try:
+                executable.choose([op], REGIMES.index(verdict.regime), DEFAULT)
+            except ValueError:
+                continue  # what could not be set needs no resetting

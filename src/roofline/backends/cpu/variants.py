@@ -4,15 +4,14 @@ A name is a few words that native/variant.h describes; each candidate here chang
 `combined` joins the words of several.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roofline.backends.cpu.lower import LINEARS
+from roofline.backends.cpu.select import DEFAULT
 from roofline.ops.symbol import Q_BYTES
 from roofline.program.ir import Instr, Program
 
-DEFAULT = "default"
 FLOATS = ("F32", "F16", "BF16")
-REGIMES = ("1 row", "2-32 rows", "33+ rows")  # regime_of in native/variant.h
 FEW_ROWS = 32
 QUANTISED_ROWS = ("norm_quantize", "quantize_rows", "silu_mul_quantize")
 
@@ -27,13 +26,14 @@ class Group:
     """Ops of one kind and shape, which share their choice.
 
     kind: "linear", "float_linear", "rows" or "attend"; shape: what they compute, as text; ops: indices into the
-    Program; over_rows: their rows are the step's logit rows, not its tokens; digits: of integer activations.
+    Program; over_rows: whether the rows of each are the step's logit rows and not its tokens (the last layer's are,
+    behind its attention); digits: of integer activations; gated: a gate and an up matrix together.
     """
 
     kind: str
     shape: str
     ops: tuple[int, ...]
-    over_rows: bool = False
+    over_rows: tuple[bool, ...]
     digits: int = 1
     gated: bool = False
 
@@ -48,12 +48,12 @@ def groups(program: Program) -> list[Group]:
             continue
         kind, shape = described
         read = instr.inputs[0] if instr.op in LINEARS else instr.output.name
-        over_rows = types[instr.output.name].leading == "rows"
         digits = Q_BYTES.get(types[read].dtype, 1)
-        shape = f"{shape} logits" if over_rows else shape
-        known = found.get((kind, shape))
-        ops = (*known.ops, index) if known else (index,)
-        found[kind, shape] = Group(kind, shape, ops, over_rows, digits, instr.op == "linear_silu_mul")
+        shape = f"{shape} two digits" if digits == 2 else shape
+        known = found.get((kind, shape), Group(kind, shape, (), (), digits, instr.op == "linear_silu_mul"))
+        over_rows = types[instr.output.name].leading == "rows"
+        ops, leads = (*known.ops, index), (*known.over_rows, over_rows)
+        found[kind, shape] = replace(known, ops=ops, over_rows=leads)
     return list(found.values())
 
 
