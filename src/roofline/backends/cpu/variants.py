@@ -83,10 +83,9 @@ def candidates(group: Group, regime: int, isa: str, threads: int) -> list[str]:
     claims = [f"claim={us}" for us in (5, 10, 40, 80)] if threads > 1 else []
     if group.kind == "float_linear":
         return claims
-    one_row = ["2x1", "fetch=off", "fetch=2048", "fetch=4096", "fetch=16384", "fetch=next"]
+    one_row = ["1x1" if group.gated else "2x1", "fetch=off", "fetch=2048", "fetch=4096", "fetch=16384", "fetch=next"]
     more_rows = [*blocks(isa, group), "greedy", "fetch=off", "fetch=4096"]
-    names = one_row if regime == 0 else more_rows
-    return [n for n in names if not (group.gated and n == "2x1")] + claims
+    return (one_row if regime == 0 else more_rows) + claims
 
 
 def blocks(isa: str, group: Group) -> list[str]:
@@ -96,8 +95,6 @@ def blocks(isa: str, group: Group) -> list[str]:
     most = _native.kernels.block_tokens(isa)[group.digits - 1]
     names = []
     for tiles in (1, 2):
-        if group.gated and tiles == 1:
-            continue  # a tile of the gate and one of up are always computed together
         names += [f"{tiles}x{tokens}" for tokens in range(max(1, most[tiles - 1] // 2), most[tiles - 1] + 1)]
     return names
 
