@@ -77,9 +77,10 @@ def test_a_damaged_store_is_put_aside(text, caplog):
     assert tunings.load("cpu", "feed") == content()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_no_change_to_a_store_makes_a_load_fail(data):
+    tunings.path("cpu", "feed").unlink(missing_ok=True)  # or it would be merged with the last example's
     path = tunings.save(content())
     raw = json.loads(path.read_text())
 
