@@ -91,7 +91,7 @@ def test_help_is_quick_and_lists_every_command():
         before = processor_seconds_of_children()
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
         fastest = min(fastest, processor_seconds_of_children() - before)
-    for command in ("pull", "list", "rm", "show", "generate", "chat", "serve", "doctor", "bench"):
+    for command in ("pull", "list", "rm", "show", "generate", "chat", "serve", "doctor", "profile", "tune", "bench"):
         assert f" {command} " in result.stdout
     assert fastest < 0.3
 
@@ -102,7 +102,9 @@ def test_no_command_imports_heavy_things_before_it_runs():
     assert result.stdout.strip() == ""
 
 
-@pytest.mark.parametrize("command", ["pull", "list", "rm", "show", "generate", "chat", "serve", "doctor"])
+@pytest.mark.parametrize(
+    "command", ["pull", "list", "rm", "show", "generate", "chat", "serve", "doctor", "profile", "tune"]
+)
 def test_every_command_has_help(run, command):
     result = run(command, "--help")
     assert result.exit_code == 0

@@ -171,6 +171,8 @@ def _show(stored: "Tunings", executable: "CpuExecutable") -> None:
         stale = _stale(verdict, executable)
         use = f"ignored: {stale}" if stale else "used" if verdict.kept else "not used"
         print(f"the whole model, {verdict.regime}: {verdict.reason}; {_measured(verdict) or 'not compared'}; {use}")
+    if any(r.figures.get("busy") and r.variant == r.default for r in records):
+        print("the machine was busy: what differed too much between two runs of the same is measured again next time")
     print("time: share of the default's, its 99 % interval, and in brackets what two runs of the default differ by")
 
 

@@ -17,6 +17,7 @@ from roofline.backends.paired import LEAST_PAIRS, interval, noise
 
 STAGES = ("screen", "race", "confirm")
 FINALISTS = 3
+BUSY = 0.1  # where two runs of one variant differ by more, the machine was too busy to tell
 LEAST_WIN = 0.005  # a gain below half a percent is not worth a choice
 
 
@@ -170,7 +171,10 @@ class Contest:
         return Outcome(self.default, reason, figures)
 
     def _figures(self) -> dict[str, Any]:
-        figures: dict[str, Any] = {"tried": dict(sorted(self.tried.items(), key=lambda item: item[1]))}
+        """busy: two runs of the default differed by so much in most rounds that the outcome says little."""
+        busy = bool(self._same) and median(abs(x) for x in self._same) > BUSY
+        figures: dict[str, Any] = {"busy": busy}
+        figures["tried"] = dict(sorted(self.tried.items(), key=lambda item: item[1]))
         figures["noise"] = noise(self._same) if len(self._same) >= LEAST_PAIRS else None
         if self._default_seconds:
             figures["default_us"] = round(median(self._default_seconds) * 1e6, 2)

@@ -266,7 +266,12 @@ class Tuner:
         return bool(self._candidates(group, regime)) and any(self._ops(group, regime, point) for point in steps)
 
     def _to_measure(self, regime: int) -> list[Group]:
-        return [g for g in self.groups if self._present(g, regime) and (self.again or self._record(g, regime) is None)]
+        return [g for g in self.groups if self._present(g, regime) and (self.again or not self._settled(g, regime))]
+
+    def _settled(self, group: Group, regime: int) -> bool:
+        """Whether the store knows the choice: a default kept on a busy machine is measured again."""
+        found = self._record(group, regime)
+        return found is not None and (found.variant != found.default or not found.figures.get("busy"))
 
     def _record(self, group: Group, regime: int) -> Record | None:
         found = self.tunings.records.get((group.kind, group.shape, REGIMES[regime], self.setting.run))
