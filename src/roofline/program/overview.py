@@ -64,7 +64,8 @@ def overview(program: Program, work: Work, roofs: Roofs | None) -> Overview:
     ]
     inner = Counter(like for label, _, like in priced_here if label.section.startswith("layer "))
     first = Counter(like for label, _, like in priced_here if label.section == "layer 0")
-    rows, spent_seconds = [], 0.0
+    rows: list[Row] = []
+    spent_seconds = 0.0
     for (instr, _), (label, cost, like) in zip(priced.instrs, priced_here, strict=True):
         spent = amount(cost, work)
         time = seconds(instr, spent, roofs, working_set) if roofs else None

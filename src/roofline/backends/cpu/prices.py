@@ -71,7 +71,8 @@ class StepPrices:
         limit, kinds = None, len(self._counts)
         if len(spent) > 3:
             limit = float(self._counts.dot(np.maximum(spent[3 : 3 + kinds], spent[3 + kinds :])))
-        return StepCost(*spent[:3].tolist(), limit, sizes)
+        flops, weights, kv = spent[:3].tolist()
+        return StepCost(flops, weights, kv, limit, sizes)
 
     def limit_seconds(self, works: Sequence[tuple[float, ...]], roofs: Roofs, working_set: int) -> float:
         """The least time for steps of the sizes `works` (`StepCost.work`) at other roofs and another working set."""
