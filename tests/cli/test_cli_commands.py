@@ -305,7 +305,7 @@ def test_doctor_shows_what_it_knows(run, monkeypatch):
             "huge_pages": "madvise", "warnings": ["NUMA balancing is on. Mend: sysctl kernel.numa_balancing=0"],
         },
         "roofs": {**roofs, "isa": "avx2", "measured": "today"}, "kernels": {"linear": {"Q4_1": "tiles 16"}},
-        "environment": {"ROOFLINE_HOME": None},
+        "extensions": [{"name": "lion", "package": "roofline-lion"}], "environment": {"ROOFLINE_HOME": None},
     }  # fmt: skip
     monkeypatch.setattr(doctor, "examine", lambda *_: report)
     shown = run("doctor", env={"COLUMNS": "200"}).stdout
@@ -316,6 +316,7 @@ def test_doctor_shows_what_it_knows(run, monkeypatch):
         "1.0 MiB: 400.0 GB/s",
         "kernel.numa_balancing=0",
         "Q4_1: tiles 16",
+        "lion (roofline-lion)",
         "forced",
     ):
         assert part in shown
