@@ -87,7 +87,7 @@ class PyExecutable {
         }
         {
             nb::gil_scoped_release release;
-            run_rows(list, vocab);
+            core_->sample(list);
         }
         for (int i = 0; i < rows; i++) {
             ids.data()[i] = list[i].id;
@@ -102,29 +102,7 @@ class PyExecutable {
     std::vector<double> op_seconds() const { return core_->op_seconds; }
 
    private:
-    void run_rows(std::vector<SampleRow>& list, int vocab) {
-        const int threads = core_->pool().threads();
-        scratch_.resize((size_t)threads * vocab);
-        order_.resize((size_t)threads * vocab);
-        std::atomic<size_t> next{0};
-        auto job = [&](int worker) {
-            for (size_t i; (i = next.fetch_add(1)) < list.size();) {
-                list[i].scratch = scratch_.data() + (size_t)worker * vocab;
-                list[i].order = order_.data() + (size_t)worker * vocab;
-                core_->kernels()->sample(list[i]);
-            }
-        };
-        if (list.size() == 1) {
-            FloatMode mode;
-            job(0);
-        } else {
-            core_->pool().run(job);
-        }
-    }
-
     std::unique_ptr<Executable> core_;
-    std::vector<float> scratch_;
-    std::vector<int32_t> order_;
 };
 
 void pack(int format, Array<uint8_t> file, int64_t rows, int64_t k, uintptr_t out, int threads) {

@@ -108,6 +108,25 @@ void Executable::forward() {
     if (timing) read_stamps();
 }
 
+void Executable::sample(std::vector<SampleRow>& rows) {
+    sample_scratch_.resize((size_t)pool_.threads() * vocab_);
+    sample_order_.resize((size_t)pool_.threads() * vocab_);
+    std::atomic<size_t> next{0};
+    auto job = [&](int worker) {
+        for (size_t i; (i = next.fetch_add(1)) < rows.size();) {
+            rows[i].scratch = sample_scratch_.data() + (size_t)worker * vocab_;
+            rows[i].order = sample_order_.data() + (size_t)worker * vocab_;
+            kernels_->sample(rows[i]);
+        }
+    };
+    if (rows.size() == 1) {
+        FloatMode mode;
+        job(0);
+    } else {
+        pool_.run(job);
+    }
+}
+
 void Executable::work(int worker) {
     workers_[worker].private_id = -1;
     Stamp* stamp = timing ? stamps_.data() + (size_t)worker * (ops_.size() + 1) : nullptr;

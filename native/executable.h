@@ -62,6 +62,8 @@ class Executable {
     Executable(const Kernels* kernels, int threads, const std::vector<int64_t>& code, const uint8_t* weights, const Attention& attention,
                const int32_t* batch, const std::vector<int64_t>& fields, uint8_t* arena, const Ref& logits, int vocab);
     void forward();
+    // Chooses an id for each of the rows, on all threads; they need no `scratch` and no `order`.
+    void sample(std::vector<SampleRow>& rows);
     // How op `index` is computed from the next step on, in steps of that regime. Throws std::invalid_argument for a
     // variant that the op has not. They are no part of `code`: that says what is computed, on any machine.
     void choose(size_t index, int regime, const std::string& variant);
@@ -173,6 +175,8 @@ class Executable {
     std::vector<float> partials_;     // split results: [slot][group][head_dim], a slot a row
     std::vector<AttendState> partial_states_;
     std::vector<Worker> workers_;
+    std::vector<float> sample_scratch_;  // [thread][vocab]
+    std::vector<int32_t> sample_order_;
     using Stamp = std::chrono::steady_clock::time_point;
     std::vector<Stamp> stamps_;       // with timing on: for each thread its start and its end of every op
     std::vector<char> meets_;         // whether a barrier followed an op

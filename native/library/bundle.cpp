@@ -1,0 +1,337 @@
+#include "bundle.h"
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+#include "failure.h"
+#include "json.h"
+
+namespace roofline {
+namespace {
+
+constexpr int64_t kFormat = 1, kByteOrder = 0x0102030405060708;
+constexpr size_t kHead = 56, kFixed = 320;  // where the checksum begins, and what has a fixed place
+constexpr int64_t kMost = (int64_t)1 << 46;  // bytes of anything: sums of a few such numbers do not overflow
+constexpr double kHugeShare = 0.9;  // of the file on huge pages; with less it is copied
+
+struct Reason : std::runtime_error {  // why a bundle cannot be used, without its path
+    using std::runtime_error::runtime_error;
+};
+
+void demand(bool holds, const char* reason) {
+    if (!holds) throw Reason(reason);
+}
+
+uint32_t crc32(const std::string& data, size_t from) {  // zlib's
+    uint32_t table[256];
+    for (uint32_t i = 0; i < 256; i++) {
+        table[i] = i;
+        for (int bit = 0; bit < 8; bit++) table[i] = table[i] >> 1 ^ (table[i] & 1 ? 0xEDB88320u : 0);
+    }
+    uint32_t crc = ~0u;
+    for (size_t i = from; i < data.size(); i++) crc = crc >> 8 ^ table[(crc ^ (uint8_t)data[i]) & 255];
+    return ~crc;
+}
+
+class Fields {
+   public:
+    Fields(const std::string& data, size_t at) : data_(data), at_(at) {}
+    int64_t next() {
+        int64_t value;
+        std::memcpy(&value, data_.data() + at_, 8);
+        at_ += 8;
+        return value;
+    }
+    int64_t next(int64_t least, int64_t most) {
+        const int64_t value = next();
+        demand(value >= least && value <= most, "code.bin holds a number that cannot be");
+        return value;
+    }
+    float real() {
+        const int64_t bits = next();
+        double value;
+        std::memcpy(&value, &bits, 8);
+        return (float)value;
+    }
+    std::string hex(int bytes) {
+        std::string out;
+        for (int i = 0; i < bytes; i++) {
+            const uint8_t byte = (uint8_t)data_[at_++];
+            out += {"0123456789abcdef"[byte >> 4], "0123456789abcdef"[byte & 15]};
+        }
+        return out;
+    }
+
+   private:
+    const std::string& data_;
+    size_t at_;
+};
+
+std::vector<int64_t> numbers(const std::string& data, int64_t at, int64_t count) {
+    demand(at % 8 == 0 && at + 8 * count <= (int64_t)data.size(), "code.bin names a place outside itself");
+    std::vector<int64_t> out((size_t)count);
+    if (count > 0) std::memcpy(out.data(), data.data() + at, (size_t)count * 8);
+    return out;
+}
+
+// Walks the records that Executable::parse reads and checks every place in them.
+class Operations {
+   public:
+    explicit Operations(const BundleCode& code) : code_(code) {}
+    void check() {
+        Code before = Code::Count;
+        while (at_ < code_.operations.size()) before = one(before);
+        demand(at_ == code_.operations.size() && before != Code::RopeWrite, "code.bin's operations are not whole");
+    }
+
+   private:
+    int64_t next() {
+        demand(at_ < code_.operations.size(), "code.bin's operations are not whole");
+        return code_.operations[at_++];
+    }
+    void ref() {
+        const int64_t id = next(), base = next(), token = next(), row = next();
+        demand(id >= -1 && base >= 0 && token >= 0 && row >= 0 && base <= code_.arena[0] && token <= code_.arena[1] &&
+                   row <= code_.arena[2],
+               "code.bin names a place outside the arena");
+    }
+    int64_t size(int64_t most = kMost) {
+        const int64_t n = next();
+        demand(n >= 0 && n <= most, "code.bin holds a size that cannot be");
+        return n;
+    }
+    void place(int64_t bytes) {
+        const int64_t at = next();
+        demand(at >= -1 && at <= code_.image_bytes && (at < 0 || at + bytes <= code_.image_bytes),
+               "code.bin names a place outside weights.bin");
+    }
+
+    Code one(Code before) {
+        const int64_t number = next();
+        demand(number >= 0 && number < (int64_t)Code::Count, "code.bin has an operation that this build does not know");
+        const Code code = (Code)number;
+        demand((before == Code::RopeWrite) == (code == Code::Attend), "code.bin's operations are not in their order");
+        next();
+        const int64_t digits = next();
+        demand(digits == 1 || digits == 2, "code.bin holds a number that cannot be");
+        ref(), ref(), ref();
+        const int64_t width = size(1 << 24);
+        const int64_t stride = size(1 << 24);
+        place(4 * width);   // norm weight
+        place(4 * stride);  // bias
+        next();             // eps
+        demand(size() < code_.layers, "code.bin names a layer that is not there");
+        place(4 * code_.attention.head_dim), place(4 * code_.attention.head_dim);
+        const int64_t pieces = size(16);
+        const bool matrix = code == Code::Embed || code == Code::Linear || code == Code::LinearGated;
+        demand(matrix ? pieces > 0 && (code != Code::LinearGated || pieces == 2) : pieces == 0,
+               "code.bin has a matrix too many or too few");
+        for (int64_t i = 0; i < pieces; i++) piece();
+        return code;
+    }
+
+    void piece() {
+        const int64_t format = next();
+        demand(format >= 0 && format < (int64_t)Format::Count, "code.bin has a weight format that this build does not know");
+        const Format f = (Format)format;
+        const int64_t at = next(), rows = size(1 << 24), k = size(1 << 24);
+        size(1 << 24);  // first column
+        demand(k % info(f).scale_group == 0 && (is_float(f) || k % 32 == 0), "code.bin has a matrix of an odd width");
+        const int64_t bytes = (rows + kTileRows - 1) / kTileRows * (int64_t)tile_bytes(f, k);
+        demand(at >= 0 && at <= code_.image_bytes && bytes <= code_.image_bytes - at,
+               "code.bin names a place outside weights.bin");
+    }
+
+    const BundleCode& code_;
+    size_t at_ = 0;
+};
+
+void read_head(const std::string& data) {
+    demand(data.size() >= kFixed && data.compare(0, 8, "RLBUNDLE") == 0, "code.bin is not the code of a bundle");
+    Fields f(data, 8);
+    demand(f.next() == kByteOrder, "code.bin was written on a machine of the other byte order");
+    const int64_t format = f.next(), layout = f.next(), code = f.next();
+    std::ostringstream versions;
+    if (format != kFormat)
+        versions << "code.bin has format " << format << ", this library reads format " << kFormat;
+    else if (layout != kLayoutVersion || code != kCodeVersion)
+        versions << "code.bin has layout " << layout << " and code " << code << ", this library runs layout "
+                 << kLayoutVersion << " and code " << kCodeVersion;
+    demand(versions.str().empty(), versions.str().c_str());
+    demand(f.next() == (int64_t)data.size(), "code.bin has another size than it says");
+    demand((uint32_t)f.next() == crc32(data, kHead), "the checksum of code.bin is wrong");
+}
+
+BundleCode read_code(const std::string& data) {
+    read_head(data);
+    BundleCode c;
+    Fields f(data, kHead);
+    c.image_bytes = f.next(1, kMost);
+    f.next();  // bytes of the matrices
+    c.table = f.next(0, c.image_bytes);
+    c.positions = f.next(1, 1 << 30);
+    c.vocab = f.next(1, 1 << 24);
+    c.logits.id = f.next(0, kMost);
+    c.logits.base = f.next(0, kMost);
+    c.logits.per_token = f.next(0, kMost);
+    c.logits.per_row = f.next(0, kMost);
+    for (int64_t& bytes : c.arena) bytes = f.next(0, (int64_t)1 << 32);
+    c.layers = f.next(1, 1 << 16);
+    Attention& a = c.attention;
+    a.heads = (int)f.next(1, 1 << 16);
+    a.kv_heads = (int)f.next(1, a.heads);
+    a.head_dim = (int)f.next(16, 512);
+    a.window = (int)f.next(0, 1 << 30);
+    a.interleaved = f.next(0, 1) != 0;
+    a.q_scale = f.real();
+    a.eps = f.real();
+    demand(a.heads % a.kv_heads == 0 && a.head_dim % 16 == 0, "code.bin holds a number that cannot be");
+    demand(c.logits.base <= c.arena[0] && c.logits.per_token <= c.arena[1] && c.logits.per_row <= c.arena[2] &&
+               c.positions * a.head_dim * 4 <= c.image_bytes - c.table,
+           "code.bin names a place outside weights.bin");
+    const int64_t eos_at = f.next(0, (int64_t)data.size()), eos_count = f.next(0, 1 << 16);
+    c.bos_id = (int32_t)f.next(-1, c.vocab - 1);
+    const int64_t code_at = f.next(0, (int64_t)data.size()), code_count = f.next(1, (int64_t)data.size());
+    c.weights_hash = f.hex(32);
+    c.program_hash = f.hex(32);
+    for (const int64_t id : numbers(data, eos_at, eos_count)) {
+        demand(id >= 0 && id < c.vocab, "code.bin has an end-of-generation id outside the vocabulary");
+        c.eos_ids.push_back((int32_t)id);
+    }
+    c.operations = numbers(data, code_at, code_count);
+    Operations(c).check();
+    return c;
+}
+
+// The manifest's part that a start needs. What it is the hash of is checked by `roofline doctor --verify`.
+void read_manifest(Bundle& bundle) {
+    Json manifest;
+    try {
+        manifest = Json::parse(read_file(bundle.path, "manifest.json"));
+        const long long format = manifest["format"].integer();
+        if (format != kFormat)
+            throw Reason("it has format " + std::to_string(format) + ", this library reads format " + std::to_string(kFormat));
+        if (manifest["target"].string() != "cpu")
+            throw Reason("it was lowered for '" + manifest["target"].text + "', this library runs 'cpu'");
+        bundle.name = manifest["name"].string();
+        bundle.id = manifest["id"].string();
+        for (const auto& [name, entry] : manifest["files"].members) {
+            struct stat status;
+            const std::string file = bundle.path + "/" + name;
+            if (stat(file.c_str(), &status) != 0) throw Reason(name + " is missing (" + std::strerror(errno) + ")");
+            const long long bytes = entry["bytes"].integer();
+            if (status.st_size != bytes)
+                throw Reason(name + " has " + std::to_string(status.st_size) + " bytes instead of " + std::to_string(bytes));
+            bundle.has_tokenizer |= name == "tokenizer.bin";
+        }
+        const Json& generation = manifest["generation"];
+        bundle.add_bos = generation.members.empty() ? false : generation["add_bos"].boolean();
+        const std::string raw = read_file(bundle.path, "truth.bin");
+        size_t at = 0;
+        for (const Json& entry : manifest["truth"].items) {
+            if (entry.items.size() != 6) throw Reason("manifest.json is damaged");
+            const auto& e = entry.items;
+            TruthSample sample{e[0].string(), e[1].string(), "", e[2].integer(), e[3].integer(), e[4].integer()};
+            const long long bytes = e[5].integer();
+            if (bytes < 0 || (size_t)bytes > raw.size() - at) throw Reason("truth.bin is too short");
+            sample.raw = raw.substr(at, (size_t)bytes);
+            at += (size_t)bytes;
+            bundle.truth.push_back(std::move(sample));
+        }
+    } catch (const std::invalid_argument& error) {
+        throw Reason(std::string("manifest.json cannot be read (") + error.what() + ")");
+    }
+}
+
+void check_sample(const Bundle& bundle, const TruthSample& sample, const uint8_t* image, const Kernels* kernels) {
+    Format f = Format::Count;
+    for (int i = 0; i < (int)Format::Count; i++)
+        if (sample.format == kFormats[i].name) f = (Format)i;
+    if (f == Format::Count) return;  // a format of somebody else's, which was turned into one of ours
+    const FormatInfo& i = info(f);
+    const int64_t rows = sample.rows, k = sample.columns;
+    if (rows < 1 || rows > kTileRows || k < 1 || k > 1 << 24 || k % i.block || (!is_float(f) && k % 32) ||
+        (int64_t)sample.raw.size() != rows * (k / i.block) * i.block_bytes || sample.place < 0 ||
+        sample.place > bundle.code.image_bytes - (int64_t)tile_bytes(f, k))
+        throw bundle_failure(bundle.path, "truth.bin does not fit weights.bin");
+    const uint8_t* tile = image + sample.place;
+    std::vector<uint8_t> packed(tile_bytes(f, k));
+    pack_tiles(f, (const uint8_t*)sample.raw.data(), rows, k, 0, 1, packed.data());
+    if (std::memcmp(packed.data(), tile, packed.size()) != 0)
+        throw bundle_failure(bundle.path, "weights.bin does not hold what " + sample.tensor + " was in its source");
+    std::vector<float> x((size_t)k), y(2 * kTileRows);
+    for (int64_t c = 0; c < k; c++) x[(size_t)c] = (float)((c * 37 + 11) % 127 - 63) / 32.0f;
+    int side = 0;
+    for (const Kernels* each : {kernels, portable_kernels()}) {
+        std::vector<uint8_t> row(Quantised::row_bytes(std::max<int64_t>(k, 32), 1) + 64);
+        Linear a{};
+        a.format = f, a.weight = tile, a.rows = rows, a.k = k, a.tokens = 1, a.xf = x.data();
+        a.x = Quantised{row.data(), 1, k, 1};
+        if (!is_float(f)) each->quantise(x.data(), a.x, 0);
+        a.y = y.data() + kTileRows * side++, a.ldy = kTileRows;
+        FloatMode mode;
+        each->linear(a, 0, 1);
+    }
+    if (std::memcmp(y.data(), y.data() + kTileRows, (size_t)rows * 4) != 0)
+        throw Failure(RL_ERROR_UNSUPPORTED, std::string(kernels->isa) + " kernels are wrong on this chip for " + sample.format +
+                                                ". Set the option isa to a lower instruction set, and report this.");
+}
+
+}  // namespace
+
+Failure bundle_failure(const std::string& path, const std::string& reason) {
+    return Failure(RL_ERROR_BUNDLE,
+                   path + " is a bundle that cannot be used: " + reason + ". Compile it again: roofline compile MODEL -o " + path);
+}
+
+std::string read_file(const std::string& folder, const std::string& name) {
+    std::ifstream file(folder + "/" + name, std::ios::binary);
+    std::ostringstream data;
+    if (!file || !(data << file.rdbuf())) throw bundle_failure(folder, name + " cannot be read (" + std::strerror(errno) + ")");
+    return data.str();
+}
+
+Bundle open_bundle(const std::string& path) {
+    struct stat status;
+    if (stat((path + "/code.bin").c_str(), &status) != 0 && stat((path + "/weights.bin").c_str(), &status) != 0)
+        throw Failure(RL_ERROR_BUNDLE, path + " is no bundle: there is no code.bin (" + std::strerror(errno) +
+                                           "). Make one: roofline compile MODEL -o " + path);
+    Bundle bundle;
+    bundle.path = path;
+    try {
+        read_manifest(bundle);
+        bundle.code = read_code(read_file(path, "code.bin"));
+        demand(stat((path + "/weights.bin").c_str(), &status) == 0 && status.st_size == bundle.code.image_bytes,
+               "code.bin belongs to another weights.bin");
+    } catch (const Reason& reason) {
+        throw bundle_failure(path, reason.what());
+    }
+    return bundle;
+}
+
+Image::Image(const std::string& path, size_t bytes) {
+    try {
+        file_ = std::make_unique<Mapping>(path + "/weights.bin", bytes);
+    } catch (const std::bad_alloc&) {
+        throw;
+    } catch (const std::exception& error) {
+        throw bundle_failure(path, std::string("weights.bin cannot be mapped (") + error.what() + ")");
+    }
+}
+
+const uint8_t* Image::settle() {
+    const size_t huge = file_->settle(), bytes = file_->bytes();
+    if (huge >= kHugeShare * bytes || bytes < kHuge) return file_->data();
+    copy_ = std::make_unique<Memory>(bytes);
+    std::memcpy(copy_->data(), file_->data(), bytes);
+    file_.reset();
+    return copy_->data();
+}
+
+void check_truth(const Bundle& bundle, const uint8_t* image, const Kernels* kernels) {
+    for (const TruthSample& sample : bundle.truth) check_sample(bundle, sample, image, kernels);
+}
+
+}  // namespace roofline
