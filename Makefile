@@ -17,8 +17,8 @@ BUNDLE ?=
 OUT ?=
 # Extra arguments for pytest: make test ARGS="tests/engine -x"
 ARGS ?=
-SOURCES := $(shell find src native -type f ! -name '*.pyc') CMakeLists.txt pyproject.toml
-NATIVE := $(shell find native -type f) CMakeLists.txt pyproject.toml
+SOURCES := $(shell find src native include -type f ! -name '*.pyc') CMakeLists.txt pyproject.toml
+NATIVE := $(shell find native include -type f) CMakeLists.txt pyproject.toml
 
 .PHONY: help setup demo test test-slow bench-peers lint format types wheel clean
 
@@ -67,12 +67,12 @@ bench-peers: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@if [ -x $(BIN)/clang-format ]; then find native -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run --Werror; fi
+	@if [ -x $(BIN)/clang-format ]; then find native include -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run --Werror; fi
 
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	@if [ -x $(BIN)/clang-format ]; then find native -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format -i; fi
+	@if [ -x $(BIN)/clang-format ]; then find native include -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format -i; fi
 
 types: setup
 	$(BIN)/python -m mypy
@@ -83,7 +83,7 @@ wheel: setup
 	$(BIN)/python -m build --wheel --outdir dist
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir wheelhouse dist/*.whl
 	$(BIN)/python -m auditwheel show wheelhouse/*.whl
-	@! $(BIN)/python -m zipfile -l wheelhouse/*.whl | grep -E '^(native|tests|src)/|\.(cpp|h)[[:space:]]'
+	@! $(BIN)/python -m zipfile -l wheelhouse/*.whl | grep -v '^roofline/include/roofline\.h ' | grep -E '^(native|tests|src)/|\.(cpp|h)[[:space:]]'
 
 clean:
 	rm -rf build dist wheelhouse .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,9 +12,9 @@ namespace roofline {
 namespace {
 
 constexpr int64_t kFormat = 1, kByteOrder = 0x0102030405060708;
-constexpr size_t kHead = 56, kFixed = 320;  // where the checksum begins, and what has a fixed place
+constexpr size_t kHead = 56, kFixed = 320;   // where the checksum begins, and what has a fixed place
 constexpr int64_t kMost = (int64_t)1 << 46;  // bytes of anything: sums of a few such numbers do not overflow
-constexpr double kHugeShare = 0.9;  // of the file on huge pages; with less it is copied
+constexpr double kHugeShare = 0.9;           // of the file on huge pages; with less it is copied
 
 struct Reason : std::runtime_error {  // why a bundle cannot be used, without its path
     using std::runtime_error::runtime_error;
@@ -36,7 +36,7 @@ uint32_t crc32(const std::string& data, size_t from) {  // zlib's
 }
 
 class Fields {
-   public:
+  public:
     Fields(const std::string& data, size_t at) : data_(data), at_(at) {}
     int64_t next() {
         int64_t value;
@@ -64,7 +64,7 @@ class Fields {
         return out;
     }
 
-   private:
+  private:
     const std::string& data_;
     size_t at_;
 };
@@ -78,7 +78,7 @@ std::vector<int64_t> numbers(const std::string& data, int64_t at, int64_t count)
 
 // Walks the records that Executable::parse reads and checks every place in them.
 class Operations {
-   public:
+  public:
     explicit Operations(const BundleCode& code) : code_(code) {}
     void check() {
         Code before = Code::Count;
@@ -86,7 +86,7 @@ class Operations {
         demand(at_ == code_.operations.size() && before != Code::RopeWrite, "code.bin's operations are not whole");
     }
 
-   private:
+  private:
     int64_t next() {
         demand(at_ < code_.operations.size(), "code.bin's operations are not whole");
         return code_.operations[at_++];
@@ -134,7 +134,8 @@ class Operations {
 
     void piece() {
         const int64_t format = next();
-        demand(format >= 0 && format < (int64_t)Format::Count, "code.bin has a weight format that this build does not know");
+        demand(format >= 0 && format < (int64_t)Format::Count,
+               "code.bin has a weight format that this build does not know");
         const Format f = (Format)format;
         const int64_t at = next(), rows = size(1 << 24), k = size(1 << 24);
         size(1 << 24);  // first column
@@ -212,7 +213,8 @@ void read_manifest(Bundle& bundle) {
         manifest = Json::parse(read_file(bundle.path, "manifest.json"));
         const long long format = manifest["format"].integer();
         if (format != kFormat)
-            throw Reason("it has format " + std::to_string(format) + ", this library reads format " + std::to_string(kFormat));
+            throw Reason("it has format " + std::to_string(format) + ", this library reads format " +
+                         std::to_string(kFormat));
         if (manifest["target"].string() != "cpu")
             throw Reason("it was lowered for '" + manifest["target"].text + "', this library runs 'cpu'");
         bundle.name = manifest["name"].string();
@@ -223,11 +225,15 @@ void read_manifest(Bundle& bundle) {
             if (stat(file.c_str(), &status) != 0) throw Reason(name + " is missing (" + std::strerror(errno) + ")");
             const long long bytes = entry["bytes"].integer();
             if (status.st_size != bytes)
-                throw Reason(name + " has " + std::to_string(status.st_size) + " bytes instead of " + std::to_string(bytes));
+                throw Reason(name + " has " + std::to_string(status.st_size) + " bytes instead of " +
+                             std::to_string(bytes));
             bundle.has_tokenizer |= name == "tokenizer.bin";
         }
         const Json& generation = manifest["generation"];
-        bundle.add_bos = generation.members.empty() ? false : generation["add_bos"].boolean();
+        if (bundle.has_tokenizer)
+            bundle.add_bos = generation["add_bos"].boolean();
+        else if (generation["missing"].kind == Json::String)
+            bundle.no_tokenizer = generation["missing"].text;
         const std::string raw = read_file(bundle.path, "truth.bin");
         size_t at = 0;
         for (const Json& entry : manifest["truth"].items) {
@@ -275,21 +281,23 @@ void check_sample(const Bundle& bundle, const TruthSample& sample, const uint8_t
         each->linear(a, 0, 1);
     }
     if (std::memcmp(y.data(), y.data() + kTileRows, (size_t)rows * 4) != 0)
-        throw Failure(RL_ERROR_UNSUPPORTED, std::string(kernels->isa) + " kernels are wrong on this chip for " + sample.format +
+        throw Failure(RL_ERROR_UNSUPPORTED, std::string(kernels->isa) + " kernels are wrong on this chip for " +
+                                                sample.format +
                                                 ". Set the option isa to a lower instruction set, and report this.");
 }
 
 }  // namespace
 
 Failure bundle_failure(const std::string& path, const std::string& reason) {
-    return Failure(RL_ERROR_BUNDLE,
-                   path + " is a bundle that cannot be used: " + reason + ". Compile it again: roofline compile MODEL -o " + path);
+    return Failure(RL_ERROR_BUNDLE, path + " is a bundle that cannot be used: " + reason +
+                                        ". Compile it again: roofline compile MODEL -o " + path);
 }
 
 std::string read_file(const std::string& folder, const std::string& name) {
     std::ifstream file(folder + "/" + name, std::ios::binary);
     std::ostringstream data;
-    if (!file || !(data << file.rdbuf())) throw bundle_failure(folder, name + " cannot be read (" + std::strerror(errno) + ")");
+    if (!file || !(data << file.rdbuf()))
+        throw bundle_failure(folder, name + " cannot be read (" + std::strerror(errno) + ")");
     return data.str();
 }
 

@@ -31,6 +31,7 @@ struct TruthSample {
 
 struct Bundle {
     std::string path, name, id;
+    std::string no_tokenizer = "its source had none";  // why
     bool add_bos = false, has_tokenizer = false;
     BundleCode code;
     std::vector<TruthSample> truth;
@@ -47,11 +48,11 @@ struct Failure bundle_failure(const std::string& path, const std::string& reason
 
 // The image in memory: the file's own pages where they are huge, else a copy on pages that are.
 class Image {
-   public:
+  public:
     Image(const std::string& path, size_t bytes);  // begins to read
     const uint8_t* settle();                       // waits; the address that holds from then on
 
-   private:
+  private:
     std::unique_ptr<Mapping> file_;
     std::unique_ptr<Memory> copy_;
 };

@@ -21,7 +21,8 @@ rl_status failed(rl_status status, const char* line) {
     return status;
 }
 
-template <class Call> rl_status guarded(Call&& call) noexcept {
+template <class Call>
+rl_status guarded(Call&& call) noexcept {
     try {
         return call();
     } catch (const Failure& failure) {
@@ -29,7 +30,9 @@ template <class Call> rl_status guarded(Call&& call) noexcept {
     } catch (const std::bad_alloc&) {
         return failed(RL_ERROR_MEMORY, "memory is used up: lower cache_tokens or max_sequences, or free some");
     } catch (const std::system_error& error) {
-        return failed(RL_ERROR_MEMORY, (std::string("threads cannot be started: lower the option threads (") + error.what() + ")").c_str());
+        return failed(
+            RL_ERROR_MEMORY,
+            (std::string("threads cannot be started: lower the option threads (") + error.what() + ")").c_str());
     } catch (const std::exception& error) {
         return failed(RL_ERROR_INTERNAL, error.what());
     } catch (...) {
@@ -38,8 +41,8 @@ template <class Call> rl_status guarded(Call&& call) noexcept {
 }
 
 // The engines that are open. A handle is a number that is never given twice and is looked up here, so that one that was
-// closed is refused, and an engine lives until the last call on it returns. Never freed: threads may still call while the
-// process ends.
+// closed is refused, and an engine lives until the last call on it returns. Never freed: threads may still call while
+// the process ends.
 struct Open {
     std::mutex lock;
     uintptr_t last = 0;
@@ -56,7 +59,8 @@ std::shared_ptr<Engine> engine_of(const rl_engine* handle) {
     const std::lock_guard<std::mutex> hold(open.lock);
     const auto found = open.engines.find(handle);
     if (found == open.engines.end())
-        throw Failure(RL_ERROR_INVALID, handle ? "the engine is not open: it was closed, or this is no engine" : "the engine is NULL");
+        throw Failure(RL_ERROR_INVALID,
+                      handle ? "the engine is not open: it was closed, or this is no engine" : "the engine is NULL");
     return found->second;
 }
 
@@ -65,16 +69,20 @@ void demand(const void* pointer, const char* name) {
 }
 
 // A caller's struct, which may be of an older library (shorter) or of a newer one (longer, if it uses nothing new).
-template <class T> T read_struct(const T* given, const T& defaults, const char* name) {
+template <class T>
+T read_struct(const T* given, const T& defaults, const char* name) {
     T own = defaults;
     if (!given) return own;
     const size_t size = given->size;
     const uint8_t* bytes = (const uint8_t*)given;
     if (size < sizeof(size_t) || size > 4096)
-        throw Failure(RL_ERROR_INVALID, std::string(name) + ": its size is not set; begin with the macro of roofline.h");
+        throw Failure(RL_ERROR_INVALID,
+                      std::string(name) + ": its size is not set; begin with the macro of roofline.h");
     std::memcpy(&own, given, std::min(size, sizeof(T)));
     for (size_t i = sizeof(T); i < size; i++)
-        if (bytes[i]) throw Failure(RL_ERROR_UNSUPPORTED, std::string(name) + " uses a field of a newer library; this is " + std::to_string(RL_VERSION));
+        if (bytes[i])
+            throw Failure(RL_ERROR_UNSUPPORTED, std::string(name) + " uses a field of a newer library; this is " +
+                                                    std::to_string(RL_VERSION));
     own.size = sizeof(T);
     return own;
 }
@@ -122,7 +130,8 @@ rl_status rl_info(rl_engine* engine, rl_model_info* info) {
     return guarded([&] {
         const auto open = engine_of(engine);
         demand(info, "info");
-        if (info->size < sizeof(size_t)) throw Failure(RL_ERROR_INVALID, "info: its size is not set: info.size = sizeof(rl_model_info)");
+        if (info->size < sizeof(size_t))
+            throw Failure(RL_ERROR_INVALID, "info: its size is not set: info.size = sizeof(rl_model_info)");
         rl_model_info own{};
         open->describe(own);
         own.size = std::min(info->size, sizeof own);
@@ -131,7 +140,8 @@ rl_status rl_info(rl_engine* engine, rl_model_info* info) {
     });
 }
 
-rl_status rl_submit(rl_engine* engine, const int32_t* ids, size_t count, const rl_sampling* sampling, rl_request* request) {
+rl_status rl_submit(rl_engine* engine, const int32_t* ids, size_t count, const rl_sampling* sampling,
+                    rl_request* request) {
     return guarded([&] {
         const auto open = engine_of(engine);
         demand(request, "request");
@@ -158,7 +168,8 @@ rl_status rl_abort(rl_engine* engine, rl_request request) {
     });
 }
 
-rl_status rl_decode(rl_engine* engine, const int32_t* ids, size_t count, char* buffer, size_t capacity, size_t* length) {
+rl_status rl_decode(rl_engine* engine, const int32_t* ids, size_t count, char* buffer, size_t capacity,
+                    size_t* length) {
     return guarded([&] {
         const auto open = engine_of(engine);
         demand(length, "length");

@@ -18,8 +18,8 @@ constexpr int kHeaderSize = 16;  // numbers of the batch's header
 
 int64_t option(const char* name, int64_t value, int64_t fallback, int64_t most) {
     if (value < 0 || value > most)
-        throw Failure(RL_ERROR_INVALID, std::string("options: ") + name + "=" + std::to_string(value) + " must be from 1 to " +
-                                            std::to_string(most) + ", or 0 for the default");
+        throw Failure(RL_ERROR_INVALID, std::string("options: ") + name + "=" + std::to_string(value) +
+                                            " must be from 1 to " + std::to_string(most) + ", or 0 for the default");
     return value == 0 ? fallback : value;
 }
 
@@ -32,12 +32,14 @@ std::string chosen_isa(const char* wanted) {
     std::string list;
     for (const std::string& each : here) list += (list.empty() ? "" : ", ") + each;
     throw Failure(RL_ERROR_UNSUPPORTED,
-                  "instruction set '" + name + "' is not supported: this chip or this build does not have it. Use instead: " + list + ".");
+                  "instruction set '" + name +
+                      "' is not supported: this chip or this build does not have it. Use instead: " + list + ".");
 }
 
 int chosen_threads(int32_t wanted) {
     const char* set = std::getenv("ROOFLINE_THREADS");
-    const int64_t fallback = set && std::atoi(set) > 0 ? std::min<int64_t>(std::atoi(set), kMostThreads) : usable_cores();
+    const int64_t fallback =
+        set && std::atoi(set) > 0 ? std::min<int64_t>(std::atoi(set), kMostThreads) : usable_cores();
     return (int)option("threads", wanted, fallback, kMostThreads);
 }
 
@@ -58,29 +60,39 @@ Engine::Engine(const std::string& path, const rl_options& options) : bundle_(ope
 // Chooses the limits; allocates batch, arena and cache.
 void Engine::size_step(const rl_options& options) {
     const BundleCode& code = bundle_.code;
-    const int64_t layer_page = 2ll * code.attention.kv_heads * code.attention.head_dim * kCachePage * 2;  // K and V, bf16
-    const int64_t token_bytes = layer_page * code.layers / kCachePage, known = free_memory(), free = known < 0 ? kMostTokens : known;
+    const int64_t layer_page =
+        2ll * code.attention.kv_heads * code.attention.head_dim * kCachePage * 2;  // K and V, bf16
+    const int64_t token_bytes = layer_page * code.layers / kCachePage, known = free_memory(),
+                  free = known < 0 ? kMostTokens : known;
     const int64_t fitting = std::max(free / 4 / token_bytes, kCachePage);
-    const int64_t tokens = option("cache_tokens", options.cache_tokens, std::min(kDefaultCacheTokens, fitting), kMostTokens);
+    const int64_t tokens =
+        option("cache_tokens", options.cache_tokens, std::min(kDefaultCacheTokens, fitting), kMostTokens);
     if (options.cache_tokens > 0 && tokens * token_bytes > free)
-        throw Failure(RL_ERROR_CAPACITY, "the KV cache needs " + std::to_string(tokens * token_bytes) + " bytes, " + std::to_string(free) +
-                                             " are available. Lower cache_tokens: a token takes " + std::to_string(token_bytes) + " bytes.");
+        throw Failure(RL_ERROR_CAPACITY, "the KV cache needs " + std::to_string(tokens * token_bytes) + " bytes, " +
+                                             std::to_string(free) +
+                                             " are available. Lower cache_tokens: a token takes " +
+                                             std::to_string(token_bytes) + " bytes.");
     limits_.pages = options.cache_tokens > 0 ? (tokens + kCachePage - 1) / kCachePage : tokens / kCachePage;
     limits_.sequences = option("max_sequences", options.max_sequences, kDefaultSequences, kMostSequences);
-    limits_.tokens = std::max(option("max_step_tokens", options.max_step_tokens, kDefaultStepTokens, 1 << 20), limits_.sequences);
+    limits_.tokens =
+        std::max(option("max_step_tokens", options.max_step_tokens, kDefaultStepTokens, 1 << 20), limits_.sequences);
     const int64_t room = limits_.pages * kCachePage;
     max_length_ = option("max_length", options.max_length, std::min(code.positions, room), code.positions);
     if (max_length_ > room)
-        throw Failure(RL_ERROR_CAPACITY, "a context of " + std::to_string(max_length_) + " tokens needs as many cache tokens, " +
-                                             std::to_string(room) + " are available. Raise cache_tokens or lower max_length.");
-    const int64_t sequences = limits_.sequences, table = std::min(sequences * ((max_length_ + kCachePage - 1) / kCachePage), limits_.pages);
+        throw Failure(RL_ERROR_CAPACITY, "a context of " + std::to_string(max_length_) +
+                                             " tokens needs as many cache tokens, " + std::to_string(room) +
+                                             " are available. Raise cache_tokens or lower max_length.");
+    const int64_t sequences = limits_.sequences,
+                  table = std::min(sequences * ((max_length_ + kCachePage - 1) / kCachePage), limits_.pages);
     int64_t at = 0;
-    for (const int64_t size : {(int64_t)kHeaderSize, limits_.tokens, limits_.tokens, sequences + 1, sequences, sequences + 1, table, sequences, limits_.tokens}) {
+    for (const int64_t size : {(int64_t)kHeaderSize, limits_.tokens, limits_.tokens, sequences + 1, sequences,
+                               sequences + 1, table, sequences, limits_.tokens}) {
         fields_.push_back(at);
         at += (size + 15) / 16 * 16;
     }
     batch_.assign((size_t)at, 0);
-    arena_ = std::make_unique<Memory>((size_t)(code.arena[0] + code.arena[1] * limits_.tokens + code.arena[2] * sequences + 64));
+    arena_ = std::make_unique<Memory>(
+        (size_t)(code.arena[0] + code.arena[1] * limits_.tokens + code.arena[2] * sequences + 64));
     cache_ = std::make_unique<Memory>((size_t)(layer_page * code.layers * limits_.pages));
 }
 
@@ -91,8 +103,8 @@ void Engine::bind(const std::string& isa, int threads, const uint8_t* image) {
     a.cache = cache_->data();
     a.page_stride = 2ll * a.kv_heads * a.head_dim * kCachePage * 2;
     a.layer_stride = a.page_stride * limits_.pages;
-    core_ = std::make_unique<Executable>(kernels_named(isa), threads, code.operations, image, a, batch_.data(), fields_, arena_->data(), code.logits,
-                                         (int)code.vocab);
+    core_ = std::make_unique<Executable>(kernels_named(isa), threads, code.operations, image, a, batch_.data(), fields_,
+                                         arena_->data(), code.logits, (int)code.vocab);
 }
 
 void Engine::describe(rl_model_info& info) const {
@@ -112,7 +124,8 @@ void Engine::describe(rl_model_info& info) const {
 }
 
 rl_request Engine::submit(const int32_t* ids, size_t count, const rl_sampling& sampling) {
-    auto sequence = make_sequence(ids, count, sampling, {bundle_.code.eos_ids, (int32_t)bundle_.code.vocab, max_length_});
+    auto sequence =
+        make_sequence(ids, count, sampling, {bundle_.code.eos_ids, (int32_t)bundle_.code.vocab, max_length_});
     const std::lock_guard<std::mutex> hold(inbox_lock_);
     sequence->request = last_request_ + 1;
     inbox_.push_back({sequence, 0});
@@ -122,7 +135,8 @@ rl_request Engine::submit(const int32_t* ids, size_t count, const rl_sampling& s
 void Engine::abort(rl_request request) {
     const std::lock_guard<std::mutex> hold(inbox_lock_);
     if (request == 0 || request > last_request_)
-        throw Failure(RL_ERROR_INVALID, "request " + std::to_string(request) + " was never given by rl_submit of this engine");
+        throw Failure(RL_ERROR_INVALID,
+                      "request " + std::to_string(request) + " was never given by rl_submit of this engine");
     inbox_.push_back({nullptr, request});
 }
 
@@ -146,8 +160,10 @@ void Engine::take_inbox() {
         commands.swap(inbox_);
     }
     for (Command& command : commands) {
-        if (command.sequence) scheduler_->submit(std::move(command.sequence));
-        else if (const auto ended = scheduler_->end(command.ended, RL_ABORT)) end(ended);
+        if (command.sequence)
+            scheduler_->submit(std::move(command.sequence));
+        else if (const auto ended = scheduler_->end(command.ended, RL_ABORT))
+            end(ended);
     }
 }
 
@@ -166,13 +182,16 @@ void Engine::compute(const StepPlan& plan) {
     scheduler_->commit(plan, ids);
     for (size_t i = 0; i < plan.sampled.size(); i++) {
         const Sequence& s = *plan.sampled[i];
-        if (s.finish == RL_FAILED) end(plan.sampled[i]);
-        else events_.push_back({s.request, ids[i], s.finish, logprobs_[i], (int32_t)s.generated() - 1});
+        if (s.finish == RL_FAILED)
+            end(plan.sampled[i]);
+        else
+            events_.push_back({s.request, ids[i], s.finish, logprobs_[i], (int32_t)s.generated() - 1});
     }
 }
 
 void Engine::end(const std::shared_ptr<Sequence>& sequence) {
-    events_.push_back({sequence->request, -1, sequence->finish, std::numeric_limits<float>::quiet_NaN(), (int32_t)sequence->generated()});
+    events_.push_back({sequence->request, -1, sequence->finish, std::numeric_limits<float>::quiet_NaN(),
+                       (int32_t)sequence->generated()});
 }
 
 void Engine::fill(const StepPlan& plan) {
@@ -200,7 +219,8 @@ void Engine::fill(const StepPlan& plan) {
 
 std::vector<int32_t> Engine::sample(const StepPlan& plan) {
     std::vector<SampleRow> rows;
-    for (const auto& sequence : plan.sampled) rows.push_back(sample_row(*sequence, core_->logits() + rows.size() * (size_t)core_->vocab(), core_->vocab()));
+    for (const auto& sequence : plan.sampled)
+        rows.push_back(sample_row(*sequence, core_->logits() + rows.size() * (size_t)core_->vocab(), core_->vocab()));
     if (!rows.empty()) core_->sample(rows);
     std::vector<int32_t> ids;
     logprobs_.clear();
@@ -214,7 +234,8 @@ std::vector<int32_t> Engine::sample(const StepPlan& plan) {
 std::string Engine::decode(const int32_t* ids, size_t count) {
     const std::lock_guard<std::mutex> hold(words_lock_);
     if (!bundle_.has_tokenizer)
-        throw Failure(RL_ERROR_UNSUPPORTED, bundle_.path + " has no tokenizer, as the model's source has none: decode with your own");
+        throw Failure(RL_ERROR_UNSUPPORTED,
+                      bundle_.path + " has no tokenizer: " + bundle_.no_tokenizer + ". Decode with one of your own.");
     if (!words_) try {
             words_ = std::make_unique<Vocabulary>(read_file(bundle_.path, "tokenizer.bin"));
         } catch (const std::invalid_argument& error) {
@@ -223,7 +244,8 @@ std::string Engine::decode(const int32_t* ids, size_t count) {
     std::string out;
     for (size_t i = 0; i < count; i++) {
         if (ids[i] < 0 || ids[i] >= bundle_.code.vocab)
-            throw Failure(RL_ERROR_INVALID, "id " + std::to_string(ids[i]) + " is not in the vocabulary of " + std::to_string(bundle_.code.vocab));
+            throw Failure(RL_ERROR_INVALID, "id " + std::to_string(ids[i]) + " is not in the vocabulary of " +
+                                                std::to_string(bundle_.code.vocab));
         words_->append(ids[i], out);
     }
     return out;

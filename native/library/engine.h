@@ -14,7 +14,7 @@
 namespace roofline {
 
 class Engine {
-   public:
+  public:
     // Throws Failure, as all that follows.
     Engine(const std::string& path, const rl_options& options);
 
@@ -24,7 +24,7 @@ class Engine {
     rl_status step(rl_event* events, size_t capacity, size_t* count);
     std::string decode(const int32_t* ids, size_t count);
 
-   private:
+  private:
     void size_step(const rl_options& options);
     void bind(const std::string& isa, int threads, const uint8_t* image);
     void take_inbox();
@@ -39,9 +39,9 @@ class Engine {
     int threads_ = 0;
     int64_t max_length_ = 0;
     StepLimits limits_;
-    std::vector<int32_t> batch_;    // one buffer, laid out as ops/batch.py says
-    std::vector<int64_t> fields_;   // where each field begins in it
-    std::vector<float> logprobs_;   // of the last step's samples
+    std::vector<int32_t> batch_;   // one buffer, laid out as ops/batch.py says
+    std::vector<int64_t> fields_;  // where each field begins in it
+    std::vector<float> logprobs_;  // of the last step's samples
     std::unique_ptr<Memory> arena_, cache_;
     std::unique_ptr<Executable> core_;
 

@@ -23,7 +23,7 @@ void put_utf8(std::string& out, unsigned code) {
 }
 
 class Parser {
-   public:
+  public:
     explicit Parser(const std::string& text) : at_(text.c_str()), end_(at_ + text.size()) {}
 
     Json document() {
@@ -33,7 +33,7 @@ class Parser {
         return value;
     }
 
-   private:
+  private:
     [[noreturn]] static void fail() { throw std::invalid_argument("it is not JSON"); }
     void space() {
         while (at_ < end_ && (*at_ == ' ' || *at_ == '\n' || *at_ == '\t' || *at_ == '\r')) at_++;
@@ -120,7 +120,9 @@ class Parser {
         if (end_ - at_ < 5) fail();
         for (int i = 0; i < 4; i++) {
             const char c = *++at_;
-            const int digit = c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
+            const int digit = c >= '0' && c <= '9'                 ? c - '0'
+                              : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10
+                                                                   : -1;
             if (digit < 0) fail();
             code = code << 4 | (unsigned)digit;
         }

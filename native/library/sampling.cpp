@@ -13,13 +13,15 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-[[noreturn]] void refuse(const std::string& field, const std::string& problem) { throw Failure(RL_ERROR_INVALID, field + ": " + problem); }
+[[noreturn]] void refuse(const std::string& field, const std::string& problem) {
+    throw Failure(RL_ERROR_INVALID, field + ": " + problem);
+}
 
 void number(const char* field, float value, float low, float high, bool open_low = false) {
     if (std::isfinite(value) && value <= high && (open_low ? value > low : value >= low)) return;
     char text[128];
-    std::snprintf(text, sizeof text, high == kInfinity ? "%g must be %s %g" : "%g must be %s %g and at most %g", (double)value,
-                  open_low ? "more than" : "at least", (double)low, (double)high);
+    std::snprintf(text, sizeof text, high == kInfinity ? "%g must be %s %g" : "%g must be %s %g and at most %g",
+                  (double)value, open_low ? "more than" : "at least", (double)low, (double)high);
     refuse(field, text);
 }
 
@@ -42,17 +44,20 @@ void check(const rl_sampling& s, int32_t vocab) {
     if (s.max_tokens < 0) refuse("max_tokens", std::to_string(s.max_tokens) + " is less than 0");
     if (s.min_tokens < 0) refuse("min_tokens", std::to_string(s.min_tokens) + " is less than 0");
     if (s.max_tokens > 0 && s.min_tokens > s.max_tokens)
-        refuse("min_tokens", std::to_string(s.min_tokens) + " is more than max_tokens, " + std::to_string(s.max_tokens));
+        refuse("min_tokens",
+               std::to_string(s.min_tokens) + " is more than max_tokens, " + std::to_string(s.max_tokens));
     ids_known("stop_ids", s.stop_ids, s.stop_count, vocab);
     ids_known("bias_ids", s.bias_ids, s.bias_count, vocab);
-    if (s.bias_count > 0 && !s.bias_values) refuse("bias_values", "is NULL, but bias_count is " + std::to_string(s.bias_count));
+    if (s.bias_count > 0 && !s.bias_values)
+        refuse("bias_values", "is NULL, but bias_count is " + std::to_string(s.bias_count));
     for (size_t i = 0; i < s.bias_count; i++) number("bias_values", s.bias_values[i], -100, 100);
 }
 
 void keep_biases(Sequence& sequence, const rl_sampling& s) {
     std::map<int32_t, float> values;
     for (size_t i = 0; i < s.bias_count; i++)
-        if (!values.emplace(s.bias_ids[i], s.bias_values[i]).second) refuse("bias_ids", "id " + std::to_string(s.bias_ids[i]) + " is given twice");
+        if (!values.emplace(s.bias_ids[i], s.bias_values[i]).second)
+            refuse("bias_ids", "id " + std::to_string(s.bias_ids[i]) + " is given twice");
     for (const auto& [id, value] : values) {
         sequence.bias_ids.push_back(id);
         sequence.bias_values.push_back(value);
@@ -75,15 +80,19 @@ void keep_history(Sequence& sequence, const rl_sampling& s) {
 
 }  // namespace
 
-std::shared_ptr<Sequence> make_sequence(const int32_t* ids, size_t count, const rl_sampling& s, const ModelLimits& limits) {
+std::shared_ptr<Sequence> make_sequence(const int32_t* ids, size_t count, const rl_sampling& s,
+                                        const ModelLimits& limits) {
     if (count == 0) refuse("ids", "the prompt has no tokens");
     ids_known("ids", ids, count, limits.vocab);
     check(s, limits.vocab);
     const int64_t wanted = s.max_tokens > 0 ? s.max_tokens : std::max(1, s.min_tokens);
     if (count > (size_t)limits.max_length || (int64_t)count + wanted > limits.max_length)
-        throw Failure(RL_ERROR_CAPACITY, "A prompt of " + std::to_string(count) + " tokens with an answer of " + std::to_string(wanted) + " needs " +
-                                             std::to_string(count + (size_t)wanted) + " tokens, " + std::to_string(limits.max_length) +
-                                             " are available. Shorten the prompt, lower max_tokens, or open with a larger max_length or cache_tokens.");
+        throw Failure(RL_ERROR_CAPACITY, "A prompt of " + std::to_string(count) + " tokens with an answer of " +
+                                             std::to_string(wanted) + " needs " +
+                                             std::to_string(count + (size_t)wanted) + " tokens, " +
+                                             std::to_string(limits.max_length) +
+                                             " are available. Shorten the prompt, lower max_tokens, or open with a "
+                                             "larger max_length or cache_tokens.");
     auto sequence = std::make_shared<Sequence>();
     sequence->ids.assign(ids, ids + count);
     sequence->prompt = (int64_t)count;
@@ -108,8 +117,10 @@ SampleRow sample_row(const Sequence& q, const float* logits, int vocab) {
     row.temperature = s.temperature, row.top_p = s.top_p, row.min_p = s.min_p, row.top_k = s.top_k;
     row.repetition = s.repetition_penalty, row.presence = s.presence_penalty, row.frequency = s.frequency_penalty;
     row.seed = s.seed, row.sample_index = s.sample_index, row.position = (int32_t)q.length();
-    row.hist_ids = q.history_ids.data(), row.hist_counts = q.history_counts.data(), row.hist = (int)q.history_ids.size();
-    row.bias_ids = biased.data(), row.bias_values = (banned ? q.banned_values : q.bias_values).data(), row.biases = (int)biased.size();
+    row.hist_ids = q.history_ids.data(), row.hist_counts = q.history_counts.data(),
+    row.hist = (int)q.history_ids.size();
+    row.bias_ids = biased.data(), row.bias_values = (banned ? q.banned_values : q.bias_values).data(),
+    row.biases = (int)biased.size();
     row.logprobs = s.logprobs ? 0 : -1;
     row.id = -1;
     return row;

@@ -16,7 +16,8 @@ struct ModelLimits {
 };
 
 // A sequence of copies. Throws Failure: something that cannot be used, or never fits.
-std::shared_ptr<Sequence> make_sequence(const int32_t* ids, size_t count, const rl_sampling& sampling, const ModelLimits& limits);
+std::shared_ptr<Sequence> make_sequence(const int32_t* ids, size_t count, const rl_sampling& sampling,
+                                        const ModelLimits& limits);
 
 // What the core needs to choose a sequence's next id; points into the sequence.
 SampleRow sample_row(const Sequence& sequence, const float* logits, int vocab);

@@ -49,8 +49,8 @@ bool Scheduler::plan_chunk(StepPlan& plan, const std::shared_ptr<Sequence>& sequ
     return count == pending;
 }
 
-// Gives pages to waiting sequences in order, until something is short; nobody overtakes the first. A page for each running
-// sequence stays free: without it a new one would be pre-empted at once.
+// Gives pages to waiting sequences in order, until something is short; nobody overtakes the first. A page for each
+// running sequence stays free: without it a new one would be pre-empted at once.
 void Scheduler::admit(StepPlan& plan) {
     while (!waiting_.empty() && (int64_t)running_.size() < limits_.sequences && plan.tokens < limits_.tokens) {
         const std::shared_ptr<Sequence> sequence = waiting_.front();
@@ -103,8 +103,10 @@ void Scheduler::commit(const StepPlan& plan, const std::vector<int32_t>& ids) {
             s.history_counts[place->second]++;
         }
         const bool stops = std::binary_search(s.stops.begin(), s.stops.end(), ids[i]);
-        if (stops && s.generated() >= s.sampling.min_tokens) s.finish = RL_STOP;
-        else if (s.length() >= s.end) s.finish = RL_LENGTH;
+        if (stops && s.generated() >= s.sampling.min_tokens)
+            s.finish = RL_STOP;
+        else if (s.length() >= s.end)
+            s.finish = RL_LENGTH;
     }
     leave();
 }
@@ -130,8 +132,10 @@ std::shared_ptr<Sequence> Scheduler::end(rl_request request, rl_finish why) {
 void Scheduler::leave() {
     auto kept = running_.begin();
     for (auto& sequence : running_) {
-        if (sequence->finish != RL_RUNNING) release(*sequence);
-        else *kept++ = std::move(sequence);
+        if (sequence->finish != RL_RUNNING)
+            release(*sequence);
+        else
+            *kept++ = std::move(sequence);
     }
     running_.erase(kept, running_.end());
 }

@@ -1,8 +1,8 @@
 // Continuous batching: which tokens of which sequences the next step computes (the policy of engine/scheduler.py).
 //
-// Decodes first, oldest first; then prompt chunks up to the token budget; then new requests, first come first served. When
-// pages run out, the youngest sequence gives all of its pages back and is computed again later, so the oldest always
-// advances and every request ends. Nothing here but integers.
+// Decodes first, oldest first; then prompt chunks up to the token budget; then new requests, first come first served.
+// When pages run out, the youngest sequence gives all of its pages back and is computed again later, so the oldest
+// always advances and every request ends. Nothing here but integers.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -22,10 +22,10 @@ constexpr int32_t kFailed = -1;     // in place of a sampled id: the sequence en
 // An answer in the making: what was asked for, checked and copied, and how far it is.
 struct Sequence {
     rl_request request = 0;
-    std::vector<int32_t> ids;    // prompt, then answer
+    std::vector<int32_t> ids;     // prompt, then answer
     int64_t prompt = 0, end = 0;  // lengths: of the prompt, of the longest allowed
-    rl_sampling sampling{};      // its pointers are not used
-    std::vector<int32_t> stops;  // sorted
+    rl_sampling sampling{};       // its pointers are not used
+    std::vector<int32_t> stops;   // sorted
     // Sorted by id; `banned` is for the first min_tokens.
     std::vector<int32_t> bias_ids, banned_ids;
     std::vector<float> bias_values, banned_values;
@@ -54,7 +54,7 @@ struct StepPlan {
 };
 
 class Scheduler {
-   public:
+  public:
     explicit Scheduler(const StepLimits& limits);
     void submit(std::shared_ptr<Sequence> sequence) { waiting_.push_back(std::move(sequence)); }
     StepPlan schedule();  // empty when nothing can run
@@ -64,7 +64,7 @@ class Scheduler {
     std::shared_ptr<Sequence> end(rl_request request, rl_finish why);
     bool idle() const { return running_.empty() && waiting_.empty(); }
 
-   private:
+  private:
     void add(StepPlan& plan, const std::shared_ptr<Sequence>& sequence, int64_t count) const;
     bool plan_chunk(StepPlan& plan, const std::shared_ptr<Sequence>& sequence) const;
     bool grow(Sequence& sequence, int64_t length);

@@ -65,7 +65,8 @@ std::string sentence_piece(const std::string& token) {
 
 Vocabulary::Vocabulary(const std::string& file) {
     const size_t start = kMagicBytes + 4;
-    if (file.size() < start || file.compare(0, kMagicBytes, kMagic) != 0) throw std::invalid_argument("it does not begin with RLTOK1");
+    if (file.size() < start || file.compare(0, kMagicBytes, kMagic) != 0)
+        throw std::invalid_argument("it does not begin with RLTOK1");
     uint32_t length;
     std::memcpy(&length, file.data() + kMagicBytes, 4);
     if (length > file.size() - start) throw std::invalid_argument("it is too short");

@@ -7,7 +7,7 @@
 namespace roofline {
 
 class Vocabulary {
-   public:
+  public:
     // Throws std::invalid_argument: damaged.
     explicit Vocabulary(const std::string& file);
     // Adds the bytes of an id; none for a special one, or one that no token has.
@@ -15,7 +15,7 @@ class Vocabulary {
         if ((size_t)id < bytes_.size()) out += bytes_[(size_t)id];
     }
 
-   private:
+  private:
     std::vector<std::string> bytes_;
 };
 

@@ -1,7 +1,11 @@
 """Models and a cache of their own for this folder's tests."""
 
+import shutil
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -9,6 +13,11 @@ pytest.importorskip("roofline._native", reason="the C++ core is not built")
 sys.path.insert(0, str(Path(__file__).parent))  # bundle_models
 
 from bundle_models import write_model
+
+if TYPE_CHECKING:
+    from library_binding import Library
+
+    from roofline.backends.cpu.library import LibraryFiles
 
 
 @pytest.fixture
@@ -29,3 +38,44 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ROOFLINE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("ROOFLINE_BUNDLES", "on")
     return tmp_path / "home"
+
+
+@pytest.fixture(scope="session")
+def files() -> "LibraryFiles":
+    from roofline.backends.cpu.library import library_files
+    from roofline.common.errors import UnsupportedError
+
+    try:
+        return library_files()
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def library(files: "LibraryFiles") -> "Library":
+    from library_binding import Library
+
+    return Library(files.library)
+
+
+@pytest.fixture(scope="session")
+def compiled(files: "LibraryFiles", tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """compiled(C program) -> an executable, as `roofline lib --flags` would have it made."""
+    if shutil.which("gcc") is None:
+        pytest.skip("there is no gcc")
+    folder = tmp_path_factory.mktemp("c")
+
+    def make(source: str) -> Path:
+        program = folder / f"program{len(list(folder.iterdir()))}"
+        program.with_suffix(".c").write_text(source)
+        strict = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+        linked = [f"-I{files.include}", f"-L{files.library.parent}", "-lroofline", f"-Wl,-rpath,{files.library.parent}"]
+        made = subprocess.run(
+            ["gcc", *strict, str(program.with_suffix(".c")), *linked, "-o", str(program)],
+            capture_output=True,
+            text=True,
+        )
+        assert made.returncode == 0, made.stderr
+        return program
+
+    return make

@@ -14,6 +14,7 @@ from roofline.cli import (
     compile,
     doctor,
     generate,
+    lib,
     list_models,
     profile,
     pull,
@@ -86,6 +87,7 @@ app.command("pull")(pull.command)
 app.command("list")(list_models.command)
 app.command("rm")(remove.command)
 app.command("compile")(compile.command)
+app.command("lib")(lib.command)
 app.command("show")(show.command)
 app.command("generate")(generate.command)
 app.command("chat")(chat.command)
