@@ -328,6 +328,7 @@ def test_a_bundle_without_a_tokenizer(library: Library, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="there is no cmake")
 def test_it_is_built_and_installed_without_python(bundle: Path, tmp_path: Path) -> None:
     build, prefix = tmp_path / "build", tmp_path / "prefix"
