@@ -27,7 +27,7 @@ CONFIG: dict[str, Any] = {
 
 
 def byte_alphabet() -> list[str]:
-    from roofline.text.tokenizer import byte_alphabet as alphabet
+    from roofline.text.vocabulary import byte_alphabet as alphabet
 
     return [character for character, _ in sorted(alphabet().items(), key=lambda pair: pair[1])]
 

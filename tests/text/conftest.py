@@ -11,7 +11,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from roofline.text.from_gguf import from_gguf
 from roofline.text.from_json import from_json
-from roofline.text.tokenizer import Tokenizer, byte_alphabet
+from roofline.text.tokenizer import Tokenizer
+from roofline.text.vocabulary import byte_alphabet
 
 sys.path.insert(0, str(Path(__file__).parent))  # test folders are no packages, and text_samples lies beside the tests
 

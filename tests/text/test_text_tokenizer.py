@@ -15,8 +15,8 @@ from roofline.common.errors import ConfigError, RequestError, UnsupportedError
 from roofline.text.from_gguf import from_gguf
 from roofline.text.from_json import from_json
 from roofline.text.pretokenizers import PATTERNS, byte_level_pipeline
-from roofline.text.tokenizer import Tokenizer, byte_alphabet
-from roofline.text.vocabulary import AddedToken, Vocabulary
+from roofline.text.tokenizer import Tokenizer
+from roofline.text.vocabulary import AddedToken, Vocabulary, byte_alphabet
 
 # SmolLM2's vocabulary has no token for these bytes; like transformers, we encode them as nothing. (It also lacks
 # 0xF1 and 0xF2, which begin planes of Unicode that hold no characters yet.)

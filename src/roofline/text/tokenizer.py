@@ -3,24 +3,18 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
-
-import tokenizers
+from typing import TYPE_CHECKING, Any
 
 from roofline.common.errors import RequestError
-from roofline.text.vocabulary import AddedToken, Vocabulary
+from roofline.text.vocabulary import AddedToken, Vocabulary, byte_alphabet
+
+if TYPE_CHECKING:
+    import tokenizers
+
+    from roofline.text.quick import QuickEncoder
 
 SPACE = "▁"  # SentencePiece's visible space
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-
-def byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable spelling of the 256 bytes: character -> byte (Radford et al. 2019, released encoder)."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    alphabet = {chr(byte): byte for byte in printable}
-    hidden = (byte for byte in range(256) if byte not in printable)
-    alphabet.update({chr(0x100 + i): byte for i, byte in enumerate(hidden)})
-    return alphabet
 
 
 class Tokenizer:
@@ -35,8 +29,10 @@ class Tokenizer:
         add_bos: whether ``encode(add_special=True)`` begins with `bos_id`.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, quick: "QuickEncoder | None" = None) -> None:
+        """quick: encodes short texts until the library's tables are built; they are then built when first needed."""
         self.vocabulary = vocabulary
+        self._quick = quick
         self.vocab_size = vocabulary.size
         self.bos_id, self.eos_ids = vocabulary.bos_id, vocabulary.eos_ids
         self.add_bos = vocabulary.bos_id is not None and vocabulary.bos_id in vocabulary.prefix
@@ -45,20 +41,24 @@ class Tokenizer:
         self._added = {token.id: token for token in vocabulary.added}
         self._alphabet = byte_alphabet()
         self._bytes: dict[int, bytes] = {}
-        model = vocabulary.build_model()
-        # Two views of one model, since the library's switch for special tokens is no argument but a property.
-        self._parsing = vocabulary.assemble(model, vocabulary.pipeline)
-        self._plain = vocabulary.assemble(model, vocabulary.pipeline)
-        self._plain.encode_special_tokens = True
+        self._ordinary = [token.content for token in vocabulary.added if not token.special]
+        if quick is None:
+            self.complete()
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> "Tokenizer":
         """Reads the fast form that `to_bytes` wrote. Raises ConfigError when it is damaged."""
-        return cls(Vocabulary.from_bytes(data))
+        from roofline.text.stored import from_bytes
+
+        return cls(*from_bytes(data))
 
     def to_bytes(self) -> bytes:
         """The fast form, for a bundle."""
         return self.vocabulary.to_bytes()
+
+    def complete(self) -> None:
+        """Build the library's tables now (tens of milliseconds), so that no later call has to."""
+        _ = self._views
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool = False) -> list[int]:
         """The ids of `text`.
@@ -69,7 +69,11 @@ class Tokenizer:
         Raises:
             RequestError: the text holds half a surrogate pair, which no encoding can carry.
         """
-        ids = self._encode(self._parsing, text) if parse_special else self._encode_plain(self._plain, text)
+        quick = None if parse_special else self._quick_plain(text)
+        if quick is not None:
+            ids = quick
+        else:
+            ids = self._encode(self._parsing, text) if parse_special else self._encode_plain(self._plain, text)
         return [*self.vocabulary.prefix, *ids, *self.vocabulary.suffix] if add_special else ids
 
     def encode_marked(self, text: str, trusted: bytes) -> list[int]:
@@ -79,6 +83,9 @@ class Tokenizer:
             trusted: one byte a character, 1 where the character may be part of a special token.
         """
         found = list(self._special_pattern.finditer(text))
+        quick = self._quick_marked(text, trusted, found)
+        if quick is not None:
+            return quick
         if all(0 not in trusted[match.start() : match.end()] for match in found):
             parsed = self._encode(self._parsing, text)
             wanted = [self._specials[match[0]].id for match in found]
@@ -123,7 +130,47 @@ class Tokenizer:
         byte = _BYTE_TOKEN.fullmatch(token)
         return bytes([int(byte[1], 16)]) if byte else token.replace(SPACE, " ").encode("utf-8")
 
-    def _encode(self, view: tokenizers.Tokenizer, text: str) -> list[int]:
+    @cached_property
+    def _views(self) -> "tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]":
+        """Two views of one model, since the library's switch for special tokens is no argument but a property."""
+        model = self.vocabulary.build_model()
+        parsing, plain = (self.vocabulary.assemble(model, self.vocabulary.pipeline) for _ in range(2))
+        plain.encode_special_tokens = True
+        self._quick = None
+        return parsing, plain
+
+    @property
+    def _parsing(self) -> "tokenizers.Tokenizer":
+        return self._views[0]
+
+    @property
+    def _plain(self) -> "tokenizers.Tokenizer":
+        return self._views[1]
+
+    def _quick_plain(self, text: str) -> list[int] | None:
+        """Ids of a text in which nothing is special, None where the library must say."""
+        quick = self._quick
+        if quick is None or any(content in text for content in self._ordinary):
+            return None
+        ids = quick.encode(text)
+        return ids if ids is not None and self.special_ids.isdisjoint(ids) else None
+
+    def _quick_marked(self, text: str, trusted: bytes, found: list[re.Match[str]]) -> list[int] | None:
+        """`encode_marked` where every special token in the text counts, piece by piece between them."""
+        if self._quick is None or any(0 in trusted[match.start() : match.end()] for match in found):
+            return None
+        ids: list[int] = []
+        at = 0
+        for match in found:
+            piece = self._quick_plain(text[at : match.start()])
+            if piece is None:
+                return None
+            ids += [*piece, self._specials[match[0]].id]
+            at = match.end()
+        piece = self._quick_plain(text[at:])
+        return None if piece is None else ids + piece
+
+    def _encode(self, view: "tokenizers.Tokenizer", text: str) -> list[int]:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -131,7 +178,7 @@ class Tokenizer:
         # str(): the library would take a subclass apart differently
         return view.encode(str.__str__(text), add_special_tokens=False).ids
 
-    def _encode_plain(self, view: tokenizers.Tokenizer, text: str) -> list[int]:
+    def _encode_plain(self, view: "tokenizers.Tokenizer", text: str) -> list[int]:
         """Ids without special ones, even of a vocabulary whose merges spell a special token."""
         ids = self._encode(view, text)
         if self.special_ids.isdisjoint(ids):
@@ -157,7 +204,7 @@ class Tokenizer:
         return re.compile("|".join(map(re.escape, contents)) if contents else r"(?!)")
 
     @cached_property
-    def _continuing(self) -> tokenizers.Tokenizer:
+    def _continuing(self) -> "tokenizers.Tokenizer":
         """`_plain` for text that is not the beginning: a Metaspace that prefixes only the first piece prefixes none."""
         view = self.vocabulary.assemble(self._plain.model, _never_first(self.vocabulary.pipeline))
         view.encode_special_tokens = True

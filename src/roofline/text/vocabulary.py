@@ -1,22 +1,19 @@
-"""What a tokenizer is made of, as plain data, and its fast form on disk."""
+"""What a tokenizer is made of, as plain data."""
 
 import gc
 import json
-import struct
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Literal
-
-import tokenizers
-from tokenizers import models
+from typing import TYPE_CHECKING, Any, Literal
 
 from roofline.common.errors import ConfigError
 
-_MAGIC = b"RLTOK1\n"
-_SECTIONS = ("tokens", "lefts", "rights")
+if TYPE_CHECKING:
+    import tokenizers
+    from tokenizers import models
+
 # tokenizer.json with nothing in it: the pipeline is parsed by the library, the model is set afterwards (5x faster)
 _SKELETON = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
 
@@ -78,8 +75,10 @@ class Vocabulary:
                 return token.content
         return (self.tokens[token_id] or None) if 0 <= token_id < len(self.tokens) else None
 
-    def build_model(self) -> models.Model:
+    def build_model(self) -> "models.Model":
         """The library's model. Raises ConfigError when vocabulary and merges do not fit together."""
+        from tokenizers import models
+
         with _no_garbage_collection():  # 100,000 fresh tuples would set it off dozens of times
             try:
                 if self.model == "Unigram":
@@ -91,11 +90,13 @@ class Vocabulary:
             except Exception as error:  # the library raises bare Exceptions
                 raise ConfigError(f"the tokenizer's vocabulary and merges do not fit together: {error}") from error
 
-    def assemble(self, model: models.Model, pipeline: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    def assemble(self, model: "models.Model", pipeline: Mapping[str, Any]) -> "tokenizers.Tokenizer":
         """A tokenizer of the library around `model`, which several tokenizers share (the library counts references).
 
         Raises ConfigError when the pipeline is not understood, or an added token cannot get its id.
         """
+        import tokenizers
+
         try:
             built = tokenizers.Tokenizer.from_str(json.dumps({**_SKELETON, **pipeline}))
         except Exception as error:
@@ -113,53 +114,31 @@ class Vocabulary:
         return built
 
     def to_bytes(self) -> bytes:
-        """The fast form: header, then tokens and merges as separated text. Read back by `from_bytes`."""
-        texts = {name: list(getattr(self, name)) for name in _SECTIONS}
-        used = set().union(*(map(set, texts["tokens"]))) if texts["tokens"] else set()
-        separator = next(chr(c) for c in range(0x110000) if chr(c) not in used)
-        sections = [separator.join(texts[name]).encode("utf-8") for name in _SECTIONS]
-        sections.append(array("d", self.scores).tobytes())
-        header = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in (*_SECTIONS, "scores", "added")}
-        header["added"] = [asdict(token) for token in self.added]
-        header["separator"] = separator
-        header["counts"] = [len(texts[name]) for name in _SECTIONS]
-        header["bytes"] = [len(section) for section in sections]
-        packed = json.dumps(header).encode("utf-8")
-        return b"".join([_MAGIC, struct.pack("<I", len(packed)), packed, *sections])
+        """The fast form (stored.py)."""
+        from roofline.text.stored import to_bytes
+
+        return to_bytes(self)
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> "Vocabulary":
         """Reads what `to_bytes` wrote. Raises ConfigError on anything else."""
-        data = memoryview(data)
-        if bytes(data[: len(_MAGIC)]) != _MAGIC:
-            raise ConfigError("not a stored tokenizer: it does not begin with RLTOK1")
-        try:
-            at = len(_MAGIC) + 4
-            (length,) = struct.unpack("<I", data[len(_MAGIC) : at])
-            header = json.loads(bytes(data[at : at + length]))
-            at += length
-            separator, counts = header.pop("separator"), header.pop("counts")
-            sizes = header.pop("bytes")
-            if at + sum(sizes) != len(data):
-                raise ValueError(f"{len(data)} bytes instead of {at + sum(sizes)}")
-            sections = []
-            for size in sizes:
-                sections.append(data[at : at + size])
-                at += size
-            for name, count, section in zip(_SECTIONS, counts, sections, strict=False):
-                header[name] = str(section, "utf-8").split(separator) if count else []
-                if len(header[name]) != count:
-                    raise ValueError(f"{name} has {len(header[name])} entries instead of {count}")
-            header["scores"] = array("d", bytes(sections[-1]))
-            header["added"] = [AddedToken(**token) for token in header["added"]]
-            for name in ("eos_ids", "prefix", "suffix"):
-                header[name] = tuple(header[name])
-            return cls(**header)
-        except (ValueError, TypeError, KeyError, struct.error) as error:
-            raise ConfigError(f"the stored tokenizer is damaged: {error}") from error
+        from roofline.text.stored import from_bytes
+
+        return from_bytes(data)[0]
 
 
-def _library_token(token: AddedToken) -> tokenizers.AddedToken:
+def byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable spelling of the 256 bytes: character -> byte (Radford et al. 2019, released encoder)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(byte): byte for byte in printable}
+    hidden = (byte for byte in range(256) if byte not in printable)
+    alphabet.update({chr(0x100 + i): byte for i, byte in enumerate(hidden)})
+    return alphabet
+
+
+def _library_token(token: AddedToken) -> "tokenizers.AddedToken":
+    import tokenizers
+
     return tokenizers.AddedToken(
         token.content,
         special=token.special,
