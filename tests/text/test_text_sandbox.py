@@ -193,7 +193,7 @@ def test_values_that_are_no_json_are_refused(bad: Any) -> None:
 @pytest.mark.parametrize("name", ["messages", "bos_token", "range", "raise_exception"])
 def test_variables_of_a_request_cannot_replace_ours(name: str) -> None:
     with pytest.raises(RequestError) as caught:
-        template(None)._render(MESSAGES[0], None, True, {name: "x"})
+        template(None)._rendering.render(MESSAGES[0], None, True, {name: "x"})
     assert caught.value.param == name
 
 

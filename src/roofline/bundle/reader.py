@@ -53,7 +53,7 @@ class Bundle:
         from roofline.text.tokenizer import Tokenizer
 
         source = self.read(names.TEMPLATE).decode() if names.TEMPLATE in self.manifest.files else None
-        tokens = {name: self.manifest.generation[name] for name in ("bos_token", "eos_token")}
+        tokens = {name: self.manifest.generation[name] for name in ("bos_token", "eos_token", "outline")}
         return Tokenizer.from_bytes(self.read(names.TOKENIZER)), ChatTemplate(source, **tokens)
 
     def samples(self) -> "list[Sample]":
