@@ -4,8 +4,8 @@ import hashlib
 import sys
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,6 @@ from roofline.bundle.reader import is_bundle, open_bundle
 from roofline.common import extensions, log
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
 from roofline.common.units import human_bytes
-from roofline.models.config import ModelConfig
 from roofline.ops.batch import PAGE_TOKENS, BatchLimits
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from roofline.backends.cpu.select import Choice
     from roofline.bundle.reader import Bundle
     from roofline.bundle.writer import Written
+    from roofline.models.config import ModelConfig
     from roofline.text.template import ChatTemplate
     from roofline.text.tokenizer import Tokenizer
     from roofline.weights.checkpoint import Checkpoint
@@ -37,18 +37,25 @@ Progress = Callable[[str, int, int | None], None]  # see weights.sources.pull
 class LoadedModel:
     """A model ready to run.
 
-    config: the canonical configuration; executable: see backends.base; tokenizer, chat_template: None when loaded with
+    settings: the fields of `config`; executable: see backends.base; tokenizer, chat_template: None when loaded with
     text=False; notes: what was chosen automatically, and why; load_seconds: from call to ready.
     """
 
     name: str
     path: Path
-    config: "ModelConfig"
+    settings: Mapping[str, Any]
     executable: "Executable"
     tokenizer: "Tokenizer | None"
     chat_template: "ChatTemplate | None"
     notes: Mapping[str, str]
     load_seconds: float
+
+    @cached_property
+    def config(self) -> "ModelConfig":
+        """The canonical configuration."""
+        from roofline.models.config import ModelConfig
+
+        return ModelConfig.of(self.settings)
 
 
 def load(
@@ -94,35 +101,37 @@ def load(
     path, bundle, checkpoint = _open(source, backend, weights, progress)
     if bundle is not None:
         mapping = bundle.map()  # read by a thread of its own during all that follows
-        config = ModelConfig.of(bundle.manifest.config)
+        settings = bundle.manifest.config
     else:
         assert checkpoint is not None, "without a bundle there is a checkpoint"
-        config = ModelConfig.of(checkpoint.model_config()[1])
-    pages, longest = _cache_size(config, cache_tokens, max_model_len)
+        settings = checkpoint.model_config()[1]
+    pages, longest = _cache_size(settings, cache_tokens, max_model_len)
     limits = BatchLimits(
         tokens=max(max_batch_tokens, max_running),
         segments=max_running,
         rows=max_running + min(max_running * draft_tokens, MOST_DRAFTED),
         pages=max_running * -(-longest // PAGE_TOKENS),
     )
-    tokenizer = template = None
-    with ThreadPoolExecutor(1) as beside:
-        if bundle is not None:
-            if text:
-                words = beside.submit(bundle.text)
-            executable, notes = _cpu_bundle(bundle, mapping, limits, pages, longest, threads, isa, verify, tuned)
-        else:
-            assert checkpoint is not None, "without a bundle there is a checkpoint"
-            if text:
-                words = beside.submit(load_text, checkpoint)
+    if bundle is not None:
+        words: tuple[Tokenizer | None, ChatTemplate | None] = bundle.text() if text else (None, None)
+        executable, notes = _cpu_bundle(bundle, mapping, limits, pages, longest, threads, isa, verify, tuned)
+    else:
+        from concurrent.futures import ThreadPoolExecutor
+
+        from roofline.models.config import ModelConfig
+
+        assert checkpoint is not None, "without a bundle there is a checkpoint"
+        with ThreadPoolExecutor(1) as beside:
+            reading = beside.submit(load_text, checkpoint) if text else None
             make = _cpu if backend == "cpu" else _reference
+            config = ModelConfig.of(settings)
             executable, notes = make(checkpoint, config, limits, pages, longest, threads, isa, verify, tuned)
-        if text:
-            tokenizer, template = words.result()
+            words = reading.result() if reading is not None else (None, None)
     name = source if weights is None else f"{source}+{weights}"
     seconds = time.perf_counter() - start
     log.get("bundle").info("%s ready in %.2f s: %s", name, seconds, "; ".join(f"{k}: {v}" for k, v in notes.items()))
-    return LoadedModel(name, path, config, executable, tokenizer, template, notes, seconds)
+    tokenizer, template = words
+    return LoadedModel(name, path, settings, executable, tokenizer, template, notes, seconds)
 
 
 def compile_model(source: str, out: Path, *, threads: int | None = None, progress: Progress | None = None) -> "Written":
@@ -216,9 +225,9 @@ def _open(
     source: str, backend: str, weights: str | None, progress: Progress | None
 ) -> "tuple[Path, Bundle | None, Checkpoint | None]":
     """The source's path, and either its bundle or its checkpoint."""
-    extensions.load()
     path = Path(source)
     if not is_bundle(path):
+        extensions.load()
         from roofline.weights import sources
 
         path = sources.resolve(source, fetch=progress is not None, progress=progress)
@@ -256,10 +265,10 @@ def _cached(path: Path, name: str) -> "Bundle | None":
         return None
 
 
-def _cache_size(config: ModelConfig, cache_tokens: int | None, max_model_len: int | None) -> tuple[int, int]:
+def _cache_size(settings: Mapping[str, Any], cache_tokens: int | None, max_model_len: int | None) -> tuple[int, int]:
     """(pages of the KV cache, longest context)."""
-    longest = _max_context(config, max_model_len)
-    pages = _pages(config, cache_tokens)
+    longest = _max_context(settings["max_position"], max_model_len)
+    pages = _pages(settings, cache_tokens)
     longest = min(longest, pages * PAGE_TOKENS) if max_model_len is None else longest
     if pages * PAGE_TOKENS < longest:
         remedy = "Raise cache_tokens or lower max_model_len."
@@ -267,19 +276,19 @@ def _cache_size(config: ModelConfig, cache_tokens: int | None, max_model_len: in
     return pages, longest
 
 
-def _max_context(config: "ModelConfig", wanted: int | None) -> int:
+def _max_context(positions: int, wanted: int | None) -> int:
     if wanted is None:
-        return config.max_position
-    if not 1 <= wanted <= config.max_position:
-        raise ConfigError(f"max_model_len={wanted} is not between 1 and the model's {config.max_position} positions")
+        return positions
+    if not 1 <= wanted <= positions:
+        raise ConfigError(f"max_model_len={wanted} is not between 1 and the model's {positions} positions")
     return wanted
 
 
-def _pages(config: "ModelConfig", wanted: int | None) -> int:
+def _pages(settings: Mapping[str, Any], wanted: int | None) -> int:
     """KV pages: as asked, or DEFAULT_CACHE_TOKENS within a quarter of the free memory."""
     from roofline.hardware.detect import detect
 
-    token_bytes = 2 * 2 * config.layers * config.kv_heads * config.head_dim
+    token_bytes = 2 * 2 * settings["layers"] * settings["kv_heads"] * settings["head_dim"]
     free = detect().memory_available or 1 << 62
     if wanted is not None:
         if wanted < PAGE_TOKENS:
@@ -362,6 +371,8 @@ def _cpu(
     verify: bool,
     tuned: bool,
 ) -> "tuple[Executable, Mapping[str, str]]":
+    from concurrent.futures import ThreadPoolExecutor
+
     from roofline.backends.cpu.executable import CpuExecutable
     from roofline.backends.cpu.select import choose_isa, choose_threads
     from roofline.backends.cpu.truth import check_kernels

@@ -26,6 +26,8 @@ def run(words: Sequence[str]) -> int | None:
         return None
     from roofline.common import log
 
+    # Before numpy is imported: its BLAS, which we never call, would start threads that spin beside our own.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         log.configure()
         command(**values)

@@ -19,6 +19,12 @@ def prepare(model: str, threads: int | None = None, isa: str | None = None) -> N
 
 def pulled(model: str) -> None:
     """Pull the model unless it is here. Says so on stderr."""
+    from pathlib import Path
+
+    from roofline.bundle.reader import is_bundle
+
+    if is_bundle(Path(model)):
+        return
     from roofline.weights import sources
 
     said: set[str] = set()

@@ -1,6 +1,5 @@
 """LLM: a model for Python programs. Strings or messages in, text out; the engine runs in this process."""
 
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from roofline.common.errors import RooflineError
 from roofline.engine.config import EngineConfig
 from roofline.engine.events import Event, FinishReason, TokenLogprob, Usage
 from roofline.engine.interrupts import deferred
-from roofline.engine.local import LocalEngine
+from roofline.engine.local import LocalEngine, unique_name
 from roofline.engine.params import SamplingParams, invalid
 from roofline.engine.stats import EngineStats
 
@@ -233,7 +232,7 @@ class LLM:
             self._drop(group)
 
     def _submit(self, ids: list[int], params: SamplingParams, at_start: bool) -> "list[_Collector]":
-        request_id = uuid.uuid4().hex
+        request_id = unique_name()
         self.engine.submit(ids, params, eos_ids=self.tokenizer.eos_ids, request_id=request_id)
         group = [_Collector(self.tokenizer, request_id, index, params, at_start) for index in range(params.n)]
         self._open |= {(request_id, collector.index): collector for collector in group}

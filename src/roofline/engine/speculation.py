@@ -8,7 +8,6 @@ distribution). What remains is a question of time, answered here from measured s
 
 from collections import deque
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Protocol
 
 from roofline.backends.base import Clock
@@ -64,6 +63,8 @@ class StepTimes:
         plain = self._plain.get(sequences)
         if not plain or self._since_plain[sequences] >= REFRESH:
             return None
+        from statistics import median  # here: a process that does not speculate starts without it
+
         base, verify = median(plain), self._verify.get(sequences)
         if not verify or base <= 0.0:
             return GUESSED_PRICE

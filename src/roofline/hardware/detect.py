@@ -5,7 +5,6 @@ Everything is read from /proc and /sys at the moment of the call; a file that is
 
 import hashlib
 import os
-import platform
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +58,7 @@ class Machine:
 def detect(root: Path = Path("/")) -> Machine:
     """Describe this machine. `root` is where /proc and /sys are looked for (tests give a made-up tree)."""
     info = _cpuinfo(root)
-    arch = platform.machine()
+    arch = os.uname().machine
     online = os.cpu_count() or 1
     allowed, quota = cores_allowed(), cpu_quota(root)
     limit = memory_limit(root)
@@ -74,7 +73,7 @@ def detect(root: Path = Path("/")) -> Machine:
     balancing = _text(root / "proc/sys/kernel/numa_balancing")
     flags = set((info.get("flags") or info.get("Features") or "").split())
     machine = Machine(
-        chip=info.get("model name") or info.get("CPU part") or platform.processor() or "unknown",
+        chip=info.get("model name") or info.get("CPU part") or "unknown",
         vendor=info.get("vendor_id") or info.get("CPU implementer") or "unknown",
         arch=arch,
         isas=tuple(isa for isa, needs in ISA_NEEDS.items() if needs <= flags),

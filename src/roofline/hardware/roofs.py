@@ -6,7 +6,6 @@ Backends measure (`backends/cpu/roofs.py`); this room owns what is measured and 
 import json
 import math
 import os
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -75,6 +74,8 @@ def load(fingerprint: str, threads: int, isa: str) -> Roofs | None:
 
 def store(roofs: Roofs, fingerprint: str) -> Path:
     """Keep `roofs`; the file appears whole or not at all. Returns its path."""
+    import tempfile
+
     target = path(fingerprint, roofs.threads, roofs.isa)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=target.parent, suffix=".part", delete=False) as file:

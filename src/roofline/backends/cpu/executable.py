@@ -1,7 +1,7 @@
 """A Program on the C++ core: packed weights, cache and arena in huge pages, one native call a step."""
 
 import hashlib
-import platform
+import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import cached_property
@@ -243,5 +243,5 @@ class CpuExecutable:
 def _fingerprint(identity: Identity, isa: str) -> str:
     """Same fingerprint: same logit bits. Weights, program with its orders, core, compiler and chip go in."""
     hashes = identity.weights_hash, identity.program_hash
-    parts = (*hashes, "cpu", platform.machine(), isa, _native.build_id(), "kv:bf16", "tp:1")
+    parts = (*hashes, "cpu", os.uname().machine, isa, _native.build_id(), "kv:bf16", "tp:1")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

@@ -2,16 +2,17 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from roofline.backends.cpu.layout import Layout, piece_bytes
 from roofline.common import log
 from roofline.common.errors import ConfigError, UnsupportedError
-from roofline.ops import formats
-from roofline.ops.rope_tables import RopeTable, cos_sin
-from roofline.program.ir import Piece, Program
+
+if TYPE_CHECKING:
+    from roofline.backends.cpu.layout import Layout
+    from roofline.ops.rope_tables import RopeTable
+    from roofline.program.ir import Piece, Program
 
 HUGE_SHARE = 0.9  # of the file on huge pages; with less it is copied
 
@@ -32,7 +33,7 @@ class Image(Protocol):
     def address(self) -> int: ...
 
 
-def pack_image(program: Program, layout: Layout, source: Source, threads: int) -> Image:
+def pack_image(program: "Program", layout: "Layout", source: Source, threads: int) -> Image:
     """The image of a Program's weights in anonymous huge pages."""
     from roofline import _native
 
@@ -43,12 +44,14 @@ def pack_image(program: Program, layout: Layout, source: Source, threads: int) -
     return memory
 
 
-def image_parts(program: Program, layout: Layout, source: Source, threads: int) -> Iterator[tuple[int, int, Any]]:
+def image_parts(program: "Program", layout: "Layout", source: Source, threads: int) -> Iterator[tuple[int, int, Any]]:
     """(place, bytes, write) of each part of the image in ascending order.
 
     write(address, view) puts the part into the uint8 `view`, which is zero and lies at `address`.
     """
     from roofline import _native
+    from roofline.backends.cpu.layout import piece_bytes
+    from roofline.ops import formats
 
     for name, pieces in layout.matrices.items():
         for piece, packed in zip(program.weights[name].pieces, pieces, strict=True):
@@ -103,15 +106,19 @@ def settle(mapping: Any) -> Image:
     return memory  # type: ignore[no-any-return]
 
 
-def _rows(source: Source, piece: Piece, columns: int) -> np.ndarray:
+def _rows(source: Source, piece: "Piece", columns: int) -> np.ndarray:
     """uint8 view of the piece's rows in the file."""
+    from roofline.ops import formats
+
     layout = formats.get(piece.format)
     row_bytes = columns // layout.block * layout.block_bytes
     return source.read(piece.tensor)[piece.start * row_bytes : piece.stop * row_bytes]
 
 
-def rope_array(table: RopeTable, positions: int, head_dim: int) -> np.ndarray:
+def rope_array(table: "RopeTable", positions: int, head_dim: int) -> np.ndarray:
     """float32 [positions, 2, head_dim / 2]: cosines, then sines. Raises UnsupportedError for partial rotation."""
+    from roofline.ops.rope_tables import cos_sin
+
     if table.dim != head_dim:
         raise UnsupportedError("partial rotary embedding", f"{table.dim} of {head_dim} dimensions turn")
     cos, sin = cos_sin(table, np.arange(positions))
