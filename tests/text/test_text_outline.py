@@ -75,12 +75,20 @@ def test_unusual_chats_are_left_to_jinja() -> None:
         [{"role": "user", "content": "x", "name": "y"}],
         [{"role": "user", "content": "x", "thinking": None}],
         [{"role": "user", "content": "x" * (1 << 21)}],
+        [{"role": "user", "content": "x"}] * 9000,
+        ({"role": "user", "content": "x"},),
         [{"content": "x", "role": "user", "extra": [1]}],
     ):
         assert quick.render(chat) == slow.render(chat)
     assert quick.render([{"role": "user", "content": "x"}], tools=[{}], thinking=True) == slow.render(
         [{"role": "user", "content": "x"}], tools=[{}], thinking=True
     )
+    chats = (message for message in [{"role": "user", "content": "x"}])
+    assert quick.render(chats) == slow.render([{"role": "user", "content": "x"}])  # type: ignore[arg-type]
+    for prompt in ("", "yes", 1, 0, None):
+        chat = [{"role": "user", "content": "x"}]
+        made = [t.render(chat, add_generation_prompt=prompt) for t in (quick, slow)]  # type: ignore[arg-type]
+        assert made[0] == made[1]
     for bad in ([{"role": "user"}], ["x"], [{"role": "user", "content": ["x"]}]):
         errors = []
         for template in (quick, slow):
@@ -112,6 +120,8 @@ def test_templates_with_more_have_no_outline(name: str) -> None:
         "{{ messages[true].content }}",
         "{% for tools in messages %}{% endfor %}",
         "{% bad",
+        "{{ " + "+".join(["'a'"] * 1500) + " }}",
+        "{{ '" + "a" * 9000 + "' }}",
     ],
 )
 def test_what_has_no_outline(source: str) -> None:

@@ -52,6 +52,7 @@ def fast(smollm2: Tokenizer) -> Tokenizer:
 def test_every_known_splitting_rule(kind: str) -> None:
     whole = Tokenizer(made(kind))
     again = Tokenizer.from_bytes(whole.to_bytes())
+    assert again.is_quick is (again._quick is not None)
     if again._quick is None:
         pytest.skip("left to the library")
     again._quick._left = 1 << 60
@@ -88,6 +89,34 @@ def test_marked_texts(smollm2: Tokenizer, fast: Tokenizer, pieces: list[str], ra
     assert quickly is None or quickly == smollm2.encode_marked(text, trusted)
 
 
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from(["<think>", "</think>", "<thi", "nk>", "<s>", "[INST]", " a", "\n"]), max_size=8))
+def test_added_tokens_that_are_not_special(byte_bpe: Tokenizer, pieces: list[str]) -> None:
+    text, tokenizer = "".join(pieces), stored(byte_bpe)
+    mask = b"\1" * len(text)
+    assert tokenizer.encode_marked(text, mask) == byte_bpe.encode_marked(text, mask)
+    assert tokenizer.is_quick is not any(token in text for token in ("<think>", "</think>"))
+    assert stored(byte_bpe).encode(text, add_special=True) == byte_bpe.encode(text, add_special=True)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_any_merges_in_any_order(data: st.DataObject) -> None:
+    tokens, merges = sorted(byte_alphabet()), []
+    known = ["a", "b", "c", "Ġ"]
+    for _ in range(data.draw(st.integers(0, 20))):
+        left, right = (data.draw(st.sampled_from(known)) for _ in range(2))
+        merges.append((left, right))
+        known.append(left + right)
+        tokens.append(left + right)
+    tokens = list(dict.fromkeys(tokens))
+    lefts, rights = [m[0] for m in merges], [m[1] for m in merges]
+    tokenizer = Tokenizer(Vocabulary("BPE", tokens, lefts=lefts, rights=rights, pipeline=byte_level_pipeline("gpt-2")))
+    again = stored(tokenizer)
+    for text in data.draw(st.lists(st.text(alphabet="abc ", max_size=40), max_size=5)):
+        assert again._quick_plain(text) == tokenizer.encode(text, add_special=False)
+
+
 def test_a_trusted_chat_is_quick(smollm2: Tokenizer, fast: Tokenizer) -> None:
     text = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
     assert fast.encode_marked(text, b"\1" * len(text)) == smollm2.encode_marked(text, b"\1" * len(text))
@@ -113,6 +142,7 @@ def test_what_is_left_to_the_library(smollm2: Tokenizer) -> None:
         {"added": added},
         {"byte_level": False},
         {"pipeline": {**base.pipeline, "normalizer": {"type": "Lowercase"}}},
+        {"pipeline": {**base.pipeline, "normalizer": {"type": "NFKC"}}, "added": [AddedToken(999, "ﬁ", special=False)]},
         {"pipeline": {**base.pipeline, "pre_tokenizer": {"type": "Whitespace"}}},
         {"pipeline": {**base.pipeline, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}},
     ):
@@ -120,8 +150,26 @@ def test_what_is_left_to_the_library(smollm2: Tokenizer) -> None:
 
 
 def test_patterns_that_cannot_be_translated() -> None:
-    for pattern in (r"\p{Han}+", r"\p{P}", "é+", r"[a&&b]", r"(?<x", r"\bx", "a++"):
+    odd = (
+        "a++",
+        "a?+",
+        "a{1}+",
+        "^a",
+        "a$",
+        r"\\$",
+        "(?m:a.)",
+        "(?i)a",
+        "(?<=b)a",
+        "a(?=b)",
+        "a*",
+        "[]a]",
+        "a||b",
+        "[[a]]",
+    )
+    for pattern in (r"\p{Han}+", r"\p{P}", "é+", r"[a&&b]", r"(?<x", r"\bx", *odd):
         assert quick._ascii(pattern) is None, pattern
+    for pattern in (r"[$^]|\$\^", r"(?:a|b)(?!c)", r"(?i:'S)+[a-z]"):
+        assert quick._ascii(pattern) == pattern
     assert quick._ascii(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}") == r"[^\r\nA-Za-z0-9]?[A-Za-z]+|[0-9]{1,3}"
 
 

@@ -3,7 +3,8 @@
 import hashlib
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -114,7 +115,8 @@ def load(
     )
     if bundle is not None:
         words: tuple[Tokenizer | None, ChatTemplate | None] = bundle.text() if text else (None, None)
-        executable, notes = _cpu_bundle(bundle, mapping, limits, pages, longest, threads, isa, verify, tuned)
+        with _completing(words[0]):
+            executable, notes = _cpu_bundle(bundle, mapping, limits, pages, longest, threads, isa, verify, tuned)
     else:
         from concurrent.futures import ThreadPoolExecutor
 
@@ -265,6 +267,20 @@ def _cached(path: Path, name: str) -> "Bundle | None":
         return None
 
 
+@contextmanager
+def _completing(tokenizer: "Tokenizer | None") -> Iterator[None]:
+    """The tokenizer's tables are built by another thread meanwhile, where the first prompt is sure to need them."""
+    if tokenizer is None or tokenizer.is_quick:
+        yield
+        return
+    from concurrent.futures import ThreadPoolExecutor  # 10 ms to import
+
+    with ThreadPoolExecutor(1) as beside:
+        built = beside.submit(tokenizer.complete)
+        yield
+        built.result()
+
+
 def _cache_size(settings: Mapping[str, Any], cache_tokens: int | None, max_model_len: int | None) -> tuple[int, int]:
     """(pages of the KV cache, longest context)."""
     longest = _max_context(settings["max_position"], max_model_len)
@@ -323,6 +339,7 @@ def _cpu_bundle(
     def program() -> Any:
         from roofline.backends.cpu.lower import keep_operands
 
+        extensions.load()  # whose ops it may name
         return keep_operands(bundle.program())
 
     image = settle(mapping)

@@ -9,7 +9,7 @@ from typing import Any
 
 from roofline.common.errors import ConfigError
 
-FORMAT = 1  # of the directory and this file
+FORMAT = 2  # of the directory and this file
 MANIFEST, CODE, WEIGHTS, PROGRAM, TRUTH = "manifest.json", "code.bin", "weights.bin", "program.txt", "truth.bin"
 TOKENIZER, TEMPLATE = "tokenizer.bin", "template.jinja"
 MAX_MANIFEST = 64 << 20  # bytes
@@ -41,7 +41,8 @@ class Manifest:
         prices: fields of `backends.cpu.prices.PriceTable`.
         truth: [format, tensor, rows, columns, place in weights.bin, bytes in truth.bin] a sample, in its order.
         checked: {"build", "chip", "isas"} for which the kernels were checked.
-        generation: {"bos_id", "eos_ids", "add_bos", "bos_token", "eos_token"}, or {"missing": why no tokenizer}.
+        generation: {"bos_id", "eos_ids", "add_bos", "bos_token", "eos_token", "outline"}, or {"missing": why no
+            tokenizer}; outline: the chat template as plain data (`text.outline`), null where it is not so simple.
         id: of all the above.
     """
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MAX_RENDERED = 1 << 20  # characters; longer chats have Jinja's budgets
+MAX_SOURCE = 8192  # characters of a template
+MAX_CHAT = 1 << 16  # characters of all messages; with more, work has to be counted as the sandbox does
 NAMES = ("messages", "add_generation_prompt", "bos_token", "eos_token", "tools")
 _LOOP = ("first", "last", "index", "index0")
 _KEYS = frozenset({"role", "content"})
@@ -30,26 +32,32 @@ def outline(source: str) -> list[Any] | None:
 
     from roofline.text.sandbox import ChatEnvironment
 
+    if len(source) > MAX_SOURCE:
+        return None
     try:
         tree = ChatEnvironment()._parse(source, None, None)
         return [_statement(node, nodes, NAMES) for node in tree.body]
-    except (_Unsure, TemplateError):
+    except (_Unsure, TemplateError, RecursionError):
         return None
 
 
 def render(
     body: Sequence[Any],
     messages: Sequence[Mapping[str, Any]],
-    variables: Mapping[str, Any],
+    tokens: Mapping[str, str],
+    prompt: bool,
     roles: frozenset[str],
 ) -> list[tuple[str, bool]] | None:
     """The stretches of a rendered chat, None where Jinja must say.
 
     Args:
-        variables: add_generation_prompt, bos_token, eos_token.
+        tokens: bos_token, eos_token.
+        prompt: add_generation_prompt.
         roles: those that count as the template's own words.
     """
     chat = []
+    if type(messages) is not list and type(messages) is not tuple:
+        return None
     for message in messages:
         if not isinstance(message, Mapping) or message.keys() != _KEYS:
             return None
@@ -57,13 +65,15 @@ def render(
         if type(role) is not str or type(content) is not str:
             return None
         chat.append({"role": ((role, role in roles),), "content": ((content, False),)})
-    known: dict[str, Any] = {"messages": chat, "tools": None}
-    for name, value in variables.items():
-        known[name] = ((value, True),) if isinstance(value, str) else value
+    if sum(len(m["role"]) + len(m["content"]) + 16 for m in messages) > MAX_CHAT:
+        return None
+    known: dict[str, Any] = {"messages": chat, "tools": None, "add_generation_prompt": prompt}
+    for name, value in tokens.items():
+        known[name] = ((value, True),)
     parts: list[tuple[str, bool]] = []
     try:
         _run(body, known, parts)
-    except _Unsure:
+    except (_Unsure, RecursionError):
         return None
     return parts if sum(len(text) for text, _ in parts) <= MAX_RENDERED else None
 
@@ -203,8 +213,10 @@ def _message(node: Any, nodes: Any, names: tuple[str, ...]) -> list[Any]:
     match node:
         case nodes.Name() if node.name in names and node.name not in (*NAMES, "loop"):
             return ["name", node.name]
-        case nodes.Getitem(node=nodes.Name(name="messages"), arg=nodes.Const(value=int(at))) if at is not True:
+        case nodes.Getitem(node=nodes.Name(name="messages"), arg=nodes.Const(value=int(at))) if type(at) is int:
             return ["item", ["name", "messages"], at]
-        case nodes.Getitem(node=nodes.Name(name="messages"), arg=nodes.Neg(node=nodes.Const(value=int(at)))):
+        case nodes.Getitem(node=nodes.Name(name="messages"), arg=nodes.Neg(node=nodes.Const(value=int(at)))) if (
+            type(at) is int
+        ):
             return ["item", ["name", "messages"], -at]
     raise _Unsure

@@ -35,6 +35,8 @@ def tables(vocabulary: Vocabulary) -> tuple[list[str], list[int], bytes, bytes] 
         return None
     if any(t.lstrip or t.rstrip or t.single_word or t.normalized for t in vocabulary.added if t.special):
         return None
+    if normalizer and not all(t.content.isascii() for t in vocabulary.added):  # "ﬁ" is looked for as "fi"
+        return None
     patterns = _patterns(vocabulary.pipeline.get("pre_tokenizer"))
     if patterns is None:
         return None
@@ -143,13 +145,16 @@ def _ascii(pattern: str) -> str | None:
             inside = (inside or part == "[") and part != "]"
             parts.append(part)
     translated = "".join(parts)
-    if "&&" in translated or "[]" in translated or "[^]" in translated or "+)" in translated or "++" in translated:
+    # What Python and the library read differently, or might: operators and odd ends of brackets; anchors (of lines or
+    # of the text), repeated repeats (possessive or not), groups other than (?:, (?i: and (?!.
+    bare = re.sub(r"\\.", "x", translated, flags=re.DOTALL)
+    outside = re.sub(r"\[[^\]]*\]", "x", bare)
+    if re.search(r"&&|--|~~|\|\||\[\^?\]", bare) or re.search(r"[\^$]|[+*?}]\+|\(\?(?!:|i:|!)", outside):
         return None
     try:
-        re.compile(translated)
+        return None if re.compile(translated).search("") else translated
     except re.error:
         return None
-    return translated
 
 
 def _packed(numbers: list[int]) -> bytes:

@@ -112,11 +112,10 @@ class ChatTemplate:
 
     def _rendered(self, messages: Any, tools: Any, add_generation_prompt: bool, kwargs: Any) -> list[tuple[str, bool]]:
         """Stretches of the chat, and whether the template wrote them."""
-        if self._outline is not None and tools is None and not kwargs:
+        if self._outline is not None and tools is None and not kwargs and type(add_generation_prompt) is bool:
             from roofline.text.outline import render
 
-            variables = {**self._tokens, "add_generation_prompt": add_generation_prompt}
-            parts = render(self._outline, messages, variables, ROLES)
+            parts = render(self._outline, messages, self._tokens, add_generation_prompt, ROLES)
             if parts is not None:
                 return parts
         text = self._rendering.render(messages, tools, add_generation_prompt, kwargs)

@@ -29,8 +29,9 @@ class Tokenizer:
         add_bos: whether ``encode(add_special=True)`` begins with `bos_id`.
     """
 
-    def __init__(self, vocabulary: Vocabulary, quick: "QuickEncoder | None" = None) -> None:
-        """quick: encodes short texts until the library's tables are built; they are then built when first needed."""
+    def __init__(self, vocabulary: Vocabulary, quick: "QuickEncoder | None" = None, *, complete: bool = True) -> None:
+        """quick: encodes short texts until the library's tables are built. With complete=False they are built when
+        they are first needed, or by `complete`."""
         self.vocabulary = vocabulary
         self._quick = quick
         self.vocab_size = vocabulary.size
@@ -42,15 +43,23 @@ class Tokenizer:
         self._alphabet = byte_alphabet()
         self._bytes: dict[int, bytes] = {}
         self._ordinary = [token.content for token in vocabulary.added if not token.special]
-        if quick is None:
+        if complete:
             self.complete()
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> "Tokenizer":
-        """Reads the fast form that `to_bytes` wrote. Raises ConfigError when it is damaged."""
+        """Reads the fast form that `to_bytes` wrote; `complete` is left to the caller.
+
+        Raises ConfigError when it is damaged; so may the first use that reads more of it.
+        """
         from roofline.text.stored import from_bytes
 
-        return cls(*from_bytes(data))
+        return cls(*from_bytes(data), complete=False)
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether short plain texts can be encoded without the library's tables."""
+        return self._quick is not None
 
     def to_bytes(self) -> bytes:
         """The fast form, for a bundle."""
