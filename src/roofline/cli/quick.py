@@ -24,10 +24,9 @@ def run(words: Sequence[str]) -> int | None:
     values = parse(command, words[1:])
     if values is None:
         return None
-    from roofline.common import log
+    from roofline.common import env, log
 
-    # Before numpy is imported: its BLAS, which we never call, would start threads that spin beside our own.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    env.quiet_numpy()
     try:
         log.configure()
         command(**values)

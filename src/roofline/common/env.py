@@ -51,6 +51,11 @@ def turn_off(name: str) -> None:
     os.environ[name] = "off"
 
 
+def quiet_numpy() -> None:
+    """To be called before numpy is imported: its BLAS, hardly used here, would start threads that spin beside ours."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
 def shown() -> dict[str, str | None]:
     """All variables by name as they may be printed: of a secret only that it is set."""
     values = {variable.name: read(variable.name) for variable in VARIABLES}
