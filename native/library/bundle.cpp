@@ -11,7 +11,7 @@
 namespace roofline {
 namespace {
 
-constexpr int64_t kFormat = 1, kByteOrder = 0x0102030405060708;
+constexpr int64_t kFormat = 1, kManifestFormat = 2, kByteOrder = 0x0102030405060708;
 constexpr size_t kHead = 56, kFixed = 320;   // where the checksum begins, and what has a fixed place
 constexpr int64_t kMost = (int64_t)1 << 46;  // bytes of anything: sums of a few such numbers do not overflow
 constexpr double kHugeShare = 0.9;           // of the file on huge pages; with less it is copied
@@ -212,9 +212,9 @@ void read_manifest(Bundle& bundle) {
     try {
         manifest = Json::parse(read_file(bundle.path, "manifest.json"));
         const long long format = manifest["format"].integer();
-        if (format != kFormat)
+        if (format != kManifestFormat)
             throw Reason("it has format " + std::to_string(format) + ", this library reads format " +
-                         std::to_string(kFormat));
+                         std::to_string(kManifestFormat));
         if (manifest["target"].string() != "cpu")
             throw Reason("it was lowered for '" + manifest["target"].text + "', this library runs 'cpu'");
         bundle.name = manifest["name"].string();

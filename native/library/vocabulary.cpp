@@ -9,7 +9,7 @@
 namespace roofline {
 namespace {
 
-constexpr char kMagic[] = "RLTOK1\n";
+constexpr char kMagic[] = "RLTOK2\n";
 constexpr size_t kMagicBytes = sizeof kMagic - 1;
 
 // The next character of UTF-8 text, -1 where it is damaged.
@@ -66,15 +66,21 @@ std::string sentence_piece(const std::string& token) {
 Vocabulary::Vocabulary(const std::string& file) {
     const size_t start = kMagicBytes + 4;
     if (file.size() < start || file.compare(0, kMagicBytes, kMagic) != 0)
-        throw std::invalid_argument("it does not begin with RLTOK1");
+        throw std::invalid_argument("it does not begin with RLTOK2");
     uint32_t length;
     std::memcpy(&length, file.data() + kMagicBytes, 4);
     if (length > file.size() - start) throw std::invalid_argument("it is too short");
     const Json header = Json::parse(file.substr(start, length));
     const Json &counts = header["counts"], &sizes = header["bytes"];
     if (counts.items.empty() || sizes.items.empty()) throw std::invalid_argument("its header is damaged");
+    size_t left = file.size() - start - length;
+    for (const Json& bytes : sizes.items) {
+        const long long section = bytes.integer();
+        if (section < 0 || (size_t)section > left) throw std::invalid_argument("it is too short");
+        left -= (size_t)section;
+    }
+    if (left != 0) throw std::invalid_argument("it is too long");
     const long long count = counts.items[0].integer(), size = sizes.items[0].integer();
-    if (size < 0 || (size_t)size > file.size() - start - length) throw std::invalid_argument("it is too short");
     const std::string tokens = file.substr(start + length, (size_t)size), &separator = header["separator"].string();
     if (separator.empty()) throw std::invalid_argument("its header is damaged");
     const bool by_bytes = header["byte_level"].boolean();

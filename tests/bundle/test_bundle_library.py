@@ -298,7 +298,7 @@ def test_bytes_of_other_vocabularies(library: Library, bundle: Path) -> None:
         assert found == [*plain, "", "", "\U0001f600\n", ""]
         library.close(handle)
     lies = (words.replace(b"counts", b"founts"), words.replace(b"[10, 0", b"[11, 0"))
-    for damaged in (b"", b"RLTOK1\n", words[:20], words[:-1], b"X" + words[1:], *lies):
+    for damaged in (b"", b"RLTOK2\n", words[:20], words[:-1], b"X" + words[1:], *lies):
         _replace(bundle, "tokenizer.bin", damaged)
         handle, size = library.open(bundle, threads=1, cache_tokens=64), lb.SIZE()
         assert library.c.rl_decode(handle, (lb.INT * 1)(1), 1, None, 0, c.byref(size)) == lb.BUNDLE, damaged

@@ -180,7 +180,7 @@ def test_damaged_and_foreign_code(library: Library, bundle: Path, tmp_path: Path
         assert message in said
     manifest = json.loads((bundle / "manifest.json").read_text())
     (bundle / "code.bin").write_bytes(raw)
-    for change, message in (({"format": 2}, "has format 2"), ({"target": "gpu"}, "lowered for 'gpu'"), ({"id": 3}, "")):
+    for change, message in (({"format": 1}, "has format 1"), ({"target": "gpu"}, "lowered for 'gpu'"), ({"id": 3}, "")):
         (bundle / "manifest.json").write_text(json.dumps(manifest | change))
         status, said = library.refused(bundle)
         assert status == lb.BUNDLE

@@ -121,6 +121,7 @@ def test_templates_with_more_have_no_outline(name: str) -> None:
         "{% for tools in messages %}{% endfor %}",
         "{% bad",
         "{{ " + "+".join(["'a'"] * 1500) + " }}",
+        "{{ " + "+".join(["'a'"] * 45) + " }}",
         "{{ '" + "a" * 9000 + "' }}",
     ],
 )

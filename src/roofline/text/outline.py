@@ -13,6 +13,7 @@ from typing import Any
 
 MAX_RENDERED = 1 << 20  # characters; longer chats have Jinja's budgets
 MAX_SOURCE = 8192  # characters of a template
+MAX_DEPTH = 40  # of lists in an outline: readers of JSON have limits
 MAX_CHAT = 1 << 16  # characters of all messages; with more, work has to be counted as the sandbox does
 NAMES = ("messages", "add_generation_prompt", "bos_token", "eos_token", "tools")
 _LOOP = ("first", "last", "index", "index0")
@@ -36,7 +37,8 @@ def outline(source: str) -> list[Any] | None:
         return None
     try:
         tree = ChatEnvironment()._parse(source, None, None)
-        return [_statement(node, nodes, NAMES) for node in tree.body]
+        body = [_statement(node, nodes, NAMES) for node in tree.body]
+        return body if _depth(body) <= MAX_DEPTH else None
     except (_Unsure, TemplateError, RecursionError):
         return None
 
@@ -76,6 +78,10 @@ def render(
     except (_Unsure, RecursionError):
         return None
     return parts if sum(len(text) for text, _ in parts) <= MAX_RENDERED else None
+
+
+def _depth(value: Any) -> int:
+    return 1 + max(map(_depth, value), default=0) if isinstance(value, list) else 0
 
 
 def _run(body: Sequence[Any], known: dict[str, Any], parts: list[tuple[str, bool]]) -> None:
