@@ -26,6 +26,8 @@ def tree(tmp_path):
         file = tmp_path / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
+        for read_once in (detect._cpuinfo, detect._caches):
+            read_once.cache_clear()
         return tmp_path
 
     write("proc/cpuinfo", CPUINFO.format(more=""))

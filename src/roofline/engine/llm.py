@@ -4,8 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from roofline.common.errors import RooflineError
 from roofline.engine.config import EngineConfig
 from roofline.engine.events import Event, FinishReason, TokenLogprob, Usage
@@ -315,7 +313,7 @@ class _Collector:
         reason, stop = last.finish_reason, self._stream.stopped or last.stop_id
         if self._stream.stopped is not None:
             reason = "stop"
-        usage = msgspec.structs.replace(last.usage, completion_tokens=len(self._ids))
+        usage = last.usage._replace(completion_tokens=len(self._ids))
         self.answer = Answer("".join(self._pieces), self._ids, reason, stop, self._logprobs, usage, last.error)
 
 

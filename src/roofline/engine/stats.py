@@ -1,8 +1,7 @@
 """What the engine counts: cumulative figures, so that two readings give the figures of the time between."""
 
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
-
-import msgspec
 
 if TYPE_CHECKING:
     from roofline.backends.base import StepCost
@@ -10,7 +9,8 @@ if TYPE_CHECKING:
     from roofline.engine.speculation import Speculator
 
 
-class EngineStats(msgspec.Struct, array_like=True):
+@dataclass(slots=True)
+class EngineStats:
     """A reading. Times in seconds of the executable's clock, counts in tokens, all since the engine started.
 
     A step that computes any prompt token is a prefill step: `prefill_seconds` is the time of those, and
@@ -49,7 +49,7 @@ class EngineStats(msgspec.Struct, array_like=True):
     draft_seconds: float = 0.0
     drafts_held: int = 0
     requests: int = 0
-    finished: dict[str, int] = msgspec.field(default_factory=dict)
+    finished: dict[str, int] = field(default_factory=dict)
 
     @property
     def generated_tokens(self) -> int:
@@ -80,9 +80,9 @@ class EngineStats(msgspec.Struct, array_like=True):
         """The figures of the time between two readings; gauges and per-reason counts as they are now."""
         gauges = {"running", "waiting", "pages_used", "pages_total", "page_bytes", "finished"}
         changes = {
-            name: getattr(self, name) - getattr(earlier, name) for name in self.__struct_fields__ if name not in gauges
+            f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self) if f.name not in gauges
         }
-        return msgspec.structs.replace(self, **changes)
+        return replace(self, **changes)
 
 
 class Meter:
@@ -133,7 +133,7 @@ class Meter:
 
     def reading(self, state: "State", speculator: "Speculator | None" = None) -> EngineStats:
         """A copy of the totals with the gauges of now."""
-        return msgspec.structs.replace(
+        return replace(
             self.totals,
             running=len(state.running),
             waiting=len(state.waiting),

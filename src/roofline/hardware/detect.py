@@ -1,11 +1,13 @@
 """What this machine is and what of it we may use: chip, instruction sets, cores, cgroup limits, memory, huge pages.
 
-Everything is read from /proc and /sys at the moment of the call; a file that is not there gives None, never a guess.
+Everything but chip and caches is read from /proc and /sys at each call; a file that is not there gives None, never a
+guess.
 """
 
 import hashlib
 import os
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 # An ISA's variant of our kernels needs all of these flags of /proc/cpuinfo (x86 "flags", aarch64 "Features").
@@ -176,6 +178,7 @@ def _warnings(machine: Machine) -> tuple[str, ...]:
     return tuple(found)
 
 
+@cache
 def _caches(root: Path) -> tuple[Cache, ...]:
     caches = []
     for folder in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index[0-9]*")):
@@ -197,14 +200,19 @@ def _count(cpu_list: str) -> int:
     return total
 
 
+@cache  # the kernel asks every core for its clock when this is read, which takes milliseconds
 def _cpuinfo(root: Path) -> dict[str, str]:
     """The first processor's fields."""
     fields: dict[str, str] = {}
-    for line in (_text(root / "proc/cpuinfo") or "").splitlines():
-        name, colon, value = line.partition(":")
-        if not colon and fields:
-            break
-        fields.setdefault(name.strip(), value.strip())
+    try:
+        with (root / "proc/cpuinfo").open() as file:
+            for line in file:
+                name, colon, value = line.partition(":")
+                if not colon and fields:
+                    break
+                fields.setdefault(name.strip(), value.strip())
+    except (OSError, UnicodeDecodeError):
+        pass
     return fields
 
 

@@ -1,9 +1,8 @@
 """The engine process seen through the server's interface."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
-
-import msgspec
 
 from roofline.engine.events import Event
 from roofline.engine.params import SamplingParams
@@ -44,7 +43,7 @@ class EngineSide:
 def as_dict(stats: EngineStats) -> dict[str, Any]:
     """The counters with what follows from them."""
     return {
-        **msgspec.structs.asdict(stats),
+        **asdict(stats),
         "generated_tokens": stats.generated_tokens,
         "prefill_tokens_per_second": stats.prefill_tokens_per_second,
         "decode_tokens_per_second": stats.decode_tokens_per_second,
