@@ -69,6 +69,13 @@ def test_equal_to_the_sandbox(name: str) -> None:
     assert "_rendering" not in quick.__dict__
 
 
+def test_complete_compiles_the_template() -> None:
+    template = ChatTemplate(SMOLLM2, outline=outline(SMOLLM2))
+    assert "_rendering" not in template.__dict__
+    template.complete()
+    assert "_rendering" in template.__dict__
+
+
 def test_unusual_chats_are_left_to_jinja() -> None:
     quick, slow = ChatTemplate(SMOLLM2, outline=outline(SMOLLM2)), ChatTemplate(SMOLLM2)
     for chat in (

@@ -9,16 +9,19 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from roofline.common import log
-from roofline.common.errors import ConfigError
+from roofline.common.errors import ConfigError, RooflineError
 from roofline.engine.config import EngineConfig
 from roofline.engine.messages import EngineSpec
 from roofline.engine.remote import RemoteEngine
 from roofline.server.limits import Limits
+
+if TYPE_CHECKING:
+    from roofline.server.text_side import TextOfModel
 
 LOG = log.get("server")
 
@@ -103,9 +106,12 @@ def _spec(options: ServeOptions) -> EngineSpec:
 async def _run(options: ServeOptions, listening: socket.socket, remote: RemoteEngine, started: float) -> None:
     loading = asyncio.create_task(remote.start())
     try:
-        server = _http_server(options, remote)
+        from roofline.server.text_side import load_text
+
+        text = load_text(options.model)
+        server = _http_server(options, remote, text)
         _settle()
-        loading.add_done_callback(lambda task: _loaded(task, server, started))
+        loading.add_done_callback(lambda task: _loaded(task, server, started, text.complete))
         await server.serve(sockets=[listening])
     finally:
         loading.cancel()
@@ -125,18 +131,17 @@ def _settle() -> None:
         libc.malloc_trim(0)
 
 
-def _http_server(options: ServeOptions, remote: RemoteEngine) -> Any:
+def _http_server(options: ServeOptions, remote: RemoteEngine, text: "TextOfModel") -> Any:
     import uvicorn
 
     from roofline.server.app import create_app
     from roofline.server.context import Context
     from roofline.server.engine_side import EngineSide
     from roofline.server.protocol import BoundedProtocol
-    from roofline.server.text_side import load_text
 
     context = Context(
         engine=EngineSide(remote),
-        text=load_text(options.model),
+        text=text,
         name=options.served_model_name or options.model,
         created=int(time.time()),
         host=options.host,
@@ -180,7 +185,7 @@ def _server(config: Any) -> Any:
     return Server(config)
 
 
-def _loaded(task: asyncio.Task, server: Any, started: float) -> None:
+def _loaded(task: asyncio.Task, server: Any, started: float, complete: Callable[[], None]) -> None:
     if task.cancelled():
         return
     if task.exception() is not None:
@@ -189,6 +194,15 @@ def _loaded(task: asyncio.Task, server: Any, started: float) -> None:
     ready = task.result()
     seconds = time.perf_counter() - started
     say(f"Ready: {ready.name}, {ready.max_model_len:,} tokens of context, after {seconds:.2f} s")
+    asyncio.get_running_loop().run_in_executor(None, _later, complete)
+
+
+def _later(complete: Callable[[], None]) -> None:
+    """What the first odd request would have to wait for. It says itself what is wrong, to whoever asks."""
+    try:
+        complete()
+    except RooflineError as error:
+        LOG.warning("%s", error)
 
 
 def _listen(options: ServeOptions) -> socket.socket:

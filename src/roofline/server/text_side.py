@@ -15,6 +15,11 @@ class TextOfModel:
         self.tokenizer, self.template = tokenizer, template
         self.eos_ids = tuple(tokenizer.eos_ids)
 
+    def complete(self) -> None:
+        """Build what was left for later: the first odd text need not wait for it then. Raises ConfigError."""
+        self.tokenizer.complete()
+        self.template.complete()
+
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special=True)
 

@@ -67,7 +67,7 @@ class ChatTemplate:
         if len(self.source) > MAX_SOURCE:
             raise ConfigError(f"the chat template has {len(self.source):,} characters; {MAX_SOURCE:,} are allowed")
         if outline is None:
-            _ = self._rendering
+            self.complete()
 
     def render(
         self,
@@ -109,6 +109,10 @@ class ChatTemplate:
         parts = self._rendered(messages, tools, add_generation_prompt, kwargs)
         mask = b"".join(bytes([trusted]) * len(text) for text, trusted in parts)
         return tokenizer.encode_marked("".join(text for text, _ in parts), mask)
+
+    def complete(self) -> None:
+        """Compile the template for Jinja now, so that no later call has to. Raises ConfigError when it is none."""
+        _ = self._rendering
 
     def _rendered(self, messages: Any, tools: Any, add_generation_prompt: bool, kwargs: Any) -> list[tuple[str, bool]]:
         """Stretches of the chat, and whether the template wrote them."""
