@@ -1,13 +1,13 @@
 #include "json.h"
 
-#include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 
 namespace roofline {
 namespace {
 
-constexpr int kDepth = 64;
+constexpr int kDepth = 1024;  // a chat template's outline is as deep as its expressions; the stack holds this
 
 void put_utf8(std::string& out, unsigned code) {
     if (code < 0x80) {
@@ -78,13 +78,24 @@ class Parser {
         } else if (word("false")) {
             value.kind = Json::False;
         } else if (!word("null")) {
-            char* after = nullptr;
             value.kind = Json::Number;
-            value.number = std::strtod(at_, &after);  // the text ends with a zero: std::string's
-            if (after == at_ || after > end_) fail();
-            at_ = after;
+            value.number = number();
         }
         return value;
+    }
+
+    // Not strtod: a program's locale may have a decimal comma. Only whole numbers are ever asked for; others are NaN.
+    double number() {
+        const double none = std::numeric_limits<double>::quiet_NaN();
+        if (word("NaN") || word("Infinity") || word("-Infinity")) return none;
+        const bool negative = word("-");
+        const char* const from = at_;
+        double whole = 0;
+        for (; at_ < end_ && *at_ >= '0' && *at_ <= '9'; at_++) whole = whole * 10 + (*at_ - '0');
+        if (at_ == from) fail();
+        const char* const after = at_;
+        while (at_ < end_ && *at_ && std::strchr("+-.eE0123456789", *at_)) at_++;
+        return at_ != after ? none : negative ? -whole : whole;
     }
 
     std::string string() {

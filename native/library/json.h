@@ -8,8 +8,8 @@ namespace roofline {
 
 struct Json {
     enum Kind { Null, False, True, Number, String, Array, Object } kind = Null;
-    double number = 0;
-    std::string text;  // of a string, as UTF-8
+    double number = 0;  // NaN: no whole number
+    std::string text;   // of a string, as UTF-8
     std::vector<Json> items;
     std::vector<std::pair<std::string, Json>> members;
 

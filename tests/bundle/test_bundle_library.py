@@ -60,6 +60,23 @@ def test_the_documented_program(compiled: Any, bundle: Path) -> None:
     assert b"is no bundle" in failed.stderr
 
 
+def test_a_program_with_a_decimal_comma(compiled: Any, bundle: Path, tmp_path: Path) -> None:
+    command = ["localedef", "-i", "de_DE", "-f", "UTF-8", str(tmp_path / "de_DE.UTF-8")]
+    if shutil.which("localedef") is None or subprocess.run(command, capture_output=True).returncode > 1:
+        pytest.skip("there is no locale to make")
+    start = "if (argc < 4 || argc > 4096) {"
+    assert documented().count(start) == 1
+    source = documented().replace(
+        start, 'if (!setlocale(LC_ALL, "de_DE.UTF-8") || strtod("1,5", NULL) != 1.5) abort();\n' + start
+    )
+    program = compiled("#include <locale.h>\n" + source)
+    done = subprocess.run(
+        [program, bundle, "20", "5", "17"], capture_output=True, env={"LOCPATH": str(tmp_path)}, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(map(int, done.stdout.partition(b"\n")[0].split())) == greedy(bundle, [5, 17], 20)[0]
+
+
 def test_the_real_model_answers_without_python(compiled: Any, smollm2_path: Path, tmp_path: Path) -> None:
     path = compile_model(str(smollm2_path), tmp_path / "bundle").path
     tokenizer, _ = open_bundle(path).text()
@@ -298,7 +315,7 @@ def test_bytes_of_other_vocabularies(library: Library, bundle: Path) -> None:
         assert found == [*plain, "", "", "\U0001f600\n", ""]
         library.close(handle)
     lies = (words.replace(b"counts", b"founts"), words.replace(b"[10, 0", b"[11, 0"))
-    for damaged in (b"", b"RLTOK2\n", words[:20], words[:-1], b"X" + words[1:], *lies):
+    for damaged in (b"", b"RLTOK2\n", words[:20], words[:-1], words + b"x", b"X" + words[1:], *lies):
         _replace(bundle, "tokenizer.bin", damaged)
         handle, size = library.open(bundle, threads=1, cache_tokens=64), lb.SIZE()
         assert library.c.rl_decode(handle, (lb.INT * 1)(1), 1, None, 0, c.byref(size)) == lb.BUNDLE, damaged

@@ -208,6 +208,17 @@ def test_code_that_lies_with_a_right_checksum(library: Library, bundle: Path) ->
     assert refused > len(places)
 
 
+def test_manifests_that_nest(library: Library, bundle: Path) -> None:
+    """Whatever is no business of the library's is read over, down to a depth that the stack holds."""
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    for depth, wanted in ((900, lb.OK), (100_000, lb.BUNDLE)):
+        text = json.dumps(manifest | {"generation": manifest["generation"] | {"outline": "DEEP"}})
+        (bundle / "manifest.json").write_text(text.replace('"DEEP"', "[" * depth + "1e-5, -Infinity" + "]" * depth))
+        handle, options = c.c_void_p(), lb.Options(size=c.sizeof(lb.Options), threads=1, cache_tokens=32)
+        assert library.c.rl_open(str(bundle).encode(), c.byref(options), c.byref(handle)) == wanted, library.error()
+        library.close(handle)
+
+
 def test_damaged_weights_are_found_where_the_truth_is_known(library: Library, bundle: Path) -> None:
     manifest = json.loads((bundle / "manifest.json").read_text())
     _, tensor, _, _, place, _ = manifest["truth"][0]

@@ -9,7 +9,7 @@ from typing import Any
 
 from roofline.common.errors import ConfigError
 
-FORMAT = 2  # of the directory and this file
+FORMAT = 2  # of the directory and this file; libroofline's is in native/library/bundle.cpp
 MANIFEST, CODE, WEIGHTS, PROGRAM, TRUTH = "manifest.json", "code.bin", "weights.bin", "program.txt", "truth.bin"
 TOKENIZER, TEMPLATE = "tokenizer.bin", "template.jinja"
 MAX_MANIFEST = 64 << 20  # bytes
