@@ -83,10 +83,17 @@ Pool::Pool(int threads) : threads_(threads), ids_(threads), barrier_(threads) {
     if (sched_getaffinity(0, sizeof allowed, &allowed) == 0)
         for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
             if (CPU_ISSET(cpu, &allowed)) cpus_.push_back(cpu);
-    for (int i = 1; i < threads; i++) workers_.emplace_back([this, i] { work(i); });
+    try {
+        for (int i = 1; i < threads; i++) workers_.emplace_back([this, i] { work(i); });
+    } catch (...) {
+        stop();  // threads left joinable would end the process
+        throw;
+    }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { stop(); }
+
+void Pool::stop() {
     stop_.store(true);
     epoch_.fetch_add(1, std::memory_order_release);
     wake_all(epoch_);

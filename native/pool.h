@@ -44,6 +44,7 @@ class Pool {
 
    private:
     void work(int worker);
+    void stop();
     void place();
     const int threads_;
     std::vector<int> cpus_;               // where this process may run

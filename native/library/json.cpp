@@ -7,7 +7,7 @@
 namespace roofline {
 namespace {
 
-constexpr int kDepth = 1024;  // a chat template's outline is as deep as its expressions; the stack holds this
+constexpr int kDepth = 64;  // text/outline.py keeps below it
 
 void put_utf8(std::string& out, unsigned code) {
     if (code < 0x80) {

@@ -2,6 +2,7 @@
 
 #include <sched.h>
 #include <sys/utsname.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -86,7 +87,9 @@ void sha_block(uint32_t state[8], const uint8_t* block) {
 
 int usable_cores() {
     cpu_set_t mask;
-    const int allowed = sched_getaffinity(0, sizeof mask, &mask) == 0 ? CPU_COUNT(&mask) : 1;
+    const int allowed = sched_getaffinity(0, sizeof mask, &mask) == 0
+                            ? CPU_COUNT(&mask)
+                            : (int)sysconf(_SC_NPROCESSORS_ONLN);  // a mask of more than 1024
     double cores = allowed;
     for (const std::string& folder : cgroups("cpu")) {
         const double quota = quota_of(folder);

@@ -83,7 +83,6 @@ void keep_history(Sequence& sequence, const rl_sampling& s) {
 std::shared_ptr<Sequence> make_sequence(const int32_t* ids, size_t count, const rl_sampling& s,
                                         const ModelLimits& limits) {
     if (count == 0) refuse("ids", "the prompt has no tokens");
-    ids_known("ids", ids, count, limits.vocab);
     check(s, limits.vocab);
     const int64_t wanted = s.max_tokens > 0 ? s.max_tokens : std::max(1, s.min_tokens);
     if (count > (size_t)limits.max_length || (int64_t)count + wanted > limits.max_length)
@@ -93,6 +92,7 @@ std::shared_ptr<Sequence> make_sequence(const int32_t* ids, size_t count, const 
                                              std::to_string(limits.max_length) +
                                              " are available. Shorten the prompt, lower max_tokens, or open with a "
                                              "larger max_length or cache_tokens.");
+    ids_known("ids", ids, count, limits.vocab);
     auto sequence = std::make_shared<Sequence>();
     sequence->ids.assign(ids, ids + count);
     sequence->prompt = (int64_t)count;

@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 import struct
+import subprocess
 import zlib
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,27 @@ def test_options_that_cannot_be_used(
     assert message in said
 
 
+def test_threads_that_cannot_be_started(compiled: Any, bundle: Path) -> None:
+    program = compiled(
+        "#include <roofline.h>\n#include <stdio.h>\n#include <sys/resource.h>\n"
+        "int main(int argc, char **argv) {\n"
+        "    struct rlimit limit = {1ul << 30, 1ul << 30};\n"  # bytes of addresses; a thread's stack takes 8 MiB
+        "    rl_options options = RL_OPTIONS;\n"
+        "    rl_engine *engine = NULL;\n"
+        "    int many, few;\n"
+        "    if (argc != 2 || setrlimit(RLIMIT_AS, &limit) != 0) return 2;\n"
+        "    options.threads = 1000, options.cache_tokens = 64, many = rl_open(argv[1], &options, &engine);\n"
+        '    printf("%s", rl_last_error());\n'
+        "    options.threads = 1, few = rl_open(argv[1], &options, &engine);\n"
+        "    rl_close(&engine);\n"
+        "    return many == RL_ERROR_MEMORY && few == RL_OK ? 0 : 1;\n"
+        "}\n"
+    )
+    done = subprocess.run([program, bundle], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done
+    assert done.stdout.startswith("threads cannot be started: lower the option threads")
+
+
 def test_places_that_are_no_bundle(library: Library, model: Path, bundle: Path, tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere", model, model / "config.json", ""):
         status, message = library.refused(path)
@@ -211,7 +233,7 @@ def test_code_that_lies_with_a_right_checksum(library: Library, bundle: Path) ->
 def test_manifests_that_nest(library: Library, bundle: Path) -> None:
     """Whatever is no business of the library's is read over, down to a depth that the stack holds."""
     manifest = json.loads((bundle / "manifest.json").read_text())
-    for depth, wanted in ((900, lb.OK), (100_000, lb.BUNDLE)):
+    for depth, wanted in ((50, lb.OK), (100_000, lb.BUNDLE)):
         text = json.dumps(manifest | {"generation": manifest["generation"] | {"outline": "DEEP"}})
         (bundle / "manifest.json").write_text(text.replace('"DEEP"', "[" * depth + "1e-5, -Infinity" + "]" * depth))
         handle, options = c.c_void_p(), lb.Options(size=c.sizeof(lb.Options), threads=1, cache_tokens=32)
