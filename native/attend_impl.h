@@ -8,34 +8,53 @@ namespace ISA_NAMESPACE {
 
 // ---- attention: order "pages64": blocks of 64 absolute positions ascend within a split -------------------------------
 
-static constexpr int kBlock = 64, kPage = 16;
+static constexpr int kBlock = 64, kPage = kPageTokens;
 static constexpr int kKeyVectors = kMaxQueries > 2 ? 4 : 1;   // pages whose scores are in registers together
 static constexpr int kValueVectors = kMaxQueries > 2 ? 4 : 1;  // sixteen-wide slices of V in registers together
 
 struct BlockPages {
     const uint16_t *k[4], *v[4];
     const char *next_k[4], *next_v[4];  // what is fetched while a page is used, from the pages four further on; null: nothing
+    int bytes;                          // of an element there
+    const float *k_scale[4], *v_scale[4];  // [16 tokens], for an 8-bit cache
 };
 
 // The pages that hold the block at `begin`. Behind the last page of this item come those of the thread's next one.
 static inline BlockPages block_pages(const Attend& a, int32_t begin, int32_t end) {
     BlockPages b;
-    const int64_t head = (int64_t)a.head_dim * kPage;  // elements of K (or V) of one kv head in a page
+    const int64_t head = page_head_bytes(a.head_dim, a.wide != nullptr);
+    b.bytes = a.wide ? 1 : 2;
     const int first = begin / kPage, pages = (end + kPage - 1) / kPage;
     for (int i = 0; i < kBlock / kPage && first + i < pages; i++) {
-        const uint16_t* page = (const uint16_t*)(a.cache + a.pages[first + i] * a.page_stride);
-        b.k[i] = page + a.kv_head * head;
-        b.v[i] = page + (a.kv_heads + a.kv_head) * head;
+        const uint8_t* page = a.cache + a.pages[first + i] * a.page_stride;
+        b.k[i] = (const uint16_t*)(page + a.kv_head * head);
+        b.v[i] = (const uint16_t*)(page + (a.kv_heads + a.kv_head) * head);
         const int further = first + i + kBlock / kPage;
         b.next_k[i] = b.next_v[i] = nullptr;
         const bool own = further < pages;
         if (!own && further - pages >= a.next_count) continue;
-        const uint16_t* next = (const uint16_t*)(a.cache + (own ? a.pages[further] : a.next_pages[further - pages]) * a.page_stride);
+        const uint8_t* next = a.cache + (own ? a.pages[further] : a.next_pages[further - pages]) * a.page_stride;
         const int kv_head = own ? a.kv_head : a.next_kv_head;
         b.next_k[i] = (const char*)(next + kv_head * head);
         b.next_v[i] = (const char*)(next + (a.kv_heads + kv_head) * head);
     }
     return b;
+}
+
+// Widens the block of an 8-bit cache at `begin`, once for all its queries: the integers become bf16 without rounding, in the
+// order of a bf16 page. Their scales stay apart: K's is multiplied into scores, V's into weights.
+static void widen_block(const Attend& a, int32_t begin, int32_t end, BlockPages& b) {
+    const int64_t head = (int64_t)a.head_dim * kPage;
+    const int pages = (std::min(kBlock, end - begin) + kPage - 1) / kPage;
+    for (int i = 0; i < pages; i++) {
+        const int8_t *k = (const int8_t*)b.k[i], *v = (const int8_t*)b.v[i];
+        uint16_t *wide_k = a.wide + i * head, *wide_v = wide_k + kBlock / kPage * head;
+        for (int64_t at = 0; at < head; at += 32) widen32(k + at, wide_k + at);
+        for (int64_t at = 0; at < head; at += 32) widen32(v + at, wide_v + at);
+        b.k[i] = wide_k, b.v[i] = wide_v;
+        b.k_scale[i] = (const float*)(k + head), b.v_scale[i] = (const float*)(v + head);
+        if (b.next_k[i]) prefetch(b.next_k[i] + head), prefetch(b.next_v[i] + head);
+    }
 }
 
 // Keys of a page that a query at `position` may see, as bits.
@@ -59,7 +78,7 @@ static inline void score_pages(int head_dim, const BlockPages& b, const uint16_t
         for (int v = 0; v < V; v++) {
             const uint16_t* at = b.k[first + v] + d * kPage;
             keys[v] = pairs(at);
-            if (Ahead && b.next_k[first + v]) prefetch(b.next_k[first + v] + d * kPage * 2);
+            if (Ahead && b.next_k[first + v]) prefetch(b.next_k[first + v] + d * kPage * b.bytes);
         }
         for (int i = 0; i < Q; i++) {
             const Pair query = pair(q + (int64_t)i * head_dim + d);
@@ -86,7 +105,7 @@ static inline void add_values(int head_dim, const BlockPages& b, int seen, const
         Pairs values[V];
         for (int v = 0; v < V; v++) {
             values[v] = pairs(row + 32 * v);
-            if (Ahead && next) prefetch(next + (at + 32 * v) * 2);
+            if (Ahead && next) prefetch(next + (at + 32 * v) * b.bytes);
         }
         for (int i = 0; i < Q; i++) {
             const Pair weight = pair(p[i] + 2 * j);
@@ -114,12 +133,20 @@ static inline void score_block(int head_dim, const BlockPages& b, int pages, con
 }
 
 // From scores to weights in bf16, for queries whose positions ascend. P: the pages, where the number is known; 0: `pages`.
+// The weights of an 8-bit cache have V's scales in them, the sums have not.
 // Returns whether a maximum moved: only then are sums and outputs so far rescaled, by alpha[query].
 template <int Q, int P>
-static inline bool weigh(const Attend& a, const int32_t* position, int32_t begin, int pages, F32 (*s)[4], AttendState* state, uint16_t (*p)[kBlock], float* alpha) {
+static inline bool weigh(const Attend& a, const BlockPages& b, const int32_t* position, int32_t begin, int pages, F32 (*s)[4], AttendState* state, uint16_t (*p)[kBlock], float* alpha) {
     const F32 none = set1(-infinity());
     if (P) pages = P;
-    if (begin + pages * kPage - 1 > position[0] || (a.window > 0 && position[Q - 1] - a.window >= begin))
+    const bool scaled = a.wide != nullptr;
+    const bool hides = begin + pages * kPage - 1 > position[0] || (a.window > 0 && position[Q - 1] - a.window >= begin);
+    if (scaled)
+        for (int v = 0; v < pages; v++) {
+            const F32 scale = load(b.k_scale[v]);
+            for (int i = 0; i < Q; i++) s[i][v] = mul(s[i][v], scale);
+        }
+    if (hides)
         for (int i = 0; i < Q; i++)
             for (int v = 0; v < pages; v++) s[i][v] = select(mask_of(visible_keys(a, position[i], begin + v * kPage)), s[i][v], none);
     float m_new[Q];
@@ -146,6 +173,10 @@ static inline bool weigh(const Attend& a, const int32_t* position, int32_t begin
         for (int v = 0; v < pages; v++) {
             F32 e = exp2(sub(s[i][v], m));
             l = add(l, e);
+            if (scaled) {  // of keys not seen the scale may be stale, and NaN
+                const F32 scale = load(b.v_scale[v]);
+                e = mul(e, hides ? select(mask_of(visible_keys(a, position[i], begin + v * kPage)), scale, zero()) : scale);
+            }
             store_bf16(p[i] + v * kPage, e);
         }
         store(state[i].l, l);
@@ -161,7 +192,7 @@ static inline void attend_block(const Attend& a, const BlockPages& b, const uint
     alignas(64) uint16_t p[Q][kBlock];
     alignas(64) float alpha[16];
     score_block<Q, Ahead>(a.head_dim, b, pages, q, s);
-    const bool moved = pages == 4 ? weigh<Q, 4>(a, position, begin, pages, s, state, p, alpha) : weigh<Q, 0>(a, position, begin, pages, s, state, p, alpha);
+    const bool moved = pages == 4 ? weigh<Q, 4>(a, b, position, begin, pages, s, state, p, alpha) : weigh<Q, 0>(a, b, position, begin, pages, s, state, p, alpha);
     const float* scale = moved ? alpha : nullptr;
     int slice = 0;
     for (; slice + 16 * kValueVectors <= a.head_dim; slice += 16 * kValueVectors)
@@ -190,12 +221,13 @@ static void attend_split(const Attend& a, const uint16_t* q, const int32_t* posi
         for (int d = 0; d < a.head_dim; d += 16) store(acc + (int64_t)i * a.head_dim + d, zero());
     }
     for (int32_t at = begin / kBlock * kBlock; at < end; at += kBlock) {
-        const BlockPages b = block_pages(a, at, end);
+        BlockPages b = block_pages(a, at, end);
         bool ahead = true;
         for (int i = 0; i < queries; i += kMaxQueries) {
             const int n = std::min(kMaxQueries, queries - i);
             const bool passed = a.window > 0 && position[i] - a.window >= at + kBlock - 1;
             if (position[i + n - 1] < at || passed) continue;  // none of them sees any of these keys
+            if (ahead && a.wide) widen_block(a, at, end, b);
             const int64_t first = (int64_t)i * a.head_dim;
             if (ahead) attend_tile<true>(a, b, q + first, position + i, n, at, state + i, acc + first);
             else attend_tile<false>(a, b, q + first, position + i, n, at, state + i, acc + first);

@@ -8,11 +8,35 @@ namespace roofline {
 namespace {
 
 constexpr int kSplit = 512;    // absolute positions of an attention split
-constexpr int kPageTokens = 16;
 constexpr int kBlockPages = 4; // pages a kernel has in hand, and fetches ahead
 constexpr int kRopeRows = 16;  // prefill rows of a claim of rope and cache write
 constexpr int kFewRows = 16;   // segments up to here (drafted tokens to verify) share splits out as single rows do
 constexpr int kQueries = 24;   // prefill queries that look at a block of keys together: with it and the next, a first cache full
+
+// How a head gets into the cache, by its elements there; a scale is returned where there is one.
+template <class E> struct Written;
+template <> struct Written<uint16_t> {
+    using Two = uint32_t;
+    static float key(const Kernels* kernels, const Rope& rope, const float* head, int32_t position, uint16_t* out) {
+        kernels->rope_key(rope, head, position, out);
+        return 1.0f;
+    }
+    static float value(const Kernels* kernels, const float* head, int dim, uint16_t* out) {
+        kernels->to_bf16(head, dim, out);
+        return 1.0f;
+    }
+};
+template <> struct Written<uint8_t> {
+    using Two = uint16_t;
+    static float key(const Kernels* kernels, const Rope& rope, const float* head, int32_t position, uint8_t* out) {
+        return kernels->rope_key_int8(rope, head, position, (int8_t*)out);
+    }
+    static float value(const Kernels* kernels, const float* head, int dim, uint8_t* out) {
+        return kernels->to_int8(head, dim, (int8_t*)out);
+    }
+};
+
+float* scales_at(uint8_t* head, int dim) { return (float*)(head + dim * kPageTokens); }
 
 }  // namespace
 
@@ -84,7 +108,7 @@ void Executable::fetch_first(const Op& op, int worker) const {
     const int64_t items = (int64_t)items_.size(), at = items * worker / pool_.threads();
     if (at >= items * (worker + 1) / pool_.threads() || items_[at].splits == 0) return;
     const FirstPages first = first_pages(items_[at]);
-    const int64_t head = (int64_t)attention_.head_dim * kPageTokens * 2;  // bytes of K (or V) of one kv head in a page
+    const int64_t head = head_bytes();
     const uint8_t* cache = attention_.cache + op.layer * attention_.layer_stride;
     for (int p = 0; p < first.count; p++) {
         const uint8_t* page = cache + first.pages[p] * attention_.page_stride;
@@ -100,9 +124,10 @@ Rope Executable::rope_of(const Op& op) const {
 }
 
 // `next`: the item this thread takes afterwards, or null.
-Attend Executable::attend_of(const Op& op, const Item& item, const Item* next) const {
+Attend Executable::attend_of(const Op& op, const Item& item, const Item* next, Worker& w) const {
     Attend a{attention_.head_dim, attention_.page_stride, attention_.cache + op.layer * attention_.layer_stride, attention_.kv_heads, item.kv_head,
              field(kPages) + field(kPageStart)[item.segment], attention_.window, nullptr, 0, 0};
+    if (attention_.int8) a.wide = (uint16_t*)(((uintptr_t)w.wide.data() + 63) & ~(uintptr_t)63);  // whole cache lines
     if (next && next->splits > 0) {
         const FirstPages first = first_pages(*next);
         a.next_pages = first.pages, a.next_count = first.count, a.next_kv_head = first.kv_head;
@@ -110,21 +135,28 @@ Attend Executable::attend_of(const Op& op, const Item& item, const Item* next) c
     return a;
 }
 
-// K pages are [kv_head][dim / 2][16 tokens][2], V pages [kv_head][8 token pairs][dim][2], all of K before all of V.
-void Executable::write_cache(const Op& op, int segment, int row, int kv_head, uint16_t* halves) const {
+uint8_t* Executable::page_of(const Op& op, int segment, int32_t position) const {
+    const int32_t page = field(kPages)[field(kPageStart)[segment] + position / kPageTokens];
+    return attention_.cache + op.layer * attention_.layer_stride + page * attention_.page_stride;
+}
+
+// K pages are [kv_head][dim / 2][16 tokens][2], V pages [kv_head][8 token pairs][dim][2], all of K before all of V. In an
+// 8-bit cache (E: a byte) the elements of a head are followed by its scales, [16 tokens].
+template <class E>
+void Executable::write_cache(const Op& op, int segment, int row, int kv_head, E* head) const {
+    using Two = typename Written<E>::Two;
     const int dim = attention_.head_dim, kv_heads = attention_.kv_heads;
     const float* qkv = (const float*)at(op.x) + (int64_t)row * op.stride;
     const int32_t position = field(kPositions)[row];
     const int slot = position % kPageTokens;
-    const int32_t page = field(kPages)[field(kPageStart)[segment] + position / kPageTokens];
-    uint16_t* base = (uint16_t*)(attention_.cache + op.layer * attention_.layer_stride + page * attention_.page_stride);
-    uint16_t* k = base + (int64_t)kv_head * dim * kPageTokens;
-    uint16_t* v = base + (int64_t)(kv_heads + kv_head) * dim * kPageTokens;
-    kernels_->rope_key(rope_of(op), qkv + (attention_.heads + kv_head) * dim, position, halves);
-    for (int i = 0; i < dim / 2; i++) std::memcpy(k + (i * kPageTokens + slot) * 2, halves + 2 * i, 4);
-    kernels_->to_bf16(qkv + (attention_.heads + kv_heads + kv_head) * dim, dim, halves);
-    uint16_t* pair = v + (slot / 2) * dim * 2 + slot % 2;
-    for (int i = 0; i < dim; i++) pair[2 * i] = halves[i];
+    uint8_t* page = page_of(op, segment, position);
+    uint8_t *k = page + kv_head * head_bytes(), *v = page + (kv_heads + kv_head) * head_bytes();
+    const float k_scale = Written<E>::key(kernels_, rope_of(op), qkv + (attention_.heads + kv_head) * dim, position, head);
+    for (int i = 0; i < dim / 2; i++) std::memcpy((Two*)k + i * kPageTokens + slot, head + 2 * i, sizeof(Two));
+    const float v_scale = Written<E>::value(kernels_, qkv + (attention_.heads + kv_heads + kv_head) * dim, dim, head);
+    E* pair = (E*)v + (slot / 2) * dim * 2 + slot % 2;
+    for (int i = 0; i < dim; i++) pair[2 * i] = head[i];
+    if (attention_.int8) scales_at(k, dim)[slot] = k_scale, scales_at(v, dim)[slot] = v_scale;
 }
 
 // Rows of longer segments: all keys of the chunk must lie in the cache before any of its queries looks. Rows that are
@@ -142,43 +174,46 @@ bool Executable::rope_write(const Op& op, int index, int worker) {
             uint16_t* q = (uint16_t*)at(op.y) + (int64_t)row * attention_.heads * dim;
             for (int h = 0; h < attention_.heads; h++) kernels_->rope_query(rope, qkv + h * dim, field(kPositions)[row], q + h * dim);
         }
-        write_rows(op, (int)begin, (int)end, halves.data());
+        if (attention_.int8) write_rows(op, (int)begin, (int)end, (uint8_t*)halves.data());
+        else write_rows(op, (int)begin, (int)end, halves.data());
     }
     return true;
 }
 
 // Keys and values of neighbouring prefill rows, a page at a time: the rows of a page are turned into the page's own order
 // here, and written in whole lines.
-void Executable::write_rows(const Op& op, int begin, int end, uint16_t* halves) const {
+template <class E>
+void Executable::write_rows(const Op& op, int begin, int end, E* heads) const {
+    using Two = typename Written<E>::Two;
     const int dim = attention_.head_dim, kv_heads = attention_.kv_heads;
     const int32_t* positions = field(kPositions);
     for (int first = begin; first < end;) {
         const int row = prefill_rows_[first], segment = row_segment_[row], slot = positions[row] % kPageTokens;
         int count = 1;
         while (first + count < end && slot + count < kPageTokens && prefill_rows_[first + count] == row + count && row_segment_[row + count] == segment) count++;
-        const int32_t page = field(kPages)[field(kPageStart)[segment] + positions[row] / kPageTokens];
-        uint16_t* base = (uint16_t*)(attention_.cache + op.layer * attention_.layer_stride + page * attention_.page_stride);
+        uint8_t* page = page_of(op, segment, positions[row]);
         for (int h = 0; h < kv_heads; h++) {
-            uint32_t* k = (uint32_t*)(base + (int64_t)h * dim * kPageTokens);
-            uint16_t* v = base + (int64_t)(kv_heads + h) * dim * kPageTokens;
+            uint8_t *k = page + h * head_bytes(), *v = page + (kv_heads + h) * head_bytes();
             for (int t = 0; t < count; t++) {
                 const float* qkv = (const float*)at(op.x) + (int64_t)(row + t) * op.stride;
-                kernels_->rope_key(rope_of(op), qkv + (attention_.heads + h) * dim, positions[row + t], halves + t * dim);
+                const float scale = Written<E>::key(kernels_, rope_of(op), qkv + (attention_.heads + h) * dim, positions[row + t], heads + t * dim);
+                if (attention_.int8) scales_at(k, dim)[slot + t] = scale;
             }
-            const uint32_t* pairs = (const uint32_t*)halves;  // [count][dim / 2] of two dimensions
+            const Two* pairs = (const Two*)heads;  // [count][dim / 2] of two dimensions
             for (int i = 0; i < dim / 2; i++)
-                for (int t = 0; t < count; t++) k[i * kPageTokens + slot + t] = pairs[t * (dim / 2) + i];
+                for (int t = 0; t < count; t++) ((Two*)k)[i * kPageTokens + slot + t] = pairs[t * (dim / 2) + i];
             for (int t = 0; t < count; t++) {
                 const float* qkv = (const float*)at(op.x) + (int64_t)(row + t) * op.stride;
-                kernels_->to_bf16(qkv + (attention_.heads + kv_heads + h) * dim, dim, halves + t * dim);
+                const float scale = Written<E>::value(kernels_, qkv + (attention_.heads + kv_heads + h) * dim, dim, heads + t * dim);
+                if (attention_.int8) scales_at(v, dim)[slot + t] = scale;
             }
             for (int t = 0; t < count; t++) {
-                uint16_t* pair = v + ((slot + t) / 2) * dim * 2;
+                E* pair = (E*)v + ((slot + t) / 2) * dim * 2;
                 if ((slot + t) % 2 == 0 && t + 1 < count) {
-                    for (int i = 0; i < dim; i++) ((uint32_t*)pair)[i] = (uint32_t)halves[t * dim + i] | (uint32_t)halves[(t + 1) * dim + i] << 16;
+                    for (int i = 0; i < dim; i++) ((Two*)pair)[i] = (Two)((Two)heads[t * dim + i] | (Two)heads[(t + 1) * dim + i] << 8 * sizeof(E));
                     t++;
                 } else {
-                    for (int i = 0; i < dim; i++) pair[2 * i + (slot + t) % 2] = halves[t * dim + i];
+                    for (int i = 0; i < dim; i++) pair[2 * i + (slot + t) % 2] = heads[t * dim + i];
                 }
             }
         }
@@ -201,7 +236,7 @@ void Executable::attend(const Op& op, int index, int worker) {
 // those of a few rows are in the cache already.
 void Executable::attend_few(const Op& op, const Item& item, const Item* next, Worker& w) {
     const int dim = attention_.head_dim, group = attention_.heads / attention_.kv_heads, queries = item.count * group;
-    const Attend a = attend_of(op, item, next);
+    const Attend a = attend_of(op, item, next, w);
     const int32_t* positions = field(kPositions) + item.row;
     const int last = positions[item.count - 1] + 1;
     const int begin = std::max(item.split * kSplit, a.window > 0 ? positions[0] - a.window + 1 : 0);
@@ -210,7 +245,10 @@ void Executable::attend_few(const Op& op, const Item& item, const Item* next, Wo
     if (segment_rows(item.segment) == 1) {
         const Op& rope_op = ops_[&op - ops_.data() - 1];  // the lowering places RopeWrite right before Attend
         const float* qkv = (const float*)at(rope_op.x) + (int64_t)item.row * rope_op.stride;
-        if ((item.split + 1) * kSplit >= last) write_cache(rope_op, item.segment, item.row, item.kv_head, q);
+        if ((item.split + 1) * kSplit >= last) {
+            if (attention_.int8) write_cache(rope_op, item.segment, item.row, item.kv_head, (uint8_t*)q);
+            else write_cache(rope_op, item.segment, item.row, item.kv_head, q);
+        }
         for (int h = 0; h < group; h++) kernels_->rope_query(rope_of(rope_op), qkv + (item.kv_head * group + h) * dim, positions[0], q + h * dim);
         std::fill(w.positions.begin(), w.positions.begin() + group, positions[0]);
     } else {
@@ -251,7 +289,7 @@ void Executable::merge_splits(const Op& op, const Item& item) {
 void Executable::attend_rows(const Op& op, const Item& item, Worker& w) {
     const int dim = attention_.head_dim, group = attention_.heads / attention_.kv_heads;
     const int most = most_queries(), at_once = most / group;
-    const Attend a = attend_of(op, item, nullptr);
+    const Attend a = attend_of(op, item, nullptr, w);
     AttendState *total = w.states.data(), *part = total + most;
     float *total_acc = w.scratch.data(), *part_acc = total_acc + (size_t)most * dim;
     for (int r = 0; r < item.count; r += at_once) {
@@ -289,6 +327,7 @@ void Executable::size_attention_scratch() {
         w.halves.resize((size_t)queries * dim + dim + 64);
         w.positions.resize(queries);
         w.states.resize(2 * most);
+        if (attention_.int8) w.wide.resize((size_t)2 * kBlockPages * kPageTokens * dim + 32);
     }
 }
 

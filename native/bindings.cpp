@@ -45,6 +45,7 @@ class PyExecutable {
         a.eps = nb::cast<float>(attention["eps"]);
         a.table = (const float*)nb::cast<uintptr_t>(attention["table"]);
         a.cache = (uint8_t*)nb::cast<uintptr_t>(attention["cache"]);
+        a.int8 = nb::cast<bool>(attention["int8"]);
         a.page_stride = nb::cast<int64_t>(attention["page_stride"]);
         a.layer_stride = nb::cast<int64_t>(attention["layer_stride"]);
         if (fields.size() != kFieldCount) throw std::invalid_argument("the batch layout does not match this build");

@@ -53,6 +53,7 @@ struct Attention {  // shared by all layers of the KV group
     float q_scale = 0, eps = 0;
     const float* table = nullptr;
     uint8_t* cache = nullptr;
+    bool int8 = false;  // format of the cache; otherwise bf16
     int64_t page_stride = 0, layer_stride = 0;
 };
 
@@ -117,6 +118,7 @@ class Executable {
         std::vector<uint16_t> halves;
         std::vector<int32_t> positions;   // of the queries in hand
         std::vector<AttendState> states;
+        std::vector<uint16_t> wide;  // a block of an 8-bit cache
     };
     struct FirstPages {
         const int32_t* pages;
@@ -148,10 +150,12 @@ class Executable {
     void attend_rows(const Op& op, const Item& item, Worker& w);
     void merge_splits(const Op& op, const Item& item);
     int segment_rows(int segment) const { return field(kSegStart)[segment + 1] - field(kSegStart)[segment]; }
-    void write_cache(const Op& op, int segment, int row, int kv_head, uint16_t* halves) const;
-    void write_rows(const Op& op, int begin, int end, uint16_t* halves) const;
+    uint8_t* page_of(const Op& op, int segment, int32_t position) const;
+    int64_t head_bytes() const { return page_head_bytes(attention_.head_dim, attention_.int8); }
+    template <class E> void write_cache(const Op& op, int segment, int row, int kv_head, E* head) const;
+    template <class E> void write_rows(const Op& op, int begin, int end, E* heads) const;
     Rope rope_of(const Op& op) const;
-    Attend attend_of(const Op& op, const Item& item, const Item* next) const;
+    Attend attend_of(const Op& op, const Item& item, const Item* next, Worker& w) const;
     void one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_rows, int64_t out_row, float* scratch) const;
 
     const Kernels* kernels_;

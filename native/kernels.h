@@ -73,6 +73,12 @@ struct Rope {              // what turns a row of q|k|v into a query and cache e
     float q_scale;         // softmax scale * log2(e)
 };
 
+constexpr int kPageTokens = 16;
+// Bytes of K (or V) of one kv head in a page: bf16, or one byte an element and then a float scale a token.
+constexpr int64_t page_head_bytes(int head_dim, bool int8) {
+    return (int64_t)kPageTokens * (int8 ? head_dim + 4 : 2 * head_dim);
+}
+
 struct Attend {
     int head_dim;
     int64_t page_stride;          // bytes from a page to the next in this layer
@@ -82,6 +88,7 @@ struct Attend {
     int32_t window;               // 0: none
     const int32_t* next_pages;    // what this thread will read after this: fetched while the last block is used
     int next_count, next_kv_head;
+    uint16_t* wide = nullptr;     // [2][64 keys][head_dim]: where a block of an 8-bit cache is widened; null: bf16 cache
 };
 
 struct AttendState {              // one query's running softmax
@@ -121,6 +128,9 @@ struct Kernels {
     void (*rope_query)(const Rope&, const float* head, int32_t position, uint16_t* out);
     void (*rope_key)(const Rope&, const float* head, int32_t position, uint16_t* out);
     void (*to_bf16)(const float* x, int64_t n, uint16_t* out);  // n a multiple of 16
+    // The same for an 8-bit cache; each returns the scale of its integers, NaN where the head holds NaN or infinity.
+    float (*rope_key_int8)(const Rope&, const float* head, int32_t position, int8_t* out);
+    float (*to_int8)(const float* x, int64_t n, int8_t* out);
     // Any number of queries of one kv head over keys [begin, end) inside one split; position[queries] ascends and reaches
     // end - 1. Keys after a query's position, and those its window has left, are not seen.
     // q: [queries][head_dim] bf16; acc: [queries][head_dim].

@@ -108,15 +108,41 @@ static void rope_query(const Rope& r, const float* head, int32_t position, uint1
     for (int i = 0; i < r.head_dim; i += 16) store_bf16(out + i, mul(load(rotated + i), scale));
 }
 
-static void rope_key(const Rope& r, const float* head, int32_t position, uint16_t* out) {
-    float normed[kMaxHeadDim], rotated[kMaxHeadDim];
+static void rotate_key(const Rope& r, const float* head, int32_t position, float* rotated) {
+    float normed[kMaxHeadDim];
     if (r.k_norm) rms_norm(head, r.k_norm, r.head_dim, r.eps, normed), head = normed;
     rotate(r, head, position, rotated);
+}
+
+static void rope_key(const Rope& r, const float* head, int32_t position, uint16_t* out) {
+    float rotated[kMaxHeadDim];
+    rotate_key(r, head, position, rotated);
     for (int i = 0; i < r.head_dim; i += 16) store_bf16(out + i, load(rotated + i));
 }
 
 static void to_bf16(const float* x, int64_t n, uint16_t* out) {
     for (int64_t i = 0; i < n; i += 16) store_bf16(out + i, load(x + i));
+}
+
+// A head of K or V as integers with one scale: the rule of `quantise`, over n elements.
+static float to_int8(const float* x, int64_t n, int8_t* out) {
+    F32 top = zero();
+    bool finite = true;
+    for (int64_t i = 0; i < n; i += 16) {
+        const F32 a = abs(load(x + i));
+        finite = finite && bits(less(a, set1(infinity()))) == 0xffffu;
+        top = max(top, a);
+    }
+    const float amax = reduce_max(top), scale = finite ? amax / 127.0f : quiet_nan();
+    const F32 inv = set1(scale > 0.0f ? 127.0f / amax : 0.0f);
+    for (int64_t i = 0; i < n; i += 16) store_s8(out + i, finite ? to_int(mul(load(x + i), inv)) : izero());
+    return scale;
+}
+
+static float rope_key_int8(const Rope& r, const float* head, int32_t position, int8_t* out) {
+    float rotated[kMaxHeadDim];
+    rotate_key(r, head, position, rotated);
+    return to_int8(rotated, r.head_dim, out);
 }
 
 }  // namespace ISA_NAMESPACE

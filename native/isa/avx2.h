@@ -173,6 +173,18 @@ static inline void store_s8(int8_t* p, I32 v) {
     _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
 }
 
+static inline __m256i widen_half(const int8_t* p) {  // eight bf16 values in dwords
+    const __m256i v = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
+    return _mm256_srli_epi32(_mm256_castps_si256(_mm256_cvtepi32_ps(v)), 16);
+}
+// 32 integers as bf16, which holds them exactly.
+static inline void widen32(const int8_t* p, uint16_t* out) {
+    for (int i = 0; i < 32; i += 16) {
+        const __m256i v = _mm256_packus_epi32(widen_half(p + i), widen_half(p + i + 8));
+        _mm256_storeu_si256((__m256i*)(out + i), _mm256_permute4x64_epi64(v, 0xd8));
+    }
+}
+
 static inline Bytes bytes(const uint8_t* p) {
     return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
 }

@@ -115,6 +115,11 @@ static inline F32 load_s8(const int8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
 }
 static inline void store_s8(int8_t* p, I32 v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(v)); }
+// 32 integers as bf16, which holds them exactly.
+static inline void widen32(const int8_t* p, uint16_t* out) {
+    const __m512bh v = _mm512_cvtne2ps_pbh(load_s8(p + 16), load_s8(p));
+    std::memcpy(out, &v, 64);
+}
 
 static inline Bytes bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 static inline Bytes low_nibbles(Bytes v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }

@@ -179,6 +179,13 @@ static inline void store_s8(int8_t* p, I32 v) {
                     high = vcombine_s16(vmovn_s32(v.v[2]), vmovn_s32(v.v[3]));
     vst1q_s8(p, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
 }
+// 32 integers as bf16, which holds them exactly.
+static inline void widen32(const int8_t* p, uint16_t* out) {
+    for (int i = 0; i < 32; i += 16) {
+        const F32 v = load_s8(p + i);
+        for (int j = 0; j < 4; j++) vst1_u16(out + i + 4 * j, vshrn_n_u32(vreinterpretq_u32_f32(v.v[j]), 16));
+    }
+}
 
 static inline Bytes bytes(const uint8_t* p) { return ROOFLINE_FOUR(vld1q_u8(p + 16 * i)); }
 static inline Bytes low_nibbles(Bytes v) { return ROOFLINE_FOUR(vandq_u8(v.v[i], vdupq_n_u8(15))); }

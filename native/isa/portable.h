@@ -123,6 +123,11 @@ static inline F32 load_u8(const uint8_t* p) { return each([&](int i) { return (f
 static inline F32 load_s8(const int8_t* p) { return each([&](int i) { return (float)p[i]; }); }
 static inline void store_s8(int8_t* p, I32 v) { for (int i = 0; i < 16; i++) p[i] = (int8_t)v.v[i]; }
 
+// 32 integers as bf16, which holds them exactly.
+static inline void widen32(const int8_t* p, uint16_t* out) {
+    for (int i = 0; i < 32; i++) out[i] = (uint16_t)(bits_of((float)p[i]) >> 16);
+}
+
 static inline Bytes bytes(const uint8_t* p) { Bytes r; std::memcpy(r.v, p, 64); return r; }
 static inline Bytes low_nibbles(Bytes v) { for (auto& b : v.v) b &= 15; return v; }
 static inline Bytes high_nibbles(Bytes v) { for (auto& b : v.v) b >>= 4; return v; }

@@ -5,12 +5,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roofline.bundle import cached
+from roofline.bundle.cache_size import cache_size, resolve_kv_dtype
 from roofline.bundle.reader import is_bundle, open_bundle
 from roofline.common import extensions, log
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
@@ -24,13 +25,14 @@ if TYPE_CHECKING:
     from roofline.bundle.reader import Bundle
     from roofline.bundle.writer import Written
     from roofline.models.config import ModelConfig
+    from roofline.program.ir import Program
     from roofline.text.template import ChatTemplate
     from roofline.text.tokenizer import Tokenizer
     from roofline.weights.checkpoint import Checkpoint
 
-DEFAULT_CACHE_TOKENS = 16384
 MOST_DRAFTED = 64  # logit rows for drafted tokens: with more sequences than these serve, a step is busy without drafts
 BACKENDS = ("cpu", "reference")
+BUNDLED_KV_DTYPE = "bf16"  # of the cache that a bundle's program and prices are written for
 Progress = Callable[[str, int, int | None], None]  # see weights.sources.pull
 
 
@@ -66,6 +68,7 @@ def load(
     threads: int | None = None,
     isa: str | None = None,
     cache_tokens: int | None = None,
+    kv_cache_dtype: str = "auto",
     max_model_len: int | None = None,
     max_batch_tokens: int = 512,
     max_running: int = 64,
@@ -83,6 +86,7 @@ def load(
     Args:
         backend: "cpu", or "reference" (torch, slow).
         cache_tokens: tokens the KV cache holds; default 16,384, or what a quarter of the free memory holds if less.
+        kv_cache_dtype: "bf16"; "int8", half the bytes, with a scale for each token and head; "auto" is "bf16".
         max_model_len: positions served; default the model's own, cut to the cache.
         max_batch_tokens, max_running: the largest step: query tokens and sequences.
         draft_tokens: longest draft of a sequence that a step verifies (see engine.speculation).
@@ -99,6 +103,7 @@ def load(
     start = time.perf_counter()
     if backend not in BACKENDS:
         raise UnsupportedError(f"backend {backend!r}", "there is no such backend", BACKENDS)
+    kv_dtype = resolve_kv_dtype(kv_cache_dtype)
     path, bundle, checkpoint = _open(source, backend, weights, progress)
     if bundle is not None:
         mapping = bundle.map()  # read by a thread of its own during all that follows
@@ -106,7 +111,7 @@ def load(
     else:
         assert checkpoint is not None, "without a bundle there is a checkpoint"
         settings = checkpoint.model_config()[1]
-    pages, longest = _cache_size(settings, cache_tokens, max_model_len)
+    pages, longest = cache_size(settings, cache_tokens, max_model_len, kv_dtype)
     limits = BatchLimits(
         tokens=max(max_batch_tokens, max_running),
         segments=max_running,
@@ -116,7 +121,9 @@ def load(
     if bundle is not None:
         words: tuple[Tokenizer | None, ChatTemplate | None] = bundle.text() if text else (None, None)
         with _completing(words[0]):
-            executable, notes = _cpu_bundle(bundle, mapping, limits, pages, longest, threads, isa, verify, tuned)
+            executable, notes = _cpu_bundle(
+                bundle, mapping, kv_dtype, limits, pages, longest, threads, isa, verify, tuned
+            )
     else:
         from concurrent.futures import ThreadPoolExecutor
 
@@ -127,7 +134,7 @@ def load(
             reading = beside.submit(load_text, checkpoint) if text else None
             make = _cpu if backend == "cpu" else _reference
             config = ModelConfig.of(settings)
-            executable, notes = make(checkpoint, config, limits, pages, longest, threads, isa, verify, tuned)
+            executable, notes = make(checkpoint, config, kv_dtype, limits, pages, longest, threads, isa, verify, tuned)
             words = reading.result() if reading is not None else (None, None)
     name = source if weights is None else f"{source}+{weights}"
     seconds = time.perf_counter() - start
@@ -281,44 +288,10 @@ def _completing(tokenizer: "Tokenizer | None") -> Iterator[None]:
         built.result()
 
 
-def _cache_size(settings: Mapping[str, Any], cache_tokens: int | None, max_model_len: int | None) -> tuple[int, int]:
-    """(pages of the KV cache, longest context)."""
-    longest = _max_context(settings["max_position"], max_model_len)
-    pages = _pages(settings, cache_tokens)
-    longest = min(longest, pages * PAGE_TOKENS) if max_model_len is None else longest
-    if pages * PAGE_TOKENS < longest:
-        remedy = "Raise cache_tokens or lower max_model_len."
-        raise CapacityError(f"a context of {longest:,} tokens", longest, pages * PAGE_TOKENS, "cache tokens", remedy)
-    return pages, longest
-
-
-def _max_context(positions: int, wanted: int | None) -> int:
-    if wanted is None:
-        return positions
-    if not 1 <= wanted <= positions:
-        raise ConfigError(f"max_model_len={wanted} is not between 1 and the model's {positions} positions")
-    return wanted
-
-
-def _pages(settings: Mapping[str, Any], wanted: int | None) -> int:
-    """KV pages: as asked, or DEFAULT_CACHE_TOKENS within a quarter of the free memory."""
-    from roofline.hardware.detect import detect
-
-    token_bytes = 2 * 2 * settings["layers"] * settings["kv_heads"] * settings["head_dim"]
-    free = detect().memory_available or 1 << 62
-    if wanted is not None:
-        if wanted < PAGE_TOKENS:
-            raise ConfigError(f"cache_tokens={wanted} is less than one page of {PAGE_TOKENS}")
-        if wanted * token_bytes > free:
-            remedy = f"Lower cache_tokens: a token takes {human_bytes(token_bytes)}."
-            raise CapacityError("the KV cache", wanted * token_bytes, free, "bytes", remedy)
-        return -(-wanted // PAGE_TOKENS)
-    return min(DEFAULT_CACHE_TOKENS, max(free // 4 // token_bytes, PAGE_TOKENS)) // PAGE_TOKENS
-
-
 def _cpu_bundle(
     bundle: "Bundle",
     mapping: Any,
+    kv_dtype: str,
     limits: BatchLimits,
     pages: int,
     longest: int,
@@ -336,11 +309,15 @@ def _cpu_bundle(
     chosen_isa, chosen_threads = choose_isa(isa), choose_threads(threads)
     isa = str(chosen_isa.value)
 
+    identity, prices = bundle.identity, PriceTable(**bundle.manifest.prices)
+    if kv_dtype != BUNDLED_KV_DTYPE:  # the weights and the code are the same for all formats of the cache
+        recast = _recast(bundle, kv_dtype)
+        identity, prices = replace(identity, program_hash=recast.digest()), PriceTable.of(recast)
+
     def program() -> Any:
         from roofline.backends.cpu.lower import keep_operands
 
-        extensions.load()  # whose ops it may name
-        return keep_operands(bundle.program())
+        return keep_operands(_recast(bundle, kv_dtype))
 
     image = settle(mapping)
     if verify and not bundle.checked(isa):
@@ -350,20 +327,32 @@ def _cpu_bundle(
     executable = CpuExecutable(
         bundle.lowered,
         image,
-        bundle.identity,
-        PriceTable(**bundle.manifest.prices),
+        identity,
+        prices,
         program,
         limits=limits,
         num_pages=pages,
         max_context=longest,
         isa=isa,
         threads=int(chosen_threads.value),
+        kv_dtype=kv_dtype,
         roofs=roofs.load(detect.detect().fingerprint, int(chosen_threads.value), isa),
     )
-    return executable, _notes(executable, chosen_isa, chosen_threads, tuned) | {"weights": f"bundle {bundle.path}"}
+    return executable, _notes(executable, chosen_isa, chosen_threads, kv_dtype, tuned) | {
+        "weights": f"bundle {bundle.path}"
+    }
 
 
-def _notes(executable: "CpuExecutable", isa: "Choice", threads: "Choice", tuned: bool) -> dict[str, str]:
+def _recast(bundle: "Bundle", kv_dtype: str) -> "Program":
+    """A bundle's Program with its KV cache in another format."""
+    from roofline.program.passes.legalize import recast_cache
+    from roofline.program.target import CPU, with_cache
+
+    extensions.load()  # whose ops it may name
+    return recast_cache(bundle.program(), with_cache(CPU, kv_dtype))
+
+
+def _notes(executable: "CpuExecutable", isa: "Choice", threads: "Choice", kv_dtype: str, tuned: bool) -> dict[str, str]:
     """Sets what was tuned, and says what was chosen."""
     from roofline.backends.cpu.select import choose_variants
 
@@ -372,7 +361,7 @@ def _notes(executable: "CpuExecutable", isa: "Choice", threads: "Choice", tuned:
     return {
         "isa": f"{isa.value} ({isa.reason})",
         "threads": f"{threads.value} ({threads.reason})",
-        "cache": f"{executable.num_pages * PAGE_TOKENS} tokens, {size}",
+        "cache": f"{executable.num_pages * PAGE_TOKENS} tokens in {kv_dtype}, {size}",
         "variants": "default (not asked for)" if variants is None else f"{variants.value} ({variants.reason})",
     }
 
@@ -380,6 +369,7 @@ def _notes(executable: "CpuExecutable", isa: "Choice", threads: "Choice", tuned:
 def _cpu(
     checkpoint: "Checkpoint",
     config: "ModelConfig",
+    kv_dtype: str,
     limits: BatchLimits,
     pages: int,
     longest: int,
@@ -401,7 +391,8 @@ def _cpu(
     chosen_isa, chosen_threads = choose_isa(isa), choose_threads(threads)
     with ThreadPoolExecutor(1) as beside:
         identity = beside.submit(weights_hash, checkpoint)
-        program = compile_program(registry.get(config.family), config, checkpoint.tensors, target.CPU)
+        chosen = target.with_cache(target.CPU, kv_dtype)
+        program = compile_program(registry.get(config.family), config, checkpoint.tensors, chosen)
         executable = CpuExecutable.from_program(
             program,
             checkpoint,
@@ -415,7 +406,7 @@ def _cpu(
         )
         if verify:
             check_kernels(executable, checkpoint)
-    return executable, _notes(executable, chosen_isa, chosen_threads, tuned)
+    return executable, _notes(executable, chosen_isa, chosen_threads, kv_dtype, tuned)
 
 
 def weights_hash(checkpoint: "Checkpoint") -> str:
@@ -436,6 +427,7 @@ def weights_hash(checkpoint: "Checkpoint") -> str:
 def _reference(
     checkpoint: "Checkpoint",
     config: "ModelConfig",
+    kv_dtype: str,
     limits: BatchLimits,
     pages: int,
     longest: int,
@@ -449,6 +441,8 @@ def _reference(
             f"isa={isa!r} with the reference backend", "torch chooses its own kernels", ("backend=cpu",)
         )
     from roofline.backends.reference.executable import reference_executable
+    from roofline.program.target import CPU, with_cache
 
-    executable = reference_executable(checkpoint, config, limits, pages, longest, threads)
-    return executable, {"backend": "reference (torch, slow)"}
+    target = with_cache(CPU, kv_dtype)
+    executable = reference_executable(checkpoint, config, limits, pages, longest, threads, target)
+    return executable, {"backend": "reference (torch, slow)", "cache": kv_dtype}

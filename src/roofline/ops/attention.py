@@ -15,7 +15,7 @@ from roofline.ops.cost import Affine
 from roofline.ops.elementwise import per_element
 from roofline.ops.registry import Call, op
 from roofline.ops.rope_tables import RopeTable, frequencies
-from roofline.ops.symbol import ELEMENT_BYTES, Type
+from roofline.ops.symbol import Type, kv_head_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,22 +75,51 @@ def _kv_write_type(call: Call) -> Type:
     return call.cache
 
 
+def _cached_token_bytes(call: Call) -> int:
+    kv_heads, head_dim = call.cache.trailing
+    return 2 * kv_heads * kv_head_bytes(call.kv_dtype, head_dim)
+
+
 def kv_write_bytes(call: Call) -> Affine:
     """K and V of every token, written once."""
-    return Affine(tokens=2 * call.cache.width * ELEMENT_BYTES[call.kv_dtype])
+    return Affine(tokens=_cached_token_bytes(call))
 
 
 @op(values=("cache", "k", "v"), infer=_kv_write_type, kv_bytes=kv_write_bytes)
 def kv_write(cache: Any, k: "Tensor", v: "Tensor", layer: int, kv_dtype: str = "f32") -> Any:
     """The cache with this step's k and v [tokens, kv_heads * head_dim] in it, rounded to kv_dtype."""
     kv_heads = cache.kv_heads
-    k, v = (round_to(t, kv_dtype).view(t.shape[0], kv_heads, -1) for t in (k, v))
+    k, v = (round_to(t.reshape(t.shape[0], kv_heads, -1), kv_dtype) for t in (k, v))
     return cache.write(layer, k, v)
 
 
 def round_to(x: "Tensor", dtype: str) -> "Tensor":
-    """x rounded to "bf16" and widened again; "f32" leaves it."""
+    """x rounded to "bf16", or to "int8" with a scale for each row of the last dimension, and widened again.
+
+    "f32" leaves it.
+    """
+    if dtype == "int8":
+        q, scale = quantize_heads(x)
+        return (q * scale[..., None]).to(x.dtype)
     return x if dtype == "f32" else x.bfloat16().to(x.dtype)
+
+
+def quantize_heads(x: "Tensor") -> "tuple[Tensor, Tensor]":
+    """x [..., head_dim] as whole numbers (float32 [..., head_dim], -127 to 127) and scales (float32 [...]): x is about
+    their product.
+
+    scale = max |x| / 127; q = round-half-even(x * (127 / max |x|)), 0 where the scale is; each step rounded to float32.
+    A head that holds NaN or infinity has the scale NaN and q = 0.
+    """
+    import torch
+
+    x = x.float()
+    finite = torch.isfinite(x).all(dim=-1)
+    amax = torch.where(finite, x.abs().amax(dim=-1), 0.0)
+    scale = amax / 127.0
+    inverse = torch.where(scale > 0, torch.full_like(amax, 127.0) / amax, 0.0)  # 127 / amax would round twice
+    q = torch.round(torch.where(finite[..., None], x, 0.0) * inverse[..., None]).clamp(-127, 127)
+    return q, torch.where(finite, scale, torch.nan)
 
 
 def _attend_type(call: Call) -> Type:
@@ -107,7 +136,7 @@ def _attend_flops(call: Call) -> Affine:
 
 
 def _attend_bytes(call: Call) -> Affine:
-    return Affine(context=2 * call.cache.width * ELEMENT_BYTES[call.kv_dtype])
+    return Affine(context=_cached_token_bytes(call))
 
 
 def alibi_slopes(heads: int) -> list[float]:

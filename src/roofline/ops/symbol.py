@@ -12,6 +12,11 @@ Q8_GROUP = 32
 Q_BYTES = {"q8g32": 1, "q15g32": 2}  # rows of integers: bytes an element
 
 
+def kv_head_bytes(dtype: str, head_dim: int) -> int:
+    """Bytes that K (or V) of one token and kv head takes in a cache; "int8" has an f32 scale beside its integers."""
+    return head_dim + 4 if dtype == "int8" else head_dim * ELEMENT_BYTES[dtype]
+
+
 @dataclass(frozen=True)
 class Type:
     """dtype, the symbol that counts the rows ("tokens", "rows", or None for the cache) and the shape of one row.

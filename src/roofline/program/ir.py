@@ -11,7 +11,7 @@ from typing import Any
 from roofline.ops import formats, registry
 from roofline.ops.cost import Affine, Cost
 from roofline.ops.rope_tables import RopeTable
-from roofline.ops.symbol import ELEMENT_BYTES, Type, WeightType
+from roofline.ops.symbol import Type, WeightType, kv_head_bytes
 
 SYMBOLS = ("tokens", "rows")
 
@@ -90,7 +90,7 @@ class Instr:
 
 @dataclass(frozen=True)
 class KvGroup:
-    """The layers whose caches share kind, heads, dims, window (0: none) and format ("f32", "bf16")."""
+    """The layers whose caches share kind, heads, dims, window (0: none) and format ("f32", "bf16", "int8")."""
 
     layers: int
     kv_heads: int
@@ -101,7 +101,7 @@ class KvGroup:
     @property
     def token_bytes(self) -> int:
         """Bytes K and V of one token take over all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * ELEMENT_BYTES[self.format]
+        return 2 * self.layers * self.kv_heads * kv_head_bytes(self.format, self.head_dim)
 
 
 @dataclass(frozen=True)

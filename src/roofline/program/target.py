@@ -1,7 +1,7 @@
 """What a backend's arithmetic is, as data: `legalize` reads it, and nothing else asks which target it is."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roofline.common.errors import ConfigError
 from roofline.common.names import unknown
@@ -40,6 +40,16 @@ CPU = Target(
     vector_layout="f32",
 )
 _TARGETS = {CPU.name: CPU}
+# Formats of the KV cache -> the order of attention over it. "bf16" is what CPU says.
+CACHE_ORDERS = {"bf16": "pages64", "int8": "pages64.int8"}
+
+
+def with_cache(target: Target, kv_dtype: str) -> Target:
+    """The target with its KV cache in another format. Raises ConfigError on a format there is not."""
+    if kv_dtype not in CACHE_ORDERS:
+        raise ConfigError(f"there is no KV cache of {kv_dtype!r}; choose one of {', '.join(CACHE_ORDERS)}")
+    dtypes = {**target.attend_dtypes, "kv_dtype": kv_dtype}
+    return replace(target, orders={**target.orders, "attend": CACHE_ORDERS[kv_dtype]}, attend_dtypes=dtypes)
 
 
 def register(target: Target) -> None:

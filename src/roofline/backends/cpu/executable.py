@@ -16,6 +16,7 @@ from roofline.backends.cpu.prices import PriceTable, StepPrices
 from roofline.backends.sampling import MAX_LOGPROBS, Sampled, SampleRows
 from roofline.hardware.roofs import Roofs
 from roofline.ops.batch import FIELDS, PAGE_TOKENS, Batch, BatchLimits
+from roofline.ops.symbol import kv_head_bytes
 
 if TYPE_CHECKING:
     from roofline.backends.cpu.layout import Layout, PackedPiece
@@ -36,6 +37,7 @@ class CpuExecutable:
         num_pages: pages of 16 tokens in the KV cache.
         max_context: positions served.
         isa, threads: as `resolve_isa` and `usable_threads` chose.
+        kv_dtype: format of the KV cache, "bf16" or "int8"; `program`, `prices` and `identity` are of a Program with it.
         roofs: measured limits, for `step_cost`; None leaves `limit_seconds` out.
     """
 
@@ -52,6 +54,7 @@ class CpuExecutable:
         max_context: int,
         isa: str,
         threads: int,
+        kv_dtype: str = "bf16",
         roofs: Roofs | None = None,
     ) -> None:
         self.isa, self.threads, self.limits = isa, threads, limits
@@ -64,12 +67,13 @@ class CpuExecutable:
         constant, per_token, per_row = lowered.arena
         self._arena = _native.Memory(constant + per_token * limits.tokens + per_row * limits.rows + 64)
         shape = lowered.attention
-        layer_page = 2 * shape.kv_heads * shape.head_dim * PAGE_TOKENS * 2  # K and V, bf16
+        layer_page = 2 * shape.kv_heads * PAGE_TOKENS * kv_head_bytes(kv_dtype, shape.head_dim)  # K and V
         self.page_bytes = layer_page * shape.layers
         self._cache = _native.Memory(self.page_bytes * num_pages)
         attention: dict[str, Any] = vars(shape) | {
             "table": self._rope_table(),
             "cache": self._cache.address,
+            "int8": kv_dtype == "int8",
             "page_stride": layer_page,
             "layer_stride": layer_page * num_pages,
         }
@@ -85,7 +89,7 @@ class CpuExecutable:
             list(lowered.logits),
             self.vocab_size,
         )
-        self.fingerprint = _fingerprint(identity, isa)
+        self.fingerprint = _fingerprint(identity, isa, kv_dtype)
         self.program_hash = identity.program_hash
         self._prices = StepPrices(prices, roofs, lowered.matrix_bytes)
         self._results = Sampled(
@@ -125,9 +129,9 @@ class CpuExecutable:
         image = pack_image(program, layout, source, threads)
         identity = Identity(weights_hash.result(), program.digest())
         prices = PriceTable.of(planned)
-        return cls(
-            lowered, image, identity, prices, lambda: planned, max_context=max_context, threads=threads, **options
-        )
+        (group,) = program.kv_groups.values()
+        chosen = {"max_context": max_context, "threads": threads, "kv_dtype": group.format, **options}
+        return cls(lowered, image, identity, prices, lambda: planned, **chosen)
 
     @cached_property
     def program(self) -> "Program":
@@ -240,8 +244,8 @@ class CpuExecutable:
         return int(self._table.ctypes.data)
 
 
-def _fingerprint(identity: Identity, isa: str) -> str:
+def _fingerprint(identity: Identity, isa: str, kv_dtype: str) -> str:
     """Same fingerprint: same logit bits. Weights, program with its orders, core, compiler and chip go in."""
     hashes = identity.weights_hash, identity.program_hash
-    parts = (*hashes, "cpu", os.uname().machine, isa, _native.build_id(), "kv:bf16", "tp:1")
+    parts = (*hashes, "cpu", os.uname().machine, isa, _native.build_id(), f"kv:{kv_dtype}", "tp:1")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

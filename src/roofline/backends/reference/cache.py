@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from roofline.models.cache import segments_of
+from roofline.ops.attention import quantize_heads
 from roofline.ops.batch import PAGE_TOKENS, Batch
 from roofline.program.ir import KvGroup
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 class PagedCache:
     """A KvCache over pages of 16 tokens, [layers, pages, 16, kv_heads, head_dim]; unwritten places hold NaN.
 
+    A cache of format "int8" holds whole numbers there, and their scales [layers, pages, 16, kv_heads] beside them.
     Writing changes it in place: a Program's cache values are read and written in one order only.
     """
 
@@ -22,6 +24,8 @@ class PagedCache:
 
         shape = (group.layers, num_pages, PAGE_TOKENS, group.kv_heads, group.head_dim)
         self.k, self.v = (torch.full(shape, float("nan")) for _ in range(2))
+        self.int8 = group.format == "int8"
+        self.scales = [torch.full(shape[:-1], float("nan")) for _ in range(2 if self.int8 else 0)]  # of k, of v
         self.kv_heads = group.kv_heads
         self.segments: Sequence[tuple[int, int, int]] = ()
         self.tables: list[Tensor] = []
@@ -37,19 +41,38 @@ class PagedCache:
             self.tables.append(torch.from_numpy(pages.astype("int64")))
 
     def write(self, layer: int, k: "Tensor", v: "Tensor") -> "PagedCache":
-        """Put k, v [tokens, kv_heads, head_dim] at their positions' places."""
+        """Put k, v [tokens, kv_heads, head_dim] at their positions' places; an int8 cache quantises them."""
         import torch
 
+        k_scale = v_scale = torch.empty(0)
+        if self.int8:
+            (k, k_scale), (v, v_scale) = quantize_heads(k), quantize_heads(v)
         for (start, stop, first), table in zip(self.segments, self.tables, strict=True):
             at = torch.arange(first, first + stop - start)
             page, slot = table[at // PAGE_TOKENS], at % PAGE_TOKENS
             self.k[layer, page, slot] = k[start:stop].detach()
             self.v[layer, page, slot] = v[start:stop].detach()
+            for held, scale in zip(self.scales, (k_scale, v_scale), strict=False):
+                held[layer, page, slot] = scale[start:stop]
         return self
 
     def read(self, layer: int, index: int) -> "tuple[Tensor, Tensor]":
         """k, v [context, kv_heads, head_dim] of one segment, this step included."""
-        start, stop, first = self.segments[index]
-        context = first + stop - start
-        k, v = (store[layer, self.tables[index]].flatten(0, 1)[:context] for store in (self.k, self.v))
+        k, v = (self._of(store, layer, index) for store in (self.k, self.v))
+        if self.int8:
+            k_scale, v_scale = self.read_scales(layer, index)
+            k, v = k * k_scale[..., None], v * v_scale[..., None]
         return k, v
+
+    def read_stored(self, layer: int, index: int) -> "tuple[Tensor, Tensor]":
+        """k, v as `read`, without the scales of an int8 cache."""
+        return self._of(self.k, layer, index), self._of(self.v, layer, index)
+
+    def read_scales(self, layer: int, index: int) -> "tuple[Tensor, Tensor]":
+        """The scales of an int8 cache's k and v [context, kv_heads]."""
+        k_scale, v_scale = (self._of(store, layer, index) for store in self.scales)
+        return k_scale, v_scale
+
+    def _of(self, store: "Tensor", layer: int, index: int) -> "Tensor":
+        start, stop, first = self.segments[index]
+        return store[layer, self.tables[index]].flatten(0, 1)[: first + stop - start]

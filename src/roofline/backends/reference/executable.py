@@ -18,7 +18,7 @@ from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits
 from roofline.program.compile import compile_program
 from roofline.program.ir import Program
 from roofline.program.passes.price import amount, price, work_of
-from roofline.program.target import CPU
+from roofline.program.target import CPU, Target
 
 
 @dataclass
@@ -90,13 +90,14 @@ def reference_executable(
     num_pages: int,
     max_context: int,
     threads: int | None = None,
+    target: Target = CPU,
 ) -> ReferenceExecutable:
-    """A checkpoint in the cpu target's arithmetic, computed the slow way. threads: torch's (None: as torch chooses)."""
+    """A checkpoint in a target's arithmetic, computed the slow way. threads: torch's (None: as torch chooses)."""
     import torch
 
     if threads is not None:
         torch.set_num_threads(threads)
-    program = compile_program(get(config.family), config, checkpoint.tensors, CPU)
+    program = compile_program(get(config.family), config, checkpoint.tensors, target)
     digest = hashlib.sha256()
     for name in sorted(checkpoint.tensors):
         digest.update(name.encode() + checkpoint.read(name).tobytes())

@@ -107,21 +107,26 @@ class Interpreter:
             q = self._norm(instr, q, instr.weights[0], heads)
             k = self._norm(instr, k, instr.weights[1], kv_heads)
         q, k = self._rope(instr, q, positions, heads), self._rope(instr, k, positions, kv_heads)
-        return q, kv_write(cache, k, v, instr.attr("layer"), instr.attr("kv_dtype"))
+        return q, self.kv_write(instr, cache, k, v)
+
+    def kv_write(self, instr: Instr, cache: PagedCache, k: "Tensor", v: "Tensor") -> PagedCache:
+        dtype = "f32" if instr.attr("kv_dtype") == "int8" else instr.attr("kv_dtype")  # an int8 cache quantises itself
+        return kv_write(cache, k, v, instr.attr("layer"), dtype)
 
     def attend(self, instr: Instr, q: "Tensor", cache: PagedCache) -> "Tensor":
         import torch
 
-        if instr.attr("order") != "pages64":
+        if instr.attr("order") not in ("pages64", "pages64.int8"):
             return self._by_reference(instr, [q, cache])
         heads, out = instr.attr("heads"), []
         options = [instr.attr(name) for name in ("scale", "window", "soft_cap", "alibi")]
         for index, (start, stop, first) in enumerate(cache.segments):
-            k, v = cache.read(instr.attr("layer"), index)
-            each = heads // cache.kv_heads
-            k, v = k.repeat_interleave(each, dim=1), v.repeat_interleave(each, dim=1)
+            held = [*cache.read_stored(instr.attr("layer"), index)]
+            if cache.int8:
+                held += cache.read_scales(instr.attr("layer"), index)
+            k, v, *scales = (part.repeat_interleave(heads // cache.kv_heads, dim=1) for part in held)
             rows = q[start:stop].view(stop - start, heads, -1)
-            out.append(orders.attend_pages64(rows, k, v, first, *options).flatten(1))
+            out.append(orders.attend_pages64(rows, k, v, first, *options, *scales).flatten(1))
         return torch.cat(out)
 
     def _norm(self, instr: Instr, x: "Tensor", weight: str, heads: int) -> "Tensor":
@@ -150,6 +155,7 @@ _RUN: dict[str, Callable[..., Any]] = {
         "silu_mul",
         "silu_mul_quantize",
         "rope",
+        "kv_write",
         "rope_kv_write",
         "attend",
     )

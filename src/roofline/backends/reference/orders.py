@@ -102,10 +102,14 @@ def attend_pages64(
     window: int,
     soft_cap: float,
     alibi: bool,
+    k_scale: "Tensor | None" = None,
+    v_scale: "Tensor | None" = None,
 ) -> "Tensor":
     """Order "pages64", one segment: q [queries, heads, head_dim] at positions first.. -> the same shape.
 
-    k, v [context, heads, head_dim]: already bf16 values, a kv head for each query head.
+    k, v [context, heads, head_dim]: already bf16 values, a kv head for each query head. Order "pages64.int8" has whole
+    numbers there, and scales [context, heads]: k's are multiplied into scores, v's into softmax weights before these
+    are rounded to bf16.
 
     Scores are in units of log2. A block in which a query sees no key changes nothing for it.
     """
@@ -116,12 +120,14 @@ def attend_pages64(
     at = torch.arange(first, first + q.shape[0])[:, None]
     keys = torch.arange(context)[None, :]
     seen = (keys <= at) & (keys > at - window) if window else keys <= at  # [queries, context]
-    scores = _bend(_scores(q, k), keys - at, soft_cap, alibi)
+    scores = _scores(q, k) if k_scale is None else _scores(q, k) * k_scale.T[None]
+    scores = _bend(scores, keys - at, soft_cap, alibi)
     scores = scores.masked_fill(~seen[:, None, :], -math.inf)
+    factor = torch.ones_like(scores) if v_scale is None else v_scale.T[None].masked_fill(~seen[:, None, :], 0.0)
     total: _State | None = None
     for start in range(0, context, SPLIT):
         stop = min(start + SPLIT, context)
-        part = _split(scores[..., start:stop], v[start:stop], seen[:, start:stop])
+        part = _split(scores[..., start:stop], factor[..., start:stop], v[start:stop], seen[:, start:stop])
         total = part if total is None else _merge(total, part)
     assert total is not None
     return total.acc * (1.0 / tree16(total.lanes))[..., None] + 0.0
@@ -151,13 +157,14 @@ def _bend(scores: "Tensor", distance: "Tensor", soft_cap: float, alibi: bool) ->
     return scores
 
 
-def _split(scores: "Tensor", v: "Tensor", seen: "Tensor") -> _State:
+def _split(scores: "Tensor", factor: "Tensor", v: "Tensor", seen: "Tensor") -> _State:
     """The state after all blocks of one split; m stays -inf where a query sees nothing of it."""
     import torch
 
     queries, heads, count = scores.shape
     pad = -count % BLOCK
     scores = torch.nn.functional.pad(scores, (0, pad), value=-math.inf)
+    factor = torch.nn.functional.pad(factor, (0, pad))
     v = torch.nn.functional.pad(v, (0, 0, 0, 0, 0, pad))
     seen = torch.nn.functional.pad(seen, (0, pad))
     state = _State(
@@ -167,11 +174,11 @@ def _split(scores: "Tensor", v: "Tensor", seen: "Tensor") -> _State:
     )
     for start in range(0, count, BLOCK):
         block = slice(start, start + BLOCK)
-        state = _block(state, scores[..., block], v[block], seen[:, block].any(dim=1))
+        state = _block(state, scores[..., block], factor[..., block], v[block], seen[:, block].any(dim=1))
     return state
 
 
-def _block(state: _State, scores: "Tensor", v: "Tensor", sees: "Tensor") -> _State:
+def _block(state: _State, scores: "Tensor", factor: "Tensor", v: "Tensor", sees: "Tensor") -> _State:
     import torch
 
     sees = sees[:, None].expand_as(state.m)
@@ -181,7 +188,7 @@ def _block(state: _State, scores: "Tensor", v: "Tensor", sees: "Tensor") -> _Sta
     lanes = state.lanes * alpha[..., None]
     for vector in p.split(LANES, dim=-1):
         lanes = lanes + vector
-    acc, rounded = state.acc * alpha[..., None], p.bfloat16().float()
+    acc, rounded = state.acc * alpha[..., None], (p * factor).bfloat16().float()
     for pair in range(0, BLOCK, 2):
         for key in (pair + 1, pair):
             acc = fma(rounded[..., key, None], v[key][None], acc)

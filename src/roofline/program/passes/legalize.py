@@ -10,7 +10,7 @@ from typing import Any
 from roofline.common.errors import UnsupportedError
 from roofline.ops.registry import get
 from roofline.ops.symbol import Q8_GROUP, Type
-from roofline.program.ir import Instr, Program, Value
+from roofline.program.ir import Instr, KvGroup, Program, Value
 from roofline.program.target import Target
 
 
@@ -37,9 +37,29 @@ def legalize(program: Program, target: Target) -> Program:
         name: replace(recipe, layout=target.matrix_layout if len(recipe.shape) == 2 else target.vector_layout)
         for name, recipe in program.weights.items()
     }
-    format = target.attend_dtypes.get("kv_dtype", "f32")
-    groups = {name: replace(group, format=format) for name, group in program.kv_groups.items()}
+    groups = _groups(program, target)
     return replace(program, body=tuple(body), weights=weights, kv_groups=groups, target=target.name)
+
+
+def recast_cache(program: Program, target: Target) -> Program:
+    """A Program after any pass, with the KV cache as `target` has it: what legalising for that target would have made.
+
+    Nothing else in a Program depends on the cache's format, so a bundle serves all of them.
+    """
+    body = []
+    for instr in program.body:
+        attrs = dict(instr.attrs)
+        if "kv_dtype" in attrs:
+            attrs["kv_dtype"] = target.attend_dtypes["kv_dtype"]
+        if instr.op == "attend":
+            attrs["order"] = target.orders["attend"]
+        body.append(replace(instr, attrs=attrs))
+    return replace(program, body=tuple(body), kv_groups=_groups(program, target))
+
+
+def _groups(program: Program, target: Target) -> dict[str, KvGroup]:
+    format = target.attend_dtypes.get("kv_dtype", "f32")
+    return {name: replace(group, format=format) for name, group in program.kv_groups.items()}
 
 
 def _quantised(program: Program, instr: Instr) -> bool:

@@ -86,7 +86,7 @@ def arithmetic(instr: "Instr") -> tuple[str, int]:
     order = instr.attr("order")
     if instr.op in ("linear", "linear_add", "linear_silu_mul") and order in ("q8g32", "q15g32"):
         return "int8_ops", 1 if order == "q8g32" else 2  # two products of bytes for one of 15 bits
-    return "bf16_flops" if order == "pages64" else "f32_flops", 1
+    return "bf16_flops" if order in ("pages64", "pages64.int8") else "f32_flops", 1
 
 
 def operations_per_second(instr: "Instr", roofs: Roofs) -> float:

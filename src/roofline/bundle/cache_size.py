@@ -1,0 +1,60 @@
+"""How many tokens the KV cache holds, and in which format."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from roofline.common.errors import CapacityError, ConfigError
+from roofline.common.units import human_bytes
+from roofline.ops.batch import PAGE_TOKENS
+from roofline.ops.symbol import kv_head_bytes
+
+DEFAULT_CACHE_TOKENS = 16384
+KV_CACHE_DTYPES = ("auto", "bf16", "int8")
+
+
+def resolve_kv_dtype(asked: str) -> str:
+    """The format of the KV cache: "auto" is "bf16". Raises ConfigError on a name there is not."""
+    if asked not in KV_CACHE_DTYPES:
+        raise ConfigError(f"there is no KV cache of {asked!r}; choose one of {', '.join(KV_CACHE_DTYPES)}")
+    return "bf16" if asked == "auto" else asked
+
+
+def cache_size(
+    settings: Mapping[str, Any], cache_tokens: int | None, max_model_len: int | None, kv_dtype: str
+) -> tuple[int, int]:
+    """(pages of the KV cache, longest context), as asked or as the memory allows.
+
+    settings: the fields of the model's configuration.
+    Raises ConfigError or CapacityError where they do not fit the model, the machine or each other.
+    """
+    longest = _max_context(settings["max_position"], max_model_len)
+    pages = _pages(settings, cache_tokens, kv_dtype)
+    longest = min(longest, pages * PAGE_TOKENS) if max_model_len is None else longest
+    if pages * PAGE_TOKENS < longest:
+        remedy = "Raise cache_tokens or lower max_model_len."
+        raise CapacityError(f"a context of {longest:,} tokens", longest, pages * PAGE_TOKENS, "cache tokens", remedy)
+    return pages, longest
+
+
+def _max_context(positions: int, wanted: int | None) -> int:
+    if wanted is None:
+        return positions
+    if not 1 <= wanted <= positions:
+        raise ConfigError(f"max_model_len={wanted} is not between 1 and the model's {positions} positions")
+    return wanted
+
+
+def _pages(settings: Mapping[str, Any], wanted: int | None, kv_dtype: str) -> int:
+    """KV pages: as asked, or DEFAULT_CACHE_TOKENS within a quarter of the free memory."""
+    from roofline.hardware.detect import detect
+
+    token_bytes = 2 * settings["layers"] * settings["kv_heads"] * kv_head_bytes(kv_dtype, settings["head_dim"])
+    free = detect().memory_available or 1 << 62
+    if wanted is not None:
+        if wanted < PAGE_TOKENS:
+            raise ConfigError(f"cache_tokens={wanted} is less than one page of {PAGE_TOKENS}")
+        if wanted * token_bytes > free:
+            remedy = f"Lower cache_tokens: a token takes {human_bytes(token_bytes)}."
+            raise CapacityError("the KV cache", wanted * token_bytes, free, "bytes", remedy)
+        return -(-wanted // PAGE_TOKENS)
+    return min(DEFAULT_CACHE_TOKENS, max(free // 4 // token_bytes, PAGE_TOKENS)) // PAGE_TOKENS
