@@ -53,10 +53,13 @@ def executable(
     tokens: int = 256,
     pages: int = 64,
     keep_values: bool = False,
+    kv_dtype: str = "bf16",
 ) -> CpuExecutable:
     """keep_values: every value keeps its own place in the arena, so that all can be read after a step."""
     config = ModelConfig.of(source.config)
-    program = compile_program(registry.get(config.family), config, source.tensors, target.CPU)
+    program = compile_program(
+        registry.get(config.family), config, source.tensors, target.with_cache(target.CPU, kv_dtype)
+    )
     if keep_values:
         rest = [v.name for i in program.body for v in i.outputs if v.name not in program.outputs]
         program = replace(program, outputs=(*program.outputs, *rest))

@@ -17,6 +17,7 @@ from roofline.weights.random_weights import random_checkpoint  # noqa: E402
 
 ISAS = native.isas()
 FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "F32", "F16", "BF16")
+KV_DTYPES = ("bf16", "int8")
 
 
 def ids_of(count: int, seed: int = 5, vocab: int = 300) -> list[int]:
@@ -51,10 +52,12 @@ def whole(model: Any, text: Text, chunk: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("model", "form"),
-    [("llama", form) for form in FORMATS] + [(m, f) for m in MODELS for f in ("Q4_1", "BF16") if m != "llama"],
+    ("model", "form", "kv_dtype"),
+    [("llama", form, "bf16") for form in FORMATS]
+    + [(m, f, "bf16") for m in MODELS for f in ("Q4_1", "BF16") if m != "llama"]
+    + [(m, "Q4_1", "int8") for m in MODELS],
 )
-def test_each_instruction_equals_the_reference(model: str, form: str) -> None:
+def test_each_instruction_equals_the_reference(model: str, form: str, kv_dtype: str) -> None:
     torch = pytest.importorskip("torch", reason="the reference runs on torch")
     from roofline.backends.reference.cache import PagedCache
     from roofline.backends.reference.interpreter import Interpreter
@@ -62,7 +65,7 @@ def test_each_instruction_equals_the_reference(model: str, form: str) -> None:
     from roofline.ops.symbol import Q_BYTES
 
     source = checkpoint(model, form)
-    cpu = executable(source, isa=ISAS[0], keep_values=True)
+    cpu = executable(source, isa=ISAS[0], keep_values=True, kv_dtype=kv_dtype)
     program = cpu.program
     types, reference = program.types(), Interpreter(program, source.read)
     (group,) = program.kv_groups.values()
@@ -113,19 +116,23 @@ def test_each_instruction_equals_the_reference(model: str, form: str) -> None:
                 assert worst < 1e-5, (instr, worst)
 
 
-@pytest.mark.parametrize(("model", "form"), [*((m, "Q4_1") for m in MODELS), ("llama", "BF16"), ("llama", "Q6_K")])
-def test_bits_do_not_depend_on_chunks_threads_or_isa(model: str, form: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "form", "kv_dtype"),
+    [(m, "Q4_1", kv) for m in MODELS for kv in KV_DTYPES] + [("llama", "BF16", "bf16"), ("llama", "Q6_K", "bf16")],
+)
+def test_bits_do_not_depend_on_chunks_threads_or_isa(model: str, form: str, kv_dtype: str) -> None:
     source = checkpoint(model, form)
-    wanted = whole(executable(source, isa=ISAS[0], threads=1), Text(0, 100, 7), chunk=1)
+    wanted = whole(executable(source, isa=ISAS[0], threads=1, kv_dtype=kv_dtype), Text(0, 100, 7), chunk=1)
     assert np.isfinite(wanted).all()
     for isa in ISAS:
         for threads, chunk in ((1, 64), (2, 7), (2, 16), (3, 33)):
-            got = whole(executable(source, isa=isa, threads=threads), Text(3, 100, 7), chunk)
+            got = whole(executable(source, isa=isa, threads=threads, kv_dtype=kv_dtype), Text(3, 100, 7), chunk)
             assert got.tobytes() == wanted.tobytes(), (isa, threads, chunk)
 
 
-def test_bits_do_not_depend_on_company() -> None:
-    model = executable(checkpoint("llama", "Q4_1"), isa=ISAS[0])
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_bits_do_not_depend_on_company(kv_dtype: str) -> None:
+    model = executable(checkpoint("llama", "Q4_1"), isa=ISAS[0], kv_dtype=kv_dtype)
     alone = whole(model, Text(0, 90, 11), chunk=64)
     text, other, third = Text(20, 90, 11), Text(30, 200, 12), Text(45, 60, 13)
     got = []
@@ -138,14 +145,15 @@ def test_bits_do_not_depend_on_company() -> None:
     assert np.concatenate(got).tobytes() == alone.tobytes()
 
 
-def test_long_contexts_split_the_same_way() -> None:
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_long_contexts_split_the_same_way(kv_dtype: str) -> None:
     source = checkpoint("llama", "Q8_0")
-    one = executable(source, isa=ISAS[0], tokens=1024, pages=64)
+    one = executable(source, isa=ISAS[0], tokens=1024, pages=64, kv_dtype=kv_dtype)
     text = Text(0, 1010, 3)
     one.batch.fill([text.take(1009)], [1008])
     one.forward()
     last = logits_of(one, [text.take(1)])
-    two = executable(source, isa=ISAS[-1], tokens=1024, pages=64, threads=1)
+    two = executable(source, isa=ISAS[-1], tokens=1024, pages=64, threads=1, kv_dtype=kv_dtype)
     text = Text(0, 1010, 3)
     two.batch.fill([text.take(600)], [599])
     two.forward()
@@ -154,10 +162,11 @@ def test_long_contexts_split_the_same_way() -> None:
     assert two.logits().tobytes() == last.tobytes()
 
 
-def test_stale_pages_never_reach_a_result() -> None:
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_stale_pages_never_reach_a_result(kv_dtype: str) -> None:
     source = checkpoint("llama", "Q4_1")
-    clean, dirty = (executable(source, isa=ISAS[0]) for _ in range(2))
-    dirty._cache.view()[:] = 0xFF  # bf16 NaN everywhere
+    clean, dirty = (executable(source, isa=ISAS[0], kv_dtype=kv_dtype) for _ in range(2))
+    dirty._cache.view()[:] = 0xFF  # NaN everywhere, bf16 or scales
     for count in (1, 2, 15, 16, 17, 63, 64, 65):
         a = whole(clean, Text(0, count, 9), 64)
         b = whole(dirty, Text(0, count, 9), 64)
@@ -167,13 +176,17 @@ def test_stale_pages_never_reach_a_result() -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize(("model", "heads"), [("llama", 4), ("llama", 6), ("mistral", 4), ("qwen3", 8)])
-def test_verifying_gives_the_bits_of_decoding(model: str, heads: int, isa: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "heads", "kv_dtype"),
+    [(*case, "bf16") for case in (("llama", 4), ("llama", 6), ("mistral", 4), ("qwen3", 8))]
+    + [("llama", 6, "int8"), ("mistral", 4, "int8")],
+)
+def test_verifying_gives_the_bits_of_decoding(model: str, heads: int, kv_dtype: str, isa: str) -> None:
     """Segments of 2 to 9 rows share their splits out; a row of one must equal the same position decoded alone."""
     config = {**MODELS[model], "heads": heads}
     source = random_checkpoint(config, seed=3, form="Q4_1")
     text = Text(0, 540, 3)
-    plain, other = (executable(source, isa=isa, tokens=512, pages=64) for _ in range(2))
+    plain, other = (executable(source, isa=isa, tokens=512, pages=64, kv_dtype=kv_dtype) for _ in range(2))
     text.at = 500
     for one in (plain, other):
         one.batch.fill([Segment(text.ids[:500], 0, text.pages)], [])

@@ -148,7 +148,13 @@ def report(rows: dict[str, dict[str, Any]], head: dict[str, Any]) -> dict[str, A
 
 
 def open_bench(
-    model: str, *, threads: int | None = None, isa: str | None = None, weights: str | None = None, tokens: int = 0
+    model: str,
+    *,
+    threads: int | None = None,
+    isa: str | None = None,
+    weights: str | None = None,
+    kv_cache_dtype: str = "auto",
+    tokens: int = 0,
 ) -> tuple[LoadedModel, Bench]:
     """A model on the CPU backend with a cache for `tokens` tokens (0: the largest workload), and its bench, warm."""
     from roofline import bundle
@@ -159,6 +165,7 @@ def open_bench(
         threads=threads,
         isa=isa,
         weights=weights,
+        kv_cache_dtype=kv_cache_dtype,
         cache_tokens=most + 64 * 16,  # every request may leave its last page partly empty
         max_running=64,
         text=False,
@@ -174,6 +181,7 @@ def bench_engine(
     threads: int | None = None,
     isa: str | None = None,
     weights: str | None = None,
+    kv_cache_dtype: str = "auto",
     rows: Sequence[str] | None = None,
     serve: bool = True,
 ) -> dict[str, Any]:
@@ -190,7 +198,7 @@ def bench_engine(
     names = workloads.chosen(rows, serve)
     if not names:
         raise ConfigError(f"no row matches; the rows are: {', '.join(workloads.row_names())}")
-    loaded, bench = open_bench(model, threads=threads, isa=isa, weights=weights)
+    loaded, bench = open_bench(model, threads=threads, isa=isa, weights=weights, kv_cache_dtype=kv_cache_dtype)
     try:
         figures = {}
         for name in names:

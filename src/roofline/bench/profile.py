@@ -319,6 +319,7 @@ def profile_model(
     threads: int | None = None,
     isa: str | None = None,
     weights: str | None = None,
+    kv_cache_dtype: str = "auto",
 ) -> "Profiled":
     """Load `model` on the cpu backend and profile steps of it.
 
@@ -331,6 +332,7 @@ def profile_model(
         threads=threads,
         isa=isa,
         weights=weights,
+        kv_cache_dtype=kv_cache_dtype,
         cache_tokens=max(step.pages * step.batch for step in steps) * PAGE_TOKENS,
         max_batch_tokens=max(512, *(step.tokens * step.batch for step in steps)),
         max_running=max(step.batch for step in steps),

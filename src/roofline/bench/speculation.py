@@ -115,6 +115,7 @@ def bench_speculation(
     threads: int | None = None,
     isa: str | None = None,
     weights: str | None = None,
+    kv_cache_dtype: str = "auto",
     rows: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Answer each text with and without speculation on the CPU backend.
@@ -134,6 +135,7 @@ def bench_speculation(
     if not chosen:
         raise ConfigError(f"no row matches; the rows are: {', '.join(row_names())}")
     options: dict[str, Any] = {"threads": threads, "isa": isa, "cache_tokens": 4096, "max_running": 8}
+    options |= {"kv_cache_dtype": kv_cache_dtype}
     loaded = bundle.load(model, weights=weights, draft_tokens=tokens, **options)
     guesser: LoadedModel | None = None
     try:

@@ -4,7 +4,17 @@ from typing import Annotated, Any
 
 import typer
 
-from roofline.cli.options import DEFAULT_MODEL, AsJson, Draft, Isa, Speculate, SpeculateTokens, Threads, Weights
+from roofline.cli.options import (
+    DEFAULT_MODEL,
+    AsJson,
+    Draft,
+    Isa,
+    KvCacheDtype,
+    Speculate,
+    SpeculateTokens,
+    Threads,
+    Weights,
+)
 from roofline.common.errors import ConfigError
 
 
@@ -16,6 +26,7 @@ def command(
     threads: Threads = None,
     isa: Isa = None,
     weights: Weights = None,
+    kv_cache_dtype: KvCacheDtype = "auto",
     speculate: Speculate = "off",
     draft: Draft = None,
     speculate_tokens: SpeculateTokens = 4,
@@ -26,6 +37,7 @@ def command(
     """
     chosen = None if rows is None else [part.strip() for part in rows.split(",") if part.strip()]
     given: dict[str, Any] = {"threads": threads, "isa": isa, "weights": weights, "rows": chosen}
+    given |= {"kv_cache_dtype": kv_cache_dtype}
     if speculate == "off":
         from roofline.bench.engine import bench_engine
 

@@ -8,6 +8,7 @@ from roofline.cli.options import (
     DEFAULT_MODEL,
     Draft,
     Isa,
+    KvCacheDtype,
     MaxTokens,
     Model,
     Option,
@@ -40,6 +41,7 @@ def command(
     threads: Threads = None,
     isa: Isa = None,
     weights: Weights = None,
+    kv_cache_dtype: KvCacheDtype = "auto",
     speculate: Speculate = "off",
     draft: Draft = None,
     speculate_tokens: SpeculateTokens = 4,
@@ -49,8 +51,9 @@ def command(
     from roofline.engine.params import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    guessing = {"speculate": speculate, "draft": draft, "speculate_tokens": speculate_tokens}
-    session = Session(lambda name: load_llm(name, threads, isa, weights, **guessing), model, params, system)
+    options: dict[str, Any] = {"speculate": speculate, "draft": draft, "speculate_tokens": speculate_tokens}
+    options |= {"kv_cache_dtype": kv_cache_dtype}
+    session = Session(lambda name: load_llm(name, threads, isa, weights, **options), model, params, system)
     try:
         session.run()
     finally:

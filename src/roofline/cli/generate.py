@@ -9,6 +9,7 @@ from roofline.cli.options import (
     AsJson,
     Draft,
     Isa,
+    KvCacheDtype,
     MaxTokens,
     Model,
     Option,
@@ -38,6 +39,7 @@ def command(
     threads: Threads = None,
     isa: Isa = None,
     weights: Weights = None,
+    kv_cache_dtype: KvCacheDtype = "auto",
     speculate: Speculate = "off",
     draft: Draft = None,
     speculate_tokens: SpeculateTokens = 4,
@@ -48,8 +50,9 @@ def command(
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     text = sys.stdin.read() if prompt == "-" else prompt
-    guessing = {"speculate": speculate, "draft": draft, "speculate_tokens": speculate_tokens}
-    with load_llm(model, threads, isa, weights, **guessing) as llm:
+    options: dict[str, Any] = {"speculate": speculate, "draft": draft, "speculate_tokens": speculate_tokens}
+    options |= {"kv_cache_dtype": kv_cache_dtype}
+    with load_llm(model, threads, isa, weights, **options) as llm:
         asked = text if raw else [{"role": "user", "content": text}]
         if as_json or not stream:
             output = llm.generate(text, params)[0] if raw else llm.chat(asked, params)

@@ -45,6 +45,10 @@ Speculate = Annotated[
 ]
 Draft = Annotated[str | None, Option("--draft", help="A smaller model of the same vocabulary that guesses.")]
 SpeculateTokens = Annotated[int, Option("--speculate-tokens", min=1, max=15, help="Longest guess.")]
+KvCacheDtype = Annotated[
+    Literal["auto", "bf16", "int8"],
+    Option("--kv-cache-dtype", help="Format of the key-value cache; int8 takes half of bf16. auto: bf16."),
+]
 MaxTokens = Annotated[int | None, Option("--max-tokens", min=1, help="Longest answer. Default: what fits.")]
 Temperature = Annotated[float, Option("--temperature", min=0.0, help="0 takes the most likely token.")]
 TopP = Annotated[float, Option("--top-p", help="Keep the smallest set of tokens with this probability.")]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from roofline.cli.options import DEFAULT_MODEL, AsJson, Isa, Threads, Weights
+from roofline.cli.options import DEFAULT_MODEL, AsJson, Isa, KvCacheDtype, Threads, Weights
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,6 +32,7 @@ def command(
     threads: Threads = None,
     isa: Isa = None,
     weights: Weights = None,
+    kv_cache_dtype: KvCacheDtype = "auto",
 ) -> None:
     """Time every op of a step. Without --decode and --prefill: decoding after 8 and after 1024, and prefill of 512."""
     from roofline.bench import profile
@@ -40,7 +41,8 @@ def command(
     steps += [profile.Step(tokens, 0, batch) for tokens in prefill or ()]
     if not steps:
         steps = [profile.Step(1, 8, batch), profile.Step(1, 1024, batch), profile.Step(512, 0, batch)]
-    found = profile.profile_model(model, steps, threads=threads, isa=isa, weights=weights)
+    loading = {"threads": threads, "isa": isa, "weights": weights, "kv_cache_dtype": kv_cache_dtype}
+    found = profile.profile_model(model, steps, **loading)
     if svg is not None:
         from roofline.bench.roofline_plot import draw
 

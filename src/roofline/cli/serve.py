@@ -7,6 +7,7 @@ from roofline.cli.options import (
     Argument,
     Draft,
     Isa,
+    KvCacheDtype,
     Option,
     Speculate,
     SpeculateTokens,
@@ -23,6 +24,7 @@ def command(
     max_model_len: Annotated[int | None, Option(min=1, help="Longest prompt plus answer, in tokens.")] = None,
     served_model_name: Annotated[str | None, Option(help="The name that requests give. Default: MODEL.")] = None,
     cache_tokens: Annotated[int | None, Option(min=16, help="Tokens that the key-value cache holds.")] = None,
+    kv_cache_dtype: KvCacheDtype = "auto",
     max_running: Annotated[int, Option(min=1, help="Answers computed at the same time.")] = 64,
     speculate: Speculate = "off",
     draft: Draft = None,
@@ -40,6 +42,7 @@ def command(
     if draft is not None:
         prepare(draft, threads, isa)
     given = {"threads": threads, "isa": isa, "cache_tokens": cache_tokens, "weights": weights}
+    given |= {"kv_cache_dtype": kv_cache_dtype}
     serve(
         ServeOptions(
             model=model,

@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from roofline.cli.options import KvCacheDtype
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -15,18 +17,20 @@ def command(
     model: Annotated[str, typer.Argument(help="A name from `roofline list`, or a path; empty: the default model")] = "",
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Query tokens of the step: 1 is decoding.")] = 1,
     context: Annotated[int, typer.Option("--context", min=0, help="Tokens already in the cache.")] = 1024,
+    kv_cache_dtype: KvCacheDtype = "auto",
     after: Annotated[str, typer.Option("--pass", help="Print the program's text after this pass instead.")] = "",
 ) -> None:
     """Show one layer: op, shape, format, bytes, operations, microseconds at this machine's measured roof, share."""
     from rich.console import Console
 
+    from roofline.bundle.cache_size import resolve_kv_dtype
     from roofline.common import extensions
     from roofline.common.errors import ConfigError
     from roofline.models.registry import configure
     from roofline.program.compile import stage_names, stages
     from roofline.program.overview import overview
     from roofline.program.passes.price import Work, segment_work
-    from roofline.program.target import CPU
+    from roofline.program.target import CPU, with_cache
     from roofline.program.text import print_program
     from roofline.weights import sources
     from roofline.weights.checkpoint import open_checkpoint
@@ -37,7 +41,7 @@ def command(
     name = model or sources.DEFAULT_MODEL
     checkpoint = open_checkpoint(sources.resolve(name))
     family, cfg = configure(checkpoint.model_config()[1])
-    programs = dict(stages(family, cfg, checkpoint.tensors, CPU))
+    programs = dict(stages(family, cfg, checkpoint.tensors, with_cache(CPU, resolve_kv_dtype(kv_cache_dtype))))
     if after:
         typer.echo(print_program(programs[after]), nl=False)
         return
