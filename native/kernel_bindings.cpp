@@ -72,6 +72,13 @@ void rms_norm(const std::string& isa, Array<float> x, Array<float> weight, float
     for (int64_t t = 0; t < (int64_t)x.size() / n; t++) kernels->rms_norm(x.data() + t * n, weight.data(), n, eps, out.data() + t * n);
 }
 
+// Heads of K or V as an 8-bit cache keeps them: x [heads][n] -> q [heads][n], scale [heads].
+void to_int8(const std::string& isa, Array<float> x, int64_t n, Output<int8_t> q, Output<float> scale) {
+    FloatMode mode;
+    for (int64_t h = 0; h < (int64_t)scale.size(); h++)
+        scale.data()[h] = kernels_named(isa)->to_int8(x.data() + h * n, n, q.data() + h * n);
+}
+
 void gated(const std::string& isa, Array<float> gate, Array<float> up, Output<float> out) {
     FloatMode mode;
     kernels_named(isa)->gated(gate.data(), up.data(), (int64_t)gate.size(), out.data());
@@ -99,6 +106,7 @@ void bind_kernels(nb::module_& m) {
         return std::vector<std::vector<int>>{{t->block_tokens[0][0], t->block_tokens[0][1]}, {t->block_tokens[1][0], t->block_tokens[1][1]}};
     }, "isa"_a);
     k.def("quantise", &quantise, "isa"_a, "x"_a, "k"_a, "q"_a, "scale"_a, "sum"_a, "digits"_a = 1);
+    k.def("to_int8", &to_int8, "isa"_a, "x"_a, "n"_a, "q"_a, "scale"_a);
     k.def("rms_norm", &rms_norm, "isa"_a, "x"_a, "weight"_a, "eps"_a, "out"_a);
     k.def("gated", &gated, "isa"_a, "gate"_a, "up"_a, "out"_a);
     k.def("embed", &embed, "isa"_a, "format"_a, "weight"_a, "k"_a, "ids"_a, "out"_a);

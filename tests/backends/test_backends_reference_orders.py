@@ -8,7 +8,7 @@ import pytest
 from roofline.backends.reference import orders
 from roofline.backends.reference.unpack import unpack
 from roofline.ops import formats, quantize_rows
-from roofline.ops.attention import alibi_slopes
+from roofline.ops.attention import alibi_slopes, quantize_heads
 from roofline.ops.exp2 import exp2_falling, exp2_signed
 
 torch = pytest.importorskip("torch", reason="the reference is written in torch")
@@ -94,6 +94,40 @@ def test_attend_pages64_is_close_to_softmax(queries: int, context: int, options:
     # Each query alone gives the same bits as in its chunk.
     last = orders.attend_pages64(q[-1:], k, v, context - 1, dim**-0.5, **options)
     assert torch.equal(last[0], got[-1])
+
+
+@pytest.mark.parametrize("window", [0, 90])
+def test_attend_over_an_int8_cache_is_close_to_softmax_over_its_values(window: int) -> None:
+    torch.manual_seed(0)
+    heads, dim, context, queries = 2, 32, 600, 3
+    q, k, v = torch.randn(queries, heads, dim), *(torch.randn(context, heads, dim) * 3 for _ in range(2))
+    (k_q, k_scale), (v_q, v_scale) = quantize_heads(k), quantize_heads(v)
+    first = context - queries
+    got = orders.attend_pages64(q, k_q, v_q, first, dim**-0.5, window, 0.0, False, k_scale, v_scale)
+    wide = k_q * k_scale[..., None], v_q * v_scale[..., None]
+    assert max((wide[0] - k).abs().max(), (wide[1] - v).abs().max()) < 0.501 * max(k_scale.max(), v_scale.max())
+    plain = orders.attend_pages64(q, *wide, first, dim**-0.5, window, 0.0, False)
+    assert (got - plain).abs().max() < 0.02
+    assert not torch.equal(got, plain)
+    if window:
+        k_scale[: first - window], v_scale[: first - window] = math.nan, math.nan  # seen by nobody
+    seen = orders.attend_pages64(q, k_q, v_q, first, dim**-0.5, window, 0.0, False, k_scale, v_scale)
+    assert torch.equal(seen, got)
+    v_scale[-1] = math.nan  # seen by the last query alone
+    last = orders.attend_pages64(q, k_q, v_q, first, dim**-0.5, window, 0.0, False, k_scale, v_scale)
+    assert torch.equal(last[:-1], got[:-1])
+    assert last[-1].isnan().all()
+
+
+def test_heads_are_quantised_by_their_rule_and_nan_stays() -> None:
+    x = torch.zeros(5, 16)
+    x[0, :4] = torch.tensor([127.0, 0.5, 1.5, -2.5])
+    x[2, 3], x[3, 0], x[4, 1] = math.nan, math.inf, 1e-40
+    q, scale = quantize_heads(x)
+    assert q[0, :4].tolist() == [127, 0, 2, -2]  # halves to even
+    assert scale[:2].tolist() == [1.0, 0.0]
+    assert scale[2:4].isnan().all()
+    assert not q[1:4].any()
 
 
 def test_attend_never_multiplies_a_hidden_value() -> None:

@@ -51,6 +51,22 @@ def test_a_bundle_runs_as_its_source(model: Path, bundle: Path, isa: str) -> Non
         assert (first.prompt_ids, first.ids, first.text) == (second.prompt_ids, second.ids, second.text)
 
 
+def test_a_bundle_serves_every_format_of_the_cache(model: Path, bundle: Path) -> None:
+    same(bundle, model, text=False, kv_cache_dtype="int8")
+    bf16, int8 = (load(str(bundle), text=False, cache_tokens=512, kv_cache_dtype=kv) for kv in ("auto", "int8"))
+    assert bf16.executable.fingerprint != int8.executable.fingerprint
+    assert bf16.executable.page_bytes == 16 * 2 * 2 * 2 * (
+        16 * 2
+    )  # tokens, K and V, layers, kv heads, head_dim in bf16
+    assert int8.executable.page_bytes == 16 * 2 * 2 * 2 * (16 + 4)
+    ids = list(range(40))
+    assert logits(bf16, ids) != logits(int8, ids)
+    (group,) = int8.executable.program.kv_groups.values()
+    assert group.format == "int8"
+    with pytest.raises(ConfigError, match="choose one of auto, bf16, int8"):
+        load(str(bundle), kv_cache_dtype="fp8")
+
+
 def test_the_real_model(smollm2_path: Path, tmp_path: Path) -> None:
     written = compile_model(str(smollm2_path), tmp_path / "bundle")
     same(written.path, smollm2_path, max_model_len=1024, cache_tokens=1024)

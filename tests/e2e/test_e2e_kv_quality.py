@@ -20,7 +20,7 @@ def text() -> str:
     """The reference of the Python language, about 2,000 tokens of it: it comes with every Python."""
     from pydoc_data.topics import topics
 
-    return "".join(topics[name] for name in ("assert", "exprlists", "naming", "yield", "with", "raise"))
+    return "".join(topics[name] for name in ("class", "try", "naming", "with", "yield"))
 
 
 def rows(model: LoadedModel, ids: list[int]) -> Iterator[np.ndarray]:
@@ -39,7 +39,7 @@ def test_int8_behind_a_long_context(smollm2_path: Path) -> None:
     options = {"max_model_len": 2048, "cache_tokens": 2048}
     bf16, int8 = (load(str(smollm2_path), kv_cache_dtype=kv, **options) for kv in ("bf16", "int8"))
     assert bf16.tokenizer is not None
-    ids = bf16.tokenizer.encode(text())[:TOKENS]
+    ids = bf16.tokenizer.encode(text(), add_special=True)[:TOKENS]
     assert len(ids) == TOKENS
     divergence, same, gain, at = 0.0, 0, 0.0, FIRST
     for p, q in zip(rows(bf16, ids), rows(int8, ids), strict=True):

@@ -10,8 +10,9 @@ import pytest
 from roofline.common.errors import ConfigError
 from roofline.program.compile import STAGES, compile_program, stages
 from roofline.program.ir import Program
+from roofline.program.passes.legalize import recast_cache
 from roofline.program.passes.narrow import narrow
-from roofline.program.target import CPU
+from roofline.program.target import CPU, with_cache
 from roofline.program.text import parse_program, print_program
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -33,6 +34,18 @@ def test_each_pass_gives_its_golden_text(name: str, request: pytest.FixtureReque
         path = GOLDEN / f"{name}.{stage}.txt"
         assert path.exists(), f"write {path.name} with `python tests/program/write_goldens.py`"
         assert print_program(program) == path.read_text(), f"{path.name}: `python tests/program/write_goldens.py` shows"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_cache_recast_is_one_legalised_so(name: str) -> None:
+    model, target = MODELS[name](), with_cache(CPU, "int8")
+    wanted = dict(stages(model.family, model.cfg, model.tensors, target))
+    for stage, program in programs(name).items():
+        if program.target:
+            assert print_program(recast_cache(program, target)) == print_program(wanted[stage]), stage
+            assert recast_cache(wanted[stage], CPU) == program, stage
+    with pytest.raises(ConfigError, match="int4"):
+        with_cache(CPU, "int4")
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -11,7 +11,7 @@ from roofline.ops.batch import Batch, BatchLimits, Segment
 from roofline.program.compile import compile_program
 from roofline.program.overview import overview
 from roofline.program.passes.price import Work, amount, price, segment_work, work_of
-from roofline.program.target import CPU
+from roofline.program.target import CPU, with_cache
 
 MODEL = builders.build(builders.BASE, embed="Q8_0")
 PROGRAM = compile_program(MODEL.family, MODEL.cfg, MODEL.tensors, CPU)
@@ -25,6 +25,9 @@ def test_decode_reads_every_weight_once_and_one_row_of_the_embedding() -> None:
     assert price(PROGRAM).weight_bytes == file_bytes
     # K and V of two layers, 2 kv heads of 16, bf16: 100 positions read, one written.
     assert spent.kv_bytes == 2 * (2 * 2 * 16) * 2 * 101
+    int8 = compile_program(MODEL.family, MODEL.cfg, MODEL.tensors, with_cache(CPU, "int8"))
+    # A byte an element, and a float scale for each head.
+    assert amount(price(int8).total, Work(1, 1, 100, 100)).kv_bytes == 2 * (2 * 2 * (16 + 4)) * 101
 
 
 def test_linear_flops_are_two_per_weight_and_token() -> None:
