@@ -135,14 +135,15 @@ def test_serve_hands_on_how_to_speculate(run, monkeypatch):
     served, prepared = [], []
     monkeypatch.setattr(ready, "prepare", lambda model, *_args: prepared.append(model))
     monkeypatch.setattr(serve, "serve", served.append)
-    words = ("--speculate", "draft", "--draft", "tiny", "--speculate-tokens", "6", "--threads", "1")
+    words = ("--speculate", "draft", "--draft", "tiny", "--speculate-tokens", "6", "--kv-cache-dtype", "int8")
     assert run("serve", "large", *words).exit_code == 0
     assert prepared == ["large", "tiny"]
     spec = serve._spec(served[0])
     assert (spec.source, spec.draft) == ("large", "tiny")
     assert (spec.config.speculate, spec.config.speculate_tokens) == ("draft", 6)
     assert spec.options["draft_tokens"] == 6
-    assert spec.draft_options == {"threads": 1}
+    assert spec.options["kv_cache_dtype"] == "int8"
+    assert spec.draft_options == {"kv_cache_dtype": "int8"}
     assert run("serve").exit_code == 0
     assert "draft_tokens" not in serve._spec(served[1]).options
     for words in (("--draft", "tiny"), ("--speculate", "draft")):

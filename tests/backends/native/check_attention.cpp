@@ -13,24 +13,38 @@ uint16_t bf16(float x) { return (uint16_t)(bits_of(x) >> 16); }
 
 struct Cache {
     int dim;
-    std::vector<uint16_t> memory;
+    bool int8;
+    std::vector<uint8_t> memory;
     std::vector<int32_t> pages;
-    int64_t page_elements() const { return (int64_t)2 * kKvHeads * dim * 16; }
+    int64_t head_bytes() const { return page_head_bytes(dim, int8); }
+    int64_t page_bytes() const { return 2 * kKvHeads * head_bytes(); }
 
-    // Pages lie in reverse order; every slot that is not a key of the context is NaN.
-    Cache(int dim, int context, Random& random) : dim(dim) {
+    // Pages lie in reverse order; every slot that is not a key of the context is NaN, or has a scale of NaN.
+    Cache(int dim, bool int8, int context, Random& random) : dim(dim), int8(int8) {
         const int count = (context + 15) / 16;
-        memory.assign(page_elements() * count, 0x7fc1);
+        memory.assign(page_bytes() * count, 0xff);
         for (int p = 0; p < count; p++) pages.push_back(count - 1 - p);
         for (int head = 0; head < kKvHeads; head++)
             for (int t = 0; t < context; t++) {
-                uint16_t* page = memory.data() + pages[t / 16] * page_elements();
-                uint16_t *k = page + (int64_t)head * dim * 16, *v = page + (int64_t)(kKvHeads + head) * dim * 16;
+                uint8_t *k = memory.data() + pages[t / 16] * page_bytes() + head * head_bytes(),
+                        *v = k + kKvHeads * head_bytes();
                 for (int d = 0; d < dim; d++) {
-                    k[(d / 2 * 16 + t % 16) * 2 + d % 2] = bf16(random.real());
-                    v[(t % 16 / 2 * dim + d) * 2 + t % 2] = bf16(random.real());
+                    put(k, (d / 2 * 16 + t % 16) * 2 + d % 2, random);
+                    put(v, (t % 16 / 2 * dim + d) * 2 + t % 2, random);
+                }
+                if (int8) {
+                    for (uint8_t* head : {k, v}) {
+                        const float scale = (random.real() + 2.0f) / 127.0f;
+                        std::memcpy(head + dim * 16 + t % 16 * 4, &scale, 4);
+                    }
                 }
             }
+    }
+    void put(uint8_t* head, int64_t at, Random& random) const {
+        if (int8)
+            head[at] = (uint8_t)(random.below(255) - 127);
+        else
+            ((uint16_t*)head)[at] = bf16(random.real());
     }
 };
 
@@ -38,15 +52,18 @@ struct Case {
     int dim, context, window, queries;
     float scale;  // of the queries: large ones drive weights to zero
     bool ahead;   // pages to fetch for what comes next are named
+    bool int8;
 };
 
 void run(const Case& c, const Cache& cache, const std::vector<uint16_t>& q, const Kernels& kernels, Output& out) {
     const int n = c.queries;
     std::vector<int32_t> position(n);
     for (int i = 0; i < n; i++) position[i] = c.context - n + i;
+    std::vector<uint16_t> wide(2 * 64 * c.dim);
     for (int kv_head = 0; kv_head < kKvHeads; kv_head++) {
         Attend a{};
-        a.head_dim = c.dim, a.page_stride = cache.page_elements() * 2, a.cache = (const uint8_t*)cache.memory.data();
+        a.head_dim = c.dim, a.page_stride = cache.page_bytes(), a.cache = cache.memory.data();
+        if (c.int8) a.wide = wide.data();
         a.kv_heads = kKvHeads, a.kv_head = kv_head, a.pages = cache.pages.data(), a.window = c.window;
         if (c.ahead) a.next_pages = cache.pages.data(), a.next_count = std::min(4, (int)cache.pages.size());
         std::vector<AttendState> total(n), part(n);
@@ -71,12 +88,12 @@ void run(const Case& c, const Cache& cache, const std::vector<uint16_t>& q, cons
 
 void attend(Checker& check, const Case& c) {
     Random random(300 + c.dim + c.context);
-    const Cache cache(c.dim, c.context, random);
+    const Cache cache(c.dim, c.int8, c.context, random);
     std::vector<uint16_t> q((size_t)c.queries * c.dim);
     for (uint16_t& x : q) x = bf16(random.real() * c.scale);
     const std::string name = "attend dim " + std::to_string(c.dim) + " context " + std::to_string(c.context) +
                              " window " + std::to_string(c.window) + " queries " + std::to_string(c.queries) + " x " +
-                             std::to_string(c.scale) + (c.ahead ? " ahead" : "");
+                             std::to_string(c.scale) + (c.ahead ? " ahead" : "") + (c.int8 ? " int8" : "");
     check(name, [&](const Kernels& kernels, Output& out) { run(c, cache, q, kernels, out); });
 }
 
@@ -87,8 +104,12 @@ void attention(Checker& check) {
         for (int context : {1, 2, 15, 16, 17, 63, 64, 65, 100, 511, 513, 1030})
             for (int window : {0, 5, 40}) {
                 if ((dim == 16 || dim == 96) && context > 100) continue;
-                attend(check, {dim, context, window, 1, 0.3f, true});
-                attend(check, {dim, context, window, std::min(context, 13), context % 2 ? 0.3f : 20.0f, false});
+                for (bool int8 : {false, true}) {
+                    if (int8 && (dim == 32 || dim == 128)) continue;
+                    const float scale = context % 2 ? 0.3f : 20.0f;
+                    attend(check, {dim, context, window, 1, 0.3f, true, int8});
+                    attend(check, {dim, context, window, std::min(context, 13), scale, false, int8});
+                }
             }
 }
 

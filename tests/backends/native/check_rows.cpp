@@ -107,7 +107,37 @@ void ropes(Checker& check) {
                           out.halves(y.data(), dim);
                       }
                   });
+            check("rope int8 " + std::to_string(dim) + " form " + std::to_string(form),
+                  [&](const Kernels& kernels, Output& out) {
+                      for (int32_t position = 0; position < 5; position++) {
+                          std::vector<int8_t> y(dim);
+                          const float scale = kernels.rope_key_int8(rope, head.data(), position, y.data());
+                          out.floats(&scale, 1);
+                          out.integers(y.data(), dim);
+                      }
+                  });
         }
+}
+
+void heads_in_bytes(Checker& check) {
+    Random random(6);
+    for (int dim : {16, 64, 80, 512}) {
+        constexpr int kHeads = 40;
+        std::vector<float> x = random.reals(kHeads * dim);
+        for (int h = 0; h < kHeads; h++)
+            for (int i = 0; i < dim; i++) x[h * dim + i] *= power(h * 6 - 126);  // from the smallest numbers on
+        x[5 * dim + 3] = kNan, x[6 * dim + dim - 1] = kInfinity, x[7 * dim] = -kInfinity;
+        for (int i = 0; i < dim; i++) x[8 * dim + i] = 0.0f, x[9 * dim + i] = (float)(i % 254) + 0.5f - 127.0f;
+        x[9 * dim] = 127.0f;
+        check("to_int8 " + std::to_string(dim), [&](const Kernels& kernels, Output& out) {
+            for (int h = 0; h < kHeads; h++) {
+                std::vector<int8_t> y(dim);
+                const float scale = kernels.to_int8(x.data() + h * dim, dim, y.data());
+                out.floats(&scale, 1);
+                out.integers(y.data(), dim);
+            }
+        });
+    }
 }
 
 void conversions(Checker& check) {
@@ -143,6 +173,7 @@ void rows(Checker& check) {
     norms(check);
     gates(check);
     ropes(check);
+    heads_in_bytes(check);
     conversions(check);
 }
 

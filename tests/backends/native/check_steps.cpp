@@ -11,7 +11,6 @@ namespace {
 
 constexpr int kWidth = 256, kHeads = 4, kKvHeads = 2, kDim = 64, kFfn = 512, kVocab = 300, kLayers = 2;
 constexpr int kQkv = (kHeads + 2 * kKvHeads) * kDim, kTokens = 64, kCachePages = 80, kTablePositions = 640;
-constexpr int64_t kPageBytes = 2 * kKvHeads * kDim * 16 * 2;
 
 struct Value {
     int64_t id, base;
@@ -63,17 +62,30 @@ class Model {
     }
 
     // Logits of every step, from a cache whose pages hold a prefix of sequence 2 and otherwise NaN.
-    void run(const Kernels& kernels, int threads, int window, bool interleaved, Output& out) {
-        std::vector<uint16_t> cache(kCachePages * kLayers * kPageBytes / 2, 0x7fc1);
+    void run(const Kernels& kernels, int threads, int window, bool interleaved, bool int8, Output& out) {
+        const int64_t head_bytes = page_head_bytes(kDim, int8), page_bytes = 2 * kKvHeads * head_bytes;
+        std::vector<uint8_t> cache(kCachePages * kLayers * page_bytes, 0xff);
         Random random(600);
         for (int page = 40; page < 40 + 34;
              page++)  // 530 keys are there before its first step, and a few that are not read
-            for (int64_t i = 0; i < kLayers * kPageBytes / 2; i++)
-                cache[page * kLayers * kPageBytes / 2 + i] = (uint16_t)(bits_of(random.real()) >> 16);
+            for (int64_t i = 0; i < kLayers * 2 * kKvHeads; i++) {
+                uint8_t* head = cache.data() + page * kLayers * page_bytes + i * head_bytes;
+                for (int64_t j = 0; j < kDim * 16; j++) {
+                    const uint16_t half = (uint16_t)(bits_of(random.real()) >> 16);
+                    if (int8)
+                        head[j] = (uint8_t)half;
+                    else
+                        std::memcpy(head + 2 * j, &half, 2);
+                }
+                for (int slot = 0; slot < 16 && int8; slot++) {
+                    const float scale = (random.real() + 2.0f) / 127.0f;
+                    std::memcpy(head + kDim * 16 + slot * 4, &scale, 4);
+                }
+            }
         Attention a;
         a.heads = kHeads, a.kv_heads = kKvHeads, a.head_dim = kDim, a.window = window, a.interleaved = interleaved;
         a.q_scale = 0.18033688f, a.eps = 1e-6f, a.table = table_.data();
-        a.cache = (uint8_t*)cache.data(), a.page_stride = kLayers * kPageBytes, a.layer_stride = kPageBytes;
+        a.cache = cache.data(), a.int8 = int8, a.page_stride = kLayers * page_bytes, a.layer_stride = page_bytes;
         std::vector<int32_t> batch(kFieldCount * 128);
         std::vector<int64_t> fields;
         for (int f = 0; f < kFieldCount; f++) fields.push_back(f * 128);
@@ -184,15 +196,18 @@ class Model {
 void steps(Checker& check) {
     Model model;
     for (int window : {0, 40})
-        for (bool interleaved : {false, true}) {
-            const std::string name = "steps window " + std::to_string(window) + (interleaved ? " interleaved" : "");
-            check(name, [&](const Kernels& kernels, Output& out) { model.run(kernels, 1, window, interleaved, out); });
+        for (int form = 0; form < 4; form++) {
+            const bool interleaved = form & 1, int8 = form & 2;
+            const std::string name =
+                "steps window " + std::to_string(window) + (interleaved ? " interleaved" : "") + (int8 ? " int8" : "");
+            check(name,
+                  [&](const Kernels& kernels, Output& out) { model.run(kernels, 1, window, interleaved, int8, out); });
             Output alone;
-            model.run(*check.tables()[0], 1, window, interleaved, alone);
+            model.run(*check.tables()[0], 1, window, interleaved, int8, alone);
             check.require(name + ": every logit is finite", alone.finite_floats());
             for (int threads = 2; threads <= 4; threads++) {
                 Output together;
-                model.run(*check.tables().back(), threads, window, interleaved, together);
+                model.run(*check.tables().back(), threads, window, interleaved, int8, together);
                 check.compare(name + " on " + std::to_string(threads) + " threads", alone, together);
             }
         }
