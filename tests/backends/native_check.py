@@ -29,7 +29,7 @@ def recipe(arch: str) -> Recipe:
     """What CMakeLists.txt compiles on `arch` (a name as `platform.machine()` gives it), without the Python bindings."""
     text = (ROOT / "CMakeLists.txt").read_text()
     core = re.search(r"^set\(CORE\n(.*?)^\)", text, re.M | re.S)
-    common = re.search(r"^target_compile_options\(_native PRIVATE (.*)\)$", text, re.M)
+    common = re.search(r"^set\(ARITHMETIC (.*)\)$", text, re.M)
     branches = list(BRANCH.finditer(text))
     if core is None or common is None or not branches:
         raise ValueError("CMakeLists.txt has another shape: mend this function")
