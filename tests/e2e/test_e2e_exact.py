@@ -136,3 +136,21 @@ def test_lower_instruction_set(smollm2_path: Path, alone: tuple) -> None:
     ids, digests, _ = run(lower, requests(), True)
     assert ids == alone[0]
     assert digests == alone[1]
+
+
+def test_the_8_bit_cache(smollm2_path: Path, alone: tuple) -> None:
+    options: dict[str, Any] = {"text": False, "kv_cache_dtype": "int8", "max_model_len": 400}
+    asked = [requests()[i] for i in (0, 2, 3, 4, 6, 9, 12, 16, 20, 21, 24, 28)]
+    roomy, small = (load(str(smollm2_path), cache_tokens=tokens, **options) for tokens in (8000, 420))
+    ids, digests, _ = run(roomy, asked, at_once=False, prefix_cache=False)
+    assert not set(digests.values()) & set(alone[1].values())
+    for model, config in (
+        (roomy, {"prefix_cache": True}),
+        (roomy, {"max_batch_tokens": 16, "prefix_cache": False}),
+        (small, {"max_batch_tokens": 64, "prefix_cache": True}),
+    ):
+        got, rows, stats = run(model, asked + asked, True, **config)
+        assert [got[str(i)] for i in range(2 * len(asked))] == 2 * list(ids.values())
+        assert rows == digests
+        assert (stats.prefix_hits > 0) == config["prefix_cache"]
+        assert (stats.preemptions > 0) == (model is small)

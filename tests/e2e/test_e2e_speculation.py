@@ -102,6 +102,17 @@ def test_a_draft_of_random_weights(loaded: LoadedModel, plain: dict, smollm2_pat
     assert stats.acceptance < 0.2
 
 
+def test_the_8_bit_cache(smollm2_path: Path, plain: dict) -> None:
+    some = [(0, 0), (0, 2), (1, 0), (2, 1)]
+    model = small(smollm2_path, kv_cache_dtype="int8", max_model_len=1024, draft_tokens=6)
+    wanted = run(model, chosen=some)[0]
+    assert wanted != part(plain, some)
+    for draft, name in ((None, "ngram"), (small(smollm2_path, kv_cache_dtype="int8", text=False).executable, "draft")):
+        answers, stats = run(model, draft, some, speculate=name, speculate_always=True)
+        assert answers == wanted
+        assert stats.accepted_tokens > 30
+
+
 def test_pre_emption_amid_drafts(smollm2_path: Path, plain: dict) -> None:
     tight = load(str(smollm2_path), cache_tokens=256, max_model_len=160, max_running=32, draft_tokens=6)
     short = [(i, j) for i, j in ALL if i != 1]

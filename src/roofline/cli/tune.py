@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from roofline.cli.options import DEFAULT_MODEL, AsJson, Isa, Threads, Weights
+from roofline.cli.options import DEFAULT_MODEL, AsJson, Isa, KvCacheDtype, Threads, Weights
 
 if TYPE_CHECKING:
     from roofline.backends.cpu.executable import CpuExecutable
@@ -36,6 +36,7 @@ def run(
     threads: Threads = None,
     isa: Isa = None,
     weights: Weights = None,
+    kv_cache_dtype: KvCacheDtype = "auto",
 ) -> None:
     """Measure, compare end to end, store. Ctrl-C stops it; the next run goes on where it stopped.
 
@@ -44,7 +45,7 @@ def run(
     from roofline.backends.cpu.tune import Tuner
     from roofline.hardware import detect, tunings
 
-    executable = _executable(model, threads, isa, weights)
+    executable = _executable(model, threads, isa, weights, kv_cache_dtype)
     machine = detect.detect()
     stored = tunings.load("cpu", machine.fingerprint, machine.chip)
     tuner = Tuner(executable, model, stored, budget=budget, again=again)
@@ -63,12 +64,13 @@ def explain(
     threads: Threads = None,
     isa: Isa = None,
     weights: Weights = None,
+    kv_cache_dtype: KvCacheDtype = "auto",
     as_json: AsJson = False,
 ) -> None:
     """What was chosen for each op and regime, against what, by how much and with how much noise, and why."""
     from roofline.hardware import detect, tunings
 
-    executable = _executable(model, threads, isa, weights)
+    executable = _executable(model, threads, isa, weights, kv_cache_dtype)
     machine = detect.detect()
     stored = tunings.load("cpu", machine.fingerprint, machine.chip)
     if as_json:
@@ -79,11 +81,14 @@ def explain(
         _show(stored, executable)
 
 
-def _executable(model: str, threads: int | None, isa: str | None, weights: str | None) -> "CpuExecutable":
+def _executable(
+    model: str, threads: int | None, isa: str | None, weights: str | None, kv_cache_dtype: str
+) -> "CpuExecutable":
     from roofline import bundle
     from roofline.backends.cpu.executable import CpuExecutable
 
-    loaded = bundle.load(model, threads=threads, isa=isa, weights=weights, text=False, tuned=False)
+    options: dict[str, Any] = {"threads": threads, "isa": isa, "weights": weights, "kv_cache_dtype": kv_cache_dtype}
+    loaded = bundle.load(model, text=False, tuned=False, **options)
     assert isinstance(loaded.executable, CpuExecutable)
     return loaded.executable
 
