@@ -12,18 +12,20 @@ static constexpr int kBlock = 64, kPage = kPageTokens;
 static constexpr int kKeyVectors = kMaxQueries > 2 ? 4 : 1;   // pages whose scores are in registers together
 static constexpr int kValueVectors = kMaxQueries > 2 ? 4 : 1;  // sixteen-wide slices of V in registers together
 
-struct BlockPages {
+// Int8: the format of the cache, known when compiling, so that the bf16 cache pays nothing for the other.
+template <bool Int8> struct BlockPages {
+    static constexpr bool kInt8 = Int8;
+    static constexpr int kBytes = Int8 ? 1 : 2;  // of an element in the cache
     const uint16_t *k[4], *v[4];
     const char *next_k[4], *next_v[4];  // what is fetched while a page is used, from the pages four further on; null: nothing
-    int bytes;                          // of an element there
-    const float *k_scale[4], *v_scale[4];  // [16 tokens], for an 8-bit cache
+    const float *k_scale[Int8 ? 4 : 1], *v_scale[Int8 ? 4 : 1];  // [16 tokens], of an 8-bit cache
 };
 
 // The pages that hold the block at `begin`. Behind the last page of this item come those of the thread's next one.
-static inline BlockPages block_pages(const Attend& a, int32_t begin, int32_t end) {
-    BlockPages b;
-    const int64_t head = page_head_bytes(a.head_dim, a.wide != nullptr);
-    b.bytes = a.wide ? 1 : 2;
+template <bool Int8>
+static inline BlockPages<Int8> block_pages(const Attend& a, int32_t begin, int32_t end) {
+    BlockPages<Int8> b;
+    const int64_t head = page_head_bytes(a.head_dim, Int8);
     const int first = begin / kPage, pages = (end + kPage - 1) / kPage;
     for (int i = 0; i < kBlock / kPage && first + i < pages; i++) {
         const uint8_t* page = a.cache + a.pages[first + i] * a.page_stride;
@@ -43,7 +45,7 @@ static inline BlockPages block_pages(const Attend& a, int32_t begin, int32_t end
 
 // Widens the block of an 8-bit cache at `begin`, once for all its queries: the integers become bf16 without rounding, in the
 // order of a bf16 page. Their scales stay apart: K's is multiplied into scores, V's into weights.
-static void widen_block(const Attend& a, int32_t begin, int32_t end, BlockPages& b) {
+static void widen_block(const Attend& a, int32_t begin, int32_t end, BlockPages<true>& b) {
     const int64_t head = (int64_t)a.head_dim * kPage;
     const int pages = (std::min(kBlock, end - begin) + kPage - 1) / kPage;
     for (int i = 0; i < pages; i++) {
@@ -68,8 +70,8 @@ static inline uint32_t visible_keys(const Attend& a, int32_t position, int32_t f
     return m;
 }
 
-template <int Q, int V, bool Ahead>
-static inline void score_pages(int head_dim, const BlockPages& b, const uint16_t* q, F32 (*s)[4], int first) {
+template <int Q, int V, bool Ahead, class Pages>
+static inline void score_pages(int head_dim, const Pages& b, const uint16_t* q, F32 (*s)[4], int first) {
     F32 acc[Q][V];
     for (int i = 0; i < Q; i++)
         for (int v = 0; v < V; v++) acc[i][v] = zero();
@@ -78,7 +80,7 @@ static inline void score_pages(int head_dim, const BlockPages& b, const uint16_t
         for (int v = 0; v < V; v++) {
             const uint16_t* at = b.k[first + v] + d * kPage;
             keys[v] = pairs(at);
-            if (Ahead && b.next_k[first + v]) prefetch(b.next_k[first + v] + d * kPage * b.bytes);
+            if (Ahead && b.next_k[first + v]) prefetch(b.next_k[first + v] + d * kPage * Pages::kBytes);
         }
         for (int i = 0; i < Q; i++) {
             const Pair query = pair(q + (int64_t)i * head_dim + d);
@@ -89,8 +91,8 @@ static inline void score_pages(int head_dim, const BlockPages& b, const uint16_t
         for (int v = 0; v < V; v++) s[i][first + v] = acc[i][v];
 }
 
-template <int Q, int V, bool Ahead>
-static inline void add_values(int head_dim, const BlockPages& b, int seen, const uint16_t (*p)[kBlock], const float* alpha, int slice, float* acc) {
+template <int Q, int V, bool Ahead, class Pages>
+static inline void add_values(int head_dim, const Pages& b, int seen, const uint16_t (*p)[kBlock], const float* alpha, int slice, float* acc) {
     F32 r[Q][V];
     for (int i = 0; i < Q; i++)
         for (int v = 0; v < V; v++) r[i][v] = load(acc + (int64_t)i * head_dim + slice + 16 * v);
@@ -105,7 +107,7 @@ static inline void add_values(int head_dim, const BlockPages& b, int seen, const
         Pairs values[V];
         for (int v = 0; v < V; v++) {
             values[v] = pairs(row + 32 * v);
-            if (Ahead && next) prefetch(next + (at + 32 * v) * b.bytes);
+            if (Ahead && next) prefetch(next + (at + 32 * v) * Pages::kBytes);
         }
         for (int i = 0; i < Q; i++) {
             const Pair weight = pair(p[i] + 2 * j);
@@ -122,8 +124,8 @@ static inline void add_values(int head_dim, const BlockPages& b, int seen, const
 }
 
 // Scores of `pages` pages, as many at a time as the registers hold.
-template <int Q, bool Ahead>
-static inline void score_block(int head_dim, const BlockPages& b, int pages, const uint16_t* q, F32 (*s)[4]) {
+template <int Q, bool Ahead, class Pages>
+static inline void score_block(int head_dim, const Pages& b, int pages, const uint16_t* q, F32 (*s)[4]) {
     if constexpr (kKeyVectors == 4) {
         if (pages == 4) return score_pages<Q, 4, Ahead>(head_dim, b, q, s, 0);
         if (pages == 3) return score_pages<Q, 3, Ahead>(head_dim, b, q, s, 0);
@@ -135,13 +137,12 @@ static inline void score_block(int head_dim, const BlockPages& b, int pages, con
 // From scores to weights in bf16, for queries whose positions ascend. P: the pages, where the number is known; 0: `pages`.
 // The weights of an 8-bit cache have V's scales in them, the sums have not.
 // Returns whether a maximum moved: only then are sums and outputs so far rescaled, by alpha[query].
-template <int Q, int P>
-static inline bool weigh(const Attend& a, const BlockPages& b, const int32_t* position, int32_t begin, int pages, F32 (*s)[4], AttendState* state, uint16_t (*p)[kBlock], float* alpha) {
+template <int Q, int P, class Pages>
+static inline bool weigh(const Attend& a, const Pages& b, const int32_t* position, int32_t begin, int pages, F32 (*s)[4], AttendState* state, uint16_t (*p)[kBlock], float* alpha) {
     const F32 none = set1(-infinity());
     if (P) pages = P;
-    const bool scaled = a.wide != nullptr;
     const bool hides = begin + pages * kPage - 1 > position[0] || (a.window > 0 && position[Q - 1] - a.window >= begin);
-    if (scaled)
+    if constexpr (Pages::kInt8)
         for (int v = 0; v < pages; v++) {
             const F32 scale = load(b.k_scale[v]);
             for (int i = 0; i < Q; i++) s[i][v] = mul(s[i][v], scale);
@@ -173,7 +174,7 @@ static inline bool weigh(const Attend& a, const BlockPages& b, const int32_t* po
         for (int v = 0; v < pages; v++) {
             F32 e = exp2(sub(s[i][v], m));
             l = add(l, e);
-            if (scaled) {  // of keys not seen the scale may be stale, and NaN
+            if constexpr (Pages::kInt8) {  // of keys not seen the scale may be stale, and NaN
                 const F32 scale = load(b.v_scale[v]);
                 e = mul(e, hides ? select(mask_of(visible_keys(a, position[i], begin + v * kPage)), scale, zero()) : scale);
             }
@@ -185,8 +186,8 @@ static inline bool weigh(const Attend& a, const BlockPages& b, const int32_t* po
 }
 
 // Q queries and the keys of one block up to the last query's position.
-template <int Q, bool Ahead>
-static inline void attend_block(const Attend& a, const BlockPages& b, const uint16_t* q, const int32_t* position, int32_t begin, AttendState* state, float* acc) {
+template <int Q, bool Ahead, class Pages>
+static inline void attend_block(const Attend& a, const Pages& b, const uint16_t* q, const int32_t* position, int32_t begin, AttendState* state, float* acc) {
     const int seen = std::min(kBlock, position[Q - 1] + 1 - begin), pages = (seen + kPage - 1) / kPage;
     F32 s[Q][4];
     alignas(64) uint16_t p[Q][kBlock];
@@ -200,8 +201,8 @@ static inline void attend_block(const Attend& a, const BlockPages& b, const uint
     for (; slice < a.head_dim; slice += 16) add_values<Q, 1, Ahead>(a.head_dim, b, seen, p, scale, slice, acc);
 }
 
-template <bool Ahead>
-static void attend_tile(const Attend& a, const BlockPages& b, const uint16_t* q, const int32_t* position, int queries, int32_t begin, AttendState* state, float* acc) {
+template <bool Ahead, class Pages>
+static void attend_tile(const Attend& a, const Pages& b, const uint16_t* q, const int32_t* position, int queries, int32_t begin, AttendState* state, float* acc) {
     switch (queries) {
         case 1: return attend_block<1, Ahead>(a, b, q, position, begin, state, acc);
         case 2: return attend_block<2, Ahead>(a, b, q, position, begin, state, acc);
@@ -214,26 +215,33 @@ static void attend_tile(const Attend& a, const BlockPages& b, const uint16_t* q,
 
 // A block of keys serves all queries before the next is touched: it comes from memory once and then lies in the first
 // cache. While the first tile of queries is at it, the next block is fetched.
-static void attend_split(const Attend& a, const uint16_t* q, const int32_t* position, int queries, int32_t begin, int32_t end, AttendState* state, float* acc) {
+template <bool Int8>
+static void attend_keys(const Attend& a, const uint16_t* q, const int32_t* position, int queries, int32_t begin, int32_t end, AttendState* state, float* acc) {
     for (int i = 0; i < queries; i++) {
         state[i].m = -infinity();
         store(state[i].l, zero());
         for (int d = 0; d < a.head_dim; d += 16) store(acc + (int64_t)i * a.head_dim + d, zero());
     }
     for (int32_t at = begin / kBlock * kBlock; at < end; at += kBlock) {
-        BlockPages b = block_pages(a, at, end);
+        BlockPages<Int8> b = block_pages<Int8>(a, at, end);
         bool ahead = true;
         for (int i = 0; i < queries; i += kMaxQueries) {
             const int n = std::min(kMaxQueries, queries - i);
             const bool passed = a.window > 0 && position[i] - a.window >= at + kBlock - 1;
             if (position[i + n - 1] < at || passed) continue;  // none of them sees any of these keys
-            if (ahead && a.wide) widen_block(a, at, end, b);
+            if constexpr (Int8)
+                if (ahead) widen_block(a, at, end, b);
             const int64_t first = (int64_t)i * a.head_dim;
             if (ahead) attend_tile<true>(a, b, q + first, position + i, n, at, state + i, acc + first);
             else attend_tile<false>(a, b, q + first, position + i, n, at, state + i, acc + first);
             ahead = false;
         }
     }
+}
+
+static void attend_split(const Attend& a, const uint16_t* q, const int32_t* position, int queries, int32_t begin, int32_t end, AttendState* state, float* acc) {
+    if (a.wide) attend_keys<true>(a, q, position, queries, begin, end, state, acc);
+    else attend_keys<false>(a, q, position, queries, begin, end, state, acc);
 }
 
 // Merges a later split into an earlier total. A split in which a query saw nothing changes nothing.
