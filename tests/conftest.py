@@ -1,12 +1,27 @@
 """Fixtures that several rooms share."""
 
 import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 # Tests of bundles switch it on with a ROOFLINE_HOME of their own; no other leaves compiled models in the user's cache.
 os.environ.setdefault("ROOFLINE_BUNDLES", "off")
+
+
+@pytest.fixture(scope="session")
+def run_python() -> Callable[..., str]:
+    """Runs code in a fresh interpreter that must succeed: what it printed."""
+
+    def run(code: str, timeout: float = 60) -> str:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
 
 
 @pytest.fixture(scope="session")

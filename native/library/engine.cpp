@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "failure.h"
+#include "kernels.h"
 #include "machine.h"
 #include "sampling.h"
 
@@ -36,6 +37,9 @@ std::string chosen_isa(const char* wanted) {
                       "' is not supported: this chip or this build does not have it. Use instead: " + list + ".");
 }
 
+// A page of one layer: K and V of all kv heads in bf16.
+int64_t layer_page_bytes(const Attention& a) { return 2 * a.kv_heads * page_head_bytes(a.head_dim, false); }
+
 int chosen_threads(int32_t wanted) {
     const char* set = std::getenv("ROOFLINE_THREADS");
     const int64_t fallback =
@@ -60,11 +64,10 @@ Engine::Engine(const std::string& path, const rl_options& options) : bundle_(ope
 // Chooses the limits; allocates batch, arena and cache.
 void Engine::size_step(const rl_options& options) {
     const BundleCode& code = bundle_.code;
-    const int64_t layer_page =
-        2ll * code.attention.kv_heads * code.attention.head_dim * kCachePage * 2;  // K and V, bf16
-    const int64_t token_bytes = layer_page * code.layers / kCachePage, known = free_memory(),
+    const int64_t layer_page = layer_page_bytes(code.attention);
+    const int64_t token_bytes = layer_page * code.layers / kPageTokens, known = free_memory(),
                   free = known < 0 ? kMostTokens : known;
-    const int64_t fitting = std::max(free / 4 / token_bytes, kCachePage);
+    const int64_t fitting = std::max<int64_t>(free / 4 / token_bytes, kPageTokens);
     const int64_t tokens =
         option("cache_tokens", options.cache_tokens, std::min(kDefaultCacheTokens, fitting), kMostTokens);
     if (options.cache_tokens > 0 && tokens * token_bytes > free)
@@ -72,18 +75,18 @@ void Engine::size_step(const rl_options& options) {
                                              std::to_string(free) +
                                              " are available. Lower cache_tokens: a token takes " +
                                              std::to_string(token_bytes) + " bytes.");
-    limits_.pages = options.cache_tokens > 0 ? (tokens + kCachePage - 1) / kCachePage : tokens / kCachePage;
+    limits_.pages = options.cache_tokens > 0 ? (tokens + kPageTokens - 1) / kPageTokens : tokens / kPageTokens;
     limits_.sequences = option("max_sequences", options.max_sequences, kDefaultSequences, kMostSequences);
     limits_.tokens =
         std::max(option("max_step_tokens", options.max_step_tokens, kDefaultStepTokens, 1 << 20), limits_.sequences);
-    const int64_t room = limits_.pages * kCachePage;
+    const int64_t room = limits_.pages * kPageTokens;
     max_length_ = option("max_length", options.max_length, std::min(code.positions, room), code.positions);
     if (max_length_ > room)
         throw Failure(RL_ERROR_CAPACITY, "a context of " + std::to_string(max_length_) +
                                              " tokens needs as many cache tokens, " + std::to_string(room) +
                                              " are available. Raise cache_tokens or lower max_length.");
     const int64_t sequences = limits_.sequences,
-                  table = std::min(sequences * ((max_length_ + kCachePage - 1) / kCachePage), limits_.pages);
+                  table = std::min(sequences * ((max_length_ + kPageTokens - 1) / kPageTokens), limits_.pages);
     int64_t at = 0;
     for (const int64_t size : {(int64_t)kHeaderSize, limits_.tokens, limits_.tokens, sequences + 1, sequences,
                                sequences + 1, table, sequences, limits_.tokens}) {
@@ -101,7 +104,7 @@ void Engine::bind(const std::string& isa, int threads, const uint8_t* image) {
     Attention a = code.attention;
     a.table = (const float*)(image + code.table);
     a.cache = cache_->data();
-    a.page_stride = 2ll * a.kv_heads * a.head_dim * kCachePage * 2;
+    a.page_stride = layer_page_bytes(a);
     a.layer_stride = a.page_stride * limits_.pages;
     core_ = std::make_unique<Executable>(kernels_named(isa), threads, code.operations, image, a, batch_.data(), fields_,
                                          arena_->data(), code.logits, (int)code.vocab);
@@ -118,7 +121,7 @@ void Engine::describe(rl_model_info& info) const {
     info.bos_id = bundle_.code.bos_id;
     info.add_bos = bundle_.add_bos;
     info.max_sequences = (int32_t)limits_.sequences;
-    info.cache_tokens = limits_.pages * kCachePage;
+    info.cache_tokens = limits_.pages * kPageTokens;
     info.eos_ids = bundle_.code.eos_ids.data();
     info.eos_count = bundle_.code.eos_ids.size();
 }

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 
+#include "kernels.h"
+
 namespace roofline {
 namespace {
 
-int64_t pages_for(int64_t tokens) { return (tokens + kCachePage - 1) / kCachePage; }
+int64_t pages_for(int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
 
 }  // namespace
 

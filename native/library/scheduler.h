@@ -16,8 +16,7 @@
 
 namespace roofline {
 
-constexpr int64_t kCachePage = 16;  // tokens
-constexpr int32_t kFailed = -1;     // in place of a sampled id: the sequence ends with an error
+constexpr int32_t kFailed = -1;  // in place of a sampled id: the sequence ends with an error
 
 // An answer in the making: what was asked for, checked and copied, and how far it is.
 struct Sequence {

@@ -26,6 +26,17 @@ CONFIG: dict[str, Any] = {
 }
 
 
+# Numbers of code.bin that say it is not for this build, or damaged: where, what stands there, what is said.
+FOREIGN_CODE = (
+    (8, 0x0807060504030201, "other byte order"),
+    (16, 9, "format 9"),
+    (24, 77, "layout 77"),
+    (32, 78, "code 78"),
+    (0, 1, "not the code of a bundle"),
+    (328, -5, "checksum"),
+)
+
+
 def byte_alphabet() -> list[str]:
     from roofline.text.vocabulary import byte_alphabet as alphabet
 

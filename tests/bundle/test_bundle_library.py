@@ -23,6 +23,7 @@ from roofline.bundle.reader import open_bundle
 from roofline.engine.config import EngineConfig
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
+from roofline.text.stored import to_bytes
 from roofline.text.vocabulary import AddedToken, Vocabulary
 
 HERE = Path(__file__).parent
@@ -305,7 +306,7 @@ def test_bytes_of_other_vocabularies(library: Library, bundle: Path) -> None:
     tokens = ["▁", "▁the", "<0x0A>", "<0xff>", "é", "", "<0x1>", "a▁b", '"\\', "\U0001f600"]
     added = [AddedToken(2, "<nl>", False), AddedToken(10, "<s>", True), AddedToken(12, "\U0001f600\n", False)]
     for byte_level in (False, True):
-        words = Vocabulary("BPE", tokens, added=added, byte_level=byte_level).to_bytes()
+        words = to_bytes(Vocabulary("BPE", tokens, added=added, byte_level=byte_level))
         _replace(bundle, "tokenizer.bin", words)
         handle = library.open(bundle, threads=1, cache_tokens=64)
         found = [library.decode(handle, [i]).decode("utf-8", "surrogateescape") for i in range(14)]

@@ -13,6 +13,7 @@ from typing import Any
 import library_binding as lb
 import numpy as np
 import pytest
+from bundle_models import FOREIGN_CODE
 from library_binding import Library, sampling
 
 
@@ -186,14 +187,7 @@ def test_places_that_are_no_bundle(library: Library, model: Path, bundle: Path, 
 
 def test_damaged_and_foreign_code(library: Library, bundle: Path, tmp_path: Path) -> None:
     raw = (bundle / "code.bin").read_bytes()
-    for at, value, message in (
-        (8, 0x0807060504030201, "other byte order"),
-        (16, 9, "format 9"),
-        (24, 77, "layout 77"),
-        (32, 78, "code 78"),
-        (0, 1, "not the code of a bundle"),
-        (328, -5, "checksum"),
-    ):
+    for at, value, message in FOREIGN_CODE:
         changed = bytearray(raw)
         struct.pack_into("<q", changed, at, value)
         (bundle / "code.bin").write_bytes(changed)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bundle_models import FOREIGN_CODE
 
 import roofline._native as native
 from roofline.backends.cpu.truth import TruthError
@@ -142,17 +143,7 @@ def test_verify_finds_a_flipped_byte_anywhere(bundle: Path, name: str) -> None:
     verify(bundle)
 
 
-@pytest.mark.parametrize(
-    ("at", "value", "message"),
-    [
-        (8, 0x0807060504030201, "other byte order"),
-        (16, 9, "format 9"),
-        (24, 77, "layout 77"),
-        (32, 78, "code 78"),
-        (0, 1, "not the code of a bundle"),
-        (328, -5, "checksum"),
-    ],
-)
+@pytest.mark.parametrize(("at", "value", "message"), FOREIGN_CODE)
 def test_foreign_code(bundle: Path, at: int, value: int, message: str) -> None:
     raw = bytearray((bundle / "code.bin").read_bytes())
     struct.pack_into("<q", raw, at, value)

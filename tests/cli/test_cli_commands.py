@@ -2,8 +2,6 @@
 
 import json
 import resource
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -84,22 +82,21 @@ def processor_seconds_of_children() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def test_help_is_quick_and_lists_every_command():
+def test_help_is_quick_and_lists_every_command(run_python):
     code = "import sys; sys.argv = ['roofline', '--help']; from roofline.cli.main import main; main()"
     fastest = float("inf")
     for _ in range(5):
         before = processor_seconds_of_children()
-        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        printed = run_python(code)
         fastest = min(fastest, processor_seconds_of_children() - before)
     for command in ("pull", "list", "rm", "show", "generate", "chat", "serve", "doctor", "profile", "tune", "bench"):
-        assert f" {command} " in result.stdout
+        assert f" {command} " in printed
     assert fastest < 0.3
 
 
-def test_no_command_imports_heavy_things_before_it_runs():
+def test_no_command_imports_heavy_things_before_it_runs(run_python):
     code = "import sys; import roofline.cli.app; print(*{'numpy', 'fastapi', 'msgspec', 'jinja2'} & set(sys.modules))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert result.stdout.strip() == ""
+    assert run_python(code).strip() == ""
 
 
 @pytest.mark.parametrize(

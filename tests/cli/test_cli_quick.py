@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -99,10 +100,9 @@ def test_a_reader_that_leaves_is_no_traceback() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_the_quick_way_imports_no_typer() -> None:
+def test_the_quick_way_imports_no_typer(run_python: Callable[..., str]) -> None:
     code = (
         "import sys; from roofline.cli import quick, generate, serve\n"
         "print(*{'typer', 'rich', 'click'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == "", done.stderr
+    assert run_python(code).strip() == ""

@@ -1,8 +1,6 @@
 """The house's arrows: a room imports rooms below it, never above; the serving rooms work without torch."""
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -104,13 +102,7 @@ def test_no_pickle_and_no_eval():
                 assert node.func.id not in ("eval", "exec"), f"{path}:{node.lineno}"
 
 
-def run_python(code: str) -> str:
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
-def test_every_room_imports_without_torch():
+def test_every_room_imports_without_torch(run_python):
     modules = [
         ".".join(("roofline", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
         for path in sources()
@@ -119,11 +111,12 @@ def test_every_room_imports_without_torch():
     run_python(
         "import sys, importlib\n"
         "for name in ('torch', 'transformers', 'triton'): sys.modules[name] = None\n"
-        f"for name in {modules!r}: importlib.import_module(name)\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n",
+        timeout=120,
     )
 
 
-def test_importing_the_package_does_nothing():
+def test_importing_the_package_does_nothing(run_python):
     """It is quick (best of several in this order of magnitude: 0.15 s) and brings in nothing heavy."""
     code = (
         "import sys, time; start = time.process_time(); import roofline; took = time.process_time() - start\n"

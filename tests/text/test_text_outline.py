@@ -1,7 +1,6 @@
 """Outlines render what the sandbox renders, character by character and origin by origin, or nothing."""
 
-import subprocess
-import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -136,12 +135,11 @@ def test_what_has_no_outline(source: str) -> None:
     assert outline(source) is None
 
 
-def test_jinja_is_not_even_imported() -> None:
+def test_jinja_is_not_even_imported(run_python: Callable[..., str]) -> None:
     code = (
         "import sys; from roofline.text.template import ChatTemplate\n"
         f"t = ChatTemplate({SMOLLM2!r}, outline={outline(SMOLLM2)!r})\n"
         "assert t.render([{'role': 'user', 'content': 'hi'}])[-1].text.endswith('assistant\\n')\n"
         "print('jinja2' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == "False", done.stderr
+    assert run_python(code).strip() == "False"

@@ -1,7 +1,6 @@
 """The quick encoder gives the library's ids, or none; a stored tokenizer builds nothing before it must."""
 
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -173,7 +172,7 @@ def test_patterns_that_cannot_be_translated() -> None:
     assert quick._ascii(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}") == r"[^\r\nA-Za-z0-9]?[A-Za-z]+|[0-9]{1,3}"
 
 
-def test_the_library_is_not_even_imported(smollm2: Tokenizer, tmp_path: Path) -> None:
+def test_the_library_is_not_even_imported(run_python: Callable[..., str], smollm2: Tokenizer, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.bin"
     path.write_bytes(smollm2.to_bytes())
     code = (
@@ -182,5 +181,4 @@ def test_the_library_is_not_even_imported(smollm2: Tokenizer, tmp_path: Path) ->
         "ids = t.encode('Hello there', add_special=False); assert t.decode(ids) == 'Hello there'\n"
         "print('tokenizers' in sys.modules, *ids)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == ["False", *map(str, smollm2.encode("Hello there", add_special=False))], done.stderr
+    assert run_python(code).split() == ["False", *map(str, smollm2.encode("Hello there", add_special=False))]

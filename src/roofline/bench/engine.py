@@ -7,6 +7,7 @@ row are measured just before and after it (`bench/beside.py`).
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 from roofline.backends.base import Executable, StepCost
@@ -212,16 +213,19 @@ def bench_engine(
 
 
 def setting(loaded: LoadedModel) -> dict[str, Any]:
-    """What the figures of a loaded model were taken with."""
+    """What the figures of a loaded model were taken with; names of files without their folders: records are shared."""
     import roofline
     from roofline.hardware.detect import detect
 
     machine = detect()
+    chosen = {**loaded.notes}
+    if chosen.get("weights", "").startswith("bundle "):
+        chosen["weights"] = f"bundle {Path(chosen['weights'].removeprefix('bundle ')).name}"
     return {
         "version": roofline.__version__,
-        "model": loaded.name,
+        "model": Path(loaded.name).name,
         "fingerprint": loaded.executable.fingerprint,
-        "chosen": dict(loaded.notes),
+        "chosen": chosen,
         "prefix_cache": "off",
         "speculation": "off",
         "repeats": {"best_of": REPEATS, "serve_best_of": SERVE_REPEATS},

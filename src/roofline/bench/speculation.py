@@ -134,8 +134,13 @@ def bench_speculation(
     chosen = [name for name in row_names() if rows is None or any(part in name for part in rows)]
     if not chosen:
         raise ConfigError(f"no row matches; the rows are: {', '.join(row_names())}")
-    options: dict[str, Any] = {"threads": threads, "isa": isa, "cache_tokens": 4096, "max_running": 8}
-    options |= {"kv_cache_dtype": kv_cache_dtype}
+    options: dict[str, Any] = {
+        "threads": threads,
+        "isa": isa,
+        "cache_tokens": 4096,
+        "max_running": 8,
+        "kv_cache_dtype": kv_cache_dtype,
+    }
     loaded = bundle.load(model, weights=weights, draft_tokens=tokens, **options)
     guesser: LoadedModel | None = None
     try:

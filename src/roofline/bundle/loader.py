@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -310,14 +310,14 @@ def _cpu_bundle(
     isa = str(chosen_isa.value)
 
     identity, prices = bundle.identity, PriceTable(**bundle.manifest.prices)
+    recast = cache(lambda: _recast(bundle, kv_dtype))
     if kv_dtype != BUNDLED_KV_DTYPE:  # the weights and the code are the same for all formats of the cache
-        recast = _recast(bundle, kv_dtype)
-        identity, prices = replace(identity, program_hash=recast.digest()), PriceTable.of(recast)
+        identity, prices = replace(identity, program_hash=recast().digest()), PriceTable.of(recast())
 
     def program() -> Any:
         from roofline.backends.cpu.lower import keep_operands
 
-        return keep_operands(_recast(bundle, kv_dtype))
+        return keep_operands(recast())
 
     image = settle(mapping)
     if verify and not bundle.checked(isa):

@@ -36,8 +36,13 @@ def command(
     With --speculate, time instead answers about natural texts, with and without it in turn.
     """
     chosen = None if rows is None else [part.strip() for part in rows.split(",") if part.strip()]
-    given: dict[str, Any] = {"threads": threads, "isa": isa, "weights": weights, "rows": chosen}
-    given |= {"kv_cache_dtype": kv_cache_dtype}
+    given: dict[str, Any] = {
+        "threads": threads,
+        "isa": isa,
+        "weights": weights,
+        "rows": chosen,
+        "kv_cache_dtype": kv_cache_dtype,
+    }
     if speculate == "off":
         from roofline.bench.engine import bench_engine
 

@@ -51,8 +51,12 @@ def command(
     from roofline.engine.params import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    options: dict[str, Any] = {"speculate": speculate, "draft": draft, "speculate_tokens": speculate_tokens}
-    options |= {"kv_cache_dtype": kv_cache_dtype}
+    options: dict[str, Any] = {
+        "speculate": speculate,
+        "draft": draft,
+        "speculate_tokens": speculate_tokens,
+        "kv_cache_dtype": kv_cache_dtype,
+    }
     session = Session(lambda name: load_llm(name, threads, isa, weights, **options), model, params, system)
     try:
         session.run()

@@ -50,8 +50,12 @@ def command(
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     text = sys.stdin.read() if prompt == "-" else prompt
-    options: dict[str, Any] = {"speculate": speculate, "draft": draft, "speculate_tokens": speculate_tokens}
-    options |= {"kv_cache_dtype": kv_cache_dtype}
+    options: dict[str, Any] = {
+        "speculate": speculate,
+        "draft": draft,
+        "speculate_tokens": speculate_tokens,
+        "kv_cache_dtype": kv_cache_dtype,
+    }
     with load_llm(model, threads, isa, weights, **options) as llm:
         asked = text if raw else [{"role": "user", "content": text}]
         if as_json or not stream:

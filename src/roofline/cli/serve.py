@@ -41,8 +41,13 @@ def command(
     prepare(model, threads, isa)
     if draft is not None:
         prepare(draft, threads, isa)
-    given = {"threads": threads, "isa": isa, "cache_tokens": cache_tokens, "weights": weights}
-    given |= {"kv_cache_dtype": kv_cache_dtype}
+    given = {
+        "threads": threads,
+        "isa": isa,
+        "cache_tokens": cache_tokens,
+        "weights": weights,
+        "kv_cache_dtype": kv_cache_dtype,
+    }
     serve(
         ServeOptions(
             model=model,

@@ -48,7 +48,12 @@ def tables(vocabulary: Vocabulary) -> tuple[list[str], list[int], bytes, bytes] 
         merges[ids[left] << 32 | ids[right]] = rank << 32 | ids[left + right]  # a pair listed twice: the last, as there
     pairs = sorted(merges)
     starts = {byte: ids.get(character, -1) for character, byte in byte_alphabet().items()}
-    return patterns, [starts[b] for b in range(256)], _packed(pairs), _packed([merges[pair] for pair in pairs])
+    return (
+        patterns,
+        [starts[b] for b in range(256)],
+        little(array("Q", pairs)),
+        little(array("Q", [merges[pair] for pair in pairs])),
+    )
 
 
 class QuickEncoder:
@@ -157,8 +162,8 @@ def _ascii(pattern: str) -> str | None:
         return None
 
 
-def _packed(numbers: list[int]) -> bytes:
-    packed = array("Q", numbers)
+def little(numbers: "array[float] | array[int]") -> bytes:
+    """The bytes of numbers, the least significant first; on other machines the array is swapped in place."""
     if sys.byteorder != "little":
-        packed.byteswap()
-    return packed.tobytes()
+        numbers.byteswap()
+    return numbers.tobytes()

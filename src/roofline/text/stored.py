@@ -13,7 +13,7 @@ from dataclasses import asdict, fields
 from typing import overload
 
 from roofline.common.errors import ConfigError
-from roofline.text.quick import QuickEncoder, tables
+from roofline.text.quick import QuickEncoder, little, tables
 from roofline.text.vocabulary import AddedToken, Vocabulary
 
 _MAGIC = b"RLTOK2\n"
@@ -26,12 +26,12 @@ def to_bytes(vocabulary: Vocabulary) -> bytes:
     used = set().union(*(map(set, texts["tokens"]))) if texts["tokens"] else set()
     separator = next(chr(c) for c in range(0x110000) if chr(c) not in used)
     sections = [separator.join(texts[name]).encode("utf-8") for name in _TEXTS]
-    sections.append(_little(array("d", vocabulary.scores)))
+    sections.append(little(array("d", vocabulary.scores)))
     starts, width, at = array("I", [0]), len(separator.encode()), 0
     for token in texts["tokens"]:
         at += len(token.encode()) + width
         starts.append(at)
-    sections.append(_little(starts))
+    sections.append(little(starts))
     left_out = (*_TEXTS, "scores", "added")
     header = {f.name: getattr(vocabulary, f.name) for f in fields(vocabulary) if f.name not in left_out}
     quick = tables(vocabulary)
@@ -122,12 +122,6 @@ class Texts(Sequence[str]):
                 )
             self._list = found
         return self._list
-
-
-def _little(numbers: "array[float] | array[int]") -> bytes:
-    if sys.byteorder != "little":
-        numbers.byteswap()
-    return numbers.tobytes()
 
 
 def _floats(data: memoryview) -> "array[float]":

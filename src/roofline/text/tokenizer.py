@@ -63,7 +63,9 @@ class Tokenizer:
 
     def to_bytes(self) -> bytes:
         """The fast form, for a bundle."""
-        return self.vocabulary.to_bytes()
+        from roofline.text.stored import to_bytes
+
+        return to_bytes(self.vocabulary)
 
     def complete(self) -> None:
         """Build the library's tables now (tens of milliseconds), so that no later call has to."""

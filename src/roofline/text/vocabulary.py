@@ -113,19 +113,6 @@ class Vocabulary:
                 )
         return built
 
-    def to_bytes(self) -> bytes:
-        """The fast form (stored.py)."""
-        from roofline.text.stored import to_bytes
-
-        return to_bytes(self)
-
-    @classmethod
-    def from_bytes(cls, data: bytes | memoryview) -> "Vocabulary":
-        """Reads what `to_bytes` wrote. Raises ConfigError on anything else."""
-        from roofline.text.stored import from_bytes
-
-        return from_bytes(data)[0]
-
 
 def byte_alphabet() -> dict[str, int]:
     """GPT-2's printable spelling of the 256 bytes: character -> byte (Radford et al. 2019, released encoder)."""

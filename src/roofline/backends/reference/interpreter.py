@@ -17,6 +17,7 @@ from roofline.ops.attention import kv_write, rotate
 from roofline.ops.matmul import Q8Rows, quantize_rows
 from roofline.ops.rope_tables import cos_sin
 from roofline.program.ir import Instr, Program
+from roofline.program.target import CACHE_ORDERS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -116,7 +117,7 @@ class Interpreter:
     def attend(self, instr: Instr, q: "Tensor", cache: PagedCache) -> "Tensor":
         import torch
 
-        if instr.attr("order") not in ("pages64", "pages64.int8"):
+        if instr.attr("order") not in CACHE_ORDERS.values():
             return self._by_reference(instr, [q, cache])
         heads, out = instr.attr("heads"), []
         options = [instr.attr(name) for name in ("scale", "window", "soft_cap", "alibi")]

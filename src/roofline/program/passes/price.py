@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from roofline.ops.batch import Batch
 from roofline.ops.cost import Cost
+from roofline.program.target import CACHE_ORDERS
 
 if TYPE_CHECKING:
     from roofline.program.ir import Instr, Program
@@ -86,7 +87,7 @@ def arithmetic(instr: "Instr") -> tuple[str, int]:
     order = instr.attr("order")
     if instr.op in ("linear", "linear_add", "linear_silu_mul") and order in ("q8g32", "q15g32"):
         return "int8_ops", 1 if order == "q8g32" else 2  # two products of bytes for one of 15 bits
-    return "bf16_flops" if order in ("pages64", "pages64.int8") else "f32_flops", 1
+    return "bf16_flops" if order in CACHE_ORDERS.values() else "f32_flops", 1
 
 
 def operations_per_second(instr: "Instr", roofs: Roofs) -> float:
