@@ -11,6 +11,7 @@ namespace ISA_NAMESPACE {
 static constexpr int kBlock = 64, kPage = kPageTokens;
 static constexpr int kKeyVectors = kMaxQueries > 2 ? 4 : 1;   // pages whose scores are in registers together
 static constexpr int kValueVectors = kMaxQueries > 2 ? 4 : 1;  // sixteen-wide slices of V in registers together
+static constexpr bool kOverlaps = kMaxQueries > 2;             // attend_overlap_impl.h has the registers it needs
 
 // Int8: the format of the cache, known when compiling, so that the bf16 cache pays nothing for the other.
 template <bool Int8> struct BlockPages {
@@ -134,6 +135,17 @@ static inline void score_block(int head_dim, const Pages& b, int pages, const ui
     for (int page = 0; page < pages; page++) score_pages<Q, 1, Ahead>(head_dim, b, q, s, page);
 }
 
+// To new maxima: the sums so far are rescaled, and so must the outputs be, by alpha[query].
+template <int Q> static inline void rescale(const float* m_new, AttendState* state, float* alpha) {
+    alignas(64) float change[16] = {0};
+    for (int i = 0; i < Q; i++) change[i] = m_new[i] == state[i].m ? 0.0f : state[i].m - m_new[i];
+    store(alpha, exp2(load(change)));
+    for (int i = 0; i < Q; i++) {
+        store(state[i].l, mul(load(state[i].l), set1(alpha[i])));
+        state[i].m = m_new[i];
+    }
+}
+
 // From scores to weights in bf16, for queries whose positions ascend. P: the pages, where the number is known; 0: `pages`.
 // The weights of an 8-bit cache have V's scales in them, the sums have not.
 // Returns whether a maximum moved: only then are sums and outputs so far rescaled, by alpha[query].
@@ -159,15 +171,7 @@ static inline bool weigh(const Attend& a, const Pages& b, const int32_t* positio
         if (m_new[i] > state[i].m) moved = true;
         else m_new[i] = state[i].m;
     }
-    if (moved) {
-        alignas(64) float change[16] = {0};
-        for (int i = 0; i < Q; i++) change[i] = m_new[i] == state[i].m ? 0.0f : state[i].m - m_new[i];
-        store(alpha, exp2(load(change)));
-        for (int i = 0; i < Q; i++) {
-            store(state[i].l, mul(load(state[i].l), set1(alpha[i])));
-            state[i].m = m_new[i];
-        }
-    }
+    if (moved) rescale<Q>(m_new, state, alpha);
     for (int i = 0; i < Q; i++) {
         const F32 m = set1(m_new[i] == -infinity() ? 0.0f : m_new[i]);  // nothing seen yet: every p is 0
         F32 l = load(state[i].l);
@@ -213,6 +217,26 @@ static void attend_tile(const Attend& a, const Pages& b, const uint16_t* q, cons
     }
 }
 
+}  // namespace ISA_NAMESPACE
+}  // namespace roofline
+
+#include "attend_overlap_impl.h"
+
+namespace roofline {
+namespace ISA_NAMESPACE {
+
+// As many of the next keys as go the overlapped way: whole blocks that hide nothing, for as many queries as it takes.
+template <int Q>
+static int32_t overlapped_keys(const Attend& a, const uint16_t* q, const int32_t* position, int queries, int32_t at, int32_t end, AttendState* state, float* acc) {
+    if (queries != kTiles * Q || (a.window > 0 && position[queries - 1] - a.window >= at)) return 0;
+    const int32_t stop = std::min(end, position[0] + 1) / kBlock * kBlock;
+    if (stop <= at) return 0;
+    if (a.head_dim == 64) attend_overlapped<Q, 64>(a, q, at, stop, end, state, acc);
+    else if (a.head_dim == 128) attend_overlapped<Q, 128>(a, q, at, stop, end, state, acc);
+    else return 0;
+    return stop - at;
+}
+
 // A block of keys serves all queries before the next is touched: it comes from memory once and then lies in the first
 // cache. While the first tile of queries is at it, the next block is fetched.
 template <bool Int8>
@@ -223,6 +247,10 @@ static void attend_keys(const Attend& a, const uint16_t* q, const int32_t* posit
         for (int d = 0; d < a.head_dim; d += 16) store(acc + (int64_t)i * a.head_dim + d, zero());
     }
     for (int32_t at = begin / kBlock * kBlock; at < end; at += kBlock) {
+        if constexpr (kOverlaps && !Int8) {
+            at += overlapped_keys<kMaxQueries>(a, q, position, queries, at, end, state, acc);
+            if (at >= end) break;
+        }
         BlockPages<Int8> b = block_pages<Int8>(a, at, end);
         bool ahead = true;
         for (int i = 0; i < queries; i += kMaxQueries) {
@@ -253,9 +281,7 @@ static void attend_merge(int head_dim, AttendState& into, float* acc, const Atte
         return;
     }
     const float m = std::max(into.m, part.m);
-    alignas(64) float change[16] = {into.m - m, part.m - m}, factor[16];
-    store(factor, exp2(load(change)));
-    const F32 f1 = set1(factor[0]), f2 = set1(factor[1]);
+    const F32 f1 = exp2(set1(into.m - m)), f2 = exp2(set1(part.m - m));  // both whole: a way through memory takes longer
     store(into.l, add(mul(load(into.l), f1), mul(load(part.l), f2)));
     for (int d = 0; d < head_dim; d += 16) store(acc + d, add(mul(load(acc + d), f1), mul(load(part_acc + d), f2)));
     into.m = m;

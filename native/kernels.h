@@ -91,9 +91,9 @@ struct Attend {
     uint16_t* wide = nullptr;     // [2][64 keys][head_dim]: where a block of an 8-bit cache is widened; null: bf16 cache
 };
 
-struct AttendState {              // one query's running softmax
-    float m;
+struct alignas(64) AttendState {  // one query's running softmax; its lanes in one cache line
     float l[16];
+    float m;
 };
 
 struct SampleRow {
