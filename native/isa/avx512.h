@@ -104,6 +104,18 @@ static inline F32 load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_lo
 static inline F32 load_bf16(const uint16_t* p) {
     return as_float(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
 }
+// Lane i: the largest lane of v[i].
+static inline F32 row_maxima(const F32 (&v)[6]) {
+    F32 pair[3];  // in every four lanes: two rows, twice
+    for (int i = 0; i < 3; i++) pair[i] = max(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]), _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+    const __m512d a = _mm512_castps_pd(pair[0]), b = _mm512_castps_pd(pair[1]), c = _mm512_castps_pd(pair[2]);
+    const F32 four = max(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    const F32 two = max(_mm512_castpd_ps(_mm512_unpacklo_pd(c, c)), _mm512_castpd_ps(_mm512_unpackhi_pd(c, c)));
+    const F32 half = max(_mm512_shuffle_f32x4(four, two, 0x44), _mm512_shuffle_f32x4(four, two, 0xee));
+    const F32 all = max(half, _mm512_shuffle_f32x4(half, half, 0xb1));  // four rows twice, then two rows four times
+    return _mm512_shuffle_f32x4(all, all, 0xe8);
+}
+
 static inline void store_bf16(uint16_t* p, F32 v) {
     __m256bh h = _mm512_cvtneps_pbh(v);
     std::memcpy(p, &h, 32);
