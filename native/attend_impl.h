@@ -9,9 +9,9 @@ namespace ISA_NAMESPACE {
 // ---- attention: order "pages64": blocks of 64 absolute positions ascend within a split -------------------------------
 
 static constexpr int kBlock = 64, kPage = kPageTokens;
-static constexpr int kKeyVectors = kMaxQueries > 2 ? 4 : 1;   // pages whose scores are in registers together
-static constexpr int kValueVectors = kMaxQueries > 2 ? 4 : 1;  // sixteen-wide slices of V in registers together
-static constexpr bool kOverlaps = kMaxQueries > 2;             // attend_overlap_impl.h has the registers it needs
+static constexpr bool kManyRegisters = kMaxQueries > 4;         // what attend_overlap_impl.h takes, too
+static constexpr int kKeyVectors = kManyRegisters ? 4 : 1;   // pages whose scores are in registers together
+static constexpr int kValueVectors = kManyRegisters ? 4 : 1;  // sixteen-wide slices of V in registers together
 
 // Int8: the format of the cache, known when compiling, so that the bf16 cache pays nothing for the other.
 template <bool Int8> struct BlockPages {
@@ -247,7 +247,7 @@ static void attend_keys(const Attend& a, const uint16_t* q, const int32_t* posit
         for (int d = 0; d < a.head_dim; d += 16) store(acc + (int64_t)i * a.head_dim + d, zero());
     }
     for (int32_t at = begin / kBlock * kBlock; at < end; at += kBlock) {
-        if constexpr (kOverlaps && !Int8) {
+        if constexpr (kManyRegisters && !Int8) {
             at += overlapped_keys<kMaxQueries>(a, q, position, queries, at, end, state, acc);
             if (at >= end) break;
         }

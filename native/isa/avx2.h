@@ -14,7 +14,7 @@ inline constexpr bool kWideIsBiased = false;
 inline constexpr int kMaxRowTiles = 1;
 inline constexpr int kMaxTokens = 2;
 inline constexpr int kMaxTokensWide = 1;   // the same where activations have two digits
-inline constexpr int kMaxQueries = 2;
+inline constexpr int kMaxQueries = 4;
 
 struct F32 { __m256 a, b; };
 struct I32 { __m256i a, b; };
@@ -237,9 +237,10 @@ static inline I32 dot4_wide(I32 acc, Bytes w, Four x) {
 
 struct Pair { __m256 even, odd; };
 static inline Pair pair(const uint16_t* p) {
-    uint32_t x;
+    int32_t x;
     std::memcpy(&x, p, 4);
-    return {_mm256_castsi256_ps(_mm256_set1_epi32((int)(x << 16))), _mm256_castsi256_ps(_mm256_set1_epi32((int)(x & 0xffff0000u)))};
+    const __m256i both = _mm256_set1_epi32(x);
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(both, 16)), _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32((int)0xffff0000u)))};
 }
 using Pairs = I32;
 static inline Pairs pairs(const uint16_t* p) { return bytes((const uint8_t*)p); }

@@ -162,6 +162,27 @@ def test_long_contexts_split_the_same_way(kv_dtype: str) -> None:
     assert two.logits().tobytes() == last.tobytes()
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(
+    ("head_dim", "heads", "kv_heads", "window"),
+    [(64, 6, 2, None), (64, 4, 4, None), (128, 4, 1, None), (128, 6, 2, 100), (96, 6, 2, None)],
+)
+def test_prompts_of_many_blocks_have_the_bits_of_single_tokens(
+    isa: str, head_dim: int, heads: int, kv_heads: int, window: int | None
+) -> None:
+    """Whole blocks of 64 keys and 24 queries together, for which an instruction set may have a way of its own."""
+    shape = {"width": 128, "ffn": 128, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+    source = random_checkpoint({**MODELS["llama"], **shape, "sliding_window": window}, seed=3, form="F32")
+    one, many = (executable(source, isa=name, tokens=700, pages=64) for name in (ISAS[0], isa))
+    text = Text(0, 650, 3)
+    wanted = np.concatenate([logits_of(one, [text.take(1)]) for _ in range(650)])
+    assert np.isfinite(wanted).all()
+    for cuts in ((650,), (300, 350), (64, 64, 192, 330)):
+        text = Text(20, 650, 3)
+        got = np.concatenate([logits_of(many, [text.take(count)]) for count in cuts])
+        assert got.tobytes() == wanted.tobytes(), cuts
+
+
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 def test_stale_pages_never_reach_a_result(kv_dtype: str) -> None:
     source = checkpoint("llama", "Q4_1")
