@@ -12,7 +12,7 @@ from roofline.common.errors import ConfigError
 from roofline.engine.config import EngineConfig
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
-from roofline.engine.speculation import REFRESH, RETRY, Speculator, StepTimes
+from roofline.engine.speculation import REFRESH, RETRY, SOON, SURE, Record, Speculator, StepTimes
 
 
 class Planted:
@@ -310,6 +310,8 @@ def test_drafts_come_back_when_the_text_begins_to_repeat():
 def test_prices_come_from_measured_steps():
     times = StepTimes()
     assert times.price(3) is None, "a plain step comes first"
+    times.add(3, 0, 7.0)
+    assert times.price(3) is None, "one behind its like: the first finds the caches cold"
     for seconds in (1.0, 1.0, 9.0):
         times.add(3, 0, seconds)
     assert times.price(3) == pytest.approx(0.12)
@@ -322,7 +324,55 @@ def test_prices_come_from_measured_steps():
     for _ in range(REFRESH):
         times.add(3, 4, 1.8)
     assert times.price(3) is None, "the plain step's time is refreshed"
+    times.add(3, 0, 7.0)
+    assert times.price(3) is None
+    times.add(3, 0, 1.0)
+    assert times.price(3) == pytest.approx(0.2)
+    times.other()
+    times.add(3, 0, 7.0)
+    assert times.price(3) == pytest.approx(0.2), "nor does one behind a step with prompt tokens count"
     assert RETRY < REFRESH
+
+
+def test_a_high_price_wants_several_plain_steps_and_new_ones_soon():
+    times = StepTimes()
+    times.add(1, 0, 1.0)
+    for count in range(SURE):
+        assert times.price(1) is None or count == 1, "unknown, then a guess, then too dear to believe"
+        times.add(1, 0, 1.0)
+        times.add(1, 4, 4.2)
+        times.add(1, 0, 1.0)
+    assert times.price(1) == pytest.approx(0.8)
+    for _ in range(SOON):
+        times.add(1, 4, 4.2)
+    assert times.price(1) is None
+
+
+def test_a_price_that_nothing_pays_is_doubted_rarely_whatever_the_sequence():
+    """Fresh sequences do not each try again what no acceptance would make pay."""
+    drafts = []
+    executable = FakeExecutable(rows=64)
+    clock = Clock(executable, 1.2)
+    speculator = Speculator(Planted({}, 1.0), 4, clock)
+    for _ in range(3):
+        speculator._times.add(1, 0, 1.0)
+    speculator._times.add(1, 4, 5.8)
+    for _ in range(SURE):
+        speculator._times.add(1, 0, 1.0)
+    for number in range(40):
+
+        class Fresh:
+            speculation = Record()
+
+        for _ in range(20):
+            ((_, count),) = speculator._chosen([(Fresh, 4)], 1)
+            if count:
+                drafts.append(number)
+                speculator._times.add(1, count, 1.0 + 1.2 * count)
+                for _ in range(2):
+                    speculator._times.add(1, 0, 1.0)
+    assert 2 <= len(drafts) <= 4, "after 64, 128, 256, 512 steps"
+    assert speculator.held > 750
 
 
 @pytest.mark.parametrize(

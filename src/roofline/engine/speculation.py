@@ -17,9 +17,15 @@ from roofline.engine.sequence import Sequence
 
 WINDOW = 5  # steps of a kind whose median is its time
 REFRESH = 128  # verify steps after which a plain one is measured again
+COSTLY, SURE, SOON = (
+    0.5,
+    3,
+    16,
+)  # a price from here on wants so many plain steps, and a new one so soon: little is to be won
 GUESSED_PRICE = 0.12  # of a drafted row, in plain steps, until it is measured
 FADE = 0.95  # of what is known of a sequence's drafts, with each further token verified
 HITS, TRIES = 1.0, 2.0  # what a fresh sequence is taken to have shown
+MARGIN = 1.1  # what a drafted token must promise at least: measured times are no better than that
 AGAIN = 1.5  # a sequence that stopped drafting must promise this much more than one that drafts
 RETRY, LONGEST_RETRY = 64, 1024  # drafts held back before the prices are doubted
 
@@ -48,27 +54,35 @@ class StepTimes:
         self._plain: dict[int, deque[float]] = {}
         self._verify: dict[int, deque[tuple[int, float]]] = {}
         self._since_plain: dict[int, int] = {}
+        self._before = 0  # sequences of the step before, if that was a plain one
+
+    def other(self) -> None:
+        """A step whose time says nothing: with prompt tokens, or with a draft model's own."""
+        self._before = 0
 
     def add(self, sequences: int, drafted: int, seconds: float) -> None:
-        """Record a step without prompt tokens."""
+        """Record a step without prompt tokens. A plain one counts behind its like: others leave the caches cold."""
+        before, self._before = self._before, 0 if drafted else sequences
         if drafted:
             self._verify.setdefault(sequences, deque(maxlen=WINDOW)).append((drafted, seconds))
             self._since_plain[sequences] = self._since_plain.get(sequences, 0) + 1
-        else:
+        elif before == sequences:
             self._plain.setdefault(sequences, deque(maxlen=WINDOW)).append(seconds)
             self._since_plain[sequences] = 0
 
     def price(self, sequences: int) -> float | None:
-        """What a drafted token adds, as a share of the plain step. None: a plain step must be measured first."""
+        """What a drafted token adds, as a share of the plain step. None: plain steps must be measured first."""
         plain = self._plain.get(sequences)
-        if not plain or self._since_plain[sequences] >= REFRESH:
+        since = self._since_plain.get(sequences, 0)
+        if not plain or since >= REFRESH:
             return None
         from statistics import median  # here: a process that does not speculate starts without it
 
         base, verify = median(plain), self._verify.get(sequences)
         if not verify or base <= 0.0:
             return GUESSED_PRICE
-        return max(0.0, median([(seconds - base) / drafted for drafted, seconds in verify]) / base)
+        price = max(0.0, median([(seconds - base) / drafted for drafted, seconds in verify]) / base)
+        return None if price >= COSTLY and (len(plain) < SURE or since >= SOON) else price
 
     def doubt(self, sequences: int) -> None:
         """Forget the price, which may come from a busy moment: the next draft is measured afresh."""
@@ -115,6 +129,7 @@ class Speculator:
         self.seconds = 0.0  # spent on drafting
         self._clock, self._times = clock, StepTimes()
         self._drafting = 0.0  # seconds, for the step to come
+        self._dear, self._dear_retry = 0, RETRY  # drafts held back because no acceptance would pay, of any sequence
         self._broken = False
 
     def draft(self, state: State) -> None:
@@ -147,6 +162,8 @@ class Speculator:
         """Take in a step: drafted tokens and new ids of each of `plan.sampled`, and its time without drafting."""
         if plan.decode_only and self.drafter.settled:
             self._times.add(len(plan.sequences), plan.drafted, seconds + self._drafting)
+        else:
+            self._times.other()
         for sequence, count, tokens in zip(plan.sampled, drafted, fresh, strict=True):
             record: Record | None = sequence.speculation
             if record is None:
@@ -182,7 +199,7 @@ class Speculator:
         """How many tokens of its draft each sequence verifies.
 
         A step of n sequences gives n tokens and takes 1; with d drafted tokens, of which a are expected to be right,
-        it gives n + a and takes 1 + d * price. Tokens are taken, the likeliest first, while the quotient grows.
+        it gives n + a and takes 1 + d * price. Tokens are taken, the likeliest first, while the quotient grows clearly.
         """
         if not self.adaptive:
             return able
@@ -198,11 +215,14 @@ class Speculator:
             ),
             reverse=True,
         )
+        if able and MARGIN * price >= 1.0:
+            self._hold_all(len(able), sequences)
+            return [(s, 0) for s, _ in able]
         chosen = [0] * len(able)
         taken, expected = 0, float(sequences)
         for chance, i, j in likely:
             record: Record = able[i][0].speculation
-            margin = 1.0 if record.drafts else AGAIN
+            margin = MARGIN if record.drafts else AGAIN
             if chosen[i] != j - 1 or chance <= margin * price * expected / (1.0 + taken * price):
                 continue
             chosen[i] = j
@@ -210,6 +230,14 @@ class Speculator:
         for (sequence, _), count in zip(able, chosen, strict=True):
             self._note(sequence.speculation, count, sequences)
         return [(s, count) for (s, _), count in zip(able, chosen, strict=True)]
+
+    def _hold_all(self, drafts: int, sequences: int) -> None:
+        """Not even drafts that are always right pay: that is no sequence's fault, and only a new price changes it."""
+        self.held += drafts
+        self._dear += 1
+        if self._dear >= self._dear_retry:
+            self._dear, self._dear_retry = 0, min(2 * self._dear_retry, LONGEST_RETRY)
+            self._times.doubt(sequences)
 
     def _note(self, record: Record, count: int, sequences: int) -> None:
         record.drafts = count > 0
