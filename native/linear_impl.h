@@ -243,15 +243,16 @@ static inline void run_tokens(const Linear& a, int64_t tile, const Panel& p, int
     }
 }
 
-// Bytes that a block fetches ahead. For one token weights come from memory all along; for more, the first block of tokens
-// fetches what the next row block will read (`more`: there is one), and the others find their weights in the cache.
+// Bytes that a block fetches ahead. For one token weights come from memory all along, and about a tile ahead is best. For
+// more, the first block of tokens fetches what the next row block will read (`more`: there is one), and the others find
+// their weights in the cache.
 template <int RT>
 static inline size_t fetch_ahead(const Linear& a, int count, bool more, bool first) {
     const size_t next = more && first ? (a.up ? 1 : RT) * tile_bytes(a.format, a.k) : 0;
     if (a.blocks.fetch == Blocks::kFetchNext) return next;
     if (a.blocks.fetch >= 0) return first ? (size_t)a.blocks.fetch : 0;
     if (a.tokens > 1 && next) return next;
-    return count == 1 ? 8192 : 0;
+    return count == 1 ? std::clamp<size_t>(tile_bytes(a.format, a.k), 8192, 24576) : 0;
 }
 
 // One row block against all tokens of a panel (whose first is token `first`), in even shares: 8 tokens are 4 + 4, not 5 + 3.
