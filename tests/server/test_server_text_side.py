@@ -9,13 +9,14 @@ from roofline.server.serve import _later
 from roofline.server.text_side import TextOfModel
 from roofline.text.outline import outline
 from roofline.text.pretokenizers import byte_level_pipeline
+from roofline.text.stored import to_bytes
 from roofline.text.template import CHATML, ChatTemplate
 from roofline.text.tokenizer import Tokenizer
 from roofline.text.vocabulary import Vocabulary, byte_alphabet
 
 
 def test_the_libraries_take_over_with_the_same_answers() -> None:
-    words = Vocabulary("BPE", sorted(byte_alphabet()), pipeline=byte_level_pipeline("gpt-2")).to_bytes()
+    words = to_bytes(Vocabulary("BPE", sorted(byte_alphabet()), pipeline=byte_level_pipeline("gpt-2")))
     text = TextOfModel(Tokenizer.from_bytes(words), ChatTemplate(CHATML, outline=outline(CHATML)))
     chat = [{"role": "user", "content": "hello"}]
     before = text.encode("hello there"), text.encode_chat(chat)
