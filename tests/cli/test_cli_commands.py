@@ -89,7 +89,7 @@ def test_help_is_quick_and_lists_every_command(run_python):
         before = processor_seconds_of_children()
         printed = run_python(code)
         fastest = min(fastest, processor_seconds_of_children() - before)
-    for command in ("pull", "list", "rm", "show", "generate", "chat", "serve", "doctor", "profile", "tune", "bench"):
+    for command in ("pull", "list", "rm", "show", "generate", "chat", "serve", "doctor", "profile", "tune", "data", "bench"):
         assert f" {command} " in printed
     assert fastest < 0.3
 
@@ -106,6 +106,11 @@ def test_every_command_has_help(run, command):
     result = run(command, "--help")
     assert result.exit_code == 0
     assert "Usage" in result.output
+
+
+def test_data_commands_have_help(run):
+    assert "verify-order" in run("data", "--help").output
+    assert "order.json" in run("data", "verify-order", "--help", env={"COLUMNS": "200"}).output
 
 
 def test_bench_engine_has_help(run):

@@ -12,6 +12,7 @@ from roofline.cli import (
     bench_engine,
     chat,
     compile,
+    data,
     doctor,
     generate,
     lib,
@@ -99,6 +100,11 @@ tuning = App(cls=tune.Commands, help="Measure kernel variants for a model and ke
 tuning.command("run")(tune.run)
 tuning.command("explain")(tune.explain)
 app.add_typer(tuning, name="tune")
+
+reading = App(no_args_is_help=True, help="What a training run reads.")
+reading.command("verify-order")(data.verify_order)
+reading.callback()(lambda: None)
+app.add_typer(reading, name="data")
 
 bench = App(no_args_is_help=True, help="Measure.")
 bench.command("engine")(bench_engine.command)

@@ -1,0 +1,1 @@
+"""Training: the order of samples, so far: numbers alone, no torch."""
