@@ -14,6 +14,7 @@ from roofline.engine.events import Usage
 from roofline.engine.params import SamplingParams
 from roofline.engine.stats import EngineStats
 
+COMMANDS = ("pull", "list", "rm", "show", "generate", "chat", "serve", "doctor", "profile", "tune", "data")
 STATS = EngineStats(
     prefill_tokens=100,
     prefill_seconds=0.05,
@@ -89,7 +90,7 @@ def test_help_is_quick_and_lists_every_command(run_python):
         before = processor_seconds_of_children()
         printed = run_python(code)
         fastest = min(fastest, processor_seconds_of_children() - before)
-    for command in "pull list rm show generate chat serve doctor profile tune data bench".split():
+    for command in (*COMMANDS, "bench"):
         assert f" {command} " in printed
     assert fastest < 0.3
 
@@ -99,9 +100,7 @@ def test_no_command_imports_heavy_things_before_it_runs(run_python):
     assert run_python(code).strip() == ""
 
 
-@pytest.mark.parametrize(
-    "command", ["pull", "list", "rm", "show", "generate", "chat", "serve", "doctor", "profile", "tune"]
-)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(run, command):
     result = run(command, "--help")
     assert result.exit_code == 0
