@@ -102,8 +102,8 @@ tuning.command("explain")(tune.explain)
 app.add_typer(tuning, name="tune")
 
 reading = App(no_args_is_help=True, help="What a training run reads.")
+reading.command("tokenize")(data.tokenize)
 reading.command("verify-order")(data.verify_order)
-reading.callback()(lambda: None)
 app.add_typer(reading, name="data")
 
 bench = App(no_args_is_help=True, help="Measure.")

@@ -5,12 +5,40 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from roofline.cli.options import DEFAULT_MODEL
+
 if TYPE_CHECKING:
     from roofline.train.order import Order
 
 Folder = Annotated[
     Path, typer.Argument(help="A folder with order.json and receipts.jsonl, as a training run writes it.")
 ]
+
+
+def tokenize(
+    sources: Annotated[list[Path], typer.Argument(help="Text, .jsonl and .parquet files, or folders of them.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="A new folder for the shards.")],
+    tokenizer: Annotated[str, typer.Option(help="The model whose tokenizer it is: a name or a path.")] = DEFAULT_MODEL,
+    length: Annotated[int, typer.Option(min=2, help="Tokens of a row: the context a model is trained with.")] = 2048,
+    column: Annotated[str, typer.Option(help="Where .jsonl and .parquet have their text.")] = "text",
+    end: Annotated[bool, typer.Option("--end/--no-end", help="Put the end token behind each document.")] = True,
+    compression: Annotated[str | None, typer.Option(help="zstd, gz or bz2, with a level (zstd:7) or without.")] = None,
+) -> None:
+    """Write texts as shards of token rows (MosaicML's MDS format), documents packed, their boundaries kept."""
+    import time
+
+    from roofline import bundle
+    from roofline.train import tokenize as shards
+
+    words, _ = bundle.load_text_of(tokenizer)
+    started = time.monotonic()
+    texts = shards.documents(sources, column)
+    done = shards.tokenize(texts, out, words, tokenizer, length, end=end, compression=compression)
+    seconds = time.monotonic() - started
+    print(
+        f"{out}: {done.rows:,} rows of {done.length} tokens from {done.documents:,} documents in {seconds:.1f} s "
+        f"({done.tokens / seconds:,.0f} tokens/s); {done.left_out:,} tokens behind the last whole row are left out"
+    )
 
 
 def verify_order(a: Folder, b: Folder) -> None:

@@ -249,7 +249,6 @@ class ShardWriter:
         self._samples: list[bytes] = []
         self._bytes = self._fixed = 8 + len(self._config)
         self.samples = 0
-        folder.mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> "ShardWriter":
         return self
@@ -283,6 +282,7 @@ class ShardWriter:
         replace_file(self.folder / INDEX, text.encode())
 
     def _flush(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
         places = np.cumsum([4 * (len(self._samples) + 2) + len(self._config), *map(len, self._samples)])
         head = np.array([len(self._samples)], "<u4").tobytes() + places.astype("<u4").tobytes()
         raw = b"".join((head, self._config, *self._samples))
