@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 LATENCY = 1e-6  # seconds: an op that would need less at the roof is paid for its start and its barrier
 ROUNDS, BUDGET = 3, 1.0  # the roofs are measured before each round of runs and at the end; seconds of all rounds
+PAUSE = 0.5  # seconds, times the tries before: until roofs that were too low are measured again
 LEAST_RUNS, MOST_RUNS = 2, 70  # in a round, with clocks and without
 
 
@@ -280,10 +281,11 @@ def profile_step(executable: "CpuExecutable", step: Step, budget: float = BUDGET
             plain.append(run(executable, step, False).whole)
             timings.append(run(executable, step, True))
         roofs = higher(roofs, measured())
-    for _ in range(TRIES):
+    for attempt in range(TRIES):
         try:
             return summarise(executable.program, step, timings, plain, roofs)
         except AboveRoofError:
+            time.sleep(PAUSE * attempt)  # whatever keeps the machine busy may be gone by then
             roofs = higher(roofs, measured())
     return summarise(executable.program, step, timings, plain, roofs)
 
