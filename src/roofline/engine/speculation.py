@@ -17,11 +17,8 @@ from roofline.engine.sequence import Sequence
 
 WINDOW = 5  # steps of a kind whose median is its time
 REFRESH = 128  # verify steps after which a plain one is measured again
-COSTLY, SURE, SOON = (
-    0.5,
-    3,
-    16,
-)  # a price from here on wants so many plain steps, and a new one so soon: little is to be won
+COSTLY = 0.5  # a price from here on leaves little to be won, and is believed only ...
+SURE, SOON = 3, 16  # ... beside so many plain steps, of which one is measured again after so many verify steps
 GUESSED_PRICE = 0.12  # of a drafted row, in plain steps, until it is measured
 FADE = 0.95  # of what is known of a sequence's drafts, with each further token verified
 HITS, TRIES = 1.0, 2.0  # what a fresh sequence is taken to have shown
@@ -204,6 +201,9 @@ class Speculator:
         if not self.adaptive:
             return able
         price = self._times.price(sequences) if able else None
+        if price is not None and MARGIN * price >= 1.0:
+            self._hold_all(len(able), sequences)
+            price = None
         if price is None:
             return [(s, 0) for s, _ in able]
         likely = sorted(
@@ -215,9 +215,6 @@ class Speculator:
             ),
             reverse=True,
         )
-        if able and MARGIN * price >= 1.0:
-            self._hold_all(len(able), sequences)
-            return [(s, 0) for s, _ in able]
         chosen = [0] * len(able)
         taken, expected = 0, float(sequences)
         for chance, i, j in likely:

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.common.files import write_atomically
 from roofline.train.mds_encodings import Encoding, encoding
 
 INDEX = "index.json"
@@ -93,8 +94,11 @@ class Shards:
 
     def __init__(self, folder: Path, cache: Path | None = None) -> None:
         self.folder = folder
-        self._temporary = tempfile.TemporaryDirectory(prefix="roofline-shards-") if cache is None else None
-        self._cache = cache if cache is not None else Path(self._temporary.name if self._temporary else "")
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        if cache is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="roofline-shards-")
+            cache = Path(self._temporary.name)
+        self._cache = cache
         self._open: OrderedDict[int, _Open] = OrderedDict()
         self._checked: set[int] = set()  # shards whose hashes were found right
         path = folder / INDEX
@@ -138,14 +142,15 @@ class Shards:
         if at in self._open:
             self._open.move_to_end(at)
             return self._open[at]
-        shard = self.shards[at]
-        self._open[at] = _Open(shard, self._raw_file(shard), at not in self._checked)
+        path = self._raw_file(at)
+        self._open[at] = _Open(self.shards[at], path, at not in self._checked)
         self._checked.add(at)
         while len(self._open) > OPEN_SHARDS:
             self._open.popitem(last=False)[1].close()
         return self._open[at]
 
-    def _raw_file(self, shard: Shard) -> Path:
+    def _raw_file(self, at: int) -> Path:
+        shard = self.shards[at]
         for folder in (self.folder, self._cache):
             if (folder / shard.raw.basename).exists():
                 return folder / shard.raw.basename
@@ -161,9 +166,10 @@ class Shards:
         except (OSError, EOFError, ValueError) as error:
             raise ConfigError(f"{path} cannot be unpacked: {error}") from error
         shard.raw.check(raw, path)
+        self._checked.add(at)
         self._cache.mkdir(parents=True, exist_ok=True)
         target = self._cache / shard.raw.basename
-        replace_file(target, raw)
+        write_atomically(target, raw)
         return target
 
 
@@ -279,7 +285,7 @@ class ShardWriter:
         if not self._shards:
             raise ConfigError(f"no sample was written to {self.folder}")
         text = json.dumps({"shards": self._shards, "version": 2}, sort_keys=True)
-        replace_file(self.folder / INDEX, text.encode())
+        write_atomically(self.folder / INDEX, text.encode())
 
     def _flush(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -291,25 +297,15 @@ class ShardWriter:
         if self._pack is not None:
             packed = self._pack(raw)
             zip_data = self._file(f"{name}.{str(self.compression).partition(':')[0]}", packed)
-            replace_file(self.folder / zip_data["basename"], packed)
+            write_atomically(self.folder / zip_data["basename"], packed)
         else:
-            replace_file(self.folder / name, raw)
+            write_atomically(self.folder / name, raw)
         self._shards.append(self._about | {"raw_data": raw_data, "samples": len(self._samples), "zip_data": zip_data})
         self._samples, self._bytes = [], self._fixed
 
     def _file(self, name: str, data: bytes) -> dict[str, Any]:
         hashes = {algorithm: _hash(algorithm, data) for algorithm in self.hashes}
         return {"basename": name, "bytes": len(data), "hashes": hashes}
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Writes a file whole or not at all."""
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
-    try:
-        fresh.write_bytes(data)
-        os.replace(fresh, path)
-    finally:
-        fresh.unlink(missing_ok=True)
 
 
 def _hash(algorithm: str, data: "bytes | mmap.mmap") -> str:

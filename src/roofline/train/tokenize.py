@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from roofline.common.errors import ConfigError, UnsupportedError
-from roofline.train.mds import ShardWriter, replace_file
+from roofline.common.files import write_atomically
+from roofline.train.mds import ShardWriter
 
 if TYPE_CHECKING:
     from roofline.text.tokenizer import Tokenizer
 
 ABOUT = "tokens.json"  # beside the index: what the numbers in the shards mean
-PLAIN = (".txt", ".md", ".rst")
-SUFFIXES = (*PLAIN, ".jsonl", ".parquet")
+SUFFIXES = (".txt", ".md", ".rst", ".jsonl", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _of_parquet(path: Path, column: str) -> Iterator[str]:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise UnsupportedError(f"{path}", "pyarrow is not installed", ["pip install pyarrow", ".jsonl"]) from error
+        raise UnsupportedError(str(path), "pyarrow is not installed", ["pip install pyarrow", ".jsonl"]) from error
     try:
         file = pyarrow.parquet.ParquetFile(path)
         if column not in file.schema_arrow.names:
@@ -151,7 +151,7 @@ def tokenize(
     total = writer.samples * length + packer.held
     written = Written(name, tokenizer.vocab_size, digest, length, end_id, count, total, writer.samples, packer.held)
     folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / ABOUT, (json.dumps(asdict(written), indent=1) + "\n").encode())
+    write_atomically(folder / ABOUT, json.dumps(asdict(written), indent=1) + "\n")
     writer.close()
     return written
 

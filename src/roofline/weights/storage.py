@@ -1,4 +1,4 @@
-"""Files that are written once and whole: locks, atomic writes, hashes, and disk errors a user can act on."""
+"""Files that are written once and whole: locks, hashes, and disk errors a user can act on."""
 
 import errno
 import fcntl
@@ -46,16 +46,6 @@ def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
                 waiting()
                 time.sleep(0.1)
         yield  # closing the file unlocks it
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """All of the text is in `path`, or what was there before."""
-    part = path.with_name(path.name + ".part")
-    with part.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(part, path)
 
 
 def sha256_of(path: Path, progress: Callable[[int], None]) -> str:
