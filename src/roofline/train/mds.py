@@ -331,7 +331,7 @@ def _codec(compression: str) -> tuple[Callable[[bytes], bytes], Callable[[bytes]
         return lambda data: bz2.compress(data, int(level or 9)), bz2.decompress
     if name != "zstd":
         raise UnsupportedError(
-            f"compression {compression!r}", "shards are read and written with", ["zstd", "gz", "bz2"]
+            f"compression {compression!r}", "shards are not packed that way here", ["zstd", "gz", "bz2"]
         )
     try:
         from backports import zstd  # Python 3.14 has it as compression.zstd
