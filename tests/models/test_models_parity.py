@@ -24,6 +24,7 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 B = builders.BASE
+MPT = {"family": "mpt", "kv_heads": 4, "ffn": 256, "positions": "alibi", "tied": True}
 CASES: dict[str, tuple[dict[str, Any], str]] = {
     "llama2": (B | {"kv_heads": 4, "tied": False}, "Llama"),
     "llama3": (B | {"rope_scaling": LLAMA3, "rope_theta": 5e5, "tied": False}, "Llama"),
@@ -35,11 +36,15 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "qwen2.5_tied": (B | {"family": "qwen", "attention_bias": True, "norm_eps": 1e-6}, "Qwen2"),
     "qwen2.5_yarn": (B | {"family": "qwen", "attention_bias": True, "rope_scaling": YARN}, "Qwen2"),
     "qwen3": (B | {"family": "qwen", "qk_norm": True, "head_dim": 32}, "Qwen3"),
+    "mpt_released": (B | MPT, "Mpt"),
+    "mpt_six_heads": (B | MPT | {"width": 48, "heads": 6, "kv_heads": 6, "head_dim": 8, "ffn": 192}, "Mpt"),
 }
 
 
 def theirs(config: dict[str, Any], kind: str) -> Any:
     """transformers' model with random weights; norms and biases too, so that none hides behind ones and zeros."""
+    if kind == "Mpt":
+        return _random(transformers.MptForCausalLM(_mpt_config(config)))
     rope = {"rope_theta": config["rope_theta"], **(config["rope_scaling"] or {"rope_type": "default"})}
     fields: dict[str, Any] = {
         "hidden_size": config["width"],
@@ -59,9 +64,28 @@ def theirs(config: dict[str, Any], kind: str) -> Any:
         fields["rope_scaling"] = config["rope_scaling"]
     if kind == "Mistral":
         fields["sliding_window"] = config["sliding_window"]
-    torch.manual_seed(0)
     built = getattr(transformers, f"{kind}Config")(**fields, attn_implementation="eager")
-    model = getattr(transformers, f"{kind}ForCausalLM")(built).float().eval()
+    return _random(getattr(transformers, f"{kind}ForCausalLM")(built))
+
+
+def _mpt_config(config: dict[str, Any]) -> Any:
+    return transformers.MptConfig(
+        d_model=config["width"],
+        n_heads=config["heads"],
+        n_layers=config["layers"],
+        expansion_ratio=config["ffn"] // config["width"],
+        max_seq_len=config["max_position"],
+        vocab_size=config["vocab"],
+        layer_norm_epsilon=config["norm_eps"],
+        no_bias=True,
+        attn_config={"alibi": True},
+        tie_word_embeddings=config["tied"],
+    )
+
+
+def _random(model: Any) -> Any:
+    torch.manual_seed(0)
+    model = model.float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.1 + ("norm" in name))
@@ -151,3 +175,31 @@ def test_call_block_wraps_every_layer_and_may_run_it_twice() -> None:
         wrapped = forward(family, cfg, parameters, batch_of(segment, ContiguousCache(4), [0]), twice)
     assert seen == [0, 1]
     assert torch.equal(plain, wrapped)
+
+
+def test_mpt_with_learned_positions_and_biases_equals_torch_encoder_layers() -> None:
+    config = B | MPT | {"positions": "learned", "bias": True, "max_position": 32}
+    family, cfg = configure(config)
+    table = expand(family.spec(cfg), cfg.layers)
+    torch.manual_seed(3)
+    w = {p.name: torch.randn(p.shape) * 0.1 + ("norm.weight" in p.name) for p in table if p.tied_to is None}
+    ids = torch.randint(0, cfg.vocab, (17,))
+    x = (w["embed.weight"][ids] + w["positions.weight"][:17])[None]
+    mask = torch.nn.Transformer.generate_square_subsequent_mask(17)
+    for i in range(cfg.layers):
+        layer = torch.nn.TransformerEncoderLayer(
+            cfg.width, cfg.heads, cfg.ffn, 0.0, "gelu", cfg.norm_eps, batch_first=True, norm_first=True
+        ).eval()
+        theirs = {"norm1": "attn_norm", "norm2": "mlp_norm", "self_attn.out_proj": "attn.o"}
+        theirs |= {"linear1": "mlp.up", "linear2": "mlp.down"}
+        state = {
+            f"{t}.{kind}": w[f"layers.{i}.{mine}.{kind}"] for t, mine in theirs.items() for kind in ("weight", "bias")
+        }
+        state |= {f"self_attn.in_proj_{kind}": w[f"layers.{i}.attn.qkv.{kind}"] for kind in ("weight", "bias")}
+        layer.load_state_dict(state)
+        with torch.no_grad():
+            x = layer(x, src_mask=mask)
+    x = torch.nn.functional.layer_norm(x[0], (cfg.width,), w["final_norm.weight"], w["final_norm.bias"], cfg.norm_eps)
+    batch = batch_of([Segment(ids.tolist(), 0, range(17))], ContiguousCache(cfg.kv_heads), [0])
+    got = forward(family, cfg, w, batch)
+    torch.testing.assert_close(got[-1], x[-1] @ w["embed.weight"].T, rtol=1e-4, atol=1e-4)

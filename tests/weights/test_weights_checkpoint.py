@@ -400,7 +400,7 @@ def _hf_names(layers: int) -> list[str]:
     "name",
     [
         *("blk.01.attn_q.weight", "blk.-1.attn_q.weight", "blk.9999999.attn_q.weight", "blk.0.attn_q.scale"),
-        *("blk.0.attn_q", "token_embd", "output_norm.bias", "blk.0.attn_q.weight\n", "blk.٣.attn_q.weight", ""),
+        *("blk.0.attn_q", "token_embd", "output_norm.scale", "blk.0.attn_q.weight\n", "blk.٣.attn_q.weight", ""),
     ],
 )
 def test_names_that_are_nearly_right_are_unknown(name: str) -> None:

@@ -1,12 +1,14 @@
 """The configuration every family shares: what a model file says about its shape, checked once."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from roofline.common.errors import ConfigError
 from roofline.common.names import did_you_mean
 from roofline.ops.rope_tables import RopeTable
+
+POSITIONS = ("rope", "learned", "alibi")
 
 
 @dataclass(frozen=True)
@@ -15,7 +17,9 @@ class ModelConfig:
 
     width: of the residual stream; ffn: of the gated MLP; rope_theta, rope_scaling (Hugging Face's keys; None: none) and
     rope_style: see ops.rope_tables; max_position: context it was trained for; tied: the head is the embedding;
-    attention_bias: q, k, v have biases; qk_norm: RMS norm of each q and k head; sliding_window: None: full attention.
+    attention_bias: q, k, v have biases; qk_norm: RMS norm of each q and k head; sliding_window: None: full attention;
+    positions: "rope", "learned" (a row of a table is added to each embedding) or "alibi"; bias: every linear layer and
+    norm has one.
     """
 
     family: str
@@ -35,6 +39,8 @@ class ModelConfig:
     attention_bias: bool
     qk_norm: bool
     sliding_window: int | None
+    positions: str = "rope"
+    bias: bool = False
 
     def __post_init__(self) -> None:
         for name in ("width", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "max_position"):
@@ -47,16 +53,20 @@ class ModelConfig:
             raise ConfigError(f"model config: sliding_window={self.sliding_window} is not at least 1")
         if not self.norm_eps > 0 or not self.rope_theta > 0:
             raise ConfigError(f"model config: norm_eps={self.norm_eps}, rope_theta={self.rope_theta} must be above 0")
-        RopeTable.of(self.head_dim, self.rope_theta, self.rope_style, self.rope_scaling)  # refuses what it cannot be
+        if self.positions not in POSITIONS:
+            raise ConfigError(f"model config: positions={self.positions!r} is not one of {', '.join(POSITIONS)}")
+        if self.positions == "rope":
+            RopeTable.of(self.head_dim, self.rope_theta, self.rope_style, self.rope_scaling)  # refuses the impossible
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any]) -> "ModelConfig":
-        """From a mapping with exactly these fields. Raises ConfigError naming what is missing or unknown."""
+        """From a mapping with these fields. Raises ConfigError naming what is missing or unknown."""
         known = [f.name for f in fields(cls)]
+        needed = [f.name for f in fields(cls) if f.default is MISSING]
         for key in mapping:
             if key not in known:
                 raise ConfigError(f"model config: unknown field {key!r}{did_you_mean(key, known)}")
-        missing = [name for name in known if name not in mapping]
+        missing = [name for name in needed if name not in mapping]
         if missing:
             raise ConfigError(f"model config: missing {', '.join(missing)}")
         return cls(**mapping)

@@ -12,6 +12,14 @@ def check(cfg: ModelConfig) -> None:
     """Raises UnsupportedError on what this family does not have."""
     if cfg.qk_norm:
         raise UnsupportedError("qk_norm in a llama model", "its attention has no norm of q and k", ["family qwen"])
+    check_rope(cfg)
+
+
+def check_rope(cfg: ModelConfig) -> None:
+    """Raises UnsupportedError on what MPT has and these families do not."""
+    if cfg.positions != "rope" or cfg.bias:
+        what = f"positions={cfg.positions!r}, bias={cfg.bias} in a {cfg.family} model"
+        raise UnsupportedError(what, "it turns q and k, and only q, k, v can have biases", ["family mpt"])
 
 
 def spec(cfg: ModelConfig) -> tuple[Param, ...]:

@@ -17,6 +17,7 @@ def check(cfg: ModelConfig) -> None:
         raise UnsupportedError(
             "a sliding window in a qwen model", "released models switch it off", ["sliding_window = None"]
         )
+    llama.check_rope(cfg)
 
 
 def spec(cfg: ModelConfig) -> tuple[Param, ...]:

@@ -27,6 +27,7 @@ class Family(Protocol):
 _FAMILIES: dict[str, Any] = {
     "llama": "roofline.models.llama",
     "mistral": "roofline.models.llama",
+    "mpt": "roofline.models.mpt",
     "qwen": "roofline.models.qwen",
     "qwen2": "roofline.models.qwen",
     "qwen3": "roofline.models.qwen",

@@ -14,12 +14,17 @@ SPLITS = ("column", "row", "vocab", "replicate")
 
 @dataclass(frozen=True)
 class Param:
-    """One row of the table. `{layer}` in the name stands for each layer; tied_to: the parameter this one is."""
+    """One row of the table.
+
+    `{layer}` in the name stands for each layer; tied_to: the parameter this one is; parts: row counts of a fused
+    column parameter, each of which is split by itself.
+    """
 
     name: str
     shape: tuple[int, ...]
     split: str
     tied_to: str | None = None
+    parts: tuple[int, ...] = ()
 
 
 def expand(table: Iterable[Param], layers: int) -> tuple[Param, ...]:

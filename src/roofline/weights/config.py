@@ -1,9 +1,9 @@
 """One canonical configuration, whatever file it came from.
 
-The mapping has exactly these keys: family ("llama" | "qwen"), width, layers, heads, kv_heads, head_dim, ffn, vocab,
+The mapping has these keys: family ("llama" | "qwen" | "mpt"), width, layers, heads, kv_heads, head_dim, ffn, vocab,
 norm_eps, rope_theta, rope_scaling (None, or a mapping with Hugging Face's keys and "rope_type" linear | llama3 | yarn),
-rope_style ("half" | "interleaved"), max_position, tied, attention_bias (on q, k, v), qk_norm, sliding_window (or None):
-the fields of `models.config.ModelConfig`.
+rope_style ("half" | "interleaved"), max_position, tied, attention_bias (on q, k, v), qk_norm, sliding_window (or None),
+and of mpt positions and bias: the fields of `models.config.ModelConfig`.
 """
 
 import math

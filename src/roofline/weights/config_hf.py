@@ -7,9 +7,10 @@ from typing import Any
 from roofline.common.errors import UnsupportedError
 from roofline.models.registry import file_kind, known_like
 from roofline.weights.config import checked, checked_rope_scaling
+from roofline.weights.config_mpt import from_mpt
 from roofline.weights.files import refuse, shorten
 
-_FAMILIES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen", "qwen3": "qwen"}
+_FAMILIES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen", "qwen3": "qwen", "mpt": "mpt"}
 _REQUIRED = {
     "hidden_size": "width",
     "num_hidden_layers": "layers",
@@ -76,6 +77,8 @@ def from_hf(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         if value is not None and value not in neutral:
             what = f"{path}: {key} = {shorten(str(value))}"
             raise UnsupportedError(what, "it changes the mathematics and we do not have it")
+    if kind == "mpt" and registered is None:
+        return from_mpt(path, config)
     family, kind = registered or (_FAMILIES[kind], kind)
     known_like(kind, _FAMILIES)
     ours: dict[str, Any] = {"family": family, "rope_style": "half"}

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from roofline.common.errors import ConfigError
 from roofline.models.registry import configure
 from roofline.models.spec import expand
 
@@ -40,12 +41,28 @@ _HF_LAYER = {
     "mlp.down_proj": "mlp.down",
 }
 _HF_TOP = {"model.embed_tokens": "embed", "lm_head": "head", "model.norm": "final_norm"}
+_MPT_LAYER = {
+    "norm_1": "attn_norm",
+    "attn.Wqkv": "attn.qkv",
+    "attn.out_proj": "attn.o",
+    "norm_2": "mlp_norm",
+    "ffn.up_proj": "mlp.up",
+    "ffn.down_proj": "mlp.down",
+}
+_MPT_TOP = {
+    "transformer.wte": "embed",
+    "transformer.wpe": "positions",
+    "transformer.norm_f": "final_norm",
+    "lm_head": "head",
+}
 # Buffers that old files carry and that follow from the configuration.
 _HF_SKIPPED = re.compile(r"(model\.layers\.\d+\.self_attn|model)\.rotary_emb\.inv_freq")
 
 _INDEX = r"(0|[1-9][0-9]{0,5})"  # no leading zeros: two spellings of one layer would be two names for one parameter
 _GGUF = re.compile(rf"blk\.{_INDEX}\.(\w+)\.(weight|bias)")
 _HF = re.compile(rf"model\.layers\.{_INDEX}\.([\w.]+)\.(weight|bias)")
+_MPT = re.compile(rf"transformer\.blocks\.{_INDEX}\.([\w.]+)\.(weight|bias)")
+_OURS = re.compile(rf"layers\.{_INDEX}\.([\w.]+)\.(weight|bias)")
 
 
 def from_gguf(name: str) -> str | None:
@@ -55,7 +72,23 @@ def from_gguf(name: str) -> str | None:
 
 def from_hf(name: str) -> str | None:
     """``"model.layers.3.self_attn.q_proj.weight"`` -> ``"layers.3.attn.q.weight"``; None for an unknown name."""
-    return _canonical(name, _HF, _HF_LAYER, _HF_TOP)
+    return _canonical(name, _HF, _HF_LAYER, _HF_TOP) or _canonical(name, _MPT, _MPT_LAYER, _MPT_TOP)
+
+
+def to_hf(family: str, name: str) -> str:
+    """What Hugging Face calls a parameter of one of our families: the inverse of `from_hf`. Raises ConfigError."""
+    mpt = family == "mpt"
+    match = _OURS.fullmatch(name)
+    if match:
+        index, part, kind = match.groups()
+        theirs = {ours: hf for hf, ours in (_MPT_LAYER if mpt else _HF_LAYER).items()}
+        if part in theirs:
+            return f"{'transformer.blocks' if mpt else 'model.layers'}.{index}.{theirs[part]}.{kind}"
+    stem, _, kind = name.rpartition(".")
+    theirs = {ours: hf for hf, ours in (_MPT_TOP if mpt else _HF_TOP).items()}
+    if match or stem not in theirs:
+        raise ConfigError(f"{name} of a {family} model has no name in Hugging Face's files")
+    return f"{theirs[stem]}.{kind}"
 
 
 def hf_skipped(name: str) -> bool:
@@ -69,7 +102,7 @@ def _canonical(name: str, pattern: re.Pattern[str], layer: dict[str, str], top: 
         index, part, kind = match.groups()
         return f"layers.{index}.{layer[part]}.{kind}" if part in layer else None
     stem, _, kind = name.rpartition(".")
-    return f"{top[stem]}.weight" if stem in top and kind == "weight" else None
+    return f"{top[stem]}.{kind}" if stem in top and kind in ("weight", "bias") else None
 
 
 def parameter_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -1,0 +1,83 @@
+"""MPT in both forms: the one MosaicML benchmarked (learned positions, biases) and the one it released (ALiBi, none).
+
+Sources: LLM Foundry's pretraining configurations (2023), the configuration of MPT-7B; Press et al. 2021 for ALiBi.
+"""
+
+from typing import Any
+
+from roofline import ops
+from roofline.common.errors import UnsupportedError
+from roofline.models.config import ModelConfig
+from roofline.models.spec import Param
+
+
+def check(cfg: ModelConfig) -> None:
+    """Raises UnsupportedError on what this family does not have."""
+    if cfg.positions == "rope":
+        raise UnsupportedError("rotary positions in an mpt model", "it has none", ["learned", "alibi"])
+    if cfg.qk_norm or cfg.sliding_window is not None or cfg.attention_bias:
+        what = "qk_norm, sliding_window or attention_bias in an mpt model"
+        raise UnsupportedError(what, "its attention is plain, and its biases are everywhere or nowhere", ["bias"])
+
+
+def spec(cfg: ModelConfig) -> tuple[Param, ...]:
+    """The parameters, in the order of use."""
+    width, ffn, q, kv = cfg.width, cfg.ffn, cfg.q_width, cfg.kv_width
+    table = Param("positions.weight", (cfg.max_position, width), "replicate")
+    return (
+        Param("embed.weight", (cfg.vocab, width), "vocab"),
+        *((table,) if cfg.positions == "learned" else ()),
+        *_pair(cfg, "layers.{layer}.attn_norm", (width,), "replicate"),
+        *_pair(cfg, "layers.{layer}.attn.qkv", (q + 2 * kv, width), "column", (q, kv, kv)),
+        *_pair(cfg, "layers.{layer}.attn.o", (width, q), "row"),
+        *_pair(cfg, "layers.{layer}.mlp_norm", (width,), "replicate"),
+        *_pair(cfg, "layers.{layer}.mlp.up", (ffn, width), "column"),
+        *_pair(cfg, "layers.{layer}.mlp.down", (width, ffn), "row"),
+        *_pair(cfg, "final_norm", (width,), "replicate"),
+        Param("head.weight", (cfg.vocab, width), "vocab", tied_to="embed.weight" if cfg.tied else None),
+    )
+
+
+def _pair(
+    cfg: ModelConfig, name: str, shape: tuple[int, ...], split: str, parts: tuple[int, ...] = ()
+) -> tuple[Param, ...]:
+    """A weight and, where there are any, its bias: of a row split it is whole on each rank, added after the sum."""
+    bias = Param(f"{name}.bias", shape[:1], split if split == "column" else "replicate", parts=parts)
+    return (Param(f"{name}.weight", shape, split, parts=parts), *((bias,) if cfg.bias else ()))
+
+
+def embed(cfg: ModelConfig, w: Any, batch: Any) -> Any:
+    """ids [tokens] -> x [tokens, width]."""
+    x = ops.embed(batch.ids, w.embed.weight)
+    return ops.add(x, ops.embed(batch.positions, w.positions.weight)) if cfg.positions == "learned" else x
+
+
+def block(cfg: ModelConfig, w: Any, x: Any, layer: int, batch: Any) -> Any:
+    """One layer on x [tokens, width]; the step's k and v go into batch.cache."""
+    x = x + attention(cfg, w.attn, _norm(cfg, x, w.attn_norm), layer, batch)
+    return x + mlp(w.mlp, _norm(cfg, x, w.mlp_norm))
+
+
+def attention(cfg: ModelConfig, w: Any, x: Any, layer: int, batch: Any) -> Any:
+    """Causal attention; q, k and v come from one product."""
+    qkv = ops.linear(x, w.qkv.weight, w.qkv.bias)  # [tokens, q_width + 2 * kv_width]
+    q_end, k_end = cfg.q_width, cfg.q_width + cfg.kv_width
+    k, v = ops.split(qkv, q_end, k_end), ops.split(qkv, k_end, k_end + cfg.kv_width)
+    batch.cache = ops.kv_write(batch.cache, k, v, layer)
+    alibi = cfg.positions == "alibi"
+    out = ops.attend(ops.split(qkv, 0, q_end), batch.cache, layer, cfg.heads, cfg.attention_scale, alibi=alibi)
+    return ops.linear(out, w.o.weight, w.o.bias)
+
+
+def mlp(w: Any, x: Any) -> Any:
+    """GELU, exact, between two layers."""
+    return ops.linear(ops.gelu(ops.linear(x, w.up.weight, w.up.bias), tanh=False), w.down.weight, w.down.bias)
+
+
+def head(cfg: ModelConfig, w: Any, x: Any, batch: Any) -> Any:
+    """x [tokens, width] -> logits [rows, vocab] of the rows that want them."""
+    return ops.linear(_norm(cfg, ops.take_rows(x, batch.logit_rows), w.final_norm), w.head.weight)
+
+
+def _norm(cfg: ModelConfig, x: Any, w: Any) -> Any:
+    return ops.layer_norm(x, w.weight, w.bias, eps=cfg.norm_eps)
