@@ -22,9 +22,9 @@ class ForwardBatch:
     cache: Any
 
 
-def call(block: Callable[..., Any], *args: Any) -> Any:
-    """How a block is called unless someone wraps it (checkpointing, compilation, a pipeline stage)."""
-    return block(*args)
+def call(function: Callable[..., Any], *args: Any) -> Any:
+    """How a block and the head are called unless someone wraps them (checkpointing, compilation, a loss in parts)."""
+    return function(*args)
 
 
 def forward(
@@ -39,8 +39,19 @@ def forward(
     parameters: canonical name -> torch tensor or Parameter, as the family's spec lists them (tied ones once).
     call_block(block, cfg, w, x, layer, batch) -> x runs each layer.
     """
-    w = tree(expand(family.spec(cfg), cfg.layers), parameters)
+    return run(family, cfg, tree(expand(family.spec(cfg), cfg.layers), parameters), batch, call_block)
+
+
+def run(
+    family: Family,
+    cfg: ModelConfig,
+    w: Any,
+    batch: ForwardBatch,
+    call_block: Callable[..., Any] = call,
+    call_head: Callable[..., Any] = call,
+) -> Any:
+    """The same on Weights; w.layers are whatever call_block takes. call_head(head, cfg, w, x, batch) gives the result."""
     x = family.embed(cfg, w, batch)
     for layer in range(cfg.layers):
         x = call_block(family.block, cfg, w.layers[layer], x, layer, batch)
-    return family.head(cfg, w, x, batch)
+    return call_head(family.head, cfg, w, x, batch)

@@ -1,8 +1,7 @@
 """A family's spec table: what parameters there are, their shapes, and how tensor parallelism splits them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 from roofline.common.errors import ConfigError
@@ -50,18 +49,32 @@ def check(table: Iterable[Param], shapes: Mapping[str, tuple[int, ...]]) -> None
         raise ConfigError(f"the model file holds tensors this model does not use: {', '.join(spare[:5])}")
 
 
-def tree(table: Iterable[Param], tensors: Mapping[str, Any]) -> SimpleNamespace:
-    """The parameters as the families read them: w.layers[0].attn.q.weight, .bias (None where there is none)."""
-    root = SimpleNamespace()
-    for param in table:
-        node, path = root, param.name.split(".")
+class Weights:
+    """Parameters as the families read them: w.layers[0].attn.q.weight, .bias (None where there is none).
+
+    A plain class and not a SimpleNamespace: torch.compile follows how it is built.
+    """
+
+
+def tree(table: Iterable[Param], tensors: Mapping[str, Any]) -> Any:
+    """The Weights of a table."""
+    table = tuple(table)
+    root = nest([p.name for p in table], [tensors[p.tied_to or p.name] for p in table])
+    layers = vars(root).get("layers", Weights())
+    root.layers = [getattr(layers, str(i)) for i in range(len(vars(layers)))]
+    return root
+
+
+def nest(names: Sequence[str], values: Sequence[Any]) -> Any:
+    """Weights by dotted names; beside a weight alone stands the bias None."""
+    root: Any = Weights()
+    for name, value in zip(names, values, strict=True):
+        node, path = root, name.split(".")
         for step in path[:-1]:
             if not hasattr(node, step):
-                setattr(node, step, SimpleNamespace())
+                setattr(node, step, Weights())
             node = getattr(node, step)
-        setattr(node, path[-1], tensors[param.tied_to or param.name])
+        setattr(node, path[-1], value)
         if path[-1] == "weight" and not hasattr(node, "bias"):
             node.bias = None
-    layers = vars(root).get("layers", SimpleNamespace())
-    root.layers = [getattr(layers, str(i)) for i in range(len(vars(layers)))]
     return root

@@ -15,6 +15,7 @@ from roofline.ops.cost import Affine
 from roofline.ops.elementwise import per_element
 from roofline.ops.registry import Call, op
 from roofline.ops.rope_tables import RopeTable, frequencies
+from roofline.ops.rows import Rows, TurnedPositions, alibi_slopes, attend_rows
 from roofline.ops.symbol import Type, kv_head_bytes
 
 if TYPE_CHECKING:
@@ -45,10 +46,10 @@ def rotate(x: "Tensor", cos: "Tensor", sin: "Tensor", heads: int, style: str) ->
     """
     import torch
 
-    parts = x.view(x.shape[0], heads, -1)
+    parts = x.view(x.shape[0], heads, -1).float()  # also in a 16-bit run: cosines of 8 bits lose distant positions
     dim = 2 * cos.shape[1]
     turned, kept = parts[..., :dim], parts[..., dim:]
-    cos, sin = cos[:, None, :].to(x.dtype), sin[:, None, :].to(x.dtype)
+    cos, sin = cos[:, None, :], sin[:, None, :]
     if style == "half":
         a, b = turned[..., : dim // 2], turned[..., dim // 2 :]
         out = torch.cat([a * cos - b * sin, b * cos + a * sin, kept], dim=-1)
@@ -56,17 +57,24 @@ def rotate(x: "Tensor", cos: "Tensor", sin: "Tensor", heads: int, style: str) ->
         a, b = turned[..., 0::2], turned[..., 1::2]
         pairs = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1)
         out = torch.cat([pairs.flatten(-2), kept], dim=-1)
-    return out.reshape(x.shape)
+    return out.reshape(x.shape).to(x.dtype)
 
 
 @op(values=("x", "positions"), infer=_rope_type, flops=per_element(3))
 def rope(x: "Tensor", positions: "Tensor", table: RopeTable, heads: int) -> "Tensor":
     """Rotary embedding of x [tokens, heads * head_dim] at absolute positions int [tokens]; angles in float64."""
+    return rotate(x, *rope_angles(positions, table), heads, table.style)
+
+
+def rope_angles(positions: "Tensor", table: RopeTable) -> "tuple[Tensor, Tensor]":
+    """cos and sin, float32 [tokens, dim / 2], of positions int [tokens] (TurnedPositions have theirs)."""
     import torch
 
+    if isinstance(positions, TurnedPositions):
+        return positions.cos, positions.sin
     inverse, factor = frequencies(table)
     angles = positions.double()[:, None] * torch.from_numpy(inverse).to(positions.device)[None, :]
-    return rotate(x, (angles.cos() * factor).float(), (angles.sin() * factor).float(), heads, table.style)
+    return (angles.cos() * factor).float(), (angles.sin() * factor).float()
 
 
 def _kv_write_type(call: Call) -> Type:
@@ -139,17 +147,6 @@ def _attend_bytes(call: Call) -> Affine:
     return Affine(context=_cached_token_bytes(call))
 
 
-def alibi_slopes(heads: int) -> list[float]:
-    """The slope of each head. Source: Press et al. 2021, with its rule for head counts that are no power of two."""
-
-    def powers(count: int) -> list[float]:
-        start = 2.0 ** (-8.0 / count)
-        return [start ** (i + 1) for i in range(count)]
-
-    whole = 2 ** int(math.log2(heads))
-    return powers(whole) + powers(2 * whole)[0::2][: heads - whole]
-
-
 @op(values=("q", "cache"), infer=_attend_type, flops=_attend_flops, kv_bytes=_attend_bytes)
 def attend(
     q: "Tensor",
@@ -172,6 +169,8 @@ def attend(
     """
     import torch
 
+    if isinstance(cache, Rows):
+        return attend_rows(q, cache, heads, scale, soft_cap)
     slopes = torch.tensor(alibi_slopes(heads), dtype=torch.float32, device=q.device) if alibi else None
     parts = []
     for index, (start, stop, first) in enumerate(cache.segments):

@@ -1,0 +1,98 @@
+"""Rows of one length side by side, as training has them: a cache that keeps nothing, and attention in one torch call.
+
+The only fast torch form of `attend`; tests set it beside the reference.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from roofline.common.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TurnedPositions:
+    """Positions whose rope angles are computed already, once for all layers: cos, sin float32 [tokens, dim / 2]."""
+
+    cos: "Tensor"
+    sin: "Tensor"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A KvCache that holds what the layer at hand wrote: no layer reads what another one, or another step, has written.
+
+    count rows of `length` tokens; bias: None (each token sees itself and those before it), or what `score_bias` made.
+    """
+
+    count: int
+    length: int
+    kv_heads: int
+    bias: "Tensor | None" = None
+    k: "Tensor | None" = None  # [count, kv_heads, length, head_dim]
+    v: "Tensor | None" = None
+
+    def write(self, layer: int, k: "Tensor", v: "Tensor") -> "Rows":
+        """With k, v [tokens, kv_heads, head_dim]."""
+        shape = (self.count, self.length, self.kv_heads, k.shape[-1])
+        return replace(self, k=k.view(shape).transpose(1, 2), v=v.view(shape).transpose(1, 2))
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """The slope of each head. Source: Press et al. 2021, with its rule for head counts that are no power of two."""
+
+    def powers(count: int) -> list[float]:
+        start = 2.0 ** (-8.0 / count)
+        return [start ** (i + 1) for i in range(count)]
+
+    whole = 2 ** int(math.log2(heads))
+    return powers(whole) + powers(2 * whole)[0::2][: heads - whole]
+
+
+def score_bias(
+    length: int, device: Any, documents: "Tensor | None" = None, window: int = 0, alibi_heads: int = 0
+) -> "Tensor | None":
+    """float32 [rows or 1, heads or 1, length, length] to add to scores; None where being causal says it all.
+
+    documents: int [rows, length], the document of each token: none sees another. window: as `attend` has it;
+    alibi_heads: heads of a model with ALiBi, else 0.
+    """
+    import torch
+
+    if documents is None and not window and not alibi_heads:
+        return None
+    at = torch.arange(length, device=device)
+    distance = at[None, :] - at[:, None]  # [queries, keys], at most 0 where a key is seen
+    seen = distance <= 0
+    if window:
+        seen &= distance > -window
+    seen = seen[None, None]
+    if documents is not None:
+        seen = seen & (documents[:, None, :, None] == documents[:, None, None, :])
+    bias = torch.zeros(seen.shape, device=device)
+    if alibi_heads:
+        slopes = torch.tensor(alibi_slopes(alibi_heads), device=device)
+        bias = bias + slopes[None, :, None, None] * distance
+    return bias.masked_fill(~seen, -math.inf)
+
+
+def attend_rows(q: "Tensor", rows: Rows, heads: int, scale: float, soft_cap: float) -> "Tensor":
+    """`attend` on Rows, whose bias has window, documents and ALiBi in it; q [tokens, heads * head_dim].
+
+    Raises UnsupportedError for a soft cap, which torch's attention does not have.
+    """
+    from torch.nn.functional import scaled_dot_product_attention
+
+    if soft_cap:
+        raise UnsupportedError("soft_cap on rows", "torch's attention cannot squeeze scores", ["a ContiguousCache"])
+    assert rows.k is not None
+    assert rows.v is not None
+    queries = q.view(rows.count, rows.length, heads, -1).transpose(1, 2)
+    bias = None if rows.bias is None else rows.bias.to(q.dtype)
+    each = heads // rows.kv_heads
+    k, v = (t.repeat_interleave(each, 1) if each > 1 else t for t in (rows.k, rows.v))
+    out = scaled_dot_product_attention(queries, k, v, bias, is_causal=bias is None, scale=scale)
+    return out.transpose(1, 2).reshape(q.shape)
