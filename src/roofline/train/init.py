@@ -1,4 +1,4 @@
-"""The start of a run: parameters as a function of (seed, name, shape) alone, whatever device or number of them it has."""
+"""The start of a run: parameters as a function of (seed, name, shape) alone, whatever the devices and their number."""
 
 import hashlib
 import math

@@ -1,4 +1,4 @@
-"""Any family as torch modules: one for each block, whose forward is the family's; parameters as Hugging Face names them.
+"""Any family as torch modules: one for each block, whose forward is the family's; parameters as Hugging Face has them.
 
 A block is the unit of sharding, activation checkpointing and compilation. It hands its parameters to one function of
 tensors alone that all blocks share, so torch.compile compiles it once.
@@ -143,7 +143,7 @@ class Model(nn.Module):
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """A loss over many rows whose logits are never there at once: gradients are taken chunk by chunk in the forward pass.
+    """A loss over many rows whose logits are never there at once: the forward pass takes gradients chunk by chunk.
 
     Saves memory as Liger's fused linear cross-entropy does (Hsu et al. 2024), for whatever head a family has.
     """
