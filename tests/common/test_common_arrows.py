@@ -32,7 +32,10 @@ for room, lower in (
 # Folders that may import torch, and never at the top of a module: outside of these no import at all. Training is torch,
 # but what it reads is not.
 TORCH_ROOMS = {"ops", "models", "backends", "train"}
-NO_TORCH_IN_TRAIN = {"mds", "mds_encodings", "order", "receipts", "remote", "store", "tokenize"}
+NO_TORCH_IN_TRAIN = {
+    *("config", "duration", "loader", "mds", "mds_encodings", "order", "receipts", "remote", "schedule", "store"),
+    "tokenize",
+}
 HEAVY = {"torch", "transformers"}
 NO_TORCH = (
     "common",

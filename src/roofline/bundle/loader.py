@@ -183,7 +183,12 @@ def _compile(path: Path, name: str, out: Path, key: str, threads: int | None) ->
 
 
 def load_text_of(source: str) -> "tuple[Tokenizer, ChatTemplate]":
-    """The tokenizer and chat template of a model by name or path, from its bundle where there is one."""
+    """The tokenizer and chat template of a model by name or path, from its bundle where there is one.
+
+    A folder may hold the tokenizer alone.
+    """
+    if (Path(source) / "tokenizer.json").is_file() and not any(Path(source).glob("*.safetensors")):
+        return _with_template(*_from_folder(Path(source)))
     _, bundle, checkpoint = _open(source, "cpu", None, None)
     if bundle is not None:
         return bundle.text()
@@ -193,14 +198,23 @@ def load_text_of(source: str) -> "tuple[Tokenizer, ChatTemplate]":
 
 def load_text(checkpoint: "Checkpoint") -> "tuple[Tokenizer, ChatTemplate]":
     """The tokenizer and chat template that belong to a checkpoint. Raises ConfigError where there is no tokenizer."""
-    from roofline.text import from_gguf, from_json
-    from roofline.text.template import ChatTemplate
+    from roofline.text import from_gguf
 
     if checkpoint.kind == "gguf":
-        tokenizer = from_gguf.from_gguf(checkpoint.metadata)
-        source = checkpoint.metadata.get("tokenizer.chat_template")
-    else:
-        tokenizer, source = _text_of_folder(checkpoint.path, from_json.from_json)
+        found = from_gguf.from_gguf(checkpoint.metadata)
+        return _with_template(found, checkpoint.metadata.get("tokenizer.chat_template"))
+    return _with_template(*_from_folder(checkpoint.path))
+
+
+def _from_folder(path: Path) -> "tuple[Tokenizer, str | None]":
+    from roofline.text import from_json
+
+    return _text_of_folder(path, from_json.from_json)
+
+
+def _with_template(tokenizer: "Tokenizer", source: str | None) -> "tuple[Tokenizer, ChatTemplate]":
+    from roofline.text.template import ChatTemplate
+
     bos = tokenizer.token_bytes(tokenizer.bos_id).decode() if tokenizer.bos_id is not None else ""
     eos = tokenizer.token_bytes(tokenizer.eos_ids[0]).decode() if tokenizer.eos_ids else ""
     return tokenizer, ChatTemplate(source, bos_token=bos, eos_token=eos)

@@ -22,6 +22,7 @@ from roofline.cli import (
     remove,
     serve,
     show,
+    train,
     tune,
 )
 from roofline.cli.options import typed
@@ -101,8 +102,14 @@ tuning.command("run")(tune.run)
 tuning.command("explain")(tune.explain)
 app.add_typer(tuning, name="tune")
 
+training = App(cls=tune.Commands, help="Train a model: train [run] CONFIG.yaml.")
+training.command("run")(train.run)
+training.callback()(lambda: None)
+app.add_typer(training, name="train")
+
 reading = App(no_args_is_help=True, help="What a training run reads.")
 reading.command("tokenize")(data.tokenize)
+reading.command("learn-vocabulary")(data.learn_vocabulary)
 reading.command("verify-order")(data.verify_order)
 app.add_typer(reading, name="data")
 

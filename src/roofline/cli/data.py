@@ -41,6 +41,19 @@ def tokenize(
     )
 
 
+def learn_vocabulary(
+    sources: Annotated[list[Path], typer.Argument(help="Text, .jsonl and .parquet files, or folders of them.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="A new folder for the tokenizer.")],
+    size: Annotated[int, typer.Option(help="Tokens it may have.")] = 8192,
+    column: Annotated[str, typer.Option(help="Where .jsonl and .parquet have their text.")] = "text",
+) -> None:
+    """Learn a byte-level BPE tokenizer from texts, for `data tokenize` and for a model of your own."""
+    from roofline.train import tokenize as shards
+    from roofline.train.vocabulary import learn
+
+    print(f"{out}: {learn(shards.documents(sources, column), out, size):,} tokens")
+
+
 def verify_order(a: Folder, b: Folder) -> None:
     """Prove that two runs saw the same samples in the same order, or name the first that differs.
 

@@ -50,7 +50,7 @@ def run(
     call_block: Callable[..., Any] = call,
     call_head: Callable[..., Any] = call,
 ) -> Any:
-    """The same on Weights, whose layers are what call_block takes; call_head(head, cfg, w, x, batch) gives the result."""
+    """The same on Weights; its layers are what call_block takes; call_head(head, cfg, w, x, batch) gives the result."""
     x = family.embed(cfg, w, batch)
     for layer in range(cfg.layers):
         x = call_block(family.block, cfg, w.layers[layer], x, layer, batch)

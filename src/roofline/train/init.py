@@ -38,18 +38,19 @@ def initialize(model: Model, seed: int, init: Init) -> None:
     """Fill a model's parameters in place; of a sharded one each rank fills its own part."""
     for name, param, tensor in model.canonical():
         values = torch.from_numpy(_values(f"{seed}/{name}", param, model.cfg.layers, init))
-        with torch.no_grad():
-            _fill(tensor, values)
+        fill(tensor, values)
 
 
-def _fill(tensor: torch.Tensor, values: torch.Tensor) -> None:
+def fill(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Copy whole values into a parameter, or into this rank's part of a sharded one."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
-    if isinstance(tensor, DTensor):
-        moved = values.to(tensor.device, tensor.dtype)
-        tensor.copy_(distribute_tensor(moved, tensor.device_mesh, tensor.placements, src_data_rank=None))
-    else:
-        tensor.copy_(values)
+    with torch.no_grad():
+        if isinstance(tensor, DTensor):
+            moved = values.to(tensor.device, tensor.dtype)
+            tensor.copy_(distribute_tensor(moved, tensor.device_mesh, tensor.placements, src_data_rank=None))
+        else:
+            tensor.copy_(values)
 
 
 def _values(key: str, param: Param, layers: int, init: Init) -> np.ndarray:

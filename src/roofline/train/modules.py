@@ -53,6 +53,7 @@ class Model(nn.Module):
 
     Attributes:
         blocks: the Blocks, in order. family, cfg: what they compute.
+        chunk_logits: the loss is taken from LOGITS logits at a time; off: from all of them.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Model(nn.Module):
         self.family, self.cfg = configure(config)
         self.compute: Callable[..., Tensor] = partial(_block, self.family, self.cfg)
         self.head_loss: Callable[..., Tensor] = partial(_head_loss, self.family, self.cfg)
+        self.chunk_logits = True
         self.blocks: list[Block] = []
         self._top: list[tuple[str, tuple[nn.Module, str]]] = []
         made = {"device": device, "dtype": dtype}
@@ -103,6 +105,8 @@ class Model(nn.Module):
         def call_head(head: Any, cfg: ModelConfig, w: Any, x: Tensor, batch: ForwardBatch) -> Tensor:
             if targets is None:
                 return head(cfg, w, x, batch).view(rows, length, -1)
+            if not self.chunk_logits:
+                return self._head_loss(targets.reshape(-1), x, *self._top_weights())
             chunk = max(1, LOGITS // cfg.vocab)
             return ChunkedLoss.apply(self._head_loss, chunk, x, targets.reshape(-1), *self._top_weights())
 

@@ -1,0 +1,36 @@
+"""One process of a run: `torchrun --nproc-per-node N -m roofline.train CONFIG.yaml [--set KEY=VALUE ...]`."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from roofline.common import log
+from roofline.common.errors import RooflineError
+from roofline.train.config import read
+
+
+def main() -> int:
+    """Exit status: 0, or 1 after an error with a cause and a remedy."""
+    parser = argparse.ArgumentParser(prog="roofline.train")
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--set", action="append", default=[], dest="changes", metavar="KEY=VALUE")
+    given = parser.parse_args()
+    log.configure()
+    try:
+        from roofline.train.console import Console
+        from roofline.train.loop import train
+
+        config = read(given.config, given.changes)
+        console = Console(config) if os.environ.get("RANK", "0") == "0" else None
+        finished = train(config, console.show if console else None)
+        if console:
+            console.end(finished)
+    except RooflineError as error:
+        print(f"roofline: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

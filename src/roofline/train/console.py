@@ -1,0 +1,72 @@
+"""What a run shows while it goes: a progress bar, or a line every few steps, with the time that is left."""
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from roofline.train.config import TrainConfig
+from roofline.train.duration import Batches, batches
+
+if TYPE_CHECKING:
+    from roofline.train.loop import Finished
+
+
+class Console:
+    """Shows lines of the log: on a terminal as a bar (progress_bar), as lines where log_to_console says so or where
+    there is no terminal."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+        self.every = max(1, batches("console_log_interval", config.console_log_interval, Batches(1, 1, 1)))
+        self.started = time.monotonic()
+        self._bar: Any = None
+        self._task: Any = None
+
+    def begin(self, about: dict[str, Any]) -> None:
+        """The run's size, before its first step."""
+        self.about = about
+        print(
+            f"{about['parameters']:,} parameters, {about['steps']:,} steps of {about['batch_tokens']:,} tokens, "
+            f"{about['processes']} process{'es' if about['processes'] > 1 else ''} on {about['device']}",
+            file=sys.stderr,
+        )
+        if self.config.progress_bar and sys.stderr.isatty():
+            from rich.console import Console as Terminal
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+            self._bar = Progress(*columns, console=Terminal(stderr=True))
+            self._task = self._bar.add_task("", total=about["steps"], completed=about["step"])
+            self._bar.start()
+
+    def show(self, line: dict[str, Any]) -> None:
+        """A line of the log."""
+        if "about" in line:
+            self.begin(line["about"])
+            return
+        said = self._evaluation(line) if "eval_loss" in line else self._step(line)
+        if self._bar is not None:
+            if "eval_loss" in line:
+                self._bar.console.print(said)
+            else:
+                self._bar.update(self._task, completed=line["step"], description=said)
+        if self.config.log_to_console or self._bar is None:
+            last = line["step"] == self.about["steps"]
+            if "eval_loss" in line or last or line["step"] % self.every == 0:
+                print(f"step {line['step']}/{self.about['steps']}: {said}", file=sys.stderr)
+
+    def end(self, finished: "Finished") -> None:
+        """The run is done."""
+        if self._bar is not None:
+            self._bar.stop()
+        held = "" if finished.evaluation is None else f", held-out loss {finished.evaluation:.4f}"
+        print(f"{finished.steps:,} steps, loss {finished.loss:.4f}{held}: {finished.folder}")
+
+    @staticmethod
+    def _step(line: dict[str, Any]) -> str:
+        mfu = f", MFU {line['mfu']:.1%}" if line.get("mfu") else ""
+        return f"loss {line['loss']:.4f}, lr {line['lr']:.3g}, {line['tokens_per_s']:,.0f} tokens/s{mfu}"
+
+    @staticmethod
+    def _evaluation(line: dict[str, Any]) -> str:
+        return f"held-out loss {line['eval_loss']:.4f}, perplexity {line['perplexity']:.2f}"

@@ -1,0 +1,159 @@
+"""Rows of token ids for each step of a run: the order says which, this reads them, ahead of the step."""
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from roofline.common.errors import ConfigError
+from roofline.train.config import DatasetSection, LoaderSection
+from roofline.train.mds import Shards
+from roofline.train.order import BLOCK, Order, Stream, share
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a rank computes of a step.
+
+    ids: the whole global batch's sample numbers, in order. parts: this rank's shares of it, one after the other: tokens
+    int64 [rows, length] and, where documents are kept apart, the document of each token, int64 [rows, length].
+    """
+
+    step: int
+    ids: np.ndarray
+    parts: "tuple[tuple[np.ndarray, np.ndarray | None], ...]"
+
+
+class Source:
+    """Samples by number, through all data sets of a loader section.
+
+    Args:
+        documents: read where each document ends: from the shards' column, or behind eos_token_id.
+
+    Raises ConfigError for rows of another length than `length`.
+    """
+
+    def __init__(self, section: DatasetSection, length: int, documents: bool) -> None:
+        self.length, self.section, self.documents = length, section, documents
+        if section.max_seq_len not in (None, length):
+            raise ConfigError(f"max_seq_len={length}, but the data set's is {section.max_seq_len}")
+        given = list(section.streams.values()) or [section]
+        self.shards = [Shards(_folder(stream.local, stream.split or section.split)) for stream in given]
+        self.weights = [str(stream.proportion) for stream in given]
+        self._starts = np.cumsum([0, *(len(shards) for shards in self.shards)])
+        self._lock = threading.Lock()  # a folder's open shards are not to be closed while another thread reads them
+
+    @property
+    def vocab(self) -> int | None:
+        """Ids of the tokenizer the rows were written with, where `data tokenize` says so."""
+        from roofline.train.tokenize import ABOUT, read_about
+
+        known = [read_about(s.folder).vocab for s in self.shards if (s.folder / ABOUT).exists()]
+        return max(known, default=None)
+
+    def order(self, global_batch: int, seed: int) -> Order:
+        """The order of a run over these data sets."""
+        seed = self.section.shuffle_seed if self.section.shuffle_seed is not None else seed
+        block = self.section.shuffle_block_size or BLOCK
+        streams = [
+            Stream(s.counts, weight, self.section.shuffle, block)
+            for s, weight in zip(self.shards, self.weights, strict=True)
+        ]
+        return Order(tuple(streams), global_batch, seed)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def rows(self, numbers: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Tokens int64 [rows, length] and documents (the same shape, or None) of samples."""
+        tokens = np.empty((len(numbers), self.length), np.int64)
+        documents = np.zeros_like(tokens) if self.documents else None
+        for row, number in enumerate(numbers):
+            at = int(np.searchsorted(self._starts, number, side="right")) - 1
+            with self._lock:
+                sample = self.shards[at][int(number) - int(self._starts[at])]
+            tokens[row] = self._tokens(sample, at)
+            if documents is not None:
+                documents[row] = self._documents(sample, tokens[row], at)
+        return tokens, documents
+
+    def close(self) -> None:
+        """Unmap the shards."""
+        for shards in self.shards:
+            shards.close()
+
+    def _tokens(self, sample: dict[str, object], at: int) -> np.ndarray:
+        tokens = sample.get("tokens")
+        if isinstance(tokens, bytes):  # LLM Foundry's older data sets
+            tokens = np.frombuffer(tokens, "<i8")
+        if not isinstance(tokens, np.ndarray) or tokens.shape != (self.length,):
+            has = f"{len(tokens)} tokens" if isinstance(tokens, np.ndarray) else f"columns {', '.join(sample)}"
+            raise ConfigError(f"{self.shards[at].folder}: a row has {has}, max_seq_len is {self.length}")
+        return tokens
+
+    def _documents(self, sample: dict[str, object], tokens: np.ndarray, at: int) -> np.ndarray:
+        lengths = sample.get("documents")
+        if isinstance(lengths, np.ndarray) and lengths.sum() == self.length:
+            return np.repeat(np.arange(len(lengths)), lengths)
+        if self.section.eos_token_id is None:
+            raise ConfigError(
+                f"{self.shards[at].folder}: its rows do not say where documents end; "
+                "attn_uses_sequence_id needs dataset.eos_token_id, or shards of `roofline data tokenize`"
+            )
+        ends = tokens == self.section.eos_token_id
+        return np.cumsum(ends) - ends
+
+
+class Loader:
+    """The steps of a run from `step` on, each read ahead by threads while the one before is computed.
+
+    Args:
+        shares: which parts of each global batch this rank computes: (index, count) as `order.share` takes them.
+    """
+
+    def __init__(
+        self, source: Source, order: Order, section: LoaderSection, shares: Sequence[tuple[int, int]], step: int = 0
+    ) -> None:
+        self._source, self._order, self._shares, self._next = source, order, tuple(shares), step
+        self._pool = ThreadPoolExecutor(max(1, section.num_workers), "roofline-loader")
+        self._ahead = section.num_workers * section.prefetch_factor
+        self._waiting: deque[Future[Rows]] = deque()
+
+    def __next__(self) -> Rows:
+        while len(self._waiting) <= self._ahead:
+            self._waiting.append(self._pool.submit(self._read, self._next))
+            self._next += 1
+        return self._waiting.popleft().result()
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _read(self, step: int) -> Rows:
+        ids = self._order.batch(step)
+        parts = tuple(self._source.rows(share(ids, index, count)) for index, count in self._shares)
+        return Rows(step, ids, parts)
+
+
+def in_turn(
+    source: Source, batch: int, rank: int, world: int, limit: int
+) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    """Every sample once, in the order of the files, for evaluation: a rank's rows of each batch of batch * world.
+
+    limit: batches at most, below 0: all. Every rank gets as many batches, so the last may have no row for some.
+    """
+    step = batch * world
+    count = -(-len(source) // step)
+    for index in range(count if limit < 0 else min(count, limit)):
+        numbers = np.arange(index * step, min((index + 1) * step, len(source)))
+        yield source.rows(share(numbers, rank, world))
+
+
+def _folder(local: str | None, split: str | None) -> Path:
+    if local is None:
+        raise ConfigError("train_loader.dataset.local is missing: the folder of shards")
+    return Path(local) / split if split else Path(local)

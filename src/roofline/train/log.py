@@ -1,0 +1,88 @@
+"""What a run writes down: a line of JSON for each step and each evaluation, always; other loggers where configured."""
+
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from roofline.train.config import TrainConfig
+from roofline.train.parallel import World
+
+LOG = "log.jsonl"
+
+
+class RunLog:
+    """The log of a run; only rank 0 writes.
+
+    A step's line: step (steps done), tokens (seen until then), loss (mean over the global batch's tokens, in nats), lr,
+    grad_norm (before clipping), seconds and of them wait (for data), microbatch (rows), tokens_per_s (over the last
+    steps of speed_monitor's window). An evaluation's: step, eval_loss, perplexity, eval_tokens, seconds.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        world: World,
+        config: TrainConfig,
+        watch: Callable[[dict[str, Any]], None] | None,
+    ) -> None:
+        self.folder, self.watch, self.writes = folder, watch, world.rank == 0
+        self._window: deque[tuple[float, int]] = deque(maxlen=config.callbacks.speed_monitor.window_size + 1)
+        self._file: IO[str] | None = None
+
+    def open(self, step: int, tokens: int) -> None:
+        """Start writing behind `step`: later lines of an earlier attempt are dropped, those steps are taken again."""
+        self._window.append((time.perf_counter(), tokens))
+        if not self.writes:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / LOG
+        kept = [line for line in read(path) if line.get("step", 0) <= step] if path.exists() and step else []
+        self._file = path.open("w")
+        for line in kept:
+            self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def about(self, **facts: Any) -> None:
+        """What the run is, for whoever watches; the file begins with it."""
+        self._write({"about": facts})
+
+    def step(self, **line: Any) -> None:
+        """A step that was done."""
+        self._window.append((time.perf_counter(), line["tokens"]))
+        (begin, before), (end, after) = self._window[0], self._window[-1]
+        self._write({**line, "tokens_per_s": (after - before) / (end - begin)})
+
+    def evaluation(self, step: int, loss: float, tokens: int, seconds: float) -> None:
+        """Held-out text was read."""
+        line = {"eval_loss": loss, "perplexity": math.exp(min(loss, 700.0)), "eval_tokens": tokens}
+        self._write({"step": step, **line, "seconds": seconds})
+        seen = self._window[-1][1]
+        self._window.clear()  # its time is not that of steps
+        self._window.append((time.perf_counter(), seen))
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+            if self.watch is not None:
+                self.watch(line)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The lines of a log; one that a crash cut is left out."""
+    lines = []
+    for line in path.read_text().splitlines():
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return lines

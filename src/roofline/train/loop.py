@@ -1,0 +1,240 @@
+"""The one training loop: read, compute, clip, step, record."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from roofline.common.errors import ConfigError
+from roofline.common.files import write_atomically
+from roofline.train import build
+from roofline.train.clip import clip
+from roofline.train.config import TrainConfig
+from roofline.train.determinism import deterministic
+from roofline.train.duration import Batches, batches
+from roofline.train.elastic import rounds
+from roofline.train.loader import Loader, Source, in_turn
+from roofline.train.log import RunLog
+from roofline.train.modules import Model
+from roofline.train.optim import optimizer
+from roofline.train.parallel import World, join, leave, shard
+from roofline.train.receipts import START, ReceiptLog
+from roofline.train.schedule import schedule
+from roofline.train.step import Gradients
+
+
+@dataclass
+class Progress:
+    """How far a run is: steps and tokens done, and the order's receipt."""
+
+    step: int = 0
+    tokens: int = 0
+    receipt: str = START
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a run came to. loss: of the last step; evaluation: the last loss on held-out text, if any was read."""
+
+    steps: int
+    loss: float
+    evaluation: float | None
+    folder: Path
+
+
+def train(config: TrainConfig, watch: Callable[[dict[str, Any]], None] | None = None) -> Finished:
+    """Train as configured; in a process group where torchrun's variables say so.
+
+    watch: called with each line of the log, on rank 0. Raises ConfigError, UnsupportedError, CapacityError.
+    """
+    if config.deterministic_mode or config.elastic is not None:
+        deterministic()
+    if config.elastic is not None:
+        torch.set_num_threads(config.elastic.threads)
+    world = join(config)
+    try:
+        with _opened(config, world, watch) as run:
+            return run.fit()
+    finally:
+        leave(world)
+
+
+@contextmanager
+def _opened(config: TrainConfig, world: World, watch: Callable[[dict[str, Any]], None] | None) -> Iterator["Run"]:
+    run = Run(config, world, watch)
+    try:
+        yield run
+    finally:
+        run.close()
+
+
+class Run:
+    """A run's state, built from its configuration."""
+
+    def __init__(
+        self, config: TrainConfig, world: World, watch: Callable[[dict[str, Any]], None] | None = None
+    ) -> None:
+        self.config, self.world = config, world
+        self.folder = Path(config.run_folder or f"runs/{config.run_name}")
+        length, apart = config.max_seq_len, config.model.attn_config.attn_uses_sequence_id
+        self.source = Source(config.train_loader.dataset, length, apart)
+        self.held_out = Source(config.eval_loader.dataset, length, apart) if config.eval_loader else None
+        self.order = self.source.order(config.global_train_batch_size, config.seed)
+        self._durations()
+        self.model = self._model()
+        self.optimizer = optimizer(config.optimizer, self.model, exact=config.elastic is not None)
+        self.factor = schedule(config.scheduler, self.units)
+        size = config.device_train_microbatch_size
+        self.gradients = Gradients(
+            self.model,
+            world,
+            config.precision,
+            None if size == "auto" else size,
+            sharded=world.grouped,
+            sync_last=config.fsdp_config is not None and config.fsdp_config.sharding_strategy == "SHARD_GRAD_OP",
+            tree=config.elastic is not None,
+        )
+        self.progress = Progress()
+        self.log = RunLog(self.folder, world, config, watch)
+        self.receipts: ReceiptLog | None = None
+        self._loader: Loader | None = None
+
+    def fit(self) -> Finished:
+        """Train to the end; the log, receipts and checkpoints are in the folder."""
+        config, loss, held = self.config, math.nan, None
+        self.receipts = self._receipts()
+        self.log.open(self.progress.step, self.progress.tokens)
+        self.log.about(
+            step=self.progress.step,
+            steps=self.whole,
+            batch_tokens=config.global_train_batch_size * config.max_seq_len,
+            parameters=sum(p.numel() for p in self.model.parameters()),
+            processes=self.world.size,
+            device=str(self.world.device),
+        )
+        self._loader = self._reader()
+        if config.eval_first and self.held_out is not None and self.progress.step == 0:
+            held = self.evaluate()
+        while self.progress.step < self.whole:
+            loss = self.step()
+            last = self.progress.step == self.whole
+            if self.held_out is not None and self.eval_every and (last or self.progress.step % self.eval_every == 0):
+                held = self.evaluate()
+        return Finished(self.progress.step, loss, held, self.folder)
+
+    def step(self) -> float:
+        """One global batch; its mean loss."""
+        assert self._loader is not None
+        started = time.perf_counter()
+        rows = next(self._loader)
+        waited = time.perf_counter() - started
+        self.optimizer.set_factor(self.factor(rows.step))
+        loss_sum, tokens = self.gradients.of(rows)
+        scaler = self.gradients.scaler
+        clipping = self.config.algorithms.gradient_clipping
+        norm = clip(self.model, self.world, clipping, scaler.scale if scaler else 1.0, self.config.elastic is not None)
+        if math.isfinite(norm):
+            self.optimizer.step()
+        if scaler is not None:
+            scaler.settle(math.isfinite(norm))
+        self.optimizer.zero_grad()
+        self.progress.step += 1
+        self.progress.tokens += rows.ids.size * self.config.max_seq_len
+        if self.receipts is not None:
+            self.progress.receipt = self.receipts.add(rows.ids)
+        loss = loss_sum / max(1, tokens)
+        if not math.isfinite(norm) and scaler is None:
+            raise ConfigError(
+                f"step {self.progress.step}: the gradient is not finite (loss {loss:.4g}). Nothing was written of it: "
+                "lower optimizer.lr, lengthen scheduler.t_warmup or clip gradients"
+            )
+        self.log.step(
+            step=self.progress.step,
+            tokens=self.progress.tokens,
+            loss=loss,
+            lr=self.optimizer.lr,
+            grad_norm=norm,
+            seconds=time.perf_counter() - started,
+            wait=waited,
+            microbatch=self.gradients.size or 0,
+            **({"loss_scale": scaler.scale} if scaler else {}),
+        )
+        return loss
+
+    def evaluate(self) -> float:
+        """The mean loss on the held-out text."""
+        assert self.held_out is not None
+        self.model.eval()
+        config, total, tokens = self.config, 0.0, 0
+        started = time.perf_counter()
+        with torch.no_grad():
+            limit = config.eval_subset_num_batches
+            batch = config.device_eval_batch_size
+            for rows in in_turn(self.held_out, batch, self.world.rank, self.world.size, limit):
+                lost, count = self.gradients.held_out(*rows)
+                total, tokens = total + lost, tokens + count
+        self.model.train()
+        both = self.world.sum([total, tokens])
+        if not both[1]:
+            raise ConfigError("eval_loader holds no row")
+        loss = both[0] / both[1]
+        self.log.evaluation(self.progress.step, loss, int(both[1]), time.perf_counter() - started)
+        return loss
+
+    def close(self) -> None:
+        """Close files and threads."""
+        if self._loader is not None:
+            self._loader.close()
+        if self.receipts is not None:
+            self.receipts.close()
+        self.log.close()
+        for source in (self.source, self.held_out):
+            if source is not None:
+                source.close()
+
+    def _durations(self) -> None:
+        config = self.config
+        units = Batches(config.global_train_batch_size, config.max_seq_len, len(self.source))
+        self.whole = batches("max_duration", config.max_duration, units)
+        if self.whole < 1:
+            raise ConfigError(f"max_duration={config.max_duration} is no batch")
+        self.units = Batches(units.samples, units.tokens, units.epoch, self.whole)
+        self.eval_every = batches("eval_interval", config.eval_interval, self.units)
+
+    def _model(self) -> Model:
+        config, world = self.config, self.world
+        shape = build.model_config(config.model, config.max_seq_len)
+        vocab = self.source.vocab
+        if vocab is not None and vocab > shape["vocab"]:
+            raise ConfigError(f"the rows have ids up to {vocab - 1:,}, the model's vocabulary is {shape['vocab']:,}")
+        model = Model(shape, "meta" if world.grouped else world.device)
+        if config.model.loss_fn == "torch_crossentropy":
+            model.chunk_logits = False
+        build.wrap(model, config)
+        if world.grouped:
+            shard(model, world, config)
+            model.to_empty(device=world.device)
+        build.start(model, config)
+        return model
+
+    def _reader(self) -> Loader:
+        world, elastic = self.world, self.config.elastic
+        shares = rounds(elastic.virtual_shards, world.rank, world.size) if elastic else [(world.rank, world.size)]
+        return Loader(self.source, self.order, self.config.train_loader, shares, self.progress.step)
+
+    def _receipts(self) -> ReceiptLog | None:
+        """Rank 0 writes them; the others know the run folder is fine when it is done."""
+        log = None
+        if self.world.rank == 0:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            described = json.dumps(self.config.model_dump(mode="json"), indent=1)
+            write_atomically(self.folder / "config.json", described + "\n")
+            log = ReceiptLog(self.folder, self.order, self.progress.step, self.progress.receipt)
+        self.world.barrier()
+        return log

@@ -1,0 +1,133 @@
+"""The processes of a run: who they are, what they agree on, and how a model is sharded over them."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from roofline.common.errors import ConfigError
+from roofline.train.config import FsdpSection, TrainConfig
+from roofline.train.elastic import TreeReduceScatter
+from roofline.train.modules import Model
+
+
+@dataclass
+class World:
+    """This process among those of its run; alone it needs no process group.
+
+    local_rank: among those of its host. mesh: of the data-parallel ranks, where there is a group.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    grouped: bool = False
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Over all ranks, in float64."""
+        return self._reduced(values, dist.ReduceOp.SUM)
+
+    def most(self, values: Sequence[float]) -> list[float]:
+        """The greatest of all ranks."""
+        return self._reduced(values, dist.ReduceOp.MAX)
+
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        """Those of every rank, in float64; as many of each."""
+        if not self.grouped:
+            return [list(values)]
+        mine = torch.tensor(list(values), dtype=torch.float64, device=self.device)
+        found = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(found, mine)
+        return [each.tolist() for each in found]
+
+    def share(self, value: Any) -> Any:
+        """What rank 0 has, as plain data."""
+        if not self.grouped:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
+
+    def barrier(self) -> None:
+        """Wait for all."""
+        if self.grouped:
+            dist.barrier()
+
+    def _reduced(self, values: Sequence[float], op: Any) -> list[float]:
+        if not self.grouped:
+            return [float(value) for value in values]
+        both = torch.tensor(list(values), dtype=torch.float64, device=self.device)
+        dist.all_reduce(both, op)
+        return both.tolist()
+
+
+def join(config: TrainConfig) -> World:
+    """This process's place, from the variables that torchrun sets; the process group where it needs one."""
+    rank, size, local = (int(os.environ.get(name, fallback)) for name, fallback in _PLACE)
+    found = torch.accelerator.is_available() and config.device != "cpu"
+    if config.device == "gpu" and not found:
+        raise ConfigError("device=gpu: torch finds no accelerator here")
+    chip = torch.accelerator.current_accelerator() if found else None
+    device = torch.device(chip.type, local) if chip is not None else torch.device("cpu")
+    if chip is not None:
+        torch.accelerator.set_device_index(local)
+    world = World(rank, size, local, device)
+    if size > 1 or config.elastic is not None or config.fsdp_config is not None:
+        _start_group(world)
+    return world
+
+
+def leave(world: World) -> None:
+    """End the process group."""
+    if world.grouped:
+        dist.destroy_process_group()
+        world.grouped = False
+
+
+def shard(model: Model, world: World, config: TrainConfig) -> None:
+    """FSDP2 over the blocks and what is around them. Raises ConfigError where ranks do not divide."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    section = config.fsdp_config or FsdpSection()
+    kind = world.device.type
+    if section.sharding_strategy == "HYBRID_SHARD":
+        group = section.hybrid_group or int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
+        if world.size % group:
+            raise ConfigError(f"fsdp_config.hybrid_group: {group} does not divide {world.size} ranks")
+        mesh = init_device_mesh(kind, (world.size // group, group), mesh_dim_names=("replicate", "shard"))
+    else:
+        mesh = init_device_mesh(kind, (world.size,), mesh_dim_names=("shard",))
+    compute = COMPUTE[config.precision] if section.mixed_precision != "FULL" else None
+    reduce = compute if section.mixed_precision == "PURE" else torch.float32
+    # Inputs are left alone: the residual stream stays float32, as without sharding.
+    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
+    again = section.sharding_strategy != "SHARD_GRAD_OP"
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    modules: list[Any] = [model, *model.blocks]
+    for module in modules:
+        module.set_gradient_divide_factor(1.0)  # losses carry their weights: gradients are summed
+        if kind == "cpu":
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sums
+        if config.elastic is not None:
+            module.set_custom_reduce_scatter(TreeReduceScatter())
+
+
+COMPUTE = {"fp32": None, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
+_PLACE = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+
+
+def _start_group(world: World) -> None:
+    kind = world.device.type
+    backend = "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:nccl"
+    if "MASTER_ADDR" in os.environ:
+        dist.init_process_group(backend, rank=world.rank, world_size=world.size)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    world.grouped = True
