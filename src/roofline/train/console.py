@@ -1,5 +1,6 @@
 """What a run shows while it goes: a progress bar, or a line every few steps, with the time that is left."""
 
+import math
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,9 @@ class Console:
         """The run is done."""
         if self._bar is not None:
             self._bar.stop()
+        if math.isnan(finished.loss):
+            print(f"{finished.folder}: all {finished.steps:,} steps were done already")
+            return
         held = "" if finished.evaluation is None else f", held-out loss {finished.evaluation:.4f}"
         print(f"{finished.steps:,} steps, loss {finished.loss:.4f}{held}: {finished.folder}")
 

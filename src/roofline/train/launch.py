@@ -1,5 +1,6 @@
 """Several processes of one run on this machine, by torch's own launcher."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,4 +11,6 @@ def launch(count: int, config: Path, changes: Sequence[str]) -> int:
     """Start them and wait; the exit status. When one ends in an error the launcher ends the others."""
     options = [f"--set={change}" for change in changes]
     command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-    return subprocess.call([sys.executable, *command, "-m", "roofline.train", str(config), *options])
+    threads = str(max(1, len(os.sched_getaffinity(0)) // count))
+    environment = {"OMP_NUM_THREADS": threads} | dict(os.environ)
+    return subprocess.call([sys.executable, *command, "-m", "roofline.train", str(config), *options], env=environment)

@@ -13,7 +13,8 @@ import torch
 
 from roofline.common.errors import ConfigError
 from roofline.common.files import write_atomically
-from roofline.train import build
+from roofline.train import build, checkpoint, state
+from roofline.train.checkpoint import Saver
 from roofline.train.clip import clip
 from roofline.train.config import TrainConfig
 from roofline.train.determinism import deterministic
@@ -27,6 +28,7 @@ from roofline.train.parallel import World, join, leave, shard
 from roofline.train.receipts import START, ReceiptLog
 from roofline.train.schedule import schedule
 from roofline.train.step import Gradients
+from roofline.train.store import Store, open_store
 
 
 @dataclass
@@ -46,6 +48,10 @@ class Finished:
     loss: float
     evaluation: float | None
     folder: Path
+
+
+def _due(step: int, every: int, last: bool) -> bool:
+    return bool(every) and (last or step % every == 0)
 
 
 def train(config: TrainConfig, watch: Callable[[dict[str, Any]], None] | None = None) -> Finished:
@@ -87,6 +93,7 @@ class Run:
         self.held_out = Source(config.eval_loader.dataset, length, apart) if config.eval_loader else None
         self.order = self.source.order(config.global_train_batch_size, config.seed)
         self._durations()
+        self.shape = build.model_config(config.model, length)
         self.model = self._model()
         self.optimizer = optimizer(config.optimizer, self.model, exact=config.elastic is not None)
         self.factor = schedule(config.scheduler, self.units)
@@ -104,6 +111,8 @@ class Run:
         self.log = RunLog(self.folder, world, config, watch)
         self.receipts: ReceiptLog | None = None
         self._loader: Loader | None = None
+        self.saver = Saver(open_store(self.save_folder), config.save_num_checkpoints_to_keep, world.grouped)
+        self._resume()
 
     def fit(self) -> Finished:
         """Train to the end; the log, receipts and checkpoints are in the folder."""
@@ -124,8 +133,11 @@ class Run:
         while self.progress.step < self.whole:
             loss = self.step()
             last = self.progress.step == self.whole
-            if self.held_out is not None and self.eval_every and (last or self.progress.step % self.eval_every == 0):
+            if self.held_out is not None and _due(self.progress.step, self.eval_every, last):
                 held = self.evaluate()
+            if _due(self.progress.step, self.save_every, last):
+                self.save()
+        self.saver.wait()
         return Finished(self.progress.step, loss, held, self.folder)
 
     def step(self) -> float:
@@ -167,6 +179,10 @@ class Run:
         )
         return loss
 
+    def save(self) -> None:
+        """A checkpoint of now; it is stored while training goes on."""
+        self.saver.save(self.progress.step, state.tensors(self), state.facts(self))
+
     def evaluate(self) -> float:
         """The mean loss on the held-out text."""
         assert self.held_out is not None
@@ -188,7 +204,8 @@ class Run:
         return loss
 
     def close(self) -> None:
-        """Close files and threads."""
+        """Close files and threads; a checkpoint under way is stored first."""
+        self.saver.close()
         if self._loader is not None:
             self._loader.close()
         if self.receipts is not None:
@@ -206,14 +223,51 @@ class Run:
             raise ConfigError(f"max_duration={config.max_duration} is no batch")
         self.units = Batches(units.samples, units.tokens, units.epoch, self.whole)
         self.eval_every = batches("eval_interval", config.eval_interval, self.units)
+        self.save_every = batches("save_interval", config.save_interval, self.units)
+
+    @property
+    def save_folder(self) -> str:
+        """Where checkpoints go."""
+        given = self.config.save_folder
+        return given.replace("{run_name}", self.config.run_name or "") if given else str(self.folder / "checkpoints")
+
+    def _resume(self) -> None:
+        """From load_path, or from the last checkpoint of this run's own folder where autoresume finds one."""
+        config, own = self.config, open_store(self.save_folder)
+        found = self.world.share(checkpoint.steps(own)) if config.autoresume or self.save_every else []
+        if found and config.autoresume:
+            self._load(own, found[-1])
+        elif found and self.save_every and not config.save_overwrite:
+            raise ConfigError(
+                f"{own.url} holds checkpoints up to step {found[-1]}: autoresume=true goes on from there, "
+                "save_overwrite=true writes over them"
+            )
+        elif config.load_path is not None:
+            place, step = checkpoint.named(config.load_path)
+            self._load(place, step if step is not None else self._newest(place), config.load_weights_only)
+
+    def _newest(self, place: Store) -> int:
+        found = self.world.share(checkpoint.steps(place))
+        if not found:
+            raise ConfigError(f"load_path: {place.url} holds no complete checkpoint")
+        return int(found[-1])
+
+    def _load(self, place: Store, step: int, weights_only: bool = False) -> None:
+        if weights_only:
+            checkpoint.load(place, step, state.weights(self), self.world.grouped)
+            return
+        said = self.world.share(checkpoint.facts(place, step))
+        self.optimizer.prepare()
+        held = state.tensors(self)
+        checkpoint.load(place, step, held, self.world.grouped)
+        state.restore(self, said, held)
 
     def _model(self) -> Model:
         config, world = self.config, self.world
-        shape = build.model_config(config.model, config.max_seq_len)
-        vocab = self.source.vocab
-        if vocab is not None and vocab > shape["vocab"]:
-            raise ConfigError(f"the rows have ids up to {vocab - 1:,}, the model's vocabulary is {shape['vocab']:,}")
-        model = Model(shape, "meta" if world.grouped else world.device)
+        vocab, room = self.source.vocab, self.shape["vocab"]
+        if vocab is not None and vocab > room:
+            raise ConfigError(f"the rows have ids up to {vocab - 1:,}, the model's vocabulary is {room:,}")
+        model = Model(self.shape, "meta" if world.grouped else world.device)
         if config.model.loss_fn == "torch_crossentropy":
             model.chunk_logits = False
         build.wrap(model, config)

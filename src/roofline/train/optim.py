@@ -42,6 +42,20 @@ class Optimizer:
         for part in self.parts.values():
             part.zero_grad(set_to_none=True)
 
+    def prepare(self) -> None:
+        """Make the state that a checkpoint is loaded into, without changing a parameter."""
+        rates = {name: [group["lr"] for group in part.param_groups] for name, part in self.parts.items()}
+        for part in self.parts.values():
+            for group in part.param_groups:
+                group["lr"] = 0.0  # neither update nor decay
+                for parameter in group["params"]:
+                    parameter.grad = torch.zeros_like(parameter)
+        self.step()
+        self.zero_grad()
+        for name, part in self.parts.items():
+            for group, rate in zip(part.param_groups, rates[name], strict=True):
+                group["lr"] = rate
+
     def states(self) -> Iterator[tuple[torch.Tensor, dict[str, Any]]]:
         """(parameter, its state) of all that have one."""
         for part in self.parts.values():

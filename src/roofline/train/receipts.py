@@ -39,10 +39,11 @@ class ReceiptLog:
         kept = read(folder) if (folder / CONFIG).exists() else None
         if kept is not None and kept.order != order:
             raise ConfigError(f"{folder} holds the receipts of another order of samples: choose another folder")
-        lines = kept.receipts[:step] if kept is not None else []
-        if step and (len(lines) < step or lines[step - 1] != receipt):
+        lines = _continued(kept.receipts[:step] if kept is not None else [], order, step)
+        if step and lines[-1] != receipt:
             raise ConfigError(
-                f"{folder} does not lead to step {step} of the checkpoint: its receipts are of another run, or cut"
+                f"{folder}: the receipts of its order do not lead to that of the checkpoint at step {step}: one of "
+                "them is of another run, or damaged"
             )
         write_atomically(folder / CONFIG, json.dumps(order.record(), indent=1) + "\n")
         write_atomically(folder / RECEIPTS, "".join(_line(number, line) for number, line in enumerate(lines)))
@@ -93,6 +94,14 @@ def read(folder: Path) -> Run:
     except json.JSONDecodeError as error:
         raise ConfigError(f"{folder / CONFIG} is damaged: {error}") from error
     return Run(order, list(_receipts(folder, lines[:-1])))
+
+
+def _continued(receipts: list[str], order: Order, steps: int) -> list[str]:
+    """With those up to `steps`: a run that moved left some behind, and its order gives them again."""
+    receipts = [START, *receipts]
+    for step in range(len(receipts) - 1, steps):
+        receipts.append(advance(receipts[-1], order.batch(step)))
+    return receipts[1:]
 
 
 def _line(step: int, receipt: str) -> str:
