@@ -45,6 +45,11 @@ def read(name: str) -> str | None:
     return value.lower() if variable.choices else value
 
 
+def foreign(name: str) -> str | None:
+    """A variable that other programs share with us and define, such as AWS_ENDPOINT_URL: None when unset or empty."""
+    return os.environ.get(name) or None
+
+
 def turn_off(name: str) -> None:
     """Set a switch to `off` for this process and those it starts."""
     assert "off" in next(v for v in VARIABLES if v.name == name).choices, f"{name} is not a switch"
