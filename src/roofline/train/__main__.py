@@ -1,11 +1,10 @@
 """One process of a run: `torchrun --nproc-per-node N -m roofline.train CONFIG.yaml [--set KEY=VALUE ...]`."""
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
-from roofline.common import log
+from roofline.common import env, log
 from roofline.common.errors import RooflineError
 from roofline.train.config import read
 
@@ -22,7 +21,7 @@ def main() -> int:
         from roofline.train.loop import train
 
         config = read(given.config, given.changes)
-        console = Console(config) if os.environ.get("RANK", "0") == "0" else None
+        console = Console(config) if env.foreign("RANK") in (None, "0") else None
         finished = train(config, console.show if console else None)
         if console:
             console.end(finished)

@@ -1,6 +1,5 @@
 """The processes of a run: who they are, what they agree on, and how a model is sharded over them."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from roofline.common import env
 from roofline.common.errors import ConfigError
 from roofline.train.config import FsdpSection, TrainConfig
 from roofline.train.elastic import TreeReduceScatter
@@ -67,7 +67,7 @@ class World:
 
 def join(config: TrainConfig) -> World:
     """This process's place, from the variables that torchrun sets; the process group where it needs one."""
-    rank, size, local = (int(os.environ.get(name, fallback)) for name, fallback in _PLACE)
+    rank, size, local = (int(env.foreign(name) or fallback) for name, fallback in _PLACE)
     found = torch.accelerator.is_available() and config.device != "cpu"
     if config.device == "gpu" and not found:
         raise ConfigError("device=gpu: torch finds no accelerator here")
@@ -96,7 +96,7 @@ def shard(model: Model, world: World, config: TrainConfig) -> None:
     section = config.fsdp_config or FsdpSection()
     kind = world.device.type
     if section.sharding_strategy == "HYBRID_SHARD":
-        group = section.hybrid_group or int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
+        group = section.hybrid_group or int(env.foreign("LOCAL_WORLD_SIZE") or world.size)
         if world.size % group:
             raise ConfigError(f"fsdp_config.hybrid_group: {group} does not divide {world.size} ranks")
         mesh = init_device_mesh(kind, (world.size // group, group), mesh_dim_names=("replicate", "shard"))
@@ -120,13 +120,13 @@ def shard(model: Model, world: World, config: TrainConfig) -> None:
 
 
 COMPUTE = {"fp32": None, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
-_PLACE = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+_PLACE = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
 
 
 def _start_group(world: World) -> None:
     kind = world.device.type
     backend = "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:nccl"
-    if "MASTER_ADDR" in os.environ:
+    if env.foreign("MASTER_ADDR"):
         dist.init_process_group(backend, rank=world.rank, world_size=world.size)
     else:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
