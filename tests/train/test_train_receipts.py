@@ -53,13 +53,22 @@ def test_resuming_on_other_receipts_is_refused(tmp_path: Path) -> None:
     run(tmp_path / "a")
     receipt = read(tmp_path / "a").receipts[4]
     for begin, given in ((5, START), (4, receipt), (13, receipt)):
-        with pytest.raises(ConfigError, match="does not lead to step"):
+        with pytest.raises(ConfigError, match="do not lead to that of the checkpoint at step"):
             ReceiptLog(tmp_path / "a", ORDER, begin, given)
-    with pytest.raises(ConfigError, match="does not lead to step 5"):
-        ReceiptLog(tmp_path / "empty", ORDER, 5, receipt)
+    with pytest.raises(ConfigError, match="do not lead to that of the checkpoint at step 4"):
+        ReceiptLog(tmp_path / "empty", ORDER, 4, receipt)
     with pytest.raises(ConfigError, match="another order of samples"):
         ReceiptLog(tmp_path / "a", Order(ORDER.streams, 16, 18))
     assert len(read(tmp_path / "a").receipts) == 12, "nothing is lost by a refusal"
+
+
+def test_a_run_that_moved_gets_the_receipts_it_left_behind(tmp_path: Path) -> None:
+    run(tmp_path / "a")
+    held = read(tmp_path / "a").receipts
+    ReceiptLog(tmp_path / "b", ORDER, 3, held[2]).close()
+    assert read(tmp_path / "b").receipts == held[:3]
+    ReceiptLog(tmp_path / "b", ORDER, 9, held[8]).close()
+    assert read(tmp_path / "b").receipts == held[:9]
 
 
 def test_the_first_other_sample_is_named(tmp_path: Path) -> None:
