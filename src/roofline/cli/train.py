@@ -28,3 +28,34 @@ def run(
     settled = read(config, given)
     console = Console(settled)
     console.end(train(settled, console.show))
+
+
+def export(
+    checkpoint: Annotated[str, typer.Argument(help="A run's folder, a folder or URL of checkpoints, or one of them.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="A new folder, or a new file that ends in .bundle.")],
+    dtype: Annotated[str, typer.Option(help="bf16, f16 or f32.")] = "bf16",
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Whose tokenizer goes with it; default: the configuration's.")
+    ] = None,
+) -> None:
+    """Write a checkpoint as a Hugging Face folder, or as a bundle that `roofline serve` runs at once."""
+    import tempfile
+
+    from roofline.common.errors import ConfigError
+    from roofline.train.export import DTYPES
+    from roofline.train.export import export as write
+
+    if dtype.upper() not in DTYPES:
+        raise ConfigError(f"--dtype {dtype} is not one of {', '.join(name.lower() for name in DTYPES)}")
+    if out.suffix != ".bundle":
+        step = write(checkpoint, out, dtype.upper(), tokenizer)
+        print(f"{out}: the weights of step {step:,}")
+        return
+    from roofline import bundle
+
+    if out.exists():
+        raise ConfigError(f"{out} is there already: name a new file")
+    with tempfile.TemporaryDirectory(prefix="roofline-export-") as folder:
+        step = write(checkpoint, Path(folder) / out.stem, dtype.upper(), tokenizer)
+        bundle.compile_model(str(Path(folder) / out.stem), out)
+    print(f"{out}: the weights of step {step:,}")
