@@ -105,6 +105,7 @@ app.add_typer(tuning, name="tune")
 training = App(cls=tune.Commands, help="Train a model: train [run] CONFIG.yaml.")
 training.command("run")(train.run)
 training.command("export")(train.export)
+training.command("relay")(train.relay)
 app.add_typer(training, name="train")
 
 reading = App(no_args_is_help=True, help="What a training run reads.")

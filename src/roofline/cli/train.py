@@ -59,3 +59,25 @@ def export(
         step = write(checkpoint, Path(folder) / out.stem, dtype.upper(), tokenizer)
         bundle.compile_model(str(Path(folder) / out.stem), out)
     print(f"{out}: the weights of step {step:,}")
+
+
+def relay(
+    config: Annotated[Path, typer.Argument(help="A YAML file as for `roofline train`, with run_folder.")],
+    legs: Annotated[list[str], typer.Option("--leg", help='"NAME: nproc=2 KEY=VALUE ...": a setting; two or more.')],
+    every: Annotated[int, typer.Option(min=1, help="Steps after which the next setting takes over.")] = 200,
+    changes: Annotated[list[str] | None, typer.Option("--set", help="KEY.KEY=VALUE, for all of them.")] = None,
+) -> None:
+    """Hand one run back and forth between settings through its checkpoints, and prove that it stays one run.
+
+    At each hand-over the state's fingerprint must be the same bit for bit, and at the end every receipt that of the
+    order of samples. save_folder may be an object store.
+    """
+    from roofline.train.relay import Runner
+    from roofline.train.relay import relay as run_legs
+
+    runners = [Runner.of(leg) for leg in legs]
+    report = run_legs(config, changes or [], every, runners, lambda line: typer.echo(line, err=True))
+    for handover in report.handovers:
+        jump = "" if handover.jump is None else f", held-out loss {handover.jump:+.2e} nats"
+        print(f"step {handover.step}: {handover.giver} -> {handover.taker}: the same state bit for bit{jump}")
+    print(f"{len(report.legs)} legs; all {report.order_steps:,} steps read the samples of the order")

@@ -223,6 +223,7 @@ class CallbacksSection(Section):
 class TrainConfig(Section):
     """A run.
 
+    stop_after: end there, with a checkpoint where they are saved; the learning rate still goes by max_duration.
     device_train_microbatch_size: rows at a time, "auto": halved until a step fits. precision: amp_* compute in 16 bits
     over float32 parameters. run_folder: logs, receipts and, unless save_folder says otherwise, checkpoints.
     memory_limit: bytes ("8gb") that a process may take on a CPU. tensor_parallel: ranks that share each matrix.
@@ -239,6 +240,7 @@ class TrainConfig(Section):
     optimizer: OptimizerSection
     algorithms: AlgorithmsSection = AlgorithmsSection()
     max_duration: Duration
+    stop_after: Duration | None = None
     eval_interval: Duration = "0ba"
     eval_first: bool = False
     eval_subset_num_batches: int = -1

@@ -144,12 +144,12 @@ def in_turn(
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
     """Every sample once, in the order of the files, for evaluation: a rank's rows of each batch of batch * world.
 
-    limit: batches at most, below 0: all. Every rank gets as many batches, so the last may have no row for some.
+    limit: batches at most, below 0: all; batches of one process, so that the rows are the same for any number of them.
+    Every rank gets as many batches, so the last may have no row for some.
     """
-    step = batch * world
-    count = -(-len(source) // step)
-    for index in range(count if limit < 0 else min(count, limit)):
-        numbers = np.arange(index * step, min((index + 1) * step, len(source)))
+    rows = len(source) if limit < 0 else min(len(source), limit * batch)
+    for start in range(0, rows, batch * world):
+        numbers = np.arange(start, min(start + batch * world, rows))
         yield source.rows(share(numbers, rank, world))
 
 

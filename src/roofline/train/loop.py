@@ -24,7 +24,7 @@ from roofline.train.loader import Loader, Source, in_turn
 from roofline.train.log import RunLog
 from roofline.train.modules import Model
 from roofline.train.optim import optimizer
-from roofline.train.parallel import World, join, leave, shard
+from roofline.train.parallel import World, join, leave, reshard, shard
 from roofline.train.receipts import START, ReceiptLog
 from roofline.train.schedule import schedule
 from roofline.train.step import Gradients
@@ -128,11 +128,11 @@ class Run:
             device=str(self.world.device),
         )
         self._loader = self._reader()
-        if config.eval_first and self.held_out is not None and self.progress.step == 0:
+        if config.eval_first and self.held_out is not None and self.progress.step < self.stop:
             held = self.evaluate()
-        while self.progress.step < self.whole:
+        while self.progress.step < self.stop:
             loss = self.step()
-            last = self.progress.step == self.whole
+            last = self.progress.step == self.stop
             if self.held_out is not None and _due(self.progress.step, self.eval_every, last):
                 held = self.evaluate()
             if _due(self.progress.step, self.save_every, last):
@@ -196,6 +196,7 @@ class Run:
                 lost, count = self.gradients.held_out(*rows)
                 total, tokens = total + lost, tokens + count
         self.model.train()
+        reshard(self.model, self.world)
         both = self.world.sum([total, tokens])
         if not both[1]:
             raise ConfigError("eval_loader holds no row")
@@ -224,6 +225,8 @@ class Run:
         self.units = Batches(units.samples, units.tokens, units.epoch, self.whole)
         self.eval_every = batches("eval_interval", config.eval_interval, self.units)
         self.save_every = batches("save_interval", config.save_interval, self.units)
+        stop = batches("stop_after", config.stop_after, self.units) if config.stop_after else self.whole
+        self.stop = min(stop, self.whole)
 
     @property
     def save_folder(self) -> str:

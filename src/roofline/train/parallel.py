@@ -44,6 +44,15 @@ class World:
         dist.all_gather(found, mine)
         return [each.tolist() for each in found]
 
+    def wrapped_sum(self, value: int) -> int:
+        """Over all ranks, modulo 2^64."""
+        value %= 1 << 64
+        if not self.grouped:
+            return value
+        both = torch.tensor([value - (1 << 64) if value >> 63 else value], dtype=torch.int64, device=self.device)
+        dist.all_reduce(both)
+        return int(both) % (1 << 64)
+
     def share(self, value: Any) -> Any:
         """What rank 0 has, as plain data."""
         if not self.grouped:
@@ -117,6 +126,13 @@ def shard(model: Model, world: World, config: TrainConfig) -> None:
             module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sums
         if config.elastic is not None:
             module.set_custom_reduce_scatter(TreeReduceScatter())
+
+
+def reshard(model: Model, world: World) -> None:
+    """Give whole parameters back after a forward pass without a backward: until then the model's are not its shards."""
+    modules: list[Any] = [model, *model.blocks] if world.grouped else []
+    for module in modules:
+        module.reshard()
 
 
 COMPUTE = {"fp32": None, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
