@@ -22,7 +22,7 @@ def check(cfg: ModelConfig) -> None:
 
 def spec(cfg: ModelConfig) -> tuple[Param, ...]:
     """Llama's table and, with qk_norm, a norm weight for one head of q and one of k."""
-    norms = [Param(f"layers.{{layer}}.attn.{n}_norm.weight", (cfg.head_dim,), "replicate") for n in "qk"]
+    norms = [Param(f"layers.{{layer}}.attn.{n}_norm.weight", (cfg.head_dim,), "shared") for n in "qk"]
     return (*llama.spec(cfg), *(norms if cfg.qk_norm else ()))
 
 

@@ -7,8 +7,9 @@ from typing import Any
 from roofline.common.errors import ConfigError
 
 # How a parameter is split over tensor-parallel ranks. column: by output rows; row: by input columns (its product is
-# summed over the ranks); vocab: by vocabulary rows; replicate: whole on each rank.
-SPLITS = ("column", "row", "vocab", "replicate")
+# summed over the ranks); vocab: by vocabulary rows; replicate: whole on each rank; shared: whole on each rank, which
+# uses it on its own heads.
+SPLITS = ("column", "row", "vocab", "replicate", "shared")
 
 
 @dataclass(frozen=True)

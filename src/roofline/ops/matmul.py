@@ -1,7 +1,7 @@
 """linear and quantize_rows: where the weights are."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from roofline.common.errors import ConfigError
 from roofline.ops.cost import Affine
@@ -33,6 +33,17 @@ class Q8Rows:
         return (self.q.float().view(rows, groups, width // groups) * self.scale[:, :, None]).view(rows, width)
 
 
+class SplitWeight:
+    """A weight of which this rank has a part, and how it is multiplied with; training's, not the compiler's."""
+
+    def __init__(self, tensor: "Tensor", ranks: Any) -> None:
+        self.tensor, self.ranks = tensor, ranks
+
+    def linear(self, x: "Tensor", bias: "Tensor | None") -> "Tensor":
+        """x @ w.T + bias, with whatever the ranks have to tell each other."""
+        raise NotImplementedError
+
+
 def linear_type(call: Call) -> Type:
     """Type rule shared with the fused forms: w is [out, in], bias [out]."""
     out, width = call.w.shape
@@ -54,6 +65,8 @@ def linear(x: "Tensor | Q8Rows", w: "Tensor", bias: "Tensor | None" = None) -> "
     from torch.nn import functional
 
     rows = x.dequantize() if isinstance(x, Q8Rows) else x
+    if isinstance(w, SplitWeight):
+        return w.linear(rows, bias)
     return functional.linear(rows, w, bias)
 
 

@@ -12,6 +12,7 @@ from roofline.models.registry import configure
 from roofline.train.config import ModelSection, TrainConfig
 from roofline.train.init import Init, initialize
 from roofline.train.modules import Model
+from roofline.train.tensor_parallel import part
 from roofline.weights.checkpoint import Checkpoint, open_checkpoint, read_config
 from roofline.weights.sources import resolve
 
@@ -78,7 +79,7 @@ def load(model: Model, checkpoint: Checkpoint) -> None:
     from roofline.train.init import fill
 
     for _, param, tensor in model.canonical():
-        fill(tensor, torch.from_numpy(checkpoint.dequantize(param.name)))
+        fill(tensor, part(param, model.ranks).of(torch.from_numpy(checkpoint.dequantize(param.name))))
 
 
 def _files(section: ModelSection) -> Path:

@@ -3,20 +3,23 @@
 import math
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from roofline.train.config import ClippingSection
+from roofline.train.modules import Model
 from roofline.train.parallel import World
+from roofline.train.tensor_parallel import part
 
 
-def clip(model: nn.Module, world: World, section: ClippingSection | None, scale: float, exact: bool) -> float:
+def clip(model: Model, world: World, section: ClippingSection | None, scale: float, exact: bool) -> float:
     """The norm of all gradients together, before clipping; afterwards they are clipped, and divided by `scale`.
 
     exact: the norm does not depend on how the parameters are sharded. A norm that is not finite leaves gradients alone.
     """
     grads = [p.grad for p in model.parameters() if p.grad is not None]
-    norm = (_exact_norm(grads, world) if exact else _norm(grads)) / scale
+    norm = (_exact_norm(grads, world) if exact else _norm(model, world)) / scale
     if not math.isfinite(norm):
         return norm
     factor = 1 / scale
@@ -31,7 +34,26 @@ def clip(model: nn.Module, world: World, section: ClippingSection | None, scale:
     return norm
 
 
-def _norm(grads: list[Tensor]) -> float:
+def _norm(model: Model, world: World) -> float:
+    """Parts of a matrix that ranks share count once each, what all of them have counts once."""
+    parted: list[Tensor] = []
+    whole: list[Tensor] = []
+    for _, param, parameter in model.canonical():
+        if parameter.grad is not None:
+            (whole if part(param, model.ranks).dim is None else parted).append(parameter.grad)
+    squares = [_total(grads) ** 2 if grads else 0.0 for grads in (whole, parted)]
+    return math.sqrt(squares[0] + (_over(world, squares[1]) if parted else 0.0))
+
+
+def _over(world: World, value: float) -> float:
+    if world.tensor.group is None:
+        return value
+    summed = torch.tensor([value], dtype=torch.float64, device=world.device)
+    dist.all_reduce(summed, group=world.tensor.group)
+    return float(summed)
+
+
+def _total(grads: list[Tensor]) -> float:
     total = nn.utils.get_total_norm(grads)
     return float(total.full_tensor() if isinstance(total, DTensor) else total)
 

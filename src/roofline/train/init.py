@@ -10,6 +10,7 @@ import torch
 from roofline.common.errors import ConfigError
 from roofline.models.spec import Param
 from roofline.train.modules import Model
+from roofline.train.tensor_parallel import part
 
 SCHEMES = ("kaiming_normal_", "baseline_")
 
@@ -38,11 +39,11 @@ def initialize(model: Model, seed: int, init: Init) -> None:
     """Fill a model's parameters in place; of a sharded one each rank fills its own part."""
     for name, param, tensor in model.canonical():
         values = torch.from_numpy(_values(f"{seed}/{name}", param, model.cfg.layers, init))
-        fill(tensor, values)
+        fill(tensor, part(param, model.ranks).of(values))
 
 
 def fill(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Copy whole values into a parameter, or into this rank's part of a sharded one."""
+    """Copy the values of a parameter into it, or into this rank's shard of it."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     with torch.no_grad():

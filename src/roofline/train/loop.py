@@ -13,6 +13,7 @@ import torch
 
 from roofline.common.errors import ConfigError
 from roofline.common.files import write_atomically
+from roofline.models import presets
 from roofline.train import build, checkpoint, state
 from roofline.train.checkpoint import Saver
 from roofline.train.clip import clip
@@ -123,7 +124,7 @@ class Run:
             step=self.progress.step,
             steps=self.whole,
             batch_tokens=config.global_train_batch_size * config.max_seq_len,
-            parameters=sum(p.numel() for p in self.model.parameters()),
+            parameters=presets.parameter_count(self.shape),
             processes=self.world.size,
             device=str(self.world.device),
         )
@@ -192,7 +193,7 @@ class Run:
         with torch.no_grad():
             limit = config.eval_subset_num_batches
             batch = config.device_eval_batch_size
-            for rows in in_turn(self.held_out, batch, self.world.rank, self.world.size, limit):
+            for rows in in_turn(self.held_out, batch, self.world.data_rank, self.world.data_size, limit):
                 lost, count = self.gradients.held_out(*rows)
                 total, tokens = total + lost, tokens + count
         self.model.train()
@@ -270,7 +271,7 @@ class Run:
         vocab, room = self.source.vocab, self.shape["vocab"]
         if vocab is not None and vocab > room:
             raise ConfigError(f"the rows have ids up to {vocab - 1:,}, the model's vocabulary is {room:,}")
-        model = Model(self.shape, "meta" if world.grouped else world.device)
+        model = Model(self.shape, "meta" if world.grouped else world.device, ranks=world.tensor)
         if config.model.loss_fn == "torch_crossentropy":
             model.chunk_logits = False
         build.wrap(model, config)
@@ -282,7 +283,8 @@ class Run:
 
     def _reader(self) -> Loader:
         world, elastic = self.world, self.config.elastic
-        shares = rounds(elastic.virtual_shards, world.rank, world.size) if elastic else [(world.rank, world.size)]
+        rank, count = world.data_rank, world.data_size
+        shares = rounds(elastic.virtual_shards, rank, count) if elastic else [(rank, count)]
         return Loader(self.source, self.order, self.config.train_loader, shares, self.progress.step)
 
     def _receipts(self) -> ReceiptLog | None:

@@ -20,6 +20,7 @@ from roofline.models.registry import Family, configure
 from roofline.models.spec import Param, Weights, expand, nest
 from roofline.ops.attention import rope_angles
 from roofline.ops.rows import Rows, TurnedPositions, score_bias
+from roofline.train.tensor_parallel import Part, Ranks, local_config, part, used
 from roofline.weights.names import to_hf
 
 IGNORED = -100  # a target that no token has: it adds nothing to a loss
@@ -33,15 +34,14 @@ class Node(nn.Module):
 class Block(nn.Module):
     """One layer. forward: x [tokens, width] and the tensors of its batch -> x."""
 
-    def __init__(self, table: Sequence[tuple[Param, str]], compute: Callable[..., Tensor], **made: Any) -> None:
+    def __init__(self, table: Sequence[tuple[str, Part]], compute: Callable[..., Tensor], **made: Any) -> None:
         super().__init__()
         self.compute = compute
-        self.names = [".".join(param.name.split(".")[2:]) for param, _ in table]  # as the family reads them
-        self.places = [_place(self, name, param.shape, **made) for param, name in table]
+        self.places = [_place(self, name, held.local, **made) for name, held in table]
 
     def forward(self, x: Tensor, rows: tuple[int, int], *shared: Tensor | None) -> Tensor:
         # Looked up at every call: a sharded block's parameters are other tensors while it computes.
-        return self.compute(self.names, rows, x, *shared, *(getattr(node, kind) for node, kind in self.places))
+        return self.compute(rows, x, *shared, *(getattr(node, kind) for node, kind in self.places))
 
 
 class Model(nn.Module):
@@ -50,18 +50,26 @@ class Model(nn.Module):
     Args:
         config: the canonical configuration.
         device, dtype: of the parameters, which are left as they come: `train.init` fills them.
+        ranks: those that share each block's matrices with this one.
 
     Attributes:
-        blocks: the Blocks, in order. family, cfg: what they compute.
+        blocks: the Blocks, in order. family, cfg: what they compute, on all ranks together.
         chunk_logits: the loss is taken from LOGITS logits at a time; off: from all of them.
     """
 
     def __init__(
-        self, config: Mapping[str, Any], device: str | torch.device = "meta", dtype: torch.dtype = torch.float32
+        self,
+        config: Mapping[str, Any],
+        device: str | torch.device = "meta",
+        dtype: torch.dtype = torch.float32,
+        ranks: Ranks | None = None,
     ) -> None:
         super().__init__()
         self.family, self.cfg = configure(config)
-        self.compute: Callable[..., Tensor] = partial(_block, self.family, self.cfg)
+        self.ranks = ranks or Ranks()
+        layered = tuple(p for p in self.family.spec(self.cfg) if p.name.startswith("layers.{layer}."))
+        local = local_config(self.cfg, self.ranks)
+        self.compute: Callable[..., Tensor] = partial(_block, self.family, local, self.ranks, layered)
         self.head_loss: Callable[..., Tensor] = partial(_head_loss, self.family, self.cfg)
         self.chunk_logits = True
         self.blocks: list[Block] = []
@@ -69,9 +77,9 @@ class Model(nn.Module):
         made = {"device": device, "dtype": dtype}
         table = [p for p in expand(self.family.spec(self.cfg), self.cfg.layers) if p.tied_to is None]
         for layer in range(self.cfg.layers):
-            rows = [(p, to_hf(self.cfg.family, p.name)) for p in table if p.name.startswith(f"layers.{layer}.")]
-            stem = rows[0][1].split(f".{layer}.")[0]
-            inside = [(p, name.removeprefix(f"{stem}.{layer}.")) for p, name in rows]
+            rows = [(to_hf(self.cfg.family, p.name.format(layer=layer)), part(p, self.ranks)) for p in layered]
+            stem = rows[0][0].split(f".{layer}.")[0]
+            inside = [(name.removeprefix(f"{stem}.{layer}."), held) for name, held in rows]
             block = Block(inside, self._compute, **made)
             _node(self, stem).add_module(str(layer), block)
             self.blocks.append(block)
@@ -81,7 +89,7 @@ class Model(nn.Module):
                 self._top.append((param.name, place))
 
     def canonical(self) -> Iterator[tuple[str, Param, nn.Parameter]]:
-        """(name as torch has it, the spec's row, parameter) of every parameter."""
+        """(name as torch has it, the spec's row, what this rank has of the parameter) of every parameter."""
         named = dict(self.named_parameters())
         for param in expand(self.family.spec(self.cfg), self.cfg.layers):
             if param.tied_to is None:
@@ -121,8 +129,8 @@ class Model(nn.Module):
         """Compute blocks again in the backward pass; context: what is kept all the same (selective checkpointing)."""
         self.compute = partial(_checkpointed, self.compute, context)
 
-    def _compute(self, names: list[str], *args: Any) -> Tensor:
-        return self.compute(names, *args)
+    def _compute(self, *args: Any) -> Tensor:
+        return self.compute(*args)
 
     def _head_loss(self, *args: Any) -> Tensor:
         return self.head_loss([name for name, _ in self._top], *args)
@@ -143,6 +151,8 @@ class Model(nn.Module):
         turned = rope_angles(positions, self.cfg.rope) if self.cfg.positions == "rope" else (None, None)
         alibi = self.cfg.heads if self.cfg.positions == "alibi" else 0
         bias = score_bias(length, device, documents, self.cfg.sliding_window or 0, alibi)
+        if bias is not None and alibi and self.ranks.size > 1:
+            bias = bias.chunk(self.ranks.size, 1)[self.ranks.rank]
         return positions, *turned, bias
 
 
@@ -185,7 +195,8 @@ class ChunkedLoss(torch.autograd.Function):
 def _block(
     family: Family,
     cfg: ModelConfig,
-    names: list[str],
+    ranks: Ranks,
+    table: Sequence[Param],
     rows: tuple[int, int],
     x: Tensor,
     positions: Tensor,
@@ -196,8 +207,12 @@ def _block(
 ) -> Tensor:
     at = positions if cos is None or sin is None else TurnedPositions(cos, sin)
     batch = ForwardBatch(None, at, None, Rows(*rows, cfg.kv_heads, bias))
-    # Layer 0 for all: nothing is kept under that number, and with it each layer would be compiled by itself.
-    return family.block(cfg, nest(names, parameters), x, 0, batch)
+    w = nest(
+        [param.name.removeprefix("layers.{layer}.") for param in table],
+        [used(param, tensor, ranks) for param, tensor in zip(table, parameters, strict=True)],
+    )
+    # Layer 0 for all: nothing is kept under that number, and with another each layer would be compiled by itself.
+    return family.block(cfg, w, x, 0, batch)
 
 
 def _head_loss(
@@ -218,12 +233,11 @@ def _named(family: Family, cfg: ModelConfig, names: Sequence[str], values: Seque
 def _checkpointed(
     compute: Callable[..., Tensor],
     context: Callable[[], Any] | None,
-    names: list[str],
     rows: tuple[int, int],
     *tensors: Tensor | None,
 ) -> Tensor:
     options: dict[str, Any] = {"context_fn": context} if context else {}
-    block = partial(compute, names, rows)
+    block = partial(compute, rows)
     return checkpoint(block, *tensors, use_reentrant=False, preserve_rng_state=False, **options)
 
 

@@ -12,13 +12,15 @@ from roofline.common.errors import ConfigError
 from roofline.train.config import FsdpSection, TrainConfig
 from roofline.train.elastic import TreeReduceScatter
 from roofline.train.modules import Model
+from roofline.train.tensor_parallel import Ranks
 
 
 @dataclass
 class World:
     """This process among those of its run; alone it needs no process group.
 
-    local_rank: among those of its host. mesh: of the data-parallel ranks, where there is a group.
+    local_rank: among those of its host. tensor: those that share its matrices, and its rows; they stand side by side.
+    mesh: of all ranks, where there is a group.
     """
 
     rank: int = 0
@@ -26,23 +28,35 @@ class World:
     local_rank: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     grouped: bool = False
+    tensor: Ranks = field(default_factory=Ranks)
+    mesh: Any = None
+
+    @property
+    def data_rank(self) -> int:
+        """Which share of a batch this rank computes."""
+        return self.rank // self.tensor.size
+
+    @property
+    def data_size(self) -> int:
+        """How many shares there are."""
+        return self.size // self.tensor.size
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Over all ranks, in float64."""
-        return self._reduced(values, dist.ReduceOp.SUM)
+        """Over all shares of a batch, in float64."""
+        return [value / self.tensor.size for value in self._reduced(values, dist.ReduceOp.SUM)]
 
     def most(self, values: Sequence[float]) -> list[float]:
         """The greatest of all ranks."""
         return self._reduced(values, dist.ReduceOp.MAX)
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Those of every rank, in float64; as many of each."""
+        """Those of every share of a batch, in float64; as many of each."""
         if not self.grouped:
             return [list(values)]
         mine = torch.tensor(list(values), dtype=torch.float64, device=self.device)
         found = [torch.empty_like(mine) for _ in range(self.size)]
         dist.all_gather(found, mine)
-        return [each.tolist() for each in found]
+        return [each.tolist() for each in found[:: self.tensor.size]]
 
     def wrapped_sum(self, value: int) -> int:
         """Over all ranks, modulo 2^64."""
@@ -87,6 +101,9 @@ def join(config: TrainConfig) -> World:
     world = World(rank, size, local, device)
     if size > 1 or config.elastic is not None or config.fsdp_config is not None:
         _start_group(world)
+        _lay_out(world, config)
+    elif config.tensor_parallel > 1:
+        raise ConfigError(f"tensor_parallel={config.tensor_parallel} on one process: start more of them")
     return world
 
 
@@ -98,19 +115,12 @@ def leave(world: World) -> None:
 
 
 def shard(model: Model, world: World, config: TrainConfig) -> None:
-    """FSDP2 over the blocks and what is around them. Raises ConfigError where ranks do not divide."""
-    from torch.distributed.device_mesh import init_device_mesh
+    """FSDP2 over the blocks and what is around them."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     section = config.fsdp_config or FsdpSection()
     kind = world.device.type
-    if section.sharding_strategy == "HYBRID_SHARD":
-        group = section.hybrid_group or int(env.foreign("LOCAL_WORLD_SIZE") or world.size)
-        if world.size % group:
-            raise ConfigError(f"fsdp_config.hybrid_group: {group} does not divide {world.size} ranks")
-        mesh = init_device_mesh(kind, (world.size // group, group), mesh_dim_names=("replicate", "shard"))
-    else:
-        mesh = init_device_mesh(kind, (world.size,), mesh_dim_names=("shard",))
+    mesh = world.mesh["replicate", "shard"] if "replicate" in world.mesh.mesh_dim_names else world.mesh["shard"]
     compute = COMPUTE[config.precision] if section.mixed_precision != "FULL" else None
     reduce = compute if section.mixed_precision == "PURE" else torch.float32
     # Inputs are left alone: the residual stream stays float32, as without sharding.
@@ -133,6 +143,29 @@ def reshard(model: Model, world: World) -> None:
     modules: list[Any] = [model, *model.blocks] if world.grouped else []
     for module in modules:
         module.reshard()
+
+
+def _lay_out(world: World, config: TrainConfig) -> None:
+    """The mesh of all ranks: copies, shards, and within those the ranks that share matrices. Raises ConfigError."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    tensor = config.tensor_parallel
+    if world.size % tensor:
+        raise ConfigError(f"tensor_parallel={tensor} does not divide {world.size} processes")
+    shards, section = world.size // tensor, config.fsdp_config or FsdpSection()
+    names, sizes = ["shard", "tensor"], [shards, tensor]
+    if section.sharding_strategy == "HYBRID_SHARD":
+        if config.elastic is not None:
+            raise ConfigError("elastic runs shard fully: fsdp_config.sharding_strategy must not be HYBRID_SHARD")
+        group = section.hybrid_group or int(env.foreign("LOCAL_WORLD_SIZE") or world.size) // tensor
+        if group < 1 or shards % group:
+            raise ConfigError(f"fsdp_config.hybrid_group: {group} does not divide {shards} ranks")
+        names, sizes = ["replicate", *names], [shards // group, group, tensor]
+    if config.elastic is not None and tensor > 1:
+        raise ConfigError("elastic runs share no matrices: sums over their parts would depend on their number")
+    world.mesh = init_device_mesh(world.device.type, tuple(sizes), mesh_dim_names=tuple(names))
+    if tensor > 1:
+        world.tensor = Ranks(world.rank % tensor, tensor, world.mesh["tensor"].get_group())
 
 
 COMPUTE = {"fp32": None, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}

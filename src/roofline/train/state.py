@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from roofline.common.errors import ConfigError
 from roofline.train.order import Order
+from roofline.train.tensor_parallel import Part, Pieces, part, pieces
 
 if TYPE_CHECKING:
     from roofline.train.loop import Run
@@ -19,17 +19,37 @@ WEIGHTS = "model."
 
 
 def weights(run: "Run") -> dict[str, torch.Tensor]:
-    """The parameters alone."""
-    return {f"{WEIGHTS}{name}": parameter.detach() for name, _, parameter in run.model.canonical()}
+    """The parameters alone, as a checkpoint takes them."""
+    return {name: _saved(run, held, tensor) for name, (held, tensor) in _weights(run).items()}
 
 
 def tensors(run: "Run") -> dict[str, torch.Tensor]:
     """Everything a run goes on from: parameters, the optimizer's state, the generator of random numbers."""
-    names = {parameter: name for name, _, parameter in run.model.canonical()}
-    found = weights(run)
-    for parameter, state in run.optimizer.states():
-        found |= {f"optimizer.{names[parameter]}.{key}": value for key, value in state.items()}  # type: ignore[index]
+    found = {name: _saved(run, held, tensor) for name, (held, tensor) in _all(run).items()}
     return found | {"random.cpu": torch.get_rng_state()}
+
+
+def _weights(run: "Run") -> dict[str, tuple[Part, torch.Tensor]]:
+    """Parameters and what of them this rank has."""
+    rows = run.model.canonical()
+    return {f"{WEIGHTS}{name}": (part(param, run.model.ranks), tensor.detach()) for name, param, tensor in rows}
+
+
+def _all(run: "Run") -> dict[str, tuple[Part, torch.Tensor]]:
+    names = {tensor: (name, part(param, run.model.ranks)) for name, param, tensor in run.model.canonical()}
+    found = _weights(run)
+    for parameter, held in run.optimizer.states():
+        name, placed = names[parameter]  # type: ignore[index]
+        for key, value in held.items():
+            found[f"optimizer.{name}.{key}"] = (placed if value.dim() else Part(()), value)
+    return found
+
+
+def _saved(run: "Run", held: Part, tensor: torch.Tensor) -> torch.Tensor:
+    """Where ranks share matrices, pieces of the whole: any other number of them can load those."""
+    if run.model.ranks.size == 1 or not tensor.dim():
+        return tensor
+    return Pieces(held.shape, tensor, pieces(tensor, held))
 
 
 def facts(run: "Run") -> dict[str, Any]:
@@ -86,36 +106,35 @@ def fingerprint(run: "Run") -> int:
     the whole, so each rank adds what it has.
     """
     total = 0
-    for name, tensor in tensors(run).items():
-        if not name.startswith("random."):
-            total += _fingerprint(name, tensor, run.world.rank)
+    for name, (held, tensor) in _all(run).items():
+        if _first_of_its_copies(run, held, tensor):
+            key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") | 1
+            total += key * sum(_fingerprint(view, at, held.shape) for at, view in pieces(tensor, held))
     return run.world.wrapped_sum(total)
 
 
-def _fingerprint(name: str, tensor: torch.Tensor, rank: int) -> int:
-    """This rank's part of a tensor; of what several ranks hold alike, only the first one's."""
-    shape, offsets, local = tuple(tensor.shape), (0,) * tensor.dim(), tensor.detach()
-    if isinstance(local, DTensor):
-        place: Any = local.device_mesh.get_coordinate() or []
-        copies = [at for at, placement in zip(place, local.placements, strict=True) if placement.is_replicate()]
-        offsets = compute_local_shape_and_global_offset(local.shape, local.device_mesh, local.placements)[1]
-        local = local.to_local()
-        if any(copies):
-            return 0
-    elif rank:
-        return 0
-    key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") | 1
-    flat = local.reshape(local.shape[0], -1) if local.dim() else local.reshape(1, 1)
-    start, columns = (offsets[0] if offsets else 0), math.prod(shape[1:])
-    assert not any(offsets[1:]), "rows are whole"
-    total = 0
-    for at in range(0, len(flat), max(1, _ELEMENTS // max(1, columns))):
-        rows = flat[at : at + max(1, _ELEMENTS // max(1, columns))]
-        bits = rows.contiguous().view(_BITS[rows.element_size()]).to(torch.int64) + 1
-        first = (start + at) * columns
-        places = torch.arange(first, first + rows.numel(), device=rows.device).view(rows.shape)
+def _first_of_its_copies(run: "Run", held: Part, tensor: torch.Tensor) -> bool:
+    """Whether no rank before this one has the same part."""
+    if not isinstance(tensor, DTensor):
+        return run.world.rank == 0
+    place: Any = tensor.device_mesh.get_coordinate() or []
+    copies = [at for at, placement in zip(place, tensor.placements, strict=True) if placement.is_replicate()]
+    return not any(copies) and (held.dim is not None or run.model.ranks.rank == 0)
+
+
+def _fingerprint(view: torch.Tensor, at: tuple[int, ...], shape: tuple[int, ...]) -> int:
+    """Of a piece of a tensor of that shape, at those offsets."""
+    rows = view.reshape(view.shape[0], -1) if view.dim() else view.reshape(1, 1)
+    start, column = (at[0], at[1] if len(at) > 1 else 0) if at else (0, 0)
+    columns, total = math.prod(shape[1:]), 0
+    step = max(1, _ELEMENTS // rows.shape[1])
+    for first in range(0, len(rows), step):
+        some = rows[first : first + step].contiguous()
+        bits = some.view(_BITS[some.element_size()]).to(torch.int64) + 1
+        down = torch.arange(start + first, start + first + len(some), device=some.device)[:, None] * columns
+        places = down + torch.arange(column, column + some.shape[1], device=some.device)
         total += int((bits * (2 * places + 1)).sum())
-    return total * key
+    return total
 
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
