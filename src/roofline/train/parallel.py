@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 from roofline.common import env
 from roofline.common.errors import ConfigError
@@ -15,12 +16,17 @@ from roofline.train.modules import Model
 from roofline.train.tensor_parallel import Ranks
 
 
+class OutOfMemory(Exception):
+    """Some rank's memory ended in a microbatch; all ranks know."""
+
+
 @dataclass
 class World:
     """This process among those of its run; alone it needs no process group.
 
     local_rank: among those of its host. tensor: those that share its matrices, and its rows; they stand side by side.
-    mesh: of all ranks, where there is a group.
+    mesh: of all ranks, where there is a group. watching: before each of FSDP's collectives the ranks ask each other
+    whether one of them has failed, which otherwise would leave the rest waiting in it.
     """
 
     rank: int = 0
@@ -30,6 +36,12 @@ class World:
     grouped: bool = False
     tensor: Ranks = field(default_factory=Ranks)
     mesh: Any = None
+    watching: bool = False
+
+    def agree(self, failed: bool = False) -> None:
+        """Raises OutOfMemory on every rank when one has failed."""
+        if self.watching and self.most([failed])[0]:
+            raise OutOfMemory("on another rank")
 
     @property
     def data_rank(self) -> int:
@@ -134,8 +146,48 @@ def shard(model: Model, world: World, config: TrainConfig) -> None:
         module.set_gradient_divide_factor(1.0)  # losses carry their weights: gradients are summed
         if kind == "cpu":
             module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sums
-        if config.elastic is not None:
-            module.set_custom_reduce_scatter(TreeReduceScatter())
+        scatter = TreeReduceScatter() if config.elastic is not None else None
+        if scatter is not None:
+            module.set_custom_reduce_scatter(scatter)
+        if config.device_train_microbatch_size == "auto":
+            module.set_custom_all_gather(_AgreedAllGather(world))
+            module.set_custom_reduce_scatter(_AgreedReduceScatter(world, scatter))
+
+
+# New names of torch 2.13, which says so on every use of the old ones.
+_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class _Agreed:
+    """A collective of FSDP's that begins by asking whether all ranks are still there."""
+
+    def __init__(self, world: World, inner: Any = None) -> None:
+        self.world, self.inner = world, inner
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _AgreedAllGather(_Agreed, AllGather):
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
+    ) -> dist.Work | None:
+        self.world.agree()
+        work: dist.Work | None = _GATHER(output_tensor, input_tensor, group=group, async_op=async_op)
+        return work
+
+
+class _AgreedReduceScatter(_Agreed, ReduceScatter):
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> dist.Work | None:
+        self.world.agree()
+        if self.inner is not None:
+            found: dist.Work | None = self.inner(output_tensor, input_tensor, group, op, async_op)
+            return found
+        work: dist.Work | None = _SCATTER(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+        return work
 
 
 def reshard(model: Model, world: World) -> None:

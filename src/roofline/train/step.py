@@ -13,10 +13,11 @@ from roofline.common.errors import CapacityError
 from roofline.train.elastic import TreeSum
 from roofline.train.loader import Rows
 from roofline.train.modules import IGNORED, Model
-from roofline.train.parallel import COMPUTE, World
+from roofline.train.parallel import COMPUTE, OutOfMemory, World
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|DefaultCPUAllocator", re.IGNORECASE)
 LARGEST_SCALE, GROWTH = 2.0**24, 2000
+SETTLED = 2  # steps that fitted: then ranks stop asking each other before each collective
 
 
 @dataclass
@@ -38,15 +39,11 @@ class Scaler:
             self.scale = min(LARGEST_SCALE, self.scale * 2)
 
 
-class OutOfMemory(Exception):
-    """Some rank's memory ended in a microbatch."""
-
-
 class Gradients:
     """Computes gradients of batches into a model's parameters.
 
     Args:
-        size: rows of a microbatch; None: all of a rank's, halved until they fit.
+        size: rows of a microbatch; None: all of a rank's, halved until they fit, by the first SETTLED steps.
         sharded: the model is an FSDP2 one. sync_last: gradients travel once a step and not with each microbatch.
         tree: sum a rank's parts, and the ranks, in a fixed tree (train.elastic).
 
@@ -66,7 +63,7 @@ class Gradients:
         tree: bool = False,
     ) -> None:
         self.model, self.world, self.size, self.sharded, self.sync_last = model, world, size, sharded, sync_last
-        self.auto, self.tree, self.halved = size is None, tree, 0
+        self.auto, self.tree, self.halved, self._fitted = size is None, tree, 0, 0
         self.compute = COMPUTE[precision]
         self.scaler = Scaler() if precision == "amp_fp16" else None
 
@@ -78,12 +75,13 @@ class Gradients:
         counts = [int((targets(*part) != IGNORED).sum()) for part in rows.parts]
         tokens = int(self.world.sum([sum(counts)])[0])
         while True:
+            self.world.watching = self.auto and self.world.grouped and self._fitted < SETTLED
             try:
                 losses = self._parts(rows, tokens)
             except OutOfMemory as error:
-                self.model.zero_grad(set_to_none=True)
                 self._halve(error)
             else:
+                self._fitted += 1
                 return math.fsum(math.fsum(each) for each in self.world.gather(losses)), tokens
 
     def autocast(self) -> Any:
@@ -142,15 +140,21 @@ class Gradients:
                 (loss * scale).backward()  # type: ignore[no-untyped-call]
                 lost += loss.detach()
             except (RuntimeError, MemoryError) as error:
-                if not self.auto or not is_out_of_memory(error):
+                if not self.auto or not is_out_of_memory(error) or (self.world.grouped and not self.world.watching):
                     raise
                 failed = error
-            if self.auto and self.world.most([failed is not None])[0]:
-                raise OutOfMemory(str(failed or "on another rank"))
+            self.world.agree(failed is not None)
+            if failed is not None:
+                raise OutOfMemory(str(failed))
         return float(lost)
 
     def _halve(self, error: OutOfMemory) -> None:
         assert self.size is not None
+        self.model.zero_grad(set_to_none=True)  # also of parameters that are whole where the step was left
+        if self.sharded:
+            sharded: Any = self.model
+            sharded.reset_iter_state()
+            self.model.zero_grad(set_to_none=True)
         if self.size == 1:
             remedy = f"Shard over more ranks, or lower max_seq_len: {error}"
             raise CapacityError("a microbatch of one row", 1, 0, "rows", remedy) from error
