@@ -118,17 +118,7 @@ class Run:
     def fit(self) -> Finished:
         """Train to the end; the log, receipts and checkpoints are in the folder."""
         config, loss, held = self.config, math.nan, None
-        self.receipts = self._receipts()
-        self.log.open(self.progress.step, self.progress.tokens)
-        self.log.about(
-            step=self.progress.step,
-            steps=self.whole,
-            batch_tokens=config.global_train_batch_size * config.max_seq_len,
-            parameters=presets.parameter_count(self.shape),
-            processes=self.world.size,
-            device=str(self.world.device),
-        )
-        self._loader = self._reader()
+        self.begin()
         if config.eval_first and self.held_out is not None and self.progress.step < self.stop:
             held = self.evaluate()
         while self.progress.step < self.stop:
@@ -140,6 +130,21 @@ class Run:
                 self.save()
         self.saver.wait()
         return Finished(self.progress.step, loss, held, self.folder)
+
+    def begin(self) -> None:
+        """Open log and receipts where the run goes on, and start to read."""
+        config = self.config
+        self.receipts = self._receipts()
+        self.log.open(self.progress.step, self.progress.tokens)
+        self.log.about(
+            step=self.progress.step,
+            steps=self.whole,
+            batch_tokens=config.global_train_batch_size * config.max_seq_len,
+            parameters=presets.parameter_count(self.shape),
+            processes=self.world.size,
+            device=str(self.world.device),
+        )
+        self._loader = self._reader()
 
     def step(self) -> float:
         """One global batch; its mean loss."""
