@@ -216,20 +216,44 @@ class Proxy:
                     return fault
         return None
 
-    def _pass(self, source: socket.socket, target: socket.socket, count: int | None) -> int:
-        """Move `count` bytes (None: all there are) from one socket to the other: how many came."""
+    def _pass(self, source: "_Stream", target: socket.socket, count: int | None) -> None:
+        """Move `count` bytes (None: all there are), at our speed."""
         moved, started = 0, time.monotonic()
         while count is None or moved < count:
             speed = self.speed
             block = max(1, speed // 20) if speed else 1 << 16
-            data = source.recv(min(block, count - moved) if count is not None else block)
+            data = source.read(block if count is None else min(block, count - moved))
             if not data:
                 break
             target.sendall(data)
             moved += len(data)
             if speed and self._closed.wait(max(0.0, moved / speed - (time.monotonic() - started))):
                 break
-        return moved
+
+
+class _Stream:
+    """What comes from a socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._kept = connection, b""
+
+    def head(self) -> bytes:
+        """The head of a message without its empty line."""
+        data = b""
+        while b"\r\n\r\n" not in data:
+            more = self._connection.recv(1 << 16)
+            if not more:
+                return b""
+            data += more
+        head, _, self._kept = data.partition(b"\r\n\r\n")
+        return head
+
+    def read(self, count: int) -> bytes:
+        """At most so many bytes, none at the end."""
+        if self._kept:
+            data, self._kept = self._kept[:count], self._kept[count:]
+            return data
+        return self._connection.recv(count)
 
 
 class _Server(socketserver.ThreadingTCPServer):
@@ -247,50 +271,35 @@ class _Handler(socketserver.BaseRequestHandler):
 
     def handle(self) -> None:
         proxy, client = self.server.proxy, self.request
-        head, rest = _head(client)
+        asked = _Stream(client)
+        head = asked.head()
         if not head:
             return
         method, path, _ = head.split(b"\r\n")[0].decode().split(" ")
         length = int(_field(head, b"content-length") or 0)
-        fault = proxy._meet(method, path)
-        kind = fault.kind if fault else None
-        if kind == "stall":
-            while client.recv(1 << 16) and not proxy._closed.is_set():
+        fault = proxy._meet(method, path) or _Fault("", 0, None, "")
+        if fault.kind == "stall":
+            while asked.read(1 << 16) and not proxy._closed.is_set():
                 pass
             return
-        if fault and kind == "refuse":
-            _drop(client, length - len(rest))
+        if fault.kind == "refuse":
+            while length > 0 and (data := asked.read(min(length, 1 << 16))):
+                length -= len(data)
             client.sendall(b"HTTP/1.1 %d Fault\r\nContent-Length: 0\r\nConnection: close\r\n\r\n" % fault.number)
             return
         host, port = proxy.upstream.split(":")
         with socket.create_connection((host, int(port)), 60) as server:
             # One request a connection: then the end of the answer is the end of the stream, however it is framed.
-            server.sendall(head + b"\r\nConnection: close\r\n\r\n" + rest)
-            if fault and kind == "cut the request":
-                proxy._pass(client, server, min(length, fault.number) - len(rest))
+            server.sendall(head + b"\r\nConnection: close\r\n\r\n")
+            proxy._pass(asked, server, min(length, fault.number) if fault.kind == "cut the request" else length)
+            if fault.kind == "cut the request":
                 return
-            proxy._pass(client, server, length - len(rest))
-            answer, body = _head(server)
-            if kind == "lose the answer":
+            answer = _Stream(server)
+            lines = [line for line in answer.head().split(b"\r\n") if not line.lower().startswith(b"connection:")]
+            if fault.kind == "lose the answer":
                 return
-            lines = [line for line in answer.split(b"\r\n") if not line.lower().startswith(b"connection:")]
             client.sendall(b"\r\n".join([*lines, b"Connection: close", b"", b""]))
-            if fault and kind == "cut the answer":
-                body = body[: fault.number]
-            client.sendall(body)
-            proxy._pass(server, client, fault.number - len(body) if fault and kind == "cut the answer" else None)
-
-
-def _head(connection: socket.socket) -> tuple[bytes, bytes]:
-    """The head of a message without its empty line, and what came behind it."""
-    data = b""
-    while b"\r\n\r\n" not in data:
-        more = connection.recv(1 << 16)
-        if not more:
-            return b"", b""
-        data += more
-    head, _, rest = data.partition(b"\r\n\r\n")
-    return head, rest
+            proxy._pass(answer, client, fault.number if fault.kind == "cut the answer" else None)
 
 
 def _field(head: bytes, name: bytes) -> bytes | None:
@@ -299,8 +308,3 @@ def _field(head: bytes, name: bytes) -> bytes | None:
         if key.strip().lower() == name:
             return value.strip()
     return None
-
-
-def _drop(connection: socket.socket, count: int) -> None:
-    while count > 0 and (data := connection.recv(min(count, 1 << 16))):
-        count -= len(data)

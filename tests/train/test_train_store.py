@@ -372,12 +372,16 @@ open_store(sys.argv[1]).put_file("a", Path(sys.argv[2]))
 @contextmanager
 def running(code: str, *arguments: object) -> Iterator["subprocess.Popen[str]"]:
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, text=True)  # -1: a pipe
     try:
         yield process
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            with suppress(OSError):
+                if stream is not None:
+                    stream.close()
 
 
 def until(true: Callable[[], bool], seconds: float = 30) -> None:

@@ -6,16 +6,12 @@ of their names. index.json lists the shards, with the bytes and hashes of their 
 Source: the format of mosaicml-streaming 0.13 (Apache-2.0).
 """
 
-import bz2
-import gzip
 import hashlib
 import json
 import mmap
-import os
-import tempfile
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -26,91 +22,41 @@ import numpy as np
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.files import write_atomically
 from roofline.train.mds_encodings import Encoding, encoding
+from roofline.train.mds_index import INDEX, Shard, codec, digest
+from roofline.train.shard_files import ShardFiles
+from roofline.train.store import MissingError, Store, open_store
 
-INDEX = "index.json"
 SIZE_LIMIT = 1 << 26  # bytes of a shard, unless said otherwise
 OPEN_SHARDS = 64  # mapped at the same time
-
-
-@dataclass(frozen=True)
-class File:
-    """A file that the index names."""
-
-    basename: str
-    size: int
-    hashes: Mapping[str, str]
-
-    @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> "File":
-        """From the index. Raises ConfigError on a name that leads out of the folder."""
-        name = str(entry["basename"])
-        if name in ("", ".", "..") or name != Path(name).name or "\\" in name or "\0" in name:
-            raise ConfigError(f"the index names {name!r}, which is no file of its folder")
-        return cls(name, int(entry["bytes"]), {str(k): str(v) for k, v in (entry["hashes"] or {}).items()})
-
-    def check(self, data: "bytes | mmap.mmap", where: Path, hashes: bool = True) -> None:
-        """Raises ConfigError unless the bytes are those that were written."""
-        if len(data) != self.size:
-            raise ConfigError(f"{where} has {len(data):,} bytes instead of {self.size:,}: it is cut or another file")
-        for algorithm, wanted in self.hashes.items() if hashes else ():
-            if _hash(algorithm, data) != wanted:
-                raise ConfigError(f"{where} is damaged: its {algorithm} is not the one in {INDEX}")
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One shard as the index describes it. packed: the compressed file, if there is one."""
-
-    samples: int
-    raw: File
-    packed: File | None
-    compression: str | None
-    columns: tuple[tuple[str, str, int | None], ...]  # name, encoding, fixed size
-
-    @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> "Shard":
-        """From the index. Raises ConfigError, UnsupportedError."""
-        if (entry["version"], entry["format"]) != (2, "mds"):
-            raise UnsupportedError(f"shard format {entry['format']} {entry['version']}", "only MDS version 2 is read")
-        names, encodings, sizes = (entry[f"column_{what}"] for what in ("names", "encodings", "sizes"))
-        packed = File.of(entry["zip_data"]) if entry.get("zip_data") else None
-        columns = tuple(zip(names, encodings, sizes, strict=True))
-        samples = int(entry["samples"])
-        if samples < 0:
-            raise ConfigError(f"a shard of {samples} samples")
-        return cls(samples, File.of(entry["raw_data"]), packed, entry["compression"], columns)
+OPEN_SHARE = 16  # and of a limited cache, one in so many bytes: several processes may keep as much from removal
 
 
 class Shards:
-    """A folder of shards, read: `len`, and the sample of any number.
+    """A folder of shards, here or in an object store, read: `len`, and the sample of any number. For one thread.
 
     Args:
-        folder: with index.json.
-        cache: where shards that are only there compressed are unpacked to; default: a folder of its own, removed at
-            the end.
+        source: the folder with index.json, or its URL (see `store.open_store`).
+        cache: where shards go that are fetched from elsewhere or only there compressed; processes may share it, for
+            any number of sources. Default: a folder of its own, removed at the end.
+        limit: bytes of all files in the cache. Less than the shards that are read in turns (those of a block of
+            `order.Stream`, say) makes each of them be fetched again and again.
 
-    Raises ConfigError on a folder, index, shard or sample that cannot be used, naming it.
+    Raises ConfigError on a folder, index, shard or sample that cannot be used, naming it; CapacityError on a limit that
+    is too small.
     """
 
-    def __init__(self, folder: Path, cache: Path | None = None) -> None:
-        self.folder = folder
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
-        if cache is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="roofline-shards-")
-            cache = Path(self._temporary.name)
-        self._cache = cache
+    def __init__(self, source: str | Path, cache: Path | None = None, limit: int | None = None) -> None:
+        self._arguments = source, cache, limit
+        self._limit = limit
         self._open: OrderedDict[int, _Open] = OrderedDict()
-        self._checked: set[int] = set()  # shards whose hashes were found right
-        path = folder / INDEX
-        try:
-            index = json.loads(path.read_text())
-            if index["version"] != 2:
-                raise UnsupportedError(f"{path} of version {index['version']}", "only MDS version 2 is read")
-            self.shards = tuple(Shard.of(entry) for entry in index["shards"])
-        except FileNotFoundError as error:
-            raise ConfigError(f"{folder} is no folder of shards: {INDEX} is missing") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path} is no index of shards: {error!r}") from error
+        store = open_store(source)
+        self.source = store.url
+        self.shards, key = _index(store)
+        self._files = ShardFiles(store, self.shards, key, cache, limit)
+        self._close = weakref.finalize(self, self._files.close)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Shards, self._arguments
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if self.shards else 0
@@ -131,76 +77,83 @@ class Shards:
     def _ends(self) -> np.ndarray:
         return np.cumsum(self.counts)
 
+    def prefetch(self, numbers: Iterable[int]) -> None:
+        """Begin, in the background, to fetch and unpack the shards of the samples that will be read next, first ones
+        first.
+
+        Each call replaces what earlier ones asked for, except what is under way. At most half of the cache's limit is
+        filled ahead of the reads. Nothing fails here: a read does what could not be done, and raises.
+        """
+        wanted = np.fromiter(numbers, np.int64)
+        if len(wanted) and not 0 <= wanted.min() <= wanted.max() < len(self):
+            raise IndexError(f"samples {wanted.min()} to {wanted.max()} of {len(self)}")
+        shards = dict.fromkeys(np.searchsorted(self._ends, wanted, side="right").tolist())
+        self._files.prefetch([at for at in shards if at not in self._open])
+
     def close(self) -> None:
-        """Unmap the shards."""
+        """Unmap the shards, end what is being fetched, remove a cache that nobody named."""
         while self._open:
             self._open.popitem()[1].close()
-        if self._temporary is not None:
-            self._temporary.cleanup()
+        self._close()
 
     def _opened(self, at: int) -> "_Open":
         if at in self._open:
             self._open.move_to_end(at)
             return self._open[at]
-        path = self._raw_file(at)
-        self._open[at] = _Open(self.shards[at], path, at not in self._checked)
-        self._checked.add(at)
+        if self._limit is not None:
+            # Before: what is mapped cannot be removed to make room.
+            room = self._limit // OPEN_SHARE - self.shards[at].raw.size
+            while self._open and sum(self.shards[other].raw.size for other in self._open) > room:
+                self._open.popitem(last=False)[1].close()
+        data, where = self._files.map(at)
+        self._open[at] = _Open(self.shards[at], data, where)
         while len(self._open) > OPEN_SHARDS:
             self._open.popitem(last=False)[1].close()
         return self._open[at]
 
-    def _raw_file(self, at: int) -> Path:
-        shard = self.shards[at]
-        for folder in (self.folder, self._cache):
-            if (folder / shard.raw.basename).exists():
-                return folder / shard.raw.basename
-        if shard.packed is None or shard.compression is None:
-            raise ConfigError(f"{self.folder / shard.raw.basename} is missing")
-        path = self.folder / shard.packed.basename
-        if not path.exists():
-            raise ConfigError(f"{path} is missing")
-        data = path.read_bytes()
-        shard.packed.check(data, path)
-        try:
-            raw = _codec(shard.compression)[1](data)
-        except (OSError, EOFError, ValueError) as error:
-            raise ConfigError(f"{path} cannot be unpacked: {error}") from error
-        shard.raw.check(raw, path)
-        self._checked.add(at)
-        self._cache.mkdir(parents=True, exist_ok=True)
-        target = self._cache / shard.raw.basename
-        write_atomically(target, raw)
-        return target
+
+def _index(store: Store) -> tuple[tuple[Shard, ...], str]:
+    """The shards, and a key that changes with source and content: the name of their folder in a cache."""
+    path = f"{store.url}/{INDEX}"
+    try:
+        version, text = store.version(INDEX), store.get(INDEX)
+        index = json.loads(text)
+        if index["version"] != 2:
+            raise UnsupportedError(f"{path} of version {index['version']}", "only MDS version 2 is read")
+        shards = tuple(Shard.of(entry) for entry in index["shards"])
+    except MissingError as error:
+        raise ConfigError(f"{store.url} is no folder of shards: {INDEX} is missing") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path} is no index of shards: {error!r}") from error
+    here = store.path(INDEX)
+    source = store.url if here is None else str(here.resolve())
+    # Rows of a fixed length make shards of equal sizes: without the version another data set's could be taken for ours.
+    return shards, hashlib.sha256("\0".join((source, version, "")).encode() + text).hexdigest()[:32]
 
 
 class _Open:
     """A mapped shard."""
 
-    def __init__(self, shard: Shard, path: Path, hashes: bool) -> None:
-        self.path = path
-        with path.open("rb") as file:
-            if not os.fstat(file.fileno()).st_size:
-                raise ConfigError(f"{path} is empty")
-            self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        shard.raw.check(self.data, path, hashes)
+    def __init__(self, shard: Shard, data: mmap.mmap, where: str) -> None:
+        self.data, self.where = data, where
         head = 4 * (shard.samples + 2)
-        if len(self.data) < head or int.from_bytes(self.data[:4], "little") != shard.samples:
-            raise ConfigError(f"{path} does not hold the {shard.samples} samples of the index")
-        self.places = np.frombuffer(self.data[4:head], "<u4").astype(np.int64)
-        if self.places[0] < head or self.places[-1] > len(self.data) or (np.diff(self.places) < 0).any():
-            raise ConfigError(f"{path} is damaged: the places of its samples do not ascend")
+        if len(data) < head or int.from_bytes(data[:4], "little") != shard.samples:
+            raise ConfigError(f"{where} does not hold the {shard.samples} samples of the index")
+        self.places = np.frombuffer(data[4:head], "<u4").astype(np.int64)
+        if self.places[0] < head or self.places[-1] > len(data) or (np.diff(self.places) < 0).any():
+            raise ConfigError(f"{where} is damaged: the places of its samples do not ascend")
         self.columns = [(name, encoding(kind), size) for name, kind, size in shard.columns]
 
     def sample(self, number: int) -> dict[str, Any]:
         data = self.data[self.places[number] : self.places[number + 1]]
         free = sum(size is None for _, _, size in self.columns)
         if len(data) < 4 * free:
-            raise ConfigError(f"{self.path}: sample {number} is cut")
+            raise ConfigError(f"{self.where}: sample {number} is cut")
         sizes, at, sample = iter(np.frombuffer(data[: 4 * free], "<u4").tolist()), 4 * free, {}
         for name, kind, size in self.columns:
             end = at + (next(sizes) if size is None else size)
             if end > len(data):
-                raise ConfigError(f"{self.path}: sample {number} is cut in {name!r}")
+                raise ConfigError(f"{self.where}: sample {number} is cut in {name!r}")
             sample[name] = kind.decode(data[at:end])
             at = end
         return sample
@@ -237,9 +190,9 @@ class ShardWriter:
             raise ConfigError(f"{folder} is not empty: choose a new folder, or remove it")
         self._encodings: dict[str, Encoding] = {name: encoding(columns[name]) for name in sorted(columns)}
         self.folder, self.compression, self.hashes = folder, compression, tuple(hashes)
-        self._pack = _codec(compression)[0] if compression else None
+        self._pack = codec(compression)[0] if compression else None
         for algorithm in hashes:
-            _hash(algorithm, b"")
+            digest(algorithm, b"")
         self._about: dict[str, Any] = {
             "column_encodings": [columns[name] for name in self._encodings],
             "column_names": list(self._encodings),
@@ -304,44 +257,5 @@ class ShardWriter:
         self._samples, self._bytes = [], self._fixed
 
     def _file(self, name: str, data: bytes) -> dict[str, Any]:
-        hashes = {algorithm: _hash(algorithm, data) for algorithm in self.hashes}
+        hashes = {algorithm: digest(algorithm, data) for algorithm in self.hashes}
         return {"basename": name, "bytes": len(data), "hashes": hashes}
-
-
-def _hash(algorithm: str, data: "bytes | mmap.mmap") -> str:
-    if algorithm in hashlib.algorithms_available and not algorithm.startswith("shake"):
-        return hashlib.new(algorithm, data, usedforsecurity=False).hexdigest()
-    if algorithm in ("xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128"):
-        try:
-            import xxhash
-        except ImportError as error:
-            raise UnsupportedError(f"hash {algorithm!r}", "xxhash is not installed", ["roofline[train]"]) from error
-        return str(getattr(xxhash, f"{algorithm}_hexdigest")(data))
-    raise UnsupportedError(f"hash {algorithm!r}", "neither hashlib nor xxhash has it", ["sha256", "xxh64"])
-
-
-def _codec(compression: str) -> tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]:
-    """(pack, unpack) of "zstd:7", "gz", "bz2:9"."""
-    name, _, level = compression.partition(":")
-    if level and not level.isdigit():
-        raise ConfigError(f"compression {compression!r}: {level!r} is no level")
-    if name == "gz":
-        return lambda data: gzip.compress(data, int(level or 9), mtime=0), gzip.decompress
-    if name == "bz2":
-        return lambda data: bz2.compress(data, int(level or 9)), bz2.decompress
-    if name != "zstd":
-        raise UnsupportedError(
-            f"compression {compression!r}", "shards are not packed that way here", ["zstd", "gz", "bz2"]
-        )
-    try:
-        from backports import zstd  # Python 3.14 has it as compression.zstd
-    except ImportError as error:
-        raise UnsupportedError("zstd", "backports.zstd is not installed", ["roofline[train]"]) from error
-
-    def unpack(data: bytes) -> bytes:
-        try:
-            return bytes(zstd.decompress(data))
-        except zstd.ZstdError as error:
-            raise ValueError(str(error)) from error
-
-    return lambda data: bytes(zstd.compress(data, int(level or 3))), unpack

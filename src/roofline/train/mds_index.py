@@ -1,0 +1,102 @@
+"""The index of a folder of MDS shards: which files they are, how they are checked and unpacked."""
+
+import bz2
+import gzip
+import hashlib
+import mmap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from roofline.common.errors import ConfigError, UnsupportedError
+
+INDEX = "index.json"
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that the index names."""
+
+    basename: str
+    size: int
+    hashes: Mapping[str, str]
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> "File":
+        """From the index. Raises ConfigError on a name that leads out of the folder."""
+        name = str(entry["basename"])
+        if name in ("", ".", "..") or name != Path(name).name or "\\" in name or "\0" in name:
+            raise ConfigError(f"the index names {name!r}, which is no file of its folder")
+        return cls(name, int(entry["bytes"]), {str(k): str(v) for k, v in (entry["hashes"] or {}).items()})
+
+    def check(self, data: bytes | mmap.mmap, where: object, hashes: bool = True) -> None:
+        """Raises ConfigError unless the bytes are those that were written."""
+        if len(data) != self.size:
+            raise ConfigError(f"{where} has {len(data):,} bytes instead of {self.size:,}: it is cut or another file")
+        for algorithm, wanted in self.hashes.items() if hashes else ():
+            if digest(algorithm, data) != wanted:
+                raise ConfigError(f"{where} is damaged: its {algorithm} is not the one in {INDEX}")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One shard as the index describes it. packed: the compressed file, if there is one."""
+
+    samples: int
+    raw: File
+    packed: File | None
+    compression: str | None
+    columns: tuple[tuple[str, str, int | None], ...]  # name, encoding, fixed size
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> "Shard":
+        """From the index. Raises ConfigError, UnsupportedError."""
+        if (entry["version"], entry["format"]) != (2, "mds"):
+            raise UnsupportedError(f"shard format {entry['format']} {entry['version']}", "only MDS version 2 is read")
+        names, encodings, sizes = (entry[f"column_{what}"] for what in ("names", "encodings", "sizes"))
+        packed = File.of(entry["zip_data"]) if entry.get("zip_data") else None
+        columns = tuple(zip(names, encodings, sizes, strict=True))
+        samples = int(entry["samples"])
+        if samples < 0:
+            raise ConfigError(f"a shard of {samples} samples")
+        return cls(samples, File.of(entry["raw_data"]), packed, entry["compression"], columns)
+
+
+def digest(algorithm: str, data: bytes | mmap.mmap) -> str:
+    if algorithm in hashlib.algorithms_available and not algorithm.startswith("shake"):
+        return hashlib.new(algorithm, data, usedforsecurity=False).hexdigest()
+    if algorithm in ("xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128"):
+        try:
+            import xxhash
+        except ImportError as error:
+            raise UnsupportedError(f"hash {algorithm!r}", "xxhash is not installed", ["roofline[train]"]) from error
+        return str(getattr(xxhash, f"{algorithm}_hexdigest")(data))
+    raise UnsupportedError(f"hash {algorithm!r}", "neither hashlib nor xxhash has it", ["sha256", "xxh64"])
+
+
+def codec(compression: str) -> tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]:
+    """(pack, unpack) of "zstd:7", "gz", "bz2:9"."""
+    name, _, level = compression.partition(":")
+    if level and not level.isdigit():
+        raise ConfigError(f"compression {compression!r}: {level!r} is no level")
+    if name == "gz":
+        return lambda data: gzip.compress(data, int(level or 9), mtime=0), gzip.decompress
+    if name == "bz2":
+        return lambda data: bz2.compress(data, int(level or 9)), bz2.decompress
+    if name != "zstd":
+        raise UnsupportedError(
+            f"compression {compression!r}", "shards are not packed that way here", ["zstd", "gz", "bz2"]
+        )
+    try:
+        from backports import zstd  # Python 3.14 has it as compression.zstd
+    except ImportError as error:
+        raise UnsupportedError("zstd", "backports.zstd is not installed", ["roofline[train]"]) from error
+
+    def unpack(data: bytes) -> bytes:
+        try:
+            return bytes(zstd.decompress(data))
+        except zstd.ZstdError as error:
+            raise ValueError(str(error)) from error
+
+    return lambda data: bytes(zstd.compress(data, int(level or 3))), unpack
