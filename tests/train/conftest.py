@@ -1,5 +1,6 @@
 """Fixtures of the training tests: an S3 server, started once, and a proxy that fails on demand in front of it."""
 
+import os
 import sys
 import uuid
 from collections.abc import Iterator
@@ -29,6 +30,8 @@ def bucket(seaweed: helper.Seaweed) -> str:
 @pytest.fixture
 def s3(seaweed: helper.Seaweed, bucket: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """The URL of an empty place; the environment leads to it."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
     for name, value in seaweed.environment().items():
         monkeypatch.setenv(name, value)
     return f"s3://{bucket}/{uuid.uuid4().hex}"

@@ -1,5 +1,6 @@
 """A real S3 server (SeaweedFS) on this machine, and a proxy in front of it that breaks what it is told to break."""
 
+import ctypes
 import http.client
 import json
 import os
@@ -35,13 +36,14 @@ class Seaweed:
         return f"s3://{name}"
 
     def environment(self, endpoint: str | None = None, key: str = KEY, secret: str = SECRET) -> dict[str, str]:
-        """The AWS_* variables that lead here, or to a proxy in front."""
+        """The variables that lead here, or to a proxy in front."""
         return {
             "AWS_ACCESS_KEY_ID": key,
             "AWS_SECRET_ACCESS_KEY": secret,
             "AWS_ENDPOINT_URL": endpoint or self.endpoint,
             "AWS_ALLOW_HTTP": "true",
             "AWS_REGION": "us-east-1",
+            "NO_PROXY": "127.0.0.1",
         }
 
     def unfinished(self, bucket: str) -> int:
@@ -107,7 +109,12 @@ def start(folder: Path) -> tuple[Seaweed, "subprocess.Popen[bytes]"]:
     ]  # fmt: skip
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [weed, *options], cwd=folder, env={**os.environ, "HOME": str(folder)}, stdout=log, stderr=log
+            [weed, *options],
+            cwd=folder,
+            env={**os.environ, "HOME": str(folder)},
+            stdout=log,
+            stderr=log,
+            preexec_fn=_dies_with_its_parent,
         )
     server = Seaweed(f"http://127.0.0.1:{ports['s3']}", f"127.0.0.1:{ports['filer']}", process.pid)
     try:
@@ -116,6 +123,11 @@ def start(folder: Path) -> tuple[Seaweed, "subprocess.Popen[bytes]"]:
         stop(process)
         raise
     return server, process
+
+
+def _dies_with_its_parent() -> None:
+    """A session that is killed must not leave a server behind."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _wait(server: Seaweed, process: "subprocess.Popen[bytes]", log: Path) -> None:

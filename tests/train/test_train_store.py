@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -164,6 +165,28 @@ def test_of_many_that_put_something_new_one_wins(store: Store) -> None:
     store.put_new("lock", b"free again")
 
 
+def test_a_long_list(store: Store) -> None:
+    """An answer of S3 names, and a request deletes, a thousand objects at most."""
+    names = [f"many/{number:04}" for number in range(1050)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: store.put(name, b"1"), names))
+    assert [entry.name for entry in store.list("many")] == names
+    store.delete_prefix("many")
+    assert entries(store) == {}
+
+
+def test_writers_and_deleters_of_one_folder(store: Store) -> None:
+    def work(number: int) -> None:
+        for turn in range(30):
+            store.put(f"folder/{number}", b"%d" % turn)
+            assert store.get(f"folder/{number}") == b"%d" % turn
+            store.delete(f"folder/{number}")
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert entries(store) == {}
+
+
 def test_stores_go_to_other_processes(store: Store) -> None:
     store.put("a", b"1")
     assert pickle.loads(pickle.dumps(store)).get("a") == b"1"
@@ -261,7 +284,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_passing_faults_are_sat_out(proxy: Proxy, s3: str, tmp_path: Path) -> None:
-    store, data = open_store(s3, QUICK), os.urandom(9 << 20)
+    store, data = open_store(s3, Patience(retries=3, wait=0.02, seconds=20, stall=1)), os.urandom(9 << 20)
     for fault in (
         lambda: proxy.refuse(3),
         lambda: proxy.refuse(2, status=500),

@@ -159,10 +159,10 @@ def written(path: Path, place: Callable[[Path, Path], None] = os.replace) -> Ite
 
 def _part(path: Path) -> tuple[Path, BinaryIO]:
     for _ in range(100):
-        _make(path.parent)
-        _sweep(path.parent)
         part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
         try:
+            _make(path.parent)
+            _sweep(path.parent)
             file = part.open("xb")
         except FileNotFoundError:  # another process removed the folder, which was empty
             continue

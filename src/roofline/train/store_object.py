@@ -235,8 +235,8 @@ class ObjectStore:
         if retries not in self._clients:
             from obstore.store import from_url
 
-            endpoint = env.foreign("AWS_ENDPOINT_URL") or "https://"
-            if not endpoint.startswith(("http://", "https://")):
+            endpoint = self._endpoint()
+            if endpoint and not endpoint.startswith(("http://", "https://")):
                 raise ConfigError(f"AWS_ENDPOINT_URL={endpoint!r} is no URL: begin it with https:// or http://")
             quoted = f"{self._scheme}://{self._bucket}/{urllib.parse.quote(self._prefix)}"
             self._clients[retries] = self._call("", lambda: from_url(quoted, **self._options(retries)))
@@ -272,10 +272,14 @@ class ObjectStore:
         except (BaseError, OSError, ValueError) as error:
             raise self._explain(name, error) from error
 
+    def _endpoint(self) -> str | None:
+        """Of S3, where it is not Amazon's own; the names in the order in which obstore looks at them."""
+        names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT") if self._scheme == "s3" else ()
+        return next(filter(None, map(env.foreign, names)), None)
+
     def _explain(self, name: str, error: Exception) -> StoreError:
         where = self._named(name)
-        endpoint = env.foreign("AWS_ENDPOINT_URL") if self._scheme == "s3" else None
-        if endpoint:
+        if endpoint := self._endpoint():
             where += f" at {endpoint}"
         text = str(error)
         found = _cause(text)
