@@ -154,7 +154,7 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
 
 @dataclass
 class _Fault:
-    kind: str  # "refuse", "cut the answer", "cut the request", "lose the answer", "stall"
+    kind: str
     number: int  # status, or bytes after which to cut
     method: str | None
     part: str  # of the request's path
@@ -197,6 +197,10 @@ class Proxy:
     def stall(self, times: int = 1, method: str | None = "GET", part: str = "") -> None:
         """Say nothing until the client goes."""
         self._add(_Fault("stall", 0, method, part), times)
+
+    def stall_answer(self, after: int, times: int = 1, method: str | None = "GET", part: str = "") -> None:
+        """Say nothing more after so many bytes of the answer's body, until the client goes."""
+        self._add(_Fault("stall the answer", after, method, part), times)
 
     def heal(self) -> None:
         """Drop the faults that have not met a request, and the speed limit."""
@@ -311,7 +315,9 @@ class _Handler(socketserver.BaseRequestHandler):
             if fault.kind == "lose the answer":
                 return
             client.sendall(b"\r\n".join([*lines, b"Connection: close", b"", b""]))
-            proxy._pass(answer, client, fault.number if fault.kind == "cut the answer" else None)
+            proxy._pass(answer, client, fault.number if fault.kind in ("cut the answer", "stall the answer") else None)
+            if fault.kind == "stall the answer":
+                asked.read(1)
 
 
 def _field(head: bytes, name: bytes) -> bytes | None:

@@ -234,20 +234,16 @@ sys.stdin.readline()
 def test_killed_in_the_middle_of_a_download(proxy: Proxy, s3: str, tmp_path: Path) -> None:
     size = write(tmp_path / "s")
     upload(tmp_path / "s", s3)
-    proxy.speed = 4000
+    proxy.stall_answer(5000, part="shard.00000")
     with running(ONE, s3, tmp_path / "cache") as process:
-        until(lambda: len(gets(proxy)) == 1 and kept(tmp_path / "cache") != {})
+        until(lambda: len(gets(proxy)) == 1)
         waits = Shards(s3, tmp_path / "cache")
         assert kept(tmp_path / "cache") == {"shard.00000.mds.part": size}, "nobody removes what is being fetched"
-
-        def kill() -> None:
-            os.kill(process.pid, signal.SIGKILL)
-            proxy.speed = None
-
-        timer = threading.Timer(0.3, kill)
+        timer = threading.Timer(0.3, lambda: os.kill(process.pid, signal.SIGKILL))
         timer.start()
         right(waits, 0)
         timer.join()
+    assert len(gets(proxy)) == 2
     assert kept(tmp_path / "cache") == {"shard.00000.mds": size}
     waits.close()
     for unfinished in ("shard.00001.mds.part", "shard.00005.mds.part"):
@@ -331,9 +327,9 @@ def test_what_vanishes_is_fetched_again(s3: str, tmp_path: Path) -> None:
 
 def test_another_data_set_of_the_same_sizes(s3: str, tmp_path: Path) -> None:
     for seed in (0, 1):
-        size = write(tmp_path / str(seed), seed=seed)
+        write(tmp_path / str(seed), seed=seed)
         upload(tmp_path / str(seed), f"{s3}/{seed}")
-    both = [Shards(f"{s3}/{seed}", tmp_path / "cache", 3 * size) for seed in (0, 1)]
+    both = [Shards(f"{s3}/{seed}", tmp_path / "cache") for seed in (0, 1)]
     for number in range(0, SAMPLES, 9):
         for seed in (0, 1):
             right(both[seed], number, seed)
@@ -341,7 +337,7 @@ def test_another_data_set_of_the_same_sizes(s3: str, tmp_path: Path) -> None:
         shards.close()
     time.sleep(1.1)  # times of S3 objects are whole seconds
     upload(tmp_path / "1", f"{s3}/0")
-    again = Shards(f"{s3}/0", tmp_path / "cache", 3 * size)
+    again = Shards(f"{s3}/0", tmp_path / "cache")
     for number in range(0, SAMPLES, 9):
         right(again, number, 1)
     again.close()
@@ -449,12 +445,12 @@ def test_closing_ends_what_is_under_way(
     shards = Shards(s3, tmp_path / "t" / "cache" if named else None)
     proxy.speed = 5000  # two seconds a shard
     shards.prefetch(range(SAMPLES))
-    until(lambda: len(gets(proxy)) == 4)
+    until(lambda: len(gets(proxy)) >= 4)
     started = time.monotonic()
     shards.close()
     assert time.monotonic() - started < 5
     if named:
-        until(lambda: kept(tmp_path / "t" / "cache") == {}, 5)
+        assert not [name for name in kept(tmp_path / "t" / "cache") if name.endswith(".part")]
     else:
         assert list((tmp_path / "t").iterdir()) == []
     until(lambda: not [thread for thread in threading.enumerate() if thread.name == "roofline-shards"], 5)
