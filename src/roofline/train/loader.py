@@ -13,6 +13,7 @@ from roofline.common.errors import ConfigError
 from roofline.train.config import DatasetSection, LoaderSection
 from roofline.train.mds import Shards
 from roofline.train.order import BLOCK, Order, Stream, share
+from roofline.train.store import open_store
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Source:
         """Ids of the tokenizer the rows were written with, where `data tokenize` says so."""
         from roofline.train.tokenize import ABOUT, read_about
 
-        known = [read_about(s.folder).vocab for s in self.shards if (s.folder / ABOUT).exists()]
+        known = [read_about(s.source).vocab for s in self.shards if open_store(s.source).exists(ABOUT)]
         return max(known, default=None)
 
     def order(self, global_batch: int, seed: int) -> Order:
@@ -92,7 +93,7 @@ class Source:
             tokens = np.frombuffer(tokens, "<i8")
         if not isinstance(tokens, np.ndarray) or tokens.shape != (self.length,):
             has = f"{len(tokens)} tokens" if isinstance(tokens, np.ndarray) else f"columns {', '.join(sample)}"
-            raise ConfigError(f"{self.shards[at].folder}: a row has {has}, max_seq_len is {self.length}")
+            raise ConfigError(f"{self.shards[at].source}: a row has {has}, max_seq_len is {self.length}")
         return tokens
 
     def _documents(self, sample: dict[str, object], tokens: np.ndarray, at: int) -> np.ndarray:
@@ -101,7 +102,7 @@ class Source:
             return np.repeat(np.arange(len(lengths)), lengths)
         if self.section.eos_token_id is None:
             raise ConfigError(
-                f"{self.shards[at].folder}: its rows do not say where documents end; "
+                f"{self.shards[at].source}: its rows do not say where documents end; "
                 "attn_uses_sequence_id needs dataset.eos_token_id, or shards of `roofline data tokenize`"
             )
         ends = tokens == self.section.eos_token_id

@@ -16,6 +16,7 @@ import numpy as np
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.files import write_atomically
 from roofline.train.mds import ShardWriter
+from roofline.train.store import MissingError, open_store
 
 if TYPE_CHECKING:
     from roofline.text.tokenizer import Tokenizer
@@ -156,15 +157,15 @@ def tokenize(
     return written
 
 
-def read_about(folder: Path) -> Written:
-    """What `tokenize` said of its shards. Raises ConfigError."""
+def read_about(source: str | Path) -> Written:
+    """What `tokenize` said of its shards, in a folder or at a URL. Raises ConfigError."""
     try:
-        entry: dict[str, Any] = json.loads((folder / ABOUT).read_text())
+        entry: dict[str, Any] = json.loads(open_store(source).get(ABOUT))
         return Written(**entry)
-    except FileNotFoundError as error:
-        raise ConfigError(f"{folder} was not written by `roofline data tokenize`: {ABOUT} is missing") from error
+    except MissingError as error:
+        raise ConfigError(f"{source} was not written by `roofline data tokenize`: {ABOUT} is missing") from error
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"{folder / ABOUT} is damaged: {error}") from error
+        raise ConfigError(f"{source}/{ABOUT} is damaged: {error}") from error
 
 
 class _Packer:
