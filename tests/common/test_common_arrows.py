@@ -34,7 +34,7 @@ for room, lower in (
 TORCH_ROOMS = {"ops", "models", "backends", "train"}
 NO_TORCH_IN_TRAIN = {
     *("config", "duration", "loader", "mds", "mds_encodings", "order", "receipts", "remote", "schedule", "store"),
-    "tokenize",
+    *("faults", "tokenize"),
 }
 HEAVY = {"torch", "transformers"}
 NO_TORCH = (

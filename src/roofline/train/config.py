@@ -10,18 +10,38 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from roofline.common.errors import ConfigError
-from roofline.common.names import did_you_mean
+from roofline.train.faults import said
 
-Duration = Annotated[str, BeforeValidator(lambda v: f"{v}ba" if isinstance(v, int) else v)]
+
+def _epochs(value: Any) -> Any:
+    """A number alone, as Composer reads it."""
+    return f"{value}ep" if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _some(value: int) -> int:
+    if not value:
+        raise ValueError("0 would keep nothing to resume from: -1 keeps all")
+    return value
+
+
+Duration = Annotated[str, BeforeValidator(_epochs)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
-    """Part of a configuration: only its keys, with their types."""
+    """Part of a configuration: only its keys, with their types; a null is as good as no value."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _given(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        return {key: value for key, value in values.items() if value is not None or key not in cls.model_fields}
 
 
 class InitSection(Section):
@@ -148,7 +168,7 @@ class OptimizerSection(Section):
 
     name: Literal["decoupled_adamw", "adamw", "muon"]
     lr: Annotated[float, Field(gt=0)]
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: Annotated[float, Field(gt=0)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
@@ -178,7 +198,7 @@ class FsdpSection(Section):
     """
 
     sharding_strategy: Literal["FULL_SHARD", "HYBRID_SHARD", "SHARD_GRAD_OP"] = "FULL_SHARD"
-    hybrid_group: int | None = None
+    hybrid_group: Annotated[int, Field(ge=1)] | None = None
     mixed_precision: Literal["PURE", "DEFAULT", "FULL"] = "DEFAULT"
     activation_checkpointing: bool | Literal["full", "selective"] = False
     activation_checkpointing_reentrant: Literal[False] = False
@@ -264,7 +284,7 @@ class TrainConfig(Section):
     loggers: dict[Literal["tensorboard", "wandb", "mlflow"], dict[str, Any]] = {}
     save_interval: Duration = "0ba"
     save_folder: str | None = None
-    save_num_checkpoints_to_keep: int = -1
+    save_num_checkpoints_to_keep: Annotated[int, Field(ge=-1), AfterValidator(_some)] = -1
     save_overwrite: bool = False
     load_path: str | None = None
     load_weights_only: bool = False
@@ -279,6 +299,8 @@ def read(path: Path, changes: Sequence[str] = ()) -> TrainConfig:
         found = yaml.safe_load(path.read_text("utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: there is no such file") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(found, dict):
@@ -293,12 +315,12 @@ def of(mapping: Mapping[str, Any], where: str = "configuration") -> TrainConfig:
     filled, used = _interpolated(mapping, where)
     plain = {key: value for key, value in filled.items() if key in TrainConfig.model_fields or key not in used}
     plain.pop("variables", None)
-    plain = {key: value for key, value in plain.items() if value is not None}
-    plain.setdefault("run_name", os.path.splitext(os.path.basename(where))[0])
+    if plain.get("run_name") is None:
+        plain["run_name"] = os.path.splitext(os.path.basename(where))[0]
     try:
         return TrainConfig.model_validate(plain)
     except ValidationError as error:
-        raise ConfigError(f"{where}: {_said(error)}") from error
+        raise ConfigError(f"{where}: {said(error, plain, TrainConfig)}") from error
 
 
 def _change(mapping: dict[str, Any], change: str) -> None:
@@ -347,32 +369,8 @@ def _interpolated(mapping: Mapping[str, Any], where: str) -> tuple[dict[str, Any
         whole = re.fullmatch(r"\$\{([\w.]+)\}", node)
         if whole:
             return value_of(whole[1], seen)
+        if other := re.search(r"\$\{(?![\w.]+\})[^}]*\}?", node):
+            raise ConfigError(f"{where}: {other[0]} is no key: only ${{name}} and ${{name.name}} are filled in")
         return re.sub(r"\$\{([\w.]+)\}", lambda m: str(value_of(m[1], seen)), node)
 
     return fill(mapping), used
-
-
-def _said(error: ValidationError) -> str:
-    """The first fault in a sentence: which key, what is wrong, what was meant."""
-    fault = error.errors()[0]
-    path = [str(step) for step in fault["loc"] if isinstance(step, str | int)]
-    key = ".".join(path)
-    if fault["type"] == "extra_forbidden":
-        return f"unknown key {key}{did_you_mean(path[-1], _known(path[:-1]))}"
-    if fault["type"] == "missing":
-        return f"{key} is missing"
-    given = "" if fault["input"] is None else f" = {str(fault['input'])[:80]}"
-    more = f" (and {len(error.errors()) - 1} more)" if len(error.errors()) > 1 else ""
-    return f"{key}{given}: {fault['msg'][0].lower()}{fault['msg'][1:]}{more}"
-
-
-def _known(path: Sequence[str]) -> list[str]:
-    """Keys of the section at a path."""
-    section: Any = TrainConfig
-    for step in path:
-        field = section.model_fields.get(step)
-        options = [field.annotation, *getattr(field.annotation, "__args__", ())] if field is not None else []
-        section = next((o for o in options if isinstance(o, type) and issubclass(o, Section)), None)
-        if section is None:
-            return []
-    return list(section.model_fields)

@@ -20,7 +20,7 @@ def schedule(section: SchedulerSection, run: Batches) -> Callable[[int], float]:
     end = batches("scheduler.t_max", section.t_max, run)
     decay = batches("scheduler.t_decay", section.t_decay, run)
     scale = max(1, batches("scheduler.t_scale", section.t_scale, run))
-    if section.name != "constant_with_warmup" and warmup >= end:
+    if warmup > end or (warmup == end and section.name != "constant_with_warmup"):
         raise ConfigError(f"scheduler.t_warmup: {warmup} batches of warmup leave nothing of {end}")
     last = section.alpha_f
 
