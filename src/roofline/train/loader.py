@@ -35,11 +35,15 @@ class Source:
     Args:
         documents: read where each document ends: from the shards' column, or behind eos_token_id.
 
-    Raises ConfigError for rows of another length than `length`.
+    Attributes:
+        room: ids that the model has, once that is known.
+
+    Raises ConfigError for rows of another length than `length`, or with an id that there is no room for.
     """
 
     def __init__(self, section: DatasetSection, length: int, documents: bool) -> None:
         self.length, self.section, self.documents = length, section, documents
+        self.room: int | None = None
         if section.max_seq_len not in (None, length):
             raise ConfigError(f"max_seq_len={length}, but the data set's is {section.max_seq_len}")
         given = list(section.streams.values()) or [section]
@@ -94,6 +98,12 @@ class Source:
         if not isinstance(tokens, np.ndarray) or tokens.shape != (self.length,):
             has = f"{len(tokens)} tokens" if isinstance(tokens, np.ndarray) else f"columns {', '.join(sample)}"
             raise ConfigError(f"{self.shards[at].source}: a row has {has}, max_seq_len is {self.length}")
+        if self.room is not None and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.room:
+            other = next(int(token) for token in tokens if not 0 <= token < self.room)
+            raise ConfigError(
+                f"{self.shards[at].source}: a row has the id {other}, the model's vocabulary is {self.room:,}: "
+                "train a model of the data set's tokenizer"
+            )
         return tokens
 
     def _documents(self, sample: dict[str, object], tokens: np.ndarray, at: int) -> np.ndarray:

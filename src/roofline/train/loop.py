@@ -95,6 +95,9 @@ class Run:
         self.order = self.source.order(config.global_train_batch_size, config.seed)
         self._durations()
         self.shape = build.model_config(config.model, length)
+        for source in (self.source, self.held_out):
+            if source is not None:
+                source.room = self.shape["vocab"]
         self.model = self._model()
         self.optimizer = optimizer(config.optimizer, self.model, exact=config.elastic is not None)
         self.factor = schedule(config.scheduler, self.units)
