@@ -79,10 +79,12 @@ class Gradients:
             try:
                 losses = self._parts(rows, tokens)
             except OutOfMemory as error:
-                self._halve(error)
+                said = str(error)
             else:
                 self._fitted += 1
-                return math.fsum(math.fsum(each) for each in self.world.gather(losses)), tokens
+                return math.fsum(loss for each in self.world.gather(losses) for loss in each), tokens
+            # Out here the error is gone, and with its frames the tensors of what failed.
+            self._halve(said)
 
     def autocast(self) -> Any:
         """The precision of the run."""
@@ -134,7 +136,7 @@ class Gradients:
             if self.sharded:
                 sharded: Any = self.model
                 sharded.set_requires_gradient_sync(index == count - 1 or not self.sync_last)
-            failed: BaseException | None = None
+            failed: str | None = None  # not the error: this frame would keep it, and it this frame and its tensors
             try:
                 loss = self.loss(tokens[rows], None if documents is None else documents[rows])
                 (loss * scale).backward()  # type: ignore[no-untyped-call]
@@ -142,13 +144,13 @@ class Gradients:
             except (RuntimeError, MemoryError) as error:
                 if not self.auto or not is_out_of_memory(error) or (self.world.grouped and not self.world.watching):
                     raise
-                failed = error
+                failed = str(error) or type(error).__name__
             self.world.agree(failed is not None)
             if failed is not None:
-                raise OutOfMemory(str(failed))
+                raise OutOfMemory(failed)
         return float(lost)
 
-    def _halve(self, error: OutOfMemory) -> None:
+    def _halve(self, said: str) -> None:
         assert self.size is not None
         self.model.zero_grad(set_to_none=True)  # also of parameters that are whole where the step was left
         if self.sharded:
@@ -156,8 +158,8 @@ class Gradients:
             sharded.reset_iter_state()
             self.model.zero_grad(set_to_none=True)
         if self.size == 1:
-            remedy = f"Shard over more ranks, or lower max_seq_len: {error}"
-            raise CapacityError("a microbatch of one row", 1, 0, "rows", remedy) from error
+            remedy = f"Shard over more ranks, or lower max_seq_len: {' '.join(said.split())}"
+            raise CapacityError("a microbatch of one row", 1, 0, "rows", remedy)
         self.size = (self.size + 1) // 2
         self.halved += 1
         if self.world.device.type != "cpu":
