@@ -44,3 +44,13 @@ def proxy(seaweed: helper.Seaweed, s3: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
     yield proxy
     proxy.close()
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Models this small gain nothing from a second one, and lose much where other processes want it too."""
+    torch = pytest.importorskip("torch", reason="training is torch")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

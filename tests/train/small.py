@@ -1,5 +1,7 @@
 """Small runs: rows that a model of two layers learns in a few steps, and the configuration of such a run."""
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +61,39 @@ def mapping(data: Path, folder: Path, **changes: Any) -> dict[str, Any]:
 def config(data: Path, folder: Path, **changes: Any) -> TrainConfig:
     """`mapping`, read."""
     return of(mapping(data, folder, **changes))
+
+
+def steps_of(checkpoints: Path) -> list[int]:
+    """Steps with a manifest."""
+    return sorted(int(path.parent.name.removeprefix("step-")) for path in checkpoints.glob("step-*/manifest.json"))
+
+
+def stored(checkpoints: Path, step: int | None = None) -> dict[str, np.ndarray]:
+    """Every tensor of a checkpoint (default: the last), put together from its pieces as the manifest says."""
+    folder = checkpoints / f"step-{step if step is not None else steps_of(checkpoints)[-1]:08d}"
+    found = {}
+    for name, entry in json.loads((folder / "manifest.json").read_text())["tensors"].items():
+        whole = np.zeros(entry["shape"], entry["dtype"])
+        covered = 0
+        for piece in entry["pieces"]:
+            data = (folder / piece["file"]).read_bytes()[piece["start"] : piece["start"] + piece["bytes"]]
+            part = np.frombuffer(data, entry["dtype"]).reshape(piece["sizes"])
+            whole[tuple(slice(o, o + n) for o, n in zip(piece["offsets"], piece["sizes"], strict=True))] = part
+            covered += part.size
+        assert covered == whole.size, name
+        found[name] = whole
+    return found
+
+
+def digest(tensors: dict[str, np.ndarray], prefix: str = "") -> str:
+    """Of the bits of all tensors whose names begin so."""
+    chosen = sorted(name for name in tensors if name.startswith(prefix))
+    assert chosen
+    return hashlib.sha256(b"".join(name.encode() + tensors[name].tobytes() for name in chosen)).hexdigest()
+
+
+def log_of(folder: Path) -> list[dict[str, Any]]:
+    """Lines of steps and evaluations, without what a clock said."""
+    clock = ("seconds", "wait", "tokens_per_s")
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in clock} for line in lines if "step" in line]

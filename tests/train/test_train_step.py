@@ -2,12 +2,13 @@
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 torch = pytest.importorskip("torch", reason="training is torch")
 
 from roofline.common.errors import CapacityError  # noqa: E402
@@ -327,9 +328,9 @@ def test_loss_scaling_keeps_small_gradients_from_vanishing(model: Any) -> None:
 
 
 @pytest.fixture
-def grads(model: Any) -> Iterator[tuple[Any, list[Any]]]:
+def grads(model: Any) -> tuple[Any, list[Any]]:
     gradients(model, None).of(batch())
-    yield model, [parameter.grad.clone() for parameter in model.parameters()]
+    return model, [parameter.grad.clone() for parameter in model.parameters()]
 
 
 @pytest.mark.parametrize("exact", [False, True])

@@ -2,7 +2,7 @@
 
 FOLDER/step-00000200/ATTEMPT-00003.bin: what rank 3 wrote, tensor pieces one behind the other. FOLDER/step-00000200/
 manifest.json, written last, by rank 0, when all pieces are stored: where each piece is, with its hash, and the run's
-facts. A step without a manifest is an attempt that ended, and is never read.
+facts; and its own hash. A step without a manifest is an attempt that ended, and is never read.
 """
 
 import json
@@ -18,6 +18,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -80,10 +81,14 @@ class Saver:
     Args:
         keep: complete checkpoints that stay; below 0: all.
         grouped: all ranks of the default process group save together.
+
+    Attributes:
+        replaced: steps of a run that this one writes over: they go when its own first checkpoint is complete.
     """
 
     def __init__(self, store: Store, keep: int = -1, grouped: bool = False) -> None:
         self.store, self.keep, self.grouped = store, keep, grouped
+        self.replaced: list[int] = []
         self._pool = ThreadPoolExecutor(1, "roofline-checkpoint")
         self._running: list[Future[None]] = []
 
@@ -118,7 +123,15 @@ class Saver:
         if writer.manifest is None:
             return
         self._until_stored(place, writer.sizes)
-        self.store.put(f"{place}/{MANIFEST}", json.dumps(writer.manifest).encode())
+        self.store.put(f"{place}/{MANIFEST}", _sealed(writer.manifest))
+        own = {f"{place}/{name}" for name in (MANIFEST, *writer.sizes)}
+        for entry in self.store.list(place):
+            if entry.name not in own:  # of an attempt that was killed, or of what this one replaces
+                self.store.delete(entry.name)
+        for step in self.replaced:
+            if step != writer.step:
+                _delete(self.store, step)
+        self.replaced = []
         keep(self.store, self.keep)
 
     def _until_stored(self, place: str, sizes: Mapping[str, int]) -> None:
@@ -160,7 +173,11 @@ def load(store: Store, step: int, state: Mapping[str, torch.Tensor], grouped: bo
             )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.load(dict(state), storage_reader=reader, no_dist=not grouped)
+        try:
+            dcp.load(dict(state), storage_reader=reader, no_dist=not grouped)
+        except CheckpointException as error:
+            causes = [cause for cause, _ in error.failures.values() if isinstance(cause, ConfigError)]
+            raise causes[0] if causes else error from error
 
 
 def keep(store: Store, count: int) -> None:
@@ -172,7 +189,13 @@ def keep(store: Store, count: int) -> None:
     for name in {entry.name.split("/")[0] for entry in store.list()}:
         match = re.fullmatch(r"step-(\d{8,})", name)
         if match and int(match[1]) not in kept and (not complete or int(match[1]) <= complete[-1]):
-            store.delete_prefix(name)
+            _delete(store, int(match[1]))
+
+
+def _delete(store: Store, step: int) -> None:
+    """The manifest first: what is left of a deletion that was cut is no checkpoint."""
+    store.delete(f"{folder(step)}/{MANIFEST}")
+    store.delete_prefix(folder(step))
 
 
 class _Writer(StorageWriter):
@@ -230,7 +253,8 @@ class _Writer(StorageWriter):
                 piece = pieces.get((name, tuple(chunk.offsets))) or pieces[name, ()]
                 where = {"file": piece.file, "start": piece.start, "bytes": piece.size, "xxh3": piece.hash}
                 chunks.append({"offsets": list(chunk.offsets), "sizes": list(chunk.sizes), **where})
-                self.sizes[piece.file] = max(self.sizes.get(piece.file, 0), piece.start + piece.size)
+                if piece.size:  # else the rank may have had nothing to write
+                    self.sizes[piece.file] = max(self.sizes.get(piece.file, 0), piece.start + piece.size)
             dtype = str(found.properties.dtype).removeprefix("torch.")
             tensors[name] = {"dtype": dtype, "shape": list(found.size), "pieces": chunks}
         self.manifest = {"version": VERSION, "step": self.step, "facts": dict(self.said), "tensors": tensors}
@@ -304,15 +328,28 @@ class _Reader(StorageReader):
         return True
 
 
+def _sealed(manifest: Mapping[str, Any]) -> bytes:
+    return json.dumps({"xxh3": _hash_of(manifest), **manifest}).encode()
+
+
+def _hash_of(manifest: Mapping[str, Any]) -> str:
+    import xxhash
+
+    return xxhash.xxh3_128_hexdigest(json.dumps(manifest, sort_keys=True).encode())
+
+
 def _manifest(store: Store, step: int) -> dict[str, Any]:
     place = f"{folder(step)}/{MANIFEST}"
     try:
         found = json.loads(store.get(place))
-        fits = found["version"] == VERSION and found["step"] == step and isinstance(found["tensors"], dict)
+        whole = found.pop("xxh3") == _hash_of(found)
+        fits = found["version"] == VERSION and found["step"] == step
     except MissingError as error:
         raise ConfigError(f"{store.url} has no complete checkpoint of step {step}: {MANIFEST} is missing") from error
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{store.url}/{place} is damaged: {error!r}") from error
+    if not whole:
+        raise ConfigError(f"{store.url}/{place} is damaged: it is not what was written")
     if not fits:
         raise ConfigError(f"{store.url}/{place} is of another version, or of another step")
     return dict(found)

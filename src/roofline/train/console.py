@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from roofline.train.config import TrainConfig
-from roofline.train.duration import Batches, batches
 
 if TYPE_CHECKING:
     from roofline.train.loop import Finished
@@ -18,7 +17,6 @@ class Console:
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
-        self.every = max(1, batches("console_log_interval", config.console_log_interval, Batches(1, 1, 1)))
         self.started = time.monotonic()
         self._bar: Any = None
         self._task: Any = None
@@ -53,7 +51,7 @@ class Console:
                 self._bar.update(self._task, completed=line["step"], description=said)
         if self.config.log_to_console or self._bar is None:
             last = line["step"] == self.about["steps"]
-            if "eval_loss" in line or last or line["step"] % self.every == 0:
+            if "eval_loss" in line or last or line["step"] % self.about["show_every"] == 0:
                 print(f"step {line['step']}/{self.about['steps']}: {said}", file=sys.stderr)
 
     def end(self, finished: "Finished") -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+from roofline.common.files import write_atomically
 from roofline.train.config import TrainConfig
 from roofline.train.parallel import World
 
@@ -19,7 +20,8 @@ class RunLog:
 
     A step's line: step (steps done), tokens (seen until then), loss (mean over the global batch's tokens, in nats), lr,
     grad_norm (before clipping), seconds and of them wait (for data), microbatch (rows), tokens_per_s (over the last
-    steps of speed_monitor's window). An evaluation's: step, eval_loss, perplexity, eval_tokens, seconds.
+    steps of speed_monitor's window). An evaluation's: step, eval_loss, perplexity, eval_tokens, seconds. A number that
+    is not finite is null in the file.
     """
 
     def __init__(
@@ -41,10 +43,8 @@ class RunLog:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / LOG
         kept = [line for line in read(path) if line.get("step", 0) <= step] if path.exists() and step else []
-        self._file = path.open("w")
-        for line in kept:
-            self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        write_atomically(path, "".join(_text(line) for line in kept))
+        self._file = path.open("a")
 
     def about(self, **facts: Any) -> None:
         """What the run is, for whoever watches; the file begins with it."""
@@ -71,10 +71,16 @@ class RunLog:
 
     def _write(self, line: dict[str, Any]) -> None:
         if self._file is not None:
-            self._file.write(json.dumps(line) + "\n")
+            self._file.write(_text(line))
             self._file.flush()
             if self.watch is not None:
                 self.watch(line)
+
+
+def _text(line: dict[str, Any]) -> str:
+    """A line of JSON, which has no word for infinity."""
+    plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
+    return json.dumps(plain, allow_nan=False) + "\n"
 
 
 def read(path: Path) -> list[dict[str, Any]]:

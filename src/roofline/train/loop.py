@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,6 +146,7 @@ class Run:
             parameters=presets.parameter_count(self.shape),
             processes=self.world.size,
             device=str(self.world.device),
+            show_every=max(1, self.show_every),
         )
         self._loader = self._reader()
 
@@ -160,21 +161,21 @@ class Run:
         scaler = self.gradients.scaler
         clipping = self.config.algorithms.gradient_clipping
         norm = clip(self.model, self.world, clipping, scaler.scale if scaler else 1.0, self.config.elastic is not None)
-        if math.isfinite(norm):
+        finite, loss = math.isfinite(norm), loss_sum / max(1, tokens)
+        if not finite and (scaler is None or scaler.scale <= 1):
+            raise ConfigError(
+                f"step {self.progress.step + 1}: the gradient is not finite (loss {loss:.4g}). Nothing was written of "
+                "it: lower optimizer.lr, lengthen scheduler.t_warmup or clip gradients"
+            )
+        if finite:
             self.optimizer.step()
         if scaler is not None:
-            scaler.settle(math.isfinite(norm))
+            scaler.settle(finite)
         self.optimizer.zero_grad()
         self.progress.step += 1
         self.progress.tokens += rows.ids.size * self.config.max_seq_len
         if self.receipts is not None:
             self.progress.receipt = self.receipts.add(rows.ids)
-        loss = loss_sum / max(1, tokens)
-        if not math.isfinite(norm) and scaler is None:
-            raise ConfigError(
-                f"step {self.progress.step}: the gradient is not finite (loss {loss:.4g}). Nothing was written of it: "
-                "lower optimizer.lr, lengthen scheduler.t_warmup or clip gradients"
-            )
         self.log.step(
             step=self.progress.step,
             tokens=self.progress.tokens,
@@ -215,15 +216,10 @@ class Run:
 
     def close(self) -> None:
         """Close files and threads; a checkpoint under way is stored first."""
-        self.saver.close()
-        if self._loader is not None:
-            self._loader.close()
-        if self.receipts is not None:
-            self.receipts.close()
-        self.log.close()
-        for source in (self.source, self.held_out):
-            if source is not None:
-                source.close()
+        with ExitStack() as all_of_them:  # also where closing one fails; the last one given is closed first
+            for each in (self.source, self.held_out, self.log, self.receipts, self._loader, self.saver):
+                if each is not None:
+                    all_of_them.callback(each.close)
 
     def _durations(self) -> None:
         config = self.config
@@ -234,6 +230,7 @@ class Run:
         self.units = Batches(units.samples, units.tokens, units.epoch, self.whole)
         self.eval_every = batches("eval_interval", config.eval_interval, self.units)
         self.save_every = batches("save_interval", config.save_interval, self.units)
+        self.show_every = batches("console_log_interval", config.console_log_interval, self.units)
         stop = batches("stop_after", config.stop_after, self.units) if config.stop_after else self.whole
         self.stop = min(stop, self.whole)
 
@@ -249,14 +246,16 @@ class Run:
         found = self.world.share(checkpoint.steps(own)) if config.autoresume or self.save_every else []
         if found and config.autoresume:
             self._load(own, found[-1])
-        elif found and self.save_every and not config.save_overwrite:
+            return
+        if found and self.save_every and not config.save_overwrite:
             raise ConfigError(
                 f"{own.url} holds checkpoints up to step {found[-1]}: autoresume=true goes on from there, "
                 "save_overwrite=true writes over them"
             )
-        elif config.load_path is not None:
+        if config.load_path is not None:
             place, step = checkpoint.named(config.load_path)
             self._load(place, step if step is not None else self._newest(place), config.load_weights_only)
+        self.saver.replaced = [step for step in found if step > self.progress.step]
 
     def _newest(self, place: Store) -> int:
         found = self.world.share(checkpoint.steps(place))
@@ -299,9 +298,8 @@ class Run:
         """Rank 0 writes them; the others know the run folder is fine when it is done."""
         log = None
         if self.world.rank == 0:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            log = ReceiptLog(self.folder, self.order, self.progress.step, self.progress.receipt)
             described = json.dumps(self.config.model_dump(mode="json"), indent=1)
             write_atomically(self.folder / "config.json", described + "\n")
-            log = ReceiptLog(self.folder, self.order, self.progress.step, self.progress.receipt)
         self.world.barrier()
         return log

@@ -72,12 +72,16 @@ class Gradients:
 
         Raises CapacityError where not even one row fits.
         """
+        # Of the largest part of any rank: all take as many microbatches, whatever the number of ranks.
+        most = max(1, -(-rows.ids.size // (len(rows.parts) * self.world.size)))
+        if self.size is None or (self.auto and self.size > most):
+            self.size = most
         counts = [int((targets(*part) != IGNORED).sum()) for part in rows.parts]
         tokens = int(self.world.sum([sum(counts)])[0])
         while True:
             self.world.watching = self.auto and self.world.grouped and self._fitted < SETTLED
             try:
-                losses = self._parts(rows, tokens)
+                losses = self._parts(rows, -(-most // self.size), tokens)
             except OutOfMemory as error:
                 said = str(error)
             else:
@@ -110,29 +114,29 @@ class Gradients:
         loss = float(self.loss(tokens, documents))
         return loss, int((targets(tokens, documents) != IGNORED).sum()) if len(tokens) else 0
 
-    def _parts(self, rows: Rows, total: int) -> list[float]:
+    def _parts(self, rows: Rows, count: int, total: int) -> list[float]:
         """The loss of each part of this rank."""
         if not self.tree:
-            return [self._add(*part, total) for part in rows.parts]
+            return [self._add(*part, count, total) for part in rows.parts]
         sums, losses = TreeSum(), []
         for part in rows.parts:
-            losses.append(self._add(*part, total))
+            losses.append(self._add(*part, count, total))
             sums.push([parameter.grad for parameter in self.model.parameters()])
             self.model.zero_grad(set_to_none=True)
         for parameter, grad in zip(self.model.parameters(), sums.total(), strict=True):
             parameter.grad = grad
         return losses
 
-    def _add(self, tokens: np.ndarray, documents: np.ndarray | None, total: int) -> float:
-        """Add the gradients of rows, their losses divided by `total`."""
-        most = int(self.world.most([len(tokens)])[0])  # ranks may have a row more or less: as many microbatches
-        if self.size is None or (self.auto and self.size > most):
-            self.size = max(1, most)
-        size, count = self.size, -(-most // self.size)
+    def _add(self, tokens: np.ndarray, documents: np.ndarray | None, count: int, total: int) -> float:
+        """Add the gradients of rows in `count` microbatches, their losses divided by `total`."""
+        assert self.size is not None
+        size = self.size
         lost = torch.zeros((), dtype=torch.float64, device=self.world.device)
         scale = (self.scaler.scale if self.scaler else 1.0) / max(1, total)
         for index in range(count):
             rows = slice(index * size, (index + 1) * size)
+            if not self.sharded and not len(tokens[rows]):
+                break  # no other rank waits for this one
             if self.sharded:
                 sharded: Any = self.model
                 sharded.set_requires_gradient_sync(index == count - 1 or not self.sync_last)
