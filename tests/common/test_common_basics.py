@@ -109,3 +109,16 @@ def test_log_goes_to_stderr_at_the_asked_level(monkeypatch, capsys):
     assert "INFO roofline.engine: an automatic choice" in captured.err
     assert "detail" not in captured.err
     assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [(5, 5), ("20gb", 20 * 10**9), ("1.5 GiB", 3 << 29), ("7", 7), ("1kb", 1000)]
+)
+def test_bytes_are_read_as_people_write_them(text, size):
+    assert units.parse_bytes("limit", text) == size
+
+
+@pytest.mark.parametrize("text", ["", "gb", "-1", "1 zb", "1e9gb x", "0", 0, "0.1b"])
+def test_what_is_no_number_of_bytes_is_refused_by_name(text):
+    with pytest.raises(ConfigError, match="limit"):
+        units.parse_bytes("limit", text)

@@ -202,3 +202,26 @@ def test_evaluation_sees_every_sample_once(data: dict[int, Path], world: int, ba
         assert found.tolist() == list(range(first, min(first + batch * world, 103)))
     assert len(list(in_turn(source, batch, 0, world, 3))) == 3
     source.close()
+
+
+def test_rows_of_an_object_store_are_those_of_the_folder(data: dict[int, Path], s3: str, tmp_path: Path) -> None:
+    from roofline.train.store import open_store
+
+    folder = data[max(data)]
+    store = open_store(f"{s3}/train")
+    for file in folder.iterdir():
+        store.put_file(file.name, file)
+    far = {"remote": s3, "split": "train", "local": str(tmp_path / "cache"), "cache_limit": "1mb", "shuffle": True}
+    near = {"local": str(folder), "shuffle": True}
+    found = []
+    for dataset in (near, far):
+        settings = LoaderSection.model_validate({"dataset": {**dataset, "predownload": 30}, "num_workers": 2})
+        source = Source(settings.dataset, LENGTH, False)
+        loader = Loader(source, source.order(7, 3), settings, [(0, 2), (1, 2)])
+        found.append([next(loader) for _ in range(12)])
+        loader.close()
+        source.close()
+    for a, b in zip(*found, strict=True):
+        assert np.array_equal(a.ids, b.ids)
+        for (x, _), (y, _) in zip(a.parts, b.parts, strict=True):
+            assert np.array_equal(x, y)

@@ -1,4 +1,19 @@
-"""Numbers as people read them."""
+"""Numbers as people read and write them."""
+
+import re
+
+from roofline.common.errors import ConfigError
+
+_SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_SIZES |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+
+
+def parse_bytes(key: str, value: int | str) -> int:
+    """Bytes of 1000000, "20gb" or "1.5 GiB". Raises ConfigError naming the key."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", str(value).strip().lower())
+    if not match or match[2] not in _SIZES or float(match[1]) * _SIZES[match[2]] < 1:
+        raise ConfigError(f"{key}: {value!r} is no number of bytes such as 1000000, 20gb or 1.5GiB")
+    return int(float(match[1]) * _SIZES[match[2]])
 
 
 def human_bytes(count: float) -> str:

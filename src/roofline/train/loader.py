@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from roofline.common.errors import ConfigError
-from roofline.train.config import DatasetSection, LoaderSection
+from roofline.common.units import parse_bytes
+from roofline.train.config import DatasetSection, LoaderSection, StreamSection
 from roofline.train.mds import Shards
 from roofline.train.order import BLOCK, Order, Stream, share
 from roofline.train.store import open_store
@@ -47,10 +48,16 @@ class Source:
         if section.max_seq_len not in (None, length):
             raise ConfigError(f"max_seq_len={length}, but the data set's is {section.max_seq_len}")
         given = list(section.streams.values()) or [section]
-        self.shards = [Shards(_folder(stream.local, stream.split or section.split)) for stream in given]
+        limit = parse_bytes("cache_limit", section.cache_limit) if section.cache_limit is not None else None
+        self.shards = [_shards(stream, stream.split or section.split, limit) for stream in given]
         self.weights = [str(stream.proportion) for stream in given]
         self._starts = np.cumsum([0, *(len(shards) for shards in self.shards)])
         self._lock = threading.Lock()  # a folder's open shards are not to be closed while another thread reads them
+
+    @property
+    def remote(self) -> bool:
+        """Whether shards have to be fetched."""
+        return any(stream.remote for stream in (self.section, *self.section.streams.values()))
 
     @property
     def vocab(self) -> int | None:
@@ -85,6 +92,12 @@ class Source:
             if documents is not None:
                 documents[row] = self._documents(sample, tokens[row], at)
         return tokens, documents
+
+    def prefetch(self, numbers: np.ndarray) -> None:
+        """Begin to fetch what these samples lie in, first ones first, where it is not here yet."""
+        at = np.searchsorted(self._starts, numbers, side="right") - 1
+        for index in np.unique(at).tolist():
+            self.shards[index].prefetch((numbers[at == index] - self._starts[index]).tolist())
 
     def close(self) -> None:
         """Unmap the shards."""
@@ -132,6 +145,10 @@ class Loader:
         self._source, self._order, self._shares, self._next = source, order, tuple(shares), step
         self._pool = ThreadPoolExecutor(max(1, section.num_workers), "roofline-loader")
         self._ahead = section.num_workers * section.prefetch_factor
+        rows = sum(len(share(np.arange(order.global_batch), index, count)) for index, count in shares)
+        samples = section.dataset.predownload
+        # steps ahead of the one that is read
+        self._fetch = min(64, -(-(samples or 8 * rows) // max(1, rows))) if source.remote else 0
         self._waiting: deque[Future[Rows]] = deque()
 
     def __next__(self) -> Rows:
@@ -146,6 +163,9 @@ class Loader:
 
     def _read(self, step: int) -> Rows:
         ids = self._order.batch(step)
+        if self._fetch:
+            coming = [self._order.batch(step + ahead) for ahead in range(1, self._fetch + 1)]
+            self._source.prefetch(np.concatenate([share(later, *of) for later in coming for of in self._shares]))
         parts = tuple(self._source.rows(share(ids, index, count)) for index, count in self._shares)
         return Rows(step, ids, parts)
 
@@ -164,7 +184,11 @@ def in_turn(
         yield source.rows(share(numbers, rank, world))
 
 
-def _folder(local: str | None, split: str | None) -> Path:
-    if local is None:
-        raise ConfigError("train_loader.dataset.local is missing: the folder of shards")
-    return Path(local) / split if split else Path(local)
+def _shards(section: StreamSection, split: str | None, limit: int | None) -> Shards:
+    """A data set's shards: of `remote`, with `local` as their cache, or of the folder `local`."""
+    if section.remote is None and section.local is None:
+        raise ConfigError("train_loader.dataset: local is missing, the folder of shards, or remote, their URL")
+    below = f"/{split}" if split else ""
+    if section.remote is None:
+        return Shards(Path(f"{section.local}{below}"))
+    return Shards(f"{section.remote.rstrip('/')}{below}", Path(section.local) if section.local else None, limit)

@@ -13,6 +13,7 @@ import torch
 
 from roofline.common.errors import ConfigError
 from roofline.common.files import write_atomically
+from roofline.common.units import parse_bytes
 from roofline.models import presets
 from roofline.train import build, checkpoint, state
 from roofline.train.checkpoint import Saver
@@ -28,7 +29,7 @@ from roofline.train.optim import optimizer
 from roofline.train.parallel import World, join, leave, reshard, shard
 from roofline.train.receipts import START, ReceiptLog
 from roofline.train.schedule import schedule
-from roofline.train.step import Gradients
+from roofline.train.step import Gradients, limit_memory
 from roofline.train.store import Store, open_store
 
 
@@ -65,6 +66,8 @@ def train(config: TrainConfig, watch: Callable[[dict[str, Any]], None] | None = 
     if config.elastic is not None:
         torch.set_num_threads(config.elastic.threads)
     world = join(config)
+    if config.memory_limit is not None:
+        limit_memory(parse_bytes("memory_limit", config.memory_limit))
     try:
         with _opened(config, world, watch) as run:
             return run.fit()

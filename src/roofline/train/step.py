@@ -73,7 +73,7 @@ class Gradients:
         Raises CapacityError where not even one row fits.
         """
         # Of the largest part of any rank: all take as many microbatches, whatever the number of ranks.
-        most = max(1, -(-rows.ids.size // (len(rows.parts) * self.world.size)))
+        most = max(1, -(-rows.ids.size // (len(rows.parts) * self.world.data_size)))
         if self.size is None or (self.auto and self.size > most):
             self.size = most
         counts = [int((targets(*part) != IGNORED).sum()) for part in rows.parts]
@@ -185,3 +185,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
+
+
+def limit_memory(size: int) -> None:
+    """More bytes than these, what the process has already among them, are refused to it: an error, and no kill."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (size if hard == resource.RLIM_INFINITY else min(size, hard), hard))
