@@ -346,7 +346,7 @@ def _manifest(store: Store, step: int) -> dict[str, Any]:
         fits = found["version"] == VERSION and found["step"] == step
     except MissingError as error:
         raise ConfigError(f"{store.url} has no complete checkpoint of step {step}: {MANIFEST} is missing") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{store.url}/{place} is damaged: {error!r}") from error
     if not whole:
         raise ConfigError(f"{store.url}/{place} is damaged: it is not what was written")

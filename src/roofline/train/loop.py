@@ -115,6 +115,7 @@ class Run:
             tree=config.elastic is not None,
         )
         self.progress = Progress()
+        torch.manual_seed(config.seed)  # nothing draws from it yet; torch itself begins anywhere
         self.log = RunLog(self.folder, world, config, watch)
         self.receipts: ReceiptLog | None = None
         self._loader: Loader | None = None
