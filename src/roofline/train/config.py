@@ -193,7 +193,8 @@ class FsdpSection(Section):
 
     sharding_strategy: FULL_SHARD; HYBRID_SHARD: shards in groups of hybrid_group ranks (default: those of a host),
         copies across them; SHARD_GRAD_OP: parameters stay whole between forward and backward pass.
-    mixed_precision: PURE: gradients travel in the compute precision; DEFAULT, FULL: in float32.
+    mixed_precision: PURE: gradients travel in the compute precision (of elastic runs in float32 all the same); DEFAULT,
+        FULL: in float32.
     activation_checkpointing: True or "full"; "selective": products of matrices and attention are kept.
     """
 

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
-from roofline.common.errors import ConfigError
+from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.train.config import TrainConfig
 
 
 def rounds(virtual: int, rank: int, world: int) -> list[tuple[int, int]]:
@@ -22,6 +23,16 @@ def rounds(virtual: int, rank: int, world: int) -> list[tuple[int, int]]:
             "must divide the first"
         )
     return [(r * world + rank, virtual) for r in range(virtual // world)]
+
+
+def check(config: TrainConfig) -> None:
+    """Raises UnsupportedError for what adds in an order that depends on the ranks."""
+    if config.optimizer.name == "muon":
+        reason = "its products of matrices are added up over the ranks that share them"
+        raise UnsupportedError("elastic with optimizer.name=muon", reason, ["adamw", "decoupled_adamw"])
+    if config.fsdp_config is not None and config.fsdp_config.sharding_strategy == "HYBRID_SHARD":
+        reason = "copies are added up by a reduction of the backend"
+        raise UnsupportedError("elastic with HYBRID_SHARD", reason, ["FULL_SHARD", "SHARD_GRAD_OP"])
 
 
 class TreeSum:

@@ -21,7 +21,7 @@ from roofline.train.clip import clip
 from roofline.train.config import TrainConfig
 from roofline.train.determinism import deterministic
 from roofline.train.duration import Batches, batches
-from roofline.train.elastic import rounds
+from roofline.train.elastic import check, rounds
 from roofline.train.loader import Loader, Source, in_turn
 from roofline.train.log import RunLog
 from roofline.train.modules import Model
@@ -64,6 +64,7 @@ def train(config: TrainConfig, watch: Callable[[dict[str, Any]], None] | None = 
     if config.deterministic_mode or config.elastic is not None:
         deterministic()
     if config.elastic is not None:
+        check(config)
         torch.set_num_threads(config.elastic.threads)
     world = join(config)
     if config.memory_limit is not None:
@@ -104,14 +105,16 @@ class Run:
         self.model = self._model()
         self.optimizer = optimizer(config.optimizer, self.model, exact=config.elastic is not None)
         self.factor = schedule(config.scheduler, self.units)
-        size = config.device_train_microbatch_size
+        size, section = config.device_train_microbatch_size, config.fsdp_config
+        # A tree of microbatches would depend on how many shards a rank has: each shard is summed before it travels.
+        whole = config.elastic is not None or (section is not None and section.sharding_strategy == "SHARD_GRAD_OP")
         self.gradients = Gradients(
             self.model,
             world,
             config.precision,
             None if size == "auto" else size,
             sharded=world.grouped,
-            sync_last=config.fsdp_config is not None and config.fsdp_config.sharding_strategy == "SHARD_GRAD_OP",
+            sync_last=whole,
             tree=config.elastic is not None,
         )
         self.progress = Progress()

@@ -134,7 +134,8 @@ def shard(model: Model, world: World, config: TrainConfig) -> None:
     kind = world.device.type
     mesh = world.mesh["replicate", "shard"] if "replicate" in world.mesh.mesh_dim_names else world.mesh["shard"]
     compute = COMPUTE[config.precision] if section.mixed_precision != "FULL" else None
-    reduce = compute if section.mixed_precision == "PURE" else torch.float32
+    pure = section.mixed_precision == "PURE" and config.elastic is None  # a tree of 16 bits has another root
+    reduce = compute if pure else torch.float32
     # Inputs are left alone: the residual stream stays float32, as without sharding.
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
     again = section.sharding_strategy != "SHARD_GRAD_OP"
