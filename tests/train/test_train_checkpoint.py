@@ -329,7 +329,7 @@ def the_same(root: Path) -> None:
 
 def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
     root, found = kill(tmp_path, 10, seed=1)
-    assert sum(each["status"] == -9 for each in found) >= 7
+    assert sum(each["status"] == -9 for each in found) >= 3
     the_same(root)
 
 

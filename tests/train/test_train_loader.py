@@ -151,7 +151,7 @@ def test_rows_that_do_not_fit_are_refused_by_folder(tmp_path: Path, data: dict[i
         writer.write({"text": "words"})
     with pytest.raises(ConfigError, match=r"other: a row has columns text, max_seq_len is 8"):
         source_of(tmp_path / "other").rows([0])
-    with pytest.raises(ConfigError, match=r"dataset\.local is missing"):
+    with pytest.raises(ConfigError, match=r"local is missing, the folder of shards, or remote"):
         Source(DatasetSection(), LENGTH, False)
 
 
@@ -200,7 +200,9 @@ def test_evaluation_sees_every_sample_once(data: dict[int, Path], world: int, ba
         found = np.concatenate([rank[index][0][:, 0] for rank in ranks])
         first = index * batch * world
         assert found.tolist() == list(range(first, min(first + batch * world, 103)))
-    assert len(list(in_turn(source, batch, 0, world, 3))) == 3
+    some = [list(in_turn(source, batch, rank, world, 3)) for rank in range(world)]
+    assert sum(len(rows) for rank in some for rows, _ in rank) == 3 * batch, "the same rows for any number of ranks"
+    assert len({len(rank) for rank in some}) == 1
     source.close()
 
 

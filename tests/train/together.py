@@ -1,4 +1,4 @@
-"""Several runs in one process group, one after the other: torchrun starts this with RUNS.json, a list of configurations.
+"""Several runs in one process group, one after the other: torchrun starts this with RUNS.json, their configurations.
 
 A run that is refused leaves `refused.txt` in its folder, with the message. Saves the start of a group for each run.
 """
