@@ -128,6 +128,11 @@ Attend Executable::attend_of(const Op& op, const Item& item, const Item* next, W
     Attend a{attention_.head_dim, attention_.page_stride, attention_.cache + op.layer * attention_.layer_stride, attention_.kv_heads, item.kv_head,
              field(kPages) + field(kPageStart)[item.segment], attention_.window, nullptr, 0, 0};
     if (attention_.int8) a.wide = (uint16_t*)(((uintptr_t)w.wide.data() + 63) & ~(uintptr_t)63);  // whole cache lines
+    if (op.weight) {  // query i of any call is of head i % group
+        const int group = attention_.heads / attention_.kv_heads;
+        for (size_t i = 0; i < w.slopes.size(); i++) w.slopes[i] = op.weight[item.kv_head * group + i % group];
+        a.slopes = w.slopes.data();
+    }
     if (next && next->splits > 0) {
         const FirstPages first = first_pages(*next);
         a.next_pages = first.pages, a.next_count = first.count, a.next_kv_head = first.kv_head;
@@ -326,6 +331,7 @@ void Executable::size_attention_scratch() {
         w.scratch.resize(std::max<size_t>(w.scratch.size(), 2 * (size_t)most * dim));
         w.halves.resize((size_t)queries * dim + dim + 64);
         w.positions.resize(queries);
+        w.slopes.resize(queries);
         w.states.resize(2 * most);
         if (attention_.int8) w.wide.resize((size_t)2 * kBlockPages * kPageTokens * dim + 32);
     }

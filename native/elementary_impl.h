@@ -1,4 +1,4 @@
-// exp2, log and silu, the only elementary functions of the kernels.
+// exp2, log, silu and gelu, the only elementary functions of the kernels.
 // Compiled with -ffp-contract=off, over the Vec16 of the instruction set whose header was included first: each FMA is meant.
 #pragma once
 #include <algorithm>
@@ -50,6 +50,36 @@ static inline F32 log(F32 x) {
 
 static inline F32 silu(F32 x) {
     F32 t = mul(sub(zero(), x), set1(0x1.715476p+0f));
+    t = min(max(t, set1(-126.0f)), set1(126.0f));
+    return div(x, add(set1(1.0f), exp2(t)));
+}
+
+// P(X < -a) of a standard normal X, for a >= 0: 2^(p(a) - a^2 log2(e) / 2); p (ops/normal_tail.py) is fitted on [0, 6].
+static inline F32 normal_tail(F32 a) {
+    const F32 z = min(set1(6.0f), a);  // in this order a NaN stays one
+    F32 p = set1(-0x1.3e0cf2p-26f);
+    p = fma(p, z, set1(0x1.3da6fcp-21f));
+    p = fma(p, z, set1(-0x1.0ef3a2p-17f));
+    p = fma(p, z, set1(0x1.f2ba5ep-15f));
+    p = fma(p, z, set1(-0x1.cebe2ep-13f));
+    p = fma(p, z, set1(-0x1.0257bep-13f));
+    p = fma(p, z, set1(0x1.d13032p-8f));
+    p = fma(p, z, set1(-0x1.ae70b6p-5f));
+    p = fma(p, z, set1(0x1.0c73d8p-2f));
+    p = fma(p, z, set1(-0x1.26af0ap+0f));
+    p = fma(p, z, set1(-0x1.fffffep-1f));
+    return exp2(fma(mul(a, a), set1(-0x1.715476p-1f), p));
+}
+
+// x P(X < x), as max(x, 0) - |x| P(X < -|x|): on either side the smaller part is the one that is computed.
+static inline F32 gelu_exact(F32 x) {
+    const F32 a = min(set1(100.0f), abs(x));  // infinity would meet a tail of 0
+    return fma(sub(zero(), a), normal_tail(a), max(zero(), x));
+}
+
+// x / (1 + e^(-2u)), u = sqrt(2 / pi) (x + 0.044715 x^3): what x (1 + tanh(u)) / 2 equals.
+static inline F32 gelu_tanh(F32 x) {
+    F32 t = mul(x, fma(mul(x, x), set1(-0x1.a5a7d0p-4f), set1(-0x1.26aec2p+1f)));
     t = min(max(t, set1(-126.0f)), set1(126.0f));
     return div(x, add(set1(1.0f), exp2(t)));
 }

@@ -54,6 +54,7 @@ void Executable::parse(const std::vector<int64_t>& code, const uint8_t* weights)
     while (r.at < code.size()) {
         Op op;
         op.code = (Code)r.next();
+        if ((int64_t)op.code < 0 || op.code >= Code::Count) throw std::invalid_argument("the code has an operation that this build does not know");
         op.over_rows = r.next() != 0;
         op.digits = (int)r.next();
         op.x = r.ref();
@@ -87,7 +88,7 @@ void Executable::choose(size_t index, int regime, const std::string& variant) {
     Op& op = ops_[index];
     VariantKind kind;
     if (op.code == Code::Linear || op.code == Code::LinearGated) kind = is_float(op.segments[0].format) ? VariantKind::FloatLinear : VariantKind::Linear;
-    else if (op.code == Code::NormQuantise || op.code == Code::Quantise || op.code == Code::GatedQuantise) kind = VariantKind::Rows;
+    else if (quantises(op.code)) kind = VariantKind::Rows;
     else if (op.code == Code::Attend) kind = VariantKind::Attend;
     else throw std::invalid_argument("this op has no variants");
     op.variants[regime] = variant_named(kind, variant, kernels_, op.digits);
@@ -174,35 +175,38 @@ bool Executable::run(const Op& op, int index, int worker) {
 // ---- rows ------------------------------------------------------------------------------------------------------------
 
 void Executable::one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_rows, int64_t out_row, float* scratch) const {
-    const float* x = (const float*)at(op.x);
+    const bool quantised = quantises(op.code), gated = op.code == Code::Gated || op.code == Code::GatedQuantise;
+    const float* x = (const float*)at(op.x) + row * op.width * (gated ? 2 : 1);
+    float* y = quantised ? scratch : (float*)out + out_row * op.width;
     switch (op.code) {
-        case Code::Embed: {
+        case Code::Embed:
+        case Code::EmbedPositions: {
             const Segment& s = op.segments[0];
-            kernels_->embed(s.format, s.weight, s.k, field(kIds)[row], (float*)out + out_row * op.width);
+            kernels_->embed(s.format, s.weight, s.k, field(op.code == Code::Embed ? kIds : kPositions)[row], y);
             return;
         }
-        case Code::Norm: kernels_->rms_norm(x + row * op.width, op.weight, op.width, op.eps, (float*)out + out_row * op.width); return;
-        case Code::NormQuantise:
-            kernels_->rms_norm(x + row * op.width, op.weight, op.width, op.eps, scratch);
-            kernels_->quantise(scratch, Quantised{out, out_rows, op.width, op.digits}, out_row);
-            return;
-        case Code::Quantise: kernels_->quantise(x + row * op.width, Quantised{out, out_rows, op.width, op.digits}, out_row); return;
+        case Code::Norm:
+        case Code::NormQuantise: kernels_->rms_norm(x, op.weight, op.width, op.eps, y); break;
+        case Code::LayerNorm:
+        case Code::LayerNormQuantise: kernels_->layer_norm(x, op.weight, op.bias, op.width, op.eps, y); break;
         case Code::Gated:
-            kernels_->gated(x + row * 2 * op.width, x + row * 2 * op.width + op.width, op.width, (float*)out + out_row * op.width);
-            return;
-        case Code::GatedQuantise:
-            kernels_->gated(x + row * 2 * op.width, x + row * 2 * op.width + op.width, op.width, scratch);
-            kernels_->quantise(scratch, Quantised{out, out_rows, op.width, op.digits}, out_row);
-            return;
-        case Code::TakeRows: std::memcpy((float*)out + out_row * op.width, x + field(kLogitRows)[row] * op.width, op.width * 4); return;
+        case Code::GatedQuantise: kernels_->gated(x, x + op.width, op.width, y); break;
+        case Code::Gelu:
+        case Code::GeluQuantise: kernels_->gelu(x, op.width, false, y); break;
+        case Code::GeluTanh:
+        case Code::GeluTanhQuantise: kernels_->gelu(x, op.width, true, y); break;
+        case Code::Add: kernels_->add(x, (const float*)at(op.residual) + row * op.width, op.width, y); return;
+        case Code::TakeRows: std::memcpy(y, (const float*)at(op.x) + field(kLogitRows)[row] * op.width, op.width * 4); return;
+        case Code::Quantise: kernels_->quantise(x, Quantised{out, out_rows, op.width, op.digits}, out_row); return;
         default: return;
     }
+    if (quantised) kernels_->quantise(scratch, Quantised{out, out_rows, op.width, op.digits}, out_row);
 }
 
 bool Executable::row_op(const Op& op, int index, int worker) {
     Worker& w = workers_[worker];
     const int64_t rows = lead(op);
-    const bool quantised = op.code == Code::NormQuantise || op.code == Code::Quantise || op.code == Code::GatedQuantise;
+    const bool quantised = quantises(op.code);
     if (quantised && rows <= variant(op).private_rows) {
         w.private_id = op.y.id;
         for (int64_t r = 0; r < rows; r++) one_row(op, r, w.private_rows.data(), rows, r, w.scratch.data());

@@ -15,10 +15,23 @@ namespace roofline {
 // Positions of the fields of the batch buffer (ops/batch.py), in its order.
 enum BatchField : int { kHeader = 0, kIds, kPositions, kSegStart, kContextLen, kPageStart, kPages, kLogitRows, kAdapters, kFieldCount };
 
-// Version of the operations' records and meaning, as bundles keep them: raise it when either changes (docs/bundle.md).
+// Version of the operations' records and meaning, as bundles keep them: raise it when either changes (docs/bundle.md). A
+// new operation alone needs no new version: readers refuse operations that they do not know.
 inline constexpr int kCodeVersion = 1;
 
-enum class Code : int64_t { Embed = 0, Norm, NormQuantise, Quantise, Linear, RopeWrite, Attend, Gated, GatedQuantise, TakeRows, LinearGated, Count };
+enum class Code : int64_t {
+    Embed = 0, Norm, NormQuantise, Quantise, Linear, RopeWrite, Attend, Gated, GatedQuantise, TakeRows, LinearGated,
+    EmbedPositions, Add, LayerNorm, LayerNormQuantise, Gelu, GeluQuantise, GeluTanh, GeluTanhQuantise, Count
+};
+
+// Whether an operation's result are rows of integers.
+inline bool quantises(Code code) {
+    switch (code) {
+        case Code::NormQuantise: case Code::Quantise: case Code::GatedQuantise: case Code::LayerNormQuantise: case Code::GeluQuantise:
+        case Code::GeluTanhQuantise: return true;
+        default: return false;
+    }
+}
 
 // A value in the arena: byte offset = base + per_token * tokens + per_row * rows. `id` names the value.
 struct Ref {
@@ -34,11 +47,11 @@ struct Segment {
 struct Op {
     Code code;
     bool over_rows = false;  // leading symbol: logit rows instead of tokens
-    Ref x, y, residual;
+    Ref x, y, residual;      // residual: what a linear layer or Add adds
     int digits = 1;          // of the integers that the op makes or reads
     int64_t width = 0;       // inputs of a row
     int64_t stride = 0;      // columns of y
-    const float* weight = nullptr;  // norm weight
+    const float* weight = nullptr;  // norm weight; of Attend the slope of each head, in units of log2, where there are any
     const float* bias = nullptr;
     float eps = 0;
     int layer = 0;
@@ -117,6 +130,7 @@ class Executable {
         std::vector<float> scratch;
         std::vector<uint16_t> halves;
         std::vector<int32_t> positions;   // of the queries in hand
+        std::vector<float> slopes;        // the same, where attention has slopes
         std::vector<AttendState> states;
         std::vector<uint16_t> wide;  // a block of an 8-bit cache
     };

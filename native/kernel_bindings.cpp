@@ -72,6 +72,15 @@ void rms_norm(const std::string& isa, Array<float> x, Array<float> weight, float
     for (int64_t t = 0; t < (int64_t)x.size() / n; t++) kernels->rms_norm(x.data() + t * n, weight.data(), n, eps, out.data() + t * n);
 }
 
+// bias: none, or one for each element.
+void layer_norm(const std::string& isa, Array<float> x, Array<float> weight, Array<float> bias, float eps, Output<float> out) {
+    const Kernels* kernels = kernels_named(isa);
+    const int64_t n = (int64_t)weight.size();
+    const float* shift = bias.size() ? bias.data() : nullptr;
+    FloatMode mode;
+    for (int64_t t = 0; t < (int64_t)x.size() / n; t++) kernels->layer_norm(x.data() + t * n, weight.data(), shift, n, eps, out.data() + t * n);
+}
+
 // Heads of K or V as an 8-bit cache keeps them: x [heads][n] -> q [heads][n], scale [heads].
 void to_int8(const std::string& isa, Array<float> x, int64_t n, Output<int8_t> q, Output<float> scale) {
     FloatMode mode;
@@ -82,6 +91,11 @@ void to_int8(const std::string& isa, Array<float> x, int64_t n, Output<int8_t> q
 void gated(const std::string& isa, Array<float> gate, Array<float> up, Output<float> out) {
     FloatMode mode;
     kernels_named(isa)->gated(gate.data(), up.data(), (int64_t)gate.size(), out.data());
+}
+
+void gelu(const std::string& isa, Array<float> x, bool tanh, Output<float> out) {
+    FloatMode mode;
+    kernels_named(isa)->gelu(x.data(), (int64_t)x.size(), tanh, out.data());
 }
 
 void embed(const std::string& isa, int format, uintptr_t weight, int64_t k, Array<int32_t> ids, Output<float> out) {
@@ -108,7 +122,9 @@ void bind_kernels(nb::module_& m) {
     k.def("quantise", &quantise, "isa"_a, "x"_a, "k"_a, "q"_a, "scale"_a, "sum"_a, "digits"_a = 1);
     k.def("to_int8", &to_int8, "isa"_a, "x"_a, "n"_a, "q"_a, "scale"_a);
     k.def("rms_norm", &rms_norm, "isa"_a, "x"_a, "weight"_a, "eps"_a, "out"_a);
+    k.def("layer_norm", &layer_norm, "isa"_a, "x"_a, "weight"_a, "bias"_a, "eps"_a, "out"_a);
     k.def("gated", &gated, "isa"_a, "gate"_a, "up"_a, "out"_a);
+    k.def("gelu", &gelu, "isa"_a, "x"_a, "tanh"_a, "out"_a);
     k.def("embed", &embed, "isa"_a, "format"_a, "weight"_a, "k"_a, "ids"_a, "out"_a);
     k.def("exp2", &exp2_many, "isa"_a, "x"_a, "out"_a);
 }

@@ -64,7 +64,7 @@ struct Linear {
 };
 
 struct Rope {              // what turns a row of q|k|v into a query and cache entries
-    const float* table;    // [positions][2][head_dim / 2]: cosines, then sines
+    const float* table;    // [positions][2][head_dim / 2]: cosines, then sines; null: nothing is rotated
     const float* q_norm;   // [head_dim] or null
     const float* k_norm;
     float eps;
@@ -89,6 +89,7 @@ struct Attend {
     const int32_t* next_pages;    // what this thread will read after this: fetched while the last block is used
     int next_count, next_kv_head;
     uint16_t* wide = nullptr;     // [2][64 keys][head_dim]: where a block of an 8-bit cache is widened; null: bf16 cache
+    const float* slopes = nullptr;  // [queries] ALiBi: score += slope * (key - position), in units of log2; null: none
 };
 
 struct alignas(64) AttendState {  // one query's running softmax; its lanes in one cache line
@@ -123,8 +124,11 @@ struct Kernels {
     void (*linear)(const Linear&, int64_t tile_begin, int64_t tile_end);
     void (*embed)(Format, const uint8_t* weight, int64_t k, int64_t row, float* out);
     void (*rms_norm)(const float* x, const float* weight, int64_t n, float eps, float* out);
+    void (*layer_norm)(const float* x, const float* weight, const float* bias, int64_t n, float eps, float* out);  // bias: may be null
     void (*quantise)(const float* x, const Quantised& out, int64_t row);
     void (*gated)(const float* gate, const float* up, int64_t n, float* out);  // silu(gate) * up
+    void (*gelu)(const float* x, int64_t n, bool tanh, float* out);            // tanh: by that form, else exact
+    void (*add)(const float* x, const float* y, int64_t n, float* out);        // out may be x or y
     void (*rope_query)(const Rope&, const float* head, int32_t position, uint16_t* out);
     void (*rope_key)(const Rope&, const float* head, int32_t position, uint16_t* out);
     void (*to_bf16)(const float* x, int64_t n, uint16_t* out);  // n a multiple of 16

@@ -26,6 +26,32 @@ static void rms_norm(const float* x, const float* weight, int64_t n, float eps, 
     if (i < n) store_masked(out + i, tail, mul(mul(load_masked(x + i, tail), inv), load_masked(weight + i, tail)));
 }
 
+// Order "lanes16" twice: the mean, then the variance around it. Lanes behind the end add nothing to either.
+static void layer_norm(const float* x, const float* weight, const float* bias, int64_t n, float eps, float* out) {
+    const int64_t whole = n / 16 * 16;
+    const Mask tail = mask_of((1u << (n - whole)) - 1);
+    F32 sum = zero(), squares = zero();
+    for (int64_t i = 0; i < whole; i += 16) sum = add(sum, load(x + i));
+    if (whole < n) sum = add(sum, load_masked(x + whole, tail));
+    const F32 mean = set1(reduce_add(sum) / (float)n);
+    for (int64_t i = 0; i < whole; i += 16) {
+        const F32 d = sub(load(x + i), mean);
+        squares = fma(d, d, squares);
+    }
+    if (whole < n) {
+        const F32 d = select(tail, sub(load_masked(x + whole, tail), mean), zero());
+        squares = fma(d, d, squares);
+    }
+    const F32 inv = set1(1.0f / std::sqrt(reduce_add(squares) / (float)n + eps));
+    for (int64_t i = 0; i < whole; i += 16) {
+        const F32 normed = mul(sub(load(x + i), mean), inv), w = load(weight + i);
+        store(out + i, bias ? fma(normed, w, load(bias + i)) : mul(normed, w));
+    }
+    if (whole == n) return;
+    const F32 normed = mul(sub(load_masked(x + whole, tail), mean), inv), w = load_masked(weight + whole, tail);
+    store_masked(out + whole, tail, bias ? fma(normed, w, load_masked(bias + whole, tail)) : mul(normed, w));
+}
+
 // q to bytes, or to a high and a low digit: q = 128 * high + low, low in [-64, 63].
 static inline void store_digits(const Panel& out, int64_t at, I32 q) {
     if (!out.low) return store_s8(out.q + at, q);
@@ -68,6 +94,28 @@ static void gated(const float* gate, const float* up, int64_t n, float* out) {
     }
 }
 
+static void gelu(const float* x, int64_t n, bool tanh, float* out) {
+    int64_t i = 0;
+    if (tanh)
+        for (; i + 16 <= n; i += 16) store(out + i, gelu_tanh(load(x + i)));
+    else
+        for (; i + 16 <= n; i += 16) store(out + i, gelu_exact(load(x + i)));
+    if (i < n) {
+        const Mask m = mask_of((1u << (n - i)) - 1);
+        const F32 v = load_masked(x + i, m);
+        store_masked(out + i, m, tanh ? gelu_tanh(v) : gelu_exact(v));
+    }
+}
+
+static void add(const float* x, const float* y, int64_t n, float* out) {
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) store(out + i, add(load(x + i), load(y + i)));
+    if (i < n) {
+        const Mask m = mask_of((1u << (n - i)) - 1);
+        store_masked(out + i, m, add(load_masked(x + i, m), load_masked(y + i, m)));
+    }
+}
+
 static constexpr int kMaxHeadDim = 512;
 
 // Rotation in separately rounded products, as the reference writes it. Vectors of the type above only: left to itself, gcc
@@ -100,24 +148,26 @@ static void rotate(const Rope& r, const float* x, int32_t position, float* out) 
     }
 }
 
-static void rope_query(const Rope& r, const float* head, int32_t position, uint16_t* out) {
-    float normed[kMaxHeadDim], rotated[kMaxHeadDim];
-    if (r.q_norm) rms_norm(head, r.q_norm, r.head_dim, r.eps, normed), head = normed;
-    rotate(r, head, position, rotated);
-    const F32 scale = set1(r.q_scale);
-    for (int i = 0; i < r.head_dim; i += 16) store_bf16(out + i, mul(load(rotated + i), scale));
+// A head normed and rotated where that is asked for: it lies in `made`, or is `head` itself.
+static const float* turned(const Rope& r, const float* norm, const float* head, int32_t position, float (&made)[kMaxHeadDim]) {
+    float normed[kMaxHeadDim];
+    if (norm) rms_norm(head, norm, r.head_dim, r.eps, r.table ? normed : made), head = r.table ? normed : made;
+    if (!r.table) return head;
+    rotate(r, head, position, made);
+    return made;
 }
 
-static void rotate_key(const Rope& r, const float* head, int32_t position, float* rotated) {
-    float normed[kMaxHeadDim];
-    if (r.k_norm) rms_norm(head, r.k_norm, r.head_dim, r.eps, normed), head = normed;
-    rotate(r, head, position, rotated);
+static void rope_query(const Rope& r, const float* head, int32_t position, uint16_t* out) {
+    float made[kMaxHeadDim];
+    head = turned(r, r.q_norm, head, position, made);
+    const F32 scale = set1(r.q_scale);
+    for (int i = 0; i < r.head_dim; i += 16) store_bf16(out + i, mul(load(head + i), scale));
 }
 
 static void rope_key(const Rope& r, const float* head, int32_t position, uint16_t* out) {
-    float rotated[kMaxHeadDim];
-    rotate_key(r, head, position, rotated);
-    for (int i = 0; i < r.head_dim; i += 16) store_bf16(out + i, load(rotated + i));
+    float made[kMaxHeadDim];
+    head = turned(r, r.k_norm, head, position, made);
+    for (int i = 0; i < r.head_dim; i += 16) store_bf16(out + i, load(head + i));
 }
 
 static void to_bf16(const float* x, int64_t n, uint16_t* out) {
@@ -140,9 +190,8 @@ static float to_int8(const float* x, int64_t n, int8_t* out) {
 }
 
 static float rope_key_int8(const Rope& r, const float* head, int32_t position, int8_t* out) {
-    float rotated[kMaxHeadDim];
-    rotate_key(r, head, position, rotated);
-    return to_int8(rotated, r.head_dim, out);
+    float made[kMaxHeadDim];
+    return to_int8(turned(r, r.k_norm, head, position, made), r.head_dim, out);
 }
 
 }  // namespace ISA_NAMESPACE

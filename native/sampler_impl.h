@@ -205,8 +205,8 @@ static void sample(SampleRow& r) {
 }
 
 static const Kernels kTable = {
-    kIsaName,  linear,       embed,        rms_norm,      quantise,  gated,       rope_query,
-    rope_key,  to_bf16,      rope_key_int8, to_int8,      attend_split, attend_merge, attend_finish,
+    kIsaName,  linear,       embed,        rms_norm,      layer_norm, quantise,   gated,        gelu,          add,
+    rope_query, rope_key,    to_bf16,      rope_key_int8, to_int8,    attend_split, attend_merge, attend_finish,
     sample,    exp2_many,    kMaxQueries,
     {{kMostTokens<1, 1>, kMostTokens<1, 2>}, {kMostTokens<2, 1>, kMostTokens<2, 2>}},
 };

@@ -102,10 +102,11 @@ class Operations {
         demand(n >= 0 && n <= most, "code.bin holds a size that cannot be");
         return n;
     }
-    void place(int64_t bytes) {
+    bool place(int64_t bytes) {  // whether there is one
         const int64_t at = next();
         demand(at >= -1 && at <= code_.image_bytes && (at < 0 || at + bytes <= code_.image_bytes),
                "code.bin names a place outside weights.bin");
+        return at >= 0;
     }
 
     Code one(Code before) {
@@ -119,26 +120,31 @@ class Operations {
         ref(), ref(), ref();
         const int64_t width = size(1 << 24);
         const int64_t stride = size(1 << 24);
-        place(4 * width);   // norm weight
+        const bool norm = code == Code::Norm || code == Code::NormQuantise || code == Code::LayerNorm ||
+                          code == Code::LayerNormQuantise;
+        const bool weight = place(4 * (code == Code::Attend ? code_.attention.heads : width));  // or attention's slopes
+        demand(weight || !norm, "code.bin has a norm without a weight");
         place(4 * stride);  // bias
         next();             // eps
         demand(size() < code_.layers, "code.bin names a layer that is not there");
         place(4 * code_.attention.head_dim), place(4 * code_.attention.head_dim);
         const int64_t pieces = size(16);
-        const bool matrix = code == Code::Embed || code == Code::Linear || code == Code::LinearGated;
+        const bool matrix = code == Code::Embed || code == Code::EmbedPositions || code == Code::Linear ||
+                            code == Code::LinearGated;
         demand(matrix ? pieces > 0 && (code != Code::LinearGated || pieces == 2) : pieces == 0,
                "code.bin has a matrix too many or too few");
-        for (int64_t i = 0; i < pieces; i++) piece();
+        for (int64_t i = 0; i < pieces; i++) piece(code == Code::EmbedPositions ? code_.positions : 0);
         return code;
     }
 
-    void piece() {
+    void piece(int64_t least_rows) {
         const int64_t format = next();
         demand(format >= 0 && format < (int64_t)Format::Count,
                "code.bin has a weight format that this build does not know");
         const Format f = (Format)format;
         const int64_t at = next(), rows = size(1 << 24), k = size(1 << 24);
         size(1 << 24);  // first column
+        demand(rows >= least_rows, "code.bin has fewer rows than positions");
         demand(k % info(f).scale_group == 0 && (is_float(f) || k % 32 == 0), "code.bin has a matrix of an odd width");
         const int64_t bytes = (rows + kTileRows - 1) / kTileRows * (int64_t)tile_bytes(f, k);
         demand(at >= 0 && at <= code_.image_bytes && bytes <= code_.image_bytes - at,
@@ -171,7 +177,7 @@ BundleCode read_code(const std::string& data) {
     Fields f(data, kHead);
     c.image_bytes = f.next(1, kMost);
     f.next();  // bytes of the matrices
-    c.table = f.next(0, c.image_bytes);
+    c.table = f.next(-1, c.image_bytes);
     c.positions = f.next(1, 1 << 30);
     c.vocab = f.next(1, 1 << 24);
     c.logits.id = f.next(0, kMost);
@@ -190,7 +196,7 @@ BundleCode read_code(const std::string& data) {
     a.eps = f.real();
     demand(a.heads % a.kv_heads == 0 && a.head_dim % 16 == 0, "code.bin holds a number that cannot be");
     demand(c.logits.base <= c.arena[0] && c.logits.per_token <= c.arena[1] && c.logits.per_row <= c.arena[2] &&
-               c.positions * a.head_dim * 4 <= c.image_bytes - c.table,
+               (c.table < 0 || c.positions * a.head_dim * 4 <= c.image_bytes - c.table),
            "code.bin names a place outside weights.bin");
     const int64_t eos_at = f.next(0, (int64_t)data.size()), eos_count = f.next(0, 1 << 16);
     c.bos_id = (int32_t)f.next(-1, c.vocab - 1);

@@ -12,7 +12,7 @@ namespace roofline {
 
 // code.bin.
 struct BundleCode {
-    int64_t image_bytes, table, positions, vocab;
+    int64_t image_bytes, table, positions, vocab;  // table: -1: none
     Ref logits;
     int64_t arena[3];  // bytes: constant, per token, per row
     int64_t layers;

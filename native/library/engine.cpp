@@ -102,7 +102,7 @@ void Engine::size_step(const rl_options& options) {
 void Engine::bind(const std::string& isa, int threads, const uint8_t* image) {
     const BundleCode& code = bundle_.code;
     Attention a = code.attention;
-    a.table = (const float*)(image + code.table);
+    a.table = code.table < 0 ? nullptr : (const float*)(image + code.table);
     a.cache = cache_->data();
     a.page_stride = layer_page_bytes(a);
     a.layer_stride = a.page_stride * limits_.pages;

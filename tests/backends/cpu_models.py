@@ -32,12 +32,15 @@ LLAMA: dict[str, Any] = {
     "qk_norm": False,
     "sliding_window": None,
 }
+MPT: dict[str, Any] = {**LLAMA, "family": "mpt", "kv_heads": 4, "positions": "learned", "bias": True}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "llama-interleaved": {**LLAMA, "rope_style": "interleaved", "tied": False},
     "mistral": {**LLAMA, "sliding_window": 40, "kv_heads": 1, "head_dim": 80, "heads": 4},
     "qwen2": {**LLAMA, "family": "qwen", "attention_bias": True},
     "qwen3": {**LLAMA, "family": "qwen", "qk_norm": True, "head_dim": 32, "heads": 8},
+    "mpt": MPT,
+    "mpt-alibi": {**MPT, "heads": 3, "kv_heads": 3, "head_dim": 128, "positions": "alibi", "bias": False},
 }
 
 

@@ -148,6 +148,54 @@ def test_gated() -> None:
     assert len(set(outs)) == 1
 
 
+@pytest.mark.parametrize("width", [1, 16, 100, 576])
+@pytest.mark.parametrize("biased", [False, True])
+def test_layer_norm_is_its_order(width: int, biased: bool) -> None:
+    torch = pytest.importorskip("torch", reason="the reference runs on torch")
+    from roofline.backends.reference.orders import layer_norm_lanes16
+
+    x, w = activations(5, width) * 3 + 7, activations(1, width, 2)[0]
+    bias = activations(1, width, 3)[0] if biased else np.empty(0, np.float32)
+    given = [None if part.size == 0 else torch.from_numpy(part) for part in (x, w, bias)]
+    wanted = layer_norm_lanes16(*given, 1e-5).numpy()
+    close = torch.nn.functional.layer_norm(given[0].double(), (width,), given[1].double(), None, 1e-5).numpy()
+    np.testing.assert_allclose(wanted, close + (bias if biased else 0), rtol=1e-5, atol=2e-5)  # it cancels around 7
+    for isa in ISAS:
+        out = np.empty_like(x)
+        native.kernels.layer_norm(isa, x, w, bias, 1e-5, out)
+        assert out.tobytes() == wanted.tobytes(), isa
+
+
+@pytest.mark.parametrize("tanh", [False, True])
+def test_gelu_is_its_order_and_close(tanh: bool) -> None:
+    torch = pytest.importorskip("torch", reason="the reference runs on torch")
+    from roofline.backends.reference.orders import gelu_exp2
+
+    x = np.concatenate([np.linspace(-14, 14, 20001), activations(1, 5000)[0], [0, 200, -200, 1e30, 1e-30]])
+    x = x.astype(np.float32)
+    wanted = gelu_exp2(torch.from_numpy(x), tanh).numpy()
+    exact = torch.nn.functional.gelu(torch.from_numpy(x).double(), approximate="tanh" if tanh else "none").numpy()
+    assert (np.abs(wanted - exact) <= 1.5e-7 * np.maximum(1, np.abs(x))).all()
+    tail = (x < 0) & (x > -6)  # where 1 + erf(x) has nothing left of its digits
+    assert (np.abs(wanted - exact)[tail] <= 5e-6 * np.abs(exact)[tail]).all()
+    for isa in ISAS:
+        out = np.empty_like(x)
+        native.kernels.gelu(isa, x, tanh, out)
+        normal = np.abs(wanted) >= 2.0**-126  # smaller numbers are zeros in the kernels
+        assert out[normal].tobytes() == wanted[normal].tobytes(), isa
+        assert not out[~normal].any()
+
+
+@pytest.mark.parametrize("tanh", [False, True])
+def test_gelu_keeps_what_is_not_finite_visible(tanh: bool) -> None:
+    x = np.array([np.nan, np.inf, 1.0], np.float32)
+    for isa in ISAS:
+        out = np.empty_like(x)
+        native.kernels.gelu(isa, x, tanh, out)
+        assert np.isnan(out[0])
+        assert out[1] == np.inf
+
+
 def test_exp2_is_close_and_the_same_everywhere() -> None:
     x = np.concatenate([np.linspace(-130, 0, 65536), [-np.inf] * 16]).astype(np.float32)
     x = x[: len(x) // 16 * 16]

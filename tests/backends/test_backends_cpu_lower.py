@@ -1,6 +1,7 @@
 """Lowering: which operands must outlast their last reader because no barrier follows it."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "program"))
 
 import program_builders as builders
 
-from roofline.backends.cpu.lower import QUANTISING, keep_operands
+from roofline.backends.cpu.layout import lay_out
+from roofline.backends.cpu.lower import QUANTISING, keep_operands, lower
+from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.program.compile import compile_program
 from roofline.program.ir import Instr, Program
 from roofline.program.target import CPU
@@ -32,7 +35,7 @@ def overlap(program: Program, one: str, other: str) -> bool:
     return a < b + size_b and b < a + size_a
 
 
-@pytest.mark.parametrize("config", [builders.BASE, builders.QWEN3])
+@pytest.mark.parametrize("config", [builders.BASE, builders.QWEN3, builders.MPT])
 def test_operands_of_rows_quantised_without_a_barrier_are_not_overwritten_by_the_next_instruction(config) -> None:
     model = builders.build(config, embed="Q8_0")
     program = keep_operands(compile_program(model.family, model.cfg, model.tensors, CPU))
@@ -44,3 +47,36 @@ def test_operands_of_rows_quantised_without_a_barrier_are_not_overwritten_by_the
             assert not overlap(program, instr.output.name, quantising.inputs[0]), (instr, quantising)
         followed = [*followed, instr] if instr.op in QUANTISING else []
     assert checked >= 4 * config["layers"]
+
+
+def test_no_more_positions_than_were_learned_are_served() -> None:
+    model = builders.build(builders.MPT)
+    program = keep_operands(compile_program(model.family, model.cfg, model.tensors, CPU))
+    assert lower(program, lay_out(program, 1024)).table == -1
+    with pytest.raises(ConfigError, match=r"1,025 positions cannot be served: positions.weight has 1,024"):
+        lower(program, lay_out(program, 1025))
+
+
+def test_slopes_lie_behind_the_vectors_and_a_table_behind_them_only_where_something_is_rotated() -> None:
+    model = builders.build(builders.MPT_ALIBI)
+    program = compile_program(model.family, model.cfg, model.tensors, CPU)
+    layout = lay_out(program, 1024)
+    assert layout.slopes > max(layout.vectors.values()) > layout.matrix_bytes
+    assert layout.nbytes == layout.slopes + 4 * 4
+    assert lay_out(keep_operands(program), 4).nbytes == layout.nbytes
+
+
+def test_what_attention_and_lookups_cannot_do_is_named() -> None:
+    model = builders.build(builders.MPT)
+    program = keep_operands(compile_program(model.family, model.cfg, model.tensors, CPU))
+    for op, change, said in (
+        ("attend", {"attrs": {"soft_cap": 5.0}}, "attend with soft_cap"),
+        ("embed", {"inputs": ("logit_rows",)}, "embed of logit_rows"),
+        ("qkv_write", {"op": "scale"}, "op 'scale'"),
+    ):
+        body = list(program.body)
+        at = next(i for i, instr in enumerate(body) if instr.op == op)
+        change = {"attrs": {**body[at].attrs, **change.pop("attrs", {})}, **change}
+        body[at] = replace(body[at], **change)
+        with pytest.raises(UnsupportedError, match=said):
+            lower(replace(program, body=tuple(body)), lay_out(program, 64))

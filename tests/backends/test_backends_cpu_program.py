@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from cpu_models import MODELS, checkpoint, executable  # noqa: E402
 
+from roofline.backends.cpu.lower import WRITES  # noqa: E402
 from roofline.ops.batch import Segment  # noqa: E402
 from roofline.weights.random_weights import random_checkpoint  # noqa: E402
 
@@ -99,13 +100,13 @@ def test_each_instruction_equals_the_reference(model: str, form: str, kv_dtype: 
         for instr in program.body:
             operands = []
             for name in instr.inputs:
-                made_by_rope = any(i.op == "rope_kv_write" and i.output.name == name for i in program.body)
-                known = name in fields or types[name].dtype == "cache" or made_by_rope
+                written = any(i.op in WRITES and i.output.name == name for i in program.body)
+                known = name in fields or types[name].dtype == "cache" or written
                 operands.append(values[name] if known else value(name))
             with torch.no_grad():
                 results = reference.step(instr, operands)
             values |= dict(zip((v.name for v in instr.outputs), results, strict=True))
-            if instr.op == "rope_kv_write":
+            if instr.op in WRITES:
                 continue  # its results are the core's own: what attend makes of them is compared
             got, wanted = value(instr.output.name), results[0]
             if isinstance(wanted, Q8Rows):
@@ -164,15 +165,22 @@ def test_long_contexts_split_the_same_way(kv_dtype: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
-    ("head_dim", "heads", "kv_heads", "window"),
-    [(64, 6, 2, None), (64, 4, 4, None), (128, 4, 1, None), (128, 6, 2, 100), (96, 6, 2, None)],
+    ("model", "head_dim", "heads", "kv_heads", "window"),
+    [
+        ("llama", 64, 6, 2, None),
+        ("llama", 64, 4, 4, None),
+        ("llama", 128, 4, 1, None),
+        ("llama", 128, 6, 2, 100),
+        ("llama", 96, 6, 2, None),
+        ("mpt-alibi", 64, 6, 2, None),
+    ],
 )
 def test_prompts_of_many_blocks_have_the_bits_of_single_tokens(
-    isa: str, head_dim: int, heads: int, kv_heads: int, window: int | None
+    isa: str, model: str, head_dim: int, heads: int, kv_heads: int, window: int | None
 ) -> None:
     """Whole blocks of 64 keys and 24 queries together, for which an instruction set may have a way of its own."""
     shape = {"width": 128, "ffn": 128, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-    source = random_checkpoint({**MODELS["llama"], **shape, "sliding_window": window}, seed=3, form="F32")
+    source = random_checkpoint({**MODELS[model], **shape, "sliding_window": window}, seed=3, form="F32")
     one, many = (executable(source, isa=name, tokens=700, pages=64) for name in (ISAS[0], isa))
     text = Text(0, 650, 3)
     wanted = np.concatenate([logits_of(one, [text.take(1)]) for _ in range(650)])
@@ -200,7 +208,7 @@ def test_stale_pages_never_reach_a_result(kv_dtype: str) -> None:
 @pytest.mark.parametrize(
     ("model", "heads", "kv_dtype"),
     [(*case, "bf16") for case in (("llama", 4), ("llama", 6), ("mistral", 4), ("qwen3", 8))]
-    + [("llama", 6, "int8"), ("mistral", 4, "int8")],
+    + [("llama", 6, "int8"), ("mistral", 4, "int8"), ("mpt-alibi", 3, "bf16")],
 )
 def test_verifying_gives_the_bits_of_decoding(model: str, heads: int, kv_dtype: str, isa: str) -> None:
     """Segments of 2 to 9 rows share their splits out; a row of one must equal the same position decoded alone."""

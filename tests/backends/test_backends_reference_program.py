@@ -29,6 +29,8 @@ MODELS = {
     "mistral_q4_0": lambda: builders.build(builders.MISTRAL, "Q4_0"),
     "qwen3_q8_0": lambda: builders.build(builders.QWEN3, "Q8_0"),
     "qwen2_bf16": lambda: builders.build(builders.QWEN2, "BF16"),
+    "mpt_q4_1": lambda: builders.build(builders.MPT),
+    "mpt_alibi_q8_0": lambda: builders.build(builders.MPT_ALIBI, "Q8_0"),
 }
 IDS = [int(i) for i in np.random.default_rng(3).integers(0, 96, 40)]
 

@@ -24,7 +24,20 @@ CONFIG: dict[str, Any] = {
     "bos_token_id": 256,
     "eos_token_id": 257,
 }
-
+_MPT: dict[str, Any] = {
+    "architectures": ["MptForCausalLM"],
+    "model_type": "mpt",
+    "d_model": 64,
+    "n_heads": 4,
+    "n_layers": 2,
+    "expansion_ratio": 4,
+    "max_seq_len": 512,
+    "vocab_size": 300,
+}
+MPT: dict[str, dict[str, Any]] = {
+    "learned": _MPT | {"no_bias": False, "learned_pos_emb": True, "attn_config": {"alibi": False}},
+    "alibi": _MPT | {"no_bias": True, "learned_pos_emb": False, "attn_config": {"alibi": True}},
+}
 
 # Numbers of code.bin that say it is not for this build, or damaged: where, what stands there, what is said.
 FOREIGN_CODE = (
@@ -63,10 +76,6 @@ def tokenizer_json() -> dict[str, Any]:
 
 def write_model(folder: Path, *, seed: int = 0, tokenizer: bool = True) -> Path:
     """A two-layer Llama as safetensors in bfloat16, as Hugging Face writes it."""
-
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    rng, header, data = np.random.default_rng(seed), {}, b""
     width, kv, ffn = 64, 32, 96
     shapes = {"model.embed_tokens.weight": (300, width), "model.norm.weight": (width,)}
     for i in range(2):
@@ -75,10 +84,42 @@ def write_model(folder: Path, *, seed: int = 0, tokenizer: bool = True) -> Path:
         shapes |= {f"{layer}.self_attn.{n}_proj.weight": (kv if n in "kv" else width, width) for n in "qkvo"}
         shapes |= {f"{layer}.mlp.{n}_proj.weight": (ffn, width) for n in ("gate", "up")}
         shapes[f"{layer}.mlp.down_proj.weight"] = (width, ffn)
-    for name, shape in shapes.items():
-        values = np.ones(shape) if len(shape) == 1 else rng.standard_normal(shape) / 8
+    rng = np.random.default_rng(seed)
+    tensors = {n: np.ones(s) if len(s) == 1 else rng.standard_normal(s) / 8 for n, s in shapes.items()}
+    return _write(folder, CONFIG, tensors, tokenizer)
+
+
+def write_mpt(folder: Path, form: str) -> Path:
+    """A two-layer MPT of either form, likewise; its norms and biases are no ones and zeros."""
+    config = MPT[form]
+    width, vocab = config["d_model"], config["vocab_size"]
+    shapes = {"transformer.wte.weight": (vocab, width), "transformer.norm_f.weight": (width,)}
+    if form == "learned":
+        shapes["transformer.wpe.weight"] = (config["max_seq_len"], width)
+    for i in range(config["n_layers"]):
+        block = f"transformer.blocks.{i}"
+        shapes |= {f"{block}.norm_1.weight": (width,), f"{block}.norm_2.weight": (width,)}
+        shapes |= {f"{block}.attn.Wqkv.weight": (3 * width, width), f"{block}.attn.out_proj.weight": (width, width)}
+        shapes |= {
+            f"{block}.ffn.up_proj.weight": (4 * width, width),
+            f"{block}.ffn.down_proj.weight": (width, 4 * width),
+        }
+    if not config["no_bias"]:
+        plain = [name for name in shapes if "wte" not in name and "wpe" not in name]
+        shapes |= {name.replace(".weight", ".bias"): shapes[name][:1] for name in plain}
+    rng = np.random.default_rng(0)
+    tensors = {n: rng.standard_normal(s) / 8 + (".norm" in n and n.endswith("weight")) for n, s in shapes.items()}
+    return _write(folder, config, tensors, tokenizer=True)
+
+
+def _write(folder: Path, config: dict[str, Any], tensors: dict[str, np.ndarray], tokenizer: bool) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    header, data = {}, b""
+    for name, values in tensors.items():
         raw = (values.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        offsets = [len(data), len(data) + len(raw)]
+        header[name] = {"dtype": "BF16", "shape": list(values.shape), "data_offsets": offsets}
         data += raw
     packed = json.dumps(header).encode()
     (folder / "model.safetensors").write_bytes(len(packed).to_bytes(8, "little") + packed + data)

@@ -50,3 +50,12 @@ def test_pass_prints_the_program_text(run) -> None:  # type: ignore[no-untyped-d
 
     assert len(parse_program(run("--pass", "plan").output).body) == 1 + 30 * 10 + 4
     assert "fuse" in str(run("--pass", "fuze").exception)
+
+
+def test_a_shape_without_weights_can_be_shown(run) -> None:  # type: ignore[no-untyped-def]
+    app = typer.Typer()
+    app.command()(command)
+    out = CliRunner().invoke(app, ["preset:mpt-125m"])
+    assert out.exit_code == 0, out.output
+    for op, shape in (("layer_norm", "768"), ("qkv_write", "12/12 × 64"), ("gelu", "3072"), ("embed", "2048 × 768")):
+        assert any(op in line and shape in line for line in out.output.splitlines()), op

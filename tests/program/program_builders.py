@@ -32,6 +32,8 @@ BASE = {
 QWEN3 = BASE | {"family": "qwen", "qk_norm": True, "tied": False, "rope_style": "interleaved"}
 QWEN2 = BASE | {"family": "qwen", "attention_bias": True}
 MISTRAL = BASE | {"sliding_window": 9, "tied": False}
+MPT = BASE | {"family": "mpt", "kv_heads": 4, "ffn": 256, "positions": "learned", "bias": True}
+MPT_ALIBI = MPT | {"positions": "alibi", "bias": False}
 # Rows of K-quants are multiples of 256.
 WIDE = BASE | {"width": 256, "ffn": 256, "head_dim": 64}
 

@@ -9,7 +9,8 @@ import pytest
 
 from roofline.common.errors import ConfigError
 from roofline.program.compile import STAGES, compile_program, stages
-from roofline.program.ir import Program
+from roofline.program.ir import Instr, Program, Value
+from roofline.program.passes.fuse import fuse
 from roofline.program.passes.legalize import recast_cache
 from roofline.program.passes.narrow import narrow
 from roofline.program.target import CPU, with_cache
@@ -20,6 +21,8 @@ MODELS = {
     "llama": lambda: builders.build(builders.BASE, embed="Q8_0"),
     "qwen3": lambda: builders.build(builders.QWEN3),
     "qwen2_bf16": lambda: builders.build(builders.QWEN2, "BF16"),
+    "mpt": lambda: builders.build(builders.MPT, positions="F16"),
+    "mpt_alibi_bf16": lambda: builders.build(builders.MPT_ALIBI, "BF16"),
 }
 
 
@@ -71,6 +74,36 @@ def test_quantised_llama_becomes_nine_instructions_a_layer() -> None:
         "linear_silu_mul": 2,
         "take_rows": 2,
     }
+
+
+def test_quantised_mpt_becomes_eight_instructions_a_layer() -> None:
+    ops = ops_of(programs("mpt")["fuse"])
+    assert ops == {
+        "embed": 2,
+        "add": 1,
+        "layer_norm_quantize": 5,
+        "linear": 5,
+        "qkv_write": 2,
+        "attend": 2,
+        "quantize_rows": 2,
+        "linear_add": 4,
+        "gelu_quantize": 2,
+        "take_rows": 2,
+    }
+
+
+def test_a_write_without_rope_is_fused_only_where_q_goes_straight_to_attention() -> None:
+    program = programs("mpt_alibi_bf16")["merge"]
+    attend = next(i for i in program.body if i.op == "attend")
+    scaled = Value("scaled", program.types()[attend.inputs[0]])
+    body = []
+    for instr in program.body:
+        if instr is attend:
+            body.append(Instr("scale", attend.inputs[:1], (), {"factor": 2.0}, (scaled,)))
+            instr = replace(instr, inputs=("scaled", *instr.inputs[1:]))
+        body.append(instr)
+    ops = ops_of(fuse(replace(program, body=tuple(body))))
+    assert (ops["qkv_write"], ops["kv_write"]) == (1, 1)
 
 
 @pytest.mark.parametrize("name", MODELS)

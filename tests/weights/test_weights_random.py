@@ -9,7 +9,7 @@ from weights_builders import CONFIG
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.ops import formats
 from roofline.weights import names
-from roofline.weights.random_weights import parse, random_checkpoint, random_values
+from roofline.weights.random_weights import parse, preset_checkpoint, random_checkpoint, random_values
 
 
 def test_same_seed_same_bytes_in_any_order() -> None:
@@ -67,3 +67,16 @@ def test_refusals() -> None:
     for bad in ("random:", "random:-1", "random:1.5", "random:x", "7", f"random:{2**64}"):
         with pytest.raises(ConfigError, match="random:SEED"):
             parse(bad)
+
+
+def test_a_preset_is_a_configuration_too() -> None:
+    checkpoint = preset_checkpoint("preset:mpt-125m", "random:5:Q4_0")
+    assert checkpoint.config["positions"] == "learned"
+    assert checkpoint.tensors["positions.weight"].shape == (2048, 768)
+    assert (checkpoint.dequantize("layers.11.mlp_norm.weight") == 1).all()
+    assert 0 < np.abs(checkpoint.dequantize("layers.11.mlp_norm.bias")).max() < 0.04
+    assert checkpoint.tensors["layers.0.attn.qkv.weight"].format == "Q4_0"
+    with pytest.raises(ConfigError, match=r"shape without weights: say weights='random:SEED'"):
+        preset_checkpoint("preset:mpt-125m", None)
+    with pytest.raises(ConfigError, match=r"did you mean 'mpt-125m'"):
+        preset_checkpoint("preset:mpt-126m", "random:1")

@@ -192,11 +192,11 @@ def summarise(
 
 
 def _merged(program: "Program", step: Step) -> list[Label]:
-    """Labels, with rope_kv_write named after the attend that does its work where every row is alone in its segment."""
+    """Labels, with cache writes named after the attend that does their work where every row is alone in its segment."""
     names = list(labels(program))
     if step.tokens == 1:
         for at, name in enumerate(names):
-            if name.op == "rope_kv_write":
+            if name.op in ("rope_kv_write", "qkv_write"):
                 names[at] = names[at + 1]
     return names
 

@@ -79,7 +79,8 @@ def load(
     tuned: bool = True,
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """Load a model by catalogue name, ``hf:ORG/REPO``, or path: of weights, or of a bundle.
+    """Load a model by catalogue name, ``hf:ORG/REPO``, or path: of weights, or of a bundle. ``preset:NAME`` is a shape
+    of `models.presets`, for random weights.
 
     Weights are compiled into a cached bundle first, unless ROOFLINE_BUNDLES is off.
 
@@ -249,6 +250,10 @@ def _open(
 ) -> "tuple[Path, Bundle | None, Checkpoint | None]":
     """The source's path, and either its bundle or its checkpoint."""
     path = Path(source)
+    if source.startswith("preset:"):
+        from roofline.weights.random_weights import preset_checkpoint
+
+        return path, None, preset_checkpoint(source, weights)
     if not is_bundle(path):
         extensions.load()
         from roofline.weights import sources

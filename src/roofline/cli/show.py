@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="A name from `roofline list`, or a path; empty: the default model")] = "",
+    model: Annotated[
+        str, typer.Argument(help="A name from `roofline list`, a path, or preset:NAME; empty: the default")
+    ] = "",
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Query tokens of the step: 1 is decoding.")] = 1,
     context: Annotated[int, typer.Option("--context", min=0, help="Tokens already in the cache.")] = 1024,
     kv_cache_dtype: KvCacheDtype = "auto",
@@ -34,12 +36,14 @@ def command(
     from roofline.program.text import print_program
     from roofline.weights import sources
     from roofline.weights.checkpoint import open_checkpoint
+    from roofline.weights.random_weights import PRESET, preset_checkpoint
 
     extensions.load()
     if after and after not in stage_names():
         raise ConfigError(f"there is no pass {after!r}: the passes are {', '.join(stage_names())}")
     name = model or sources.DEFAULT_MODEL
-    checkpoint = open_checkpoint(sources.resolve(name))
+    shaped = name.startswith(PRESET)  # whose weights would be random; here nobody reads them
+    checkpoint = preset_checkpoint(name, "random:0") if shaped else open_checkpoint(sources.resolve(name))
     family, cfg = configure(checkpoint.model_config()[1])
     programs = dict(stages(family, cfg, checkpoint.tensors, with_cache(CPU, resolve_kv_dtype(kv_cache_dtype))))
     if after:

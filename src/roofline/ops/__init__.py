@@ -12,7 +12,15 @@ if TYPE_CHECKING:
     from roofline.ops.activations import gelu, gelu_mul, silu, silu_mul
     from roofline.ops.attention import attend, kv_write, rope
     from roofline.ops.elementwise import add, cast, embed, scale, soft_cap, split, take_rows
-    from roofline.ops.fused import linear_add, norm_quantize, rope_kv_write, silu_mul_quantize
+    from roofline.ops.fused import (
+        gelu_quantize,
+        layer_norm_quantize,
+        linear_add,
+        norm_quantize,
+        qkv_write,
+        rope_kv_write,
+        silu_mul_quantize,
+    )
     from roofline.ops.matmul import Q8Rows, linear, quantize_rows
     from roofline.ops.norms import layer_norm, rms_norm
 
@@ -24,11 +32,14 @@ __all__ = [
     "embed",
     "gelu",
     "gelu_mul",
+    "gelu_quantize",
     "kv_write",
     "layer_norm",
+    "layer_norm_quantize",
     "linear",
     "linear_add",
     "norm_quantize",
+    "qkv_write",
     "quantize_rows",
     "rms_norm",
     "rope",

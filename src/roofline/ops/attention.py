@@ -147,6 +147,11 @@ def _attend_bytes(call: Call) -> Affine:
     return Affine(context=_cached_token_bytes(call))
 
 
+def log2_slopes(heads: int) -> list[float]:
+    """The slopes for scores in units of log2, as backends round them to float32."""
+    return [slope * math.log2(math.e) for slope in alibi_slopes(heads)]
+
+
 @op(values=("q", "cache"), infer=_attend_type, flops=_attend_flops, kv_bytes=_attend_bytes)
 def attend(
     q: "Tensor",

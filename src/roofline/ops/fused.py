@@ -26,6 +26,27 @@ def norm_quantize(
     return matmul.quantize_rows(norms.rms_norm(x, w, eps, heads), group, bits)
 
 
+def _layer_norm_quantize_type(call: Call) -> Type:
+    norms.layer_norm_type(call)
+    return matmul.quantized_type(call)
+
+
+@op(
+    values=("x",), weights=("w", "bias"), infer=_layer_norm_quantize_type, flops=elementwise.per_element(10), fused=True
+)
+def layer_norm_quantize(
+    x: "Tensor", w: "Tensor", bias: "Tensor | None" = None, *, eps: float, group: int = Q8_GROUP, bits: int = 8
+) -> matmul.Q8Rows:
+    """quantize_rows(layer_norm(x, w, bias))."""
+    return matmul.quantize_rows(norms.layer_norm(x, w, bias, eps=eps), group, bits)
+
+
+@op(values=("x",), infer=matmul.quantized_type, flops=elementwise.per_element(16), fused=True)
+def gelu_quantize(x: "Tensor", tanh: bool = True, group: int = Q8_GROUP, bits: int = 8) -> matmul.Q8Rows:
+    """quantize_rows(gelu(x))."""
+    return matmul.quantize_rows(activations.gelu(x, tanh), group, bits)
+
+
 def _linear_add_type(call: Call) -> Type:
     out = matmul.linear_type(call)
     if call.residual != out:
@@ -77,15 +98,29 @@ def silu_mul_quantize(
     return matmul.quantize_rows(activations.silu_mul(gate, up), group, bits)
 
 
-def _rope_kv_write_type(call: Call) -> tuple[Type, Type]:
+def _qkv_write_type(call: Call) -> tuple[Type, Type]:
     kv_heads, head_dim = call.cache.trailing
     if call.qkv.width != (call.heads + 2 * kv_heads) * head_dim:
-        raise ConfigError(
-            f"rope_kv_write: {call.qkv.width} columns for {call.heads} + 2 x {kv_heads} heads of {head_dim}"
-        )
+        raise ConfigError(f"{call.qkv.width} columns of q, k, v for {call.heads} + 2 x {kv_heads} heads of {head_dim}")
+    return Type(call.qkv.dtype, call.qkv.leading, (call.heads * head_dim,)), call.cache
+
+
+@op(values=("qkv", "cache"), infer=_qkv_write_type, kv_bytes=attention.kv_write_bytes, fused=True)
+def qkv_write(qkv: "Tensor", cache: Any, heads: int, layer: int, kv_dtype: str = "f32") -> "tuple[Tensor, Any]":
+    """q, and the cache with k and v in it, where positions are not in q and k: learned ones, or ALiBi.
+
+    qkv [tokens, (heads + 2 * kv_heads) * head_dim]: q, k, v side by side.
+    """
+    kv_width = qkv.shape[1] // (heads + 2 * cache.kv_heads) * cache.kv_heads
+    q, k, v = qkv.split([qkv.shape[1] - 2 * kv_width, kv_width, kv_width], dim=1)
+    return q, attention.kv_write(cache, k, v, layer, kv_dtype)
+
+
+def _rope_kv_write_type(call: Call) -> tuple[Type, Type]:
+    head_dim = call.cache.trailing[1]
     if any(w is not None and w.shape != (head_dim,) for w in (call.q_norm, call.k_norm)):
         raise ConfigError("rope_kv_write: q_norm and k_norm cover one head")
-    return Type(call.qkv.dtype, call.qkv.leading, (call.heads * head_dim,)), call.cache
+    return _qkv_write_type(call)
 
 
 def _rope_kv_write_flops(call: Call) -> Affine:

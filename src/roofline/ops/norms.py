@@ -28,13 +28,14 @@ def rms_norm(x: "Tensor", w: "Tensor", eps: float, heads: int = 1) -> "Tensor":
     return (normed.to(x.dtype) * w).view(x.shape)
 
 
-def _layer_norm_type(call: Call) -> Type:
+def layer_norm_type(call: Call) -> Type:
+    """Type rule: weight and bias, if there is one, cover the whole row."""
     if call.w.shape != (call.x.width,) or (call.bias is not None and call.bias.shape != call.w.shape):
         raise ConfigError(f"layer_norm: weight of shape {call.w.shape} for width {call.x.width}")
     return call.x
 
 
-@op(values=("x",), weights=("w", "bias"), infer=_layer_norm_type, flops=per_element(6))
+@op(values=("x",), weights=("w", "bias"), infer=layer_norm_type, flops=per_element(6))
 def layer_norm(x: "Tensor", w: "Tensor", bias: "Tensor | None" = None, *, eps: float) -> "Tensor":
     """(x - mean) / sqrt(variance + eps) * w + bias. Source: Ba et al. 2016."""
     from torch.nn import functional

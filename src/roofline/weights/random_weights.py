@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from roofline.common.errors import ConfigError
+from roofline.models.presets import preset
 from roofline.ops import formats
 from roofline.weights import names
 from roofline.weights.checkpoint import Checkpoint
 from roofline.weights.files import TensorInfo
 
 _PREFIX = "random:"
+PRESET = "preset:"
 
 
 def parse(text: str) -> tuple[int, str]:
@@ -56,6 +58,14 @@ def random_checkpoint(config: Mapping[str, Any], seed: int, form: str = "BF16") 
         return formats.get(tensors[name].format).quantize(values)
 
     return Checkpoint(Path(f"{_PREFIX}{seed}"), "random", tensors, {}, config, read)
+
+
+def preset_checkpoint(source: str, weights: str | None) -> Checkpoint:
+    """Random weights in a named shape: "preset:NAME", a name of `models.presets`. Raises ConfigError."""
+    config = preset(source.removeprefix(PRESET))
+    if weights is None:
+        raise ConfigError(f"{source} is a shape without weights: say weights='random:SEED' (--weights random:SEED)")
+    return random_checkpoint(config, *parse(weights))
 
 
 def random_values(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:

@@ -53,6 +53,7 @@ struct Case {
     float scale;  // of the queries: large ones drive weights to zero
     bool ahead;   // pages to fetch for what comes next are named
     bool int8;
+    bool leans;  // ALiBi: each query has a slope
 };
 
 void run(const Case& c, const Cache& cache, const std::vector<uint16_t>& q, const Kernels& kernels, Output& out) {
@@ -60,10 +61,13 @@ void run(const Case& c, const Cache& cache, const std::vector<uint16_t>& q, cons
     std::vector<int32_t> position(n);
     for (int i = 0; i < n; i++) position[i] = c.context - n + i;
     std::vector<uint16_t> wide(2 * 64 * c.dim);
+    std::vector<float> slopes(n);
+    for (int i = 0; i < n; i++) slopes[i] = 1.4426950f / (float)(2 << i % 5);
     for (int kv_head = 0; kv_head < kKvHeads; kv_head++) {
         Attend a{};
         a.head_dim = c.dim, a.page_stride = cache.page_bytes(), a.cache = cache.memory.data();
         if (c.int8) a.wide = wide.data();
+        if (c.leans) a.slopes = slopes.data();
         a.kv_heads = kKvHeads, a.kv_head = kv_head, a.pages = cache.pages.data(), a.window = c.window;
         if (c.ahead) a.next_pages = cache.pages.data(), a.next_count = std::min(4, (int)cache.pages.size());
         std::vector<AttendState> total(n), part(n);
@@ -93,7 +97,8 @@ void attend(Checker& check, const Case& c) {
     for (uint16_t& x : q) x = bf16(random.real() * c.scale);
     const std::string name = "attend dim " + std::to_string(c.dim) + " context " + std::to_string(c.context) +
                              " window " + std::to_string(c.window) + " queries " + std::to_string(c.queries) + " x " +
-                             std::to_string(c.scale) + (c.ahead ? " ahead" : "") + (c.int8 ? " int8" : "");
+                             std::to_string(c.scale) + (c.ahead ? " ahead" : "") + (c.int8 ? " int8" : "") +
+                             (c.leans ? " leaning" : "");
     check(name, [&](const Kernels& kernels, Output& out) { run(c, cache, q, kernels, out); });
 }
 
@@ -107,8 +112,11 @@ void attention(Checker& check) {
                 for (bool int8 : {false, true}) {
                     if (int8 && (dim == 32 || dim == 128)) continue;
                     const float scale = context % 2 ? 0.3f : 20.0f;
-                    attend(check, {dim, context, window, 1, 0.3f, true, int8});
-                    attend(check, {dim, context, window, std::min(context, 13), scale, false, int8});
+                    attend(check, {dim, context, window, 1, 0.3f, true, int8, false});
+                    attend(check, {dim, context, window, std::min(context, 13), scale, false, int8, false});
+                    if (dim < 64 || window == 5) continue;
+                    attend(check, {dim, context, window, 1, 0.3f, true, int8, true});
+                    attend(check, {dim, context, window, std::min(context, 13), scale, false, int8, true});
                 }
             }
 }

@@ -69,6 +69,54 @@ void norms(Checker& check) {
         }
 }
 
+void layer_norms(Checker& check) {
+    Random random(7);
+    for (int64_t n : {1, 15, 16, 17, 31, 64, 100, 576, 2048})
+        for (float scale : {1.0f, 1e-18f, 1e18f, 0.0f})
+            for (bool biased : {false, true}) {
+                constexpr int kRows = 4;
+                std::vector<float> x = random.reals(kRows * n, scale);
+                for (int64_t i = 0; i < n; i++) x[n + i] += 100.0f * scale;  // far from zero, as outlier channels are
+                x[2 * n] = kNan;
+                const std::vector<float> weight = random.reals(n), bias = random.reals(n);
+                check("layer_norm " + std::to_string(n) + " x " + std::to_string(scale) + (biased ? " biased" : ""),
+                      [&](const Kernels& kernels, Output& out) {
+                          for (int row = 0; row < kRows; row++) {
+                              std::vector<float> y(n + 16, 7.0f);
+                              kernels.layer_norm(x.data() + row * n, weight.data(), biased ? bias.data() : nullptr, n,
+                                                 1e-5f, y.data());
+                              out.floats(y.data(), n + 16);
+                          }
+                      });
+            }
+}
+
+void gelus(Checker& check) {
+    Random random(8);
+    for (int64_t n : {1, 16, 31, 3000}) {
+        std::vector<float> x = random.reals(n, 7.0f);
+        const float special[] = {0.0f, -0.0f, 200.0f, -200.0f, kInfinity, -kInfinity, kNan,
+                                 1e-30f, -1e-39f, 1e-39f, 1e30f, -1e30f, -13.1f, 6.0f, -6.0f};
+        for (int64_t i = 0; i < std::min<int64_t>(n, 15); i++) x[i] = special[i];
+        for (bool tanh : {false, true})
+            check(std::string(tanh ? "gelu tanh " : "gelu ") + std::to_string(n),
+                  [&](const Kernels& kernels, Output& out) {
+                      std::vector<float> y(n + 16, 7.0f);
+                      kernels.gelu(x.data(), n, tanh, y.data());
+                      out.floats(y.data(), n + 16);
+                      std::vector<float> own = x;
+                      kernels.gelu(own.data(), n, tanh, own.data());
+                      out.floats(own.data(), n);
+                  });
+        const std::vector<float> other = random.reals(n);
+        check("add " + std::to_string(n), [&](const Kernels& kernels, Output& out) {
+            std::vector<float> y(n + 16, 7.0f);
+            kernels.add(x.data(), other.data(), n, y.data());
+            out.floats(y.data(), n + 16);
+        });
+    }
+}
+
 void gates(Checker& check) {
     Random random(3);
     for (int64_t n : {1, 16, 31, 1000}) {
@@ -87,10 +135,10 @@ void gates(Checker& check) {
 void ropes(Checker& check) {
     Random random(4);
     for (int dim : {16, 32, 64, 80, 96, 128, 256})
-        for (int form = 0; form < 4; form++) {
+        for (int form = 0; form < 6; form++) {
             const std::vector<float> table = random.reals(5 * dim, 0.5f), head = random.reals(dim, 3.0f),
                                      norm = random.reals(dim);
-            const roofline::Rope rope{table.data(),
+            const roofline::Rope rope{form < 4 ? table.data() : nullptr,
                                       form & 1 ? norm.data() : nullptr,
                                       form & 1 ? norm.data() : nullptr,
                                       1e-6f,
@@ -171,6 +219,8 @@ void conversions(Checker& check) {
 void rows(Checker& check) {
     quantises(check);
     norms(check);
+    layer_norms(check);
+    gelus(check);
     gates(check);
     ropes(check);
     heads_in_bytes(check);

@@ -1,4 +1,5 @@
-// A small program of two layers through Executable on pools of one to four threads: prompts, decodes, both together.
+// Small programs of two layers through Executable on pools of one to four threads: prompts, decodes, both together. One
+// is a Llama; the other has what MPT has, both ways it knows positions at once.
 // The records are those that backends/cpu/lower.py writes and Executable::parse reads.
 #include <memory>
 
@@ -18,7 +19,8 @@ struct Value {
 
 class Model {
   public:
-    Model() : random_(500), table_(random_.reals(kTablePositions * kDim, 0.7f)), arena_(1 << 20) {
+    explicit Model(bool mpt = false)
+        : random_(500), table_(random_.reals(kTablePositions * kDim, 0.7f)), arena_(1 << 20), mpt_(mpt) {
         const Value x = value(kWidth * 4), normed = value(kWidth * 4), quantised = value(kFfn * 4),
                     qkv = value(kQkv * 4), q = value(kHeads * kDim * 2);
         const Value attended = value(kWidth * 4), middle = value(2 * kFfn * 4), gated = value(kFfn * 4),
@@ -26,10 +28,15 @@ class Model {
         logits_ = value(kVocab * 4);
         const Matrix* head = matrix(Format::Q8_0, kVocab, kWidth);
         record(Code::Embed, {-1, 0}, x, kWidth, kWidth, {{Format::Q8_0, head, kVocab, kWidth, 0}});
+        if (mpt) {
+            record(Code::EmbedPositions, {-1, 0}, normed, kWidth, kWidth,
+                   {{Format::F16, matrix(Format::F16, kTablePositions, kWidth), kTablePositions, kWidth, 0}});
+            residual_ = normed;
+            record(Code::Add, x, x, kWidth, kWidth, {});
+        }
         for (int layer = 0; layer < kLayers; layer++) {
             const bool first = layer == 0;
-            norm_weight_ = vector(kWidth);
-            record(first ? Code::NormQuantise : Code::Norm, x, first ? quantised : normed, kWidth, kWidth, {});
+            norm(x, first ? quantised : normed, first);
             bias_ = vector(kQkv);
             const Format qk = first ? Format::Q4_K : Format::F16, v = first ? Format::Q6_K : Format::BF16;
             record(Code::Linear, first ? quantised : normed, qkv, kWidth, kQkv,
@@ -39,18 +46,16 @@ class Model {
             layer_ = layer;
             q_norm_ = first ? nullptr : vector(kDim);
             record(Code::RopeWrite, qkv, q, kQkv, kQkv, {});
+            if (mpt) norm_weight_ = slopes_;
             record(Code::Attend, q, attended, kWidth, kWidth, {});
             record(Code::Quantise, attended, quantised, kWidth, kWidth, {});
             residual_ = x;
             record(Code::Linear, quantised, x, kWidth, kWidth,
                    {{Format::Q4_1, matrix(Format::Q4_1, kWidth, kWidth), kWidth, kWidth, 0}});
-            norm_weight_ = vector(kWidth);
-            record(Code::NormQuantise, x, quantised, kWidth, kWidth, {});
-            const Segments up = {{Format::Q4_0, matrix(Format::Q4_0, kFfn, kWidth), kFfn, kWidth, 0},
-                                 {Format::Q4_0, matrix(Format::Q4_0, kFfn, kWidth), kFfn, kWidth, first ? 0 : kFfn}};
-            record(first ? Code::LinearGated : Code::Linear, quantised, first ? gated : middle, kWidth,
-                   first ? kFfn : 2 * kFfn, up);
-            record(first ? Code::Quantise : Code::GatedQuantise, first ? gated : middle, quantised, kFfn, kFfn, {});
+            norm(x, quantised, true);
+            if (mpt) mlp(first, quantised, middle, gated);
+            else gated_mlp(first, quantised, middle, gated);
+            bias_ = mpt ? vector(kWidth) : nullptr;
             residual_ = x;
             record(Code::Linear, quantised, x, kFfn, kWidth,
                    {{Format::Q5_K, matrix(Format::Q5_K, kWidth, kFfn), kWidth, kFfn, 0}});
@@ -84,7 +89,7 @@ class Model {
             }
         Attention a;
         a.heads = kHeads, a.kv_heads = kKvHeads, a.head_dim = kDim, a.window = window, a.interleaved = interleaved;
-        a.q_scale = 0.18033688f, a.eps = 1e-6f, a.table = table_.data();
+        a.q_scale = 0.18033688f, a.eps = 1e-6f, a.table = mpt_ ? nullptr : table_.data();
         a.cache = cache.data(), a.int8 = int8, a.page_stride = kLayers * page_bytes, a.layer_stride = page_bytes;
         std::vector<int32_t> batch(kFieldCount * 128);
         std::vector<int64_t> fields;
@@ -132,6 +137,26 @@ class Model {
     };
     using Segments = std::vector<Piece>;
 
+    void norm(Value x, Value y, bool quantise) {
+        norm_weight_ = vector(kWidth);
+        bias_ = mpt_ ? vector(kWidth) : nullptr;
+        const Code whole = mpt_ ? Code::LayerNorm : Code::Norm;
+        record(quantise ? (mpt_ ? Code::LayerNormQuantise : Code::NormQuantise) : whole, x, y, kWidth, kWidth, {});
+    }
+    void gated_mlp(bool first, Value x, Value middle, Value gated) {
+        const Segments up = {{Format::Q4_0, matrix(Format::Q4_0, kFfn, kWidth), kFfn, kWidth, 0},
+                             {Format::Q4_0, matrix(Format::Q4_0, kFfn, kWidth), kFfn, kWidth, first ? 0 : kFfn}};
+        record(first ? Code::LinearGated : Code::Linear, x, first ? gated : middle, kWidth, first ? kFfn : 2 * kFfn, up);
+        record(first ? Code::Quantise : Code::GatedQuantise, first ? gated : middle, x, kFfn, kFfn, {});
+    }
+    void mlp(bool first, Value x, Value middle, Value gated) {
+        bias_ = vector(kFfn);
+        record(Code::Linear, x, middle, kWidth, kFfn,
+               {{Format::Q4_0, matrix(Format::Q4_0, kFfn, kWidth), kFfn, kWidth, 0}});
+        if (first) return record(Code::GeluQuantise, middle, x, kFfn, kFfn, {});
+        record(Code::GeluTanh, middle, gated, kFfn, kFfn, {});
+        record(Code::Quantise, gated, x, kFfn, kFfn, {});
+    }
     Value value(int64_t row_bytes) {  // room for every token of a step; digits and scales of a row fit into its floats
         const Value v{next_id_++, arena_used_};
         arena_used_ += (row_bytes * kTokens + 63) / 64 * 64;
@@ -184,6 +209,8 @@ class Model {
     std::vector<uint8_t> arena_;
     int64_t next_id_ = 0, arena_used_ = 0;
     int layer_ = 0;
+    const bool mpt_;
+    const float slopes_[kHeads] = {0.7213475f, 0.36067376f, 0.18033688f, 0.09016844f};
     const float *norm_weight_ = nullptr, *bias_ = nullptr, *q_norm_ = nullptr;
     Value residual_{-1, 0}, logits_{};
     std::vector<int64_t> code_;
@@ -194,23 +221,28 @@ class Model {
 }  // namespace
 
 void steps(Checker& check) {
-    Model model;
-    for (int window : {0, 40})
-        for (int form = 0; form < 4; form++) {
-            const bool interleaved = form & 1, int8 = form & 2;
-            const std::string name =
-                "steps window " + std::to_string(window) + (interleaved ? " interleaved" : "") + (int8 ? " int8" : "");
-            check(name,
-                  [&](const Kernels& kernels, Output& out) { model.run(kernels, 1, window, interleaved, int8, out); });
-            Output alone;
-            model.run(*check.tables()[0], 1, window, interleaved, int8, alone);
-            check.require(name + ": every logit is finite", alone.finite_floats());
-            for (int threads = 2; threads <= 4; threads++) {
-                Output together;
-                model.run(*check.tables().back(), threads, window, interleaved, int8, together);
-                check.compare(name + " on " + std::to_string(threads) + " threads", alone, together);
+    Model llama, mpt(true);
+    for (Model* model : {&llama, &mpt})
+        for (int window : {0, 40})
+            for (int form = 0; form < 4; form++) {
+                const bool interleaved = form & 1, int8 = form & 2;
+                if (model == &mpt && interleaved) continue;  // nothing is rotated
+                const std::string name = "steps" + std::string(model == &mpt ? " mpt" : "") + " window " +
+                                         std::to_string(window) + (interleaved ? " interleaved" : "") +
+                                         (int8 ? " int8" : "");
+                const auto run = [&](const Kernels& kernels, int threads, Output& out) {
+                    model->run(kernels, threads, window, interleaved, int8, out);
+                };
+                check(name, [&](const Kernels& kernels, Output& out) { run(kernels, 1, out); });
+                Output alone;
+                run(*check.tables()[0], 1, alone);
+                check.require(name + ": every logit is finite", alone.finite_floats());
+                for (int threads = 2; threads <= 4; threads++) {
+                    Output together;
+                    run(*check.tables().back(), threads, together);
+                    check.compare(name + " on " + std::to_string(threads) + " threads", alone, together);
+                }
             }
-        }
 }
 
 }  // namespace check

@@ -234,7 +234,9 @@ class CpuExecutable:
         del self._core, self.image, self._arena, self._cache
 
     def _rope_table(self) -> int:
-        """Address of the rope table: the image's, or one of our own where more positions are served than it has."""
+        """Address of the rope table (0: none): the image's, or our own where more positions are served than it has."""
+        if self._lowered.table < 0:
+            return 0
         if self.max_context <= self._lowered.positions:
             return int(self.image.address + self._lowered.table)
         from roofline.backends.cpu.memory import rope_array

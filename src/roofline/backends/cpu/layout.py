@@ -1,4 +1,4 @@
-"""Where everything lies that the core reads: packed matrices, then vectors, then the rope table, in one image.
+"""Where everything lies that the core reads: packed matrices, then vectors, then tables of positions, in one image.
 
 The image is the same in memory and in a bundle's weights.bin; code names places in it as bytes from its start.
 """
@@ -30,12 +30,14 @@ class PackedPiece:
 class Layout:
     """Places in the image, in bytes.
 
-    matrices: weight -> pieces; vectors: weight -> place of its float32; table: place of the rope table, float32
-    [positions, 2, head_dim / 2]; matrix_bytes: of the packed matrices; nbytes: of the whole image.
+    matrices: weight -> pieces; vectors: weight -> place of its float32; slopes: place of ALiBi's, float32 [heads], -1:
+    none; table: place of the rope table, float32 [positions, 2, head_dim / 2], -1: none; positions: that can be served;
+    matrix_bytes: of the packed matrices; nbytes: of the whole image.
     """
 
     matrices: Mapping[str, tuple[PackedPiece, ...]]
     vectors: Mapping[str, int]
+    slopes: int
     table: int
     positions: int
     matrix_bytes: int
@@ -67,15 +69,25 @@ def lay_out(program: Program, positions: int) -> Layout:
             at += piece_bytes(piece, number, recipe.columns)
             start += rows
         matrices[name] = tuple(pieces)
-    matrix_bytes, at = at, _up(at, SECTION)
-    vectors = {}
+    matrix_bytes, at, end = at, _up(at, SECTION), at
+    vectors, slopes, place = {}, -1, -1
     for name, recipe in program.weights.items():
         if len(recipe.shape) == 1:
-            vectors[name] = at
-            at = _up(at + 4 * recipe.shape[0], ALIGN)
-    (table,) = program.tables.values()
-    place = _up(at, SECTION)
-    return Layout(matrices, vectors, place, positions, matrix_bytes, place + positions * table.dim * 4)
+            vectors[name], end = at, at + 4 * recipe.shape[0]
+            at = _up(end, ALIGN)
+    if heads := alibi_heads(program):
+        slopes, end = at, at + 4 * heads
+        at = _up(end, ALIGN)
+    for table in program.tables.values():
+        place = _up(at, SECTION)
+        end = place + positions * table.dim * 4
+    return Layout(matrices, vectors, slopes, place, positions, matrix_bytes, end)
+
+
+def alibi_heads(program: Program) -> int:
+    """Heads of an attention whose scores fall with distance, 0 where there is none."""
+    leaning = (int(i.attr("heads")) for i in program.body if i.op == "attend" and i.attr("alibi"))
+    return next(leaning, 0)
 
 
 def piece_bytes(piece: Piece, number: int, columns: int) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 
 from roofline.backends.cpu.layout import Layout
 from roofline.backends.cpu.lowered import Attention, Lowered
-from roofline.common.errors import UnsupportedError
+from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.ops.symbol import Q_BYTES, Type
 from roofline.program.ir import Instr, Program
 from roofline.program.passes.plan import plan
@@ -34,24 +34,41 @@ class Code(IntEnum):
     GATED_QUANTISE = 8
     TAKE_ROWS = 9
     LINEAR_GATED = 10
+    EMBED_POSITIONS = 11
+    ADD = 12
+    LAYER_NORM = 13
+    LAYER_NORM_QUANTISE = 14
+    GELU = 15
+    GELU_QUANTISE = 16
+    GELU_TANH = 17
+    GELU_TANH_QUANTISE = 18
 
 
 CODES = {
     "embed": Code.EMBED,
     "rms_norm": Code.NORM,
     "norm_quantize": Code.NORM_QUANTISE,
+    "layer_norm": Code.LAYER_NORM,
+    "layer_norm_quantize": Code.LAYER_NORM_QUANTISE,
     "quantize_rows": Code.QUANTISE,
     "linear": Code.LINEAR,
     "linear_add": Code.LINEAR,
     "linear_silu_mul": Code.LINEAR_GATED,
     "rope_kv_write": Code.ROPE_WRITE,
+    "qkv_write": Code.ROPE_WRITE,  # without a table nothing is rotated
     "attend": Code.ATTEND,
     "silu_mul": Code.GATED,
     "silu_mul_quantize": Code.GATED_QUANTISE,
+    "gelu": Code.GELU,
+    "gelu_quantize": Code.GELU_QUANTISE,
+    "add": Code.ADD,
     "take_rows": Code.TAKE_ROWS,
 }
+TANH = {Code.GELU: Code.GELU_TANH, Code.GELU_QUANTISE: Code.GELU_TANH_QUANTISE}
 LINEARS = ("linear", "linear_add", "linear_silu_mul")
-QUANTISING = ("norm_quantize", "quantize_rows", "silu_mul_quantize")
+NORMS = ("rms_norm", "norm_quantize", "layer_norm", "layer_norm_quantize")
+QUANTISING = ("norm_quantize", "layer_norm_quantize", "quantize_rows", "silu_mul_quantize", "gelu_quantize")
+WRITES = ("rope_kv_write", "qkv_write")
 NONE = (-1, 0, 0, 0)
 NO_KERNEL = "the cpu backend has no kernel for it, and no pass rewrites it into ops that have one (docs/extending.md)"
 
@@ -63,7 +80,7 @@ def keep_operands(program: Program) -> Program:
     barrier in between: their q|k|v must not be overwritten by attend's own result. And a few rows are quantised by each
     thread for itself, again without a barrier: what they are made from must outlast the next instruction that has one.
     """
-    source = {i.output.name: i.inputs[0] for i in program.body if i.op == "rope_kv_write"}
+    source = {i.output.name: i.inputs[0] for i in program.body if i.op in WRITES}
     body = []
     without_barrier: list[str] = []
     for instr in program.body:
@@ -81,13 +98,13 @@ def check(program: Program) -> None:
         if instr.op not in CODES:
             raise UnsupportedError(f"op {instr.op!r}", NO_KERNEL, sorted(CODES))
         if instr.op == "attend":
-            for name in ("soft_cap", "alibi"):
-                if instr.attr(name):
-                    raise UnsupportedError(f"attend with {name}", "the cpu backend has no kernel for it")
-            if previous != "rope_kv_write":
-                raise UnsupportedError(
-                    "attend without rope_kv_write before it", "the cpu backend runs the two together"
-                )
+            if instr.attr("soft_cap"):
+                raise UnsupportedError("attend with soft_cap", "the cpu backend has no kernel for it")
+            if previous not in WRITES:
+                reason = "the cpu backend runs the two together"
+                raise UnsupportedError(f"attend without {' or '.join(WRITES)} before it", reason)
+        if instr.op == "embed" and instr.inputs[0] not in ("ids", "positions"):
+            raise UnsupportedError(f"embed of {instr.inputs[0]}", "the cpu backend looks up ids and positions alone")
         if instr.op in ("silu_mul", "silu_mul_quantize") and len(instr.inputs) != 1:
             raise UnsupportedError(f"{instr.op} on two values", "the cpu backend takes gate and up side by side")
         for name in instr.inputs:
@@ -103,6 +120,7 @@ def check(program: Program) -> None:
 def lower(program: Program, layout: Layout) -> Lowered:
     """A Program planned by `keep_operands`, for an image of that layout. Raises UnsupportedError as `check` does."""
     check(program)
+    _check_positions(program, layout)
     assert program.plan is not None
     places, types = program.plan.places, program.types()
     ids = {name: number for number, name in enumerate(places)}
@@ -114,10 +132,10 @@ def lower(program: Program, layout: Layout) -> Lowered:
 
     for instr in program.body:
         over_rows = types[instr.output.name].leading == "rows"
-        code += [CODES[instr.op], int(over_rows), _digits(instr, types)]
+        code += [_code(instr), int(over_rows), _digits(instr, types)]
         code += ref(instr.inputs[0]) if instr.op != "embed" else NONE
         code += ref(instr.output.name)
-        code += ref(instr.inputs[1]) if instr.op == "linear_add" else NONE
+        code += ref(instr.inputs[1]) if instr.op in ("linear_add", "add") else NONE
         code += _sizes(instr, types)
         code += _weights(instr, layout)
     arena = program.plan.arena
@@ -134,12 +152,29 @@ def lower(program: Program, layout: Layout) -> Lowered:
     )
 
 
+def _check_positions(program: Program, layout: Layout) -> None:
+    """Raises ConfigError where a table of learned positions is shorter than what is to be served."""
+    for instr in program.body:
+        if instr.op == "embed" and instr.inputs[0] == "positions":
+            rows = program.weights[instr.weights[0]].shape[0]
+            if layout.positions > rows:
+                what = f"{layout.positions:,} positions cannot be served: {instr.weights[0]} has {rows:,}"
+                raise ConfigError(f"{what}; lower max_model_len")
+
+
+def _code(instr: Instr) -> Code:
+    code = CODES[instr.op]
+    if instr.op == "embed" and instr.inputs[0] == "positions":
+        return Code.EMBED_POSITIONS
+    return TANH[code] if code in TANH and instr.attr("tanh") else code
+
+
 def _attention(program: Program) -> Attention:
     (group,) = program.kv_groups.values()
-    (table,) = program.tables.values()
+    table = next(iter(program.tables.values()), None)
     if group.head_dim % 16 or group.head_dim > 512:
         raise UnsupportedError(f"head_dim {group.head_dim}", "the cpu backend needs a multiple of 16 up to 512")
-    write = next(i for i in program.body if i.op == "rope_kv_write")
+    write = next(i for i in program.body if i.op in WRITES)
     attend = next(i for i in program.body if i.op == "attend")
     return Attention(
         layers=group.layers,
@@ -147,9 +182,9 @@ def _attention(program: Program) -> Attention:
         kv_heads=group.kv_heads,
         head_dim=group.head_dim,
         window=int(group.window),
-        interleaved=table.style == "interleaved",
+        interleaved=table is not None and table.style == "interleaved",
         q_scale=float(np.float32(attend.attr("scale") * math.log2(math.e))),
-        eps=float(write.attr("eps")),
+        eps=float(write.attr("eps")) if write.op == "rope_kv_write" else 0.0,
     )
 
 
@@ -162,19 +197,21 @@ def _digits(instr: Instr, types: Mapping[str, Type]) -> int:
 def _sizes(instr: Instr, types: Mapping[str, Type]) -> list[int]:
     """width (inputs of a row) and stride (columns of the result, or of q|k|v)."""
     out = types[instr.output.name].width
-    if instr.op in (*LINEARS, "rope_kv_write"):
+    if instr.op in (*LINEARS, *WRITES):
         inputs = types[instr.inputs[0]].width
-        return [inputs, inputs if instr.op == "rope_kv_write" else out]
+        return [inputs, inputs if instr.op in WRITES else out]
     return [out, out]
 
 
 def _weights(instr: Instr, layout: Layout) -> list[int]:
-    """norm weight, bias, eps, layer, q_norm, k_norm, then the pieces of a matrix."""
-    matrix = instr.op in ("embed", *LINEARS)
-    norm = layout.vectors[instr.weights[0]] if instr.op in ("rms_norm", "norm_quantize") else -1
-    bias = layout.vectors[instr.weights[1]] if matrix and len(instr.weights) > 1 else -1
-    eps = float(instr.attr("eps")) if instr.op in ("rms_norm", "norm_quantize") else 0.0
-    layer = int(instr.attr("layer")) if instr.op in ("rope_kv_write", "attend") else 0
+    """norm weight (or attention's slopes), bias, eps, layer, q_norm, k_norm, then the pieces of a matrix."""
+    matrix, norms = instr.op in ("embed", *LINEARS), instr.op in NORMS
+    norm = layout.vectors[instr.weights[0]] if norms else -1
+    if instr.op == "attend" and instr.attr("alibi"):
+        norm = layout.slopes
+    bias = layout.vectors[instr.weights[1]] if (matrix or norms) and len(instr.weights) > 1 else -1
+    eps = float(instr.attr("eps")) if norms else 0.0
+    layer = int(instr.attr("layer")) if instr.op in (*WRITES, "attend") else 0
     q_norm, k_norm = -1, -1
     if instr.op == "rope_kv_write" and instr.weights:
         q_norm, k_norm = (layout.vectors[name] for name in instr.weights)

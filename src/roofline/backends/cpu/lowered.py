@@ -37,7 +37,8 @@ class Lowered:
     """All that the core is told.
 
     code: int64 records; logits: reference to their value; arena: bytes as (constant, a token, a row); table: place of
-    the rope table in the image and its `positions`; matrix_bytes, nbytes: of the image (see layout.py).
+    the rope table in the image, -1: none; positions: its own, or what a model without one serves; matrix_bytes, nbytes:
+    of the image (see layout.py).
     """
 
     code: np.ndarray

@@ -50,8 +50,9 @@ def image_parts(program: "Program", layout: "Layout", source: Source, threads: i
     write(address, view) puts the part into the uint8 `view`, which is zero and lies at `address`.
     """
     from roofline import _native
-    from roofline.backends.cpu.layout import piece_bytes
+    from roofline.backends.cpu.layout import alibi_heads, piece_bytes
     from roofline.ops import formats
+    from roofline.ops.attention import log2_slopes
 
     for name, pieces in layout.matrices.items():
         for piece, packed in zip(program.weights[name].pieces, pieces, strict=True):
@@ -69,13 +70,19 @@ def image_parts(program: "Program", layout: "Layout", source: Source, threads: i
             view.view(np.float32)[:] = np.concatenate(parts)
 
         yield place, 4 * recipe.shape[0], vector
-    (table,) = program.tables.values()
+    if heads := alibi_heads(program):
+
+        def slopes(address: int, view: np.ndarray) -> None:
+            view.view(np.float32)[:] = log2_slopes(heads)
+
+        yield layout.slopes, 4 * heads, slopes
     (group,) = program.kv_groups.values()
+    for table in program.tables.values():
 
-    def rope(address: int, view: np.ndarray) -> None:
-        view.view(np.float32)[:] = rope_array(table, layout.positions, group.head_dim).reshape(-1)
+        def rope(address: int, view: np.ndarray, table: "RopeTable" = table) -> None:
+            view.view(np.float32)[:] = rope_array(table, layout.positions, group.head_dim).reshape(-1)
 
-    yield layout.table, layout.nbytes - layout.table, rope
+        yield layout.table, layout.nbytes - layout.table, rope
 
 
 def map_image(path: Path, nbytes: int) -> Any:

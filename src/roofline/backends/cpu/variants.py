@@ -6,14 +6,13 @@ A name is a few words that native/variant.h describes; each candidate here chang
 
 from dataclasses import dataclass, replace
 
-from roofline.backends.cpu.lower import LINEARS
+from roofline.backends.cpu.lower import LINEARS, QUANTISING
 from roofline.backends.cpu.select import DEFAULT
 from roofline.ops.symbol import Q_BYTES
 from roofline.program.ir import Instr, Program
 
 FLOATS = ("F32", "F16", "BF16")
 FEW_ROWS = 32
-QUANTISED_ROWS = ("norm_quantize", "quantize_rows", "silu_mul_quantize")
 
 
 def regime_of(rows: int) -> int:
@@ -64,7 +63,7 @@ def _describe(instr: Instr, program: Program) -> tuple[str, str] | None:
         formats = "+".join(dict.fromkeys(piece.format for piece in recipe.pieces))
         kind = "float_linear" if recipe.pieces[0].format in FLOATS else "linear"
         return kind, f"{instr.op} {recipe.shape[1]}x{recipe.shape[0]} {formats}"
-    if instr.op in QUANTISED_ROWS:
+    if instr.op in QUANTISING:
         out = types[instr.output.name]
         return "rows", f"{instr.op} {out.width} {out.dtype}"
     if instr.op == "attend":

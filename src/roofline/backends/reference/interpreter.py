@@ -89,6 +89,24 @@ class Interpreter:
     def norm_quantize(self, instr: Instr, x: "Tensor") -> Q8Rows:
         return quantize_rows(self.rms_norm(instr, x), instr.attr("group"), instr.attr("bits"))
 
+    def layer_norm(self, instr: Instr, x: "Tensor") -> "Tensor":
+        w, bias = [self.weights.tensor(name) for name in instr.weights] + [None] * (2 - len(instr.weights))
+        assert w is not None, "a norm has a weight"
+        if instr.attr("order") == "lanes16":
+            return orders.layer_norm_lanes16(x.contiguous(), w, bias, instr.attr("eps"))
+        return registry.get("layer_norm").reference(x, w, bias, eps=instr.attr("eps"))
+
+    def layer_norm_quantize(self, instr: Instr, x: "Tensor") -> Q8Rows:
+        return quantize_rows(self.layer_norm(instr, x), instr.attr("group"), instr.attr("bits"))
+
+    def gelu(self, instr: Instr, x: "Tensor") -> "Tensor":
+        if instr.attr("order") == "exp2":
+            return orders.gelu_exp2(x, instr.attr("tanh"))
+        return registry.get("gelu").reference(x, instr.attr("tanh"))
+
+    def gelu_quantize(self, instr: Instr, x: "Tensor") -> Q8Rows:
+        return quantize_rows(self.gelu(instr, x), instr.attr("group"), instr.attr("bits"))
+
     def silu_mul(self, instr: Instr, gate: "Tensor", up: "Tensor | None" = None) -> "Tensor":
         if instr.attr("order") == "exp2":
             return orders.silu_mul_exp2(*halves(gate, up))
@@ -108,6 +126,12 @@ class Interpreter:
             q = self._norm(instr, q, instr.weights[0], heads)
             k = self._norm(instr, k, instr.weights[1], kv_heads)
         q, k = self._rope(instr, q, positions, heads), self._rope(instr, k, positions, kv_heads)
+        return q, self.kv_write(instr, cache, k, v)
+
+    def qkv_write(self, instr: Instr, qkv: "Tensor", cache: PagedCache) -> tuple[Any, ...]:
+        head_dim = qkv.shape[1] // (instr.attr("heads") + 2 * cache.kv_heads)
+        q_width, kv_width = instr.attr("heads") * head_dim, cache.kv_heads * head_dim
+        q, k, v = qkv.split([q_width, kv_width, kv_width], dim=1)
         return q, self.kv_write(instr, cache, k, v)
 
     def kv_write(self, instr: Instr, cache: PagedCache, k: "Tensor", v: "Tensor") -> PagedCache:
@@ -153,11 +177,16 @@ _RUN: dict[str, Callable[..., Any]] = {
         "linear_silu_mul",
         "rms_norm",
         "norm_quantize",
+        "layer_norm",
+        "layer_norm_quantize",
+        "gelu",
+        "gelu_quantize",
         "silu_mul",
         "silu_mul_quantize",
         "rope",
         "kv_write",
         "rope_kv_write",
+        "qkv_write",
         "attend",
     )
 }

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from roofline.backends.reference.unpack import Groups
-from roofline.ops.attention import alibi_slopes
+from roofline.ops.attention import log2_slopes
 from roofline.ops.exp2 import LOG2E, exp2_falling, exp2_signed, fma
 from roofline.ops.matmul import Q8Rows
+from roofline.ops.normal_tail import normal_tail
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 BLOCK = 64  # keys whose softmax state is updated at once, at absolute positions 0-63, 64-127, ...
 SPLIT = 512  # keys that have a state of their own, merged left to right
 LANES = 16
+# Of the tanh form of gelu: -2 * log2(e) * sqrt(2 / pi), and that times 0.044715, each rounded to float32.
+GELU_TANH = float.fromhex("-0x1.26aec2p+1"), float.fromhex("-0x1.a5a7d0p-4")
 
 
 def linear_integers(x: Q8Rows, w: Groups) -> "Tensor":
@@ -77,6 +80,37 @@ def rms_norm_lanes16(x: "Tensor", w: "Tensor", eps: float, heads: int) -> "Tenso
     mean = tree16(lanes) / float(size) + torch.tensor(eps, dtype=torch.float32)
     inverse = 1.0 / torch.sqrt(mean.double()).float()  # torch's float32 sqrt is not rounded correctly on CPUs
     return ((parts * inverse[..., None]) * w).reshape(x.shape)
+
+
+def layer_norm_lanes16(x: "Tensor", w: "Tensor", bias: "Tensor | None", eps: float) -> "Tensor":
+    """Order "lanes16": lanes add up the elements, then by FMA the squares of their distance from the mean;
+    y = fma((x - mean) * inv, w, bias), without a bias ((x - mean) * inv) * w.
+    """
+    import torch
+
+    size = x.shape[-1]
+    lanes, squares = (torch.zeros(x.shape[0], LANES) for _ in range(2))
+    for chunk in torch.nn.functional.pad(x, (0, -size % LANES)).split(LANES, dim=-1):
+        lanes = lanes + chunk
+    centred = x - (tree16(lanes) / float(size))[:, None]
+    for chunk in torch.nn.functional.pad(centred, (0, -size % LANES)).split(LANES, dim=-1):
+        squares = fma(chunk, chunk, squares)
+    variance = tree16(squares) / float(size) + torch.tensor(eps, dtype=torch.float32)
+    normed = centred * (1.0 / torch.sqrt(variance.double()).float())[:, None]
+    return normed * w if bias is None else fma(normed, w.expand_as(normed), bias.expand_as(normed))
+
+
+def gelu_exp2(x: "Tensor", tanh: bool) -> "Tensor":
+    """Order "exp2": fma(-a, P(X < -a), max(x, 0)) with a = min(|x|, 100) and the tail of `normal_tail`; its tanh form
+    x / (1 + 2^(x * fma(x^2, 0.044715 * c, c))) with c = -2 * log2(e) * sqrt(2 / pi).
+    """
+    import torch
+
+    if tanh:
+        linear, cubic = (torch.full_like(x, value) for value in GELU_TANH)
+        return x / (1.0 + exp2_signed(x * fma(x * x, cubic, linear)))
+    a = x.abs().clamp(max=100.0)
+    return fma(0.0 - a, normal_tail(a), torch.where(x < 0, torch.zeros_like(x), x))
 
 
 def silu_mul_exp2(gate: "Tensor", up: "Tensor") -> "Tensor":
@@ -152,7 +186,7 @@ def _bend(scores: "Tensor", distance: "Tensor", soft_cap: float, alibi: bool) ->
         cap = torch.tensor(soft_cap * math.log2(math.e), dtype=torch.float32)
         scores = cap * (1.0 - 2.0 / (exp2_signed((2.0 * (scores / cap)) * LOG2E) + 1.0))
     if alibi:
-        slopes = torch.tensor([s * math.log2(math.e) for s in alibi_slopes(scores.shape[1])], dtype=torch.float32)
+        slopes = torch.tensor(log2_slopes(scores.shape[1]), dtype=torch.float32)
         scores = scores + slopes[None, :, None] * distance[:, None, :].float()
     return scores
 

@@ -1,6 +1,6 @@
 """fuse: neighbours become one instruction where the result between them is read by nobody else.
 
-linear_silu_mul, norm_quantize, silu_mul_quantize, linear_add, rope_kv_write. Each rounds exactly where its parts round.
+linear_silu_mul, *_quantize, linear_add, rope_kv_write, qkv_write. Each rounds exactly where its parts round.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,12 +12,18 @@ from roofline.program.passes.rewrite import makers, readers, without_dead
 
 Made = Mapping[str, Instr]
 Read = Mapping[str, int]
+_QUANTISED = {
+    "rms_norm": "norm_quantize",
+    "layer_norm": "layer_norm_quantize",
+    "silu_mul": "silu_mul_quantize",
+    "gelu": "gelu_quantize",
+}
 
 
 def fuse(program: Program) -> Program:
     """The Program with fused instructions, each where the last of its parts stood."""
     body = list(program.body)
-    for pattern in (partial(_linear_silu_mul, program), _quantize, _linear_add, _rope_kv_write):
+    for pattern in (partial(_linear_silu_mul, program), _quantize, _linear_add, _rope_kv_write, _qkv_write):
         body = _apply(program, body, pattern)
     return program if body == list(program.body) else without_dead(program, body)
 
@@ -59,7 +65,7 @@ def _linear_silu_mul(program: Program, instr: Instr, made: Made, read: Read) -> 
 def _quantize(instr: Instr, made: Made, read: Read) -> Instr | None:
     if instr.op != "quantize_rows":
         return None
-    for op, fused in (("rms_norm", "norm_quantize"), ("silu_mul", "silu_mul_quantize")):
+    for op, fused in _QUANTISED.items():
         if part := _only(instr.inputs[0], op, made, read):
             return Instr(fused, part.inputs, part.weights, {**instr.attrs, **part.attrs}, instr.outputs)
     return None
@@ -94,6 +100,25 @@ def _rope_kv_write(instr: Instr, made: Made, read: Read) -> Instr | None:
     return None
 
 
+def _qkv_write(instr: Instr, made: Made, read: Read) -> Instr | None:
+    """split x 3, kv_write -> qkv_write, where q goes straight to attend; its split may stand behind the write."""
+    if instr.op != "kv_write":
+        return None
+    cache, k_name, v_name = instr.inputs
+    k, v = _only(k_name, "split", made, read), _only(v_name, "split", made, read)
+    if k is None or v is None:
+        return None
+    straight = {instr.inputs[0] for instr in made.values() if instr.op == "attend"}
+    for q in made.values():
+        if q.op != "split" or q.output.name not in straight or read[q.output.name] != 1:
+            continue
+        if q.inputs == k.inputs == v.inputs and _side_by_side(q, k, v, made):
+            head_dim = instr.output.type.trailing[1]
+            attrs = {"heads": q.output.type.width // head_dim, **instr.attrs}
+            return Instr("qkv_write", (*q.inputs, cache), (), attrs, (q.output, *instr.outputs))
+    return None
+
+
 class _Part:
     """One of q and k on its way from the qkv linear: its split, its norm if it has one, its rope."""
 
@@ -118,7 +143,12 @@ def _adjacent(q: _Part, k: _Part, v: Instr, made: Made) -> bool:
         return False
     if q.norm and k.norm and (q.norm.attr("eps"), q.norm.attr("order")) != (k.norm.attr("eps"), k.norm.attr("order")):
         return False
-    edges = [e for part in (q.split, k.split, v) for e in (part.attr("start"), part.attr("stop"))]
+    return _side_by_side(q.split, k.split, v, made)
+
+
+def _side_by_side(q: Instr, k: Instr, v: Instr, made: Made) -> bool:
+    """Three splits of one value cut all of it, in this order."""
+    edges = [e for part in (q, k, v) for e in (part.attr("start"), part.attr("stop"))]
     return edges[0] == 0 and edges[1] == edges[2] and edges[3] == edges[4] and edges[5] == _width(v, made)
 
 

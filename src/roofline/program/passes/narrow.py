@@ -10,7 +10,7 @@ from roofline.program.ir import Instr, Program, Value
 
 # Row i of the result depends on row i of the operands alone.
 ROWWISE = frozenset(
-    ("linear", "rms_norm", "layer_norm", "silu_mul", "add", "scale", "soft_cap", "cast", "quantize_rows")
+    ("linear", "rms_norm", "layer_norm", "silu_mul", "gelu", "add", "scale", "soft_cap", "cast", "quantize_rows")
 )
 
 
