@@ -1,12 +1,20 @@
-"""Several runs in one process group, one after the other: torchrun starts this with RUNS.json, their configurations.
+"""Process groups of several sizes, one after the other, each for several runs: RUNS.json holds [processes, runs] pairs.
 
-A run that is refused leaves `refused.txt` in its folder, with the message. Saves the start of a group for each run.
+As torchrun would start them, but forked from a process that has everything imported: most of a short run is that. A run
+that is refused leaves `refused.txt` in its folder, with the message.
 """
 
 import json
+import os
+import signal
+import socket
 import sys
+import traceback
 from pathlib import Path
+from typing import Any
 
+import torch
+import torch._dynamo  # the optimizer's first step would import it, in every process again
 import torch.distributed as dist
 
 from roofline.common.errors import RooflineError
@@ -23,19 +31,54 @@ def start_once(world: World) -> None:
     world.grouped = True
 
 
-def main() -> None:
+def work(rank: int, count: int, port: int, runs: list[dict[str, Any]]) -> None:
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
+    if count > 1:
+        os.environ.update({name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"})
+    torch.set_num_threads(1)
     parallel._start_group = start_once
     loop.leave = lambda world: None
-    for given in json.loads(Path(sys.argv[1]).read_text()):
-        config = of(given)
+    for given in runs:
         try:
-            loop.train(config)
+            loop.train(of(given))
         except RooflineError as error:
             folder = Path(given["run_folder"])
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "refused.txt").write_text(str(error))
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def forked(*given: Any) -> int:
+    """Its process id."""
+    pid = os.fork()
+    if not pid:
+        try:
+            work(*given)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    return pid
+
+
+def group(count: int, runs: list[dict[str, Any]]) -> bool:
+    """Whether all its processes ended well; when one does not, the others are ended."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    left = {forked(rank, count, port, runs) for rank in range(count)}
+    fine = True
+    while left:
+        pid, status = os.wait()
+        left.discard(pid)
+        if status and fine:
+            fine = False
+            for other in left:
+                os.kill(other, signal.SIGKILL)
+    return fine
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(not all(group(*each) for each in json.loads(Path(sys.argv[1]).read_text())))
