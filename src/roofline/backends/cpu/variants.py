@@ -68,8 +68,9 @@ def _describe(instr: Instr, program: Program) -> tuple[str, str] | None:
         return "rows", f"{instr.op} {out.width} {out.dtype}"
     if instr.op == "attend":
         (group,) = program.kv_groups.values()
-        window = f" window {group.window}" if group.window else ""
-        return "attend", f"attend {instr.attr('heads')}/{group.kv_heads}x{group.head_dim}{window}"
+        rest = f" window {group.window}" if group.window else ""
+        rest += " alibi" if instr.attr("alibi") else ""
+        return "attend", f"attend {instr.attr('heads')}/{group.kv_heads}x{group.head_dim}{rest}"
     return None
 
 
