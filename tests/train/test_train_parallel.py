@@ -159,3 +159,21 @@ def test_a_limit_of_memory_halves_the_rows(tmp_path: Path) -> None:
     launch(1, given)
     (line,) = (line for line in log.read(tmp_path / "run" / log.LOG) if "loss" in line)
     assert 1 <= line["microbatch"] < 512
+
+
+def test_a_group_that_someone_else_made_is_used_and_left_standing(tmp_path: Path) -> None:
+    import torch.distributed as dist
+
+    from roofline.train.loop import train
+
+    data = small.write_rows(tmp_path / "data", 40)
+    changes: dict[str, Any] = {"max_duration": "2ba", "fsdp_config": {"sharding_strategy": "FULL_SHARD"}}
+    train(small.config(data, tmp_path / "own", **changes))
+    assert not dist.is_initialized()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        train(small.config(data, tmp_path / "found", **changes))
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
+    assert losses(tmp_path / "own") == losses(tmp_path / "found")

@@ -28,7 +28,7 @@ start = parallel._start_group
 def start_once(world: World) -> None:
     if not dist.is_initialized():
         start(world)
-    world.grouped = True
+    world.grouped = world.owner = True
 
 
 def work(rank: int, count: int, port: int, runs: list[dict[str, Any]]) -> None:

@@ -25,8 +25,9 @@ class World:
     """This process among those of its run; alone it needs no process group.
 
     local_rank: among those of its host. tensor: those that share its matrices, and its rows; they stand side by side.
-    mesh: of all ranks, where there is a group. watching: before each of FSDP's collectives the ranks ask each other
-    whether one of them has failed, which otherwise would leave the rest waiting in it.
+    mesh: of all ranks, where there is a group (grouped), which this run has made (owner) or found.
+    watching: before each of FSDP's collectives the ranks ask each other whether one of them has failed, which otherwise
+        would leave the rest waiting in it.
     """
 
     rank: int = 0
@@ -34,6 +35,7 @@ class World:
     local_rank: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     grouped: bool = False
+    owner: bool = False
     tensor: Ranks = field(default_factory=Ranks)
     mesh: Any = None
     watching: bool = False
@@ -101,8 +103,13 @@ class World:
 
 
 def join(config: TrainConfig) -> World:
-    """This process's place, from the variables that torchrun sets; the process group where it needs one."""
+    """This process's place, from the variables that torchrun sets; the process group where it needs one.
+
+    A group that is there already, as Ray Train makes one, is joined and left standing.
+    """
     rank, size, local = (int(env.foreign(name) or fallback) for name, fallback in _PLACE)
+    if dist.is_initialized():
+        rank, size = dist.get_rank(), dist.get_world_size()
     found = torch.accelerator.is_available() and config.device != "cpu"
     if config.device == "gpu" and not found:
         raise ConfigError("device=gpu: torch finds no accelerator here")
@@ -112,7 +119,10 @@ def join(config: TrainConfig) -> World:
         torch.accelerator.set_device_index(local)
     world = World(rank, size, local, device)
     if size > 1 or config.elastic is not None or config.fsdp_config is not None:
-        _start_group(world)
+        if dist.is_initialized():
+            world.grouped = True
+        else:
+            _start_group(world)
         _lay_out(world, config)
     elif config.tensor_parallel > 1:
         raise ConfigError(f"tensor_parallel={config.tensor_parallel} on one process: start more of them")
@@ -120,10 +130,10 @@ def join(config: TrainConfig) -> World:
 
 
 def leave(world: World) -> None:
-    """End the process group."""
-    if world.grouped:
+    """End the process group, if it is this run's."""
+    if world.owner:
         dist.destroy_process_group()
-        world.grouped = False
+    world.grouped = world.owner = False
 
 
 def shard(model: Model, world: World, config: TrainConfig) -> None:
@@ -232,4 +242,4 @@ def _start_group(world: World) -> None:
         dist.init_process_group(backend, rank=world.rank, world_size=world.size)
     else:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    world.grouped = True
+    world.grouped = world.owner = True
