@@ -10,12 +10,13 @@ stream, not what its Generator makes of it.
 
 import hashlib
 import heapq
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import lcm
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from roofline.common.errors import ConfigError
 from roofline.common.names import did_you_mean
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+K = TypeVar("K")
+V = TypeVar("V")
 BLOCK = 1 << 18  # samples that are shuffled with each other, at least: as many shards as hold them
 
 
@@ -98,8 +101,8 @@ class Order:
             raise ConfigError(f"step={step} is not at least 0")
         begin, end = (apportion(self._weights, self.global_batch * at) for at in (step, step + 1))
         parts = [
-            offset + _positions(stream, f"{self.seed}/{index}", a, b)
-            for index, (stream, offset, a, b) in enumerate(zip(self.streams, self._offsets, begin, end, strict=True))
+            offset + epochs.positions(a, b)
+            for epochs, offset, a, b in zip(self._epochs, self._offsets, begin, end, strict=True)
         ]
         ids = np.concatenate(parts)
         return ids[_permutation(f"{self.seed}/batch/{step}", len(ids))] if len(parts) > 1 else ids
@@ -124,6 +127,10 @@ class Order:
         shares = [_fraction(stream.weight) for stream in self.streams]
         scale = lcm(*(share.denominator for share in shares))
         return tuple(int(share * scale) for share in shares)
+
+    @cached_property
+    def _epochs(self) -> "list[_Epochs]":
+        return [_Epochs(stream, f"{self.seed}/{index}") for index, stream in enumerate(self.streams)]
 
     @cached_property
     def _offsets(self) -> list[int]:
@@ -152,64 +159,85 @@ def apportion(weights: Sequence[int], seats: int) -> list[int]:
     return counts
 
 
-def _positions(stream: Stream, key: str, begin: int, end: int) -> "NDArray[np.int64]":
-    """Samples of a stream at positions counted through all of its epochs."""
-    import numpy as np
+class _Epochs:
+    """The samples of a stream at positions counted through all of its epochs; what was shuffled last is kept."""
 
-    out = np.empty(end - begin, np.int64)
-    at = begin
-    while at < end:
-        epoch, inside = divmod(at, stream.samples)
-        part = _inside(stream, f"{key}/{epoch}", inside, min(end - at, stream.samples - inside))
-        out[at - begin : at - begin + len(part)] = part
-        at += len(part)
-    return out
+    def __init__(self, stream: Stream, key: str) -> None:
+        self.stream, self.key = stream, key
+        self._cuts: OrderedDict[int, _Cut] = OrderedDict()
+        self._blocks: OrderedDict[tuple[int, int], NDArray[np.int64]] = OrderedDict()
 
+    def positions(self, begin: int, end: int) -> "NDArray[np.int64]":
+        """int64 [end - begin]."""
+        import numpy as np
 
-def _inside(stream: Stream, key: str, begin: int, count: int) -> "NDArray[np.int64]":
-    """At most `count` samples from position `begin` of one epoch on: those of one block."""
-    import numpy as np
+        out = np.empty(end - begin, np.int64)
+        at = begin
+        while at < end:
+            epoch, inside = divmod(at, self.stream.samples)
+            part = self._inside(epoch, inside, min(end - at, self.stream.samples - inside))
+            out[at - begin : at - begin + len(part)] = part
+            at += len(part)
+        return out
 
-    if not stream.shuffle:
-        return np.arange(begin, begin + count)
-    blocks = _blocks(stream.shards, stream.block, key)
-    at = int(np.searchsorted(blocks.ends, begin, side="right"))
-    first = int(blocks.ends[at - 1]) if at else 0
-    return _block(stream.shards, stream.block, key, at)[begin - first : begin - first + count]
+    def _inside(self, epoch: int, begin: int, count: int) -> "NDArray[np.int64]":
+        """At most `count` samples from position `begin` of one epoch on: those of one block."""
+        import numpy as np
+
+        if not self.stream.shuffle:
+            return np.arange(begin, begin + count)
+        cut = _kept(self._cuts, epoch, lambda: self._cut(epoch), 2)
+        at = int(np.searchsorted(cut.ends, begin, side="right"))
+        first = int(cut.ends[at - 1]) if at else 0
+        block = _kept(self._blocks, (epoch, at), lambda: self._block(cut, epoch, at), 4)
+        return block[begin - first : begin - first + count]
+
+    @cached_property
+    def _starts(self) -> "NDArray[np.int64]":
+        import numpy as np
+
+        return np.cumsum((0, *self.stream.shards))
+
+    def _cut(self, epoch: int) -> "_Cut":
+        """An epoch's shards in random order, cut into blocks."""
+        import numpy as np
+
+        shards = self.stream.shards
+        filled = [i for i in _permutation(f"{self.key}/{epoch}/shards", len(shards)).tolist() if shards[i]]
+        groups: list[list[int]] = [[]]
+        held = 0
+        for shard in filled:
+            if held >= self.stream.block:
+                groups.append([])
+                held = 0
+            groups[-1].append(shard)
+            held += shards[shard]
+        ends = np.cumsum([sum(shards[i] for i in group) for group in groups])
+        return _Cut([np.array(group) for group in groups], ends)
+
+    def _block(self, cut: "_Cut", epoch: int, at: int) -> "NDArray[np.int64]":
+        """The samples of one block, in the order of the epoch."""
+        import numpy as np
+
+        starts = self._starts
+        ids = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in cut.shards[at]])
+        return ids[_permutation(f"{self.key}/{epoch}/block/{at}", len(ids))]
 
 
 @dataclass(frozen=True)
-class _Blocks:
+class _Cut:
     shards: "list[NDArray[np.int64]]"  # of each block
     ends: "NDArray[np.int64]"  # positions behind each block
 
 
-@lru_cache(maxsize=16)
-def _blocks(shards: tuple[int, ...], block: int, key: str) -> _Blocks:
-    """An epoch's shards in random order, cut into blocks."""
-    import numpy as np
-
-    filled = [i for i in _permutation(f"{key}/shards", len(shards)).tolist() if shards[i]]
-    groups: list[list[int]] = [[]]
-    held = 0
-    for shard in filled:
-        if held >= block:
-            groups.append([])
-            held = 0
-        groups[-1].append(shard)
-        held += shards[shard]
-    ends = np.cumsum([sum(shards[i] for i in group) for group in groups])
-    return _Blocks([np.array(group) for group in groups], ends)
-
-
-@lru_cache(maxsize=8)
-def _block(shards: tuple[int, ...], block: int, key: str, at: int) -> "NDArray[np.int64]":
-    """The samples of one block, in the order of the epoch."""
-    import numpy as np
-
-    starts = np.cumsum((0, *shards))
-    ids = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in _blocks(shards, block, key).shards[at]])
-    return ids[_permutation(f"{key}/block/{at}", len(ids))]
+def _kept(held: OrderedDict[K, V], key: K, make: Callable[[], V], most: int) -> V:
+    """From `held`, or made and kept there. Threads may make the same twice: it is the same."""
+    found = held.get(key)
+    if found is None:
+        found = held[key] = make()
+        while len(held) > most:
+            held.popitem(last=False)
+    return found
 
 
 def _permutation(key: str, count: int) -> "NDArray[np.int64]":
