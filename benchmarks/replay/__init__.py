@@ -1,0 +1,1 @@
+"""A published experiment, repeated at the size of this machine."""
