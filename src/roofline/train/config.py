@@ -248,6 +248,7 @@ class TrainConfig(Section):
     device_train_microbatch_size: rows at a time, "auto": halved until a step fits. precision: amp_* compute in 16 bits
     over float32 parameters. run_folder: logs, receipts and, unless save_folder says otherwise, checkpoints.
     memory_limit: bytes ("8gb") that a process may take on a CPU. tensor_parallel: ranks that share each matrix.
+    probes: record at the start and at each checkpoint what `roofline parity` finds a diverging layer by (train.probe).
     """
 
     run_name: str | None = None
@@ -281,6 +282,7 @@ class TrainConfig(Section):
     progress_bar: bool = True
     log_to_console: bool = False
     console_log_interval: Duration = "1ba"
+    probes: bool = True
     callbacks: CallbacksSection = CallbacksSection()
     loggers: dict[Literal["tensorboard", "wandb", "mlflow"], dict[str, Any]] = {}
     save_interval: Duration = "0ba"

@@ -60,8 +60,12 @@ class RunLog:
         """Held-out text was read."""
         line = {"eval_loss": loss, "perplexity": math.exp(min(loss, 700.0)), "eval_tokens": tokens}
         self._write({"step": step, **line, "seconds": seconds})
+        self.pause()
+
+    def pause(self) -> None:
+        """What was done since the last step was no step: speeds begin anew."""
         seen = self._window[-1][1]
-        self._window.clear()  # its time is not that of steps
+        self._window.clear()
         self._window.append((time.perf_counter(), seen))
 
     def close(self) -> None:

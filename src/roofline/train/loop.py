@@ -27,6 +27,7 @@ from roofline.train.log import RunLog
 from roofline.train.modules import Model
 from roofline.train.optim import optimizer
 from roofline.train.parallel import World, join, leave, reshard, shard
+from roofline.train.probe import Probe
 from roofline.train.receipts import START, ReceiptLog
 from roofline.train.schedule import schedule
 from roofline.train.step import Gradients, limit_memory
@@ -122,6 +123,7 @@ class Run:
         self.log = RunLog(self.folder, world, config, watch)
         self.receipts: ReceiptLog | None = None
         self._loader: Loader | None = None
+        self.probe: Probe | None = None
         self.saver = Saver(open_store(self.save_folder), config.save_num_checkpoints_to_keep, world.grouped)
         self._resume()
 
@@ -129,6 +131,9 @@ class Run:
         """Train to the end; the log, receipts and checkpoints are in the folder."""
         config, loss, held = self.config, math.nan, None
         self.begin()
+        if config.probes and self.progress.step < self.stop:
+            self.probe = Probe(self)
+            self.probe.record()
         if config.eval_first and self.held_out is not None and self.progress.step < self.stop:
             held = self.evaluate()
         while self.progress.step < self.stop:
@@ -199,6 +204,8 @@ class Run:
     def save(self) -> None:
         """A checkpoint of now; it is stored while training goes on."""
         self.saver.save(self.progress.step, state.tensors(self), state.facts(self))
+        if self.probe is not None:
+            self.probe.record()
 
     def evaluate(self) -> float:
         """The mean loss on the held-out text."""

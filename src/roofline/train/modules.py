@@ -120,6 +120,11 @@ class Model(nn.Module):
 
         return run(self.family, self.cfg, w, batch, call_block, call_head)
 
+    def logits(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
+        """Of rows x [n, width], from the weights that `head_loss` is called with: [n, vocab]."""
+        w = _named(self.family, self.cfg, [name for name, _ in self._top], weights)
+        return self.family.head(self.cfg, w, x, ForwardBatch(None, None, slice(None), None))
+
     def compile(self, **options: Any) -> None:
         """Compile the block, once for all of them, and the head with its loss."""
         self.compute = torch.compile(self.compute, dynamic=False, **options)

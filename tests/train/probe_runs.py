@@ -1,0 +1,100 @@
+"""Small runs for the tests of probes and parity: rows, a configuration, runs with a fault planted into the model."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from roofline.train.config import of
+from roofline.train.mds import ShardWriter
+
+VOCAB, LENGTH, LAYERS = 96, 24, 4
+
+
+def write_rows(folder: Path, rows: int = 40) -> Path:
+    """Rows in which each token follows from the one before; they say where documents end."""
+    random = np.random.default_rng(1)
+    columns = {"tokens": f"ndarray:uint16:{LENGTH}", "documents": "ndarray:uint32"}
+    with ShardWriter(folder, columns) as writer:
+        for _ in range(rows):
+            tokens = np.empty(LENGTH, np.uint16)
+            tokens[0] = random.integers(VOCAB)
+            for i in range(1, LENGTH):
+                tokens[i] = (5 * int(tokens[i - 1]) + 7 + random.integers(2)) % VOCAB
+            writer.write({"tokens": tokens, "documents": np.array([10, LENGTH - 10], np.uint32)})
+    return folder
+
+
+def mapping(data: Path, folder: Path, **changes: Any) -> dict[str, Any]:
+    """A configuration as a YAML file gives it. changes: "optimizer.lr" is written optimizer__lr."""
+    found: dict[str, Any] = {
+        "run_folder": str(folder),
+        "max_seq_len": LENGTH,
+        "model": {"name": "mpt_causal_lm", "d_model": 64, "n_heads": 4, "n_layers": LAYERS, "vocab_size": VOCAB},
+        "train_loader": {"dataset": {"local": str(data), "shuffle": True}},
+        "optimizer": {"name": "adamw", "lr": 3e-3},
+        "max_duration": "3ba",
+        "save_interval": "2ba",
+        "global_train_batch_size": 6,
+        "precision": "fp32",
+        "device": "cpu",
+        "progress_bar": False,
+        "seed": 5,
+    }
+    for key, value in changes.items():
+        *path, last = key.split("__")
+        node = found
+        for step in path:
+            node = node.setdefault(step, {})
+        node[last] = value
+    return found
+
+
+def train(data: Path, folder: Path, plant: Callable[[Any], None] | None = None, **changes: Any) -> Path:
+    """A run's folder. plant: changes its model before it starts."""
+    from roofline.train import loop
+
+    with pytest.MonkeyPatch.context() as patch:
+        if plant is not None:
+            build = loop.Run._model
+
+            def model(self: Any) -> Any:
+                made = build(self)
+                plant(made)
+                return made
+
+            patch.setattr(loop.Run, "_model", model)
+        loop.train(of(mapping(data, folder, **changes)))
+    return folder
+
+
+def probes(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's probes."""
+    return [json.loads(line) for line in (folder / "probes.jsonl").read_text().splitlines()]
+
+
+def train_together(data: Path, folder: Path, processes: int, **changes: Any) -> Path:
+    """A run of several processes, which find each other as under torchrun."""
+    import yaml
+
+    config = folder.with_suffix(".yaml")
+    config.write_text(yaml.safe_dump(mapping(data, folder, **changes)))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = dict(os.environ) | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    started = []
+    for rank in range(processes):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
+        command = [sys.executable, "-m", "roofline.train", str(config)]
+        started.append(subprocess.Popen(command, env=shared | place, stderr=subprocess.PIPE, text=True))
+    said = [process.communicate(timeout=240)[1] for process in started]
+    assert [process.returncode for process in started] == [0] * processes, said
+    return folder
