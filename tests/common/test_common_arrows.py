@@ -34,7 +34,8 @@ for room, lower in (
 TORCH_ROOMS = {"ops", "models", "backends", "train"}
 NO_TORCH_IN_TRAIN = {
     *("config", "duration", "loader", "mds", "mds_encodings", "order", "receipts", "remote", "schedule", "store"),
-    *("faults", "tokenize"),
+    *("parity", "parity_findings", "parity_layers", "parity_plot", "parity_read", "parity_stats", "parity_verdict"),
+    *("faults", "sketch", "tokenize"),
 }
 HEAVY = {"torch", "transformers"}
 NO_TORCH = (
