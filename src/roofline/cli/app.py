@@ -17,6 +17,7 @@ from roofline.cli import (
     generate,
     lib,
     list_models,
+    parity,
     profile,
     pull,
     remove,
@@ -96,6 +97,7 @@ app.command("chat")(chat.command)
 app.command("serve")(serve.command)
 app.command("doctor")(doctor.command)
 app.command("profile")(profile.command)
+app.command("parity")(parity.command)
 
 tuning = App(cls=tune.Commands, help="Measure kernel variants for a model and keep what wins: tune [run] MODEL.")
 tuning.command("run")(tune.run)
