@@ -36,7 +36,7 @@ NO_TORCH_IN_TRAIN = {
     *("config", "duration", "loader", "mds", "mds_encodings", "order", "receipts", "remote", "schedule", "store"),
     *("parity", "parity_findings", "parity_layers", "parity_plot", "parity_read", "parity_stats", "parity_verdict"),
     *("faults", "sketch", "tokenize"),
-    *("cards", "flops", "logger_sections", "page"),
+    *("cards", "flops", "logger_sections", "page", "synthetic"),
 }
 HEAVY = {"torch", "transformers"}
 NO_TORCH = (

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from roofline.common.errors import ConfigError
 from roofline.train.faults import said
+from roofline.train.logger_sections import LoggersSection
 
 
 def _epochs(value: Any) -> Any:
@@ -132,10 +133,10 @@ class DatasetSection(StreamSection):
 
 
 class LoaderSection(Section):
-    """num_workers: threads that read ahead of the step; 0: none."""
+    """name: "synthetic": random ids instead of a data set. num_workers: threads that read ahead; 0: none."""
 
-    name: Literal["text"] = "text"
-    dataset: DatasetSection
+    name: Literal["text", "synthetic"] = "text"
+    dataset: DatasetSection = DatasetSection()
     drop_last: bool = True
     num_workers: Annotated[int, Field(ge=0)] = 1
     pin_memory: bool = True
@@ -226,11 +227,13 @@ class CompileSection(Section):
 
 
 class CallbacksSection(Section):
-    """What is always measured; speed_monitor's window is that of the speeds that are shown."""
+    """What is always measured. speed_monitor: window_size: steps of the speeds that are shown; warmup: steps that the
+    card leaves out; gpu_flops_available: a device's peak in FLOP/s, instead of what we know of it."""
 
     class Speed(Section):
         window_size: Annotated[int, Field(ge=1)] = 10
-        gpu_flops_available: float | None = None
+        warmup: Annotated[int, Field(ge=0)] = 2
+        gpu_flops_available: Annotated[float, Field(gt=0)] | None = None
 
     class Nothing(Section):
         pass
@@ -284,7 +287,7 @@ class TrainConfig(Section):
     console_log_interval: Duration = "1ba"
     probes: bool = True
     callbacks: CallbacksSection = CallbacksSection()
-    loggers: dict[Literal["tensorboard", "wandb", "mlflow"], dict[str, Any]] = {}
+    loggers: LoggersSection = LoggersSection()
     save_interval: Duration = "0ba"
     save_folder: str | None = None
     save_num_checkpoints_to_keep: Annotated[int, Field(ge=-1), AfterValidator(_some)] = -1

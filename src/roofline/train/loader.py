@@ -15,6 +15,7 @@ from roofline.train.config import DatasetSection, LoaderSection, StreamSection
 from roofline.train.mds import Shards
 from roofline.train.order import BLOCK, Order, Stream, share
 from roofline.train.store import open_store
+from roofline.train.synthetic import Synthetic
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,11 @@ class Source:
         return np.cumsum(ends) - ends
 
 
+def open_source(section: LoaderSection, length: int, documents: bool) -> Source | Synthetic:
+    """The samples of a loader section."""
+    return Synthetic(length, documents) if section.name == "synthetic" else Source(section.dataset, length, documents)
+
+
 class Loader:
     """The steps of a run from `step` on, each read ahead by threads while the one before is computed.
 
@@ -140,7 +146,12 @@ class Loader:
     """
 
     def __init__(
-        self, source: Source, order: Order, section: LoaderSection, shares: Sequence[tuple[int, int]], step: int = 0
+        self,
+        source: Source | Synthetic,
+        order: Order,
+        section: LoaderSection,
+        shares: Sequence[tuple[int, int]],
+        step: int = 0,
     ) -> None:
         self._source, self._order, self._shares, self._next = source, order, tuple(shares), step
         self._pool = ThreadPoolExecutor(max(1, section.num_workers), "roofline-loader")
@@ -171,7 +182,7 @@ class Loader:
 
 
 def in_turn(
-    source: Source, batch: int, rank: int, world: int, limit: int
+    source: Source | Synthetic, batch: int, rank: int, world: int, limit: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
     """Every sample once, in the order of the files, for evaluation: a rank's rows of each batch of batch * world.
 

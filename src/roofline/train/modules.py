@@ -103,7 +103,7 @@ class Model(nn.Module):
         document of each token, where none may see another.
         """
         rows, length = ids.shape
-        shared = self._shared(rows, length, ids.device, documents)
+        shared = self.shared(rows, length, ids.device, documents)
         w = self._weights()
         batch = ForwardBatch(ids.reshape(-1), shared[0], slice(None), None)
 
@@ -148,7 +148,7 @@ class Model(nn.Module):
         w.layers = self.blocks
         return w
 
-    def _shared(
+    def shared(
         self, rows: int, length: int, device: torch.device, documents: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         """What all blocks read: positions [tokens], cos and sin of rope [tokens, head_dim / 2], a bias of scores."""

@@ -79,7 +79,7 @@ def optimizer(section: OptimizerSection, model: Model, exact: bool = False) -> O
         return Optimizer({"adamw": adamw(lambda _: True, section.lr, section.weight_decay / section.lr)})
     if section.name == "adamw":
         return Optimizer({"adamw": adamw(lambda _: True, section.lr, section.weight_decay)})
-    hidden = [tensor for param, tensor in named if _hidden_matrix(param)]
+    hidden = [tensor for param, tensor in named if is_hidden_matrix(param)]
     muon = torch.optim.Muon(
         hidden,
         lr=section.lr,
@@ -87,9 +87,10 @@ def optimizer(section: OptimizerSection, model: Model, exact: bool = False) -> O
         momentum=section.momentum,
         adjust_lr_fn="match_rms_adamw",
     )
-    rest = adamw(lambda p: not _hidden_matrix(p), section.adamw_lr or section.lr, section.weight_decay)
+    rest = adamw(lambda p: not is_hidden_matrix(p), section.adamw_lr or section.lr, section.weight_decay)
     return Optimizer({"muon": muon, "adamw": rest})
 
 
-def _hidden_matrix(param: Param) -> bool:
+def is_hidden_matrix(param: Param) -> bool:
+    """Whether muon steps it."""
     return len(param.shape) == 2 and param.name.startswith("layers.")
