@@ -1,10 +1,14 @@
 """What a run shows while it goes: a progress bar, or a line every few steps, with the time that is left."""
 
+import datetime
 import math
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from roofline.common.units import human_bytes
+from roofline.train import cards
 from roofline.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -26,7 +30,8 @@ class Console:
         self.about = about
         print(
             f"{about['parameters']:,} parameters, {about['steps']:,} steps of {about['batch_tokens']:,} tokens, "
-            f"{about['processes']} process{'es' if about['processes'] > 1 else ''} on {about['device']}",
+            f"{about['processes']} process{'es' if about['processes'] > 1 else ''} on {about['device']}"
+            + (f"; {human_bytes(about['memory']['predicted'])} of memory predicted" if about["memory"] else ""),
             file=sys.stderr,
         )
         if self.config.progress_bar and sys.stderr.isatty():
@@ -52,7 +57,8 @@ class Console:
         if self.config.log_to_console or self._bar is None:
             last = line["step"] == self.about["steps"]
             if "eval_loss" in line or last or line["step"] % self.about["show_every"] == 0:
-                print(f"step {line['step']}/{self.about['steps']}: {said}", file=sys.stderr)
+                left = "" if "eval_loss" in line else self._left(line)
+                print(f"step {line['step']}/{self.about['steps']}: {said}{left}", file=sys.stderr)
 
     def end(self, finished: "Finished") -> None:
         """The run is done."""
@@ -62,13 +68,29 @@ class Console:
             print(f"{finished.folder}: all {finished.steps:,} steps were done already")
             return
         held = "" if finished.evaluation is None else f", held-out loss {finished.evaluation:.4f}"
-        print(f"{finished.steps:,} steps, loss {finished.loss:.4f}{held}: {finished.folder}")
+        print(f"{finished.steps:,} steps, loss {finished.loss:.4f}{held}, {_memory(finished.folder)}{finished.folder}")
 
-    @staticmethod
-    def _step(line: dict[str, Any]) -> str:
-        mfu = f", MFU {line['mfu']:.1%}" if line.get("mfu") else ""
-        return f"loss {line['loss']:.4f}, lr {line['lr']:.3g}, {line['tokens_per_s']:,.0f} tokens/s{mfu}"
+    def _left(self, line: dict[str, Any]) -> str:
+        """At the speed of the last steps, to the end of the run."""
+        steps = self.about["steps"] - line["step"]
+        seconds = steps * self.about["batch_tokens"] / line["tokens_per_s"]
+        return f", {datetime.timedelta(seconds=round(seconds))} left" if steps else ""
+
+    def _step(self, line: dict[str, Any]) -> str:
+        share = self.about["share"]
+        against = f" ({line['tokens_per_s'] * share['per_token_s']:.1%} {share['name']})"
+        return f"loss {line['loss']:.4f}, lr {line['lr']:.3g}, {line['tokens_per_s']:,.0f} tokens/s{against}"
 
     @staticmethod
     def _evaluation(line: dict[str, Any]) -> str:
         return f"held-out loss {line['eval_loss']:.4f}, perplexity {line['perplexity']:.2f}"
+
+
+def _memory(folder: Path) -> str:
+    """How much memory the run took, as its card says."""
+    memory = cards.read(str(folder))["memory"]
+    predicted, taken = memory["predicted"], memory["measured"]
+    if taken is None:
+        return ""
+    against = f" (predicted {human_bytes(predicted['total'])})" if predicted else ""
+    return f"{human_bytes(taken)} of memory{against}, "

@@ -10,6 +10,7 @@ from typing import IO, Any
 
 from roofline.common.files import write_atomically
 from roofline.train.config import TrainConfig
+from roofline.train.loggers import Loggers
 from roofline.train.parallel import World
 
 LOG = "log.jsonl"
@@ -21,7 +22,7 @@ class RunLog:
     A step's line: step (steps done), tokens (seen until then), loss (mean over the global batch's tokens, in nats), lr,
     grad_norm (before clipping), seconds and of them wait (for data), microbatch (rows), tokens_per_s (over the last
     steps of speed_monitor's window). An evaluation's: step, eval_loss, perplexity, eval_tokens, seconds. A number that
-    is not finite is null in the file.
+    is not finite is null in the file, whose last line says how much memory was predicted and taken.
     """
 
     def __init__(
@@ -31,9 +32,10 @@ class RunLog:
         config: TrainConfig,
         watch: Callable[[dict[str, Any]], None] | None,
     ) -> None:
-        self.folder, self.watch, self.writes = folder, watch, world.rank == 0
+        self.folder, self.watch, self.writes, self.config = folder, watch, world.rank == 0, config
         self._window: deque[tuple[float, int]] = deque(maxlen=config.callbacks.speed_monitor.window_size + 1)
         self._file: IO[str] | None = None
+        self._loggers: Loggers | None = None
 
     def open(self, step: int, tokens: int) -> None:
         """Start writing behind `step`: later lines of an earlier attempt are dropped, those steps are taken again."""
@@ -44,6 +46,7 @@ class RunLog:
         path = self.folder / LOG
         kept = [line for line in read(path) if line.get("step", 0) <= step] if path.exists() and step else []
         write_atomically(path, "".join(_text(line) for line in kept))
+        self._loggers = Loggers(self.config, self.folder, step)
         self._file = path.open("a")
 
     def about(self, **facts: Any) -> None:
@@ -68,15 +71,24 @@ class RunLog:
         self._window.clear()
         self._window.append((time.perf_counter(), seen))
 
+    def memory(self, found: dict[str, Any]) -> None:
+        """What was predicted and what was taken; for the file alone, whoever watches has seen steps."""
+        if self._file is not None:
+            self._file.write(_text({"memory": found}))
+
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, and other loggers."""
         if self._file is not None:
             self._file.close()
+        if self._loggers is not None:
+            self._loggers.close()
 
     def _write(self, line: dict[str, Any]) -> None:
         if self._file is not None:
             self._file.write(_text(line))
             self._file.flush()
+            if self._loggers is not None:
+                self._loggers.put(line)
             if self.watch is not None:
                 self.watch(line)
 

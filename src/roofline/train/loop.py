@@ -15,20 +15,21 @@ from roofline.common.errors import ConfigError
 from roofline.common.files import write_atomically
 from roofline.common.units import parse_bytes
 from roofline.models import presets
-from roofline.train import build, checkpoint, state
+from roofline.train import build, checkpoint, loggers, state
 from roofline.train.checkpoint import Saver
 from roofline.train.clip import clip
 from roofline.train.config import TrainConfig
 from roofline.train.determinism import deterministic
 from roofline.train.duration import Batches, batches
 from roofline.train.elastic import check, rounds
-from roofline.train.loader import Loader, Source, in_turn
+from roofline.train.loader import Loader, in_turn, open_source
 from roofline.train.log import RunLog
 from roofline.train.modules import Model
 from roofline.train.optim import optimizer
 from roofline.train.parallel import World, join, leave, reshard, shard
 from roofline.train.probe import Probe
 from roofline.train.receipts import START, ReceiptLog
+from roofline.train.report import Report
 from roofline.train.schedule import schedule
 from roofline.train.step import Gradients, limit_memory
 from roofline.train.store import Store, open_store
@@ -92,17 +93,19 @@ class Run:
     def __init__(
         self, config: TrainConfig, world: World, watch: Callable[[dict[str, Any]], None] | None = None
     ) -> None:
+        loggers.check(config.loggers)
         self.config, self.world = config, world
         self.folder = Path(config.run_folder or f"runs/{config.run_name}")
         length, apart = config.max_seq_len, config.model.attn_config.attn_uses_sequence_id
-        self.source = Source(config.train_loader.dataset, length, apart)
-        self.held_out = Source(config.eval_loader.dataset, length, apart) if config.eval_loader else None
+        self.source = open_source(config.train_loader, length, apart)
+        self.held_out = open_source(config.eval_loader, length, apart) if config.eval_loader else None
         self.order = self.source.order(config.global_train_batch_size, config.seed)
         self._durations()
         self.shape = build.model_config(config.model, length)
         for source in (self.source, self.held_out):
             if source is not None:
                 source.room = self.shape["vocab"]
+        self.report = Report(config, self.shape, world)
         self.model = self._model()
         self.optimizer = optimizer(config.optimizer, self.model, exact=config.elastic is not None)
         self.factor = schedule(config.scheduler, self.units)
@@ -139,17 +142,23 @@ class Run:
         while self.progress.step < self.stop:
             loss = self.step()
             last = self.progress.step == self.stop
-            if self.held_out is not None and _due(self.progress.step, self.eval_every, last):
+            evaluates = self.held_out is not None and _due(self.progress.step, self.eval_every, last)
+            if evaluates:
                 held = self.evaluate()
-            if _due(self.progress.step, self.save_every, last):
+            saves = _due(self.progress.step, self.save_every, last)
+            if saves:
                 self.save()
+            if (evaluates or saves) and not last:
+                self.report.write(self)
         self.saver.wait()
+        self.report.write(self, done=True)
         return Finished(self.progress.step, loss, held, self.folder)
 
     def begin(self) -> None:
         """Open log and receipts where the run goes on, and start to read."""
         config = self.config
         self.receipts = self._receipts()
+        reported = self.report.begin(self)
         self.log.open(self.progress.step, self.progress.tokens)
         self.log.about(
             step=self.progress.step,
@@ -159,6 +168,7 @@ class Run:
             processes=self.world.size,
             device=str(self.world.device),
             show_every=max(1, self.show_every),
+            **reported,
         )
         self._loader = self._reader()
 
@@ -188,13 +198,15 @@ class Run:
         self.progress.tokens += rows.ids.size * self.config.max_seq_len
         if self.receipts is not None:
             self.progress.receipt = self.receipts.add(rows.ids)
+        seconds = time.perf_counter() - started
+        self.report.step(seconds, waited)
         self.log.step(
             step=self.progress.step,
             tokens=self.progress.tokens,
             loss=loss,
             lr=self.optimizer.lr,
             grad_norm=norm,
-            seconds=time.perf_counter() - started,
+            seconds=seconds,
             wait=waited,
             microbatch=self.gradients.size or 0,
             **({"loss_scale": scaler.scale} if scaler else {}),

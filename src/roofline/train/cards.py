@@ -1,0 +1,95 @@
+"""Throughput cards of runs side by side, in the columns of LLM Foundry's tables."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from roofline.common.errors import ConfigError
+from roofline.common.units import human_bytes
+
+CARD, VERSION = "card.json", 1
+Card = Mapping[str, Any]
+
+
+def read(place: str) -> dict[str, Any]:
+    """The card of a run's folder, or in a file. Raises ConfigError."""
+    path = Path(place) / CARD if Path(place).is_dir() else Path(place)
+    try:
+        card = json.loads(path.read_text("utf-8"))
+        card = card.get("card", card)  # a record of `bench train` has one in it
+        fits = card["version"] == VERSION
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: there is no card; a run writes one at its checkpoints and at its end") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} is no card of a run: {' '.join(str(error).split()) or type(error).__name__}"
+        ) from error
+    if not fits:
+        raise ConfigError(f"{path}: a card of version {card['version']}, this is version {VERSION}: run it again")
+    return dict(card)
+
+
+def check(cards: Sequence[Card], names: Sequence[str]) -> None:
+    """Raises ConfigError where cards count FLOPs differently: their figures cannot stand side by side."""
+    for card, name in zip(cards[1:], names[1:], strict=True):
+        for key in sorted({*cards[0]["conventions"], *card["conventions"]}):
+            a, b = cards[0]["conventions"].get(key), card["conventions"].get(key)
+            if a != b:
+                raise ConfigError(
+                    f"{names[0]} and {name} count FLOPs differently: {key!r} is {a!r} there and {b!r} here"
+                )
+
+
+def row(card: Card, convention: str) -> dict[str, str]:
+    """A card as a line of LLM Foundry's tables, and what those lack. convention: of FLOPs, MFU and HFU."""
+    return {name: show(card, card["flops"][convention]) for name, show in _COLUMNS.items()}
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f}"
+
+
+def _per_device(card: Card, rate: float, form: str) -> str:
+    """Also of a package, where it is several devices to torch and one to others."""
+    peak = card["peak"]
+    if peak is None or peak["devices"] == 1:
+        return form.format(rate)
+    return f"{form.format(rate)} ({form.format(rate * peak['devices'])} a {peak['package']})"
+
+
+def _predicted(card: Card) -> str:
+    predicted, taken = card["memory"]["predicted"], card["memory"]["measured"]
+    return " / ".join("-" if size is None else human_bytes(size) for size in (predicted and predicted["total"], taken))
+
+
+def _roof(card: Card) -> str:
+    return "-" if card["roof"] is None else f"{100 * card['roof']['share']:.1f} of {card['roof']['measured']}"
+
+
+_COLUMNS: dict[str, Callable[[Card, Mapping[str, Any]], str]] = {
+    "Model": lambda card, _: str(card["model"]["name"]),
+    "SeqLen (T)": lambda card, _: str(card["seq_len"]),
+    "# Devices": lambda card, _: str(card["devices"]),
+    "Device": lambda card, _: card["device"]["name"],
+    "MFU": lambda _, flops: _share(flops["mfu"]),
+    "HFU": lambda _, flops: _share(flops["hfu"]),
+    "Model TFLOP/s/device": lambda card, flops: _per_device(card, flops["tflops_per_device"], "{:.4g}"),
+    "MicroBatchSize": lambda card, _: str(card["microbatch"]),
+    "GradAccum": lambda card, _: str(card["grad_accum"]),
+    "GlobalBatchSize": lambda card, _: str(card["global_batch"]),
+    "Throughput (S/s)": lambda card, _: f"{card['speed']['rows_per_s']:.4g}",
+    "Throughput (T/s)": lambda card, _: f"{card['speed']['tokens_per_s']:.0f}",
+    "Throughput (T/s/device)": lambda card, _: _per_device(card, card["speed"]["tokens_per_s_per_device"], "{:.0f}"),
+    "GlobalBatchSize (T)": lambda card, _: str(card["global_batch"] * card["seq_len"]),
+    "Precision": lambda card, _: card["precision"],
+    "MP Mode": lambda card, _: card["mp_mode"] or "-",
+    "Sharding Strategy": lambda card, _: card["sharding"] or "-",
+    "Activation Checkpointing": lambda card, _: card["checkpointing"] or "no",
+    "Compile": lambda card, _: "yes" if card["compile"] else "no",
+    "NumParams": lambda card, _: str(card["model"]["parameters"]),
+    "Step p50 / p95 (s)": lambda card, _: " / ".join(f"{card['speed']['step_seconds'][p]:.4g}" for p in ("p50", "p95")),
+    "Data wait (%)": lambda card, _: f"{100 * card['speed']['wait_share']:.1f}",
+    "Memory predicted / measured": lambda card, _: _predicted(card),
+    "Measured roof (%)": lambda card, _: _roof(card),
+}
