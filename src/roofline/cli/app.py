@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from roofline.cli import (
     bench_engine,
+    bench_train,
     chat,
     compile,
     data,
@@ -24,6 +25,7 @@ from roofline.cli import (
     serve,
     show,
     train,
+    train_card,
     tune,
 )
 from roofline.cli.options import typed
@@ -108,6 +110,7 @@ training = App(cls=tune.Commands, help="Train a model: train [run] CONFIG.yaml."
 training.command("run")(train.run)
 training.command("export")(train.export)
 training.command("relay")(train.relay)
+training.command("card")(train_card.command)
 app.add_typer(training, name="train")
 
 reading = App(no_args_is_help=True, help="What a training run reads.")
@@ -118,6 +121,5 @@ app.add_typer(reading, name="data")
 
 bench = App(no_args_is_help=True, help="Measure.")
 bench.command("engine")(bench_engine.command)
-# With a callback `engine` stays a command of the group: Typer folds a group of one command otherwise.
-bench.callback()(lambda: None)
+bench.command("train")(bench_train.command)
 app.add_typer(bench, name="bench")

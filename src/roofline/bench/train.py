@@ -1,0 +1,113 @@
+"""Training's own loop, timed on random rows: no files are needed, and the card says what the figures stand against."""
+
+import json
+import shlex
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from roofline.common.errors import ConfigError, RooflineError
+
+STDERR = 2
+LENGTH, BATCH = 2048, 8  # tokens of a row and rows of a batch, where nothing else is said
+
+
+def bench_train(
+    what: str,
+    changes: Sequence[str] = (),
+    *,
+    steps: int = 10,
+    warmup: int = 3,
+    processes: int = 1,
+    show: bool = True,
+) -> dict[str, Any]:
+    """Train for `warmup` + `steps` steps and give the record: the card of the last `steps`, and the command.
+
+    Args:
+        what: a preset of models.presets, or a YAML file of a run; its data sets, checkpoints and loggers are left out.
+        changes: as `roofline train --set` has them. processes: on this machine. show: lines of the run on stderr.
+
+    Raises ConfigError, UnsupportedError, CapacityError as a run does; RooflineError: one of several processes failed.
+    """
+    from roofline.train import cards
+
+    with tempfile.TemporaryDirectory(prefix="roofline-bench-") as place:
+        folder = Path(place) / "run"
+        config = _config(what, changes, folder, steps, warmup)
+        path = Path(place) / "config.json"
+        path.write_text(json.dumps(config))
+        if processes > 1:
+            from roofline.train.launch import launch
+
+            if launch(processes, path, [], out=STDERR):
+                raise RooflineError("one of the processes failed; what it said stands above")
+        else:
+            _alone(path, show)
+        card = cards.read(str(folder))
+    return {"bench": "train", "command": _command(what, changes, steps, warmup, processes), "card": _named(card, what)}
+
+
+def _config(what: str, changes: Sequence[str], folder: Path, steps: int, warmup: int) -> dict[str, Any]:
+    """A run's configuration as plain data. Raises ConfigError."""
+    from roofline.models import presets
+    from roofline.train import config as configuration
+
+    if what.endswith((".yaml", ".yml", ".json")):
+        settled = configuration.read(Path(what), changes)
+    else:
+        given = {
+            "run_name": f"bench-{what}",
+            "max_seq_len": min(LENGTH, presets.preset(what)["max_position"]),
+            "model": {"name": what},
+            "train_loader": {"name": "synthetic"},
+            "optimizer": {"name": "decoupled_adamw", "lr": 1e-4},
+            "max_duration": "1ba",
+            "global_train_batch_size": BATCH,
+        }
+        with tempfile.TemporaryDirectory(prefix="roofline-bench-") as place:
+            path = Path(place) / f"bench-{what}.yaml"
+            path.write_text(json.dumps(given))
+            settled = configuration.read(path, changes)
+    found = settled.model_dump(mode="json")
+    for key in ("eval_loader", "loggers", "save_folder", "load_path", "stop_after", "console_log_interval"):
+        found.pop(key)
+    if found["optimizer"]["lr"] > 1e-4:
+        found["optimizer"]["lr"] = 1e-4  # random ids teach nothing: it only has to stay finite
+    return found | {
+        "run_folder": str(folder),
+        "train_loader": {"name": "synthetic", "num_workers": found["train_loader"]["num_workers"]},
+        "max_duration": f"{warmup + steps}ba",
+        "eval_interval": "0ba",
+        "eval_first": False,
+        "save_interval": "0ba",
+        "autoresume": False,
+        "callbacks": found["callbacks"] | {"speed_monitor": found["callbacks"]["speed_monitor"] | {"warmup": warmup}},
+    }
+
+
+def _alone(path: Path, show: bool) -> None:
+    from roofline.train.config import read
+    from roofline.train.console import Console
+    from roofline.train.loop import train
+
+    config = read(path)
+    watch: Callable[[dict[str, Any]], None] | None = Console(config).show if show else None
+    train(config, watch)
+
+
+def _named(card: dict[str, Any], what: str) -> dict[str, Any]:
+    """The card of a run that is gone: its own command would not find the configuration."""
+    return {key: value for key, value in card.items() if key not in ("command", "run")} | {"run": f"bench {what}"}
+
+
+def _command(what: str, changes: Sequence[str], steps: int, warmup: int, processes: int) -> str:
+    words = ["roofline", "bench", "train", what, "--steps", str(steps), "--warmup", str(warmup)]
+    words += ["--nproc", str(processes)] if processes > 1 else []
+    return shlex.join([*words, *(word for change in changes for word in ("--set", change))])
+
+
+def check(steps: int, warmup: int) -> None:
+    """Raises ConfigError where nothing would be left to count."""
+    if steps < 1 or warmup < 0:
+        raise ConfigError("--steps is at least 1, --warmup at least 0")
