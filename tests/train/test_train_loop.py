@@ -14,9 +14,11 @@ torch = pytest.importorskip("torch", reason="training is torch")
 
 from roofline.common.errors import ConfigError  # noqa: E402
 from roofline.train import loop  # noqa: E402
+from roofline.train.console import Console  # noqa: E402
 from roofline.train.loop import Run, train  # noqa: E402
 from roofline.train.parallel import World  # noqa: E402
 from roofline.train.receipts import RECEIPTS, compare, read, verify  # noqa: E402
+from roofline.train.step import Gradients  # noqa: E402
 from tests.train.small import LENGTH, VOCAB, config, digest, log_of, steps_of, stored, write_rows  # noqa: E402
 
 
@@ -134,6 +136,30 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
     assert (tmp_path / "whole" / RECEIPTS).read_text() == (tmp_path / "parts" / RECEIPTS).read_text()
     start = stored(tmp_path / "whole" / "checkpoints", 4)
     assert digest(start, "model.") != digest(ends[0], "model."), "it learnt something in between"
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_microbatch_that_was_halved_stays_so_where_bits_matter(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exact: bool, undetermined: None
+) -> None:
+    plain = Gradients.loss
+
+    def limited(self: Gradients, tokens: np.ndarray, documents: np.ndarray | None) -> Any:
+        if len(tokens) > 3:
+            raise RuntimeError("HIP out of memory")
+        return plain(self, tokens, documents)
+
+    monkeypatch.setattr(Gradients, "loss", limited)
+    train(config(data, tmp_path / "whole", deterministic_mode=exact, save_interval="4ba"))
+    made = config(data, tmp_path / "parts", deterministic_mode=exact, save_interval="4ba", autoresume=True)
+    with pytest.raises(StopError):
+        train(made, until(6))
+    monkeypatch.undo()  # now there is memory for all of it
+    train(made)
+    assert {line["microbatch"] for line in log_of(tmp_path / "whole")} == {3}
+    assert [line["microbatch"] for line in log_of(tmp_path / "parts")] == [3] * 4 + [3 if exact else 12] * 4
+    ends = [digest(stored(tmp_path / name / "checkpoints")) for name in ("whole", "parts")]
+    assert (ends[0] == ends[1]) == exact
 
 
 def test_autoresume_of_a_finished_run_does_nothing(data: Path, tmp_path: Path) -> None:
@@ -496,8 +522,25 @@ def test_a_log_that_a_crash_cut(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("interval", "shown"), [("0.25dur", [2, 4, 6, 8]), ("36sp", [3, 6, 8]), ("0ba", range(1, 9)), ("1ep", [8])]
+)
+def test_what_a_run_shows(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], interval: str, shown: list[int]
+) -> None:
+    made = config(data, tmp_path, console_log_interval=interval, log_to_console=True)
+    console = Console(made)
+    console.end(train(made, console.show))
+    said = capsys.readouterr()
+    first, *lines = said.err.splitlines()
+    assert first.endswith("8 steps of 192 tokens, 1 process on cpu")
+    assert [line.split(":")[0] for line in lines] == [f"step {step}/8" for step in shown]
+    assert said.out.startswith("8 steps, loss ")
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"console_log_interval": "soon"}, "console_log_interval: 'soon' is no duration"),
         ({"max_duration": "0ba"}, "max_duration=0ba is no batch"),
         ({"max_duration": "1dur"}, "max_duration: '1dur' is a part of the run"),
         ({"eval_interval": "soon"}, "eval_interval: 'soon' is no duration"),

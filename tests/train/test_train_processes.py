@@ -285,27 +285,28 @@ def test_our_own_launcher(tmp_path: Path) -> None:
     assert len(log_of(tmp_path / "run")) == 10
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("changes", "tolerance"),
-    [
-        ({"precision": "amp_bf16"}, 2e-2),
-        ({"precision": "amp_bf16", "fsdp_config": {"mixed_precision": "PURE"}}, 2e-2),
-        ({"precision": "amp_fp16", "fsdp_config": {"mixed_precision": "PURE"}}, 5e-3),
-        ({"optimizer": {"name": "muon", "lr": 1e-3}}, 1e-3),
-        ({"optimizer": {"name": "decoupled_adamw", "lr": 1e-3, "weight_decay": 1e-3}}, 1e-5),
-        ({"fsdp_config": {"activation_checkpointing": True}}, 1e-5),
-        ({"fsdp_config": {"activation_checkpointing": "selective"}}, 1e-5),
-        ({"algorithms": {"gradient_clipping": {"clipping_type": "value", "clipping_threshold": 0.01}}}, 1e-5),
-        ({"model__loss_fn": "torch_crossentropy"}, 1e-5),
-    ],
-    ids=str,
+OTHERS: tuple[tuple[dict[str, Any], float], ...] = (
+    ({"precision": "amp_bf16"}, 2e-2),
+    ({"precision": "amp_bf16", "fsdp_config": {"mixed_precision": "PURE"}}, 2e-2),
+    ({"precision": "amp_fp16", "fsdp_config": {"mixed_precision": "PURE"}}, 5e-3),
+    ({"optimizer": {"name": "muon", "lr": 1e-3}}, 1e-3),
+    ({"optimizer": {"name": "decoupled_adamw", "lr": 1e-3, "weight_decay": 1e-3}}, 1e-5),
+    ({"fsdp_config": {"activation_checkpointing": True}}, 1e-5),
+    ({"fsdp_config": {"activation_checkpointing": "selective"}}, 1e-5),
+    ({"algorithms": {"gradient_clipping": {"clipping_type": "value", "clipping_threshold": 0.01}}}, 1e-5),
+    ({"model__loss_fn": "torch_crossentropy"}, 1e-5),
 )
-def test_what_else_agrees_on_two_processes(tmp_path: Path, changes: dict[str, Any], tolerance: float) -> None:
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 3])
+def test_what_else_agrees_with_one_process(tmp_path: Path, count: int) -> None:
     common = data_of(tmp_path) | COMMON | {"optimizer": {"name": "adamw", "lr": 1e-3}}
-    train(config(tmp_path / "data", tmp_path / "one", **(common | changes | {"fsdp_config": None})))
-    path = write_config(tmp_path / "run.yaml", mapping(tmp_path / "data", tmp_path / "two", **(common | changes)))
-    status, _, errors = finish(start(2, ("-m", "roofline.train", path)))
-    assert status == 0, errors
-    agree(tmp_path / "one", tmp_path / "two", tolerance)
-    order_agrees(tmp_path / "one", tmp_path / "two")
+    runs = [
+        mapping(tmp_path / "data", tmp_path / f"{i}", **(common | changes)) for i, (changes, _) in enumerate(OTHERS)
+    ]
+    in_groups(tmp_path, [(count, runs)])
+    for index, (changes, tolerance) in enumerate(OTHERS):
+        train(config(tmp_path / "data", tmp_path / f"one-{index}", **(common | changes | {"fsdp_config": None})))
+        agree(tmp_path / f"one-{index}", tmp_path / f"{index}", tolerance)
+        order_agrees(tmp_path / f"one-{index}", tmp_path / f"{index}")

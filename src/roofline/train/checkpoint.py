@@ -136,7 +136,7 @@ class Saver:
 
     def _until_stored(self, place: str, sizes: Mapping[str, int]) -> None:
         """The manifest comes last: rank 0 looks until every rank's file is there. Files are whole or not there."""
-        deadline = time.monotonic() + PATIENCE
+        deadline, wait = time.monotonic() + PATIENCE, 0.05
         while True:
             found = {entry.name: entry.size for entry in self.store.list(place)}
             missing = [name for name, size in sizes.items() if found.get(f"{place}/{name}") != size]
@@ -144,7 +144,8 @@ class Saver:
                 return
             if time.monotonic() > deadline:
                 raise ConfigError(f"{self.store.url}/{place}: {missing[0]} of another process never came")
-            time.sleep(0.05)
+            time.sleep(wait)
+            wait = min(2.0, 1.5 * wait)  # a listing of an object store costs
 
 
 def save(store: Store, step: int, state: Mapping[str, torch.Tensor], said: Mapping[str, Any]) -> None:

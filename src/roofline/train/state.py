@@ -83,6 +83,8 @@ def restore(run: "Run", said: Mapping[str, Any], held: Mapping[str, torch.Tensor
     if run.gradients.scaler is not None and said["loss_scale"]:
         run.gradients.scaler.scale, run.gradients.scaler.good = said["loss_scale"]
     torch.set_rng_state(held["random.cpu"])
+    if run.gradients.auto and (run.config.deterministic_mode or run.config.elastic is not None):
+        run.gradients.size = said["microbatch"]  # sums of other microbatches have other bits
     found = f"{fingerprint(run):016x}"
     if found != said["fingerprint"]:
         raise ConfigError(
