@@ -286,6 +286,16 @@ def test_as_many_checkpoints_as_asked_for_are_kept(data: Path, tmp_path: Path, k
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+def test_what_a_kill_kept_from_being_deleted_goes_when_the_run_goes_on(data: Path, tmp_path: Path) -> None:
+    """Also when all its steps were done."""
+    made = config(data, tmp_path, save_interval="2ba", autoresume=True, save_num_checkpoints_to_keep=2)
+    train(config(data, tmp_path, save_interval="2ba"))
+    (tmp_path / "checkpoints" / "step-00000003").mkdir()
+    (tmp_path / "checkpoints" / "step-00000003" / "0badc0de-00000.bin").write_bytes(b"of an attempt")
+    train(made)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000006", "step-00000008"]
+
+
 @pytest.mark.parametrize("batch", [1, 4, 7, 31, 50])
 @pytest.mark.parametrize("apart", [False, True])
 def test_evaluation_weights_tokens_whatever_the_batches(

@@ -272,6 +272,8 @@ class Run:
         found = self.world.share(checkpoint.steps(own)) if config.autoresume or self.save_every else []
         if found and config.autoresume:
             self._load(own, found[-1])
+            if self.world.rank == 0:  # a kill may have come between the last checkpoint and this
+                checkpoint.keep(own, config.save_num_checkpoints_to_keep)
             return
         if found and self.save_every and not config.save_overwrite:
             raise ConfigError(
