@@ -1,8 +1,8 @@
 """Runs a training in children that are killed (SIGKILL) at some moment, until one of them gets to the end.
 
-WHOLE.json KILLED.json KILLS SEED: the first configuration is run in peace. Half of the kills of the second come at some
-time, the others at a moment: a step, a piece of an object that is written, an object that got its name, a deletion.
-Prints a line of JSON: what each kill left behind.
+WHOLE.json KILLED.json KILLS SEED: the first configuration is run in peace. A quarter of the kills of the second come
+at some time, the others at a moment: a step, a piece of an object that is written, an object that got its name, a
+deletion. Prints a line of JSON: what each kill left behind.
 """
 
 import json
@@ -101,9 +101,11 @@ def main() -> None:
     assert forked(whole, 0, None) == 0
     found = []
     for kill in range(int(sys.argv[3])):
-        last = choose.randrange(1, 40) if kill % 2 else 0
+        last = choose.randrange(1, 30) if kill % 4 else 0
         status = forked(config, last, None if last else choose.uniform(0.05, 0.6))
         found.append({"status": status, **left(Path(str(config.run_folder)) / "checkpoints")})
+        if not status:
+            break  # it got to the end
     found.append({"status": forked(config, 0, None), **left(Path(str(config.run_folder)) / "checkpoints")})
     print(json.dumps(found))
 

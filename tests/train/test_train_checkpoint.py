@@ -314,30 +314,31 @@ def kill(tmp_path: Path, kills: int, seed: int, **changes: Any) -> tuple[Path, l
     return tmp_path, found
 
 
-def the_same(root: Path) -> None:
+def the_same(root: Path, steps: int) -> None:
     ends = [stored(root / name / "checkpoints") for name in ("whole", "killed")]
     assert digest(ends[0]) == digest(ends[1])
-    assert steps_of(root / "killed" / "checkpoints") == [18, 20]
+    assert steps_of(root / "killed" / "checkpoints") == [steps - steps % 3, steps]
     assert not list((root / "killed" / "checkpoints").rglob("*.part"))
     assert (root / "whole" / RECEIPTS).read_text() == (root / "killed" / RECEIPTS).read_text()
     assert verify(read(root / "killed")) is None
     order = read(root / "killed").order
-    seen = np.concatenate([order.batch(step) for step in range(20)])
+    seen = np.concatenate([order.batch(step) for step in range(steps)])
     assert sorted(seen[:103]) == list(range(103)), "every sample once an epoch"
     assert log_of(root / "whole") == log_of(root / "killed")
 
 
 def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
-    root, found = kill(tmp_path, 10, seed=1)
+    root, found = kill(tmp_path, 8, seed=1)
     assert sum(each["status"] == -9 for each in found) >= 3
-    the_same(root)
+    the_same(root, 20)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [2, 3, 4])
 def test_at_any_moment(tmp_path: Path, seed: int) -> None:
     """Among them moments in which an object was half written, and a checkpoint had no manifest yet."""
-    root, found = kill(tmp_path, 60, seed, max_duration="20ba", precision="amp_fp16", save_interval="3ba")
-    the_same(root)
-    assert sum(each["parts"] > 0 for each in found) > 2
-    assert sum(each["attempts"] > 0 for each in found) > 2
+    root, found = kill(tmp_path, 200, seed, max_duration="61ba", precision="amp_fp16")
+    the_same(root, 61)
+    assert sum(each["status"] == -9 for each in found) >= 12
+    assert any(each["parts"] for each in found)
+    assert any(each["attempts"] for each in found)
