@@ -135,8 +135,20 @@ def test_the_meter_sees_what_comes_and_goes() -> None:
     assert peak == pytest.approx(192 << 20, rel=0.1)
     meter.restart()
     later = meter.peak()
-    assert later is not None
-    assert later < 64 << 20
+    assert later is None or later < 64 << 20
+
+
+def test_a_peak_that_is_not_forgotten_is_not_taken_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a sandbox that takes the request, and does nothing."""
+    found = {"RssAnon": 100 << 20, "RssFile": 50 << 20, "VmRSS": 150 << 20, "VmHWM": 150 << 20}
+    monkeypatch.setattr(memory, "_status", lambda: found)
+    meter = Meter(torch.device("cpu"))
+    found["VmHWM"] = 400 << 20
+    assert meter.peak() == 250 << 20
+    meter.restart()
+    assert meter.peak() is None
+    found["VmHWM"] = 410 << 20
+    assert meter.peak() == 260 << 20
 
 
 CASES = {
@@ -168,5 +180,7 @@ def test_predictions_hold_on_this_cpu(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, "bench", "train", what, "--steps=3", "--warmup=1", f"--out={record}", *words]
     subprocess.run(command, check=True, capture_output=True)
     found = json.loads(record.read_text())["card"]["memory"]
+    if found["measured"] is None:
+        pytest.skip("this system does not forget a process's peak memory: nothing is measured of the steps alone")
     assert found["measured"] > 300e6
     assert found["predicted"]["total"] == pytest.approx(found["measured"], rel=0.2)

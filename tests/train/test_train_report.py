@@ -188,12 +188,12 @@ def test_the_measured_roof_is_named_by_its_size(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.undo()
     machine.measured_roof.cache_clear()
     before = torch.get_rng_state()
-    monkeypatch.setattr(machine, "_product_seconds", lambda kind, dtype, side: 2 * side**3 / 1e11)
+    monkeypatch.setattr(machine, "_product_seconds", lambda kind, dtype, side: 2 * side**3 / 1e12)
     found = machine.measured_roof(torch.device("cpu"), torch.bfloat16)
-    assert found == {"flops": pytest.approx(1e11), "measured": "matmul 2048^3 in bfloat16, best of 3"}
+    assert found == {"flops": pytest.approx(1e12), "measured": "matmul 2048^3 in bfloat16, best of 3"}
     machine.measured_roof.cache_clear()
     monkeypatch.setattr(machine, "_product_seconds", lambda kind, dtype, side: 2 * side**3 / 1e9)
-    assert machine.measured_roof(torch.device("cpu"), None)["measured"] == "matmul 512^3 in float32, best of 3"
+    assert machine.measured_roof(torch.device("cpu"), None)["measured"] == "matmul 256^3 in float32, best of 3"
     machine.measured_roof.cache_clear()
     monkeypatch.undo()
     monkeypatch.setattr(machine, "ROOF_SIDE", 256)

@@ -105,6 +105,11 @@ class Memory:
             found = _compiled(found, self.shape["layers"], int(self._kept * rows), self._logits())
         self.predicted = Prediction(rows, _parts(self.config, self.shape, self.world, found))
 
+    def halved(self, rows: int) -> None:
+        """Predict anew where `auto` has come down to microbatches of so many rows."""
+        if rows < self.rows:
+            self.rehearse(rows)
+
     def compiled(self, model: Model) -> None:
         """Look at what a block keeps after compilation."""
         if self._found is None or self.config.compile_config is None:
@@ -253,7 +258,7 @@ class Meter:
         import torch._dynamo  # noqa: F401  # the first optimizer step imports it, and it is large
 
         self.device = device
-        self._before = 0
+        self._before = self._known = 0
         if device.type == "cpu":
             _trim()
             self._before = _status().get("RssAnon", 0)
@@ -264,15 +269,19 @@ class Meter:
         if self.device.type != "cpu":
             torch.accelerator.reset_peak_memory_stats()
             return
-        with suppress(OSError):  # no such kernel, or not allowed: then the peak is that of the process so far
+        with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
+        found = _status()
+        # Kernels without this, and sandboxes that only swallow it: until the old peak is passed the new one is unknown.
+        kept = found.get("VmHWM", 0) > found.get("VmRSS", 0) + (4 << 20)
+        self._known = found["VmHWM"] if kept else 0
 
     def peak(self) -> int | None:
-        """Bytes; None where the system does not say."""
+        """Bytes; None where the system does not say, or does not forget: until an earlier peak is passed."""
         if self.device.type != "cpu":
             return int(torch.accelerator.max_memory_allocated())
         found = _status()
-        if "VmHWM" not in found or "RssFile" not in found:
+        if "VmHWM" not in found or "RssFile" not in found or found["VmHWM"] <= self._known:
             return None
         return found["VmHWM"] - found["RssFile"] - self._before
 

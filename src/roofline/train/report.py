@@ -72,8 +72,8 @@ class Report:
         taken = self.memory.peak()
         if self.world.rank != 0 or not self._seconds:
             return
-        if run.gradients.size and self.memory.predicted and run.gradients.size != self.memory.predicted.rows:
-            self.memory.rehearse(run.gradients.size)  # "auto" has halved it
+        if run.gradients.size and self.memory.predicted is not None:
+            self.memory.halved(run.gradients.size)
         card = self._card(run, taken, done)
         write_atomically(run.folder / CARD, json.dumps(card, indent=1) + "\n")
         started = time.perf_counter()
