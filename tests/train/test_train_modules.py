@@ -54,7 +54,7 @@ def some_rows(count: int = 3, length: int = 20) -> Any:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_loss_and_gradients_are_those_of_the_text(name: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr("roofline.train.modules.LOGITS", 7 * B["vocab"])  # chunks of 7 rows, the last of 4
+    monkeypatch.setattr("roofline.train.modules.chunk_rows", lambda vocab: 7)  # chunks of 7 rows, the last of 4
     model, ids = made(CONFIGS[name]), some_rows()
     targets = ids.roll(-1, 1)
     targets[:, -1] = IGNORED
@@ -101,7 +101,10 @@ def test_checkpointed_blocks_give_the_same_gradients(context: Any) -> None:
     for model in (plain, again):
         model(ids, ids).backward()
     for (n, a), b in zip(plain.named_parameters(), again.parameters(), strict=True):
-        assert torch.equal(a.grad, b.grad), n
+        if context:  # attention is torch's then, whose result can be kept
+            torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-4)
+        else:
+            assert torch.equal(a.grad, b.grad), n
 
 
 def test_compiled_blocks_are_compiled_once_and_agree() -> None:

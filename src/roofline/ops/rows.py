@@ -1,6 +1,7 @@
-"""Rows of one length side by side, as training has them: a cache that keeps nothing, and attention in one torch call.
+"""Rows of one length side by side, as training has them: a cache that keeps nothing, and attention with gradients.
 
-The only fast torch form of `attend`; tests set it beside the reference.
+The only fast torch form of `attend`; tests set it beside the reference. Of a device it takes torch's attention, except
+on a CPU, where blocks of products (`ops/blocks.py`) are faster.
 """
 
 import math
@@ -26,6 +27,7 @@ class Rows:
     """A KvCache that holds what the layer at hand wrote: no layer reads what another one, or another step, has written.
 
     count rows of `length` tokens; bias: None (each token sees itself and those before it), or what `score_bias` made.
+    fused: attention is to be one op, as selective checkpointing needs it to keep its result.
     """
 
     count: int
@@ -34,6 +36,7 @@ class Rows:
     bias: "Tensor | None" = None
     k: "Tensor | None" = None  # [count, kv_heads, length, head_dim]
     v: "Tensor | None" = None
+    fused: bool = False
 
     def write(self, layer: int, k: "Tensor", v: "Tensor") -> "Rows":
         """With k, v [tokens, kv_heads, head_dim]."""
@@ -86,6 +89,8 @@ def attend_rows(q: "Tensor", rows: Rows, heads: int, scale: float, soft_cap: flo
     """
     from torch.nn.functional import scaled_dot_product_attention
 
+    from roofline.ops.blocks import attend_in_blocks
+
     if soft_cap:
         raise UnsupportedError("soft_cap on rows", "torch's attention cannot squeeze scores", ["a ContiguousCache"])
     assert rows.k is not None
@@ -94,5 +99,15 @@ def attend_rows(q: "Tensor", rows: Rows, heads: int, scale: float, soft_cap: flo
     bias = None if rows.bias is None else rows.bias.to(q.dtype)
     each = heads // rows.kv_heads
     k, v = (t.repeat_interleave(each, 1) if each > 1 else t for t in (rows.k, rows.v))
-    out = scaled_dot_product_attention(queries, k, v, bias, is_causal=bias is None, scale=scale)
+    if not rows.fused and _in_blocks(q, rows.length):
+        out = attend_in_blocks(queries, k, v, rows.bias, scale)
+    else:
+        out = scaled_dot_product_attention(queries, k, v, bias, is_causal=bias is None, scale=scale)
     return out.transpose(1, 2).reshape(q.shape)
+
+
+def _in_blocks(q: "Tensor", length: int) -> bool:
+    """Where blocks of products were measured faster than torch's kernel: docs/decisions.md has the figures."""
+    import torch
+
+    return q.device.type == "cpu" and (q.dtype == torch.bfloat16 or (q.dtype == torch.float32 and length <= 512))

@@ -24,6 +24,7 @@ from roofline.train.duration import Batches, batches
 from roofline.train.elastic import check, rounds
 from roofline.train.loader import Loader, in_turn, open_source
 from roofline.train.log import RunLog
+from roofline.train.memory import keep_freed_memory
 from roofline.train.modules import Model
 from roofline.train.optim import optimizer
 from roofline.train.parallel import World, join, leave, reshard, shard
@@ -105,6 +106,8 @@ class Run:
         for source in (self.source, self.held_out):
             if source is not None:
                 source.room = self.shape["vocab"]
+        if world.device.type == "cpu":
+            keep_freed_memory()
         self.report = Report(config, self.shape, world)
         self.model = self._model()
         self.optimizer = optimizer(config.optimizer, self.model, exact=config.elastic is not None)

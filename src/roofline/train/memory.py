@@ -19,19 +19,20 @@ from torch import Tensor, nn
 from roofline.common import log
 from roofline.models.registry import configure
 from roofline.models.spec import expand
-from roofline.train import modules
 from roofline.train.config import FsdpSection, TrainConfig
-from roofline.train.modules import Model
+from roofline.train.modules import Model, chunk_rows
 from roofline.train.optim import is_hidden_matrix
 from roofline.train.parallel import COMPUTE, World
-from roofline.train.rehearsal import ACTIVATIONS, GRADIENTS, LOGITS, MAPPED, PASSING, Rehearsed, rehearse
+from roofline.train.rehearsal import ACTIVATIONS, GRADIENTS, LOGITS, PASSING, Rehearsed, rehearse
 from roofline.train.tensor_parallel import part
 
 # Resident bytes for each one in use of glibc's heap: freed blocks stay, and an aligned block does not fit into the hole
-# that one of its size has left. From runs of MPT and Llama shapes with glibc 2.36, where it was 1.1 to 1.8.
-HEAP, COMPILED_HEAP = 1.4, 1.2  # compiled blocks ask for fewer pieces
+# that one of its size has left. From runs of MPT and Llama shapes with glibc 2.36: 1.5 to 1.85, and 1.0 to 1.4.
+HEAP, COMPILED_HEAP = 1.6, 1.3  # compiled blocks ask for fewer pieces
 LIBRARIES = 35 << 20  # what the first steps of torch and oneDNN leave in a process on a CPU
-COMPILER = 190 << 20  # and Inductor, with what it compiled
+COMPILER = 170 << 20  # and Inductor, with what it compiled
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 
 _log = log.get("train")
 
@@ -124,7 +125,7 @@ class Memory:
         vocab, rows = self.shape["vocab"], self.rows * self.config.max_seq_len
         chunked = self.config.model.loss_fn != "torch_crossentropy"
         compute = COMPUTE[self.config.precision] or torch.float32
-        return vocab * (min(rows, max(1, modules.LOGITS // vocab)) if chunked else rows), compute.itemsize
+        return vocab * (min(rows, chunk_rows(vocab)) if chunked else rows), compute.itemsize
 
     def peak(self) -> int | None:
         """The most bytes so far on any rank; None where the system does not say. All ranks ask together."""
@@ -151,7 +152,7 @@ def _parts(config: TrainConfig, shape: Mapping[str, Any], world: World, found: R
         parts["checkpoint"] = sum(held.sizes) + sum(held.optimizer) if stored else 0
         parts["libraries"] = LIBRARIES + (COMPILER if config.compile_config is not None else 0)
         factor = HEAP if config.compile_config is None else COMPILED_HEAP
-        parts["allocator"] = _kept_by_allocator(found, factor)
+        parts["allocator"] = int((factor - 1) * sum(found.parts.values()))
     return {name: size for name, size in parts.items() if size}
 
 
@@ -191,11 +192,6 @@ def _sharded(config: TrainConfig, held: _Held, dtype: torch.dtype) -> dict[str, 
     return {"gathered": gathered * dtype.itemsize + travelling, GRADIENTS: gradients}
 
 
-def _kept_by_allocator(found: Rehearsed, factor: float) -> int:
-    """Blocks above MAPPED are given back at once, the rest stays: each kind takes its own most, at whatever moment."""
-    return max(0, found.mapped + int(factor * found.heap) - sum(found.parts.values()))
-
-
 def _compiled(found: Rehearsed, layers: int, kept: int, logits: tuple[int, int]) -> Rehearsed:
     """The same where each block keeps `kept` bytes, and logits become their own gradients; where it is fullest then.
 
@@ -206,8 +202,7 @@ def _compiled(found: Rehearsed, layers: int, kept: int, logits: tuple[int, int])
     rest = max(0, found.most.get(LOGITS, 0) - 3 * 4 * count)
     gradients = found.parts.get(GRADIENTS, 0)
     parts = {ACTIVATIONS: activations, LOGITS: rest + each * count, GRADIENTS: gradients, PASSING: 0}
-    mapped = sum(size for size in (each * count, rest) if size >= MAPPED)
-    return replace(found, parts=parts, mapped=mapped, heap=sum(parts.values()) - mapped)
+    return replace(found, parts=parts)
 
 
 def kept_by_block(model: Model, found: Rehearsed, config: TrainConfig, world: World, rows: int) -> int | None:
@@ -284,6 +279,18 @@ class Meter:
         if "VmHWM" not in found or "RssFile" not in found or found["VmHWM"] <= self._known:
             return None
         return found["VmHWM"] - found["RssFile"] - self._before
+
+
+def keep_freed_memory() -> None:
+    """From here on memory of this process that is freed on a CPU stays with it, for what comes next.
+
+    The C library would give large blocks back to the system at once and take them anew, zeroed page by page, at each
+    step: a tenth to a fifth of a step's time. Nothing where the C library has no mallopt.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def _status() -> dict[str, int]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._functorch import config as functorch_config
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
@@ -24,7 +25,8 @@ from roofline.train.tensor_parallel import Part, Ranks, local_config, part, used
 from roofline.weights.names import to_hf
 
 IGNORED = -100  # a target that no token has: it adds nothing to a loss
-LOGITS = 1 << 26  # elements of logits that are held at a time
+LOGITS, LEAST_ROWS = 1 << 24, 1024  # elements of logits that are held at a time, and rows at least
+BUDGET = 0.95  # of what torch.compile would keep for the backward pass: casts and gates are computed again
 
 
 class Node(nn.Module):
@@ -54,7 +56,7 @@ class Model(nn.Module):
 
     Attributes:
         blocks: the Blocks, in order. family, cfg: what they compute, on all ranks together.
-        chunk_logits: the loss is taken from LOGITS logits at a time; off: from all of them.
+        chunk_logits: the loss is taken from `chunk_rows` rows at a time; off: from all of them.
     """
 
     def __init__(
@@ -115,8 +117,8 @@ class Model(nn.Module):
                 return head(cfg, w, x, batch).view(rows, length, -1)
             if not self.chunk_logits:
                 return self._head_loss(targets.reshape(-1), x, *self._top_weights())
-            chunk = max(1, LOGITS // cfg.vocab)
-            return ChunkedLoss.apply(self._head_loss, chunk, x, targets.reshape(-1), *self._top_weights())
+            held = (x, targets.reshape(-1), *self._top_weights())
+            return ChunkedLoss.apply(self._head_loss, chunk_rows(cfg.vocab), *held)
 
         return run(self.family, self.cfg, w, batch, call_block, call_head)
 
@@ -127,12 +129,13 @@ class Model(nn.Module):
 
     def compile(self, **options: Any) -> None:
         """Compile the block, once for all of them, and the head with its loss."""
-        self.compute = torch.compile(self.compute, dynamic=False, **options)
+        self.compute = partial(_within_budget, torch.compile(self.compute, dynamic=False, **options))
         self.head_loss = torch.compile(self.head_loss, dynamic=False, **options)
 
     def checkpoint_activations(self, context: Callable[[], Any] | None = None) -> None:
         """Compute blocks again in the backward pass; context: what is kept all the same (selective checkpointing)."""
-        self.compute = partial(_checkpointed, self.compute, context)
+        compute = partial(self.compute, fused=True) if context else self.compute
+        self.compute = partial(_checkpointed, compute, context)
 
     def _compute(self, *args: Any) -> Tensor:
         return self.compute(*args)
@@ -159,6 +162,16 @@ class Model(nn.Module):
         if bias is not None and alibi and self.ranks.size > 1:
             bias = bias.chunk(self.ranks.size, 1)[self.ranks.rank]
         return positions, *turned, bias
+
+
+def chunk_rows(vocab: int) -> int:
+    """Rows whose logits are held at a time: with fewer, adding up gradients of the head would take longer."""
+    return max(LEAST_ROWS, LOGITS // vocab)
+
+
+def _within_budget(compiled: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    with functorch_config.patch(activation_memory_budget=BUDGET):  # read by the first call, which compiles
+        return compiled(*args, **kwargs)
 
 
 class ChunkedLoss(torch.autograd.Function):
@@ -209,9 +222,10 @@ def _block(
     sin: Tensor | None,
     bias: Tensor | None,
     *parameters: Tensor,
+    fused: bool = False,
 ) -> Tensor:
     at = positions if cos is None or sin is None else TurnedPositions(cos, sin)
-    batch = ForwardBatch(None, at, None, Rows(*rows, cfg.kv_heads, bias))
+    batch = ForwardBatch(None, at, None, Rows(*rows, cfg.kv_heads, bias, fused=fused))
     w = nest(
         [param.name.removeprefix("layers.{layer}.") for param in table],
         [used(param, tensor, ranks) for param, tensor in zip(table, parameters, strict=True)],

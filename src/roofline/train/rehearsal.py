@@ -17,7 +17,6 @@ from roofline.train.config import TrainConfig
 from roofline.train.modules import Model
 from roofline.train.parallel import COMPUTE, World
 
-MAPPED = 32 << 20  # glibc gives larger blocks back at once (DEFAULT_MMAP_THRESHOLD_MAX); smaller ones share its heap
 ACTIVATIONS, LOGITS, PASSING, GRADIENTS = "activations", "logits", "passing", "gradients"
 
 
@@ -25,14 +24,12 @@ ACTIVATIONS, LOGITS, PASSING, GRADIENTS = "activations", "logits", "passing", "g
 class Rehearsed:
     """Bytes beside parameters and optimizer state.
 
-    parts: at the fullest moment; most: of each part at its own. mapped, heap: the most in blocks above and below
-    MAPPED. first: of the stream of activations when the blocks begin, whose type is `stream`.
+    parts: at the fullest moment; most: of each part at its own. first: of the stream of activations when the blocks
+    begin, whose type is `stream`.
     """
 
     parts: dict[str, int]
     most: dict[str, int]
-    mapped: int
-    heap: int
     first: int = 0
     stream: torch.dtype = torch.float32
 
@@ -81,13 +78,12 @@ class Ledger(TorchDispatchMode):
         super().__init__()
         self._held: dict[int, tuple[str, int]] = {}
         self._now: dict[str, int] = {}
-        self._mapped = 0
         self.begin()
 
     def begin(self) -> None:
         """Start a microbatch."""
-        self.part, total = ACTIVATIONS, sum(self._now.values())
-        self.found = Rehearsed(dict(self._now), dict(self._now), self._mapped, total - self._mapped)
+        self.part = ACTIVATIONS
+        self.found = Rehearsed(dict(self._now), dict(self._now))
 
     def leave_out(self, tensor: Tensor) -> None:
         """Do not count a tensor that is there already."""
@@ -116,16 +112,12 @@ class Ledger(TorchDispatchMode):
         self._held[key] = (self.part, size)
         weakref.finalize(storage, self._dropped, key)
         self._add(self.part, size)
-        self._mapped += size if size >= MAPPED else 0
-        found, total = self.found, sum(self._now.values())
-        if total > sum(found.parts.values()):
-            found.parts = dict(self._now)
-        found.mapped, found.heap = max(found.mapped, self._mapped), max(found.heap, total - self._mapped)
+        if sum(self._now.values()) > sum(self.found.parts.values()):
+            self.found.parts = dict(self._now)
 
     def _dropped(self, key: int) -> None:
         part, size = self._held.pop(key)
         self._add(part, -size)
-        self._mapped -= size if size >= MAPPED else 0
 
     def _add(self, part: str, size: int) -> None:
         self._now[part] = self._now.get(part, 0) + size

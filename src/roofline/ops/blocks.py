@@ -1,0 +1,80 @@
+"""Causal attention with gradients as products of matrices, some queries at a time: for CPUs, whose products are fast.
+
+The forward pass keeps the result and the logarithm of each query's sum; the backward pass computes the weights again,
+as FlashAttention-2 does (Dao 2023). Keys behind a block's last query are left out of its products.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BLOCKS = 4  # into which the queries are cut: 62.5% of the whole square is computed
+LEAST = 64  # queries of a block: smaller products are slower
+
+
+def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """Attention of q, k, v [rows, heads, length, head_dim], each token over itself and those before it; as q.
+
+    bias: float32 [rows or 1, heads or 1, length, length] to add to scores, in which what is after a token is -inf; it
+    gets no gradient. Scores in 16 bits are rounded to them before the softmax, which is taken in float32.
+    """
+    return _Blocks.apply(q.contiguous(), k.contiguous(), v.contiguous(), bias, scale)  # type: ignore[no-any-return]
+
+
+def _cuts(length: int) -> Iterator[tuple[slice, slice]]:
+    """(queries, the keys that they see) of each block."""
+    size = max(LEAST, -(-length // (BLOCKS if length > BLOCKS * LEAST else 2)))
+    for start in range(0, length, size):
+        end = min(length, start + size)
+        yield slice(start, end), slice(0, end)
+
+
+def _masked(bias: Tensor | None, scores: Tensor, queries: slice, keys: slice) -> Tensor:
+    """Scores [rows, heads, queries, keys] with the bias; -inf where a query does not see a key."""
+    if bias is not None:
+        return scores + bias[:, :, queries, keys]
+    at = torch.arange(queries.start, queries.stop, device=scores.device)[:, None]
+    return scores.masked_fill(torch.arange(keys.stop, device=scores.device)[None, :] > at, -math.inf)
+
+
+class _Blocks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+        outs, sums = [], []
+        for queries, keys in _cuts(q.shape[2]):
+            scores = torch.matmul(q[:, :, queries], k[:, :, keys].transpose(-1, -2)).float() * scale
+            scores = _masked(bias, scores, queries, keys)
+            most = scores.amax(-1, keepdim=True)
+            weights = (scores - most).exp()
+            total = weights.sum(-1, keepdim=True)
+            out = torch.matmul(weights.to(q.dtype), v[:, :, keys])
+            outs.append((out.float() / total).to(q.dtype))
+            sums.append(most + total.log())
+        out, sums_ = torch.cat(outs, 2), torch.cat(sums, 2)
+        ctx.save_for_backward(q, k, v, bias, out, sums_)
+        ctx.scale = scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        q, k, v, bias, out, sums = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        shared = (grad.float() * out.float()).sum(-1)[:, :, None]  # [rows, heads, 1, queries], of all keys of each
+        sums = sums.transpose(-1, -2)
+        into_q = []
+        into_k, into_v = (torch.zeros(t.shape, device=t.device) for t in (k, v))
+        for queries, keys in _cuts(q.shape[2]):
+            # Keys by queries: two products need no transposition, and torch.compile does not take the scores for those
+            # of the forward pass, which it would then keep for all layers.
+            scores = torch.matmul(k[:, :, keys], q[:, :, queries].transpose(-1, -2)).float() * ctx.scale
+            scores = _masked(bias, scores.transpose(-1, -2), queries, keys).transpose(-1, -2)
+            weights = (scores - sums[..., queries]).exp()
+            into_weights = torch.matmul(v[:, :, keys], grad[:, :, queries].transpose(-1, -2)).float()
+            into_scores = (weights * (into_weights - shared[..., queries]) * ctx.scale).to(q.dtype)
+            into_q.append(torch.matmul(into_scores.transpose(-1, -2), k[:, :, keys]))
+            into_k[:, :, keys] += torch.matmul(into_scores, q[:, :, queries])
+            into_v[:, :, keys] += torch.matmul(weights.to(q.dtype), grad[:, :, queries])
+        return torch.cat(into_q, 2), into_k.to(k.dtype), into_v.to(v.dtype), None, None
