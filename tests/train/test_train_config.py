@@ -279,6 +279,14 @@ def test_nulls_are_as_good_as_no_value() -> None:
     assert plain.precision == "fp32"
 
 
+def test_a_place_for_checkpoints_gets_one() -> None:
+    assert made().save_interval == "0ba"
+    assert made(save_folder="there").save_interval == "1dur"
+    assert made(save_folder="there", save_interval=None).save_interval == "1dur"
+    assert made(save_folder="there", save_interval="7ba").save_interval == "7ba"
+    assert made(save_folder="there", save_interval="0ba").save_interval == "0ba"
+
+
 def test_names_are_filled_in() -> None:
     config = made(a="${b}", b="${c.d}", c={"d": 7}, seed="${a}", run_name="run-${a}-${max_seq_len}")
     assert (config.seed, config.run_name) == (7, "run-7-16")

@@ -11,7 +11,7 @@ from roofline.models.cache import ContiguousCache, eager_batch  # noqa: E402
 from roofline.models.forward import forward  # noqa: E402
 from roofline.ops.batch import Batch, BatchLimits, Segment  # noqa: E402
 from roofline.train.init import Init, initialize  # noqa: E402
-from roofline.train.modules import IGNORED, Model  # noqa: E402
+from roofline.train.modules import IGNORED, ChunkedLoss, Model  # noqa: E402
 
 B = builders.BASE
 MPT = B | {"family": "mpt", "kv_heads": 4, "ffn": 256, "max_position": 64}
@@ -88,6 +88,20 @@ def test_documents_do_not_see_each_other(name: str) -> None:
         plain = model(ids)
         torch.testing.assert_close(a[1], plain[1])
         assert (model(other)[0, 7:] - plain[0, 7:]).abs().max() > 1e-3  # without them everything is seen
+
+
+def test_chunks_of_16_bit_weights_are_added_in_float32() -> None:
+    """In bf16 a sum of ones stops at 256."""
+    weight = torch.zeros(4, dtype=torch.bfloat16, requires_grad=True)
+    x = torch.ones(1024, 4, dtype=torch.bfloat16)
+
+    def loss(targets: Any, rows: Any, w: Any) -> Any:
+        return (rows * w).float().sum()
+
+    found = ChunkedLoss.apply(loss, 1, x, torch.zeros(1024, dtype=torch.int64), weight)
+    found.backward()
+    assert weight.grad.dtype == torch.bfloat16
+    assert weight.grad.tolist() == [1024.0] * 4
 
 
 @pytest.mark.parametrize("context", [None, "selective"])

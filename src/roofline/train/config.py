@@ -296,6 +296,14 @@ class TrainConfig(Section):
     load_weights_only: bool = False
     autoresume: bool = False
 
+    @model_validator(mode="before")
+    @classmethod
+    def _saved(cls, given: Any) -> Any:
+        """Who names a place for checkpoints wants one: at the end, unless save_interval says more."""
+        if isinstance(given, Mapping) and given.get("save_folder") is not None and given.get("save_interval") is None:
+            return {**given, "save_interval": "1dur"}
+        return given
+
 
 def read(path: Path, changes: Sequence[str] = ()) -> TrainConfig:
     """A YAML file with changes such as "optimizer.lr=1e-3". Raises ConfigError naming key and cause."""

@@ -25,7 +25,8 @@ from roofline.train.tensor_parallel import Part, Ranks, local_config, part, used
 from roofline.weights.names import to_hf
 
 IGNORED = -100  # a target that no token has: it adds nothing to a loss
-LOGITS, LEAST_ROWS = 1 << 24, 1024  # elements of logits that are held at a time, and rows at least
+LOGITS = 1 << 24  # elements of logits that are held at a time
+LEAST_ROWS, MOST_ROWS = 1024, 4096  # with more, a sum over rows of one class leaves fp16, whatever the loss scale
 BUDGET = 0.95  # of what torch.compile would keep for the backward pass: casts and gates are computed again
 
 
@@ -166,7 +167,7 @@ class Model(nn.Module):
 
 def chunk_rows(vocab: int) -> int:
     """Rows whose logits are held at a time: with fewer, adding up gradients of the head would take longer."""
-    return max(LEAST_ROWS, LOGITS // vocab)
+    return min(MOST_ROWS, max(LEAST_ROWS, LOGITS // vocab))
 
 
 def _within_budget(compiled: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
@@ -185,7 +186,8 @@ class ChunkedLoss(torch.autograd.Function):
         wanted = any(ctx.needs_input_grad)
         total = torch.zeros((), device=x.device)
         into_x = torch.empty_like(x) if wanted else None
-        into_weights = [torch.zeros_like(w) for w in weights] if wanted else []
+        # In float32: chunk by chunk, parameters in 16 bits would lose what is small beside the sum.
+        into_weights = [torch.zeros_like(w, dtype=torch.float32) for w in weights] if wanted else []
         for start in range(0, len(x), chunk):
             part = slice(start, start + chunk)
             with torch.enable_grad() if wanted else nullcontext():
@@ -201,7 +203,8 @@ class ChunkedLoss(torch.autograd.Function):
                 for sum_, grad in zip(into_weights, got[1:], strict=True):
                     if grad is not None:
                         sum_ += grad
-        ctx.save_for_backward(*([into_x, *into_weights] if into_x is not None else []))
+        sums = [sum_.to(w.dtype) for sum_, w in zip(into_weights, weights, strict=False)]
+        ctx.save_for_backward(*([into_x, *sums] if into_x is not None else []))
         return total
 
     @staticmethod
