@@ -1,10 +1,10 @@
 """Rows of one length side by side, as training has them: a cache that keeps nothing, and attention with gradients.
 
-The only fast torch form of `attend`; tests set it beside the reference. Of a device it takes torch's attention, except
-on a CPU, where blocks of products (`ops/blocks.py`) are faster.
+The only fast torch form of `attend`; tests set it beside the reference.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ class Rows:
     """A KvCache that holds what the layer at hand wrote: no layer reads what another one, or another step, has written.
 
     count rows of `length` tokens; bias: None (each token sees itself and those before it), or what `score_bias` made.
-    fused: attention is to be one op, as selective checkpointing needs it to keep its result.
+    attend: what to take instead of `fused_attention`.
     """
 
     count: int
@@ -36,7 +36,7 @@ class Rows:
     bias: "Tensor | None" = None
     k: "Tensor | None" = None  # [count, kv_heads, length, head_dim]
     v: "Tensor | None" = None
-    fused: bool = False
+    attend: "Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor] | None" = None
 
     def write(self, layer: int, k: "Tensor", v: "Tensor") -> "Rows":
         """With k, v [tokens, kv_heads, head_dim]."""
@@ -87,27 +87,20 @@ def attend_rows(q: "Tensor", rows: Rows, heads: int, scale: float, soft_cap: flo
 
     Raises UnsupportedError for a soft cap, which torch's attention does not have.
     """
-    from torch.nn.functional import scaled_dot_product_attention
-
-    from roofline.ops.blocks import attend_in_blocks
-
     if soft_cap:
         raise UnsupportedError("soft_cap on rows", "torch's attention cannot squeeze scores", ["a ContiguousCache"])
     assert rows.k is not None
     assert rows.v is not None
     queries = q.view(rows.count, rows.length, heads, -1).transpose(1, 2)
-    bias = None if rows.bias is None else rows.bias.to(q.dtype)
     each = heads // rows.kv_heads
     k, v = (t.repeat_interleave(each, 1) if each > 1 else t for t in (rows.k, rows.v))
-    if not rows.fused and _in_blocks(q, rows.length):
-        out = attend_in_blocks(queries, k, v, rows.bias, scale)
-    else:
-        out = scaled_dot_product_attention(queries, k, v, bias, is_causal=bias is None, scale=scale)
+    out = (rows.attend or fused_attention)(queries, k, v, rows.bias, scale)
     return out.transpose(1, 2).reshape(q.shape)
 
 
-def _in_blocks(q: "Tensor", length: int) -> bool:
-    """Where blocks of products were measured faster than torch's kernel: docs/decisions.md has the figures."""
-    import torch
+def fused_attention(q: "Tensor", k: "Tensor", v: "Tensor", bias: "Tensor | None", scale: float) -> "Tensor":
+    """torch's, of q, k, v [count, heads, length, head_dim], causal where there is no bias; as q."""
+    from torch.nn.functional import scaled_dot_product_attention
 
-    return q.device.type == "cpu" and (q.dtype == torch.bfloat16 or (q.dtype == torch.float32 and length <= 512))
+    bias = None if bias is None else bias.to(q.dtype)
+    return scaled_dot_product_attention(q, k, v, bias, is_causal=bias is None, scale=scale)

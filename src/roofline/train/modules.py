@@ -21,6 +21,7 @@ from roofline.models.registry import Family, configure
 from roofline.models.spec import Param, Weights, expand, nest
 from roofline.ops.attention import rope_angles
 from roofline.ops.rows import Rows, TurnedPositions, score_bias
+from roofline.train.blocks import attend
 from roofline.train.tensor_parallel import Part, Ranks, local_config, part, used
 from roofline.weights.names import to_hf
 
@@ -228,7 +229,8 @@ def _block(
     fused: bool = False,
 ) -> Tensor:
     at = positions if cos is None or sin is None else TurnedPositions(cos, sin)
-    batch = ForwardBatch(None, at, None, Rows(*rows, cfg.kv_heads, bias, fused=fused))
+    # Selective checkpointing keeps the result of an attention that is one op.
+    batch = ForwardBatch(None, at, None, Rows(*rows, cfg.kv_heads, bias, attend=None if fused else attend))
     w = nest(
         [param.name.removeprefix("layers.{layer}.") for param in table],
         [used(param, tensor, ranks) for param, tensor in zip(table, parameters, strict=True)],

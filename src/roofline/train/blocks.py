@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from roofline.ops.rows import fused_attention
+
 BLOCKS = 4  # into which the queries are cut: 62.5% of the whole square is computed
 LEAST = 64  # queries of a block: smaller products are slower
 
@@ -22,6 +24,13 @@ def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale
     gets no gradient. Scores in 16 bits are rounded to them before the softmax, which is taken in float32.
     """
     return _Blocks.apply(q.contiguous(), k.contiguous(), v.contiguous(), bias, scale)  # type: ignore[no-any-return]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """In blocks where those were measured faster than torch's kernel (docs/decisions.md has the figures), else that."""
+    if q.device.type == "cpu" and (q.dtype == torch.bfloat16 or (q.dtype == torch.float32 and q.shape[2] <= 512)):
+        return attend_in_blocks(q, k, v, bias, scale)
+    return fused_attention(q, k, v, bias, scale)
 
 
 def _cuts(length: int) -> Iterator[tuple[slice, slice]]:

@@ -7,8 +7,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="gradients are torch's")
 
-from roofline.ops.blocks import attend_in_blocks  # noqa: E402
 from roofline.ops.rows import Rows, attend_rows, score_bias  # noqa: E402
+from roofline.train import blocks  # noqa: E402
+from roofline.train.blocks import attend_in_blocks  # noqa: E402
 
 LENGTHS = [1, 7, 64, 65, 130, 257, 300]
 BOUND = {torch.float32: 2e-6, torch.bfloat16: 1.2e-2}  # of the norm of the difference, in that of what is right
@@ -33,7 +34,7 @@ def right(q: Any, k: Any, v: Any, bias: Any) -> Any:
     return attend(q, k, v, None if bias is None else bias.to(q.dtype), is_causal=bias is None, scale=scale)
 
 
-def blocks(q: Any, k: Any, v: Any, bias: Any) -> Any:
+def in_blocks(q: Any, k: Any, v: Any, bias: Any) -> Any:
     return attend_in_blocks(q, k, v, bias, q.shape[-1] ** -0.5)
 
 
@@ -57,7 +58,7 @@ def test_result_and_gradients(how: str, length: int, dtype: Any) -> None:
     )
     assert (bias is None) == (how == "causal")
     wanted = both(bias, right, *(t.double() for t in (q, k, v, grad)))
-    found = both(bias, blocks, q, k, v, grad)
+    found = both(bias, in_blocks, q, k, v, grad)
     assert [t.dtype for t in found] == [dtype] * 4
     if length == 1:  # one key has all the weight: q and k change nothing
         assert all(float(t.abs().max()) < BOUND[dtype] for t in (*found[1:3], *wanted[1:3]))
@@ -68,25 +69,25 @@ def test_result_and_gradients(how: str, length: int, dtype: Any) -> None:
 def test_large_scores_neither_overflow_nor_lose_their_row() -> None:
     q, k, v, grad = drawn(1, 2, 200, 32, torch.float32, scale=30.0)
     wanted = both(None, right, *(t.double() for t in (q, k, v, grad)))
-    found = both(None, blocks, q, k, v, grad)
+    found = both(None, in_blocks, q, k, v, grad)
     assert all(bool(t.isfinite().all()) for t in found)
     assert max(off(found, wanted)) < 1e-4
 
 
 def test_compiled_it_is_the_same() -> None:
     q, k, v, grad = drawn(2, 2, 130, 16, torch.float32)
-    compiled = torch.compile(blocks, dynamic=False)
-    for a, b in zip(both(None, compiled, q, k, v, grad), both(None, blocks, q, k, v, grad), strict=True):
+    compiled = torch.compile(in_blocks, dynamic=False)
+    for a, b in zip(both(None, compiled, q, k, v, grad), both(None, in_blocks, q, k, v, grad), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("length", [40, 600])
 def test_rows_take_it_where_it_is_faster(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
-    monkeypatch.setattr("roofline.ops.blocks.attend_in_blocks", lambda q, *_: taken.append(q.dtype) or q)
-    for dtype, fused in ((torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True), (torch.half, False)):
+    monkeypatch.setattr(blocks, "attend_in_blocks", lambda q, *_: taken.append(q.dtype) or q)
+    for dtype, attend in ((torch.float32, blocks.attend), (torch.bfloat16, blocks.attend), (torch.bfloat16, None)):
         q, k, v, _ = drawn(1, 2, length, 16, dtype)
-        held = Rows(1, length, 2, k=k, v=v, fused=fused)
+        held = Rows(1, length, 2, k=k, v=v, attend=attend)
         out = attend_rows(q.transpose(1, 2).reshape(length, 32), held, 2, 0.25, 0.0)
         assert out.shape == (length, 32)
     assert taken == [torch.float32, torch.bfloat16][length > 512 :]
@@ -94,7 +95,7 @@ def test_rows_take_it_where_it_is_faster(length: int, monkeypatch: pytest.Monkey
 
 def test_a_query_sees_no_key_after_it() -> None:
     q, k, v, _ = drawn(1, 1, 200, 16, torch.float32)
-    before = blocks(q, k, v, None)
+    before = in_blocks(q, k, v, None)
     k[:, :, 150:], v[:, :, 150:] = math.inf, math.nan
-    after = blocks(q, k, v, None)
+    after = in_blocks(q, k, v, None)
     assert torch.equal(before[:, :, :100], after[:, :, :100])
