@@ -95,9 +95,7 @@ def test_a_browser_draws_it(folder: Path, width: int, tmp_path: Path) -> None:
     """Four charts whose lines lie inside them, nothing wider than the window, a value where the pointer is."""
     look = """<script>
     new ResizeObserver(() => {}).observe(document.body);
-    let patience = 30;
-    setTimeout(function look() {  // on a busy machine the page is drawn late
-      if (!document.querySelector("svg path") && patience--) { setTimeout(look, 100); return; }
+    setTimeout(() => {
       const svgs = [...document.querySelectorAll("svg")], box = svgs[0].getBoundingClientRect();
       const before = document.querySelector(".read").textContent;
       svgs[0].dispatchEvent(new PointerEvent("pointermove", {clientX: box.left + 60, clientY: box.top + 50}));
