@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -88,9 +87,16 @@ def main() -> None:
         said[f"order {pair}"] = run(work, f"order-{pair}", "data", "verify-order", a, b)
         plot = str(given.out / f"{pair}.svg")
         said[f"parity {pair}"] = run(work, f"parity-{pair}", "parity", a, b, "-o", plot, code=None)
-    for name in "abc":
-        shutil.copy(work / name / "log.jsonl", given.out / f"{name}.jsonl")
+    columns = [losses(work / name) for name in "abc"]
+    lines = [",".join(map(repr, (step, *each))) for step, each in enumerate(zip(*columns, strict=True), start=1)]
+    (given.out / "losses.csv").write_text("\n".join(["step,a,b,c", *lines]) + "\n")
     (given.out / "README.md").write_text(written(work, steps, every, relayed, said))
+
+
+def losses(folder: Path) -> list[float]:
+    """Of each step of a run."""
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
 
 
 def written(work: Path, steps: int, every: int, relayed: str, said: dict[str, str]) -> str:
@@ -103,13 +109,13 @@ def written(work: Path, steps: int, every: int, relayed: str, said: dict[str, st
     }
     for name, setting in what.items():
         lines = [json.loads(line) for line in (work / name / "log.jsonl").read_text().splitlines()]
-        losses = [line["loss"] for line in lines if "loss" in line]
+        found = losses(work / name)
         held = [line["eval_loss"] for line in lines if "eval_loss" in line]
         seconds = re.findall(r"\((\d+) s\)", (work / f"run-{name}.txt").read_text())[-1]
-        rows.append(f"| {name} | {setting} | {len(losses):,} | {losses[-1]:.4f} | {held[-1]:.4f} | {seconds} |")
+        rows.append(f"| {name} | {setting} | {len(found):,} | {found[-1]:.4f} | {held[-1]:.4f} | {seconds} |")
     parts = [
         f"# One run three times: {steps:,} batches of an MPT with 10.6 million parameters without embeddings\n",
-        "`python -m benchmarks.replay`; the configuration is benchmarks/replay/mpt-10m.yaml.\n",
+        "`python -m benchmarks.replay`; configuration: benchmarks/replay/mpt-10m.yaml; losses: losses.csv.\n",
         "| run | setting | steps | last loss | held-out loss | seconds |",
         "|---|---|---|---|---|---|",
         *rows,
