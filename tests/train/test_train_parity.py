@@ -259,6 +259,16 @@ def test_a_folder_is_read(tmp_path: Path) -> None:
     assert (found.probes, found.order, found.handovers) == ((), None, ((1, "gpu"),))
 
 
+def test_a_null_in_a_log_is_a_loss_that_was_not_finite(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a", [5.0, 4.0, 3.0])
+    with (folder / "log.jsonl").open("a") as stream:
+        stream.write('{"step": 4, "loss": null, "grad_norm": null}\n')
+    found = read(folder)
+    assert found.steps.tolist() == [1, 2, 3, 4]
+    assert np.isnan(found.loss[3])
+    assert np.isnan(found.norm[3])
+
+
 def test_settings_that_differ_are_listed(tmp_path: Path) -> None:
     for name, rate in (("a", 0.1), ("b", 0.2)):
         settings = {"run_name": name, "optimizer": {"name": "adamw", "lr": rate}, "save_folder": name}
@@ -414,7 +424,7 @@ def test_honest_runs_name_no_layer(honest: dict[str, Recorded], a: str, b: str) 
         assert found.layers is not None
         assert (found.layers.step, found.layers.judged) == (0, True)
         assert (found.layers.activation, found.layers.gradient) == (None, None), found.why
-        assert found.verdict == "undecided"  # one step
+        assert found.verdict in ("undecided", "identical")  # there is one step
 
 
 @pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])

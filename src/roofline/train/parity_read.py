@@ -75,7 +75,9 @@ def _step(line: Any) -> tuple[int, float, float] | None:
     step, loss, norm = line["step"], line["loss"], line.get("grad_norm")
     if type(step) is not int:
         raise TypeError(f"step {step!r} is not a whole number")
-    return step, _number(loss), math.nan if norm is None else _number(norm)
+    # JSON has no word for what is not finite: a run's log has null there.
+    found = [math.nan if value is None else _number(value) for value in (loss, norm)]
+    return step, found[0], found[1]
 
 
 def _number(value: Any) -> float:
