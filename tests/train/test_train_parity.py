@@ -290,7 +290,7 @@ def test_it_reads_the_files_that_training_writes() -> None:
     [
         ("log.jsonl", '{"step": 1, "loss": 2}\n{"step": 2, "lo\n', "line 2 is damaged"),
         ("log.jsonl", '{"step": "one", "loss": 2}\n', "line 1 is damaged: .*whole number"),
-        ("log.jsonl", '{"step": 1, "loss": null}\n', "line 1 is damaged: .*not a number"),
+        ("log.jsonl", '{"step": 1, "loss": true}\n', "line 1 is damaged: .*not a number"),
         ("log.jsonl", '{"loss": 1}\n', "line 1 is damaged: KeyError"),
         ("log.jsonl", "7\n", "line 1 is damaged"),
         ("log.jsonl", '{"about": {}}\n', "has no step yet"),
