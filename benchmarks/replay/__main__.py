@@ -126,7 +126,7 @@ def written(work: Path, steps: int, every: int, relayed: str, said: dict[str, st
         *(f"\n## {title}\n\n```\n{text.strip()}\n```" for title, text in said.items()),
         *(f"\n![{pair}]({pair}.svg)" for pair in ("ab", "ac", "bc")),
     ]
-    return "\n".join(parts) + "\n"
+    return "\n".join(parts).replace(f"{work}/", "") + "\n"
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def start(folder: Path) -> tuple[Seaweed, "subprocess.Popen[bytes]"]:
         "actions": ["Admin", "Read", "Write", "List", "Tagging"],
     }
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
-    (folder / "data").mkdir()
+    (folder / "data").mkdir(exist_ok=True)
     options = [
         "-logtostderr", "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder / 'data'}",
         "-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-master.electionTimeout=1s",
