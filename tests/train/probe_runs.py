@@ -1,10 +1,6 @@
 """Small runs for the tests of probes and parity: rows, a configuration, runs with a fault planted into the model."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +9,12 @@ import numpy as np
 import pytest
 
 from roofline.train.config import of
+from roofline.train.launch import launch
 from roofline.train.mds import ShardWriter
+from tests.train import small
+from tests.train.small import VOCAB
 
-VOCAB, LENGTH, LAYERS = 96, 24, 4
+LENGTH, LAYERS = 24, 4
 
 
 def write_rows(folder: Path, rows: int = 40) -> Path:
@@ -34,27 +33,15 @@ def write_rows(folder: Path, rows: int = 40) -> Path:
 
 def mapping(data: Path, folder: Path, **changes: Any) -> dict[str, Any]:
     """A configuration as a YAML file gives it. changes: "optimizer.lr" is written optimizer__lr."""
-    found: dict[str, Any] = {
-        "run_folder": str(folder),
+    given = {
         "max_seq_len": LENGTH,
-        "model": {"name": "mpt_causal_lm", "d_model": 64, "n_heads": 4, "n_layers": LAYERS, "vocab_size": VOCAB},
-        "train_loader": {"dataset": {"local": str(data), "shuffle": True}},
-        "optimizer": {"name": "adamw", "lr": 3e-3},
+        "model__d_model": 64,
+        "model__n_layers": LAYERS,
         "max_duration": "3ba",
         "save_interval": "2ba",
         "global_train_batch_size": 6,
-        "precision": "fp32",
-        "device": "cpu",
-        "progress_bar": False,
-        "seed": 5,
     }
-    for key, value in changes.items():
-        *path, last = key.split("__")
-        node = found
-        for step in path:
-            node = node.setdefault(step, {})
-        node[last] = value
-    return found
+    return small.mapping(data, folder, **given | changes)
 
 
 def train(data: Path, folder: Path, plant: Callable[[Any], None] | None = None, **changes: Any) -> Path:
@@ -82,19 +69,9 @@ def probes(folder: Path) -> list[dict[str, Any]]:
 
 def train_together(data: Path, folder: Path, processes: int, **changes: Any) -> Path:
     """A run of several processes, which find each other as under torchrun."""
-    import yaml
-
     config = folder.with_suffix(".yaml")
-    config.write_text(yaml.safe_dump(mapping(data, folder, **changes)))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = dict(os.environ) | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    started = []
-    for rank in range(processes):
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
-        command = [sys.executable, "-m", "roofline.train", str(config)]
-        started.append(subprocess.Popen(command, env=shared | place, stderr=subprocess.PIPE, text=True))
-    said = [process.communicate(timeout=240)[1] for process in started]
-    assert [process.returncode for process in started] == [0] * processes, said
+    config.write_text(json.dumps(mapping(data, folder, **changes)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        assert launch(processes, config, []) == 0
     return folder

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from roofline.common.errors import ConfigError, RooflineError
+from roofline.common.errors import RooflineError
 
 STDERR = 2
 LENGTH, BATCH = 2048, 8  # tokens of a row and rows of a batch, where nothing else is said
@@ -65,10 +65,7 @@ def _config(what: str, changes: Sequence[str], folder: Path, steps: int, warmup:
             "max_duration": "1ba",
             "global_train_batch_size": BATCH,
         }
-        with tempfile.TemporaryDirectory(prefix="roofline-bench-") as place:
-            path = Path(place) / f"bench-{what}.yaml"
-            path.write_text(json.dumps(given))
-            settled = configuration.read(path, changes)
+        settled = configuration.of(given, f"bench-{what}.yaml", changes)
     found = settled.model_dump(mode="json")
     for key in ("eval_loader", "loggers", "save_folder", "load_path", "stop_after", "console_log_interval"):
         found.pop(key)
@@ -105,9 +102,3 @@ def _command(what: str, changes: Sequence[str], steps: int, warmup: int, process
     words = ["roofline", "bench", "train", what, "--steps", str(steps), "--warmup", str(warmup)]
     words += ["--nproc", str(processes)] if processes > 1 else []
     return shlex.join([*words, *(word for change in changes for word in ("--set", change))])
-
-
-def check(steps: int, warmup: int) -> None:
-    """Raises ConfigError where nothing would be left to count."""
-    if steps < 1 or warmup < 0:
-        raise ConfigError("--steps is at least 1, --warmup at least 0")

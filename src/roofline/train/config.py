@@ -4,6 +4,7 @@ Unknown keys are refused by name. Keys that mean nothing here, because what they
 taken only with the value that is true of us.
 """
 
+import copy
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -319,14 +320,15 @@ def read(path: Path, changes: Sequence[str] = ()) -> TrainConfig:
         raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{path} holds no keys")
+    return of(found, str(path), changes)
+
+
+def of(mapping: Mapping[str, Any], where: str = "configuration", changes: Sequence[str] = ()) -> TrainConfig:
+    """A parsed file, changed: ${names} replaced, top-level names that only they use taken out. Raises ConfigError."""
+    changed = copy.deepcopy(dict(mapping))
     for change in changes:
-        _change(found, change)
-    return of(found, str(path))
-
-
-def of(mapping: Mapping[str, Any], where: str = "configuration") -> TrainConfig:
-    """A parsed file: ${names} replaced, top-level names that only they use taken out. Raises ConfigError."""
-    filled, used = _interpolated(mapping, where)
+        _change(changed, change)
+    filled, used = _interpolated(changed, where)
     plain = {key: value for key, value in filled.items() if key in TrainConfig.model_fields or key not in used}
     plain.pop("variables", None)
     if plain.get("run_name") is None:

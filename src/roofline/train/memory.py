@@ -101,10 +101,15 @@ class Memory:
         except Exception as error:  # whatever an op that torch cannot run without data raises: the run itself may go
             _log.warning("memory is not predicted: %s", " ".join(str(error).split())[:300] or type(error).__name__)
             return
+        self._predict()
+
+    def _predict(self) -> None:
+        """From what was rehearsed, and what is known of compiled blocks."""
         found = self._found
+        assert found is not None
         if self._kept is not None:
-            found = _compiled(found, self.shape["layers"], int(self._kept * rows), self._logits())
-        self.predicted = Prediction(rows, _parts(self.config, self.shape, self.world, found))
+            found = _compiled(found, self.shape["layers"], int(self._kept * self.rows), self._logits())
+        self.predicted = Prediction(self.rows, _parts(self.config, self.shape, self.world, found))
 
     def halved(self, rows: int) -> None:
         """Predict anew where `auto` has come down to microbatches of so many rows."""
@@ -118,7 +123,7 @@ class Memory:
         kept = kept_by_block(model, self._found, self.config, self.world, self.rows)
         if kept is not None:
             self._kept = kept / self.rows
-            self.rehearse(self.rows)
+            self._predict()
 
     def _logits(self) -> tuple[int, int]:
         """Elements of logits that are held at a time, and bytes of each in a compiled head."""
