@@ -30,7 +30,7 @@ for room, lower in (
     BELOW[room] = set(lower).union(*(BELOW[below] for below in lower))
 
 # Folders that may import torch, and never at the top of a module: outside of these no import at all. Training is torch,
-# but what it reads is not.
+# but what it reads is not; a Triton kernel needs both at the top.
 TORCH_ROOMS = {"ops", "models", "backends", "train"}
 NO_TORCH_IN_TRAIN = {
     *("config", "duration", "loader", "mds", "mds_encodings", "order", "receipts", "remote", "schedule", "store"),
@@ -38,7 +38,7 @@ NO_TORCH_IN_TRAIN = {
     *("faults", "sketch", "tokenize"),
     *("cards", "flops", "logger_sections", "page", "synthetic"),
 }
-HEAVY = {"torch", "transformers"}
+HEAVY = {"torch", "transformers", "triton"}
 NO_TORCH = (
     "common",
     "hardware",
@@ -57,6 +57,8 @@ NO_TORCH = (
 
 
 def _is_torch(parts):
+    if parts[:3] == ("backends", "gpu", "kernels"):
+        return parts[-1] != "__init__.py"
     return parts[0] == "train" and parts[-1].removesuffix(".py") not in {*NO_TORCH_IN_TRAIN, "__init__"}
 
 

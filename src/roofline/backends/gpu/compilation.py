@@ -1,0 +1,35 @@
+"""What it takes to compile a kernel without a GPU: types instead of tensors."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from roofline.backends.gpu.tiles import Tile
+
+# Our names of dtypes -> Triton's, for pointers in a signature ("*bf16") and scalars.
+TRITON_TYPES = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "i32": "i32", "i64": "i64", "u8": "u8", "i8": "i8"}
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """One binary of one kernel.
+
+    kernel: its name in goldens and tile tables; case: what distinguishes this binary ("head_dim=128 decode");
+    function: the jitted function; signature: parameter -> Triton type ("*bf16", "i32"), constants left out;
+    constants: constexpr parameter -> value, the tile's sizes included; tile: warps, stages and options;
+    dots: whether matrix instructions must be in it; aligned: parameters that are multiples of 16 (all pointers are).
+    """
+
+    kernel: str
+    case: str
+    function: Any
+    signature: Mapping[str, str]
+    constants: Mapping[str, Any]
+    tile: Tile
+    dots: bool
+    aligned: tuple[str, ...] = ()
+
+
+def pointers(**dtypes: str) -> dict[str, str]:
+    """Signature entries of tensors: parameter -> "*bf16" from parameter="bf16"."""
+    return {name: f"*{TRITON_TYPES[dtype]}" for name, dtype in dtypes.items()}

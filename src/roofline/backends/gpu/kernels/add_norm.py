@@ -1,0 +1,97 @@
+"""residual + delta, and the sum's RMS or layer norm, in one pass over a row.
+
+The residual stream is float32: it is rounded nowhere between the embedding and the head.
+"""
+
+from collections.abc import Iterator
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from roofline.backends.gpu import tiles
+from roofline.backends.gpu.compilation import Compilation
+from roofline.hardware.chips import Chip
+
+NAME = "add_norm"
+
+
+@triton.jit
+def _add_norm(
+    residual, delta, weight, bias, summed, out, width, eps,
+    HAS_DELTA: tl.constexpr, HAS_BIAS: tl.constexpr, LAYER: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    x = tl.load(residual + row * width + column, mask=inside, other=0.0).to(tl.float32)
+    if HAS_DELTA:
+        x += tl.load(delta + row * width + column, mask=inside, other=0.0).to(tl.float32)
+        tl.store(summed + row * width + column, x, mask=inside)
+    if LAYER:
+        x = tl.where(inside, x - tl.sum(x, axis=0) / width, 0.0)
+    scale = tl.math.rsqrt(tl.sum(x * x, axis=0) / width + eps)
+    y = x * scale * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        y += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * width + column, y.to(out.dtype.element_ty), mask=inside)
+
+
+def add_norm(
+    chip: Chip,
+    residual: Tensor,
+    delta: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    layer: bool,
+    summed: Tensor | None,
+    out: Tensor,
+) -> None:
+    """summed = residual + delta (float32), out = norm(summed) * weight + bias in out's dtype.
+
+    residual float32 [rows, width]; delta [rows, width] or None: the norm alone; weight, bias float32 [width];
+    summed float32 [rows, width], may be residual itself; layer: layer norm instead of RMS norm. Any row's result
+    depends on that row alone.
+    """
+    rows, width = residual.shape
+    block = triton.next_power_of_2(width)
+    tile = tiles.choose(NAME, chip, block=block)
+    _add_norm[(rows,)](
+        residual, residual if delta is None else delta, weight, weight if bias is None else bias,
+        residual if summed is None else summed, out, width, eps,
+        HAS_DELTA=delta is not None, HAS_BIAS=bias is not None, LAYER=layer, BLOCK=block, **tile.launch(),
+    )  # fmt: skip
+
+
+def cost(rows: int, width: int, delta: bool, out_bytes: int = 2) -> tuple[int, int]:
+    """(FLOPs, bytes) of one launch."""
+    return rows * width * 5, rows * width * (4 + (2 + 4 if delta else 0) + out_bytes) + 4 * width
+
+
+def compilations(chip: Chip) -> Iterator[Compilation]:
+    """Widths of the models we know, with and without a delta, both norms."""
+    for width in (576, 4096, 8192):
+        for delta, layer in ((True, False), (False, False), (True, True)):
+            block = triton.next_power_of_2(width)
+            tile = tiles.choose(NAME, chip, block=block)
+            pointers = {
+                "residual": "f32",
+                "delta": "bf16",
+                "weight": "f32",
+                "bias": "f32",
+                "summed": "f32",
+                "out": "bf16",
+            }
+            signature = {name: f"*{TRITON_TYPES[dtype]}" for name, dtype in pointers.items()}
+            yield Compilation(
+                NAME,
+                f"width={width} delta={delta} layer={layer}",
+                _add_norm,
+                {**signature, "width": "i32", "eps": "fp32"},
+                {"HAS_DELTA": delta, "HAS_BIAS": layer, "LAYER": layer, "BLOCK": block, **tile.sizes},
+                tile,
+                dots=False,
+                aligned=("width",),
+            )
