@@ -76,15 +76,7 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
         for delta, layer in ((True, False), (False, False), (True, True)):
             block = triton.next_power_of_2(width)
             tile = tiles.choose(NAME, chip, block=block)
-            pointers = {
-                "residual": "f32",
-                "delta": "bf16",
-                "weight": "f32",
-                "bias": "f32",
-                "summed": "f32",
-                "out": "bf16",
-            }
-            signature = {name: f"*{TRITON_TYPES[dtype]}" for name, dtype in pointers.items()}
+            signature = pointers(residual="f32", delta="bf16", weight="f32", bias="f32", summed="f32", out="bf16")
             yield Compilation(
                 NAME,
                 f"width={width} delta={delta} layer={layer}",
