@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from roofline.backends.gpu import tiles
-from roofline.backends.gpu.compilation import Compilation
+from roofline.backends.gpu.compilation import Compilation, pointers
 from roofline.hardware.chips import Chip
 
 NAME = "add_norm"
