@@ -1,6 +1,8 @@
-"""Kernels run in Triton's interpreter on CPU tensors where there is no GPU; the bf16 product is mended here only.
+"""Kernels run in Triton's interpreter on CPU tensors where there is no GPU; what it gets wrong is mended here only.
 
 The interpreter keeps bf16 as 16-bit integers and multiplies those in tl.dot; widened operands give the right product.
+Its narrowing of floats cuts digits off (bf16) or loses a carry (8 bits); torch's rounds to nearest even as GPUs do. It
+does not know MI300's 8 bits.
 """
 
 import os
@@ -10,15 +12,16 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def interpreted():
-    """Skips without triton; mends the interpreter's bf16 product."""
+    """Skips without triton; mends the interpreter's bf16 product and its 8- and 16-bit floats."""
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is decorated: before any is imported
     triton = pytest.importorskip("triton", reason="triton is not installed")
     interpreter = pytest.importorskip("triton.runtime.interpreter")
     import numpy as np
+    import torch
     import triton.language as tl
 
     builder = interpreter.InterpreterBuilder
-    original = builder.create_dot
+    create_dot, convert_float = builder.create_dot, interpreter._convert_float
 
     def wide(handle):
         if handle.dtype.scalar != tl.bfloat16:
@@ -26,10 +29,25 @@ def interpreted():
         data = (handle.data.astype(np.uint32) << 16).view(np.float32)
         return interpreter.TensorHandle(data, tl.float32)
 
-    def create_dot(self, a, b, *rest):
-        return original(self, wide(a), wide(b), *rest)
+    def mended_dot(self, a, b, *rest):
+        return create_dot(self, wide(a), wide(b), *rest)
 
-    builder.create_dot = create_dot
+    floats = {
+        tl.float32: torch.float32, tl.float16: torch.float16, tl.bfloat16: torch.bfloat16,
+        tl.float8e4nv: torch.float8_e4m3fn, tl.float8e4b8: torch.float8_e4m3fnuz, tl.float8e5: torch.float8_e5m2,
+    }  # fmt: skip
+    integers = {8: np.int8, 16: np.int16, 32: np.int32}
+
+    def mended_convert(data, source, target, rounding):
+        """data of the type source as bits of target."""
+        bits = torch.from_numpy(np.ascontiguousarray(data).view(integers[source.primitive_bitwidth]))
+        narrow = bits.view(floats[source]).float().to(floats[target])
+        integer = integers[target.primitive_bitwidth]
+        return narrow.view(getattr(torch, integer.__name__)).numpy().view(f"u{integer.__name__}")
+
+    builder.create_dot, interpreter._convert_float = mended_dot, mended_convert
+    tl.float8e4b8.to_ir = lambda builder: builder.get_fp8e4b8_ty()
     yield triton
-    builder.create_dot = original
+    builder.create_dot, interpreter._convert_float = create_dot, convert_float
+    del tl.float8e4b8.to_ir
     del os.environ["TRITON_INTERPRET"]
