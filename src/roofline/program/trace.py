@@ -1,6 +1,7 @@
 """trace: run a family's functions on Symbols and write down what they do."""
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 from roofline.common.errors import ConfigError
@@ -55,6 +56,12 @@ def trace(family: Family, cfg: ModelConfig, tensors: Mapping[str, TensorInfo]) -
         kv_groups={CACHE: group},
         tables={name: table for table, name in recorder.tables.items()},
     )
+
+
+def trace_shape(family: Family, cfg: ModelConfig, form: str = "BF16") -> Program:
+    """The Program of a model that there are no weights of, as if all were in one format."""
+    params = (param for param in expand(family.spec(cfg), cfg.layers) if param.tied_to is None)
+    return trace(family, cfg, {param.name: SimpleNamespace(format=form, shape=param.shape) for param in params})
 
 
 class Recorder:

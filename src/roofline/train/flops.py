@@ -14,13 +14,12 @@ None counts norms, activations or the optimizer. A row counts as one document.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 from roofline.models.registry import configure
 from roofline.models.spec import expand
 from roofline.program.ir import Program
-from roofline.program.trace import trace
+from roofline.program.trace import trace_shape
 
 CONVENTIONS = {
     "foundry": "6 N + 12 L d T, N all parameters; HFU 4/3 of it with full checkpointing",
@@ -49,7 +48,7 @@ def per_token(
     """
     family, cfg = configure(config)
     shapes = {p.name: p.shape for p in expand(family.spec(cfg), cfg.layers) if p.tied_to is None}
-    program = trace(family, cfg, {name: SimpleNamespace(format="F32", shape=s) for name, s in shapes.items()})
+    program = trace_shape(family, cfg, "F32")
     every = sum(math.prod(shape) for shape in shapes.values())
     again = 4 / 3 if checkpointing == "full" else 1.0
     foundry = 6.0 * every + 12.0 * cfg.layers * cfg.width * length

@@ -1,0 +1,47 @@
+"""Which matrix products a Program runs, from its text alone: what there is to tune before anything has run."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from roofline.program.ir import Program
+
+LINEARS = ("linear", "linear_add", "linear_silu_mul")
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """x [rows, width] @ w [out, width].T (+ bias); format: the weight's, several joined by "+"; bias: added within."""
+
+    rows: int
+    out: int
+    width: int
+    format: str
+    bias: bool
+
+
+def gemms(program: Program, steps: Iterable[tuple[int, int]]) -> dict[Gemm, int]:
+    """The products of steps of so many (tokens, logit rows), and how often one such step runs each; in order of use.
+
+    Args:
+        steps: the bucket plan: one entry for each size of step that is run.
+    """
+    found: dict[Gemm, int] = {}
+    for tokens, rows in steps:
+        mine: dict[Gemm, int] = {}
+        for instr in program.body:
+            if instr.op not in LINEARS:
+                continue
+            recipe = program.weights[instr.weights[0]]
+            form = "+".join(dict.fromkeys(piece.format for piece in recipe.pieces))
+            leading = rows if instr.output.type.leading == "rows" else tokens
+            gemm = Gemm(leading, recipe.shape[0], recipe.columns, form, len(instr.weights) > 1)
+            mine[gemm] = mine.get(gemm, 0) + 1
+        for gemm, times in mine.items():
+            found[gemm] = max(times, found.get(gemm, 0))
+    return found
+
+
+def bucket_plan(prompts: Iterable[int], batches: Iterable[int]) -> list[tuple[int, int]]:
+    """(tokens, logit rows) of the steps that a server's buckets run: decoding of `batches` sequences, then prefill of
+    chunks of `prompts` tokens, each for one sequence's next token."""
+    return list(dict.fromkeys([*((n, n) for n in batches), *((n, 1) for n in prompts)]))
