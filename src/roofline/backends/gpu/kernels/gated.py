@@ -1,0 +1,87 @@
+"""silu and gelu, plain or times a second operand; float32 between one rounding in and one out."""
+
+from collections.abc import Iterator
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from roofline.backends.gpu import tiles
+from roofline.backends.gpu.compilation import Compilation, pointers
+from roofline.hardware.chips import Chip
+
+NAME = "gated"
+KINDS = ("silu", "gelu_tanh", "gelu_erf")
+
+
+@triton.jit
+def _gated(
+    gate, up, out, width, gate_stride, up_stride, out_stride,
+    KIND: tl.constexpr, HAS_UP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    x = tl.load(gate + row * gate_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if KIND == "silu":
+        y = x / (1.0 + tl.exp(-x))
+    elif KIND == "gelu_tanh":  # (1 + tanh u) / 2 is 1 / (1 + exp(-2u)), which cancels nothing where u is negative
+        y = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+    else:
+        y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    if HAS_UP:
+        y *= tl.load(up + row * up_stride + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * out_stride + column, y.to(out.dtype.element_ty), mask=inside)
+
+
+def gated(chip: Chip, kind: str, gate: Tensor, up: Tensor | None = None, *, out: Tensor) -> None:
+    """out = act(gate) * up, all [rows, ffn] of any float dtype, rows may lie apart. The ops silu_mul and gelu_mul.
+
+    kind: "silu", "gelu_tanh" or "gelu_erf". up None: gate [rows, 2 * ffn] holds both side by side. out may be gate
+    or up where the dtypes agree.
+    """
+    ffn = out.shape[1]
+    if up is None:
+        gate, up = gate[:, :ffn], gate[:, ffn:]
+    _launch(chip, kind, gate, up, out)
+
+
+def activated(chip: Chip, kind: str, x: Tensor, *, out: Tensor) -> None:
+    """out = act(x), both [rows, width] of any float dtype, rows may lie apart. The ops silu and gelu."""
+    _launch(chip, kind, x, None, out)
+
+
+def _launch(chip: Chip, kind: str, gate: Tensor, up: Tensor | None, out: Tensor) -> None:
+    assert kind in KINDS, kind
+    assert gate.stride(1) == out.stride(1) == 1, "a row lies apart"
+    rows, width = out.shape
+    tile = tiles.choose(NAME, chip)
+    second = gate if up is None else up
+    _gated[(rows, triton.cdiv(width, tile.sizes["BLOCK"]))](
+        gate, second, out, width, gate.stride(0), second.stride(0), out.stride(0),
+        KIND=kind, HAS_UP=up is not None, **tile.launch(),
+    )  # fmt: skip
+
+
+def cost(rows: int, width: int, with_up: bool, in_bytes: int = 2, out_bytes: int = 2) -> tuple[int, int]:
+    """(FLOPs, bytes) of one launch; width: of the result."""
+    return rows * width * (9 if with_up else 8), rows * width * (in_bytes * (1 + with_up) + out_bytes)
+
+
+def compilations(chip: Chip) -> Iterator[Compilation]:
+    """Each kind times a second operand, and alone, in bf16; silu_mul of float32 too."""
+    tile = tiles.choose(NAME, chip)
+    for kind, with_up, dtype in [(kind, up, "bf16") for kind in KINDS for up in (True, False)] + [
+        ("silu", True, "f32")
+    ]:
+        numbers = ("width", "gate_stride", "up_stride", "out_stride")
+        yield Compilation(
+            NAME,
+            f"{kind} up={with_up} {dtype}",
+            _gated,
+            {**pointers(gate=dtype, up=dtype, out="bf16"), **dict.fromkeys(numbers, "i32")},
+            {"KIND": kind, "HAS_UP": with_up, **tile.sizes},
+            tile,
+            dots=False,
+            aligned=numbers,
+        )
