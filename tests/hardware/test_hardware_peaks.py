@@ -25,6 +25,7 @@ from roofline.hardware.peaks import peak
         ("AMD Instinct MI300X VF", 304, 1307.4e12),
         ("AMD Instinct MI325X", 304, 1307.4e12),
         ("AMD Instinct MI355X", 256, 2500e12),
+        ("AMD Instinct MI300A", 228, 980.6e12),
     ],
 )
 def test_known_devices(name: str, units: int, flops: float) -> None:
@@ -47,8 +48,11 @@ def test_known_devices(name: str, units: int, flops: float) -> None:
         ("NVIDIA H200 NVL", 132),
         ("NVIDIA GB200", 152),
         ("AMD Instinct MI300X", 38),  # a chip split in eight
-        ("AMD Instinct MI300A", 228),
-        ("NVIDIA GeForce RTX 4090", 128),
+        ("AMD Instinct MI300A", 304),
+        ("NVIDIA GeForce RTX 4090 D", 114),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 76),
+        ("NVIDIA GeForce RTX 3090", 82),
+        ("AMD Radeon 8060S Graphics", 20),  # no source gives its products
         ("", 0),
     ],
 )
@@ -60,3 +64,16 @@ def test_a_package_of_two_devices() -> None:
     found = peak("AMD Instinct MI250", 104)
     assert found is not None
     assert (found.package, found.devices, found.devices * found.flops) == ("MI250", 2, 362.1e12)
+
+
+def test_geforce_has_the_rate_of_products_with_fp32_accumulation() -> None:
+    full, halved = peak("NVIDIA RTX A6000", 84), peak("NVIDIA GeForce RTX 3090 Ti", 84)
+    assert full is not None
+    assert halved is not None
+    assert halved.flops == 80e12
+    assert full.flops / halved.flops > 1.9
+
+
+def test_mi100_multiplies_bf16_at_half_the_rate() -> None:
+    found = [peak("AMD Instinct MI100", 120, precision) for precision in ("bf16", "fp16")]
+    assert [one and one.flops for one in found] == [92.3e12, 184.6e12]
