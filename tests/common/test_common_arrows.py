@@ -24,14 +24,15 @@ for room, lower in (
     ("server", ("engine",)),
     ("plan", ("engine",)),
     ("deploy", ("server", "plan")),
-    ("bench", ("deploy", "train")),
+    ("torch", ("server",)),
+    ("bench", ("deploy", "train", "torch")),
     ("cli", ("bench",)),
 ):
     BELOW[room] = set(lower).union(*(BELOW[below] for below in lower))
 
 # Folders that may import torch, and never at the top of a module: outside of these no import at all. Training is torch,
-# but what it reads is not; a Triton kernel needs both at the top.
-TORCH_ROOMS = {"ops", "models", "backends", "train"}
+# but what it reads is not; a Triton kernel needs both at the top; `roofline.torch` is for who has torch.
+TORCH_ROOMS = {"ops", "models", "backends", "train", "torch"}
 NO_TORCH_IN_TRAIN = {
     *("config", "duration", "loader", "mds", "mds_encodings", "order", "receipts", "remote", "schedule", "store"),
     *("parity", "parity_findings", "parity_layers", "parity_plot", "parity_read", "parity_stats", "parity_verdict"),
@@ -57,7 +58,7 @@ NO_TORCH = (
 
 
 def _is_torch(parts):
-    if parts[:3] == ("backends", "gpu", "kernels"):
+    if parts[0] == "torch" or parts[:3] == ("backends", "gpu", "kernels"):
         return parts[-1] != "__init__.py"
     return parts[0] == "train" and parts[-1].removesuffix(".py") not in {*NO_TORCH_IN_TRAIN, "__init__"}
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 MOST_DRAFTED = 64  # logit rows for drafted tokens: with more sequences than these serve, a step is busy without drafts
 BACKENDS = ("cpu", "reference")
+ARITHMETICS = ("cpu", "plain")  # that the reference computes in: another backend's, or float32 throughout
 BUNDLED_KV_DTYPE = "bf16"  # of the cache that a bundle's program and prices are written for
 Progress = Callable[[str, int, int | None], None]  # see weights.sources.pull
 
@@ -62,7 +63,7 @@ class LoadedModel:
 
 
 def load(
-    source: str = "smollm2-135m",
+    source: "str | Checkpoint" = "smollm2-135m",
     *,
     backend: str = "cpu",
     threads: int | None = None,
@@ -77,10 +78,11 @@ def load(
     text: bool = True,
     verify: bool = True,
     tuned: bool = True,
+    arithmetic: str = "cpu",
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load a model by catalogue name, ``hf:ORG/REPO``, or path: of weights, or of a bundle. ``preset:NAME`` is a shape
-    of `models.presets`, for random weights.
+    of `models.presets`, for random weights. A Checkpoint is taken as it is: it has no text side to load.
 
     Weights are compiled into a cached bundle first, unless ROOFLINE_BUNDLES is off.
 
@@ -96,6 +98,7 @@ def load(
         text: load tokenizer and chat template too.
         verify: check the chosen kernels against the reference on the file's own bytes.
         tuned: use the kernel variants that `roofline tune` found for this model on this machine.
+        arithmetic: what the reference computes in: "cpu", with the cpu's own roundings, or "plain", float32 throughout.
         progress: given, a model that is not here yet is pulled, and this is told how far (see weights.sources.pull).
 
     Raises:
@@ -104,7 +107,7 @@ def load(
     start = time.perf_counter()
     if backend not in BACKENDS:
         raise UnsupportedError(f"backend {backend!r}", "there is no such backend", BACKENDS)
-    kv_dtype = resolve_kv_dtype(kv_cache_dtype)
+    kv_dtype = _cache_dtype(backend, kv_cache_dtype, arithmetic)
     path, bundle, checkpoint = _open(source, backend, weights, progress)
     if bundle is not None:
         mapping = bundle.map()  # read by a thread of its own during all that follows
@@ -133,11 +136,12 @@ def load(
         assert checkpoint is not None, "without a bundle there is a checkpoint"
         with ThreadPoolExecutor(1) as beside:
             reading = beside.submit(load_text, checkpoint) if text else None
-            make = _cpu if backend == "cpu" else _reference
+            make = _cpu if backend == "cpu" else partial(_reference, arithmetic)
             config = ModelConfig.of(settings)
             executable, notes = make(checkpoint, config, kv_dtype, limits, pages, longest, threads, isa, verify, tuned)
             words = reading.result() if reading is not None else (None, None)
-    name = source if weights is None else f"{source}+{weights}"
+    called = source if isinstance(source, str) else str(path)
+    name = called if weights is None else f"{called}+{weights}"
     seconds = time.perf_counter() - start
     log.get("bundle").info("%s ready in %.2f s: %s", name, seconds, "; ".join(f"{k}: {v}" for k, v in notes.items()))
     tokenizer, template = words
@@ -189,7 +193,7 @@ def load_text_of(source: str) -> "tuple[Tokenizer, ChatTemplate]":
     A folder may hold the tokenizer alone.
     """
     if (Path(source) / "tokenizer.json").is_file() and not any(Path(source).glob("*.safetensors")):
-        return _with_template(*_from_folder(Path(source)))
+        return with_template(*_from_folder(Path(source)))
     _, bundle, checkpoint = _open(source, "cpu", None, None)
     if bundle is not None:
         return bundle.text()
@@ -203,8 +207,8 @@ def load_text(checkpoint: "Checkpoint") -> "tuple[Tokenizer, ChatTemplate]":
 
     if checkpoint.kind == "gguf":
         found = from_gguf.from_gguf(checkpoint.metadata)
-        return _with_template(found, checkpoint.metadata.get("tokenizer.chat_template"))
-    return _with_template(*_from_folder(checkpoint.path))
+        return with_template(found, checkpoint.metadata.get("tokenizer.chat_template"))
+    return with_template(*_from_folder(checkpoint.path))
 
 
 def _from_folder(path: Path) -> "tuple[Tokenizer, str | None]":
@@ -213,7 +217,8 @@ def _from_folder(path: Path) -> "tuple[Tokenizer, str | None]":
     return _text_of_folder(path, from_json.from_json)
 
 
-def _with_template(tokenizer: "Tokenizer", source: str | None) -> "tuple[Tokenizer, ChatTemplate]":
+def with_template(tokenizer: "Tokenizer", source: str | None) -> "tuple[Tokenizer, ChatTemplate]":
+    """A tokenizer and the chat template that goes with it; source: Jinja, None for the default."""
     from roofline.text.template import ChatTemplate
 
     bos = tokenizer.token_bytes(tokenizer.bos_id).decode() if tokenizer.bos_id is not None else ""
@@ -245,10 +250,27 @@ def _text_of_folder(path: Path, read: "Callable[..., Tokenizer]") -> "tuple[Toke
     return read(files["tokenizer.json"], settings), source
 
 
+def _cache_dtype(backend: str, asked: str, arithmetic: str) -> str:
+    """The format of the KV cache. Raises ConfigError on an arithmetic that the backend, or the cache, does not have."""
+    if arithmetic not in ARITHMETICS or (backend != "reference" and arithmetic != "cpu"):
+        reason = "only the reference backend can be told what to compute in"
+        raise UnsupportedError(f"arithmetic {arithmetic!r} with backend {backend!r}", reason, ARITHMETICS)
+    if arithmetic != "plain":
+        return resolve_kv_dtype(asked)
+    if asked != "auto":
+        raise UnsupportedError(f"kv_cache_dtype {asked!r} in plain arithmetic", "its cache is float32", ("auto",))
+    return "f32"
+
+
 def _open(
-    source: str, backend: str, weights: str | None, progress: Progress | None
+    source: "str | Checkpoint", backend: str, weights: str | None, progress: Progress | None
 ) -> "tuple[Path, Bundle | None, Checkpoint | None]":
     """The source's path, and either its bundle or its checkpoint."""
+    if not isinstance(source, str):
+        if weights is not None:
+            raise ConfigError(f"weights {weights!r} for a checkpoint that has its own: load its configuration instead")
+        extensions.load()
+        return source.path, None, source
     path = Path(source)
     if source.startswith("preset:"):
         from roofline.weights.random_weights import preset_checkpoint
@@ -444,6 +466,7 @@ def weights_hash(checkpoint: "Checkpoint") -> str:
 
 
 def _reference(
+    arithmetic: str,
     checkpoint: "Checkpoint",
     config: "ModelConfig",
     kv_dtype: str,
@@ -460,8 +483,8 @@ def _reference(
             f"isa={isa!r} with the reference backend", "torch chooses its own kernels", ("backend=cpu",)
         )
     from roofline.backends.reference.executable import reference_executable
-    from roofline.program.target import CPU, with_cache
+    from roofline.program.target import CPU, PLAIN, with_cache
 
-    target = with_cache(CPU, kv_dtype)
+    target = PLAIN if arithmetic == "plain" else with_cache(CPU, kv_dtype)
     executable = reference_executable(checkpoint, config, limits, pages, longest, threads, target)
-    return executable, {"backend": "reference (torch, slow)", "cache": kv_dtype}
+    return executable, {"backend": f"reference (torch, slow), {arithmetic} arithmetic", "cache": kv_dtype}

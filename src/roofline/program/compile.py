@@ -7,6 +7,7 @@ from roofline.models.config import ModelConfig
 from roofline.models.registry import Family
 from roofline.program.ir import Program
 from roofline.program.passes.fuse import fuse
+from roofline.program.passes.headless import headless
 from roofline.program.passes.legalize import legalize
 from roofline.program.passes.merge import merge
 from roofline.program.passes.narrow import narrow
@@ -41,10 +42,18 @@ def stage_names() -> tuple[str, ...]:
 
 
 def stages(
-    family: Family, cfg: ModelConfig, tensors: Mapping[str, TensorInfo], target: Target
+    family: Family, cfg: ModelConfig, tensors: Mapping[str, TensorInfo], target: Target, hidden: bool = False
 ) -> Iterator[tuple[str, Program]]:
-    """(pass name, the Program after it), in the order of `stage_names`. Raises ConfigError naming a pass that fails."""
+    """(pass name, the Program after it), in the order of `stage_names`. Raises ConfigError naming a pass that fails.
+
+    hidden: the variant whose result is what the head would read (see passes.headless).
+    """
     program = verify(trace(family, cfg, tensors), tensors)
+    if hidden:
+        program = headless(program)
+        held = {piece.tensor for recipe in program.weights.values() for piece in recipe.pieces}
+        tensors = {name: info for name, info in tensors.items() if name in held}
+        verify(program, tensors)
     yield "trace", program
     ours: dict[str, Pass] = {"narrow": narrow, "legalize": lambda p: legalize(p, target)}
     ours |= {"merge": merge, "fuse": fuse, "plan": plan}
@@ -66,7 +75,10 @@ def _registered(name: str, program: Program, tensors: Mapping[str, TensorInfo]) 
         raise ConfigError(f"the pass {name!r} failed: {cause}") from error
 
 
-def compile_program(family: Family, cfg: ModelConfig, tensors: Mapping[str, TensorInfo], target: Target) -> Program:
-    """The planned Program of a model. Raises ConfigError where the tensors do not fit the configuration."""
-    *_, (_, program) = stages(family, cfg, tensors, target)
+def compile_program(
+    family: Family, cfg: ModelConfig, tensors: Mapping[str, TensorInfo], target: Target, hidden: bool = False
+) -> Program:
+    """The planned Program of a model, or its variant `hidden`. Raises ConfigError where the tensors do not fit the
+    configuration."""
+    *_, (_, program) = stages(family, cfg, tensors, target, hidden)
     return program

@@ -45,7 +45,18 @@ CPU = Target(
     matrix_layout="packed",
     vector_layout="f32",
 )
-_TARGETS = {CPU.name: CPU}
+# float32 throughout, each op as its reference computes it: what the families' own text says, and nobody's hardware.
+PLAIN = Target(
+    name="plain",
+    quantised_order=None,
+    logits_order=None,
+    float_order="",
+    orders={},
+    attend_dtypes={},
+    matrix_layout="file",
+    vector_layout="file",
+)
+_TARGETS = {CPU.name: CPU, PLAIN.name: PLAIN}
 # Formats of the KV cache -> the order of attention over it. "bf16" is what CPU says.
 CACHE_ORDERS = {"bf16": "pages64", "int8": "pages64.int8"}
 

@@ -22,7 +22,7 @@ class Checkpoint:
 
     Attributes:
         path: the file or folder.
-        kind: "gguf", "safetensors" or "random".
+        kind: "gguf", "safetensors", "random" or "memory".
         tensors: canonical name -> TensorInfo.
         metadata: the GGUF key-value pairs, or config.json.
         config: the canonical configuration with its family (see `weights.config`).
@@ -139,21 +139,35 @@ def _open_gguf(path: Path) -> Checkpoint:
 def _open_safetensors(path: Path) -> Checkpoint:
     model = SafetensorsModel(path)
     config = from_hf(model.config_path, model.config)
+    stored = stored_names(path, {name: info.format for name, info in model.tensors.items()}, config["tied"])
+    tensors = {name: _renamed(model.tensors[old], name) for name, old in stored.items()}
+    return Checkpoint(path, "safetensors", tensors, model.config, config, lambda name: model.read(stored[name]))
+
+
+def stored_names(path: Path, dtypes: Mapping[str, str], tied: bool) -> dict[str, str]:
+    """Canonical name -> Hugging Face's, of the tensors that a model of ours has.
+
+    Args:
+        path: what errors name.
+        dtypes: Hugging Face's name -> format of each tensor.
+        tied: the head is the embedding; a copy of it is left out, as transformers does.
+
+    Raises ConfigError for a tensor that no model of ours has, UnsupportedError for a dtype we do not read.
+    """
     stored: dict[str, str] = {}
-    for name, info in model.tensors.items():
+    for name, dtype in dtypes.items():
         if names.hf_skipped(name):
             continue
         canonical = names.from_hf(name)
         if canonical is None:
             refuse(path, f"tensor {shorten(name)!r}", "no model of ours has it")
-        if canonical == "head.weight" and config["tied"]:
-            continue  # a copy that old files carry; transformers uses the embedding too
-        if info.format not in formats.FORMATS:
-            what = f"{path}: tensor {shorten(name)!r}: dtype {info.format}"
+        if canonical == "head.weight" and tied:
+            continue
+        if dtype not in formats.FORMATS:
+            what = f"{path}: tensor {shorten(name)!r}: dtype {dtype}"
             raise UnsupportedError(what, "we do not read it", ("BF16", "F16", "F32"))
         stored[canonical] = name
-    tensors = {name: _renamed(model.tensors[old], name) for name, old in stored.items()}
-    return Checkpoint(path, "safetensors", tensors, model.config, config, lambda name: model.read(stored[name]))
+    return stored
 
 
 def _renamed(info: TensorInfo, name: str) -> TensorInfo:

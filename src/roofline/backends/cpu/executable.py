@@ -63,6 +63,7 @@ class CpuExecutable:
         self.batch = Batch(limits)
         self.vocab_size = lowered.vocab
         self.image = image
+        self._identity, self._kv_dtype = identity, kv_dtype
         self._lowered, self._program = lowered, program
         constant, per_token, per_row = lowered.arena
         self._arena = _native.Memory(constant + per_token * limits.tokens + per_row * limits.rows + 64)
@@ -132,6 +133,28 @@ class CpuExecutable:
         (group,) = program.kv_groups.values()
         chosen = {"max_context": max_context, "threads": threads, "kv_dtype": group.format, **options}
         return cls(lowered, image, identity, prices, lambda: planned, **chosen)
+
+    def variant(self, program: "Program", limits: BatchLimits, num_pages: int) -> "CpuExecutable":
+        """Another trace of the same model on the same packed weights, with a cache and a batch of its own.
+
+        program: compiled for the same target and cache; it may lack weights of ours, not have others.
+        """
+        from roofline.backends.cpu.lower import keep_operands, lower
+
+        planned = keep_operands(program)
+        return CpuExecutable(
+            lower(planned, self.layout),
+            self.image,
+            Identity(self._identity.weights_hash, program.digest()),
+            PriceTable.of(planned),
+            lambda: planned,
+            limits=limits,
+            num_pages=num_pages,
+            max_context=self.max_context,
+            isa=self.isa,
+            threads=self.threads,
+            kv_dtype=self._kv_dtype,
+        )
 
     @cached_property
     def program(self) -> "Program":

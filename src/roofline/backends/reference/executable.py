@@ -47,6 +47,10 @@ class ReferenceExecutable:
         self._price = price(self.program)
         self._logits = np.zeros((0, self.vocab_size), np.float32)
 
+    def variant(self, program: Program, limits: BatchLimits, num_pages: int) -> "ReferenceExecutable":
+        """Another trace of the same model on the same weights, with a cache and a batch of its own."""
+        return ReferenceExecutable(program, self.read, limits, num_pages, self.max_context, self.weights_hash)
+
     def forward(self) -> None:
         """Run the step described by `batch`."""
         import torch

@@ -1,0 +1,81 @@
+"""A Hugging Face model in memory as a Checkpoint: its own tensors under our names, nothing written to disk."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.weights import names
+from roofline.weights.checkpoint import Checkpoint, stored_names
+from roofline.weights.config_hf import from_hf
+from roofline.weights.files import TensorInfo, shorten
+
+_FORMATS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+
+
+def checkpoint_of(model: Any) -> Checkpoint:
+    """The Checkpoint of a causal language model of transformers (Llama, Mistral, Qwen2, Qwen3, MPT).
+
+    Tensors keep their dtype (float32, bfloat16, float16). On the CPU they are read where they are; on another device
+    each is copied when it is read.
+
+    Raises:
+        UnsupportedError: an architecture, a dtype or a kind of tensor (sharded, quantised) that we do not read.
+        ConfigError: tensors and configuration do not fit each other.
+    """
+    name = Path(name_of(model))
+    config = from_hf(name, model.config.to_dict())
+    held: dict[str, Tensor] = model.state_dict()
+    for key, tensor in held.items():
+        _check(name, key, tensor)
+    if config["tied"]:
+        _check_tied(name, held)
+    stored = stored_names(name, {key: _dtype(tensor) for key, tensor in held.items()}, config["tied"])
+    tensors = {
+        ours: TensorInfo(ours, _dtype(held[key]), tuple(held[key].shape), held[key].nbytes)
+        for ours, key in stored.items()
+    }
+    checkpoint = Checkpoint(name, "memory", tensors, {}, config, lambda ours: _bytes(held[stored[ours]]))
+    checkpoint.check_names(names.parameter_shapes(config))
+    return checkpoint
+
+
+def name_of(model: Any) -> str:
+    """What a model in memory is called: the name it was loaded by, or its class."""
+    return getattr(model.config, "_name_or_path", "") or type(model).__name__
+
+
+def _dtype(tensor: Tensor) -> str:
+    return _FORMATS.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
+
+
+def _check(path: Path, key: str, tensor: Tensor) -> None:
+    what = f"{path}: tensor {shorten(key)!r}"
+    if type(tensor) is not Tensor:  # sharded, quantised by others: what its bytes mean is theirs to say
+        reason = "only plain tensors are read"
+        raise UnsupportedError(f"{what}: {type(tensor).__name__}", reason, ("a model gathered on one device",))
+    if tensor.is_meta:
+        raise ConfigError(f"{what} is on the meta device: it has a shape but no values; load the weights first")
+
+
+def _check_tied(path: Path, held: Mapping[str, Tensor]) -> None:
+    """A configuration that says tied while the tensors differ would lose the head."""
+    ends = {names.from_hf(key): tensor for key, tensor in held.items()}
+    head, embed = ends.get("head.weight"), ends.get("embed.weight")
+    if head is None or embed is None or head.data_ptr() == embed.data_ptr():
+        return
+    if head.shape != embed.shape or not torch.equal(head, embed):
+        raise ConfigError(
+            f"{path}: tie_word_embeddings is set, but head and embedding differ; "
+            "set config.tie_word_embeddings = False, or call tie_weights()"
+        )
+
+
+def _bytes(tensor: Tensor) -> np.ndarray:
+    """uint8 [nbytes], a view where the tensor is contiguous and on the CPU."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy()

@@ -1,0 +1,178 @@
+"""from_model: a Hugging Face model in memory, run by our engine."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roofline.bundle import LoadedModel, load
+from roofline.common.errors import ConfigError, RooflineError
+from roofline.engine.config import EngineConfig
+from roofline.engine.llm import ENGINE_ONLY, LLM, SHARED, Output, Prompt
+from roofline.engine.local import LocalEngine
+from roofline.engine.params import SamplingParams
+from roofline.models.registry import get
+from roofline.program import target
+from roofline.program.compile import compile_program
+from roofline.program.ir import Program
+from roofline.torch.checkpoint import checkpoint_of, name_of
+from roofline.torch.per_token import PerToken
+from roofline.torch.text import text_of
+from roofline.weights.checkpoint import Checkpoint
+
+
+def from_model(model: Any, tokenizer: Any = None, *, backend: str = "cpu", **options: Any) -> "TorchModel":
+    """Take a causal language model of transformers as it is: its tensors in their own dtype, without a file.
+
+    The weights are those of now: after training, call this again.
+
+    Args:
+        model: LlamaForCausalLM, or Mistral's, Qwen2's, Qwen3's, MPT's.
+        tokenizer: transformers' tokenizer for it, for prompts that are strings; None: ids alone.
+        backend: "cpu"; or "reference", slow, with arithmetic="plain" in float32 throughout.
+        options: of the engine (see `EngineConfig`) and of loading (see `roofline.bundle.load`).
+
+    Raises:
+        ConfigError, UnsupportedError, CapacityError: with cause and remedy.
+    """
+    engine = {name: options.pop(name) for name in ENGINE_ONLY if name in options}
+    config = EngineConfig(**engine, **{name: options[name] for name in SHARED if name in options})
+    if config.speculate == "draft":
+        raise ConfigError('speculate="draft" needs a second model: use roofline.LLM, or speculate="ngram"')
+    if "weights" in options:
+        raise ConfigError(f"weights={options['weights']!r}: the model has its own")
+    checkpoint = checkpoint_of(model)
+    ends = _ends(model)
+    words = text_of(tokenizer, ends) if tokenizer is not None else (None, None)
+    ahead = {"draft_tokens": config.speculate_tokens} if config.speculate != "off" else {}
+    loaded = load(checkpoint, backend=backend, text=False, **{**ahead, **options})
+    loaded = replace(loaded, name=name_of(model), tokenizer=words[0], chat_template=words[1])
+    return TorchModel(loaded, checkpoint, config, ends)
+
+
+def _ends(model: Any) -> tuple[int, ...]:
+    """The ids that end an answer, as the model itself says."""
+    for said in (getattr(model, "generation_config", None), model.config):
+        ids = getattr(said, "eos_token_id", None)
+        if ids is not None:
+            return tuple(ids) if isinstance(ids, list | tuple) else (ids,)
+    return ()
+
+
+class TorchModel:
+    """A model from memory on one of our backends. Not thread-safe.
+
+    Attributes:
+        loaded: the model as `roofline.bundle.load` gives it.
+        llm: `roofline.LLM` over it (chat, stream); None without a tokenizer.
+        engine: ids -> ids, step by step.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, checkpoint: Checkpoint, config: EngineConfig, eos_ids: tuple[int, ...]
+    ) -> None:
+        self.loaded, self._checkpoint, self.eos_ids = loaded, checkpoint, eos_ids
+        self.llm = LLM(loaded, **vars(config)) if loaded.tokenizer is not None else None
+        self.engine = self.llm.engine if self.llm is not None else LocalEngine(loaded.executable, config)
+        self._logits = self._per_token(lambda: loaded.executable.program)  # type: ignore[attr-defined]
+        self._hidden = self._per_token(self._headless)
+
+    def logits(self, input_ids: Tensor) -> Tensor:
+        """Logits of every position, in the arithmetic the engine serves with.
+
+        Args:
+            input_ids: integers [tokens] or [batch, tokens], without padding.
+
+        Returns:
+            float32 [tokens, vocab] or [batch, tokens, vocab] on the ids' device, without gradients.
+
+        Raises:
+            RequestError: ids that are none, or of another shape.
+            CapacityError: a sequence longer than max_model_len.
+        """
+        return self._logits(input_ids)
+
+    def hidden_states(self, input_ids: Tensor) -> Tensor:
+        """What the head reads, the final norm's result, at every position: float32 [tokens, width] or
+        [batch, tokens, width]; else as `logits`."""
+        return self._hidden(input_ids)
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt] | Tensor, params: SamplingParams | None = None
+    ) -> list[Output]:
+        """Complete prompts as `roofline.LLM.generate` does: strings, lists of ids, or ids as integers [tokens] or
+        [batch, tokens]. Raises ConfigError without a tokenizer; else as there."""
+        if self.llm is None:
+            raise ConfigError("an answer's text needs a tokenizer: from_model(model, tokenizer), or use generate_ids")
+        listed: Any = prompts.tolist() if isinstance(prompts, Tensor) else prompts
+        return self.llm.generate(listed, params)
+
+    def generate_ids(self, input_ids: Tensor, params: SamplingParams | None = None) -> list[Tensor]:
+        """The new ids after each prompt, int64 [tokens] each (with n > 1 a prompt's answers in order).
+
+        Args:
+            input_ids: integers [tokens] or [batch, tokens], without padding.
+
+        Raises:
+            RequestError, CapacityError: a prompt that cannot be computed; none is then.
+            RooflineError: the engine failed on an answer.
+        """
+        params = params or SamplingParams()
+        prompts = input_ids.tolist() if input_ids.dim() > 1 else [input_ids.tolist()]
+        if self.llm is not None:
+            outputs = self.llm.generate(prompts, params)
+            return [torch.tensor(answer.ids, dtype=torch.int64) for output in outputs for answer in output.answers]
+        return self._run(prompts, params)
+
+    def close(self) -> None:
+        """Free memory and threads."""
+        self._logits.close()
+        self._hidden.close()
+        self.engine.close()
+
+    def __enter__(self) -> "TorchModel":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self, prompts: list[list[int]], params: SamplingParams) -> list[Tensor]:
+        names: list[str] = []
+        answers: dict[tuple[str, int], list[int]] = {}
+        try:
+            for prompt in prompts:
+                names.append(self.engine.submit(prompt, params, eos_ids=self.eos_ids))
+                answers |= {(names[-1], index): [] for index in range(params.n)}
+            open_answers = set(answers)
+            while open_answers:
+                for event in self.engine.step():
+                    key = (event.request_id, event.index)
+                    answers[key] += event.ids
+                    if event.finish_reason == "error":
+                        raise RooflineError(f"the engine failed on this request: {event.error}")
+                    if event.finish_reason is not None:
+                        open_answers.discard(key)
+        finally:
+            for name in names:
+                self.engine.abort(name)
+            self.engine.step()  # the events of what was aborted
+        return [torch.tensor(ids, dtype=torch.int64) for ids in answers.values()]
+
+    def _per_token(self, program: "Callable[[], Program]") -> PerToken:
+        executable: Any = self.loaded.executable
+        return PerToken(
+            lambda limits, pages: executable.variant(program(), limits, pages),
+            executable.vocab_size,
+            executable.max_context,
+        )
+
+    def _headless(self) -> Program:
+        config = self.loaded.config
+        served: Program = self.loaded.executable.program  # type: ignore[attr-defined]
+        (group,) = served.kv_groups.values()
+        chosen = target.get(served.target)
+        if group.format in target.CACHE_ORDERS:
+            chosen = target.with_cache(chosen, group.format)
+        return compile_program(get(config.family), config, self._checkpoint.tensors, chosen, hidden=True)
