@@ -62,7 +62,9 @@ def tokenizer() -> Any:
     inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = tokenizers.decoders.ByteLevel()
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=290, initial_alphabet=alphabet, special_tokens=["<s>", "</s>"])
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=290, initial_alphabet=alphabet, special_tokens=["<s>", "</s>"], show_progress=False
+    )
     inner.train_from_iterator(["the cat and the dog and the hat"] * 20, trainer)
     start = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     inner.post_processor = start

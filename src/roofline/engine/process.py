@@ -125,27 +125,32 @@ def main(arguments: list[str]) -> int:
         channel.send(messages.refused(error))
         channel.finish()
         return 1
-    executable = engine.executable
-    channel.send(
-        Ready(
-            name=name,
-            vocab_size=executable.vocab_size,
-            max_model_len=engine.max_model_len,
-            fingerprint=executable.fingerprint,
-            num_pages=executable.num_pages,
-            page_bytes=executable.page_bytes,
-            load_seconds=time.perf_counter() - started,
-            pid=os.getpid(),
-        )
-    )
+    channel.send(ready(name, engine, time.perf_counter() - started))
     gc.collect()
     gc.freeze()  # no collection needs to look at them later
     gc.enable()
-    _serve(channel, engine, rest)
+    work(channel, engine, rest)
+    engine.close()
     return 0
 
 
-def _serve(channel: Channel, engine: LocalEngine, arrived: list[ToEngine]) -> None:
+def ready(name: str, engine: LocalEngine, load_seconds: float) -> Ready:
+    """What the owner is told of a loaded engine."""
+    executable = engine.executable
+    return Ready(
+        name=name,
+        vocab_size=executable.vocab_size,
+        max_model_len=engine.max_model_len,
+        fingerprint=executable.fingerprint,
+        num_pages=executable.num_pages,
+        page_bytes=executable.page_bytes,
+        load_seconds=load_seconds,
+        pid=os.getpid(),
+    )
+
+
+def work(channel: Channel, engine: LocalEngine, arrived: list[ToEngine]) -> None:
+    """Turn messages into reports until the owner closes. arrived: the first messages."""
     while not channel.closed:
         rejected: list[Event] = []
         for message in arrived:
@@ -158,12 +163,10 @@ def _serve(channel: Channel, engine: LocalEngine, arrived: list[ToEngine]) -> No
                     engine.abort_all()
                     channel.send(Report(engine.step(), engine.stats()))
                     channel.finish()
-                    engine.close()
                     return
         if engine.has_work or rejected:
             channel.send(Report(rejected + engine.step(), engine.stats()))
         arrived = channel.receive(wait=not engine.has_work)
-    engine.close()
 
 
 def _submit(engine: LocalEngine, message: Submit) -> list[Event]:

@@ -71,17 +71,47 @@ class ServeOptions:
 
 def serve(options: ServeOptions) -> None:
     """Serve until SIGTERM or SIGINT; what runs then may finish. Raises ConfigError when the address is taken."""
-    if not options.local and options.api_key is None:
-        LOG.warning("%s can be reached from other machines and there is no --api-key", options.host)
+    _warn(options)
     listening = _listen(options)
     started = time.perf_counter()
     gc.disable()  # importing makes objects that stay: looking for garbage among them takes a sixth of the time
     remote = RemoteEngine(_spec(options))
     remote.launch()  # all that follows happens while the engine loads
+
+    def read_text() -> "TextOfModel":
+        from roofline.server.text_side import load_text
+
+        return load_text(options.model)
+
+    _run(options, listening, remote, started, read_text, _settle)
+
+
+def serve_engine(options: ServeOptions, engine: RemoteEngine, text: "TextOfModel") -> None:
+    """As `serve`, for an engine that is to be started; it is closed at the end. From the main thread only.
+
+    options: what of them is about loading is not looked at.
+    """
+    _warn(options)
+    _run(options, _listen(options), engine, time.perf_counter(), lambda: text, lambda: None)
+
+
+def _warn(options: ServeOptions) -> None:
+    if not options.local and options.api_key is None:
+        LOG.warning("%s can be reached from other machines and there is no --api-key", options.host)
+
+
+def _run(
+    options: ServeOptions,
+    listening: socket.socket,
+    remote: RemoteEngine,
+    started: float,
+    read_text: "Callable[[], TextOfModel]",
+    settle: Callable[[], None],
+) -> None:
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(options, listening, remote, started))
+        runner.run(_serve(options, listening, remote, started, read_text, settle))
 
 
 def _spec(options: ServeOptions) -> EngineSpec:
@@ -103,14 +133,19 @@ def _spec(options: ServeOptions) -> EngineSpec:
     )
 
 
-async def _run(options: ServeOptions, listening: socket.socket, remote: RemoteEngine, started: float) -> None:
+async def _serve(
+    options: ServeOptions,
+    listening: socket.socket,
+    remote: RemoteEngine,
+    started: float,
+    read_text: "Callable[[], TextOfModel]",
+    settle: Callable[[], None],
+) -> None:
     loading = asyncio.create_task(remote.start())
     try:
-        from roofline.server.text_side import load_text
-
-        text = load_text(options.model)
+        text = read_text()
         server = _http_server(options, remote, text)
-        _settle()
+        settle()
         loading.add_done_callback(lambda task: _loaded(task, server, started, text.complete))
         await server.serve(sockets=[listening])
     finally:

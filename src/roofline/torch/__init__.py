@@ -4,10 +4,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from roofline.torch.model import TorchModel, from_model
+    from roofline.torch.serving import serve
 
-__all__ = ["TorchModel", "from_model"]
+__all__ = ["TorchModel", "from_model", "serve"]
 
-_HOMES = {"TorchModel": "roofline.torch.model", "from_model": "roofline.torch.model"}
+_HOMES = {
+    "TorchModel": "roofline.torch.model",
+    "from_model": "roofline.torch.model",
+    "serve": "roofline.torch.serving",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,40 @@
+"""The variant without a head: what is left out, and what stays as it was."""
+
+from dataclasses import replace
+
+import program_builders as builders
+import pytest
+
+from roofline.common.errors import UnsupportedError
+from roofline.ops.symbol import Type
+from roofline.program.compile import stages
+from roofline.program.ir import Instr, Value
+from roofline.program.passes.headless import headless
+from roofline.program.target import CPU
+
+MODELS = {
+    "tied": builders.BASE,
+    "own_head": builders.QWEN3,
+    "layer_norm": builders.MPT,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_layers_stay_and_the_head_goes(name):
+    model = builders.build(MODELS[name])
+    whole = dict(stages(model.family, model.cfg, model.tensors, CPU))
+    hidden = dict(stages(model.family, model.cfg, model.tensors, CPU, hidden=True))
+    assert hidden["trace"].types()[hidden["trace"].logits] == Type("f32", "rows", (model.cfg.width,))
+    assert hidden["trace"].body == whole["trace"].body[:-1]
+    assert set(whole["plan"].weights) - set(hidden["plan"].weights) <= {"head.weight"}
+    assert hidden["plan"].body[-1].op in ("rms_norm", "layer_norm")
+    assert hidden["plan"].kv_groups == whole["plan"].kv_groups
+
+
+def test_logits_that_are_no_product_are_refused():
+    model = builders.build(builders.BASE)
+    program = dict(stages(model.family, model.cfg, model.tensors, CPU))["trace"]
+    capped = Value("capped", program.types()[program.logits])
+    body = (*program.body, Instr("soft_cap", (program.logits,), (), {"cap": 30.0}, (capped,)))
+    with pytest.raises(UnsupportedError, match="soft_cap"):
+        headless(replace(program, body=body, outputs=("capped", *program.outputs[1:])))
