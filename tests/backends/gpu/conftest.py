@@ -1,6 +1,7 @@
 """Kernels run in Triton's interpreter on CPU tensors where there is no GPU; what it gets wrong is mended here only.
 
-The interpreter keeps bf16 as 16-bit integers and multiplies those in tl.dot; widened operands give the right product.
+The interpreter keeps bf16 as 16-bit integers and multiplies those in tl.dot. Here operands are widened, and added up in
+float64: a row's result then depends on that row alone, as on a chip, and not on how numpy cuts a product into blocks.
 Its narrowing of floats cuts digits off (bf16) or loses a carry (8 bits); torch's rounds to nearest even as GPUs do. It
 does not know MI300's 8 bits.
 """
@@ -24,13 +25,15 @@ def interpreted():
     create_dot, convert_float = builder.create_dot, interpreter._convert_float
 
     def wide(handle):
-        if handle.dtype.scalar != tl.bfloat16:
-            return handle
-        data = (handle.data.astype(np.uint32) << 16).view(np.float32)
-        return interpreter.TensorHandle(data, tl.float32)
+        if handle.dtype.scalar == tl.bfloat16:
+            return (handle.data.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return handle.data.astype(np.float64)
 
-    def mended_dot(self, a, b, *rest):
-        return create_dot(self, wide(a), wide(b), *rest)
+    def mended_dot(self, a, b, start, *rest):
+        if np.issubdtype(a.data.dtype, np.integer) and a.dtype.scalar != tl.bfloat16:
+            return create_dot(self, a, b, start, *rest)
+        product = np.matmul(wide(a), wide(b)) + start.data
+        return interpreter.TensorHandle(product.astype(start.data.dtype), start.dtype.scalar)
 
     floats = {
         tl.float32: torch.float32, tl.float16: torch.float16, tl.bfloat16: torch.bfloat16,

@@ -8,8 +8,8 @@ from roofline.backends.gpu.tiles import Tile
 
 # Our names of dtypes -> Triton's, for pointers in a signature ("*bf16") and scalars.
 TRITON_TYPES = {
-    "f32": "fp32", "bf16": "bf16", "f16": "fp16", "i32": "i32", "i64": "i64", "u8": "u8", "i8": "i8",
-    "e4m3fn": "fp8e4nv", "e4m3fnuz": "fp8e4b8",
+    "f32": "fp32", "bf16": "bf16", "f16": "fp16", "e4m3fn": "fp8e4nv", "e4m3fnuz": "fp8e4b8",
+    "i64": "i64", "i32": "i32", "i16": "i16", "i8": "i8", "u8": "u8",
 }  # fmt: skip
 
 

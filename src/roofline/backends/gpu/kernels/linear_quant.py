@@ -1,0 +1,281 @@
+"""x @ w.T for quantised w as backends/gpu/pack.py lays it out, x in 16 bits, sums in float32.
+
+A group of codes becomes floats by setting their bits into the mantissa of a power of two: no integer is converted. The
+group's product is one tl.dot, scaled once in float32. Formats with minima need each group's sum of x anyway: what the
+power of two (BASE) added goes with it. Methods: weights unpacked in registers, Frantar et al. 2024 (Marlin); codes as
+mantissas, Kim et al. 2022.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from roofline.backends.gpu import tiles
+from roofline.backends.gpu.compilation import Compilation, pointers
+from roofline.backends.gpu.pack import LAYOUTS, SUPER, Layout, Packed
+from roofline.hardware.chips import Chip
+
+NAME = "linear_quant"
+SUMS = "group_sums"
+# dtype of x -> the power of two whose mantissa takes the codes, as bits and as a number, and where codes begin in it.
+_BASES = {torch.bfloat16: (0x4300, 128, 0), torch.float16: (0x5400, 64, 4), torch.float32: (0, 0, 0)}
+
+
+@triton.jit
+def _group_sums(x, sums, stride, columns, groups, GROUP: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    values = tl.load(x + row * stride + column, mask=column < columns, other=0.0).to(tl.float32)
+    tl.store(sums + row * groups + group, tl.sum(values, axis=1), mask=group < groups)
+
+
+@triton.jit
+def group_codes(words, high, group, column, columns, inside, BITS: tl.constexpr, GROUP: tl.constexpr):
+    """The codes of one group for a tile's rows, int32 [n, GROUP]; column: the rows of w, int [n]."""
+    EACH: tl.constexpr = 8 if BITS == 8 else 4
+    WORDS: tl.constexpr = GROUP * EACH // 32
+    n: tl.constexpr = column.shape[0]
+    at = group.to(tl.int64) * columns + column
+    held = tl.load(words + at[:, None] * WORDS + tl.arange(0, WORDS)[None, :], mask=inside[:, None], other=0)
+    shifts = EACH * tl.arange(0, 32 // EACH)
+    codes = tl.reshape((held[:, :, None] >> shifts[None, None, :]) & ((1 << EACH) - 1), (n, GROUP))
+    if BITS == 5 or BITS == 6:
+        upper = tl.load(high + at, mask=inside, other=0)
+        shifts = (BITS - 4) * tl.arange(0, GROUP)
+        codes |= ((upper[:, None] >> shifts[None, :]) & ((1 << (BITS - 4)) - 1)) << 4
+    return codes
+
+
+@triton.jit
+def group_scale(
+    scale, upper, group, column, columns, inside, GROUP: tl.constexpr, TWO_LEVEL: tl.constexpr,
+    SUPER_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Scales (or minima) of one group for a tile's rows, float32 [n]."""
+    s = tl.load(scale + group * columns + column, mask=inside, other=0.0).to(tl.float32)
+    if TWO_LEVEL:
+        at = (group * GROUP // SUPER_COLUMNS) * columns + column
+        s *= tl.load(upper + at, mask=inside, other=0.0).to(tl.float32)
+    return s
+
+
+@triton.jit
+def _product(
+    x, sums, words, high, scale, minimum, super_scale, super_minimum,
+    row, column, rows, columns, groups, stride,
+    GROUP: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, TWO_LEVEL: tl.constexpr,
+    HAS_MINIMUM: tl.constexpr, BASE_BITS: tl.constexpr, BASE: tl.constexpr, BASE_SHIFT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, UNROLL: tl.constexpr, SUPER_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """float32 [BLOCK_M, BLOCK_N]; row, column: int [BLOCK_M], [BLOCK_N] of the result; columns: of the result."""
+    in_m, in_n = row < rows, column < columns
+    x_row = x + row.to(tl.int64)[:, None] * stride + tl.arange(0, GROUP)[None, :]
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for first in range(0, groups, UNROLL):
+        for u in tl.static_range(UNROLL):
+            group = tl.cast(first + u, tl.int32)
+            live = group < groups
+            part = tl.load(x_row + group * GROUP, mask=in_m[:, None] & live, other=0.0)
+            inside = in_n & live
+            codes = group_codes(words, high, group, column, columns, inside, BITS, GROUP)
+            if HAS_MINIMUM and BASE != 0:
+                values = ((codes << BASE_SHIFT) | BASE_BITS).to(tl.int16).to(part.dtype, bitcast=True)
+            else:
+                # 2^23 + code as a float's bits, less 2^23 + zero: exact, and no integer is converted.
+                exact = (codes | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + ZERO)
+                if part.dtype == tl.bfloat16:  # its lower bits are 0: cut, not rounded
+                    values = (exact.to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+                else:
+                    values = exact.to(part.dtype)
+            product = tl.dot(part, tl.trans(values), input_precision="ieee")
+            s = group_scale(scale, super_scale, group, column, columns, inside, GROUP, TWO_LEVEL, SUPER_COLUMNS)
+            acc = tl.fma(product, tl.broadcast_to(s[None, :], (BLOCK_M, BLOCK_N)), acc)
+            if HAS_MINIMUM:
+                m = group_scale(
+                    minimum, super_minimum, group, column, columns, inside, GROUP, TWO_LEVEL, SUPER_COLUMNS
+                )  # fmt: skip
+                shift = (-m if TWO_LEVEL else m) - s * BASE
+                total = tl.load(sums + row * groups + group, mask=in_m & live, other=0.0)
+                acc = tl.fma(
+                    tl.broadcast_to(total[:, None], (BLOCK_M, BLOCK_N)),
+                    tl.broadcast_to(shift[None, :], (BLOCK_M, BLOCK_N)),
+                    acc,
+                )
+    return acc
+
+
+@triton.jit
+def _linear_quant(
+    x, sums, words, high, scale, minimum, super_scale, super_minimum, bias, out,
+    rows, columns, groups, stride, out_stride,
+    GROUP: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, TWO_LEVEL: tl.constexpr,
+    HAS_MINIMUM: tl.constexpr, BASE_BITS: tl.constexpr, BASE: tl.constexpr, BASE_SHIFT: tl.constexpr,
+    SUPER_COLUMNS: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    results = columns // 2 if GATED else columns
+    column = tl.where(n < results, n, columns)  # surplus lanes read nothing
+    acc = _product(
+        x, sums, words, high, scale, minimum, super_scale, super_minimum,
+        row, column, rows, columns, groups, stride,
+        GROUP, BITS, ZERO, TWO_LEVEL, HAS_MINIMUM, BASE_BITS, BASE, BASE_SHIFT, BLOCK_M, BLOCK_N, UNROLL, SUPER_COLUMNS,
+    )  # fmt: skip
+    if HAS_BIAS:
+        acc += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
+    if GATED:
+        up = _product(
+            x, sums, words, high, scale, minimum, super_scale, super_minimum,
+            row, tl.where(n < results, n + results, columns), rows, columns, groups, stride,
+            GROUP, BITS, ZERO, TWO_LEVEL, HAS_MINIMUM, BASE_BITS, BASE, BASE_SHIFT,
+            BLOCK_M, BLOCK_N, UNROLL, SUPER_COLUMNS,
+        )  # fmt: skip
+        # The unfused pair rounds gate and up on their way through memory.
+        gate = acc.to(out.dtype.element_ty).to(tl.float32)
+        up = up.to(out.dtype.element_ty).to(tl.float32)
+        acc = gate / (1.0 + tl.exp(-gate)) * up
+    at = out + row.to(tl.int64)[:, None] * out_stride + n[None, :]
+    tl.store(at, acc.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (n < results)[None, :])
+
+
+@dataclass(frozen=True)
+class DeviceWeight:
+    """A Packed matrix on a device; the arrays a format does not have are None."""
+
+    layout: Layout
+    rows: int
+    columns: int
+    words: Tensor
+    high: Tensor | None
+    scale: Tensor
+    minimum: Tensor | None
+    super_scale: Tensor | None
+    super_minimum: Tensor | None
+
+    @classmethod
+    def of(cls, packed: Packed, device: torch.device | str) -> "DeviceWeight":
+        """Copied to the device."""
+
+        def move(array):
+            return None if array is None else torch.from_numpy(array).to(device)
+
+        held = (packed.high, packed.scale, packed.minimum, packed.super_scale, packed.super_minimum)
+        words = move(packed.words)
+        return cls(packed.layout, packed.rows, packed.columns, words, *(move(part) for part in held))
+
+    def pointers(self) -> tuple[Tensor, ...]:
+        """words, high, scale, minimum, super_scale, super_minimum; one that is there for each that is not."""
+        held = (self.words, self.high, self.scale, self.minimum, self.super_scale, self.super_minimum)
+        return tuple(self.words if part is None else part for part in held)
+
+
+def group_sums(x: Tensor, layout: Layout, out: Tensor) -> Tensor:
+    """The sum of each group of x [rows, width], float32 [rows, groups] at the front of `out`."""
+    rows, width = x.shape
+    groups = width // layout.group
+    sums = out.view(-1)[: rows * groups].view(rows, groups)
+    _group_sums[(rows, triton.cdiv(groups, 32))](
+        x, sums, x.stride(0), width, groups, GROUP=layout.group, BLOCK=32, num_warps=4
+    )
+    return sums
+
+
+def constants(layout: Layout, dtype: torch.dtype) -> dict[str, object]:
+    """The constants that a format and x's dtype give the kernel."""
+    base_bits, base, shift = _BASES[dtype]
+    return {
+        "GROUP": layout.group,
+        "BITS": layout.bits,
+        "ZERO": layout.zero,
+        "TWO_LEVEL": layout.two_level,
+        "HAS_MINIMUM": layout.has_minimum,
+        "BASE_BITS": base_bits,
+        "BASE": base,
+        "BASE_SHIFT": shift,
+        "SUPER_COLUMNS": SUPER,
+    }
+
+
+def regime(rows: int, exact: bool) -> str:
+    """Which rows of tiles.toml serve: one tile for all row counts when results must not depend on them."""
+    if exact:
+        return "exact"
+    return "decode" if rows <= 16 else "some" if rows <= 64 else "prefill"
+
+
+def linear_quant(
+    chip: Chip,
+    x: Tensor,
+    weight: DeviceWeight,
+    bias: Tensor | None,
+    out: Tensor,
+    *,
+    gated: bool = False,
+    exact: bool = False,
+    workspace: Tensor | None = None,
+) -> None:
+    """out = x @ w.T + bias, or silu(gate) * up of it where gate and up are the two halves of w's rows.
+
+    x [rows, columns] in bf16, f16 or f32, rows `stride(0)` apart; out [rows, w rows, half of them when gated], rows
+    `stride(0)` apart; workspace: float32, for formats with minima: rows * groups elements.
+    """
+    layout = weight.layout
+    rows, width = x.shape
+    sums = x
+    if layout.has_minimum:
+        assert workspace is not None, "a format with minima needs the sums of groups"
+        sums = group_sums(x, layout, workspace)
+    tile = tiles.choose(NAME, chip, regime=regime(rows, exact), bits=layout.bits)
+    columns = weight.rows
+    results = columns // 2 if gated else columns
+    grid = (triton.cdiv(results, tile.sizes["BLOCK_N"]), triton.cdiv(rows, tile.sizes["BLOCK_M"]))
+    _linear_quant[grid](
+        x, sums, *weight.pointers(), x if bias is None else bias, out,
+        rows, columns, width // layout.group, x.stride(0), out.stride(0),
+        HAS_BIAS=bias is not None, GATED=gated, **constants(layout, x.dtype), **tile.launch(),
+    )  # fmt: skip
+
+
+def cost(rows: int, weight: DeviceWeight, itemsize: int = 2) -> tuple[int, int]:
+    """(FLOPs, bytes) of one launch: every array of the weight once, x once, the result once."""
+    held = (weight.words, weight.high, weight.scale, weight.minimum, weight.super_scale, weight.super_minimum)
+    read = sum(part.numel() * part.element_size() for part in held if part is not None)
+    return 2 * rows * weight.rows * weight.columns, read + itemsize * rows * (weight.rows + weight.columns)
+
+
+def compilations(chip: Chip) -> Iterator[Compilation]:
+    """Every format in every regime, in bf16; 4 bits in f16 too, and gated."""
+    for name, layout in LAYOUTS.items():
+        for rows in ("decode", "some", "prefill", "exact"):
+            yield _compilation(chip, name, layout, rows, "bf16", gated=False)
+    for rows in ("decode", "prefill"):
+        yield _compilation(chip, "Q4_0", LAYOUTS["Q4_0"], rows, "f16", gated=False)
+        yield _compilation(chip, "Q4_K", LAYOUTS["Q4_K"], rows, "bf16", gated=True)
+
+
+def _compilation(chip: Chip, name: str, layout: Layout, rows: str, dtype: str, gated: bool) -> Compilation:
+    tile = tiles.choose(NAME, chip, regime=rows, bits=layout.bits)
+    scale = "i8" if layout.two_level else "f16"
+    words = pointers(
+        x=dtype, sums="f32" if layout.has_minimum else dtype, words="i32", high="i32", scale=scale,
+        minimum=scale if layout.has_minimum else "i32", super_scale="f16" if layout.two_level else "i32",
+        super_minimum="f16" if layout.two_level and layout.has_minimum else "i32", bias=dtype, out=dtype,
+    )  # fmt: skip
+    sizes = ("rows", "columns", "groups", "stride", "out_stride")
+    torch_dtype = torch.bfloat16 if dtype == "bf16" else torch.float16
+    return Compilation(
+        NAME,
+        f"{name} {rows} {dtype}{' gated' if gated else ''}",
+        _linear_quant,
+        words | dict.fromkeys(sizes, "i32"),
+        {"HAS_BIAS": False, "GATED": gated, **constants(layout, torch_dtype), **tile.sizes},
+        tile,
+        dots=True,
+        aligned=("columns", "stride", "out_stride"),
+    )

@@ -1,0 +1,187 @@
+"""Weights of a file as the GPU kernels read them: planes of codes and their scales, nothing rounded, nothing widened.
+
+A quantised matrix [rows, columns] becomes
+    words int32 [groups, rows, n]: the low 4 bits (8 for 8-bit codes) of a group's codes, the first in the lowest bits:
+        what a tile of rows reads of a group lies side by side;
+    high int32 [groups, rows]: their fifth bits (32 codes), or fifth and sixth (16 codes), in the same manner;
+    scale, minimum [groups, rows]: float16; or int8 with a float16 beside it for every 256 columns (K-quants).
+value = scale * (code - zero) + minimum.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from roofline.common.errors import UnsupportedError
+
+SUPER = 256  # columns that share the upper scale of a K-quant
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a kernel must know of a format. zero: code of the value `minimum`.
+
+    two_level: scales are int8 times a float16 for each 256 columns.
+    """
+
+    bits: int
+    group: int
+    zero: int
+    two_level: bool
+    has_minimum: bool
+
+    @property
+    def words(self) -> int:
+        """int32 of a row's group in the plane of low bits."""
+        return self.group * (8 if self.bits == 8 else 4) // 32
+
+
+LAYOUTS = {
+    "Q4_0": Layout(4, 32, 8, False, False),
+    "Q4_1": Layout(4, 32, 0, False, True),
+    "Q8_0": Layout(8, 32, 128, False, False),
+    "Q4_K": Layout(4, 32, 0, True, True),
+    "Q5_K": Layout(5, 32, 0, True, True),
+    "Q6_K": Layout(6, 16, 32, True, False),
+}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Codes uint8 [rows, columns] and scales by group, float16 or int8 [rows, groups], with their float16
+    [rows, columns / 256] for each 256 columns where the format has two levels."""
+
+    codes: np.ndarray
+    scale: np.ndarray
+    minimum: np.ndarray | None = None
+    super_scale: np.ndarray | None = None
+    super_minimum: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The arrays above; what a format does not have is None."""
+
+    layout: Layout
+    rows: int
+    columns: int
+    words: np.ndarray
+    high: np.ndarray | None
+    scale: np.ndarray
+    minimum: np.ndarray | None
+    super_scale: np.ndarray | None
+    super_minimum: np.ndarray | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device: what a product with it reads."""
+        held = (self.words, self.high, self.scale, self.minimum, self.super_scale, self.super_minimum)
+        return sum(part.nbytes for part in held if part is not None)
+
+
+def pack(raw: np.ndarray, name: str, rows: int, columns: int) -> Packed:
+    """A matrix from its bytes in the file (uint8). Raises UnsupportedError for a format without a layout here."""
+    if name not in LAYOUTS:
+        raise UnsupportedError(f"format {name} on a GPU", "its kernels do not read it", sorted(LAYOUTS))
+    layout = LAYOUTS[name]
+    parts = _PARTS[name](raw.reshape(rows, -1))
+    codes = parts.codes.reshape(rows, -1, layout.group).swapaxes(0, 1)  # [groups, rows, group]
+    each = 8 if layout.bits == 8 else 4
+    more = layout.bits - each
+    turned = (parts.scale, parts.minimum, parts.super_scale, parts.super_minimum)
+    return Packed(
+        layout,
+        rows,
+        columns,
+        _plane(codes & ((1 << each) - 1), each),
+        _plane(codes >> each, more)[:, :, 0] if more else None,
+        *(None if part is None else np.ascontiguousarray(part.T) for part in turned),  # type: ignore[arg-type]
+    )
+
+
+def _plane(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Codes of so many bits, uint8 [groups, rows, group], side by side in int32 [groups, rows, group * bits / 32]."""
+    per = 32 // bits
+    words = np.zeros((*codes.shape[:2], codes.shape[2] // per), np.uint32)
+    for j in range(per):
+        words |= codes[:, :, j::per].astype(np.uint32) << np.uint32(bits * j)
+    return words.view(np.int32)
+
+
+def _blocks(raw: np.ndarray, size: int) -> np.ndarray:
+    """uint8 [rows, bytes] -> [rows, blocks, size]."""
+    return raw.reshape(raw.shape[0], -1, size)
+
+
+def _half(blocks: np.ndarray, at: int) -> np.ndarray:
+    """The float16 at a byte offset of each block, [rows, blocks]."""
+    return np.ascontiguousarray(blocks[:, :, at : at + 2]).view(np.float16)[:, :, 0]
+
+
+def _rows(codes: np.ndarray) -> np.ndarray:
+    return codes.reshape(codes.shape[0], -1)
+
+
+def _nibbles(packed: np.ndarray) -> np.ndarray:
+    """[..., n] bytes -> [..., 2n]: all low halves, then all high halves."""
+    return np.concatenate([packed & 15, packed >> 4], axis=-1)
+
+
+def _q4_0(raw: np.ndarray) -> Parts:
+    blocks = _blocks(raw, 18)
+    return Parts(_rows(_nibbles(blocks[:, :, 2:])), _half(blocks, 0))
+
+
+def _q4_1(raw: np.ndarray) -> Parts:
+    blocks = _blocks(raw, 20)
+    return Parts(_rows(_nibbles(blocks[:, :, 4:])), _half(blocks, 0), _half(blocks, 2))
+
+
+def _q8_0(raw: np.ndarray) -> Parts:
+    blocks = _blocks(raw, 34)
+    return Parts(_rows(blocks[:, :, 2:] ^ 128), _half(blocks, 0))  # signed bytes as offset codes
+
+
+def _k_scales(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """12 bytes -> eight 6-bit scales and eight 6-bit minima, int8 [rows, groups]."""
+    first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
+    scale = np.concatenate([first & 63, (third & 15) | (first >> 6) << 4], axis=-1)
+    minimum = np.concatenate([second & 63, (third >> 4) | (second >> 6) << 4], axis=-1)
+    return _rows(scale.view(np.int8)), _rows(minimum.view(np.int8))
+
+
+def _q4_k(raw: np.ndarray) -> Parts:
+    blocks = _blocks(raw, 144)
+    codes = _nibbles(blocks[:, :, 16:].reshape(*blocks.shape[:2], 4, 32))
+    scale, minimum = _k_scales(blocks[:, :, 4:16])
+    return Parts(_rows(codes), scale, minimum, _half(blocks, 0), _half(blocks, 2))
+
+
+def _q5_k(raw: np.ndarray) -> Parts:
+    blocks = _blocks(raw, 176)
+    low = _nibbles(blocks[:, :, 48:].reshape(*blocks.shape[:2], 4, 32)).reshape(*blocks.shape[:2], 8, 32)
+    fifth = (blocks[:, :, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
+    scale, minimum = _k_scales(blocks[:, :, 4:16])
+    return Parts(_rows(low | fifth << 4), scale, minimum, _half(blocks, 0), _half(blocks, 2))
+
+
+def _q6_k(raw: np.ndarray) -> Parts:
+    blocks = _blocks(raw, 210)
+    shape = blocks.shape[:2]
+    low = _nibbles(blocks[:, :, :128].reshape(*shape, 2, 64))  # [rows, blocks, halves, 128]
+    shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
+    high = (blocks[:, :, 128:192].reshape(*shape, 2, 1, 32) >> shifts) & 3
+    codes = low | high.reshape(*shape, 2, 128) << 4
+    scale = np.ascontiguousarray(blocks[:, :, 192:208]).view(np.int8)
+    return Parts(_rows(codes), _rows(scale), None, _half(blocks, 208))
+
+
+_PARTS: dict[str, Callable[[np.ndarray], Parts]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}
