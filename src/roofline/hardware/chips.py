@@ -75,11 +75,11 @@ def resolve(name: str) -> Chip:
     reason = refused(name)
     if reason is not None:
         raise UnsupportedError(f"chip {name!r}", reason, ("the cpu backend",))
-    family, number = _place(name)
-    relatives = sorted((_place(known)[1], known) for known in chips() if _place(known)[0] == family)
+    family, number = place(name)
+    relatives = sorted((place(known)[1], known) for known in chips() if place(known)[0] == family)
     if not family or not relatives:
         raise UnsupportedError(f"chip {name!r}", "it is of no known family", (*chips(), "the cpu backend"))
-    lower = [known for place, known in relatives if place < number]
+    lower = [known for at, known in relatives if at < number]
     relative = lower[-1] if lower else relatives[0][1]
     log.get("hardware").warning(
         "the chip %s is not in hardware/chips.toml: the limits and tiles of %s are used", name, relative
@@ -105,7 +105,7 @@ def architecture(name: str) -> str:
     return name
 
 
-def _place(name: str) -> tuple[str, int]:
+def place(name: str) -> tuple[str, int]:
     """Family and place in it: ("gfx9", 0x0a), ("sm", 90); ("", 0) for a name of neither form."""
     if match := re.fullmatch(r"(gfx\d+?)([0-9a-f]{2})", name):
         return match[1], int(match[2], 16)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from roofline.common.files import integer, text_of
+
 # An ISA's variant of our kernels needs all of these flags of /proc/cpuinfo (x86 "flags", aarch64 "Features").
 ISA_NEEDS: dict[str, frozenset[str]] = {
     "avx512": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16"}),
@@ -72,7 +74,7 @@ def detect(root: Path = Path("/")) -> Machine:
         used = _cgroup_number(root, "memory.current", "memory/memory.usage_in_bytes") or 0
         room = max(0, limit - used)
         available = room if available is None else min(available, room)
-    balancing = _text(root / "proc/sys/kernel/numa_balancing")
+    balancing = text_of(root / "proc/sys/kernel/numa_balancing")
     flags = set((info.get("flags") or info.get("Features") or "").split())
     machine = Machine(
         chip=info.get("model name") or info.get("CPU part") or "unknown",
@@ -88,7 +90,7 @@ def detect(root: Path = Path("/")) -> Machine:
         memory_available=available,
         numa_nodes=max(1, len(list((root / "sys/devices/system/node").glob("node[0-9]*")))),
         numa_balancing=None if balancing is None else balancing != "0",
-        huge_pages=_bracketed(_text(root / "sys/kernel/mm/transparent_hugepage/enabled")),
+        huge_pages=_bracketed(text_of(root / "sys/kernel/mm/transparent_hugepage/enabled")),
         caches=_caches(root),
     )
     return Machine(**{**machine.__dict__, "warnings": _warnings(machine)})
@@ -109,13 +111,13 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     smallest: float | None = None
     for folder in _cgroup_folders(root, "cpu"):
         quota, period = None, 100_000
-        words = (_text(folder / "cpu.max") or "").split()
+        words = (text_of(folder / "cpu.max") or "").split()
         if words:
-            quota = None if words[0] == "max" else _integer(words[0])
-            period = (_integer(words[1]) if len(words) > 1 else None) or period
+            quota = None if words[0] == "max" else integer(words[0])
+            period = (integer(words[1]) if len(words) > 1 else None) or period
         else:
-            quota = _integer(_text(folder / "cpu.cfs_quota_us"))
-            period = _integer(_text(folder / "cpu.cfs_period_us")) or period
+            quota = integer(text_of(folder / "cpu.cfs_quota_us"))
+            period = integer(text_of(folder / "cpu.cfs_period_us")) or period
         if quota is not None and quota > 0:
             smallest = min(smallest or float("inf"), quota / period)
     return smallest
@@ -126,7 +128,7 @@ def memory_limit(root: Path = Path("/")) -> int | None:
     limits = []
     for folder in _cgroup_folders(root, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
-            value = _integer(_text(folder / name))
+            value = integer(text_of(folder / name))
             if value is not None and value < 1 << 60:  # v1 writes "no limit" as about 2^63
                 limits.append(value)
     return min(limits, default=None)
@@ -136,7 +138,7 @@ def _cgroup_folders(root: Path, controller: str) -> list[Path]:
     """Our own cgroup and every one above it (a parent's limit binds too); v2 first, then v1's controller folder."""
     base = root / "sys/fs/cgroup"
     folders: list[Path] = []
-    for line in (_text(root / "proc/self/cgroup") or "0::/").splitlines():
+    for line in (text_of(root / "proc/self/cgroup") or "0::/").splitlines():
         parts = line.split(":", 2)
         if len(parts) != 3:
             continue
@@ -151,10 +153,10 @@ def _cgroup_folders(root: Path, controller: str) -> list[Path]:
 
 def _cgroup_number(root: Path, v2: str, v1: str) -> int | None:
     for folder in _cgroup_folders(root, "memory"):
-        value = _integer(_text(folder / v2))
+        value = integer(text_of(folder / v2))
         if value is not None:
             return value
-    return _integer(_text(root / "sys/fs/cgroup" / v1))
+    return integer(text_of(root / "sys/fs/cgroup" / v1))
 
 
 def _warnings(machine: Machine) -> tuple[str, ...]:
@@ -162,7 +164,8 @@ def _warnings(machine: Machine) -> tuple[str, ...]:
     found = []
     if machine.numa_balancing and machine.numa_nodes > 1:
         found.append(
-            "NUMA balancing is on: the kernel unmaps pages to watch who uses them, which stalls compute threads. "
+            "NUMA balancing is on: the kernel unmaps pages to watch who uses them, which stalls compute threads and "
+            "GPUs that have them mapped. "
             "Mend: sudo sysctl kernel.numa_balancing=0"
         )
     if machine.huge_pages == "never":
@@ -182,12 +185,12 @@ def _warnings(machine: Machine) -> tuple[str, ...]:
 def _caches(root: Path) -> tuple[Cache, ...]:
     caches = []
     for folder in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index[0-9]*")):
-        level, kind, size = _integer(_text(folder / "level")), _text(folder / "type"), _text(folder / "size") or ""
+        level, kind, size = integer(text_of(folder / "level")), text_of(folder / "type"), text_of(folder / "size") or ""
         scale = {"K": 1024, "M": 1 << 20}.get(size[-1:], 1)
-        number = _integer(size.rstrip("KM"))
+        number = integer(size.rstrip("KM"))
         if level is None or number is None or kind == "Instruction":
             continue
-        caches.append(Cache(level, number * scale, _count(_text(folder / "shared_cpu_list") or "0")))
+        caches.append(Cache(level, number * scale, _count(text_of(folder / "shared_cpu_list") or "0")))
     return tuple(caches)
 
 
@@ -219,23 +222,12 @@ def _cpuinfo(root: Path) -> dict[str, str]:
 def _meminfo(root: Path) -> dict[str, int]:
     """Bytes by name."""
     found = {}
-    for line in (_text(root / "proc/meminfo") or "").splitlines():
+    for line in (text_of(root / "proc/meminfo") or "").splitlines():
         name, _, rest = line.partition(":")
         words = rest.split()
         if words and words[0].isdigit():
             found[name] = int(words[0]) * (1024 if words[1:] == ["kB"] else 1)
     return found
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
-def _integer(text: str | None) -> int | None:
-    return int(text) if text is not None and text.lstrip("-").isdigit() else None
 
 
 def _bracketed(text: str | None) -> str | None:

@@ -19,9 +19,10 @@ class Figure:
 class Product:
     """One product. Figures are of the whole package; None where no source gives one for sure.
 
-    name: what it is called for short; match: regular expression of the whole name that drivers give a device; chip: its
-    architecture; units: multiprocessors of one device as torch counts them (on RDNA, work group processors); dies:
-    devices in one package; unified: it shares its memory with a CPU.
+    name: what it is called for short; match: regular expression of the whole name that drivers give a device; codes:
+    PCI device numbers that no other product has, but for one of other units; chip: its architecture; units:
+    multiprocessors of one device as torch counts them (on RDNA, work group processors); dies: devices in one package;
+    unified: it shares its memory with a CPU.
 
     bf16, fp16, fp8: dense FLOP/s with fp32 accumulation; memory: bytes; bandwidth, link: bytes a second, `link` over
     all links to other devices in both directions; watts.
@@ -33,6 +34,7 @@ class Product:
     units: int
     dies: int = 1
     unified: bool = False
+    codes: tuple[str, ...] = ()
     bf16: Figure | None = None
     fp16: Figure | None = None
     fp8: Figure | None = None
@@ -53,17 +55,20 @@ def products() -> tuple[Product, ...]:
         figures = {key: Figure(row[key][0] * scales[key], sources[row[key][1]]) for key in scales if key in row}
         if "bf16" in figures:
             figures.setdefault("fp16", figures["bf16"])
-        found.append(Product(**{**row, **figures}))
+        found.append(Product(**{**row, **figures, "codes": tuple(row.get("codes", ()))}))
     return tuple(found)
 
 
-def find(name: str, units: int | None = None) -> Product | None:
+def find(name: str, units: int | None = None, code: str = "") -> Product | None:
     """The product a device is, None where it is not known.
 
     name: as drivers and torch have it. units: multiprocessors as torch counts them; a device with fewer is a part of
-    the product, which has not its figures. Without `units`, a name that could be several products' is none's.
+    the product, which has not its figures; without them, what could be several products is none. code: the PCI device
+    number, for a name that no product has.
     """
     matching = [product for product in products() if re.fullmatch(product.match, name.strip(), re.IGNORECASE)]
+    if not matching and code:
+        matching = [product for product in products() if code in product.codes]
     if units is not None:
         matching = [product for product in matching if product.units == units]
     return matching[0] if len(matching) == 1 else None
