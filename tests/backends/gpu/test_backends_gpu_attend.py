@@ -1,0 +1,297 @@
+"""Paged attention against `ops.attend`, its exactness, and whether planted faults are noticed."""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pytest
+
+torch = pytest.importorskip("torch")
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+TOLERANCE = {"f32": 5e-6, "bf16": 2e-2, "f16": 3e-3}
+EDGES = [1, 15, 16, 17, 255, 256, 257, 513]
+
+
+def _ints(values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+@dataclass
+class Paged:
+    """A step and its cache: shuffled pages, NaN in all that nothing has written."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    fields: list[torch.Tensor]  # seg_start, context_len, page_start, pages
+    contexts: list[tuple[torch.Tensor, torch.Tensor]]  # k, v [context, kv_heads, head_dim]
+    segments: list[tuple[int, int, int]]
+
+    def read(self, layer, index):
+        return self.contexts[index]
+
+
+def paged(steps, heads, kv_heads, dim, dtype="f32", cache=None, unused=2, seed=0):
+    """steps: (queries, context) of each segment; 3 pages lie in the cache that no segment has."""
+    made = torch.Generator().manual_seed(seed)
+    counts = [-(-context // 16) for _, context in steps]
+    order = torch.randperm(sum(counts) + 3, generator=made)[: sum(counts)]
+    of_dtype = cache or DTYPES[dtype]
+    k = torch.full((sum(counts) + 3, kv_heads, 16, dim), float("nan")).to(of_dtype)
+    v = k.clone()
+    contexts, segments, page, row = [], [], 0, 0
+    for (queries, context), count in zip(steps, counts, strict=True):
+        parts = [torch.randn(context, kv_heads, dim, generator=made).to(of_dtype) for _ in range(2)]
+        at = torch.arange(context)
+        for store, part in zip((k, v), parts, strict=True):
+            store[order[page + at // 16], :, at % 16] = part
+        contexts.append(tuple(part.float() for part in parts))
+        segments.append((row, row + queries, context - queries))
+        page, row = page + count, row + queries
+    starts = [0, *(stop for _, stop, _ in segments)]
+    pages = [sum(counts[:i]) for i in range(len(counts) + 1)]
+    fields = [_ints(starts), _ints([context for _, context in steps]), _ints(pages), order.int()]
+    q = torch.randn(row, heads * dim, generator=made).to(DTYPES[dtype])
+    return Paged(q, k, v, fields, contexts, segments)
+
+
+def prepared(step, heads, window=0, exact=False, programs=64):
+    from roofline.backends.gpu.kernels.attend import prepare
+    from roofline.hardware import chips
+
+    starts, contexts = step.fields[:2]
+    return prepare(
+        chips.get("sm_90"), tokens=step.q.shape[0], segments=len(contexts), max_query=int(starts.diff().max()),
+        max_context=int(contexts.max()), heads=heads, kv_heads=step.k.shape[1], head_dim=step.k.shape[3], window=window,
+        exact=exact, element_bytes=step.q.element_size(), programs=programs,
+    )  # fmt: skip
+
+
+def run(step, launch, soft_cap=0.0, alibi=False):
+    """(out, workspace), both poisoned before."""
+    from roofline.backends.gpu.kernels.attend import attend, workspace_floats
+    from roofline.ops.attention import log2_slopes
+
+    out = torch.full(step.q.shape, float("nan"), dtype=step.q.dtype)
+    workspace = torch.full((workspace_floats(launch, step.q.shape[0]),), float("nan"))
+    slopes = torch.tensor(log2_slopes(launch.heads)) if alibi else None
+    attend(
+        launch, step.q, step.k, step.v, *step.fields, scale=step.k.shape[3] ** -0.5, soft_cap=soft_cap, slopes=slopes,
+        workspace=workspace, out=out,
+    )  # fmt: skip
+    return out, workspace
+
+
+def expected(step, heads, window=0, soft_cap=0.0, alibi=False):
+    from roofline import ops
+
+    q = step.q.contiguous().float()
+    return ops.attend(q, step, 0, heads, step.k.shape[3] ** -0.5, window=window, soft_cap=soft_cap, alibi=alibi)
+
+
+def error(out, want):
+    worst = (out.float() - want).abs().max().item()
+    return worst if worst == worst else float("inf")
+
+
+@pytest.mark.parametrize("programs", [1, 64])
+@pytest.mark.parametrize(
+    ("heads", "window", "soft_cap", "alibi"),
+    [(4, 0, 0.0, False), (6, 0, 0.0, False), (2, 37, 0.0, False), (2, 300, 3.0, False), (14, 0, 0.0, True)],
+)
+def test_mixed_steps(heads, window, soft_cap, alibi, programs):
+    """Decoding, verification of two guesses, a chunk, and a whole prompt in one launch; groups of 1, 2, 3 and 7."""
+    step = paged([(1, 290), (3, 258), (10, 25), (6, 6), (1, 1)], heads, 2, 16)
+    launch = prepared(step, heads, window, programs=programs)
+    out, _ = run(step, launch, soft_cap, alibi)
+    assert error(out, expected(step, heads, window, soft_cap, alibi)) < TOLERANCE["f32"]
+
+
+@pytest.mark.parametrize(("window", "programs"), [(0, 1), (0, 128), (16, 1), (16, 128), (257, 128)])
+def test_context_lengths(window, programs):
+    step = paged([(1, context) for context in EDGES], 2, 1, 8)
+    launch = prepared(step, 2, window, programs=programs)
+    assert (launch.splits > 1) == (programs > 1)
+    assert error(run(step, launch)[0], expected(step, 2, window)) < TOLERANCE["f32"]
+
+
+@pytest.mark.parametrize("dim", [8, 24, 64, 80, 96, 112, 128, 256])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+def test_head_sizes(dim, dtype):
+    step = paged([(1, 70), (20, 33)], 2, 2, dim, dtype)
+    want = expected(step, 2)
+    assert error(run(step, prepared(step, 2))[0], want) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("heads", [40, 71])
+def test_more_heads_than_a_block_has_rows(heads):
+    """One kv head for all: several programs share a token's heads."""
+    step = paged([(1, 40), (3, 20)], heads, 1, 16)
+    for exact in (False, True):
+        assert error(run(step, prepared(step, heads, exact=exact))[0], expected(step, heads)) < TOLERANCE["f32"]
+
+
+def test_queries_inside_wider_rows():
+    """q may be a view into the rows of qkv, and keys and values into one pool."""
+    step = paged([(1, 20), (9, 30)], 4, 2, 16)
+    rows = torch.full((10, 4 * 16 + 64), float("nan"))
+    rows[:, :64] = step.q
+    pool = torch.full((step.k.shape[0], 2, *step.k.shape[1:]), float("nan"))
+    pool[:, 0], pool[:, 1] = step.k, step.v
+    views = replace(step, q=rows[:, :64], k=pool[:, 0], v=pool[:, 1])
+    assert torch.equal(run(views, prepared(step, 4))[0], run(step, prepared(step, 4))[0])
+
+
+def test_float8_cache():
+    """The other flavour, float8_e4m3fnuz, is not in Triton's interpreter."""
+    step = paged([(1, 40), (9, 30)], 4, 2, 16, "bf16", cache=torch.float8_e4m3fn)
+    assert error(run(step, prepared(step, 4))[0], expected(step, 4)) < TOLERANCE["bf16"]
+
+
+@pytest.mark.parametrize("queries", [1, 9])
+def test_rows_of_no_segment_stay(queries):
+    """A captured launch has room for more rows and segments than a step has."""
+    step = paged([(queries, 20), (queries, 300)], 2, 1, 16)
+    starts, contexts, page_start, pages = step.fields
+    used = 2 * queries
+    padded = replace(
+        step,
+        q=torch.cat([step.q, torch.full((6, 32), float("nan"))]),
+        fields=[
+            torch.cat([starts, starts[-1:].expand(3)]),
+            torch.cat([contexts, _ints([0, 0, 0])]),
+            torch.cat([page_start, page_start[-1:].expand(3)]),
+            pages,
+        ],
+    )
+    out, _ = run(padded, prepared(padded, 2))
+    assert error(out[:used], expected(step, 2)) < TOLERANCE["f32"]
+    assert out[used:].isnan().all()
+
+
+@pytest.fixture
+def rows_alike(monkeypatch):
+    """A row of the interpreter's products does not depend on where it lies, as on a GPU; numpy's BLAS has edges."""
+    import numpy as np
+
+    def matmul(a, b, dtype):
+        out = np.zeros((a.shape[0], b.shape[1]), dtype)
+        for i in range(a.shape[1]):
+            out += a[:, i, None].astype(dtype) * b[i].astype(dtype)
+        return out
+
+    monkeypatch.setattr(np, "matmul", matmul)
+
+
+def alone(step, positions):
+    """The step's only segment as segments of one query each, at these positions."""
+    starts = list(range(len(positions) + 1))
+    fields = [_ints(starts), _ints([at + 1 for at in positions])]
+    count = len(step.fields[3])
+    fields += [_ints([i * count for i in starts]), step.fields[3].repeat(len(positions))]
+    return replace(step, q=step.q[positions], fields=fields)
+
+
+def chunk(step, first, stop):
+    return replace(
+        step, q=step.q[first:stop], fields=[_ints([0, stop - first]), _ints([stop]), *step.fields[2:]]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dtype", "window", "soft_cap", "alibi"),
+    [("f32", 0, 0.0, False), ("bf16", 270, 0.0, False), ("f16", 0, 5.0, True)],
+)
+def test_exact_bits_do_not_depend_on_regime(dtype, window, soft_cap, alibi, rows_alike):
+    """A prompt at once, in chunks, and positions one by one, with and without an axis of splits: equal bits."""
+    heads, length = 2, 530
+    step = paged([(length, length)], heads, 1, 16, dtype)
+    want, _ = run(step, prepared(step, heads, window, exact=True, programs=1), soft_cap, alibi)
+    assert error(want, expected(step, heads, window, soft_cap, alibi)) < TOLERANCE[dtype]
+    cuts = [0, 37, 255, 300, length]
+    for first, stop in pairwise(cuts):
+        part = chunk(step, first, stop)
+        out, _ = run(part, prepared(part, heads, window, exact=True, programs=256), soft_cap, alibi)
+        assert torch.equal(out, want[first:stop])
+    positions = [0, 15, 64, 255, 256, 299, 300, 511, 512, 529]
+    for programs in (1, 1024):
+        one = alone(step, positions)
+        launch = prepared(one, heads, window, exact=True, programs=programs)
+        assert (launch.splits > 1) == (programs > 1)
+        assert torch.equal(run(one, launch, soft_cap, alibi)[0], want[positions])
+
+
+FAULTS = {
+    "page table shifted": lambda f: [*f[:3], f[3].roll(1)],
+    "page start off by one": lambda f: [f[0], f[1], (f[2] - 1).clamp(0), f[3]],
+    "one key too few": lambda f: [f[0], f[1] - 1, *f[2:]],
+    "segments swapped": lambda f: [f[0], f[1].flip(0), *f[2:]],
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_wrong_indices_are_noticed(fault):
+    step = paged([(1, 40), (3, 37)], 4, 2, 16)
+    wrong = replace(step, fields=FAULTS[fault](step.fields))
+    assert error(run(wrong, prepared(step, 4))[0], expected(step, 4)) > 0.01
+
+
+def test_merge_faults_are_noticed():
+    """Splits in another order give other bits, one that is missing other values, one not yet written NaN."""
+    from roofline.backends.gpu.kernels.attend_kernels import merge_kernel
+
+    step = paged([(1, 1000)], 4, 2, 32)
+    launch = prepared(step, 4, exact=True, programs=1024)
+    want, workspace = run(step, launch)
+    cut = 4 * launch.splits * 32
+    assert launch.splits == 4
+
+    def merged(change):
+        partial = workspace[:cut].view(4, 4, 32).clone()  # [heads, splits, head_dim]
+        state = workspace[cut:].view(4, 4, 2).clone()
+        partial, state = change(partial, state)
+        out = torch.full_like(want, float("nan"))
+        merge_kernel[(1, 4, 1)](
+            out, partial.contiguous(), state.contiguous(), *step.fields[:2], 1, 2, 4, **launch.constants()
+        )
+        return out
+
+    def missing(partial, state):
+        state[:, 2, 0] = -float("inf")
+        return partial, state
+
+    def unwritten(partial, state):
+        partial[:, 3] = float("nan")
+        return partial, state
+
+    assert torch.equal(merged(lambda partial, state: (partial, state)), want)
+    assert not torch.equal(merged(lambda partial, state: (partial.flip(1), state.flip(1))), want)
+    assert error(merged(missing), want) > 0.01
+    assert merged(unwritten).isnan().all()
+
+
+def test_refusals():
+    from roofline.backends.gpu.kernels.attend import attend
+    from roofline.common.errors import UnsupportedError
+
+    step = paged([(1, 600)], 4, 2, 16)
+    with pytest.raises(UnsupportedError, match="20 dimensions"):
+        prepared(replace(step, k=torch.zeros(1, 2, 16, 20)), 4)
+    with pytest.raises(AssertionError, match="workspace"):
+        attend(
+            prepared(step, 4), step.q, step.k, step.v, *step.fields, scale=1.0, workspace=torch.zeros(8),
+            out=torch.zeros_like(step.q),
+        )  # fmt: skip
+
+
+def test_cost_counts_what_is_seen():
+    from roofline.backends.gpu.kernels.attend import cost
+
+    for window in (0, 1, 7, 100):
+        for queries, context in [(1, 1), (1, 50), (9, 9), (9, 12), (5, 50)]:
+            seen = [
+                {key for key in range(at + 1) if not window or key > at - window}
+                for at in range(context - queries, context)
+            ]
+            flops, moved = cost([(queries, context)], heads=6, kv_heads=2, head_dim=8, window=window)
+            assert flops == 4 * 6 * 8 * sum(map(len, seen))
+            assert moved == 2 * (2 * 8 * 2 * len(set.union(*seen)) + queries * 6 * 8 * 2)
