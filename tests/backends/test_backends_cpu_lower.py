@@ -15,7 +15,7 @@ from roofline.backends.cpu.layout import lay_out
 from roofline.backends.cpu.lower import QUANTISING, keep_operands, lower
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.program.compile import compile_program
-from roofline.program.ir import Instr, Program
+from roofline.program.ir import Instr, Program, Share
 from roofline.program.target import CPU
 
 
@@ -80,3 +80,11 @@ def test_what_attention_and_lookups_cannot_do_is_named() -> None:
         body[at] = replace(body[at], **change)
         with pytest.raises(UnsupportedError, match=said):
             lower(replace(program, body=tuple(body)), lay_out(program, 64))
+
+
+def test_a_share_of_a_model_is_refused() -> None:
+    model = builders.build(builders.MPT | {"head_dim": 32}, embed="Q8_0")
+    for share in (Share(0, 2), Share(0, 1, 1, 2)):
+        program = keep_operands(compile_program(model.family, model.cfg, model.tensors, CPU, share=share))
+        with pytest.raises(UnsupportedError, match=r"a share of a model.*whole models"):
+            lower(program, lay_out(program, 64))

@@ -8,7 +8,7 @@ from roofline.common.errors import ConfigError
 from roofline.ops.cost import Affine
 from roofline.ops.rope_tables import RopeTable
 from roofline.ops.symbol import Type
-from roofline.program.ir import Instr, KvGroup, Piece, Place, Plan, Program, Recipe, Value
+from roofline.program.ir import Columns, Instr, KvGroup, Piece, Place, Plan, Program, Recipe, Share, Value
 from roofline.program.text import parse_program, print_program
 
 names = st.text("abcxyz019_.+-/é", min_size=1, max_size=12).filter(lambda n: n not in ("tokens", "rows"))
@@ -20,7 +20,8 @@ types = st.builds(
     st.lists(sizes, max_size=2).map(tuple),
 )
 values = st.builds(Value, names, types)
-pieces = st.builds(Piece, names, sizes, sizes, st.sampled_from(["F32", "Q4_1", "Q6_K"]))
+columns = st.none() | st.builds(Columns, sizes, sizes, sizes)
+pieces = st.builds(Piece, names, sizes, sizes, st.sampled_from(["F32", "Q4_1", "Q6_K"]), columns)
 recipes = st.builds(
     Recipe,
     st.lists(sizes, min_size=1, max_size=2).map(tuple),
@@ -60,6 +61,7 @@ programs = st.builds(
     tables=st.dictionaries(names, tables, max_size=2),
     target=st.sampled_from(["", "cpu"]),
     plan=st.none() | plans,
+    share=st.builds(Share, *[st.integers(0, 4)] * 4),
 )
 
 
@@ -81,7 +83,16 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         return
 
 
-@pytest.mark.parametrize("line", ["x0: f32[tokens] = linear(", "weight w: f32[3] = nothing", "cache kv0 = layers=1"])
+BAD = (
+    "x0: f32[tokens] = linear(",
+    "weight w: f32[3] = nothing",
+    "weight w: f32[3, 4] = t[0:3][0:4] F32",
+    "cache kv0 = layers=1",
+    "share rank=1, of=2",
+)
+
+
+@pytest.mark.parametrize("line", BAD)
 def test_a_bad_line_is_named(line: str) -> None:
     with pytest.raises(ConfigError, match="line 2"):
         parse_program(f"program p target=''\n{line}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from roofline.ops.activations import gelu, gelu_mul, silu, silu_mul
     from roofline.ops.attention import attend, kv_write, rope
+    from roofline.ops.collectives import all_gather, all_reduce
     from roofline.ops.elementwise import add, cast, embed, scale, soft_cap, split, take_rows
     from roofline.ops.fused import (
         gelu_quantize,
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Q8Rows",
     "add",
+    "all_gather",
+    "all_reduce",
     "attend",
     "cast",
     "embed",
@@ -52,7 +55,7 @@ __all__ = [
     "split",
     "take_rows",
 ]
-_MODULES = ("activations", "attention", "elementwise", "fused", "matmul", "norms")
+_MODULES = ("activations", "attention", "collectives", "elementwise", "fused", "matmul", "norms")
 
 
 def __getattr__(name: str) -> Any:

@@ -147,9 +147,14 @@ def _attend_bytes(call: Call) -> Affine:
     return Affine(context=_cached_token_bytes(call))
 
 
-def log2_slopes(heads: int) -> list[float]:
-    """The slopes for scores in units of log2, as backends round them to float32."""
-    return [slope * math.log2(math.e) for slope in alibi_slopes(heads)]
+def slopes_of(heads: int, first_head: int = 0, all_heads: int = 0) -> list[float]:
+    """ALiBi's slopes of `heads` heads from first_head on, of a model with all_heads (0: these are all)."""
+    return alibi_slopes(all_heads or heads)[first_head : first_head + heads]
+
+
+def log2_slopes(heads: int, first_head: int = 0, all_heads: int = 0) -> list[float]:
+    """The same for scores in units of log2, as backends round them to float32."""
+    return [slope * math.log2(math.e) for slope in slopes_of(heads, first_head, all_heads)]
 
 
 @op(values=("q", "cache"), infer=_attend_type, flops=_attend_flops, kv_bytes=_attend_bytes)
@@ -165,18 +170,22 @@ def attend(
     kv_dtype: str = "f32",
     q_dtype: str = "f32",
     p_dtype: str = "f32",
+    first_head: int = 0,
+    all_heads: int = 0,
 ) -> "Tensor":
     """Causal attention of each segment over its own cached keys; q [tokens, heads * head_dim], the same back.
 
     heads may be a multiple of the cache's kv_heads (GQA); window > 0: a token sees itself and the window - 1 before it;
     soft_cap > 0: scores become soft_cap * tanh(score / soft_cap); alibi: scores fall linearly with distance.
     q_dtype, p_dtype: what q and the softmax weights are rounded to; kv_dtype: what kv_write rounded k and v to.
+    first_head, all_heads: which of the model's heads these are (0 of them: all), for ALiBi alone.
     """
     import torch
 
     if isinstance(cache, Rows):
         return attend_rows(q, cache, heads, scale, soft_cap)
-    slopes = torch.tensor(alibi_slopes(heads), dtype=torch.float32, device=q.device) if alibi else None
+    held = slopes_of(heads, first_head, all_heads) if alibi else None
+    slopes = torch.tensor(held, dtype=torch.float32, device=q.device) if held else None
     parts = []
     for index, (start, stop, first) in enumerate(cache.segments):
         k, v = cache.read(layer, index)  # [context, kv_heads, head_dim]

@@ -49,12 +49,16 @@ class Affine:
 
 @dataclass(frozen=True)
 class Cost:
-    """The price of one instruction: operations (a multiply-add is 2) and bytes by what they are."""
+    """The price of one instruction: operations (a multiply-add is 2) and bytes by what they are.
+
+    link_bytes: what a rank receives from the others that share the model.
+    """
 
     flops: Affine = Affine()
     weight_bytes: Affine = Affine()
     kv_bytes: Affine = Affine()
     act_bytes: Affine = Affine()
+    link_bytes: Affine = Affine()
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(
@@ -62,4 +66,5 @@ class Cost:
             self.weight_bytes + other.weight_bytes,
             self.kv_bytes + other.kv_bytes,
             self.act_bytes + other.act_bytes,
+            self.link_bytes + other.link_bytes,
         )

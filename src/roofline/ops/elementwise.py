@@ -92,8 +92,14 @@ def _embed_bytes(call: Call) -> Affine:
 
 
 @op(values=("ids",), weights=("w",), infer=_embed_type, weight_bytes=_embed_bytes)
-def embed(ids: "Tensor", w: "Tensor") -> "Tensor":
-    """Rows of w [vocab, width] by id; ids int [tokens]."""
+def embed(ids: "Tensor", w: "Tensor", first: int | None = None) -> "Tensor":
+    """Rows of w [vocab, width] by id; ids int [tokens].
+
+    first: w is part of a table, its first row that of this id; ids whose rows are elsewhere give zeros.
+    """
     from torch.nn.functional import embedding
 
-    return embedding(ids, w)
+    if first is None:
+        return embedding(ids, w)
+    inside = (ids >= first) & (ids < first + w.shape[0])
+    return embedding((ids - first).where(inside, 0), w).masked_fill(~inside[:, None], 0.0)

@@ -23,7 +23,7 @@ class Op:
 
     values, weights, attributes: parameter names by kind, in the order of the signature.
     infer: Call -> Type or tuple of Types, raising ConfigError when the operands do not fit.
-    flops, kv_bytes, weight_bytes: Call -> Affine; weight_bytes None means every weight is read once, whole.
+    flops, kv_bytes, weight_bytes, link_bytes: Call -> Affine; weight_bytes None means every weight is read once, whole.
     inplace: the value whose buffer the result may take over. fused: made by passes only.
     """
 
@@ -38,6 +38,7 @@ class Op:
     weight_bytes: Callable[[Call], Affine] | None = None
     inplace: str | None = None
     fused: bool = False
+    link_bytes: Callable[[Call], Affine] | None = None
 
     def call(self, values: Iterable[Type], weights: Iterable[WeightType], attributes: Mapping[str, Any]) -> Call:
         """The Call of positional values and weights; left-out trailing ones are None."""
@@ -67,6 +68,7 @@ class Op:
             weight_bytes=self.weight_bytes(call) if self.weight_bytes else weight,
             kv_bytes=self.kv_bytes(call) if self.kv_bytes else Affine(),
             act_bytes=act,
+            link_bytes=self.link_bytes(call) if self.link_bytes else Affine(),
         )
 
 
@@ -112,6 +114,7 @@ def op(
     weight_bytes: Callable[[Call], Affine] | None = None,
     inplace: str | None = None,
     fused: bool = False,
+    link_bytes: Callable[[Call], Affine] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare an op over its reference: a function on torch tensors whose parameters are values, weights, attributes.
 
@@ -124,13 +127,12 @@ def op(
         rest = [p for p in signature.parameters.values() if p.name not in (*values, *weights)]
         attributes = {p.name: None if p.default is p.empty else p.default for p in rest} | {"order": ""}
         name = reference.__name__
-        declared = Op(
-            name, values, weights, attributes, reference, infer, flops, kv_bytes, weight_bytes, inplace, fused
-        )
+        rules = (infer, flops, kv_bytes, weight_bytes, inplace, fused, link_bytes)
+        declared = Op(name, values, weights, attributes, reference, *rules)
         register(declared)
 
         @functools.wraps(reference)
-        def call(first: Any, *rest: Any, **named: Any) -> Any:
+        def call(first: Any, /, *rest: Any, **named: Any) -> Any:
             if isinstance(first, Symbol):
                 bound = signature.bind(first, *rest, **named)
                 bound.apply_defaults()

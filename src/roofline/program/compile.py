@@ -5,18 +5,22 @@ from collections.abc import Callable, Iterator, Mapping
 from roofline.common.errors import ConfigError, RooflineError, UnsupportedError
 from roofline.models.config import ModelConfig
 from roofline.models.registry import Family
-from roofline.program.ir import Program
+from roofline.models.spec import expand
+from roofline.program.ir import WHOLE, Program, Share
 from roofline.program.passes.fuse import fuse
 from roofline.program.passes.headless import headless
 from roofline.program.passes.legalize import legalize
 from roofline.program.passes.merge import merge
 from roofline.program.passes.narrow import narrow
 from roofline.program.passes.plan import plan
+from roofline.program.passes.shard import shard
+from roofline.program.passes.stage import stage
 from roofline.program.target import Target
 from roofline.program.trace import TensorInfo, trace
 from roofline.program.verify import verify
 
 STAGES = ("trace", "narrow", "legalize", "merge", "fuse", "plan")
+SHARING = ("shard", "stage")  # before legalize, where several processes share the model
 Pass = Callable[[Program], Program]
 # Passes from outside the tree: name -> (the stage of ours it follows, the pass), in the order they were registered.
 _REGISTERED: dict[str, tuple[str, Pass]] = {}
@@ -28,7 +32,7 @@ def register_pass(name: str, run: Pass, *, after: str = "trace") -> None:
     It gives back the Program itself where it has nothing to do. Raises ConfigError when the name is taken or the stage
     is none of these: after "plan" every value has its place already.
     """
-    if name in STAGES or name in _REGISTERED:
+    if name in (*STAGES, *SHARING) or name in _REGISTERED:
         raise ConfigError(f"a pass named {name!r} is already registered")
     if after not in STAGES[:-1]:
         raise ConfigError(f"a pass cannot run after {after!r}; choose one of {', '.join(STAGES[:-1])}")
@@ -42,11 +46,21 @@ def stage_names() -> tuple[str, ...]:
 
 
 def stages(
-    family: Family, cfg: ModelConfig, tensors: Mapping[str, TensorInfo], target: Target, hidden: bool = False
+    family: Family,
+    cfg: ModelConfig,
+    tensors: Mapping[str, TensorInfo],
+    target: Target,
+    hidden: bool = False,
+    share: Share = WHOLE,
 ) -> Iterator[tuple[str, Program]]:
-    """(pass name, the Program after it), in the order of `stage_names`. Raises ConfigError naming a pass that fails.
+    """(pass name, the Program after it), in the order of `stage_names`.
 
-    hidden: the variant whose result is what the head would read (see passes.headless).
+    Args:
+        hidden: the variant whose result is what the head would read (see passes.headless).
+        share: which part of the model the Program is to be. Of one that several ranks or stages share there are passes
+            "shard" and "stage" before legalize, so that what follows sees a Program like any other.
+
+    Raises ConfigError naming a pass that fails.
     """
     program = verify(trace(family, cfg, tensors), tensors)
     if hidden:
@@ -55,9 +69,20 @@ def stages(
         tensors = {name: info for name, info in tensors.items() if name in held}
         verify(program, tensors)
     yield "trace", program
-    ours: dict[str, Pass] = {"narrow": narrow, "legalize": lambda p: legalize(p, target)}
-    ours |= {"merge": merge, "fuse": fuse, "plan": plan}
-    for name in stage_names()[1:]:
+    params = expand(family.spec(cfg), cfg.layers)
+    ours: dict[str, Pass] = {
+        "narrow": narrow,
+        "shard": lambda p: shard(p, params, share.rank, share.ranks),
+        "stage": lambda p: stage(p, share.stage, share.stages),
+        "legalize": lambda p: legalize(p, target),
+        "merge": merge,
+        "fuse": fuse,
+        "plan": plan,
+    }
+    names = list(stage_names()[1:])
+    sharing = [name for name, parts in zip(SHARING, (share.ranks, share.stages), strict=True) if parts > 1]
+    at = names.index("legalize")
+    for name in (*names[:at], *sharing, *names[at:]):
         if name in ours:
             program = verify(ours[name](program), tensors)
         else:
@@ -76,9 +101,18 @@ def _registered(name: str, program: Program, tensors: Mapping[str, TensorInfo]) 
 
 
 def compile_program(
-    family: Family, cfg: ModelConfig, tensors: Mapping[str, TensorInfo], target: Target, hidden: bool = False
+    family: Family,
+    cfg: ModelConfig,
+    tensors: Mapping[str, TensorInfo],
+    target: Target,
+    hidden: bool = False,
+    share: Share = WHOLE,
 ) -> Program:
-    """The planned Program of a model, or its variant `hidden`. Raises ConfigError where the tensors do not fit the
-    configuration."""
-    *_, (_, program) = stages(family, cfg, tensors, target, hidden)
+    """The planned Program of a model, of its variant `hidden`, or of a share of it.
+
+    Raises:
+        ConfigError: the tensors do not fit the configuration.
+        CapacityError: the model has not so many parts.
+    """
+    *_, (_, program) = stages(family, cfg, tensors, target, hidden, share)
     return program

@@ -6,12 +6,15 @@ Everything here is immutable; passes make new Programs. The text form is in text
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roofline.ops import formats, registry
 from roofline.ops.cost import Affine, Cost
 from roofline.ops.rope_tables import RopeTable
 from roofline.ops.symbol import Type, WeightType, kv_head_bytes
+
+if TYPE_CHECKING:
+    import numpy as np
 
 SYMBOLS = ("tokens", "rows")
 
@@ -25,18 +28,39 @@ class Value:
 
 
 @dataclass(frozen=True)
+class Columns:
+    """Columns start..stop of a tensor that has `of` of them; both edges between blocks of its format."""
+
+    start: int
+    stop: int
+    of: int
+
+
+@dataclass(frozen=True)
 class Piece:
-    """Rows start..stop of a tensor in the file, in the file's format."""
+    """Rows start..stop of a tensor in the file, in the file's format; columns: of these rows, None: all."""
 
     tensor: str
     start: int
     stop: int
     format: str
+    columns: Columns | None = None
+
+    def bytes_of(self, raw: "np.ndarray", width: int) -> "np.ndarray":
+        """uint8, row after row: the piece's part of its tensor's bytes; width: columns of the recipe."""
+        form = formats.get(self.format)
+        if self.columns is None:
+            row = width // form.block * form.block_bytes
+            return raw[self.start * row : self.stop * row]
+        start, stop, row = (
+            n // form.block * form.block_bytes for n in (self.columns.start, self.columns.stop, self.columns.of)
+        )
+        return raw.reshape(-1, row)[self.start : self.stop, start:stop].reshape(-1)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a weight is made: pieces stacked by rows. shape: (rows, columns) or (length,).
+    """How a weight is made: pieces stacked by rows, all of one width. shape: (rows, columns) or (length,).
 
     layout: "file" as the pieces are; "f32" widened to float32; "packed" tiles of the backend's own.
     """
@@ -124,11 +148,26 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Share:
+    """What a Program is of a model: the part of rank `rank` of `ranks` that share its matrices, and of the layers those
+    of `stage`, one of `stages`."""
+
+    rank: int = 0
+    ranks: int = 1
+    stage: int = 0
+    stages: int = 1
+
+
+WHOLE = Share()
+
+
+@dataclass(frozen=True)
 class Program:
     """A model lowered to instructions.
 
     target: "" until legalised. inputs: batch fields and the caches ("kv0.0"); a cache value "kv0.N" belongs to kv group
-    "kv0". outputs: the logits, then the last value of each cache.
+    "kv0". outputs: the logits, then the last value of each cache. share: see passes/shard.py and passes/stage.py; the
+    first output of a stage that is not the last is what the next one goes on from, and an input there.
     """
 
     name: str
@@ -140,6 +179,7 @@ class Program:
     tables: Mapping[str, RopeTable] = field(default_factory=dict)
     target: str = ""
     plan: Plan | None = None
+    share: Share = WHOLE
 
     @property
     def symbols(self) -> tuple[str, ...]:

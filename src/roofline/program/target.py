@@ -40,6 +40,7 @@ CPU = Target(
         "silu_mul": "exp2",
         "gelu": "exp2",
         "attend": "pages64",
+        "all_reduce": "rank",
     },
     attend_dtypes={"kv_dtype": "bf16", "q_dtype": "bf16", "p_dtype": "bf16"},
     matrix_layout="packed",
@@ -67,6 +68,11 @@ def with_cache(target: Target, kv_dtype: str) -> Target:
         raise ConfigError(f"there is no KV cache of {kv_dtype!r}; choose one of {', '.join(CACHE_ORDERS)}")
     dtypes = {**target.attend_dtypes, "kv_dtype": kv_dtype}
     return replace(target, orders={**target.orders, "attend": CACHE_ORDERS[kv_dtype]}, attend_dtypes=dtypes)
+
+
+def with_fast_sums(target: Target) -> Target:
+    """The target with sums over ranks in whatever order is fastest: their bits may depend on the step's size."""
+    return replace(target, orders={op: order for op, order in target.orders.items() if op != "all_reduce"})
 
 
 def register(target: Target) -> None:

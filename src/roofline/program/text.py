@@ -1,7 +1,8 @@
 """A Program as text and back: what goldens hold, what `roofline show --pass` prints, what the digest hashes.
 
 One line a thing. `name: dtype[leading, row...]` is a value; an instruction is
-`results = op(inputs; weights; attributes)`, its empty tail left out.
+`results = op(inputs; weights; attributes)`, its empty tail left out. A weight's pieces are `tensor[rows] format`, or
+`tensor[rows][columns of all] format`.
 """
 
 import ast
@@ -12,7 +13,20 @@ from roofline.common.errors import ConfigError
 from roofline.ops.cost import Affine
 from roofline.ops.rope_tables import RopeTable
 from roofline.ops.symbol import Type
-from roofline.program.ir import SYMBOLS, Instr, KvGroup, Piece, Place, Plan, Program, Recipe, Value
+from roofline.program.ir import (
+    SYMBOLS,
+    WHOLE,
+    Columns,
+    Instr,
+    KvGroup,
+    Piece,
+    Place,
+    Plan,
+    Program,
+    Recipe,
+    Share,
+    Value,
+)
 
 # Names of values, weights and file tensors: anything that the separators of this form do not need.
 NAME = r"[^\s,;:()\[\]=@]+"
@@ -20,7 +34,8 @@ NAME = r"[^\s,;:()\[\]=@]+"
 
 def print_program(program: Program) -> str:
     """The text form. parse_program is its inverse."""
-    lines = [f"program {program.name} target={program.target!r}", ""]
+    share = [f"share {_keywords(vars(program.share))}"] if program.share != WHOLE else []
+    lines = [f"program {program.name} target={program.target!r}", *share, ""]
     lines += [f"input {_value(value)}" for value in program.inputs]
     lines += [f"output {name}" for name in program.outputs]
     lines += [f"table {name} = {_keywords(vars(table))}" for name, table in program.tables.items()]
@@ -47,8 +62,14 @@ def _value(value: Value) -> str:
 
 
 def _weight(name: str, recipe: Recipe) -> str:
-    pieces = ", ".join(f"{p.tensor}[{p.start}:{p.stop}] {p.format}" for p in recipe.pieces)
+    pieces = ", ".join(_piece(piece) for piece in recipe.pieces)
     return f"weight {name}: {recipe.layout}{list(recipe.shape)} = {pieces}"
+
+
+def _piece(piece: Piece) -> str:
+    cut = piece.columns
+    columns = f"[{cut.start}:{cut.stop} of {cut.of}]" if cut else ""
+    return f"{piece.tensor}[{piece.start}:{piece.stop}]{columns} {piece.format}"
 
 
 def _keywords(mapping: Any) -> str:
@@ -70,6 +91,7 @@ def parse_program(text: str) -> Program:
 class _Parser:
     def __init__(self) -> None:
         self.name = self.target = ""
+        self.share = WHOLE
         self.inputs: list[Value] = []
         self.outputs: list[str] = []
         self.tables: dict[str, RopeTable] = {}
@@ -84,6 +106,8 @@ class _Parser:
         if word == "program":
             self.name, target = _match(rf"({NAME}) target=(.*)", rest)
             self.target = ast.literal_eval(target)
+        elif word == "share":
+            self.share = Share(**_parse_keywords(rest))
         elif word == "input":
             self.inputs += _parse_values(rest)
         elif word == "output":
@@ -117,6 +141,7 @@ class _Parser:
             tables=self.tables,
             target=self.target,
             plan=plan,
+            share=self.share,
         )
 
 
@@ -142,8 +167,10 @@ def _parse_weight(text: str) -> tuple[str, Recipe]:
     name, layout, shape, pieces = _match(rf"({NAME}): (\w+)(\[[^\]]*\]) = (.*)", text)
     made = []
     for piece in pieces.split(", "):
-        tensor, start, stop, kind = _match(rf"({NAME})\[(\d+):(\d+)\] (\w+)", piece)
-        made.append(Piece(tensor, int(start), int(stop), kind))
+        pattern = rf"({NAME})\[(\d+):(\d+)\](?:\[(\d+):(\d+) of (\d+)\])? (\w+)"
+        tensor, start, stop, *edges, kind = _match(pattern, piece)
+        columns = Columns(*(int(n) for n in edges)) if edges[0] else None
+        made.append(Piece(tensor, int(start), int(stop), kind, columns))
     return name, Recipe(tuple(ast.literal_eval(shape)), tuple(made), layout)
 
 

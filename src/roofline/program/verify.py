@@ -3,11 +3,12 @@
 import itertools
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from roofline.common.errors import ConfigError
-from roofline.ops import registry
+from roofline.ops import formats, registry
 from roofline.ops.symbol import Type
-from roofline.program.ir import Program, kv_group_of
+from roofline.program.ir import WHOLE, Columns, Piece, Program, Recipe, Share, kv_group_of
 from roofline.program.text import NAME
 from roofline.program.trace import TensorInfo
 
@@ -17,7 +18,8 @@ def verify(program: Program, tensors: Mapping[str, TensorInfo] | None = None) ->
 
     Checked: names are assigned once and before use; results have the types their ops infer; each cache value is
     written from at most once and nothing reads it after that; weights and tables exist and are used; pieces of a file
-    tensor do not overlap and, when `tensors` is given, cover each tensor exactly once.
+    tensor do not overlap and, when `tensors` is given, lie in their tensor, columns cut between blocks, and cover each
+    tensor exactly once unless the Program is a share of a model.
     """
     types = _verify_body(program)
     for name in program.outputs:
@@ -74,20 +76,64 @@ def _verify_weights(program: Program) -> None:
     for name, recipe in program.weights.items():
         if sum(piece.stop - piece.start for piece in recipe.pieces) != recipe.shape[0]:
             raise ConfigError(f"the pieces of {name} do not add up to its {recipe.shape[0]} rows")
+        for piece in recipe.pieces:
+            _verify_columns(name, piece, recipe)
+
+
+def _verify_columns(name: str, piece: Piece, recipe: Recipe) -> None:
+    cut = piece.columns
+    if cut is None:
+        return
+    block, where = formats.get(piece.format).block, f"{name}: columns {cut.start}:{cut.stop} of {cut.of}"
+    if len(recipe.shape) != 2 or cut.stop - cut.start != recipe.columns or not 0 <= cut.start < cut.stop <= cut.of:
+        raise ConfigError(f"{where} cannot be columns of a weight of shape {list(recipe.shape)}")
+    if cut.start % block or cut.stop % block:
+        raise ConfigError(f"{where} are cut inside a block of {piece.format}, which is {block}")
 
 
 def _verify_pieces(program: Program, tensors: Mapping[str, TensorInfo] | None) -> None:
-    ranges: dict[str, list[tuple[int, int]]] = {}
+    used: dict[str, list[_Box]] = {}
     for recipe in program.weights.values():
         for piece in recipe.pieces:
-            ranges.setdefault(piece.tensor, []).append((piece.start, piece.stop))
-    for name, spans in ranges.items():
-        spans.sort()
-        if any(a[1] > b[0] for a, b in itertools.pairwise(spans)):
-            raise ConfigError(f"rows of the file tensor {name} are used twice: {spans}")
+            cut = piece.columns or Columns(0, recipe.columns, recipe.columns)
+            used.setdefault(piece.tensor, []).append(_Box(piece.start, piece.stop, cut.start, cut.stop, cut.of))
+    for name, boxes in used.items():
+        if any(a.meets(b) for a, b in itertools.combinations(boxes, 2)):
+            raise ConfigError(f"rows of the file tensor {name} are used twice: {_places(boxes)}")
         if tensors is not None:
-            gaps = spans[0][0] != 0 or any(a[1] != b[0] for a, b in itertools.pairwise(spans))
-            if name not in tensors or gaps or spans[-1][1] != tensors[name].shape[0]:
-                raise ConfigError(f"rows of the file tensor {name} are not used exactly once: {spans}")
-    if tensors is not None and (spare := sorted(set(tensors) - set(ranges))):
+            _verify_places(name, boxes, tensors, program.share)
+    whole = tensors is not None and program.share == WHOLE
+    if tensors is not None and whole and (spare := sorted(set(tensors) - set(used))):
         raise ConfigError(f"file tensors no weight is made of: {', '.join(spare)}")
+
+
+@dataclass(frozen=True)
+class _Box:
+    """Rows start..stop and columns left..right of a tensor with `of` columns."""
+
+    start: int
+    stop: int
+    left: int
+    right: int
+    of: int
+
+    def meets(self, other: "_Box") -> bool:
+        rows = self.start < other.stop and other.start < self.stop
+        return rows and self.left < other.right and other.left < self.right
+
+    @property
+    def area(self) -> int:
+        return (self.stop - self.start) * (self.right - self.left)
+
+
+def _verify_places(name: str, boxes: list[_Box], tensors: Mapping[str, TensorInfo], share: Share) -> None:
+    """In their tensor, which a whole Program uses up: boxes that do not meet cover what their areas add up to."""
+    rows, columns = (*tensors[name].shape, 1)[:2] if name in tensors else (0, 0)
+    if any(box.start < 0 or box.stop > rows or box.of != columns for box in boxes):
+        raise ConfigError(f"there is no such part of the file tensor {name} [{rows}, {columns}]: {_places(boxes)}")
+    if share == WHOLE and sum(box.area for box in boxes) != rows * columns:
+        raise ConfigError(f"rows of the file tensor {name} are not used exactly once: {_places(boxes)}")
+
+
+def _places(boxes: list[_Box]) -> str:
+    return ", ".join(f"[{box.start}:{box.stop}][{box.left}:{box.right}]" for box in boxes)

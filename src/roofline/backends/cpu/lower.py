@@ -16,7 +16,7 @@ from roofline.backends.cpu.layout import Layout
 from roofline.backends.cpu.lowered import Attention, Lowered
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.ops.symbol import Q_BYTES, Type
-from roofline.program.ir import Instr, Program
+from roofline.program.ir import WHOLE, Instr, Program
 from roofline.program.passes.plan import plan
 
 
@@ -93,6 +93,8 @@ def keep_operands(program: Program) -> Program:
 
 def check(program: Program) -> None:
     """Raises UnsupportedError on an instruction or attribute that the core does not compute."""
+    if program.share != WHOLE:
+        raise UnsupportedError("a share of a model", "the cpu backend runs whole models", ["backend=reference"])
     types, previous, integers = program.types(), "", ""
     for instr in program.body:
         if instr.op not in CODES:

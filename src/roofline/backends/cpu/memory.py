@@ -12,7 +12,7 @@ from roofline.common.errors import ConfigError, UnsupportedError
 if TYPE_CHECKING:
     from roofline.backends.cpu.layout import Layout
     from roofline.ops.rope_tables import RopeTable
-    from roofline.program.ir import Piece, Program
+    from roofline.program.ir import Program
 
 HUGE_SHARE = 0.9  # of the file on huge pages; with less it is copied
 
@@ -58,7 +58,7 @@ def image_parts(program: "Program", layout: "Layout", source: Source, threads: i
         for piece, packed in zip(program.weights[name].pieces, pieces, strict=True):
 
             def tiles(address: int, view: np.ndarray, piece: Any = piece, packed: Any = packed) -> None:
-                raw = formats.packed_bytes(piece.format, _rows(source, piece, packed.columns))
+                raw = formats.packed_bytes(piece.format, piece.bytes_of(source.read(piece.tensor), packed.columns))
                 _native.pack(packed.format, raw, packed.rows, packed.columns, address, threads)
 
             yield packed.address, piece_bytes(piece, packed.format, packed.columns), tiles
@@ -66,7 +66,10 @@ def image_parts(program: "Program", layout: "Layout", source: Source, threads: i
         recipe = program.weights[name]
 
         def vector(address: int, view: np.ndarray, recipe: Any = recipe) -> None:
-            parts = [formats.get(p.format).dequantize(_rows(source, p, 1), (p.stop - p.start,)) for p in recipe.pieces]
+            parts = [
+                formats.get(p.format).dequantize(p.bytes_of(source.read(p.tensor), 1), (p.stop - p.start,))
+                for p in recipe.pieces
+            ]
             view.view(np.float32)[:] = np.concatenate(parts)
 
         yield place, 4 * recipe.shape[0], vector
@@ -111,15 +114,6 @@ def settle(mapping: Any) -> Image:
     memory = _native.Memory(mapping.nbytes)
     memory.view()[: mapping.nbytes] = mapping.view()
     return memory  # type: ignore[no-any-return]
-
-
-def _rows(source: Source, piece: "Piece", columns: int) -> np.ndarray:
-    """uint8 view of the piece's rows in the file."""
-    from roofline.ops import formats
-
-    layout = formats.get(piece.format)
-    row_bytes = columns // layout.block * layout.block_bytes
-    return source.read(piece.tensor)[piece.start * row_bytes : piece.stop * row_bytes]
 
 
 def rope_array(table: "RopeTable", positions: int, head_dim: int) -> np.ndarray:

@@ -1,6 +1,6 @@
 """The start-up truth check: chosen kernels and formats against slow arithmetic on the original file's bytes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,10 +41,9 @@ def samples(program: "Program", layout: "Layout", source: "Source") -> list[Samp
         for piece, packed in zip(program.weights[name].pieces, pieces, strict=True):
             if piece.format in found:
                 continue
-            block = formats.get(piece.format)
-            row_bytes = packed.columns // block.block * block.block_bytes
             rows = min(ROWS, packed.rows)
-            raw = source.read(piece.tensor)[piece.start * row_bytes : (piece.start + rows) * row_bytes]
+            first = replace(piece, stop=piece.start + rows)
+            raw = first.bytes_of(source.read(piece.tensor), packed.columns)
             found[piece.format] = Sample(
                 piece.format, piece.tensor, rows, packed.columns, packed.address, raw.tobytes()
             )

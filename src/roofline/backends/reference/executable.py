@@ -1,7 +1,9 @@
 """The reference as an Executable: slow, but the engine can run on it, step for step like any other backend."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,17 +17,22 @@ from roofline.backends.sampling import Sampled, SampleRows
 from roofline.models.config import ModelConfig
 from roofline.models.registry import get
 from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits
+from roofline.ops.collectives import Group
 from roofline.program.compile import compile_program
 from roofline.program.ir import Program
 from roofline.program.passes.price import amount, price, work_of
 from roofline.program.target import CPU, Target
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass
 class ReferenceExecutable:
     """A Program on torch. read: file tensor name -> its bytes; num_pages: pages of 16 tokens the cache holds.
 
-    weights_hash: of the tensors' bytes; it goes into the fingerprint with the Program.
+    weights_hash: of the tensors' bytes; it goes into the fingerprint with the Program. group: who shares the matrices,
+    where the Program is one rank's.
     """
 
     program: Program
@@ -35,6 +42,7 @@ class ReferenceExecutable:
     max_context: int
     weights_hash: str = ""
     clock: Clock = field(default_factory=MonotonicClock)
+    group: Group | None = None
 
     def __post_init__(self) -> None:
         facts = f"reference {self.program.digest()} {self.weights_hash}"
@@ -42,7 +50,7 @@ class ReferenceExecutable:
         self.vocab_size = self.program.types()[self.program.logits].width
         self.page_bytes = sum(PAGE_TOKENS * group.token_bytes for group in self.program.kv_groups.values())
         self.batch = Batch(self.limits)
-        self._interpreter = Interpreter(self.program, self.read)
+        self._interpreter = Interpreter(self.program, self.read, self.group)
         self._caches = {name: PagedCache(group, self.num_pages) for name, group in self.program.kv_groups.items()}
         self._price = price(self.program)
         self._logits = np.zeros((0, self.vocab_size), np.float32)
@@ -53,6 +61,10 @@ class ReferenceExecutable:
 
     def forward(self) -> None:
         """Run the step described by `batch`."""
+        self._logits = self.run({}).numpy()
+
+    def run(self, carried: "Mapping[str, Tensor]") -> "Tensor":
+        """The step's logits, or what the next stage goes on from; carried: what a stage goes on from, by name."""
         import torch
 
         batch = self.batch
@@ -65,8 +77,10 @@ class ReferenceExecutable:
         }
         assert int(fields["positions"].max(initial=0)) < self.max_context, "a position beyond the context"
         tensors = {name: torch.from_numpy(view.astype(np.int64)) for name, view in fields.items()}
-        values = self._interpreter.run(tensors | {f"{name}.0": cache for name, cache in self._caches.items()})
-        self._logits = values[self.program.logits].numpy()
+        caches = {f"{name}.0": cache for name, cache in self._caches.items()}
+        values = self._interpreter.run({**tensors, **carried, **caches})
+        result: Tensor = values[self.program.logits]
+        return result
 
     def logits(self) -> np.ndarray:
         """float32 [rows, vocab_size] of the last step."""

@@ -14,6 +14,7 @@ from roofline.common.errors import UnsupportedError
 from roofline.ops import registry
 from roofline.ops.activations import halves
 from roofline.ops.attention import kv_write, rotate
+from roofline.ops.collectives import Group
 from roofline.ops.matmul import Q8Rows, quantize_rows
 from roofline.ops.rope_tables import cos_sin
 from roofline.program.ir import Instr, Program
@@ -24,10 +25,13 @@ if TYPE_CHECKING:
 
 
 class Interpreter:
-    """A Program bound to weights. read: file tensor name -> its bytes, uint8."""
+    """A Program bound to weights. read: file tensor name -> its bytes, uint8; group: who shares the model, if any."""
 
-    def __init__(self, program: Program, read: Read) -> None:
-        self.program, self.weights = program, Weights(program, read)
+    def __init__(self, program: Program, read: Read, group: Group | None = None) -> None:
+        ranks, size = program.share.ranks, group.size if group is not None else 1
+        if ranks != size:
+            raise UnsupportedError(f"a Program for {ranks} ranks", f"there are {size} here", ["as many ranks"])
+        self.program, self.weights, self.group = program, Weights(program, read), group
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """All values by name. inputs: int64 tensors for the batch fields, a PagedCache for "kv0.0"."""
@@ -58,7 +62,14 @@ class Interpreter:
         return op.reference(**named, **attrs)
 
     def embed(self, instr: Instr, ids: "Tensor") -> "Tensor":
-        return self.weights.rows(instr.weights[0], ids.numpy())
+        import torch
+
+        name, first = instr.weights[0], instr.attr("first")
+        if first is None:
+            return self.weights.rows(name, ids.numpy())
+        inside = (ids >= first) & (ids < first + self.program.weights[name].shape[0])
+        rows = self.weights.rows(name, (ids - first).where(inside, 0).numpy())
+        return torch.where(inside[:, None], rows, 0.0)
 
     def linear(self, instr: Instr, x: "Tensor | Q8Rows") -> "Tensor":
         import torch
@@ -145,14 +156,24 @@ class Interpreter:
             return self._by_reference(instr, [q, cache])
         heads, out = instr.attr("heads"), []
         options = [instr.attr(name) for name in ("scale", "window", "soft_cap", "alibi")]
+        among = {name: instr.attr(name) for name in ("first_head", "all_heads")}
         for index, (start, stop, first) in enumerate(cache.segments):
             held = [*cache.read_stored(instr.attr("layer"), index)]
             if cache.int8:
                 held += cache.read_scales(instr.attr("layer"), index)
             k, v, *scales = (part.repeat_interleave(heads // cache.kv_heads, dim=1) for part in held)
             rows = q[start:stop].view(stop - start, heads, -1)
-            out.append(orders.attend_pages64(rows, k, v, first, *options, *scales).flatten(1))
+            out.append(orders.attend_pages64(rows, k, v, first, *options, *scales, **among).flatten(1))
         return torch.cat(out)
+
+    def all_reduce(self, instr: Instr, x: "Tensor") -> "Tensor":
+        order = instr.attr("order")
+        if self.group is None or not order:
+            return registry.get("all_reduce").reference(x, instr.attr("ranks"), self.group)
+        return self.group.sum(x, order)
+
+    def all_gather(self, instr: Instr, x: "Tensor") -> "Tensor":
+        return registry.get("all_gather").reference(x, instr.attr("widths"), self.group)
 
     def _norm(self, instr: Instr, x: "Tensor", weight: str, heads: int) -> "Tensor":
         w, eps = self.weights.tensor(weight), instr.attr("eps")
@@ -188,5 +209,7 @@ _RUN: dict[str, Callable[..., Any]] = {
         "rope_kv_write",
         "qkv_write",
         "attend",
+        "all_reduce",
+        "all_gather",
     )
 }

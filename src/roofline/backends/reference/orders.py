@@ -138,6 +138,8 @@ def attend_pages64(
     alibi: bool,
     k_scale: "Tensor | None" = None,
     v_scale: "Tensor | None" = None,
+    first_head: int = 0,
+    all_heads: int = 0,
 ) -> "Tensor":
     """Order "pages64", one segment: q [queries, heads, head_dim] at positions first.. -> the same shape.
 
@@ -155,7 +157,8 @@ def attend_pages64(
     keys = torch.arange(context)[None, :]
     seen = (keys <= at) & (keys > at - window) if window else keys <= at  # [queries, context]
     scores = _scores(q, k) if k_scale is None else _scores(q, k) * k_scale.T[None]
-    scores = _bend(scores, keys - at, soft_cap, alibi)
+    slopes = log2_slopes(q.shape[1], first_head, all_heads) if alibi else None
+    scores = _bend(scores, keys - at, soft_cap, slopes)
     scores = scores.masked_fill(~seen[:, None, :], -math.inf)
     factor = torch.ones_like(scores) if v_scale is None else v_scale.T[None].masked_fill(~seen[:, None, :], 0.0)
     total: _State | None = None
@@ -178,16 +181,16 @@ def _scores(q: "Tensor", k: "Tensor") -> "Tensor":
     return out
 
 
-def _bend(scores: "Tensor", distance: "Tensor", soft_cap: float, alibi: bool) -> "Tensor":
+def _bend(scores: "Tensor", distance: "Tensor", soft_cap: float, slopes: list[float] | None) -> "Tensor":
     """Soft cap, then ALiBi, both scaled to units of log2; tanh(u) = 1 - 2 / (2^(2u * log2 e) + 1)."""
     import torch
 
     if soft_cap:
         cap = torch.tensor(soft_cap * math.log2(math.e), dtype=torch.float32)
         scores = cap * (1.0 - 2.0 / (exp2_signed((2.0 * (scores / cap)) * LOG2E) + 1.0))
-    if alibi:
-        slopes = torch.tensor(log2_slopes(scores.shape[1]), dtype=torch.float32)
-        scores = scores + slopes[None, :, None] * distance[:, None, :].float()
+    if slopes is not None:
+        each = torch.tensor(slopes, dtype=torch.float32)
+        scores = scores + each[None, :, None] * distance[:, None, :].float()
     return scores
 
 

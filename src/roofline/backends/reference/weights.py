@@ -1,6 +1,7 @@
 """Recipes -> numbers, straight from the file's bytes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +30,7 @@ class Weights:
 
         if name not in self._tensors:
             recipe = self._recipes[name]
-            parts = [self._values(recipe, piece, piece.start, piece.stop) for piece in recipe.pieces]
+            parts = [self._values(recipe, piece) for piece in recipe.pieces]
             self._tensors[name] = torch.from_numpy(np.concatenate(parts).reshape(recipe.shape))
         return self._tensors[name]
 
@@ -39,7 +40,7 @@ class Weights:
             recipe = self._recipes[name]
             self._groups[name] = [
                 unpack(
-                    formats.packed_bytes(p.format, self._bytes(recipe, p, p.start, p.stop)),
+                    formats.packed_bytes(p.format, p.bytes_of(self._read(p.tensor), recipe.columns)),
                     formats.packed(p.format).name,
                     (p.stop - p.start, recipe.columns),
                 )
@@ -60,16 +61,11 @@ class Weights:
             for i, row in enumerate(wanted):
                 if base <= row < base + count:
                     at = piece.start + int(row) - base
-                    values[i] = self._values(recipe, piece, at, at + 1)
+                    values[i] = self._values(recipe, replace(piece, start=at, stop=at + 1))
             base += count
         return torch.from_numpy(values[np.searchsorted(wanted, ids)])
 
-    def _bytes(self, recipe: Recipe, piece: Piece, start: int, stop: int) -> np.ndarray:
-        row = formats.get(piece.format)
-        each = recipe.columns * row.block_bytes // row.block  # bytes a row
-        return self._read(piece.tensor)[start * each : stop * each]
-
-    def _values(self, recipe: Recipe, piece: Piece, start: int, stop: int) -> np.ndarray:
-        raw = self._bytes(recipe, piece, start, stop)
-        shape = (stop - start, *recipe.shape[1:])
+    def _values(self, recipe: Recipe, piece: Piece) -> np.ndarray:
+        raw = piece.bytes_of(self._read(piece.tensor), recipe.columns)
+        shape = (piece.stop - piece.start, *recipe.shape[1:])
         return formats.get(piece.format).dequantize(raw, shape)

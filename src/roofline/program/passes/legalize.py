@@ -11,16 +11,17 @@ from roofline.common.errors import UnsupportedError
 from roofline.ops.registry import get
 from roofline.ops.symbol import Q8_GROUP, Type
 from roofline.program.ir import Instr, KvGroup, Program, Value
+from roofline.program.passes.rewrite import makers
 from roofline.program.target import Target
 
 
 def legalize(program: Program, target: Target) -> Program:
     """The Program in the target's arithmetic. Raises UnsupportedError on a weight that mixes float and quantised."""
-    types = program.types()
+    types, head = program.types(), _head(program)
     rows_of: dict[tuple[str, str], Value] = {}  # (value, order) -> its integer rows
     body: list[Instr] = []
     for instr in program.body:
-        order = target.logits_order if instr.output.name == program.logits else target.quantised_order
+        order = target.logits_order if instr.output.name == head else target.quantised_order
         if instr.op == "linear" and _quantised(program, instr) and order is not None:
             source = instr.inputs[0]
             if (source, order) not in rows_of:
@@ -55,6 +56,12 @@ def recast_cache(program: Program, target: Target) -> Program:
             attrs["order"] = target.orders["attend"]
         body.append(replace(instr, attrs=attrs))
     return replace(program, body=tuple(body), kv_groups=_groups(program, target))
+
+
+def _head(program: Program) -> str:
+    """The value that the linear of the logits makes: on one of several ranks, a part of them."""
+    maker = makers(program.body).get(program.logits)
+    return maker.inputs[0] if maker is not None and maker.op == "all_gather" else program.logits
 
 
 def _groups(program: Program, target: Target) -> dict[str, KvGroup]:

@@ -23,12 +23,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Amount:
-    """A Cost at one Work: operations and bytes."""
+    """A Cost at one Work: operations and bytes. No roof here is asked about link_bytes, which other ranks send."""
 
     flops: int
     weight_bytes: int
     kv_bytes: int
     act_bytes: int
+    link_bytes: int
 
 
 class Roofs(Protocol):
@@ -70,7 +71,8 @@ def price(program: "Program") -> Price:
 def amount(cost: Cost, work: Work) -> Amount:
     """A cost for one step."""
     sizes = vars(work)
-    return Amount(*(part.at(**sizes) for part in (cost.flops, cost.weight_bytes, cost.kv_bytes, cost.act_bytes)))
+    parts = (cost.flops, cost.weight_bytes, cost.kv_bytes, cost.act_bytes, cost.link_bytes)
+    return Amount(*(part.at(**sizes) for part in parts))
 
 
 def seconds(instr: "Instr", spent: Amount, roofs: Roofs, working_set: int) -> float:

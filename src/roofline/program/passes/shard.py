@@ -1,0 +1,275 @@
+"""shard: one rank's part of a Program whose matrices several ranks share, by the split that the family's spec gives.
+
+Source: Shoeybi et al. 2019 (Megatron-LM). A column split has some of the outputs, a row split some of the inputs, and
+its products are summed by all_reduce; of the vocabulary each rank looks up, and makes logits for, its own rows. What is
+cut inside a layer is heads and columns of the mlp; between layers every rank has whole rows.
+
+It runs on a Program as traced. Which columns of a value a rank has is found from its readers, last first; then each
+instruction is written anew, first to last.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from roofline.common.errors import UnsupportedError
+from roofline.models.spec import Param
+from roofline.ops import formats, registry
+from roofline.ops.symbol import Type
+from roofline.program.ir import Columns, Instr, KvGroup, Piece, Program, Recipe, Value
+from roofline.program.passes.divide import Heads, Range, divide_columns, divide_heads, divide_rows
+
+Cut = tuple[Range, ...]  # the columns of a value that a rank has, in ascending order
+# Column i of the result depends on column i of the operands alone.
+_BY_COLUMN = frozenset(("silu", "silu_mul", "gelu", "gelu_mul", "add", "scale", "soft_cap", "cast", "take_rows"))
+# The same, head by head.
+_BY_HEAD = frozenset(("rope", "rms_norm"))
+
+
+def shard(program: Program, params: Iterable[Param], rank: int, ranks: int) -> Program:
+    """The Program of one rank.
+
+    A rank's result is whole after each all_reduce and all_gather, so the caches and the columns inside layers are all
+    that differs between ranks. The bias of a row split is added by rank 0, to its share of the sum.
+
+    Args:
+        program: as traced (and narrowed): not legalised, nothing merged.
+        params: the family's spec with one row for each layer.
+
+    Raises:
+        CapacityError: more ranks than there are parts of the heads, of a matrix or of the vocabulary.
+        UnsupportedError: an op between split matrices that cannot be computed part by part.
+    """
+    if ranks == 1:
+        return program
+    return _Writer(_Cuts(program, {param.name: param.split for param in params}, rank, ranks)).program()
+
+
+class _Cuts:
+    """Which columns of each value, and which rows and columns of each weight, the rank has."""
+
+    def __init__(self, program: Program, splits: Mapping[str, str], rank: int, ranks: int) -> None:
+        self.source, self.rank, self.ranks = program, rank, ranks
+        self._splits, self._types = splits, program.types()
+        self.values: dict[str, Cut | None] = {}  # None: all of it
+        self.rows: dict[str, Cut] = {}  # of weights split by column or vocabulary
+        self.columns: dict[str, Range] = {}  # of weights split by row
+        self.vocabularies: dict[str, list[Range]] = {}  # the rows of all ranks
+        self._attended = _attended(program)
+        self.heads = self._heads()
+        for instr in reversed(program.body):
+            self._demand(instr)
+
+    def split(self, instr: Instr) -> str:
+        """How the instruction's matrix is split: "column", "row", "vocab"; "" for a whole one or none."""
+        split = self._splits.get(instr.weights[0], "") if instr.op in ("linear", "embed") else ""
+        return split if split in ("column", "row", "vocab") else ""
+
+    def _heads(self) -> Heads | None:
+        """The rank's heads, the same in all layers: they share one form of cache."""
+        attends = [instr for instr in self.source.body if instr.op == "attend"]
+        if not attends:
+            return None
+        after = [i for i in self.source.body if self.split(i) == "row" and i.inputs[0] in self._attended]
+        block = math.lcm(*(_block(self.source.weights[i.weights[0]]) for i in after))
+        (heads,) = {int(instr.attr("heads")) for instr in attends}
+        ((kv_heads, self._head_dim),) = {self._types[instr.inputs[1]].trailing for instr in attends}
+        return divide_heads(heads, kv_heads, self._head_dim, block, self.ranks)[self.rank]
+
+    def _demand(self, instr: Instr) -> None:
+        """What the instruction's result asks of its weights and operands."""
+        cut, split = self.values.get(instr.output.name), self.split(instr)
+        if (split == "column") != (cut is not None) and split:
+            what = f"{instr.weights[0]}, split by {split},"
+            raise UnsupportedError(what, f"its result is {'cut' if cut else 'wanted whole'}", ["tensor_parallel=1"])
+        if split == "row":
+            self._take(instr.inputs[0], (self._inputs(instr),))
+            return
+        if split == "column" and cut is not None:
+            self.rows |= dict.fromkeys(instr.weights, cut)
+            cut = None  # whole rows go in
+        elif split == "vocab":
+            self._vocabulary(instr.weights)
+        elif instr.op == "kv_write" and self.heads is not None:
+            cut = self._columns_of(self.heads.kv_heads)
+        elif instr.op == "split" and cut is not None:
+            self._join(instr, cut)
+            return
+        elif cut is not None and not _part_by_part(instr):
+            reason = "its result is read by a matrix split by row, and depends on columns that other ranks have"
+            raise UnsupportedError(f"{instr.op} under tensor_parallel", reason, ["tensor_parallel=1"])
+        for name in instr.inputs:
+            self._take(name, None if self._types[name].dtype in ("i32", "cache") else cut)
+
+    def _inputs(self, instr: Instr) -> Range:
+        """The columns that the rank has of a row split."""
+        name = instr.weights[0]
+        recipe = self.source.weights[name]
+        if instr.inputs[0] in self._attended and self.heads is not None:
+            (self.columns[name],) = self._columns_of(self.heads.heads)
+        else:
+            self.columns[name] = divide_columns(recipe.columns, _block(recipe), self.ranks, name)[self.rank]
+        return self.columns[name]
+
+    def _columns_of(self, heads: Range) -> Cut:
+        return ((heads[0] * self._head_dim, heads[1] * self._head_dim),)
+
+    def _vocabulary(self, weights: tuple[str, ...]) -> None:
+        parts = divide_rows(self.source.weights[weights[0]].shape[0], self.ranks, weights[0])
+        self.vocabularies[weights[0]] = parts
+        self.rows |= dict.fromkeys(weights, (parts[self.rank],))
+
+    def _take(self, name: str, cut: Cut | None) -> None:
+        if self.values.setdefault(name, cut) != cut:
+            reason = "its readers want different columns of it"
+            raise UnsupportedError(f"{name} under tensor_parallel", reason, ["tensor_parallel=1"])
+
+    def _join(self, view: Instr, cut: Cut) -> None:
+        """Views of one value ask for several parts of it."""
+        name, offset = view.inputs[0], int(view.attr("start"))
+        before = self.values.get(name, ())
+        if before is None:
+            self._take(name, cut)
+            return
+        self.values[name] = tuple(sorted({*before, *((start + offset, stop + offset) for start, stop in cut)}))
+
+
+class _Writer:
+    """The rank's instructions and recipes."""
+
+    def __init__(self, cuts: _Cuts) -> None:
+        self.source, self.cuts, self.rank, self.ranks = cuts.source, cuts, cuts.rank, cuts.ranks
+        self.weights = {name: self._recipe(name, recipe) for name, recipe in self.source.weights.items()}
+        self.inputs = tuple(Value(v.name, self._cache(v.type)) for v in self.source.inputs)
+        self.types = {value.name: value.type for value in self.inputs}
+        self.body: list[Instr] = []
+        for instr in self.source.body:
+            self._write(instr)
+
+    def program(self) -> Program:
+        groups = {name: self._group(group) for name, group in self.source.kv_groups.items()}
+        used = {name for instr in self.body for name in instr.weights}  # rank 0 alone has the biases of row splits
+        return replace(
+            self.source,
+            inputs=self.inputs,
+            weights={name: recipe for name, recipe in self.weights.items() if name in used},
+            body=tuple(self.body),
+            kv_groups=groups,
+            share=replace(self.source.share, rank=self.rank, ranks=self.ranks),
+        )
+
+    def _write(self, instr: Instr) -> None:
+        split, attrs = self.cuts.split(instr), {**instr.attrs, **self._attrs(instr)}
+        weights, names = instr.weights, tuple(value.name for value in instr.outputs)
+        attrs_together: dict[str, Any]
+        if split in ("", "column"):
+            self._add(instr.op, instr.inputs, weights, attrs, names)
+            return
+        if split == "row" and self.rank > 0:
+            weights = weights[:1]
+        together, attrs_together = "all_reduce", {"ranks": self.ranks}
+        if split == "vocab" and instr.op == "embed":
+            attrs["first"] = self.cuts.vocabularies[weights[0]][self.rank][0]
+        elif split == "vocab":
+            widths = tuple(stop - start for start, stop in self.cuts.vocabularies[weights[0]])
+            together, attrs_together = "all_gather", {"widths": widths}
+        part = (f"{names[0]}.part",)
+        self._add(instr.op, instr.inputs, weights, attrs, part)
+        self._add(together, part, (), attrs_together, names)
+
+    def _add(
+        self,
+        op: str,
+        inputs: tuple[str, ...],
+        weights: tuple[str, ...],
+        attrs: Mapping[str, Any],
+        names: tuple[str, ...],
+    ) -> None:
+        """Append an instruction, its results of the types that its op infers."""
+        declared, held = registry.get(op), (self.weights[name].type for name in weights)
+        types = declared.types(declared.call((self.types[name] for name in inputs), held, attrs))
+        outputs = tuple(Value(name, kind) for name, kind in zip(names, types, strict=True))
+        self.types |= {value.name: value.type for value in outputs}
+        self.body.append(Instr(op, inputs, weights, attrs, outputs))
+
+    def _attrs(self, instr: Instr) -> dict[str, Any]:
+        """The attributes that count heads or columns, for what the rank has of them."""
+        if instr.op == "split":
+            cut = self.cuts.values.get(instr.inputs[0])
+            if cut is None:
+                return {}
+            return {name: _before(cut, instr.attr(name)) for name in ("start", "stop")}
+        heads = self.cuts.heads
+        if instr.op == "attend" and heads is not None:
+            first, last = heads.heads
+            among = {"first_head": first, "all_heads": instr.attr("heads")} if instr.attr("alibi") else {}
+            return {"heads": last - first, **among}
+        if instr.op in _BY_HEAD and self.cuts.values.get(instr.output.name) is not None:
+            here, whole = self.types[instr.inputs[0]].width, instr.output.type.width
+            return {"heads": int(instr.attr("heads")) * here // whole}
+        return {}
+
+    def _recipe(self, name: str, recipe: Recipe) -> Recipe:
+        if name in self.cuts.columns:
+            return _columns_of(recipe, *self.cuts.columns[name])
+        return _rows_of(recipe, self.cuts.rows[name]) if name in self.cuts.rows else recipe
+
+    def _cache(self, kind: Type) -> Type:
+        heads = self.cuts.heads
+        if kind.dtype != "cache" or heads is None:
+            return kind
+        first, last = heads.kv_heads
+        return replace(kind, trailing=(last - first, kind.trailing[1]))
+
+    def _group(self, group: KvGroup) -> KvGroup:
+        heads = self.cuts.heads
+        return group if heads is None else replace(group, kv_heads=heads.kv_heads[1] - heads.kv_heads[0])
+
+
+def _attended(program: Program) -> set[str]:
+    """Values whose columns are those of an attention's heads."""
+    found: set[str] = set()
+    for instr in program.body:
+        passed = instr.op in _BY_COLUMN and any(name in found for name in instr.inputs)
+        if instr.op == "attend" or passed:
+            found.add(instr.output.name)
+    return found
+
+
+def _part_by_part(instr: Instr) -> bool:
+    """Whether the columns that a rank has of the result need these of the operands alone."""
+    if instr.op == "rms_norm" and instr.attr("heads") == 1:
+        return False
+    return instr.op in _BY_COLUMN | _BY_HEAD or instr.op == "attend"
+
+
+def _block(recipe: Recipe) -> int:
+    """Columns that stay together: a block of each piece's format, and of the one it is packed as."""
+    return math.lcm(*(form.block for p in recipe.pieces for form in (formats.get(p.format), formats.packed(p.format))))
+
+
+def _before(cut: Cut, column: int) -> int:
+    """How many of a value's columns up to `column` the rank has."""
+    return sum(max(0, min(stop, column) - start) for start, stop in cut)
+
+
+def _columns_of(recipe: Recipe, start: int, stop: int) -> Recipe:
+    pieces = []
+    for piece in recipe.pieces:
+        before, of = (piece.columns.start, piece.columns.of) if piece.columns else (0, recipe.columns)
+        pieces.append(replace(piece, columns=Columns(before + start, before + stop, of)))
+    return replace(recipe, shape=(recipe.shape[0], stop - start), pieces=tuple(pieces))
+
+
+def _rows_of(recipe: Recipe, rows: Cut) -> Recipe:
+    pieces: list[Piece] = []
+    for start, stop in rows:
+        at = 0  # first row of the piece within the weight
+        for piece in recipe.pieces:
+            count = piece.stop - piece.start
+            first, last = max(start, at), min(stop, at + count)
+            if first < last:
+                pieces.append(replace(piece, start=piece.start + first - at, stop=piece.start + last - at))
+            at += count
+    return replace(recipe, shape=(sum(b - a for a, b in rows), *recipe.shape[1:]), pieces=tuple(pieces))

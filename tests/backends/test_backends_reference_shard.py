@@ -1,0 +1,158 @@
+"""Ranks and stages, as threads: their logits beside those of one Program."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "program"))  # program_builders, thread_ranks
+
+import program_builders as builders
+from thread_ranks import Member, Threads
+
+from roofline import ops
+from roofline.backends.reference.executable import ReferenceExecutable
+from roofline.backends.reference.interpreter import Interpreter
+from roofline.common.errors import UnsupportedError
+from roofline.ops.batch import BatchLimits, Segment
+from roofline.program.compile import stages
+from roofline.program.ir import Program, Share
+from roofline.program.target import CPU, with_fast_sums
+
+torch = pytest.importorskip("torch", reason="the reference is written in torch")
+
+LIMITS = BatchLimits(tokens=64, segments=8, rows=64, pages=64)
+IDS = [int(i) for i in np.random.default_rng(3).integers(0, 96, 40)]
+WHOLE = [([Segment(IDS, 0, [5, 2, 9])], list(range(40)))]
+CHUNKS = [
+    ([Segment(IDS[:17], 0, [4, 11])], list(range(17))),
+    ([Segment(IDS[:7], 0, [8]), Segment(IDS[17:39], 17, [4, 11, 6])], list(range(7, 29))),
+    ([Segment(IDS[39:], 39, [4, 11, 6]), Segment([3], 7, [8])], [0]),
+]
+ROUNDING = 3e-6  # of the largest logit: float32 sums in another order; 1.2e-6 was the most over all cases below
+MODELS = {
+    "llama": builders.BASE | {"head_dim": 32},
+    "qwen3": builders.QWEN3,
+    "qwen2": builders.QWEN2,
+    "mistral": builders.MISTRAL | {"kv_heads": 1},
+    "groups of three": builders.BASE | {"heads": 9, "kv_heads": 3, "head_dim": 32, "ffn": 192},
+    "mpt": builders.MPT,
+    "alibi": builders.MPT_ALIBI | {"heads": 6, "kv_heads": 6, "ffn": 320},
+}
+Steps = list[tuple[list[Segment], list[int]]]
+
+
+def run(program: Program, model: builders.Model, steps: Steps, group: Member | None = None) -> np.ndarray:
+    """Logits of all steps, one after the other."""
+    executable = ReferenceExecutable(program, model.read, LIMITS, 16, 256, group=group)
+    out = []
+    for segments, rows in steps:
+        executable.batch.fill(segments, rows)
+        executable.forward()
+        out.append(executable.logits().copy())
+    return np.concatenate(out)
+
+
+def part(model: builders.Model, after: str, share: Share, target: Any = CPU) -> Program:
+    return dict(stages(model.family, model.cfg, model.tensors, target, share=share))[after]
+
+
+def together(model: builders.Model, after: str, ranks: int, steps: Steps = WHOLE) -> list[np.ndarray]:
+    """Each rank's logits."""
+    parts = [part(model, after, Share(rank, ranks)) for rank in range(ranks)]
+    return Threads(ranks).run(lambda member: run(parts[member.rank], model, steps, member))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("name", MODELS)
+def test_float32_logits_are_those_of_one_rank_within_rounding(name: str, ranks: int) -> None:
+    model = builders.build(MODELS[name], "F32")
+    alone = run(part(model, "narrow", Share()), model, WHOLE)
+    found = together(model, "shard", ranks)
+    assert np.abs(found[0] - alone).max() < ROUNDING * np.abs(alone).max()
+    assert all(np.array_equal(other, found[0]) for other in found)
+
+
+@pytest.mark.parametrize(("form", "ranks"), [("Q4_K", 4), ("Q8_0", 3)])
+def test_quantised_columns_are_the_file_s(form: str, ranks: int) -> None:
+    config = builders.WIDE | {"heads": 16, "ffn": 1536, "layers": 1} if form == "Q4_K" else MODELS["groups of three"]
+    model = builders.build(config, form)
+    alone = run(part(model, "narrow", Share()), model, WHOLE)
+    assert np.abs(together(model, "shard", ranks)[0] - alone).max() < ROUNDING * np.abs(alone).max()
+
+
+@pytest.mark.parametrize("name", ["llama", "mpt"])
+def test_in_rank_order_chunks_and_neighbours_change_no_bit(name: str) -> None:
+    model = builders.build(MODELS[name], "Q8_0")
+    whole, chunked = (together(model, "plan", 2, steps) for steps in (WHOLE, CHUNKS))
+    assert all(np.array_equal(other, whole[0]) for other in (*whole, *chunked))
+    # Every sum of 8-bit rows may round the next rows otherwise, so that is all that can be said of other degrees.
+    alone = run(part(model, "plan", Share()), model, WHOLE)
+    assert np.abs(whole[0] - alone).max() < 0.01 * np.abs(alone).max()
+
+
+def test_passes_after_shard_change_no_bit() -> None:
+    model = builders.build(MODELS["llama"], "Q8_0")
+    legal = together(model, "legalize", 3)[0]
+    assert all(np.array_equal(together(model, after, 3)[0], legal) for after in ("merge", "fuse", "plan"))
+
+
+@pytest.mark.parametrize("name", ["llama", "mpt"])
+@pytest.mark.parametrize("after", ["stage", "plan"])
+def test_stages_one_after_the_other_equal_the_whole(name: str, after: str) -> None:
+    model = builders.build(MODELS[name], "Q8_0")
+    parts = [part(model, after, Share(0, 1, number, 2)) for number in range(2)]
+    runs = [ReferenceExecutable(p, model.read, LIMITS, 16, 256) for p in parts]
+    assert runs[0].page_bytes == runs[1].page_bytes
+    got = []
+    for segments, rows in CHUNKS:
+        carried: dict[str, Any] = {}
+        for each in runs:
+            each.batch.fill(segments, rows)
+            carried = {each.program.logits: each.run(carried)}
+        got.append(next(iter(carried.values())).numpy())
+    alone = run(part(model, "narrow" if after == "stage" else "plan", Share()), model, CHUNKS)
+    assert np.array_equal(np.concatenate(got), alone)
+
+
+def test_a_part_alone_is_refused() -> None:
+    model = builders.build(MODELS["llama"], "F32")
+    with pytest.raises(UnsupportedError, match="a Program for 2 ranks is not supported: there are 1 here"):
+        Interpreter(part(model, "plan", Share(0, 2)), model.read)
+    with pytest.raises(UnsupportedError, match="there are 3 here"):
+        Interpreter(part(model, "plan", Share(0, 2)), model.read, Member(Threads(3), 0))
+
+
+def test_references_of_the_collectives() -> None:
+    x = torch.arange(6.0).view(2, 3)
+    assert ops.all_reduce(x, 1) is x
+    assert ops.all_gather(x, (3,)) is x
+    with pytest.raises(UnsupportedError, match="all_reduce among 2 ranks is not supported: there are 1 here"):
+        ops.all_reduce(x, 2)
+    with pytest.raises(UnsupportedError, match="all_gather among 2 ranks"):
+        ops.all_gather(x, (3, 3))
+
+    def work(member: Member) -> Any:
+        mine = x + member.rank
+        return ops.all_reduce(mine, 2, member), ops.all_gather(mine[:, : 3 - member.rank], (3, 2), member)
+
+    for total, beside in Threads(2).run(work):
+        assert torch.equal(total, 2 * x + 1)
+        assert torch.equal(beside, torch.cat([x, x[:, :2] + 1], dim=1))
+
+
+def test_part_of_a_table_gives_zeros_for_other_ids() -> None:
+    table, ids = torch.randn(6, 4), torch.tensor([0, 5, 2, 3])
+    parts = ops.embed(ids, table[:3], first=0), ops.embed(ids, table[3:], first=3)
+    assert torch.equal(parts[0] + parts[1], ops.embed(ids, table))
+    assert torch.equal(parts[1][0], torch.zeros(4))
+
+
+def test_fast_sums_may_differ_by_rounding_alone() -> None:
+    model = builders.build(MODELS["llama"], "F32")
+    parts = [part(model, "shard", Share(rank, 3), with_fast_sums(CPU)) for rank in range(3)]
+    fast = Threads(3).run(lambda member: run(parts[member.rank], model, WHOLE, member))
+    alone = run(part(model, "narrow", Share()), model, WHOLE)
+    assert np.abs(fast[0] - alone).max() < ROUNDING * np.abs(alone).max()
