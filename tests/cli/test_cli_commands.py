@@ -306,6 +306,9 @@ def test_doctor_shows_what_it_knows(run, monkeypatch):
             "caches": [{"level": 3, "bytes": 32 << 20, "shared_by": 4}], "numa_nodes": 2, "numa_balancing": True,
             "huge_pages": "madvise", "warnings": ["NUMA balancing is on. Mend: sysctl kernel.numa_balancing=0"],
         },
+        "gpus": {
+            "devices": [], "torch": None, "findings": [{"cause": "A node is closed.", "remedy": "usermod -aG render"}],
+        },
         "roofs": {**roofs, "isa": "avx2", "measured": "today"}, "kernels": {"linear": {"Q4_1": "tiles 16"}},
         "extensions": [{"name": "lion", "package": "roofline-lion"}], "environment": {"ROOFLINE_HOME": None},
     }  # fmt: skip
@@ -319,6 +322,7 @@ def test_doctor_shows_what_it_knows(run, monkeypatch):
         "kernel.numa_balancing=0",
         "Q4_1: tiles 16",
         "lion (roofline-lion)",
+        "A node is closed. Mend: usermod -aG render",
         "forced",
     ):
         assert part in shown

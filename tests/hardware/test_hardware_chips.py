@@ -198,7 +198,8 @@ def test_products_of_the_seeds_are_there() -> None:
         ("NVIDIA A100-SXM4-80GB", None, "A100 80GB"),
         ("NVIDIA A100-SXM4-80GB", 14, None),  # a slice
         (" NVIDIA H200 ", 132, "H200"),
-        ("NVIDIA TITAN X (Pascal)", 28, None),
+        ("NVIDIA TITAN X (Pascal)", 28, "TITAN X (Pascal)"),
+        ("NVIDIA GeForce RTX 4070", None, None),
         ("", None, None),
     ],
 )

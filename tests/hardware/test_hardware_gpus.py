@@ -30,9 +30,16 @@ def test_two_vendors_in_one_host(tmp_path: Path) -> None:
     assert mi100.product.name == "MI100"  # by its PCI number: nothing gave a name
     assert mi100.title == "amd:0 MI100"
     assert mi100.chip().name == "gfx908"
-    assert (titan.id, titan.name, titan.arch) == ("nvidia:0", "NVIDIA TITAN X (Pascal)", "")
-    with pytest.raises(UnsupportedError, match=r"nvidia:0 NVIDIA TITAN X.*NVML"):
+    assert (titan.id, titan.name, titan.arch) == ("nvidia:0", "NVIDIA TITAN X (Pascal)", "sm_61")
+    with pytest.raises(UnsupportedError, match=r"nvidia:0 NVIDIA TITAN X.*no tensor cores"):
         titan.chip()
+
+
+def test_nvidias_driver_alone_does_not_tell_an_architecture(tmp_path: Path) -> None:
+    nvidia(tmp_path, 0x17, "NVIDIA GeForce RTX 4070")
+    (found,) = gpus.detect(tmp_path)
+    with pytest.raises(UnsupportedError, match="torch or NVML is needed"):
+        found.chip()
 
 
 def test_what_libraries_know_is_added(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""roofline doctor: what this machine is, what it can do at best, and which kernels were chosen and why."""
+"""roofline doctor: what this machine is, what it can do at best, which kernels were chosen and why, and its GPUs."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +18,7 @@ def command(
     threads: Threads = None,
     isa: Isa = None,
 ) -> None:
-    """Describe chip, cores, limits and measured roofs, with the command that mends each thing found wrong."""
+    """Describe chip, cores, limits, measured roofs and GPUs, with the command that mends each thing found wrong."""
     if verify is not None:
         _verify(verify, as_json)
         return
@@ -51,6 +51,7 @@ def examine(measure: bool, threads: int | None, isa: str | None) -> dict[str, An
     from roofline.backends import cpu
     from roofline.backends.cpu.roofs import ensure_roofs
     from roofline.backends.cpu.select import choose_isa, choose_threads
+    from roofline.cli import doctor_gpus
     from roofline.common import env, extensions
     from roofline.hardware import detect
 
@@ -62,6 +63,7 @@ def examine(measure: bool, threads: int | None, isa: str | None) -> dict[str, An
         "isa": asdict(choose_isa(isa)),
         "roofs": asdict(ensure_roofs(threads=threads, isa=isa, again=measure)),
         "kernels": cpu.describe(),
+        "gpus": doctor_gpus.examine(),
         "extensions": [asdict(found) for found in extensions.load()],
         "environment": env.shown(),
     }
@@ -71,6 +73,7 @@ def _show(report: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from roofline.cli import doctor_gpus
     from roofline.common.units import human_bytes, human_rate
 
     machine, roofs = report["machine"], report["roofs"]
@@ -102,13 +105,16 @@ def _show(report: dict[str, Any]) -> None:
     table.add_row("measured", f"{roofs['measured']} with {roofs['threads']} threads, {roofs['isa']}")
     for name, value in report["kernels"].items():
         table.add_row(f"kernels: {name}", _text(value))
+    for name, text in doctor_gpus.rows(report["gpus"]):
+        table.add_row(name, text)
     loaded = ", ".join(f"{found['name']} ({found['package']})" for found in report["extensions"])
     table.add_row("extensions", loaded or "none")
     for name, value in report["environment"].items():
         table.add_row(name, value or "not set")
     console = Console()
     console.print(table)
-    for warning in machine["warnings"]:
+    mends = [f"{finding['cause']} Mend: {finding['remedy']}" for finding in report["gpus"]["findings"]]
+    for warning in (*machine["warnings"], *mends):
         console.print(f"[bold yellow]warning[/] {warning}")
 
 

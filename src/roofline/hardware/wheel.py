@@ -1,0 +1,49 @@
+"""Which GPUs the installed torch was built for, found out without importing it."""
+
+import ast
+import re
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from roofline.common.files import text_of
+
+PLATFORMS = {"amd": "rocm", "nvidia": "cuda", "intel": "xpu"}
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """version: of torch; platform: "cuda", "rocm", "xpu" or "cpu", "" where nothing says it."""
+
+    version: str
+    platform: str
+
+
+def installed(package: str = "torch") -> Wheel | None:
+    """The installed torch, None where there is none.
+
+    A wheel of torch's own index says its platform in its version ("2.9.0+rocm6.4"); one of PyPI says nothing there,
+    but, as every wheel does, in torch/version.py, which is read as text.
+    """
+    try:
+        found = metadata.distribution(package)
+    except metadata.PackageNotFoundError:
+        return None
+    if match := re.search(r"\+(rocm|cpu|xpu|cu(?=\d))", found.version):
+        return Wheel(found.version, "cuda" if match[1] == "cu" else match[1])
+    return Wheel(found.version, _platform(text_of(Path(str(found.locate_file(f"{package}/version.py"))))))
+
+
+def _platform(text: str | None) -> str:
+    """Of the text of torch/version.py, where `hip`, `cuda` and `xpu` are versions or None."""
+    try:
+        statements = ast.parse(text or "").body
+    except SyntaxError:
+        return ""
+    values = {}
+    for statement in statements:
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(statement.value, ast.Constant):
+            target = statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
+            values[ast.unparse(target)] = statement.value.value
+    found = [platform for name, platform in (("hip", "rocm"), ("cuda", "cuda"), ("xpu", "xpu")) if values.get(name)]
+    return found[0] if found else "cpu" if "cuda" in values else ""
