@@ -1,0 +1,142 @@
+"""Where top-k and top-p cut a row of scores, without sorting it.
+
+Both keep a beginning of the order (score falling, id rising), so a cut is a score and the last id of it that is kept.
+It is searched for two bits at a time in the scores' bits, as counts of ids, or as sums of weights. Weights are whole
+numbers of 2^-42: their sum is the same in any order, and has what a float64 sum of float32 weights would have of them.
+"""
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from roofline.backends.gpu import tiles
+from roofline.backends.gpu.compilation import Compilation, pointers
+from roofline.backends.gpu.kernels.settings import MIN_P, TEMPERATURE, TOP_K, TOP_P, Settings, integer, real
+from roofline.hardware.chips import Chip
+
+NAME = "cutoff"
+
+
+@triton.jit
+def _key(x):
+    """uint32 in the order of the floats, both zeros alike."""
+    bits = tl.where(x == 0, 0.0, x).to(tl.uint32, bitcast=True)
+    return tl.where(bits >> 31 != 0, bits ^ 0xFFFFFFFF, bits | 0x80000000)
+
+
+@triton.jit
+def _float(key):
+    """The inverse of _key."""
+    return tl.where(key >> 31 != 0, key & 0x7FFFFFFF, key ^ 0xFFFFFFFF).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _amounts(scores, id, vocab, peak, limit, last, WEIGHTS: tl.constexpr):
+    """Keys of ids, and what each counts for: int64, 0 outside the beginning that ends with (limit, last)."""
+    x = tl.load(scores + id, mask=id < vocab, other=float("-inf"))
+    key = _key(x)
+    kept = (id < vocab) & ((key > limit) | ((key == limit) & (id <= last)))
+    if WEIGHTS:
+        amount = (tl.where(x == peak, 1.0, tl.exp(x - peak)) * 4398046511104.0).to(tl.int64)  # 2^42
+    else:
+        amount = tl.full(id.shape, 1, tl.int64)
+    return key, tl.where(kept, amount, 0)
+
+
+@triton.jit
+def _total(scores, vocab, peak, limit, last, floor, WEIGHTS: tl.constexpr, BLOCK: tl.constexpr):
+    """The sum of the amounts whose key is at least floor."""
+    total = tl.zeros((BLOCK,), tl.int64)
+    for first in range(0, vocab, BLOCK):
+        key, amount = _amounts(scores, first + tl.arange(0, BLOCK), vocab, peak, limit, last, WEIGHTS)
+        total += tl.where(key >= floor, amount, 0)
+    return tl.sum(total, axis=0)
+
+
+@triton.jit
+def _cut(scores, vocab, peak, limit, last, need, WEIGHTS: tl.constexpr, BLOCK: tl.constexpr):
+    """(key, last id) of the shortest beginning, within the one that ends at (limit, last), whose amounts reach need."""
+    cut = tl.cast(0, tl.uint32)
+    unit = tl.cast(1 << 30, tl.uint32)
+    for _ in range(16):  # the largest key that is still reached, two bits more each time
+        one, two, three = tl.zeros((BLOCK,), tl.int64), tl.zeros((BLOCK,), tl.int64), tl.zeros((BLOCK,), tl.int64)
+        for first in range(0, vocab, BLOCK):
+            key, amount = _amounts(scores, first + tl.arange(0, BLOCK), vocab, peak, limit, last, WEIGHTS)
+            one += tl.where(key >= cut + unit, amount, 0)
+            two += tl.where(key >= cut + 2 * unit, amount, 0)
+            three += tl.where(key >= cut + 3 * unit, amount, 0)
+        reached = (tl.sum(one, axis=0) >= need).to(tl.uint32)
+        reached += (tl.sum(two, axis=0) >= need).to(tl.uint32)
+        reached += (tl.sum(three, axis=0) >= need).to(tl.uint32)
+        cut += reached * unit
+        unit = unit >> 2
+    reached_before = _total(scores, vocab, peak, limit, last, cut + 1, WEIGHTS, BLOCK)
+    cut_last = tl.cast(0, tl.int32)
+    for first in range(0, vocab, BLOCK):  # of the ids at the cut, those that begin before `need` is reached
+        id = first + tl.arange(0, BLOCK)
+        key, amount = _amounts(scores, id, vocab, peak, limit, last, WEIGHTS)
+        amount = tl.where(key == cut, amount, 0)
+        before = reached_before + tl.cumsum(amount, axis=0) - amount
+        cut_last = tl.maximum(cut_last, tl.max(tl.where((amount > 0) & (before < need), id, 0), axis=0))
+        reached_before += tl.sum(amount, axis=0)
+    return cut, cut_last
+
+
+@triton.jit
+def _cutoff(scores, settings, thresholds, lasts, peaks, vocab, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    scores += row * vocab
+    top_k, top_p = integer(settings, row, TOP_K), real(settings, row, TOP_P)
+    sampled = real(settings, row, TEMPERATURE) > 0
+    by_count, by_weight = sampled & (top_k > 0) & (top_k < vocab), sampled & (top_p < 1)
+    limit, last = tl.cast(0, tl.uint32), vocab
+    peak = tl.cast(0.0, tl.float32)
+    if by_count | by_weight | (sampled & (real(settings, row, MIN_P) > 0)):
+        best = tl.full((BLOCK,), float("-inf"), tl.float32)
+        for first in range(0, vocab, BLOCK):
+            id = first + tl.arange(0, BLOCK)
+            best = tl.maximum(best, tl.load(scores + id, mask=id < vocab, other=float("-inf")))
+        peak = tl.max(best, axis=0)
+        if by_count:
+            limit, last = _cut(scores, vocab, peak, limit, last, top_k.to(tl.int64), False, BLOCK)
+        if by_weight:
+            total = _total(scores, vocab, peak, limit, last, limit, True, BLOCK)
+            need = tl.ceil(top_p.to(tl.float64) * total.to(tl.float64)).to(tl.int64)
+            limit, last = _cut(scores, vocab, peak, limit, last, tl.maximum(need, 1), True, BLOCK)
+    tl.store(thresholds + row, tl.where(limit == 0, float("-inf"), _float(limit)))
+    tl.store(lasts + row, last)
+    tl.store(peaks + row, peak)
+
+
+def cutoff(chip: Chip, scores: Tensor, settings: Settings) -> tuple[Tensor, Tensor, Tensor]:
+    """Threshold float32, last id int32, largest score float32, each [rows], of scores float32 [rows, vocab].
+
+    Kept are scores above the threshold, and those equal to it up to the last id. Rows that nothing cuts keep all; the
+    largest score is that of rows with top-k, top-p or min-p. A weight is exp(score - largest), its exp the chip's: only
+    where a sum of weights is within rounding of top_p can another id be the last than in the reference.
+    """
+    rows, vocab = scores.shape
+    assert scores.is_contiguous()
+    thresholds, peaks = torch.empty((2, rows), dtype=torch.float32, device=scores.device)
+    lasts = torch.empty(rows, dtype=torch.int32, device=scores.device)
+    tile = tiles.choose(NAME, chip)
+    _cutoff[(rows,)](scores, settings.words, thresholds, lasts, peaks, vocab, **tile.launch())
+    return thresholds, lasts, peaks
+
+
+def cost(rows: int, vocab: int, searches: int) -> tuple[int, int]:
+    """(FLOPs, bytes) of one launch; searches: 1 for top-k or top-p, 2 for both, 0 for min-p. A search reads a row 18
+    times, mostly from a cache; operations are comparisons and additions."""
+    return rows * vocab * (1 + searches * 16 * 6), rows * vocab * 4 * (1 + searches * 18)
+
+
+def compilations(chip: Chip) -> Iterator[Compilation]:
+    """The one binary."""
+    tile = tiles.choose(NAME, chip)
+    signature = pointers(scores="f32", settings="i32", thresholds="f32", lasts="i32", peaks="f32")
+    yield Compilation(
+        NAME, "rows", _cutoff, {**signature, "vocab": "i32"}, dict(tile.sizes), tile, dots=False, aligned=("vocab",)
+    )

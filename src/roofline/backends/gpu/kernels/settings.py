@@ -1,0 +1,78 @@
+"""SampleRows on the device: one int32 buffer, one copy a step; what a kernel reads of it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from roofline.backends.sampling import SampleRows
+
+# Words of a row's settings, 16 to a row.
+TEMPERATURE, TOP_K, TOP_P, MIN_P = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+SEED_LOW, SEED_HIGH, SAMPLE_INDEX, POSITION = tl.constexpr(4), tl.constexpr(5), tl.constexpr(6), tl.constexpr(7)
+REPETITION, PRESENCE, FREQUENCY, LOGPROBS = tl.constexpr(8), tl.constexpr(9), tl.constexpr(10), tl.constexpr(11)
+WORDS = tl.constexpr(16)
+
+
+@triton.jit
+def integer(settings, row, WORD: tl.constexpr):
+    """A row's setting, int32."""
+    return tl.load(settings + row * WORDS + WORD)
+
+
+@triton.jit
+def real(settings, row, WORD: tl.constexpr):
+    """A row's setting, float32."""
+    return tl.load(settings + row * WORDS + WORD).to(tl.float32, bitcast=True)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A step's SampleRows, all tensors int32 views of one buffer (floats by their bits).
+
+    words [rows, 16]; history and bias: (starts [rows + 1], ids, counts or the bits of values), None where no row has
+    any; mask [rows, ceil(vocab / 32)] or None. cut, logprobs: whether any row asks for top-k, top-p or min-p, or for
+    log-probabilities.
+    """
+
+    words: Tensor
+    history: tuple[Tensor, Tensor, Tensor] | None
+    bias: tuple[Tensor, Tensor, Tensor] | None
+    mask: Tensor | None
+    cut: bool
+    logprobs: bool
+
+    @classmethod
+    def of(cls, rows: SampleRows, device: "torch.device | str") -> "Settings":
+        """Upload; nothing waits for the device."""
+        words = np.zeros((rows.rows, WORDS.value), np.int32)
+        for word, values in (
+            (TEMPERATURE, rows.temperature), (TOP_K, rows.top_k), (TOP_P, rows.top_p), (MIN_P, rows.min_p),
+            (SAMPLE_INDEX, rows.sample_index), (POSITION, rows.position), (REPETITION, rows.repetition),
+            (PRESENCE, rows.presence), (FREQUENCY, rows.frequency), (LOGPROBS, rows.logprobs),
+        ):  # fmt: skip
+            words[:, word.value] = values.view(np.int32)
+        words[:, SEED_LOW.value] = (rows.seed & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.int32)
+        words[:, SEED_HIGH.value] = (rows.seed >> np.uint64(32)).astype(np.uint32).view(np.int32)
+        parts = [words]
+        if rows.hist_ids.size:
+            parts += [rows.hist_start, rows.hist_ids, rows.hist_counts]
+        if rows.bias_ids.size:
+            parts += [rows.bias_start, rows.bias_ids, rows.bias_values.view(np.int32)]
+        if rows.mask is not None:
+            parts.append(rows.mask.view(np.int32))
+        buffer = torch.from_numpy(np.concatenate([part.ravel() for part in parts])).to(device, non_blocking=True)
+        pieces = zip(buffer.split([part.size for part in parts]), parts, strict=True)
+        views = iter([piece.view(part.shape) for piece, part in pieces])
+        sampled = rows.temperature > 0
+        return cls(
+            words=next(views),
+            history=(next(views), next(views), next(views)) if rows.hist_ids.size else None,
+            bias=(next(views), next(views), next(views)) if rows.bias_ids.size else None,
+            mask=next(views, None),
+            cut=bool((sampled & ((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0))).any()),
+            logprobs=bool((rows.logprobs >= 0).any()),
+        )
