@@ -1,0 +1,93 @@
+"""What a model asks of a device's memory, read from its Program before anything is allocated."""
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from roofline.ops import formats
+from roofline.ops.batch import BatchLimits
+from roofline.ops.symbol import kv_head_bytes
+from roofline.program.ir import Program, Recipe
+
+_LAYER = re.compile(r"layers\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes.
+
+    layers: of each layer's weights; ends: of the weights before the first layer and after the last (embedding, last
+    norm, head), which every step reads; token: of K and V of one token over all layers; workspace: everything else that
+    is there while a step runs; kv_heads: of a layer, which bounds tensor parallelism.
+    """
+
+    layers: tuple[int, ...]
+    ends: int
+    token: int
+    workspace: int
+    kv_heads: int
+
+    @property
+    def weights(self) -> int:
+        """Bytes of all weights."""
+        return sum(self.layers) + self.ends
+
+    def total(self, tokens: int) -> int:
+        """Bytes with everything on the device and a cache of `tokens`."""
+        return self.weights + tokens * self.token + self.workspace
+
+    def over(self, devices: int) -> "Needs":
+        """What the fullest of `devices` tensor-parallel devices needs: weights split evenly, the cache by heads."""
+        layers = tuple(-(-size // devices) for size in self.layers)
+        heads = -(-self.kv_heads // devices)
+        token = self.token // self.kv_heads * heads
+        return replace(self, layers=layers, ends=-(-self.ends // devices), token=token, kv_heads=heads)
+
+
+def needs_of(
+    program: Program,
+    limits: BatchLimits,
+    *,
+    weight_format: str | None = None,
+    kv_format: str | None = None,
+    extra: int = 0,
+) -> Needs:
+    """The needs of a planned Program, at a largest step of `limits`.
+
+    Args:
+        weight_format: as if all matrices were in this format (of `ops.formats`); None: as they are.
+        kv_format: the same of the cache ("bf16", "int8", "f32").
+        extra: bytes of the workspace that the Program does not know of (scratch of kernels, captured graphs).
+
+    Raises ConfigError for a format that there is not, or whose blocks do not divide a matrix's rows.
+    """
+    assert program.plan is not None, "a planned Program"
+    layers: dict[int, int] = {}
+    ends = 0
+    for name, recipe in program.weights.items():
+        size = _bytes(recipe, weight_format)
+        if found := _LAYER.match(name):
+            layers[int(found[1])] = layers.get(int(found[1]), 0) + size
+        else:
+            ends += size
+    groups = program.kv_groups.values()
+    token = sum(
+        2 * group.layers * group.kv_heads * kv_head_bytes(kv_format or group.format, group.head_dim) for group in groups
+    )
+    arena = program.plan.arena
+    workspace = arena.const + arena.tokens * limits.tokens + arena.rows * limits.rows + extra
+    ordered = tuple(layers[index] for index in sorted(layers))
+    return Needs(ordered, ends, token, math.ceil(workspace), _fewest(group.kv_heads for group in groups))
+
+
+def _bytes(recipe: Recipe, weight_format: str | None) -> int:
+    if recipe.layout == "f32":
+        return 4 * math.prod(recipe.shape)
+    if weight_format is None or len(recipe.shape) == 1:
+        return recipe.nbytes
+    return formats.get(weight_format).nbytes(recipe.shape)
+
+
+def _fewest(counts: Iterable[int]) -> int:
+    return min(counts, default=1)
