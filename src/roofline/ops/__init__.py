@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from roofline.ops.collectives import all_gather, all_reduce
     from roofline.ops.elementwise import add, cast, embed, scale, soft_cap, split, take_rows
     from roofline.ops.fused import (
+        add_norm,
         gelu_quantize,
         layer_norm_quantize,
         linear_add,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Q8Rows",
     "add",
+    "add_norm",
     "all_gather",
     "all_reduce",
     "attend",

@@ -102,13 +102,15 @@ def kv_write(cache: Any, k: "Tensor", v: "Tensor", layer: int, kv_dtype: str = "
 
 
 def round_to(x: "Tensor", dtype: str) -> "Tensor":
-    """x rounded to "bf16", or to "int8" with a scale for each row of the last dimension, and widened again.
+    """x rounded to "bf16" or "f16", or to "int8" with a scale for each row of the last dimension, and widened again.
 
     "f32" leaves it.
     """
     if dtype == "int8":
         q, scale = quantize_heads(x)
         return (q * scale[..., None]).to(x.dtype)
+    if dtype == "f16":
+        return x.half().to(x.dtype)
     return x if dtype == "f32" else x.bfloat16().to(x.dtype)
 
 

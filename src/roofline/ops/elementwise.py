@@ -1,5 +1,6 @@
 """Ops that move or scale rows: add, scale, soft_cap, cast, split, take_rows, embed."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from roofline.common.errors import ConfigError
@@ -21,16 +22,16 @@ def per_element(count: int):  # type: ignore[no-untyped-def]  # a Call -> Affine
     return lambda call: Affine.per(call.x.leading, count * call.x.width)
 
 
-def _same_pair(call: Call) -> Type:
-    if call.x != call.y:
+def same_pair(call: Call) -> Type:
+    if replace(call.x, dtype=call.y.dtype) != call.y:
         raise ConfigError(f"add: {call.x} and {call.y} differ")
     return call.x
 
 
-@op(values=("x", "y"), infer=_same_pair, flops=per_element(1), inplace="x")
+@op(values=("x", "y"), infer=same_pair, flops=per_element(1), inplace="x")
 def add(x: "Tensor", y: "Tensor") -> "Tensor":
-    """x + y, both [rows, width]."""
-    return x + y
+    """x + y, both [rows, width], in x's dtype."""
+    return x + y.to(x.dtype)
 
 
 @op(values=("x",), infer=same_as_x, flops=per_element(1), inplace="x")

@@ -47,6 +47,27 @@ def gelu_quantize(x: "Tensor", tanh: bool = True, group: int = Q8_GROUP, bits: i
     return matmul.quantize_rows(activations.gelu(x, tanh), group, bits)
 
 
+def _add_norm_type(call: Call) -> tuple[Type, Type]:
+    total = elementwise.same_pair(call)
+    return total, norms.layer_norm_type(Call(x=total, w=call.w, bias=call.bias))
+
+
+@op(
+    values=("x", "y"),
+    weights=("w", "bias"),
+    infer=_add_norm_type,
+    flops=elementwise.per_element(5),
+    inplace="x",
+    fused=True,
+)
+def add_norm(
+    x: "Tensor", y: "Tensor", w: "Tensor", bias: "Tensor | None" = None, *, eps: float, layer: bool = False
+) -> "tuple[Tensor, Tensor]":
+    """The sum s = x + y, and rms_norm(s, w), or layer_norm(s, w, bias) where `layer`."""
+    total = elementwise.add(x, y)
+    return total, norms.layer_norm(total, w, bias, eps=eps) if layer else norms.rms_norm(total, w, eps)
+
+
 def _linear_add_type(call: Call) -> Type:
     out = matmul.linear_type(call)
     if call.residual != out:

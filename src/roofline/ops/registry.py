@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,9 +53,13 @@ class Op:
         return Call(**named, **{**self.attributes, **attributes})
 
     def types(self, call: Call) -> tuple[Type, ...]:
-        """Types of the results."""
+        """Types of the results; the attribute `out` is the dtype of the last one that is no cache."""
         result = self.infer(call)
-        return result if isinstance(result, tuple) else (result,)
+        types = result if isinstance(result, tuple) else (result,)
+        if call.out:
+            at = max(i for i, kind in enumerate(types) if kind.dtype != "cache")
+            types = (*types[:at], replace(types[at], dtype=call.out), *types[at + 1 :])
+        return types
 
     def price(self, call: Call) -> Cost:
         """The cost of one call. Activations: every value read once and written once."""
@@ -118,14 +122,14 @@ def op(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare an op over its reference: a function on torch tensors whose parameters are values, weights, attributes.
 
-    The result computes at once on tensors, and records on Symbols. Every call names the order of its arithmetic in the
-    attribute `order` once `legalize` has fixed it; all ops have that attribute.
+    The result computes at once on tensors, and records on Symbols. All ops have two attributes that `legalize` sets:
+    `order` names the order of a call's arithmetic, `out` the dtype that its result is rounded to ("": as it infers).
     """
 
     def declare(reference: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(reference)
         rest = [p for p in signature.parameters.values() if p.name not in (*values, *weights)]
-        attributes = {p.name: None if p.default is p.empty else p.default for p in rest} | {"order": ""}
+        attributes = {p.name: None if p.default is p.empty else p.default for p in rest} | {"order": "", "out": ""}
         name = reference.__name__
         rules = (infer, flops, kv_bytes, weight_bytes, inplace, fused, link_bytes)
         declared = Op(name, values, weights, attributes, reference, *rules)

@@ -76,7 +76,7 @@ def stages(
         "stage": lambda p: stage(p, share.stage, share.stages),
         "legalize": lambda p: legalize(p, target),
         "merge": merge,
-        "fuse": fuse,
+        "fuse": lambda p: fuse(p, target.fusions),
         "plan": plan,
     }
     names = list(stage_names()[1:])

@@ -15,7 +15,8 @@ class Target:
     dequantised instead. logits_order: the same for the linear that makes the logits. float_order: of linears on float
     weights, widened exactly to float32.
     orders: op -> order of the other ops. attend_dtypes: what the cache, q and the softmax weights are rounded to.
-    layouts: of weight matrices and of vectors.
+    layouts: of weight matrices and of vectors. activations: the dtype that rows are rounded to on their way to and from
+    linears; the residual stream is not. fusions: what `fuse` may make.
     """
 
     name: str
@@ -26,6 +27,8 @@ class Target:
     attend_dtypes: Mapping[str, str]
     matrix_layout: str
     vector_layout: str
+    activations: str = "f32"
+    fusions: tuple[str, ...] = ("linear_silu_mul", "quantize", "linear_add", "rope_kv_write", "qkv_write")
 
 
 # The orders themselves are written out in docs/exactness.md and, as code, in backends/reference/orders.py.
@@ -57,7 +60,20 @@ PLAIN = Target(
     matrix_layout="file",
     vector_layout="file",
 )
-_TARGETS = {CPU.name: CPU, PLAIN.name: PLAIN}
+GPU = Target(
+    name="gpu",
+    quantised_order=None,
+    logits_order=None,
+    float_order="any",
+    orders={"attend": "any"},
+    attend_dtypes={"kv_dtype": "bf16", "q_dtype": "bf16", "p_dtype": "bf16"},
+    matrix_layout="device",
+    vector_layout="f32",
+    activations="bf16",
+    fusions=("linear_silu_mul", "rope_kv_write", "qkv_write", "add_norm"),
+)
+_TARGETS = {CPU.name: CPU, PLAIN.name: PLAIN, GPU.name: GPU}
+GPU_ORDERS = ("any", "tile", "splits256")
 # Formats of the KV cache -> the order of attention over it. "bf16" is what CPU says.
 CACHE_ORDERS = {"bf16": "pages64", "int8": "pages64.int8"}
 
@@ -73,6 +89,21 @@ def with_cache(target: Target, kv_dtype: str) -> Target:
 def with_fast_sums(target: Target) -> Target:
     """The target with sums over ranks in whatever order is fastest: their bits may depend on the step's size."""
     return replace(target, orders={op: order for op, order in target.orders.items() if op != "all_reduce"})
+
+
+def gpu(activations: str = "bf16", exact: bool = False) -> Target:
+    """GPU with activations and cache in "bf16" or "f16"; exact: sums whose order no other row of a step changes.
+
+    Orders of the GPU: "any" may depend on how many rows a step has; "tile": ascending in tiles that do not; attention's
+    "splits256": as "pages64" of the CPU, split at multiples of 256 positions.
+    """
+    return replace(
+        GPU,
+        activations=activations,
+        attend_dtypes=dict.fromkeys(GPU.attend_dtypes, activations),
+        float_order="tile" if exact else GPU.float_order,
+        orders={"attend": "splits256", "all_reduce": "rank"} if exact else GPU.orders,
+    )
 
 
 def register(target: Target) -> None:

@@ -1,7 +1,8 @@
 """Runs a Program, legalised or not, one instruction after another, in torch.
 
-An instruction with an `order` is computed in exactly that order (orders.py), one without by its op's reference. Fused
-instructions are computed as the ops they stand for, which is what they promise to equal.
+An instruction with an `order` of the CPU is computed in exactly that order (orders.py), any other by its op's
+reference; 16-bit values are held in float32 and rounded where the Program rounds them. Fused instructions are computed
+as the ops they stand for, which is what they promise to equal.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,12 +14,12 @@ from roofline.backends.reference.weights import Read, Weights
 from roofline.common.errors import UnsupportedError
 from roofline.ops import registry
 from roofline.ops.activations import halves
-from roofline.ops.attention import kv_write, rotate
+from roofline.ops.attention import kv_write, rotate, round_to
 from roofline.ops.collectives import Group
 from roofline.ops.matmul import Q8Rows, quantize_rows
 from roofline.ops.rope_tables import cos_sin
 from roofline.program.ir import Instr, Program
-from roofline.program.target import CACHE_ORDERS
+from roofline.program.target import CACHE_ORDERS, GPU_ORDERS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,13 +49,17 @@ class Interpreter:
         """The results of one instruction."""
         run = _RUN.get(instr.op)
         result = run(self, instr, *operands) if run else self._by_reference(instr, operands)
-        return result if isinstance(result, tuple) else (result,)
+        results = list(result) if isinstance(result, tuple) else [result]
+        if out := instr.attr("out"):
+            at = max(i for i, value in enumerate(instr.outputs) if value.type.dtype != "cache")
+            results[at] = round_to(results[at], out)
+        return tuple(results)
 
     def _by_reference(self, instr: Instr, operands: list[Any]) -> Any:
         op = registry.get(instr.op)
-        if instr.attr("order"):
+        if instr.attr("order") not in ("", *GPU_ORDERS):
             raise UnsupportedError(f"{instr.op} in order {instr.attr('order')!r}", "the reference does not know it")
-        attrs = {key: value for key, value in instr.attrs.items() if key != "order"}
+        attrs = {key: value for key, value in instr.attrs.items() if key not in ("order", "out")}
         if "table" in attrs:
             attrs["table"] = self.program.tables[attrs["table"]]
         named = dict(zip(op.values, operands, strict=False))
@@ -109,6 +114,9 @@ class Interpreter:
 
     def layer_norm_quantize(self, instr: Instr, x: "Tensor") -> Q8Rows:
         return quantize_rows(self.layer_norm(instr, x), instr.attr("group"), instr.attr("bits"))
+
+    def cast(self, instr: Instr, x: "Tensor") -> "Tensor":
+        return round_to(x, instr.attr("dtype"))
 
     def gelu(self, instr: Instr, x: "Tensor") -> "Tensor":
         if instr.attr("order") == "exp2":
@@ -200,6 +208,7 @@ _RUN: dict[str, Callable[..., Any]] = {
         "norm_quantize",
         "layer_norm",
         "layer_norm_quantize",
+        "cast",
         "gelu",
         "gelu_quantize",
         "silu_mul",

@@ -36,7 +36,7 @@ def expand(program: Program, op: str, rule: Rule) -> Program:
             given[name] = Symbol(value, types[value], recorder)
         for name, weight in zip(declared.weights, instr.weights, strict=False):
             given[name] = Parameter(weight, program.weights[weight].type)
-        given |= {name: instr.attr(name) for name in declared.attributes if name != "order"}
+        given |= {name: instr.attr(name) for name in declared.attributes if name not in ("order", "out")}
         results = rule(**given)
         body += _renamed(recorder.body, results if isinstance(results, tuple) else (results,), instr)
     return program if len(body) == len(program.body) else without_dead(program, body)

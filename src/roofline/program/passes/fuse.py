@@ -1,14 +1,16 @@
 """fuse: neighbours become one instruction where the result between them is read by nobody else.
 
-linear_silu_mul, *_quantize, linear_add, rope_kv_write, qkv_write. Each rounds exactly where its parts round.
+linear_silu_mul, *_quantize, linear_add, rope_kv_write, qkv_write; and add_norm, whose sum others may read too. Each
+rounds exactly where its parts round. A target says which of them its backend has.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
 from roofline.program.ir import Instr, Program
 from roofline.program.passes.rewrite import makers, readers, without_dead
+from roofline.program.target import CPU
 
 Made = Mapping[str, Instr]
 Read = Mapping[str, int]
@@ -20,11 +22,20 @@ _QUANTISED = {
 }
 
 
-def fuse(program: Program) -> Program:
-    """The Program with fused instructions, each where the last of its parts stood."""
+def fuse(program: Program, fusions: Collection[str] = CPU.fusions) -> Program:
+    """The Program with fused instructions, each where the last of its parts stood. fusions: which may be made."""
     body = list(program.body)
-    for pattern in (partial(_linear_silu_mul, program), _quantize, _linear_add, _rope_kv_write, _qkv_write):
-        body = _apply(program, body, pattern)
+    patterns: dict[str, Callable[[Instr, Made, Read], Instr | None]] = {
+        "linear_silu_mul": partial(_linear_silu_mul, program),
+        "quantize": _quantize,
+        "linear_add": _linear_add,
+        "rope_kv_write": _rope_kv_write,
+        "qkv_write": _qkv_write,
+        "add_norm": _add_norm,
+    }
+    for name, pattern in patterns.items():
+        if name in fusions:
+            body = _apply(program, body, pattern)
     return program if body == list(program.body) else without_dead(program, body)
 
 
@@ -78,6 +89,16 @@ def _linear_add(instr: Instr, made: Made, read: Read) -> Instr | None:
         if mine != other and (part := _only(mine, "linear", made, read)):
             return Instr("linear_add", (*part.inputs, other), part.weights, part.attrs, instr.outputs)
     return None
+
+
+def _add_norm(instr: Instr, made: Made, read: Read) -> Instr | None:
+    """add, norm of the whole sum -> add_norm, which makes both: the sum keeps its name for those who read it later."""
+    total = made.get(instr.inputs[0]) if instr.op in ("rms_norm", "layer_norm") else None
+    if total is None or total.op != "add" or instr.attrs.get("heads", 1) != 1:
+        return None
+    layer = {"layer": True} if instr.op == "layer_norm" else {}
+    attrs = {**instr.attrs, **layer}
+    return Instr("add_norm", total.inputs, instr.weights, attrs, (*total.outputs, *instr.outputs))
 
 
 def _rope_kv_write(instr: Instr, made: Made, read: Read) -> Instr | None:

@@ -17,6 +17,7 @@ from roofline.program.target import Target
 
 def legalize(program: Program, target: Target) -> Program:
     """The Program in the target's arithmetic. Raises UnsupportedError on a weight that mixes float and quantised."""
+    program = _rounded(program, target.activations)
     types, head = program.types(), _head(program)
     rows_of: dict[tuple[str, str], Value] = {}  # (value, order) -> its integer rows
     body: list[Instr] = []
@@ -40,6 +41,50 @@ def legalize(program: Program, target: Target) -> Program:
     }
     groups = _groups(program, target)
     return replace(program, body=tuple(body), weights=weights, kv_groups=groups, target=target.name)
+
+
+# Ops whose results are rounded to the activations' dtype.
+_ROUNDED = ("linear", "rms_norm", "layer_norm", "rope", "attend", "silu_mul", "gelu_mul", "silu", "gelu")
+
+
+def _rounded(program: Program, activations: str) -> Program:
+    """Rows between linears in 16 bits, where the target has them so: what a linear reads and writes, but the logits.
+
+    Sums of layers stay float32, and so does what goes from one norm or rope straight into another.
+    """
+    if activations == "f32":
+        return program
+    readers: dict[str, set[str]] = {}
+    logits = _head(program)
+    for instr in program.body:
+        for name in instr.inputs:
+            readers.setdefault(name, set()).add(instr.op)
+    types = {value.name: value.type for value in program.inputs}
+    body: list[Instr] = []
+    for instr in program.body:
+        name, attrs = instr.output.name, dict(instr.attrs)
+        straight = instr.op != "linear" and readers.get(name, set()) <= {"rope", "rms_norm", "layer_norm"}
+        if instr.op in _ROUNDED and name != logits and not straight:
+            attrs["out"] = activations
+        if instr.op == "linear" and types[instr.inputs[0]].dtype == "f32":
+            instr, cast = _cast_before(instr, types[instr.inputs[0]], activations)
+            if cast.output.name not in types:
+                types[cast.output.name] = cast.output.type
+                body.append(cast)
+        op = get(instr.op)
+        held = (program.weights[weight].type for weight in instr.weights)
+        found = op.types(op.call((types[i] for i in instr.inputs), held, attrs))
+        outputs = tuple(Value(v.name, kind) for v, kind in zip(instr.outputs, found, strict=True))
+        types |= {value.name: value.type for value in outputs}
+        body.append(replace(instr, attrs=attrs, outputs=outputs))
+    return replace(program, body=tuple(body))
+
+
+def _cast_before(instr: Instr, kind: Type, dtype: str) -> tuple[Instr, Instr]:
+    """The linear reading `x.bf16`, and the cast that makes it of x."""
+    value = Value(f"{instr.inputs[0]}.{dtype}", replace(kind, dtype=dtype))
+    cast = Instr("cast", instr.inputs[:1], (), {"dtype": dtype}, (value,))
+    return replace(instr, inputs=(value.name, *instr.inputs[1:])), cast
 
 
 def recast_cache(program: Program, target: Target) -> Program:

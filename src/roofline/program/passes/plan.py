@@ -35,6 +35,7 @@ def plan(program: Program) -> Program:
             region = regions[str(kind.leading)]
             size = -(-kind.row_bytes // ALIGN) * ALIGN
             slot[value.name] = (slot[taken][0], 0) if taken else (region.take(size), 0)
+            taken = ""  # by the first result alone
             region.hold(slot[value.name][0], size, last.get(value.name, at))
         for region in regions.values():
             region.free_until(at)
