@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from roofline.backends.gpu.capacity import Device, place
 from roofline.backends.gpu.needs import Needs, needs_of
 from roofline.backends.gpu.prefetch import spread, step_seconds
-from roofline.common.errors import CapacityError, ConfigError
+from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
 from roofline.ops.batch import BatchLimits
 
 GIB = 1 << 30
@@ -45,7 +45,7 @@ def test_the_needs_of_a_known_model(llama7b):
     assert needs_of(llama7b, LIMITS, kv_format="int8").token == 2 * 32 * 32 * (128 + 4)
     quantised = needs_of(llama7b, LIMITS, weight_format="Q4_0")
     assert quantised.weights - 65 * 4 * 4096 == (matrices + 2 * 32000 * 4096) * 18 // 32
-    with pytest.raises(ConfigError):
+    with pytest.raises(UnsupportedError):
         needs_of(llama7b, LIMITS, weight_format="Q99")
 
 

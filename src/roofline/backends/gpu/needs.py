@@ -60,7 +60,7 @@ def needs_of(
         kv_format: the same of the cache ("bf16", "int8", "f32").
         extra: bytes of the workspace that the Program does not know of (scratch of kernels, captured graphs).
 
-    Raises ConfigError for a format that there is not, or whose blocks do not divide a matrix's rows.
+    Raises UnsupportedError for a format that there is not, ConfigError for one whose blocks do not divide a row.
     """
     assert program.plan is not None, "a planned Program"
     layers: dict[int, int] = {}
