@@ -1,0 +1,105 @@
+"""Which experts a token goes to, and what they made of it put together. Source: Shazeer et al. 2017."""
+
+from collections.abc import Iterator
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from roofline.backends.gpu import tiles
+from roofline.backends.gpu.compilation import Compilation, pointers
+from roofline.hardware.chips import Chip
+
+NAME = "route"
+
+
+@triton.jit
+def _route(
+    logits, weights, ids, experts, logits_stride,
+    TOP: tl.constexpr, RENORMALISE: tl.constexpr, TOP_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    expert, rank = tl.arange(0, BLOCK), tl.arange(0, TOP_BLOCK)
+    left = expert < experts
+    x = tl.load(logits + token * logits_stride + expert, mask=left, other=float("-inf")).to(tl.float32)
+    peak = tl.max(x, axis=0)
+    total = tl.sum(tl.exp(x - peak), axis=0)  # NaN where a logit is
+    x = tl.where(x == x, x, 0.0)  # so that a broken token has experts all the same
+    chosen, weight = tl.zeros((TOP_BLOCK,), tl.int32), tl.zeros((TOP_BLOCK,), tl.float32)
+    shared = total
+    for place in tl.static_range(TOP):
+        top = tl.max(tl.where(left, x, float("-inf")), axis=0)
+        id = tl.min(tl.where(left & (x == top), expert, BLOCK), axis=0)  # ties to the lowest
+        left = left & (expert != id)
+        share = tl.exp(top - peak)
+        if RENORMALISE:
+            shared = share if place == 0 else shared + share
+        chosen, weight = tl.where(rank == place, id, chosen), tl.where(rank == place, share, weight)
+    weight = tl.where(total == total, weight / shared, total)
+    tl.store(weights + token * TOP + rank, weight, mask=rank < TOP)
+    tl.store(ids + token * TOP + rank, chosen, mask=rank < TOP)
+
+
+@triton.jit
+def _combine(x, weights, out, width, x_stride, out_stride, TOP: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    total = tl.zeros((BLOCK,), tl.float32)
+    for rank in tl.static_range(TOP):
+        value = tl.load(x + (token * TOP + rank) * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+        total += tl.load(weights + token * TOP + rank) * value
+    tl.store(out + token * out_stride + column, total.to(out.dtype.element_ty), mask=inside)
+
+
+def route(chip: Chip, logits: Tensor, *, renormalise: bool, weights: Tensor, ids: Tensor) -> None:
+    """weights float32 and ids int32 [tokens, top]: the largest logits of a token, falling, ties to the lowest expert.
+
+    logits [tokens, experts], any float dtype, rows may lie apart. Weights are the softmax over all experts, or, with
+    renormalise, over the chosen ones (Mixtral). A token whose logits hold a NaN gets weights of NaN.
+    """
+    (tokens, experts), top = logits.shape, ids.shape[1]
+    assert top <= experts, f"{top} of {experts} experts"
+    tile = tiles.choose(NAME, chip)
+    _route[(tokens,)](
+        logits, weights, ids, experts, logits.stride(0), TOP=top, RENORMALISE=renormalise,
+        TOP_BLOCK=triton.next_power_of_2(top), BLOCK=triton.next_power_of_2(experts), **tile.compiler(),
+    )  # fmt: skip
+
+
+def combine(chip: Chip, x: Tensor, weights: Tensor, *, out: Tensor) -> None:
+    """out[token] = the sum over ranks, ascending, of weights[token, rank] * x[token * top + rank], in float32.
+
+    x [tokens * top, width], out [tokens, width], any float dtypes, rows may lie apart; weights float32 [tokens, top].
+    """
+    tokens, top = weights.shape
+    tile = tiles.choose("combine", chip)
+    _combine[(tokens, triton.cdiv(out.shape[1], tile.sizes["BLOCK"]))](
+        x, weights, out, out.shape[1], x.stride(0), out.stride(0), TOP=top, **tile.launch()
+    )
+
+
+def cost(tokens: int, experts: int, top: int) -> tuple[int, int]:
+    """(FLOPs, bytes) of routing on float32 logits."""
+    return tokens * experts * (4 + 2 * top), tokens * (4 * experts + 8 * top)
+
+
+def combine_cost(tokens: int, top: int, width: int, in_bytes: int = 2, out_bytes: int = 2) -> tuple[int, int]:
+    """(FLOPs, bytes) of one combination."""
+    return 2 * tokens * top * width, tokens * (width * (top * in_bytes + out_bytes) + 4 * top)
+
+
+def compilations(chip: Chip) -> Iterator[Compilation]:
+    """8 experts of which 2, 128 of which 8, and their combinations."""
+    routing, combining = tiles.choose(NAME, chip), tiles.choose("combine", chip)
+    for experts, top, renormalise in ((8, 2, True), (128, 8, True), (60, 4, False)):
+        blocks = {"TOP_BLOCK": triton.next_power_of_2(top), "BLOCK": triton.next_power_of_2(experts)}
+        signature = pointers(logits="f32", weights="f32", ids="i32") | {"experts": "i32", "logits_stride": "i32"}
+        constants = {"TOP": top, "RENORMALISE": renormalise, **blocks}
+        yield Compilation(NAME, f"experts={experts} top={top}", _route, signature, constants, routing, dots=False)
+        numbers = ("width", "x_stride", "out_stride")
+        signature = pointers(x="bf16", weights="f32", out="bf16") | dict.fromkeys(numbers, "i32")
+        constants = {"TOP": top, **combining.sizes}
+        yield Compilation(
+            "combine", f"top={top}", _combine, signature, constants, combining, dots=False, aligned=numbers
+        )
