@@ -89,9 +89,11 @@ class Bench:
             self._step()
         return self._end(before, started)
 
-    def decode(self, prompt: int, count: int) -> Repeat:
-        """`count` greedy tokens after `prompt` tokens; the prompt's time and its first token are not in it."""
-        self._submit(prompt, count + 1, 0)
+    def decode(self, prompt: int, count: int, n: int = 1) -> Repeat:
+        """`count` greedy tokens of each of `n` sequences after `prompt` tokens; the prompts' time and the first token
+        of each are not in it. All prompts must fit into one step."""
+        for seed in range(n):
+            self._submit(prompt, count + 1, seed)
         while not self._step():
             pass
         before, started = self._start()

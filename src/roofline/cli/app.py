@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from roofline.cli import (
     bench_engine,
+    bench_latency,
     bench_train,
     chat,
     compile,
@@ -121,5 +122,6 @@ app.add_typer(reading, name="data")
 
 bench = App(no_args_is_help=True, help="Measure.")
 bench.command("engine")(bench_engine.command)
+bench.command("latency")(bench_latency.command)
 bench.command("train")(bench_train.command)
 app.add_typer(bench, name="bench")

@@ -1,0 +1,80 @@
+"""The least time that prefill and decoding of a model can take on a chip: its products at one roof, its bytes at the
+other.
+
+FLOPs are the model's own, each product once: linear layers, and attention over the keys that a token sees. Bytes are
+the weights once a step, and the keys and values that are read and written. Norms and activations count in neither.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from roofline.models.registry import configure
+from roofline.program.passes.price import Amount, Work, amount, price, segment_work
+from roofline.program.trace import trace_shape
+
+FORM, KV = "BF16", "bf16"
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a chip was measured to do: flops a second of bf16 products, bytes a second at the working set asked for;
+    source: how they were measured."""
+
+    flops: float
+    bytes_per_s: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Limit:
+    """seconds: the least for the work; bound: "compute" or "bandwidth"; flops, bytes: of the work."""
+
+    seconds: float
+    bound: str
+    flops: float
+    bytes: float
+
+
+class ModelLimits:
+    """The limits of a configuration with 16-bit weights and cache.
+
+    Args:
+        config: canonical, as `models.registry.configure` takes it.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        family, cfg = configure(config)
+        program = trace_shape(family, cfg, FORM)
+        priced = price(program)
+        products = [cost for instr, cost in priced.instrs if instr.op == "attend" or _multiplies(program, instr)]
+        self._products = sum(products[1:], products[0])
+        self._all = priced.total
+        self._window = cfg.sliding_window or 0
+        (group,) = program.kv_groups.values()
+        self.kv_token_bytes = replace(group, format=KV).token_bytes
+        self.weight_bytes = priced.weight_bytes
+
+    def step(self, batch: int, tokens: int, context: int, speed: Speed) -> Limit:
+        """One step of `batch` sequences with `tokens` new tokens each after `context`, one logit row of each."""
+        flops, moved = self.work(batch, tokens, context)
+        compute, move = flops / speed.flops, moved / speed.bytes_per_s
+        return Limit(max(compute, move), "compute" if compute > move else "bandwidth", flops, moved)
+
+    def steps(self, batch: int, context: int, count: int, speed: Speed) -> Limit:
+        """`count` decoding steps, the first after `context` tokens."""
+        parts = [self.step(batch, 1, context + i, speed) for i in range(count)]
+        seconds, flops, moved = (sum(getattr(part, name) for part in parts) for name in ("seconds", "flops", "bytes"))
+        return Limit(seconds, parts[-1].bound, flops, moved)
+
+    def work(self, batch: int, tokens: int, context: int) -> tuple[float, float]:
+        """(FLOPs, bytes) of a step."""
+        read, pairs = segment_work(context, tokens, self._window)
+        work = Work(batch * tokens, batch, batch * read, batch * pairs)
+        whole: Amount = amount(self._all, work)
+        kv = self.kv_token_bytes * (work.context + work.tokens)
+        return float(amount(self._products, work).flops), float(whole.weight_bytes + kv)
+
+
+def _multiplies(program: Any, instr: Any) -> bool:
+    return instr.op != "embed" and any(len(program.weights[name].shape) > 1 for name in instr.weights)

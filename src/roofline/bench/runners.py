@@ -1,0 +1,152 @@
+"""What a rung of the ladder is timed through: one small interface over torch's model and over our engine."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from roofline.bench.ladder import Rung, missing
+from roofline.common.errors import RooflineError, UnsupportedError
+
+STEP_TOKENS = {"cpu": 512, "gpu": 8192}  # of a step of our engine: prompts are cut into chunks of as many
+PAGE_ROOM = 16  # every sequence may leave its last page partly empty
+
+
+class Runner(Protocol):
+    """A model that is ready to run. The first call of a kind may compile; it is timed like any other."""
+
+    def prefill(self, batch: int, length: int) -> float:
+        """Seconds from `batch` prompts of `length` tokens to the first token of each."""
+
+    def decode(self, batch: int, context: int, steps: int) -> float:
+        """Seconds of `steps` decoding steps of `batch` sequences after `context` tokens, whose own pass is left out."""
+
+    def close(self) -> None:
+        """Free what it holds."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is run: source: as `bundle.load` takes it ("preset:NAME" or a folder); config: canonical; seed: of its
+    random weights."""
+
+    source: str
+    config: Mapping[str, Any]
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """Without the folder it lies in: records are shared."""
+        return self.source.removeprefix("preset:").rstrip("/").rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class Most:
+    """The largest that a grid asks of a runner: sequences at once, tokens of all of them, tokens of one, tokens of all
+    prompts that decoding starts from."""
+
+    batch: int
+    tokens: int
+    length: int
+    started: int
+
+
+class EngineRunner:
+    """Our engine, through its own scheduler and paged cache.
+
+    Args:
+        backend: "cpu" or another of `bundle.load`. tuned: with what `roofline tune` chose.
+
+    Raises UnsupportedError where `tuned` is asked for and nothing was tuned.
+    """
+
+    def __init__(self, subject: Subject, backend: str, most: Most, *, tuned: bool, threads: int | None = None) -> None:
+        from roofline import bundle
+        from roofline.bench.engine import Bench
+
+        tokens = max(STEP_TOKENS.get(backend, STEP_TOKENS["cpu"]), most.started)
+        weights = f"random:{subject.seed}"
+        self.loaded = bundle.load(
+            subject.source,
+            backend=backend,
+            weights=weights,
+            threads=threads,
+            tuned=tuned,
+            text=False,
+            cache_tokens=max(most.tokens + most.batch * PAGE_ROOM, most.length),
+            max_model_len=most.length,
+            max_running=most.batch,
+            max_batch_tokens=tokens,
+        )
+        said = self.loaded.notes.get("variants", "")
+        if tuned and said.startswith("default"):
+            self.loaded.executable.close()
+            again = f"roofline tune {subject.source} --weights {weights}"
+            raise UnsupportedError("our engine with tuned kernels", said, (f"{again}, then this again",))
+        self._bench = Bench(self.loaded.executable, tokens)
+
+    def prefill(self, batch: int, length: int) -> float:
+        """See Runner."""
+        return self._bench.generate(batch, length, 1).seconds
+
+    def decode(self, batch: int, context: int, steps: int) -> float:
+        """See Runner."""
+        return self._bench.decode(context, steps, batch).seconds
+
+    def close(self) -> None:
+        """See Runner."""
+        self.loaded.executable.close()
+
+
+@dataclass
+class Opened:
+    """runners: by rung, in the ladder's order; missing: rung -> why it does not run here."""
+
+    runners: dict[str, Runner] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """Close every runner."""
+        for runner in self.runners.values():
+            runner.close()
+
+
+def open_rungs(ladder: list[Rung], subject: Subject, here: Any, most: Most, threads: int | None = None) -> Opened:
+    """Open every rung that runs here; torch's rungs share one model. here: see backends.peers.here."""
+    opened, model = Opened(), None
+    for rung in ladder:
+        why = why_missing(rung, subject, here)
+        try:
+            if why:
+                opened.missing[rung.name] = why
+            elif rung.ours:
+                backend = "cpu" if here.device == "cpu" else "gpu"
+                tuned = "tuned" in rung.techniques
+                opened.runners[rung.name] = EngineRunner(subject, backend, most, tuned=tuned, threads=threads)
+            else:
+                model = model or _torch_model(subject, here.device, threads)
+                opened.runners[rung.name] = _torch_runner(model, rung, subject.seed)
+        except RooflineError as error:
+            opened.missing[rung.name] = str(error)
+    return opened
+
+
+def why_missing(rung: Rung, subject: Subject, here: Any) -> str:
+    """Why a rung cannot run in this process, empty where nothing is known against it."""
+    from importlib.util import find_spec
+
+    from roofline.bundle.loader import BACKENDS
+
+    return missing(rung, here, subject.config, BACKENDS, find_spec("roofline._native") is not None)
+
+
+def _torch_model(subject: Subject, device: str, threads: int | None) -> Any:
+    from roofline.backends.peers.transformers_model import random_model
+    from roofline.weights.to_hf import hf_config
+
+    return random_model(hf_config(subject.config), device, subject.seed, threads)
+
+
+def _torch_runner(model: Any, rung: Rung, seed: int) -> Runner:
+    from roofline.backends.peers.transformers_model import TransformersRunner
+
+    return TransformersRunner(model, rung.techniques, seed)

@@ -1,0 +1,61 @@
+"""What of torch is here, and that TunableOp is on during the calls that ask for it and at no other time."""
+
+import sys
+from contextlib import suppress
+from types import SimpleNamespace
+
+import pytest
+
+from roofline.backends.peers import here as module
+from roofline.backends.peers.here import here
+from roofline.common.errors import UnsupportedError
+
+
+def torch_with(gpu, hip=None):
+    cuda = SimpleNamespace(is_available=lambda: gpu, get_device_name=lambda: "a GPU")
+    return SimpleNamespace(cuda=cuda, version=SimpleNamespace(hip=hip))
+
+
+@pytest.mark.parametrize(("hip", "vendor"), [(None, "nvidia"), ("6.0", "amd")])
+def test_a_gpu_has_its_vendor(monkeypatch, hip, vendor):
+    monkeypatch.setitem(sys.modules, "torch", torch_with(True, hip))
+    monkeypatch.setattr(module, "_version", {"torch": "2.13", "transformers": "5"}.get)
+    found = here()
+    assert (found.device, found.name, found.vendor, found.compiler) == ("cuda", "a GPU", vendor, False)
+    assert found.has("transformers")
+    assert not found.has("xformers")
+    assert here("cpu").device == "cpu"
+
+
+def test_without_a_gpu_there_is_the_cpu(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", torch_with(False))
+    monkeypatch.setattr(module, "_version", {"torch": "2.13"}.get)
+    assert here().device == "cpu"
+    with pytest.raises(UnsupportedError, match="sees no GPU"):
+        here("cuda")
+    with pytest.raises(UnsupportedError, match="does not know it"):
+        here("tpu")
+
+
+def test_without_torch_there_is_the_cpu(monkeypatch):
+    monkeypatch.setattr(module, "_version", lambda name: None)
+    monkeypatch.setattr(module.shutil, "which", lambda name: None)
+    assert here().versions == {}
+    assert not here().compiler
+
+
+def test_tunable_op_is_on_for_the_call_alone(monkeypatch):
+    pytest.importorskip("torch")
+    from torch.cuda import tunable
+
+    from roofline.backends.peers.transformers_model import _tunable
+
+    said = []
+    monkeypatch.setattr(tunable, "enable", lambda on=True: said.append(("enable", on)))
+    monkeypatch.setattr(tunable, "tuning_enable", lambda on=True: said.append(("tune", on)))
+    with _tunable(False):
+        assert said == []
+    with suppress(KeyError), _tunable(True):
+        assert said == [("enable", True), ("tune", True)]
+        raise KeyError  # whatever happens within
+    assert said[-1] == ("enable", False)
