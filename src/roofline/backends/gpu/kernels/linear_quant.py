@@ -169,6 +169,12 @@ class DeviceWeight:
         words = move(packed.words)
         return cls(packed.layout, packed.rows, packed.columns, words, *(move(part) for part in held))
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        held = (self.words, self.high, self.scale, self.minimum, self.super_scale, self.super_minimum)
+        return sum(part.numel() * part.element_size() for part in held if part is not None)
+
     def pointers(self) -> tuple[Tensor, ...]:
         """words, high, scale, minimum, super_scale, super_minimum; one that is there for each that is not."""
         held = (self.words, self.high, self.scale, self.minimum, self.super_scale, self.super_minimum)
@@ -244,9 +250,7 @@ def linear_quant(
 
 def cost(rows: int, weight: DeviceWeight, itemsize: int = 2) -> tuple[int, int]:
     """(FLOPs, bytes) of one launch: every array of the weight once, x once, the result once."""
-    held = (weight.words, weight.high, weight.scale, weight.minimum, weight.super_scale, weight.super_minimum)
-    read = sum(part.numel() * part.element_size() for part in held if part is not None)
-    return 2 * rows * weight.rows * weight.columns, read + itemsize * rows * (weight.rows + weight.columns)
+    return 2 * rows * weight.rows * weight.columns, weight.nbytes + itemsize * rows * (weight.rows + weight.columns)
 
 
 def compilations(chip: Chip) -> Iterator[Compilation]:

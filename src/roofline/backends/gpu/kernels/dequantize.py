@@ -1,0 +1,94 @@
+"""Quantised weights widened to floats: whole matrices for products with many rows, picked rows for embeddings."""
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from roofline.backends.gpu import tiles
+from roofline.backends.gpu.compilation import Compilation, pointers
+from roofline.backends.gpu.kernels.linear_quant import DeviceWeight, group_codes, group_scale
+from roofline.backends.gpu.pack import LAYOUTS, SUPER, Layout
+from roofline.hardware.chips import Chip
+
+NAME = "dequantize"
+
+
+@triton.jit
+def _dequantize(
+    words, high, scale, minimum, super_scale, super_minimum, ids, out, count, rows, out_stride,
+    GROUP: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, TWO_LEVEL: tl.constexpr, HAS_MINIMUM: tl.constexpr,
+    SUPER_COLUMNS: tl.constexpr, PICKED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    group = tl.program_id(0)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = i
+    if PICKED:
+        row = tl.load(ids + i, mask=i < count, other=-1).to(tl.int32)
+    inside = (i < count) & (row >= 0) & (row < rows)
+    codes = group_codes(words, high, group, row, rows, inside, BITS, GROUP)
+    s = group_scale(scale, super_scale, group, row, rows, inside, GROUP, TWO_LEVEL, SUPER_COLUMNS)
+    value = s[:, None] * (codes - ZERO).to(tl.float32)
+    if HAS_MINIMUM:
+        m = group_scale(minimum, super_minimum, group, row, rows, inside, GROUP, TWO_LEVEL, SUPER_COLUMNS)
+        value += (-m if TWO_LEVEL else m)[:, None]
+    value = tl.where(inside[:, None], value, float("nan"))  # a row that is not there fails, and nothing beside it
+    at = out + i.to(tl.int64)[:, None] * out_stride + group * GROUP + tl.arange(0, GROUP)[None, :]
+    tl.store(at, value.to(out.dtype.element_ty), mask=(i < count)[:, None])
+
+
+def dequantize(chip: Chip, weight: DeviceWeight, *, out: Tensor, ids: Tensor | None = None) -> None:
+    """out [rows, columns] = the matrix, or its rows by ids [rows], rounded to out's dtype; rows of out may lie apart.
+
+    An id outside the matrix gives a row of NaN.
+    """
+    tile = tiles.choose(NAME, chip)
+    count = out.shape[0]
+    grid = (weight.columns // weight.layout.group, triton.cdiv(count, tile.sizes["BLOCK"]))
+    _dequantize[grid](
+        *weight.pointers(), weight.words if ids is None else ids, out, count, weight.rows, out.stride(0),
+        **_constants(weight.layout), PICKED=ids is not None, **tile.launch(),
+    )  # fmt: skip
+
+
+def _constants(layout: Layout) -> dict[str, object]:
+    return {
+        "GROUP": layout.group,
+        "BITS": layout.bits,
+        "ZERO": layout.zero,
+        "TWO_LEVEL": layout.two_level,
+        "HAS_MINIMUM": layout.has_minimum,
+        "SUPER_COLUMNS": SUPER,
+    }
+
+
+def cost(weight: DeviceWeight, rows: int, dtype: torch.dtype) -> tuple[int, int]:
+    """(FLOPs, bytes) of widening so many rows."""
+    values = rows * weight.columns
+    return 2 * values, rows * weight.nbytes // weight.rows + values * dtype.itemsize
+
+
+def compilations(chip: Chip) -> Iterator[Compilation]:
+    """Every format to bf16, and picked rows to float32."""
+    tile = tiles.choose(NAME, chip)
+    for name, layout in LAYOUTS.items():
+        scale = "i8" if layout.two_level else "f16"
+        for picked in (False, True):
+            signature = pointers(
+                words="i32", high="i32", scale=scale, minimum=scale if layout.has_minimum else "i32",
+                super_scale="f16" if layout.two_level else "i32",
+                super_minimum="f16" if layout.two_level and layout.has_minimum else "i32",
+                ids="i32", out="f32" if picked else "bf16",
+            )  # fmt: skip
+            yield Compilation(
+                NAME,
+                f"{name}{' picked' if picked else ''}",
+                _dequantize,
+                {**signature, "count": "i32", "rows": "i32", "out_stride": "i32"},
+                {**_constants(layout), "PICKED": picked, **tile.sizes},
+                tile,
+                dots=False,
+                aligned=("rows", "out_stride"),
+            )
