@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roofline.backends.gpu.capacity import Device, place
+from roofline.backends.gpu.capacity import Budget, place
 from roofline.backends.gpu.needs import Needs, needs_of
 from roofline.backends.gpu.prefetch import spread, step_seconds
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
+from roofline.hardware.device import Device
 from roofline.ops.batch import BatchLimits
 
 GIB = 1 << 30
@@ -51,10 +52,10 @@ def test_the_needs_of_a_known_model(llama7b):
 
 def test_a_7b_model_on_cards_people_have(llama7b):
     needs = needs_of(llama7b, LIMITS)
-    big = place(needs, Device("80 GiB", 80 * GIB), least_tokens=4096)
+    big = place(needs, Budget("80 GiB", 80 * GIB), least_tokens=4096)
     assert big.hosted == ()
     assert (big.pages + 1) * 16 * needs.token > 80 * GIB - needs.total(0) >= big.pages * 16 * needs.token
-    card = Device("12 GiB", 12 * GIB, host=64 * GIB, link=25e9, bandwidth=400e9, devices=2)
+    card = Budget("12 GiB", 12 * GIB, host=64 * GIB, link=25e9, bandwidth=400e9, devices=2)
     options = {
         "kv_cache_dtype=int8": needs_of(llama7b, LIMITS, kv_format="int8"),
         "weights of 4 bits (Q4_0)": needs_of(llama7b, LIMITS, weight_format="Q4_0"),
@@ -74,12 +75,25 @@ def test_a_7b_model_on_cards_people_have(llama7b):
 
 def test_an_apu_takes_more_than_the_vram_it_reports(llama7b):
     needs = needs_of(llama7b, LIMITS)
-    deck = Device("APU", 1 * GIB, shared=15 * GIB)
+    deck = Budget("APU", 1 * GIB, shared=15 * GIB)
     placed = place(needs, deck, least_tokens=2048, tokens=2048)
     assert placed.hosted == ()
     assert placed.beyond == placed.used - GIB == needs.total(2048) - GIB
     with pytest.raises(CapacityError, match="a context of at most"):
         place(needs, deck, least_tokens=65536)
+
+
+def test_budgets_of_devices():
+    apu = Device("amd", name="AMD Custom APU", arch="gfx1151", memory=512 << 20, shared=12 * GIB, unified=True)
+    budget = Budget.of(apu, host=GIB)
+    assert (budget.memory, budget.shared, budget.room, budget.host) == (512 << 20, 12 * GIB, apu.usable, GIB)
+    assert Budget.of(apu, free=GIB // 4).room == GIB // 4 + 12 * GIB
+    card = Device("nvidia", name="NVIDIA H200", arch="sm_90", units=132, memory=141 * 10**9, shared=GIB)
+    assert Budget.of(card).room == 141 * 10**9
+    assert Budget.of(card).bandwidth == card.product.bandwidth.value > 4e12
+    assert Budget.of(card, free=7).room == 7
+    with pytest.raises(UnsupportedError, match="how much memory"):
+        Budget.of(Device("amd"))
 
 
 sizes = st.integers(1, 200)
@@ -91,8 +105,8 @@ needs_strategy = st.builds(
     workspace=sizes,
     kv_heads=st.integers(1, 4),
 ).map(lambda n: Needs(n.layers, n.ends, n.token * n.kv_heads, n.workspace, n.kv_heads))
-devices = st.builds(
-    Device,
+budgets = st.builds(
+    Budget,
     name=st.just("d"),
     memory=st.integers(1, 3000),
     shared=st.sampled_from([0, 500]),
@@ -109,64 +123,64 @@ def occupied(needs, placed):
     return needs.weights - moved + buffers + needs.workspace + placed.pages * 16 * needs.token
 
 
-def check_refusal(error, needs, device, least, tokens, offload):
+def check_refusal(error, needs, budget, least, tokens, offload):
     """Its numbers and each option that it names."""
     assert error.needed > error.available
     if offload == 0:
         assert error.needed == needs.total(-(-max(least, tokens or 0, 1) // 16) * 16)
     if "offload of" in error.remedy:
-        count = len(place(needs, device, least_tokens=least, tokens=tokens, offload="auto").hosted)
+        count = len(place(needs, budget, least_tokens=least, tokens=tokens, offload="auto").hosted)
         assert f"offload of {count} of" in error.remedy
     elif offload != "auto":
         with pytest.raises(CapacityError):
-            place(needs, device, least_tokens=least, tokens=tokens, offload="auto")
+            place(needs, budget, least_tokens=least, tokens=tokens, offload="auto")
     if "a context of at most" in error.remedy:
         most = int(error.remedy.partition("at most ")[2].partition(" tokens")[0].replace(",", ""))
-        place(needs, device, least_tokens=most, offload=offload)
+        place(needs, budget, least_tokens=most, offload=offload)
         with pytest.raises(CapacityError):
-            place(needs, device, least_tokens=most + 1, offload=offload)
+            place(needs, budget, least_tokens=most + 1, offload=offload)
 
 
 @settings(max_examples=400, deadline=None)
-@given(needs_strategy, devices, st.integers(0, 300), st.sampled_from([None, 40, 640]), st.sampled_from([0, 1, "auto"]))
-def test_a_placement_keeps_to_its_bounds_and_a_refusal_is_true(needs, device, least, tokens, offload):
+@given(needs_strategy, budgets, st.integers(0, 300), st.sampled_from([None, 40, 640]), st.sampled_from([0, 1, "auto"]))
+def test_a_placement_keeps_to_its_bounds_and_a_refusal_is_true(needs, budget, least, tokens, offload):
     try:
-        placed = place(needs, device, least_tokens=least, tokens=tokens, offload=offload)
+        placed = place(needs, budget, least_tokens=least, tokens=tokens, offload=offload)
     except CapacityError as error:
-        check_refusal(error, needs, device, least, tokens, offload)
+        check_refusal(error, needs, budget, least, tokens, offload)
         return
-    assert placed.used == occupied(needs, placed) <= device.room
-    assert placed.beyond == max(0, placed.used - device.memory)
-    assert sum(needs.layers[i] for i in placed.hosted) <= device.host
+    assert placed.used == occupied(needs, placed) <= budget.room
+    assert placed.beyond == max(0, placed.used - budget.memory)
+    assert sum(needs.layers[i] for i in placed.hosted) <= budget.host
     assert placed.pages * 16 >= max(least, tokens or 0, 1)
     assert placed.resident + sum(needs.layers[i] for i in placed.hosted) == needs.weights
     if tokens is None:
-        assert occupied(needs, placed) + 16 * needs.token > device.room
+        assert occupied(needs, placed) + 16 * needs.token > budget.room
     if offload == "auto" and placed.hosted:  # no fewer would do
         with pytest.raises(CapacityError):
-            place(needs, device, least_tokens=least, tokens=tokens, offload=len(placed.hosted) - 1)
-    assert (placed.seconds is None) == (not device.bandwidth or bool(placed.hosted and not device.link))
+            place(needs, budget, least_tokens=least, tokens=tokens, offload=len(placed.hosted) - 1)
+    assert (placed.seconds is None) == (not budget.bandwidth or bool(placed.hosted and not budget.link))
 
 
 def test_alternatives_are_named_where_they_fit_and_left_out_where_not():
-    device = Device("d", 700)
+    budget = Budget("d", 700)
     options = {"half": small(layers=(50,) * 8), "most": small(layers=(90,) * 8)}
     with pytest.raises(CapacityError) as caught:
-        place(small(), device, least_tokens=16, alternatives=options)
+        place(small(), budget, least_tokens=16, alternatives=options)
     assert caught.value.remedy == "What fits: half."
     with pytest.raises(CapacityError, match="smaller model"):
-        place(small(), Device("d", 10), least_tokens=16)
+        place(small(), Budget("d", 10), least_tokens=16)
 
 
 def test_too_little_host_memory_is_said_as_such():
     with pytest.raises(CapacityError, match="4 layers on the host needs 400 bytes of host memory, 300"):
-        place(small(), Device("d", 5000, host=300), least_tokens=16, offload=4)
+        place(small(), Budget("d", 5000, host=300), least_tokens=16, offload=4)
 
 
 @pytest.mark.parametrize("offload", [-1, 9])
 def test_layers_that_are_not_there_cannot_be_offloaded(offload):
     with pytest.raises(ConfigError, match="8 layers"):
-        place(small(), Device("d", 5000, host=5000), least_tokens=16, offload=offload)
+        place(small(), Budget("d", 5000, host=5000), least_tokens=16, offload=offload)
 
 
 def test_uneven_heads_are_planned_for_the_fullest_device():

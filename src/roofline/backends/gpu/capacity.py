@@ -9,8 +9,9 @@ from typing import Literal
 
 from roofline.backends.gpu.needs import Needs
 from roofline.backends.gpu.prefetch import spread, step_seconds
-from roofline.common.errors import CapacityError, ConfigError
+from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
 from roofline.common.units import human_bytes, human_seconds
+from roofline.hardware.device import Device
 from roofline.ops.batch import PAGE_TOKENS
 
 BUFFERS = 2  # one layer computes while the next is copied
@@ -18,12 +19,13 @@ Offload = int | Literal["auto"]
 
 
 @dataclass(frozen=True)
-class Device:
-    """One device, and what of the machine it can use. Bytes, and bytes/s.
+class Budget:
+    """What of one device, and of the machine, may be used. Bytes, and bytes/s.
 
-    memory: of its own that we may take (the VRAM an APU reports); shared: of the host's memory that it reads as its own
-    (an APU's GTT; 0 for a card); host: of the host's memory, beside `shared`, that layers may be kept in; link: from
-    host to device, 0: unknown; bandwidth: of its memory, 0: unknown; devices: of this kind in the machine.
+    name: of the device, for messages; memory: of its own (the VRAM an APU reports); shared: of the host's memory that
+    it reads as its own (an APU's GTT; 0 for a card); host: of the host's memory, beside `shared`, that layers may be
+    kept in; link: from host to device, 0: unknown; bandwidth: of its memory, 0: unknown; devices: of this kind in the
+    machine.
     """
 
     name: str
@@ -33,6 +35,21 @@ class Device:
     link: float = 0.0
     bandwidth: float = 0.0
     devices: int = 1
+
+    @classmethod
+    def of(
+        cls, device: Device, *, free: int | None = None, host: int = 0, link: float = 0.0, devices: int = 1
+    ) -> "Budget":
+        """All of a device, but where `free` says less of its own memory is left (torch.cuda.mem_get_info).
+
+        Raises UnsupportedError for a device whose memory no driver tells.
+        """
+        if device.memory is None or device.usable is None:
+            raise UnsupportedError(f"planning for {device.title}", "nothing says how much memory it has", ("torch",))
+        memory = min(device.memory, device.usable if free is None else free)
+        figure = device.product.bandwidth if device.product else None
+        shared = device.usable - min(device.memory, device.usable)
+        return cls(device.title, memory, shared, host, link, figure.value if figure else 0.0, devices)
 
     @property
     def room(self) -> int:
@@ -61,7 +78,7 @@ class Placement:
 
 def place(
     needs: Needs,
-    device: Device,
+    budget: Budget,
     *,
     least_tokens: int,
     tokens: int | None = None,
@@ -85,12 +102,12 @@ def place(
         raise ConfigError(f"offload={offload}: the model has {layers} layers")
     wanted = max(least_tokens, tokens or 0)
     wanted = max(1, -(-wanted // PAGE_TOKENS)) * PAGE_TOKENS
-    hosted = _hosted(needs, device, wanted, offload)
+    hosted = _hosted(needs, budget, wanted, offload)
     if hosted is None:
-        raise _refusal(needs, device, wanted, offload, alternatives or {})
+        raise _refusal(needs, budget, wanted, offload, alternatives or {})
     fixed, pages = _fixed(needs, hosted), wanted // PAGE_TOKENS
     if tokens is None:
-        pages = (device.room - fixed) // (needs.token * PAGE_TOKENS)
+        pages = (budget.room - fixed) // (needs.token * PAGE_TOKENS)
     used = fixed + pages * PAGE_TOKENS * needs.token
     return Placement(
         pages=pages,
@@ -99,23 +116,23 @@ def place(
         buffers=_buffers(hosted),
         buffer_bytes=_buffer_bytes(needs, hosted),
         used=used,
-        beyond=max(0, used - device.memory),
-        seconds=_seconds(needs, device, hosted),
+        beyond=max(0, used - budget.memory),
+        seconds=_seconds(needs, budget, hosted),
     )
 
 
-def _choices(needs: Needs, device: Device, offload: Offload) -> list[tuple[int, ...]]:
+def _choices(needs: Needs, budget: Budget, offload: Offload) -> list[tuple[int, ...]]:
     """The layers on the host in each way that is allowed and that the host has room for, fewest first."""
     layers = len(needs.layers)
     counts = range(layers + 1) if offload == "auto" else (offload,)
     ways = [spread(count, layers) for count in counts]
-    return [hosted for hosted in ways if _moved(needs, hosted) <= device.host]
+    return [hosted for hosted in ways if _moved(needs, hosted) <= budget.host]
 
 
-def _hosted(needs: Needs, device: Device, tokens: int, offload: Offload) -> tuple[int, ...] | None:
+def _hosted(needs: Needs, budget: Budget, tokens: int, offload: Offload) -> tuple[int, ...] | None:
     """The first way that fits, None where none does."""
-    for hosted in _choices(needs, device, offload):
-        if _fixed(needs, hosted) + tokens * needs.token <= device.room:
+    for hosted in _choices(needs, budget, offload):
+        if _fixed(needs, hosted) + tokens * needs.token <= budget.room:
             return hosted
     return None
 
@@ -138,50 +155,50 @@ def _buffer_bytes(needs: Needs, hosted: tuple[int, ...]) -> int:
     return max((needs.layers[layer] for layer in hosted), default=0)
 
 
-def _seconds(needs: Needs, device: Device, hosted: tuple[int, ...]) -> float | None:
+def _seconds(needs: Needs, budget: Budget, hosted: tuple[int, ...]) -> float | None:
     """All weights read once at the device's bandwidth, copies at the link's."""
-    if not device.bandwidth or (hosted and not device.link):
+    if not budget.bandwidth or (hosted and not budget.link):
         return None
-    compute = [size / device.bandwidth for size in needs.layers]
-    copies = {layer: needs.layers[layer] / device.link for layer in hosted}
-    return step_seconds(compute, copies, _buffers(hosted)) + needs.ends / device.bandwidth
+    compute = [size / budget.bandwidth for size in needs.layers]
+    copies = {layer: needs.layers[layer] / budget.link for layer in hosted}
+    return step_seconds(compute, copies, _buffers(hosted)) + needs.ends / budget.bandwidth
 
 
 def _refusal(
-    needs: Needs, device: Device, tokens: int, offload: Offload, alternatives: Mapping[str, Needs]
+    needs: Needs, budget: Budget, tokens: int, offload: Offload, alternatives: Mapping[str, Needs]
 ) -> CapacityError:
-    options = list(_options(needs, device, tokens, offload, alternatives))
+    options = list(_options(needs, budget, tokens, offload, alternatives))
     remedy = f"What fits: {'; '.join(options)}." if options else "Nothing we have makes it fit: take a smaller model."
-    ways = _choices(needs, device, offload)
+    ways = _choices(needs, budget, offload)
     if offload != "auto" and not ways:
         size = _moved(needs, spread(offload, len(needs.layers)))
-        return CapacityError(f"{offload} layers on the host", size, device.host, "bytes of host memory", remedy)
+        return CapacityError(f"{offload} layers on the host", size, budget.host, "bytes of host memory", remedy)
     least = min(_fixed(needs, hosted) for hosted in ways) + tokens * needs.token
     parts = (
         f"weights of {human_bytes(needs.weights)}",
         f"cache of {tokens:,} tokens ({human_bytes(tokens * needs.token)})",
         f"workspace of {human_bytes(needs.workspace)}",
     )
-    return CapacityError(f"{device.name}: {', '.join(parts)}", least, device.room, "bytes", remedy)
+    return CapacityError(f"{budget.name}: {', '.join(parts)}", least, budget.room, "bytes", remedy)
 
 
 def _options(
-    needs: Needs, device: Device, tokens: int, offload: Offload, alternatives: Mapping[str, Needs]
+    needs: Needs, budget: Budget, tokens: int, offload: Offload, alternatives: Mapping[str, Needs]
 ) -> Iterator[str]:
     """Each single change that would make it fit, in words."""
-    fixed = [_fixed(needs, hosted) for hosted in _choices(needs, device, offload)]
-    left = (device.room - min(fixed, default=device.room)) // needs.token // PAGE_TOKENS * PAGE_TOKENS
+    fixed = [_fixed(needs, hosted) for hosted in _choices(needs, budget, offload)]
+    left = (budget.room - min(fixed, default=budget.room)) // needs.token // PAGE_TOKENS * PAGE_TOKENS
     if left >= PAGE_TOKENS:
         yield f"a context of at most {left:,} tokens"
     for what, other in alternatives.items():
-        if _hosted(other, device, tokens, offload) is not None:
+        if _hosted(other, budget, tokens, offload) is not None:
             yield what
-    if offload != "auto" and (hosted := _hosted(needs, device, tokens, "auto")) is not None:
-        seconds = _seconds(needs, device, hosted)
+    if offload != "auto" and (hosted := _hosted(needs, budget, tokens, "auto")) is not None:
+        seconds = _seconds(needs, budget, hosted)
         cost = "" if seconds is None else f" (at least {human_seconds(seconds)} a step)"
         yield f"offload of {len(hosted)} of {len(needs.layers)} layers to the host{cost}"
-    for devices in range(2, min(device.devices, needs.kv_heads) + 1):
-        one = replace(device, host=device.host // devices)
+    for devices in range(2, min(budget.devices, needs.kv_heads) + 1):
+        one = replace(budget, host=budget.host // devices)
         if _hosted(needs.over(devices), one, tokens, offload) is not None:
             yield f"tensor parallel over {devices} devices"
             break
