@@ -62,15 +62,15 @@ def _from_handle(pynvml: Any, handle: Any) -> Device:
         "nvidia",
         name=_text(pynvml.nvmlDeviceGetName(handle)),
         arch="sm_{}{}".format(*capability) if capability else "",
-        pci=nvml_address(pynvml, handle),
+        pci=nvml_address(pynvml.nvmlDeviceGetPciInfo(handle)),
         memory=memory.total if memory else None,
         sources=("nvml",),
     )
 
 
-def nvml_address(pynvml: Any, handle: Any) -> str:
-    """PCI address as /sys writes it: NVML's domain has eight digits."""
-    domain, _, rest = _text(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower().partition(":")
+def nvml_address(info: Any) -> str:
+    """PCI address as /sys writes it, of an nvmlPciInfo_t, where the domain has eight digits."""
+    domain, _, rest = _text(info.busId).lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"
 
 
