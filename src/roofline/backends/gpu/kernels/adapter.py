@@ -74,7 +74,7 @@ def adapter(chip: Chip, x: Tensor, a: Tensor, b: Tensor, scales: Tensor, ids: Te
     """out[row] += scales[i] * (x[row] @ a[i].T) @ b[i].T, i = ids[row] - 1; rows of id 0 stay as they are.
 
     x [rows, in] and out [rows, out], rows may lie apart; a [adapters, rank, in], b [adapters, out, rank] of x's dtype
-    (bf16, f16, f32), rank <= 64: adapters of less are filled up with zeros; scales float32 [adapters]; ids int32 [rows].
+    (bf16, f16, f32), rank <= 64: adapters of less end in zeros; scales float32 [adapters], ids int32 [rows].
     Both products add up in float32; between them stand values of x's dtype. An id that no adapter has gives NaN.
     """
     rows, width = x.shape
