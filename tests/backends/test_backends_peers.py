@@ -1,7 +1,6 @@
-"""What of torch is here, and that TunableOp is on during the calls that ask for it and at no other time."""
+"""What of torch and its neighbours is here."""
 
 import sys
-from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -42,20 +41,3 @@ def test_without_torch_there_is_the_cpu(monkeypatch):
     monkeypatch.setattr(module.shutil, "which", lambda name: None)
     assert here().versions == {}
     assert not here().compiler
-
-
-def test_tunable_op_is_on_for_the_call_alone(monkeypatch):
-    pytest.importorskip("torch")
-    from torch.cuda import tunable
-
-    from roofline.backends.peers.transformers_model import _tunable
-
-    said = []
-    monkeypatch.setattr(tunable, "enable", lambda on=True: said.append(("enable", on)))
-    monkeypatch.setattr(tunable, "tuning_enable", lambda on=True: said.append(("tune", on)))
-    with _tunable(False):
-        assert said == []
-    with suppress(KeyError), _tunable(True):
-        assert said == [("enable", True), ("tune", True)]
-        raise KeyError  # whatever happens within
-    assert said[-1] == ("enable", False)

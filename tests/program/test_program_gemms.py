@@ -37,8 +37,8 @@ def test_merged_and_fused_programs_have_fewer_and_larger_ones():
 
 def test_buckets_add_up_and_equal_products_are_one():
     traced = programs(BASE)["trace"]
-    plan = bucket_plan(prompts=[16, 32], batches=[1, 16])
-    assert plan == [(1, 1), (16, 16), (16, 1), (32, 1)]
+    plan = bucket_plan(batches=[1, 16], prompt=16)
+    assert plan == [(1, 1), (16, 16), (16, 1), (256, 16)]
     found = gemms(traced, plan)
     assert found[Gemm(16, 64, 64, "BF16", False)] == 4  # decode of 16 and prefill of 16 share it
     assert sorted(gemm.rows for gemm in found if gemm.out == 96) == [1, 16]

@@ -28,6 +28,7 @@ from roofline.cli import (
     train,
     train_card,
     tune,
+    tune_gemms,
 )
 from roofline.cli.options import typed
 from roofline.common.errors import RooflineError
@@ -105,6 +106,9 @@ app.command("parity")(parity.command)
 tuning = App(cls=tune.Commands, help="Measure kernel variants for a model and keep what wins: tune [run] MODEL.")
 tuning.command("run")(tune.run)
 tuning.command("explain")(tune.explain)
+tuning.command("gemms")(tune_gemms.gemms)
+tuning.command("export")(tune_gemms.export)
+tuning.command("import")(tune_gemms.import_)
 app.add_typer(tuning, name="tune")
 
 training = App(cls=tune.Commands, help="Train a model: train [run] CONFIG.yaml.")

@@ -50,7 +50,7 @@ def command(
         preset,
         rungs,
         device=device,
-        batches=_numbers(batch),
+        batches=numbers(batch),
         prompt=prompt,
         new=new,
         repeats=repeats,
@@ -62,7 +62,8 @@ def command(
     print(json.dumps(record)) if as_json else show(record)
 
 
-def _numbers(text: str) -> list[int]:
+def numbers(text: str) -> list[int]:
+    """ "1,8,16" -> [1, 8, 16]. Raises ConfigError."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(part.isdecimal() for part in parts):
         raise ConfigError(f"--batch {text!r} are not whole numbers with commas between, such as 1,8,16")

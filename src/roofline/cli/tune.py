@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -65,11 +66,17 @@ def explain(
     isa: Isa = None,
     weights: Weights = None,
     kv_cache_dtype: KvCacheDtype = "auto",
+    chip: Annotated[str | None, typer.Option("--chip", help="Instead: what is stored of this GPU's products.")] = None,
+    tunableop: Annotated[Path | None, typer.Option("--tunableop", help="Instead: what this file says.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """What was chosen for each op and regime, against what, by how much and with how much noise, and why."""
+    from roofline.cli import tune_gemms
     from roofline.hardware import detect, tunings
 
+    if chip is not None or tunableop is not None:
+        tune_gemms.explain(chip, tunableop, as_json)
+        return
     executable = _executable(model, threads, isa, weights, kv_cache_dtype)
     machine = detect.detect()
     stored = tunings.load("cpu", machine.fingerprint, machine.chip)

@@ -1,6 +1,6 @@
 """Which matrix products a Program runs, from its text alone: what there is to tune before anything has run."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from roofline.program.ir import Program
@@ -41,7 +41,6 @@ def gemms(program: Program, steps: Iterable[tuple[int, int]]) -> dict[Gemm, int]
     return found
 
 
-def bucket_plan(prompts: Iterable[int], batches: Iterable[int]) -> list[tuple[int, int]]:
-    """(tokens, logit rows) of the steps that a server's buckets run: decoding of `batches` sequences, then prefill of
-    chunks of `prompts` tokens, each for one sequence's next token."""
-    return list(dict.fromkeys([*((n, n) for n in batches), *((n, 1) for n in prompts)]))
+def bucket_plan(batches: Sequence[int], prompt: int) -> list[tuple[int, int]]:
+    """(tokens, logit rows) of decoding `batches` sequences, and of their prompts of `prompt` tokens in one step."""
+    return list(dict.fromkeys([*((n, n) for n in batches), *((n * prompt, n) for n in batches)]))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from roofline.backends.gpu.gemm_tuning import tunable_on
 from roofline.backends.peers import attention
 from roofline.common.errors import UnsupportedError
 
@@ -166,8 +167,9 @@ class TransformersRunner:
 
         self.model.config._attn_implementation = self._attention
         kernel = sdpa_kernel([getattr(SDPBackend, self._kernel)]) if self._kernel else nullcontext()
+        tuned = tunable_on() if "tuned" in self.techniques else nullcontext()
         try:
-            with torch.no_grad(), kernel, _recompiles(torch), _tunable("tuned" in self.techniques):
+            with torch.no_grad(), kernel, _recompiles(torch), tuned:
                 yield
         except (RuntimeError, ValueError, TypeError, KeyError, ImportError) as error:
             said = str(error).strip().splitlines() or [""]
@@ -181,22 +183,6 @@ def _recompiles(torch: Any) -> Iterator[None]:
     name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
     with config.patch({name: RECOMPILES}):
         yield
-
-
-@contextmanager
-def _tunable(wanted: bool) -> Iterator[None]:
-    """torch's TunableOp on for this call: it tunes each product that it has not met before."""
-    if not wanted:
-        yield
-        return
-    from torch.cuda import tunable
-
-    tunable.enable(True)
-    tunable.tuning_enable(True)
-    try:
-        yield
-    finally:
-        tunable.enable(False)
 
 
 def _made(kind: Any, **given: Any) -> Any:
