@@ -1,14 +1,20 @@
-"""roofline.torch: Hugging Face models in memory run and are served as they are. Needs torch; names load when used."""
+"""roofline.torch: Hugging Face models in memory run and are served as they are; our kernels as operators of torch.
+
+Needs torch; names load when they are first used, the operators (torch.ops.roofline) with `roofline.torch.ops`.
+"""
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from roofline.torch.linear import PackedLinear, quantize_linears
     from roofline.torch.model import TorchModel, from_model
     from roofline.torch.serving import serve
 
-__all__ = ["TorchModel", "from_model", "serve"]
+__all__ = ["PackedLinear", "TorchModel", "from_model", "quantize_linears", "serve"]
 
 _HOMES = {
+    "PackedLinear": "roofline.torch.linear",
+    "quantize_linears": "roofline.torch.linear",
     "TorchModel": "roofline.torch.model",
     "from_model": "roofline.torch.model",
     "serve": "roofline.torch.serving",

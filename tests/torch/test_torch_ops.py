@@ -1,0 +1,211 @@
+"""Our kernels as operators of torch: their contract with torch, what they compute, and torch.compile on top."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.library import opcheck  # noqa: E402
+
+from roofline.backends.gpu.pack import LAYOUTS  # noqa: E402
+from roofline.common.errors import ConfigError, UnsupportedError  # noqa: E402
+from roofline.ops import formats  # noqa: E402
+from roofline.torch import PackedLinear, ops, quantize_linears  # noqa: E402
+
+RTOL = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+
+
+def random(*shape, dtype=torch.float32, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def close(got, wanted):
+    """Within a rounding of got's type of the largest value."""
+    return (got.double() - wanted.double()).abs().max() <= RTOL[got.dtype] * wanted.abs().max()
+
+
+def layer_of(name, rows=24, columns=256, bias=True):
+    """(PackedLinear, its matrix in float64, bias)."""
+    values = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32)
+    raw = formats.get(name).quantize(values)
+    held = torch.from_numpy(formats.get(name).dequantize(raw, (rows, columns))).double()
+    added = random(rows) if bias else None
+    return PackedLinear.from_bytes(raw, name, rows, columns, added), held, added
+
+
+def arrays(layer):
+    return [getattr(layer, n) for n in ("words", "high", "scale", "minimum", "super_scale", "super_minimum", "bias")]
+
+
+SAMPLES = {
+    "norm": (ops.norm, lambda: (random(2, 3, 40), random(40))),
+    "layer_norm": (ops.norm, lambda: (random(5, 40).bfloat16(), random(40), random(40), 1e-6, True)),
+    "norm_strided": (ops.norm, lambda: (random(40, 6).T, random(40))),
+    "add_norm": (ops.add_norm, lambda: (random(3, 40), random(3, 40, seed=1).bfloat16(), random(40), None, 1e-6)),
+    "silu_mul": (ops.silu_mul, lambda: (random(2, 3, 24).half(), random(2, 3, 24, seed=1).half())),
+    "silu_mul_strided": (ops.silu_mul, lambda: tuple(random(3, 48)[:, s] for s in (slice(24), slice(24, 48)))),
+    "attend": (ops.attend, lambda: (random(2, 4, 3, 16), random(2, 2, 19, 16), random(2, 2, 19, 16, seed=1))),
+    "attend_options": (ops.attend, lambda: (*(random(1, 2, 9, 8, seed=s).bfloat16() for s in range(3)), 0.3, 4, 20.0)),
+    **{
+        f"linear_{name}": (ops.linear_quant, lambda n=name: (random(2, 3, 256), *arrays(layer_of(n)[0]), n))
+        for name in LAYOUTS
+    },
+}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_torch_finds_nothing_to_complain_about(name):
+    """Schema, fake kernels (also of unknown sizes), no aliases, no mutation."""
+    op, sample = SAMPLES[name]
+    results = opcheck(op, sample())
+    assert set(results.values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("dtype", RTOL)
+def test_norms_and_gates(dtype):
+    x, delta = (random(2, 5, 48, dtype=dtype, seed=s) for s in range(2))
+    weight, bias = (random(48, dtype=dtype, seed=s) for s in (2, 3))
+    wide = x.double()
+    assert close(ops.norm(x, weight, None, 1e-6), torch.rms_norm(wide, (48,), weight.double(), 1e-6))
+    wanted = torch.layer_norm(wide, (48,), weight.double(), bias.double(), 1e-6)
+    assert close(ops.norm(x, weight, bias, 1e-6, True), wanted)
+    summed, normed = ops.add_norm(x.float(), delta, weight, None, 1e-6)
+    assert summed.dtype == torch.float32
+    assert close(summed, wide + delta.double())
+    assert normed.dtype == dtype
+    assert close(normed, torch.rms_norm(wide + delta.double(), (48,), weight.double(), 1e-6))
+    assert close(ops.silu_mul(x, delta), torch.nn.functional.silu(wide) * delta.double())
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "queries", "keys"), [(4, 4, 7, 7), (6, 2, 1, 33), (8, 1, 5, 21)])
+@pytest.mark.parametrize("dtype", RTOL)
+def test_attend_equals_torchs_own(heads, kv_heads, queries, keys, dtype):
+    q = random(2, heads, queries, 16, dtype=dtype)
+    k, v = (random(2, kv_heads, keys, 16, dtype=dtype, seed=s) for s in (1, 2))
+    mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+    wanted = torch.nn.functional.scaled_dot_product_attention(
+        q.double(), k.double(), v.double(), attn_mask=mask, enable_gqa=True
+    )
+    assert close(ops.attend(q, k, v), wanted)
+    windowed = mask.triu(keys - queries - 3)
+    wanted = torch.nn.functional.scaled_dot_product_attention(
+        q.double(), k.double(), v.double(), attn_mask=windowed, enable_gqa=True, scale=0.7
+    )
+    assert close(ops.attend(q, k, v, 0.7, 4), wanted)
+
+
+def test_attend_with_a_soft_cap_is_the_vocabularys():
+    """Against `ops.attend`, the reference of the whole house."""
+    from roofline.ops import registry
+
+    q, k, v = random(1, 4, 9, 16), random(1, 2, 9, 16, seed=1), random(1, 2, 9, 16, seed=2)
+
+    class Cache:
+        segments = ((0, 9, 0),)
+
+        def read(self, layer, index):
+            return k[0].transpose(0, 1), v[0].transpose(0, 1)
+
+    rows = q[0].transpose(0, 1).reshape(9, 64)
+    wanted = registry.get("attend").reference(rows, Cache(), 0, 4, 0.4, window=5, soft_cap=3.0)
+    got = ops.attend(q, k, v, 0.4, 5, 3.0)[0].transpose(0, 1).reshape(9, 64)
+    assert close(got, wanted)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_packed_linear_multiplies_with_the_files_values(name):
+    layer, values, bias = layer_of(name)
+    x = random(3, 5, 256)
+    assert close(layer(x), x.double() @ values.T + bias.double())
+    plain, _, _ = layer_of(name, bias=False)
+    assert close(plain(x.bfloat16()), x.bfloat16().double() @ values.T)
+
+
+def test_packed_linear_is_a_module_like_others():
+    linear = torch.nn.Linear(64, 10)
+    layer = PackedLinear.from_linear(linear, "Q8_0")
+    x = random(4, 64)
+    assert (layer(x) - linear(x)).abs().max() < 0.02
+    other = PackedLinear.from_linear(torch.nn.Linear(64, 10), "Q8_0")
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other(x), layer(x))
+    assert "format=Q8_0" in repr(layer)
+    with pytest.raises(ConfigError, match="multiples of 32"):
+        PackedLinear.from_linear(torch.nn.Linear(40, 10))
+    with pytest.raises(UnsupportedError, match="Q4_K"):
+        PackedLinear.from_bytes(np.zeros(640, np.uint8), "F32", 10, 16)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: ops.norm(random(3, 8), random(7)),
+        lambda: ops.norm(random(3, 8), random(8), random(2, 4)),
+        lambda: ops.add_norm(random(3, 8), random(2, 8), random(8)),
+        lambda: ops.silu_mul(random(3, 8), random(8)),
+        lambda: ops.attend(random(1, 3, 2, 8), random(1, 2, 4, 8), random(1, 2, 4, 8)),
+        lambda: ops.attend(random(1, 2, 5, 8), random(1, 2, 4, 8), random(1, 2, 4, 8)),
+        lambda: ops.attend(random(1, 2, 2, 8), random(1, 2, 4, 8), random(1, 2, 5, 8)),
+        lambda: ops.attend(random(1, 2, 2, 8), random(1, 2, 4, 8), random(1, 2, 4, 8).half()),
+        lambda: ops.linear_quant(random(2, 128), *arrays(layer_of("Q4_0")[0]), "Q4_0"),
+        lambda: ops.linear_quant(random(2, 256), *arrays(layer_of("Q4_0")[0]), "Q9_9"),
+    ],
+)
+def test_operands_that_do_not_fit_are_refused(call):
+    with pytest.raises(RuntimeError):
+        call()
+
+
+class Block(torch.nn.Module):
+    """A layer of all our operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.o, self.down = (layer_of("Q4_0", rows, 64)[0] for rows in (64 + 2 * 32, 64, 64))
+        self.gate, self.up = (layer_of("Q4_1", 64, 64)[0] for _ in range(2))
+        self.weight = torch.nn.Parameter(random(64), requires_grad=False)
+
+    def forward(self, x):
+        h = ops.norm(x, self.weight)
+        q, k, v = self.qkv(h).split([64, 32, 32], dim=-1)
+        q, k, v = (t.unflatten(-1, (-1, 16)).transpose(1, 2) for t in (q, k, v))
+        out = self.o(ops.attend(q, k, v).transpose(1, 2).flatten(2))
+        x, h = ops.add_norm(x, out, self.weight)
+        return x + self.down(ops.silu_mul(self.gate(h), self.up(h)))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_torch_compile_takes_them_whole(backend):
+    """fullgraph: a break would raise. The second length is met by dynamic sizes, the third without compiling again."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    block = Block()
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(block, fullgraph=True, backend=counter)
+    with torch.no_grad():
+        for length in (5, 9, 17):
+            x = random(2, length, 64, seed=length)
+            assert torch.allclose(compiled(x), block(x), rtol=1e-5, atol=1e-5)
+    assert counter.frame_count == 2
+    torch.compiler.reset()
+
+
+def test_a_model_of_transformers_with_packed_layers():
+    pytest.importorskip("transformers")
+    import torch_models as models
+
+    model = models.build("llama", hidden_size=256, head_dim=64, intermediate_size=256)
+    input_ids = models.ids(2, 12)
+    with torch.no_grad():
+        before = model(input_ids).logits
+        assert quantize_linears(model, "Q8_0") == 2 * 7
+        assert isinstance(model.model.layers[1].mlp.up_proj, PackedLinear)
+        assert not isinstance(model.lm_head, PackedLinear)
+        after = model(input_ids).logits
+        torch.compiler.reset()
+        compiled = torch.compile(model, backend="eager")(input_ids).logits
+    assert 0 < (after - before).std() < 0.03 * before.std()  # 8 bits a weight
+    assert torch.allclose(compiled, after, atol=1e-5)
+    with pytest.raises(ConfigError, match=r"layers\.0\.self_attn\.q_proj"):
+        quantize_linears(models.build("llama", hidden_size=36, num_attention_heads=2, intermediate_size=64))
