@@ -1,0 +1,114 @@
+"""Which kernel multiplies: ours for few rows, quantised weights or exact results; the library's where rows are many.
+
+A quantised matrix is widened once for many rows: from there on the library's product is bound by arithmetic.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from roofline.backends.gpu.step import Step
+from roofline.backends.gpu.weights import Part
+from roofline.hardware.chips import Chip
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FEW = 16  # rows up to which our product for few rows serves
+WIDEN = 128  # rows from which a quantised matrix is widened
+
+
+@dataclass(frozen=True)
+class Products:
+    """dtype: of activations, torch's; exact: one order for every number of rows, so no library."""
+
+    chip: Chip
+    dtype: Any
+    exact: bool
+
+    def scratch_bytes(self, parts: tuple[Part, ...], tokens: int) -> int:
+        """Scratch that products of up to so many rows with this matrix need."""
+        needed = 0
+        for part in parts:
+            if not part.quantised:
+                needed = max(needed, 2 * tokens * part.rows)  # gate and up before they are joined
+                continue
+            layout, columns = part.held.layout, part.held.columns
+            sums = 4 * tokens * (columns // layout.group) if layout.has_minimum else 0
+            wide = 2 * part.rows * columns + 2 * tokens * part.rows if tokens >= WIDEN and not self.exact else 0
+            needed = max(needed, sums, wide)
+        return needed
+
+    def linear(self, step: Step, x: "Tensor", parts: tuple[Part, ...], bias: "Tensor | None", out: "Tensor") -> None:
+        """out [rows, sum of the parts' rows] = x @ w.T + bias."""
+        for part in parts:
+            columns = slice(part.start, part.start + part.rows)
+            self._part(step, x, part, None if bias is None else bias[columns], out[:, columns])
+
+    def gated(self, step: Step, x: "Tensor", part: Part, out: "Tensor") -> None:
+        """out [rows, ffn] = silu(gate) * up of x @ w.T, w [2 * ffn, in]."""
+        from roofline.backends.gpu.kernels.gated import gated
+        from roofline.backends.gpu.kernels.linear_float import linear_float
+
+        if part.quantised:
+            if not self._widened(x):
+                self._quantised(step, x, part, None, out, gated=True)
+                return
+        elif self.exact or x.shape[0] <= FEW:
+            linear_float(self.chip, x, part.held, None, out, gated=True, exact=self.exact)
+            return
+        offset = 2 * part.rows * x.shape[1] if part.quantised else 0
+        both = self._beyond(step, offset, x.shape[0], part.rows)
+        self._part(step, x, part, None, both)
+        gated(self.chip, "silu", both, out=out)
+
+    def _beyond(self, step: Step, offset: int, rows: int, columns: int) -> "Tensor":
+        """Scratch behind what `_part` uses of it, [rows, columns]."""
+        size = rows * columns * self.dtype.itemsize
+        held: Tensor = step.scratch[offset : offset + size].view(self.dtype).view(rows, columns)
+        return held
+
+    def _widened(self, x: "Tensor") -> bool:
+        return x.shape[0] >= WIDEN and not self.exact
+
+    def _part(self, step: Step, x: "Tensor", part: Part, bias: "Tensor | None", out: "Tensor") -> None:
+        from roofline.backends.gpu.kernels.dequantize import dequantize
+        from roofline.backends.gpu.kernels.linear_float import linear_float
+
+        if not part.quantised:
+            if self.exact or x.shape[0] <= FEW:
+                linear_float(self.chip, x, part.held, bias, out, exact=self.exact)
+            else:
+                library_product(x, part.held, bias, out)
+        elif self._widened(x):
+            wide = step.space(self.dtype, part.rows, x.shape[1])
+            dequantize(self.chip, part.held, out=wide)
+            library_product(x, wide, bias, out)
+        else:
+            self._quantised(step, x, part, bias, out)
+
+    def _quantised(
+        self, step: Step, x: "Tensor", part: Part, bias: "Tensor | None", out: "Tensor", gated: bool = False
+    ) -> None:
+        import torch
+
+        from roofline.backends.gpu.kernels.linear_quant import linear_quant
+
+        layout = part.held.layout
+        sums = step.space(torch.float32, x.shape[0] * (x.shape[1] // layout.group)) if layout.has_minimum else None
+        linear_quant(self.chip, x, part.held, bias, out, gated=gated, exact=self.exact, workspace=sums)
+
+
+def library_product(x: "Tensor", w: "Tensor", bias: "Tensor | None", out: "Tensor") -> None:
+    """out = x @ w.T + bias by the library that torch brings; not rounded to 16 bits where out is float32."""
+    import torch
+
+    if out.dtype != x.dtype:
+        out.copy_(torch.mm(x, w.t(), out_dtype=out.dtype) if x.is_cuda else x.float() @ w.float().t())
+        if bias is not None:
+            out += bias
+    elif bias is not None:
+        out.copy_(torch.addmm(bias.to(x.dtype), x, w.t()))
+    elif out.is_contiguous():
+        torch.mm(x, w.t(), out=out)
+    else:
+        out.copy_(torch.mm(x, w.t()))

@@ -1,0 +1,73 @@
+"""What the launches of one step share: sizes, the batch's fields on the device, and the values in the arena."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from roofline.program.ir import Program
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """tokens, rows, segments of a step, padded ones included; max_query, max_context: the most one segment has."""
+
+    tokens: int
+    rows: int
+    segments: int
+    max_query: int
+    max_context: int
+
+
+@dataclass
+class Step:
+    """One step's sizes and tensors; `values` are views of the arena, made when first asked for.
+
+    fields: batch fields, int32, as long as `sizes` says; slots int64 [tokens]; caches: kv group -> (k, v), each
+    [layers, pages, kv_heads, 16, head_dim]; scratch uint8: for one launch at a time;
+    launches: how attention is cut into programs, the same for all layers of a kind.
+    """
+
+    program: Program
+    sizes: Sizes
+    fields: "dict[str, Tensor]"
+    slots: "Tensor"
+    caches: "dict[str, tuple[Tensor, Tensor]]"
+    arena: "Tensor"
+    scratch: "Tensor"
+    launches: dict[Any, Any] = field(default_factory=dict)
+    _views: "dict[str, Tensor]" = field(default_factory=dict)
+
+    def value(self, name: str) -> "Tensor":
+        """[rows of the value, width]: a batch field, or a view of the arena."""
+        if name in self.fields:
+            return self.fields[name]
+        if name not in self._views:
+            self._views[name] = self._view(name)
+        return self._views[name]
+
+    def _view(self, name: str) -> "Tensor":
+        kind, plan = self.program.types()[name], self.program.plan
+        assert plan is not None, "a planned Program"
+        place, dtype = plan.places[name], dtypes()[kind.dtype]
+        count = self.sizes.tokens if kind.leading == "tokens" else self.sizes.rows
+        start = place.offset.at(tokens=self.sizes.tokens, rows=self.sizes.rows)
+        flat = self.arena.view(dtype)
+        size = dtype.itemsize
+        return flat.as_strided((count, kind.width), (place.stride // size, 1), start // size)
+
+    def space(self, dtype: Any, *shape: int) -> "Tensor":
+        """Scratch as a tensor, whose contents nobody keeps beyond one launch."""
+        count = 1
+        for n in shape:
+            count *= n
+        assert count * dtype.itemsize <= self.scratch.numel(), "scratch is smaller than planned"
+        return self.scratch[: count * dtype.itemsize].view(dtype).view(shape)
+
+
+def dtypes() -> dict[str, Any]:
+    """Our names -> torch's."""
+    import torch
+
+    return {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i32": torch.int32}

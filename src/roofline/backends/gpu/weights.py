@@ -1,0 +1,82 @@
+"""Recipes -> tensors on the device: matrices as the kernels read them, vectors in float32."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roofline.backends.gpu.pack import pack
+from roofline.ops import formats
+from roofline.program.ir import Piece, Program, Recipe
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from roofline.backends.gpu.kernels.linear_quant import DeviceWeight
+
+Read = Callable[[str], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows start.. of a matrix that are of one kind: a float tensor [rows, columns], or a DeviceWeight."""
+
+    start: int
+    rows: int
+    held: Any
+    quantised: bool
+
+
+class DeviceWeights:
+    """All weights of a Program on a device. read: file tensor name -> its bytes, uint8; dtype: of float matrices.
+
+    Neighbouring pieces of one format become one matrix. F32 and the other 16-bit format are rounded to `dtype` here,
+    as the products that read them would. Raises UnsupportedError for a format without a kernel.
+    """
+
+    def __init__(self, program: Program, read: Read, dtype: Any, device: Any) -> None:
+        self._read, self._dtype, self._device = read, dtype, device
+        self.matrices: dict[str, tuple[Part, ...]] = {}
+        self.vectors: dict[str, Tensor] = {}  # float32 [length]
+        self.nbytes = 0
+        for name, recipe in program.weights.items():
+            if len(recipe.shape) == 2:
+                self.matrices[name] = self._matrix(recipe)
+            else:
+                self.vectors[name] = self._float(recipe, recipe.pieces, None).view(-1)
+
+    def _matrix(self, recipe: Recipe) -> tuple[Part, ...]:
+        parts, start = [], 0
+        for form, pieces in groupby(recipe.pieces, key=lambda piece: formats.packed(piece.format).name):
+            same = tuple(pieces)
+            quantised = formats.get(form).block > 1
+            held = self._quantised(recipe, same, form) if quantised else self._float(recipe, same, self._dtype)
+            rows = sum(piece.stop - piece.start for piece in same)
+            parts.append(Part(start, rows, held, quantised))
+            start += rows
+        return tuple(parts)
+
+    def _quantised(self, recipe: Recipe, pieces: tuple[Piece, ...], form: str) -> "DeviceWeight":
+        from roofline.backends.gpu.kernels.linear_quant import DeviceWeight
+
+        raw = [formats.packed_bytes(p.format, p.bytes_of(self._read(p.tensor), recipe.columns)) for p in pieces]
+        rows = sum(piece.stop - piece.start for piece in pieces)
+        held = DeviceWeight.of(pack(np.concatenate(raw), form, rows, recipe.columns), self._device)
+        self.nbytes += held.nbytes
+        return held
+
+    def _float(self, recipe: Recipe, pieces: tuple[Piece, ...], dtype: Any) -> "Tensor":
+        import torch
+
+        kinds = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+        parts = []
+        for piece in pieces:
+            form = formats.packed(piece.format).name
+            raw = formats.packed_bytes(piece.format, piece.bytes_of(self._read(piece.tensor), recipe.columns))
+            bits = torch.from_numpy(np.ascontiguousarray(raw)).view(kinds[form])
+            parts.append(bits.view(-1, recipe.columns).to(self._device).to(dtype or torch.float32))
+        held = torch.cat(parts) if len(parts) > 1 else parts[0]
+        self.nbytes += held.numel() * held.element_size()
+        return held

@@ -1,0 +1,128 @@
+"""Whole models through the gpu backend in Triton's interpreter, beside the reference on the same Program."""
+
+import numpy as np
+import pytest
+
+from roofline.backends.sampling import SampleRows
+from roofline.hardware import chips
+from roofline.models import registry
+from roofline.models.config import ModelConfig
+from roofline.ops.batch import BatchLimits, Segment
+from roofline.program import target
+from roofline.program.compile import compile_program
+from roofline.weights.random_weights import random_checkpoint
+
+torch = pytest.importorskip("torch")
+LLAMA = {
+    "family": "llama", "width": 128, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 32, "ffn": 256, "vocab": 300,
+    "norm_eps": 1e-5, "rope_theta": 10000.0, "rope_scaling": None, "rope_style": "half", "max_position": 512,
+    "tied": True, "attention_bias": False, "qk_norm": False, "sliding_window": None,
+}  # fmt: skip
+MODELS = {
+    "llama": (LLAMA, "BF16"),
+    "mistral": ({**LLAMA, "sliding_window": 20, "rope_style": "interleaved", "tied": False}, "Q8_0"),
+    "qwen2": ({**LLAMA, "family": "qwen", "attention_bias": True}, "Q4_1"),
+    "qwen3": ({**LLAMA, "family": "qwen", "qk_norm": True, "width": 256, "heads": 8}, "Q4_K"),
+    "mpt": ({**LLAMA, "family": "mpt", "kv_heads": 4, "positions": "alibi", "bias": True}, "F16"),
+}
+LIMITS = BatchLimits(tokens=64, segments=4, rows=8, pages=64)
+
+
+def models(name, exact=False):
+    """(gpu executable, reference executable) of one Program."""
+    from roofline.backends.gpu.executable import GpuExecutable, Placement
+    from roofline.backends.reference.executable import ReferenceExecutable
+
+    config, form = MODELS[name]
+    source = random_checkpoint(config, seed=3, form=form)
+    cfg = ModelConfig.of(source.config)
+    activations = "f16" if form == "F16" else "bf16"
+    program = compile_program(registry.get(cfg.family), cfg, source.tensors, target.gpu(activations, exact))
+    shape = {"limits": LIMITS, "num_pages": 16, "max_context": 128, "weights_hash": "7e57"}
+    gpu = GpuExecutable(program, source.read, Placement(chips.get("sm_90"), "cpu", exact), **shape)
+    return gpu, ReferenceExecutable(program, source.read, **shape)
+
+
+def segments(seed=0):
+    """A chunk, a decode and another decode: (Segments of each of three steps)."""
+    ids = np.random.default_rng(seed).integers(0, 300, 40).tolist()
+    return [
+        [Segment(ids[:21], 0, [3, 7])],
+        [Segment(ids[21:22], 21, [3, 7]), Segment(ids[:17], 0, [1, 5])],
+        [Segment(ids[22:23], 22, [3, 7]), Segment(ids[17:18], 17, [1, 5])],
+    ]
+
+
+def logits(executable, step):
+    ends = np.cumsum([len(segment.ids) for segment in step]) - 1
+    executable.batch.fill(step, ends.tolist())
+    executable.forward()
+    return np.array(executable.logits())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_steps_equal_the_reference(name):
+    """Up to where 16-bit rounding falls: sums in another order round differently now and then."""
+    gpu, reference = models(name)
+    for step in segments():
+        got, want = logits(gpu, step), logits(reference, step)
+        assert np.linalg.norm(got - want) < 0.02 * np.linalg.norm(want), np.linalg.norm(got - want)
+
+
+def test_exact_steps_do_not_depend_on_company_or_chunks():
+    gpu, _ = models("llama", exact=True)
+    ids = np.random.default_rng(1).integers(0, 300, 20).tolist()
+    whole = logits(gpu, [Segment(ids, 0, [0, 1])])
+    logits(gpu, [Segment(ids[:9], 0, [2, 3])])
+    chunked = logits(gpu, [Segment(ids[9:], 9, [2, 3]), Segment(ids[:5], 0, [4])])
+    assert np.array_equal(whole[0], chunked[0])
+    logits(gpu, [Segment(ids[:16], 0, [5, 6])])
+    for position in range(16, 20):
+        alone = logits(gpu, [Segment(ids[position : position + 1], position, [5, 6])])
+    assert np.array_equal(whole[0], alone[0])
+
+
+def test_sampling_is_the_reference_s():
+    gpu, reference = models("llama")
+    step = segments()[1]
+    logits(gpu, segments()[0])
+    logits(gpu, step)
+    rows = SampleRows.greedy(2)
+    rows.temperature[:] = 0.7
+    rows.seed[:] = (1, 2)
+    reference._logits = np.array(gpu.logits())
+    assert gpu.sample(rows).ids.tolist() == reference.sample(rows).ids.tolist()
+
+
+def test_the_time_of_each_op():
+    gpu, _ = models("llama")
+    logits(gpu, segments()[0])
+    times = gpu.time_ops()
+    assert [op for op, _ in times] == [instr.op for instr in gpu.program.body]
+    assert all(seconds > 0 for op, seconds in times if op != "split")
+
+
+def test_padding_writes_to_the_scratch_page_only():
+    """A step padded to its bucket gives the bits of the same step without padding, and touches no other page."""
+    from roofline.backends.gpu.graphs import padded
+    from roofline.backends.gpu.step import Sizes
+
+    gpu, _ = models("llama")
+    first, second = segments()[0], [Segment([5], 21, [3, 7]), Segment([9], 0, [1])]
+    logits(gpu, first)
+    before = [pages.clone() for pages in gpu._caches["kv0"]]
+    want = logits(gpu, second)
+    after = [pages.clone() for pages in gpu._caches["kv0"]]
+    for pages, old in zip(gpu._caches["kv0"], before, strict=True):
+        pages.copy_(old)
+    sizes = padded(Sizes(2, 2, 2, 1, 22), 4, 128)
+    assert (sizes.tokens, sizes.max_context) == (2, 128)
+    sizes = padded(Sizes(3, 3, 3, 1, 22), 4, 128)
+    gpu.batch.fill(second, [0, 1])
+    gpu._pad(sizes)
+    gpu._upload()
+    gpu._last = gpu._step(sizes)
+    gpu._run(gpu._last)
+    assert np.array_equal(gpu.logits(), want)
+    for pages, old in zip(gpu._caches["kv0"], after, strict=True):
+        assert torch.equal(pages[:, :16].view(torch.int16), old[:, :16].view(torch.int16))
