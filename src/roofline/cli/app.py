@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from roofline.cli import (
     bench_engine,
     bench_latency,
+    bench_links,
     bench_train,
     chat,
     compile,
@@ -127,5 +128,6 @@ app.add_typer(reading, name="data")
 bench = App(no_args_is_help=True, help="Measure.")
 bench.command("engine")(bench_engine.command)
 bench.command("latency")(bench_latency.command)
+bench.command("links")(bench_links.command)
 bench.command("train")(bench_train.command)
 app.add_typer(bench, name="bench")

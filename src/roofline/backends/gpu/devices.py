@@ -1,0 +1,44 @@
+"""The devices that torch can use here, under the names that the host knows them by."""
+
+from roofline.common.errors import UnsupportedError
+from roofline.hardware import gpus, wheel
+from roofline.hardware.device import Device
+from roofline.hardware.wheel import PLATFORMS
+
+
+def choose(wanted: str | None = None) -> tuple[Device, ...]:
+    """The devices that a text names (see hardware.gpus.select), None: all that torch sees and kernels are compiled for.
+
+    Of every device given back torch knows the number (`Device.torch`), and `Device.chip` gives a row. Raises
+    ConfigError where the text names none, UnsupportedError where torch does not see one, or no kernel is compiled for
+    it, with the reason.
+    """
+    import torch
+
+    there = gpus.detect(torch=torch, amdsmi=gpus.installed("amdsmi"), pynvml=gpus.installed("pynvml"))
+    if wanted is None:
+        return tuple(device for device in there if device.torch is not None and _served(device))
+    chosen = gpus.select(there, wanted)
+    for device in chosen:
+        device.chip()
+        if device.torch is None:
+            raise UnsupportedError(device.title, _hidden(device), ("the cpu backend",))
+    return chosen
+
+
+def _served(device: Device) -> bool:
+    try:
+        device.chip()
+    except UnsupportedError:
+        return False
+    return True
+
+
+def _hidden(device: Device) -> str:
+    """Why torch does not see it."""
+    built = wheel.installed()
+    if built is not None and built.platform != PLATFORMS[device.vendor]:
+        made = f"torch {built.version} is a wheel for {built.platform or 'unknown devices'}"
+        return f"{made}, not for {PLATFORMS[device.vendor]}; `roofline doctor` prints the command that mends it"
+    variable = "HIP_VISIBLE_DEVICES" if device.vendor == "amd" else "CUDA_VISIBLE_DEVICES"
+    return f"torch does not see it: {variable} hides it, or this user may not open it (see `roofline doctor`)"
