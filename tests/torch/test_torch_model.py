@@ -123,8 +123,9 @@ def test_text_is_the_tokenizers(llama):
     messages = [{"role": "user", "content": "hi"}]
     wanted = made.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
     assert llama.llm.chat(messages, GREEDY).prompt_ids == wanted
-    (same,) = llama.generate(torch.tensor(output.prompt_ids), GREEDY)
-    assert same.ids == output.ids
+    ids = torch.tensor(output.prompt_ids)
+    for prompts in (ids, ids[None], [ids], output.prompt_ids, list(ids), ["the cat"], "the cat"):
+        assert [same.ids for same in llama.generate(prompts, GREEDY)] == [output.ids]
 
 
 def test_without_a_tokenizer_ids_still_flow_and_end_at_the_models_end():

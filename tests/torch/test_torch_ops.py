@@ -174,7 +174,7 @@ class Block(torch.nn.Module):
         return x + self.down(ops.silu_mul(self.gate(h), self.up(h)))
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_torch_compile_takes_them_whole(backend):
     """fullgraph: a break would raise. The second length is met by dynamic sizes, the third without compiling again."""
     from torch._dynamo.testing import CompileCounterWithBackend
@@ -189,6 +189,16 @@ def test_torch_compile_takes_them_whole(backend):
             assert torch.allclose(compiled(x), block(x), rtol=1e-5, atol=1e-5)
     assert counter.frame_count == 2
     torch.compiler.reset()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="it needs a GPU")
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_gpu_computes_what_the_cpu_does(name):
+    op, sample = SAMPLES[name]
+    wanted, got = op(*sample()), op(*(x.cuda() if isinstance(x, torch.Tensor) else x for x in sample()))
+    for a, b in zip(got, wanted, strict=True) if isinstance(got, tuple) else ((got, wanted),):
+        assert close(a.cpu(), b)
+        assert a.is_cuda
 
 
 def test_a_model_of_transformers_with_packed_layers():

@@ -102,11 +102,13 @@ class TorchModel:
     def generate(
         self, prompts: Prompt | Sequence[Prompt] | Tensor, params: SamplingParams | None = None
     ) -> list[Output]:
-        """Complete prompts as `roofline.LLM.generate` does: strings, lists of ids, or ids as integers [tokens] or
+        """Complete prompts as `roofline.LLM.generate` does: strings, lists of ids, or tensors of ids [tokens] or
         [batch, tokens]. Raises ConfigError without a tokenizer; else as there."""
         if self.llm is None:
             raise ConfigError("an answer's text needs a tokenizer: from_model(model, tokenizer), or use generate_ids")
         listed: Any = prompts.tolist() if isinstance(prompts, Tensor) else prompts
+        if not isinstance(listed, str):
+            listed = [prompt.tolist() if isinstance(prompt, Tensor) else prompt for prompt in listed]
         return self.llm.generate(listed, params)
 
     def generate_ids(self, input_ids: Tensor, params: SamplingParams | None = None) -> list[Tensor]:

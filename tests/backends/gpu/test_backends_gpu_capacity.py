@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roofline.backends.gpu.capacity import Budget, place
-from roofline.backends.gpu.needs import Needs, needs_of
+from roofline.backends.gpu.needs import Needs, cheaper, needs_of
 from roofline.backends.gpu.prefetch import spread, step_seconds
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
 from roofline.hardware.device import Device
@@ -56,10 +56,8 @@ def test_a_7b_model_on_cards_people_have(llama7b):
     assert big.hosted == ()
     assert (big.pages + 1) * 16 * needs.token > 80 * GIB - needs.total(0) >= big.pages * 16 * needs.token
     card = Budget("12 GiB", 12 * GIB, host=64 * GIB, link=25e9, bandwidth=400e9, devices=2)
-    options = {
-        "kv_cache_dtype=int8": needs_of(llama7b, LIMITS, kv_format="int8"),
-        "weights of 4 bits (Q4_0)": needs_of(llama7b, LIMITS, weight_format="Q4_0"),
-    }
+    options = cheaper(llama7b, LIMITS)
+    assert list(options) == ["kv_cache_dtype=int8", "the weights in 4 bits (Q4_0)"]
     with pytest.raises(CapacityError) as caught:
         place(needs, card, least_tokens=4096, alternatives=options)
     assert caught.value.needed == needs.total(4096)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roofline.backends.gpu.offload import Immediate, Offload
+from roofline.backends.gpu.offload import Immediate, Offload, link_rate
 from roofline.common.errors import ConfigError
 
 torch = pytest.importorskip("torch")
@@ -144,6 +144,23 @@ def test_what_cannot_be_offloaded_is_refused():
     offload = Offload(layers_of(2), "cpu", [0, 1])
     with offload.using(0), pytest.raises(AssertionError, match="at a time"), offload.using(1):
         pass
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="it needs a GPU")
+@pytest.mark.parametrize("buffers", [1, 2, 3])
+def test_a_gpus_own_streams(buffers):
+    """Layers of 64 MiB, so that copies outlast the host's calls; each use sums its layer on the device."""
+    layers = [{"w": torch.full((4096, 4096), float(index))} for index in range(8)]
+    offload = Offload(layers, "cuda", [0, 2, 3, 5, 7], buffers)
+    sums = []
+    for layer in [*range(8)] * 5:
+        with offload.using(layer) as weights:
+            sums.append(weights["w"].double().sum())
+    assert torch.stack(sums).tolist() == [float(index) * 2**24 for index in range(8)] * 5
+
+
+def test_the_link_is_timed():
+    assert 1e6 < link_rate("cpu", 1 << 20) < 1e13
 
 
 def test_a_model_runs_on_offloaded_layers():

@@ -15,7 +15,7 @@ from roofline.hardware.device import Device
 from roofline.ops.batch import PAGE_TOKENS
 
 BUFFERS = 2  # one layer computes while the next is copied
-Offload = int | Literal["auto"]
+OffloadOption = int | Literal["auto"]
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def place(
     *,
     least_tokens: int,
     tokens: int | None = None,
-    offload: Offload = 0,
+    offload: OffloadOption = 0,
     alternatives: Mapping[str, Needs] | None = None,
 ) -> Placement:
     """Fit a model to a device.
@@ -121,7 +121,7 @@ def place(
     )
 
 
-def _choices(needs: Needs, budget: Budget, offload: Offload) -> list[tuple[int, ...]]:
+def _choices(needs: Needs, budget: Budget, offload: OffloadOption) -> list[tuple[int, ...]]:
     """The layers on the host in each way that is allowed and that the host has room for, fewest first."""
     layers = len(needs.layers)
     counts = range(layers + 1) if offload == "auto" else (offload,)
@@ -129,7 +129,7 @@ def _choices(needs: Needs, budget: Budget, offload: Offload) -> list[tuple[int, 
     return [hosted for hosted in ways if _moved(needs, hosted) <= budget.host]
 
 
-def _hosted(needs: Needs, budget: Budget, tokens: int, offload: Offload) -> tuple[int, ...] | None:
+def _hosted(needs: Needs, budget: Budget, tokens: int, offload: OffloadOption) -> tuple[int, ...] | None:
     """The first way that fits, None where none does."""
     for hosted in _choices(needs, budget, offload):
         if _fixed(needs, hosted) + tokens * needs.token <= budget.room:
@@ -165,7 +165,7 @@ def _seconds(needs: Needs, budget: Budget, hosted: tuple[int, ...]) -> float | N
 
 
 def _refusal(
-    needs: Needs, budget: Budget, tokens: int, offload: Offload, alternatives: Mapping[str, Needs]
+    needs: Needs, budget: Budget, tokens: int, offload: OffloadOption, alternatives: Mapping[str, Needs]
 ) -> CapacityError:
     options = list(_options(needs, budget, tokens, offload, alternatives))
     remedy = f"What fits: {'; '.join(options)}." if options else "Nothing we have makes it fit: take a smaller model."
@@ -183,7 +183,7 @@ def _refusal(
 
 
 def _options(
-    needs: Needs, budget: Budget, tokens: int, offload: Offload, alternatives: Mapping[str, Needs]
+    needs: Needs, budget: Budget, tokens: int, offload: OffloadOption, alternatives: Mapping[str, Needs]
 ) -> Iterator[str]:
     """Each single change that would make it fit, in words."""
     fixed = [_fixed(needs, hosted) for hosted in _choices(needs, budget, offload)]

@@ -3,12 +3,15 @@
 import math
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from roofline.common.errors import ConfigError
 from roofline.ops import formats
 from roofline.ops.batch import BatchLimits
 from roofline.ops.symbol import kv_head_bytes
 from roofline.program.ir import Program, Recipe
+from roofline.program.target import CACHE_ORDERS
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
 
@@ -79,6 +82,18 @@ def needs_of(
     workspace = arena.const + arena.tokens * limits.tokens + arena.rows * limits.rows + extra
     ordered = tuple(layers[index] for index in sorted(layers))
     return Needs(ordered, ends, token, math.ceil(workspace), _fewest(group.kv_heads for group in groups))
+
+
+def cheaper(program: Program, limits: BatchLimits, extra: int = 0) -> dict[str, Needs]:
+    """What could be asked for instead, in words, and its needs: smaller formats of the cache, and weights of 4 bits.
+
+    For `capacity.place`, which names those that would fit.
+    """
+    own = needs_of(program, limits, extra=extra)
+    found = {f"kv_cache_dtype={name}": needs_of(program, limits, kv_format=name, extra=extra) for name in CACHE_ORDERS}
+    with suppress(ConfigError):  # a model whose rows are not whole blocks
+        found["the weights in 4 bits (Q4_0)"] = needs_of(program, limits, weight_format="Q4_0", extra=extra)
+    return {what: needs for what, needs in found.items() if needs.total(1) < own.total(1)}
 
 
 def _bytes(recipe: Recipe, weight_format: str | None) -> int:
