@@ -14,7 +14,10 @@ from roofline.engine.events import Usage
 from roofline.engine.params import SamplingParams
 from roofline.engine.stats import EngineStats
 
-COMMANDS = ("pull", "list", "rm", "show", "generate", "chat", "serve", "doctor", "profile", "parity", "tune", "data")
+COMMANDS = (
+    *("pull", "list", "rm", "show", "generate", "chat", "serve", "doctor", "profile", "parity", "tune", "data"),
+    "kernels",
+)
 STATS = EngineStats(
     prefill_tokens=100,
     prefill_seconds=0.05,

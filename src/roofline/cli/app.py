@@ -18,6 +18,7 @@ from roofline.cli import (
     data,
     doctor,
     generate,
+    kernels,
     lib,
     list_models,
     parity,
@@ -102,6 +103,7 @@ app.command("chat")(chat.command)
 app.command("serve")(serve.command)
 app.command("doctor")(doctor.command)
 app.command("profile")(profile.command)
+app.command("kernels")(kernels.command)
 app.command("parity")(parity.command)
 
 tuning = App(cls=tune.Commands, help="Measure kernel variants for a model and keep what wins: tune [run] MODEL.")

@@ -7,8 +7,12 @@ does not know MI300's 8 bits.
 """
 
 import os
+import sys
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # gpu_golden; gpu_planted, which compiling processes import by name too
 
 
 @pytest.fixture(scope="session", autouse=True)

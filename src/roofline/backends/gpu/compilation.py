@@ -20,7 +20,8 @@ class Compilation:
     kernel: its name in goldens and tile tables; case: what distinguishes this binary ("head_dim=128 decode");
     function: the jitted function; signature: parameter -> Triton type ("*bf16", "i32"), constants left out;
     constants: constexpr parameter -> value, the tile's sizes included; tile: warps, stages and options;
-    dots: whether matrix instructions must be in it; aligned: parameters that are multiples of 16 (all pointers are).
+    dots: whether matrix instructions must be in it; aligned: parameters that are multiples of 16 (all pointers are);
+    large: tensors whose storage may pass 2 GiB (caches), which AMD's compiler addresses in another way.
     """
 
     kernel: str
@@ -31,6 +32,7 @@ class Compilation:
     tile: Tile
     dots: bool
     aligned: tuple[str, ...] = ()
+    large: tuple[str, ...] = ()
 
 
 def pointers(**dtypes: str) -> dict[str, str]:

@@ -1,0 +1,23 @@
+"""Rewrite the goldens of compiled kernels, of the chips that are named or all; the diff is what a change does to them.
+
+Stops where a gate is not passed: a golden is not the place to accept that.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import gpu_golden as golden
+
+from roofline.backends.gpu import static
+from roofline.hardware import chips
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or chips.chips():
+        proofs = list(static.prove([chips.get(name)]))
+        violations = [str(violation) for proof in proofs for violation in proof.violations]
+        if violations:
+            sys.exit("\n".join(violations))
+        golden.write(name, proofs)
+        print(f"{name}: {len(proofs)} binaries, {sum(proof.seconds for proof in proofs):.1f} s of compiling")
