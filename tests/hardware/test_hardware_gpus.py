@@ -45,7 +45,7 @@ def test_nvidias_driver_alone_does_not_tell_an_architecture(tmp_path: Path) -> N
 def test_what_libraries_know_is_added(tmp_path: Path) -> None:
     torch = torch_module("amd", torch_device("AMD Instinct MI100", "gfx908:sramecc+:xnack-", 120, 31 * GIB, 0x65))
     mi100, titan = gpus.detect(chimera(tmp_path), torch=torch, pynvml=nvml())
-    assert (mi100.name, mi100.torch, mi100.memory) == ("AMD Instinct MI100", 0, 32 * GIB)
+    assert (mi100.name, mi100.torch, mi100.memory) == ("AMD Instinct MI100", 0, 31 * GIB)
     assert mi100.sources == ("kfd", "drm", "torch")
     assert (titan.arch, titan.memory, titan.torch, titan.pci) == ("sm_61", 12 * GIB, None, "0000:17:00.0")
     with pytest.raises(UnsupportedError, match=r"TITAN X \(Pascal\) \(sm_61\).*no tensor cores"):
@@ -182,6 +182,24 @@ def test_devices_that_an_environment_variable_hides(tmp_path: Path) -> None:
     assert [device.torch for device in devices] == [None, 1, None, 0]
 
 
+def test_a_slice_has_its_own_memory_and_not_the_products_figures(tmp_path: Path) -> None:
+    nvidia(tmp_path, 0x17, "NVIDIA TITAN X (Pascal)")
+    slices = [torch_device("NVIDIA H200 MIG 1g.18gb", "sm_90", 16, 16 * GIB, 0x17) for _ in range(2)]
+    devices = gpus.detect(tmp_path, torch=torch_module("nvidia", *slices), pynvml=nvml())
+    assert [(device.torch, device.memory, device.usable) for device in devices[1:]] == [(1, 16 * GIB, 16 * GIB)]
+    assert devices[0].memory == 12 * GIB  # the smaller of NVML's and torch's
+    assert devices[1].product is None
+
+
+def test_a_vendors_name_leaves_out_the_screens_device(tmp_path: Path) -> None:
+    amd(tmp_path, 1, 0x03, 90010, 0x740F, 104, 64 * GIB)
+    amd(tmp_path, 2, 0x0A, 100306, 0x164E, 2, 1 * GIB, 8 * GIB)
+    devices = gpus.detect(tmp_path)
+    assert [device.arch for device in devices] == ["gfx90a", "gfx1036"]
+    assert gpus.select(devices, "amd") == devices[:1]
+    assert gpus.select(devices, "amd:1") == gpus.select(devices[1:], "amd") == devices[1:]
+
+
 def test_an_older_torch_says_no_address(tmp_path: Path) -> None:
     chimera(tmp_path)
     amd(tmp_path, 2, 0x70, 90010, 0x740F, 104, 64 * GIB)
@@ -271,9 +289,9 @@ def test_amdsmi() -> None:
 
 def test_libraries_that_are_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """amdsmi without the driver's library fails with a KeyError."""
-    write(tmp_path, "amdsmi.py", "{}['libamd_smi.so']\n")
-    write(tmp_path, "pynvml.py", "nvmlInit = None\n")
+    write(tmp_path, "library_without_driver.py", "{}['libamd_smi.so']\n")
+    write(tmp_path, "library_with_driver.py", "init = None\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert gpus.installed("amdsmi") is None
+    assert gpus.installed("library_without_driver") is None
     assert gpus.installed("no_such_library") is None
-    assert gpus.installed("pynvml") is not None
+    assert gpus.installed("library_with_driver") is not None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from roofline.common.errors import ConfigError
-from roofline.hardware import gpus_libraries, gpus_sysfs
+from roofline.hardware import chips, gpus_libraries, gpus_sysfs
 from roofline.hardware.device import Device
 
 VENDORS = ("amd", "nvidia", "intel")
@@ -48,8 +48,9 @@ def installed(library: str) -> Any | None:
 def merged(sources: Iterable[Sequence[Device]]) -> tuple[Device, ...]:
     """One list of several: devices of one PCI address (the nth at that address with the nth) are one device.
 
-    Earlier sources win but for the name, which a library knows better than /sys. A device without an address takes the
-    place of the first that its source has not told of yet and whose architecture agrees.
+    Earlier sources win but for the name, which a library knows better than /sys, and the memory, of which the smallest
+    figure counts: torch may have a slice of a device. A device without an address takes the place of the first that its
+    source has not told of yet and whose architecture agrees.
     """
     joined: list[Device] = []
     for devices in sources:
@@ -87,7 +88,7 @@ def _joined(known: Device, more: Device) -> Device:
         pci=known.pci or more.pci,
         code=known.code or more.code,
         units=known.units if known.units is not None else more.units,
-        memory=known.memory if known.memory is not None else more.memory,
+        memory=min((told for told in (known.memory, more.memory) if told is not None), default=None),
         shared=known.shared if known.shared is not None else more.shared,
         unified=known.unified or more.unified,
         torch=known.torch if known.torch is not None else more.torch,
@@ -107,7 +108,8 @@ def select(devices: Sequence[Device], wanted: str) -> tuple[Device, ...]:
     """The devices that a text names: ids ("amd:0", "nvidia:1"), vendors, products ("MI100") or architectures.
 
     Several with commas, in that order, each once; a bare number goes on with the vendor of the id before it
-    ("amd:0,1,4,6"). Raises ConfigError, with all there are, where a part names none.
+    ("amd:0,1,4,6"). A vendor's name leaves out what no kernel is compiled for, such as the part of a CPU that drives
+    the screen, where it has other devices. Raises ConfigError, with all there are, where a part names none.
     """
     chosen: list[Device] = []
     vendor = ""
@@ -115,6 +117,8 @@ def select(devices: Sequence[Device], wanted: str) -> tuple[Device, ...]:
         if part.isdigit() and vendor:
             part = f"{vendor}:{part}"
         found = [device for device in devices if part and part in _names(device)]
+        if part in VENDORS:
+            found = [device for device in found if chips.refused(device.arch) is None] or found
         if not found:
             there = ", ".join(f"{device.title} ({device.arch or 'architecture not known'})" for device in devices)
             raise ConfigError(f"no GPU of this host is {part or wanted!r}; there are: {there or 'none'}")
