@@ -210,3 +210,13 @@ def test_a_parameter_of_another_kind_is_refused():
     held["model.norm.weight"] = held["model.norm.weight"].as_subclass(Sharded)
     model.state_dict = lambda: held
     refused(model, UnsupportedError, "Sharded")
+
+
+@pytest.mark.parametrize("name", ["llama3_tied", "qwen3_tied", "mpt"])
+@pytest.mark.parametrize("kv_cache_dtype", ["bf16", "int8"])
+def test_cpu_and_reference_give_the_same_bits(name, kv_cache_dtype):
+    model, input_ids = models.build(name, torch.bfloat16), models.ids(37)
+    options = {"kv_cache_dtype": kv_cache_dtype, "threads": 1}
+    with from_model(model, **options) as ours, from_model(model, backend="reference", **options) as slow:
+        assert torch.equal(ours.logits(input_ids), slow.logits(input_ids))
+        assert torch.equal(ours.hidden_states(input_ids), slow.hidden_states(input_ids))
