@@ -27,7 +27,7 @@ def cache_size(
     settings: the fields of the model's configuration.
     Raises ConfigError or CapacityError where they do not fit the model, the machine or each other.
     """
-    longest = _max_context(settings["max_position"], max_model_len)
+    longest = max_context(settings["max_position"], max_model_len)
     pages = _pages(settings, cache_tokens, kv_dtype)
     longest = min(longest, pages * PAGE_TOKENS) if max_model_len is None else longest
     if pages * PAGE_TOKENS < longest:
@@ -36,7 +36,8 @@ def cache_size(
     return pages, longest
 
 
-def _max_context(positions: int, wanted: int | None) -> int:
+def max_context(positions: int, wanted: int | None) -> int:
+    """The longest context: as asked, or the model's own. Raises ConfigError where the model has fewer positions."""
     if wanted is None:
         return positions
     if not 1 <= wanted <= positions:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roofline.bundle import cached
-from roofline.bundle.cache_size import cache_size, resolve_kv_dtype
+from roofline.bundle.cache_size import cache_size, max_context, resolve_kv_dtype
 from roofline.bundle.reader import is_bundle, open_bundle
 from roofline.common import extensions, log
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from roofline.weights.checkpoint import Checkpoint
 
 MOST_DRAFTED = 64  # logit rows for drafted tokens: with more sequences than these serve, a step is busy without drafts
-BACKENDS = ("cpu", "reference")
+BACKENDS = ("cpu", "gpu", "reference")
 ARITHMETICS = ("cpu", "plain")  # that the reference computes in: another backend's, or float32 throughout
 BUNDLED_KV_DTYPE = "bf16"  # of the cache that a bundle's program and prices are written for
 Progress = Callable[[str, int, int | None], None]  # see weights.sources.pull
@@ -66,6 +66,8 @@ def load(
     source: "str | Checkpoint" = "smollm2-135m",
     *,
     backend: str = "cpu",
+    device: str = "auto",
+    exact: bool = False,
     threads: int | None = None,
     isa: str | None = None,
     cache_tokens: int | None = None,
@@ -87,7 +89,10 @@ def load(
     Weights are compiled into a cached bundle first, unless ROOFLINE_BUNDLES is off.
 
     Args:
-        backend: "cpu", or "reference" (torch, slow).
+        backend: "cpu", "gpu", or "reference" (torch, slow).
+        device: of the gpu backend: "amd:0", "nvidia:1", a product's or an architecture's name (see `roofline doctor`);
+            "auto" is the first that torch can use.
+        exact: on a GPU, no sum whose order depends on what else is in a step; elsewhere that is so anyway.
         cache_tokens: tokens the KV cache holds; default 16,384, or what a quarter of the free memory holds if less.
         kv_cache_dtype: "bf16"; "int8", half the bytes, with a scale for each token and head; "auto" is "bf16".
         max_model_len: positions served; default the model's own, cut to the cache.
@@ -107,6 +112,8 @@ def load(
     start = time.perf_counter()
     if backend not in BACKENDS:
         raise UnsupportedError(f"backend {backend!r}", "there is no such backend", BACKENDS)
+    if backend != "gpu" and device != "auto":
+        raise UnsupportedError(f"device={device!r} with backend {backend!r}", "it has no devices", ("backend=gpu",))
     kv_dtype = _cache_dtype(backend, kv_cache_dtype, arithmetic)
     path, bundle, checkpoint = _open(source, backend, weights, progress)
     if bundle is not None:
@@ -115,7 +122,10 @@ def load(
     else:
         assert checkpoint is not None, "without a bundle there is a checkpoint"
         settings = checkpoint.model_config()[1]
-    pages, longest = cache_size(settings, cache_tokens, max_model_len, kv_dtype)
+    if backend == "gpu":
+        pages, longest = 0, max_context(settings["max_position"], max_model_len)
+    else:
+        pages, longest = cache_size(settings, cache_tokens, max_model_len, kv_dtype)
     limits = BatchLimits(
         tokens=max(max_batch_tokens, max_running),
         segments=max_running,
@@ -136,7 +146,12 @@ def load(
         assert checkpoint is not None, "without a bundle there is a checkpoint"
         with ThreadPoolExecutor(1) as beside:
             reading = beside.submit(load_text, checkpoint) if text else None
-            make = _cpu if backend == "cpu" else partial(_reference, arithmetic)
+            makers: dict[str, Callable[..., tuple[Executable, Mapping[str, str]]]] = {
+                "cpu": _cpu,
+                "gpu": partial(_gpu, cache_tokens, max_model_len, device, exact),
+                "reference": partial(_reference, arithmetic),
+            }
+            make = makers[backend]
             config = ModelConfig.of(settings)
             executable, notes = make(checkpoint, config, kv_dtype, limits, pages, longest, threads, isa, verify, tuned)
             words = reading.result() if reading is not None else (None, None)
@@ -255,6 +270,8 @@ def _cache_dtype(backend: str, asked: str, arithmetic: str) -> str:
     if arithmetic not in ARITHMETICS or (backend != "reference" and arithmetic != "cpu"):
         reason = "only the reference backend can be told what to compute in"
         raise UnsupportedError(f"arithmetic {arithmetic!r} with backend {backend!r}", reason, ARITHMETICS)
+    if backend == "gpu":
+        return asked  # the model's file decides: bundle/gpu.py
     if arithmetic != "plain":
         return resolve_kv_dtype(asked)
     if asked != "auto":
@@ -463,6 +480,40 @@ def weights_hash(checkpoint: "Checkpoint") -> str:
         if formats.packed(info.format).name != info.format:  # what a format from outside means by them may change
             digest.update(formats.packed_bytes(info.format, raw).data)
     return digest.hexdigest()
+
+
+def _gpu(
+    cache_tokens: int | None,
+    max_model_len: int | None,
+    device: str,
+    exact: bool,
+    checkpoint: "Checkpoint",
+    config: "ModelConfig",
+    kv_dtype: str,
+    limits: BatchLimits,
+    pages: int,
+    longest: int,
+    threads: int | None,
+    isa: str | None,
+    verify: bool,
+    tuned: bool,
+) -> "tuple[Executable, Mapping[str, str]]":
+    if isa is not None:
+        raise UnsupportedError(f"isa={isa!r} with the gpu backend", "its chip is the device's", ("device=...",))
+    from roofline.bundle.gpu import load_gpu
+
+    return load_gpu(
+        checkpoint,
+        config,
+        limits,
+        weights_hash=weights_hash(checkpoint),
+        longest=longest,
+        fixed_length=max_model_len is not None,
+        cache_tokens=cache_tokens,
+        kv_dtype=kv_dtype,
+        device=device,
+        exact=exact,
+    )
 
 
 def _reference(

@@ -30,7 +30,7 @@ LIMITS = BatchLimits(tokens=64, segments=4, rows=8, pages=64)
 
 def models(name, exact=False):
     """(gpu executable, reference executable) of one Program."""
-    from roofline.backends.gpu.executable import GpuExecutable, Placement
+    from roofline.backends.gpu.executable import GpuExecutable, Runtime
     from roofline.backends.reference.executable import ReferenceExecutable
 
     config, form = MODELS[name]
@@ -39,7 +39,7 @@ def models(name, exact=False):
     activations = "f16" if form == "F16" else "bf16"
     program = compile_program(registry.get(cfg.family), cfg, source.tensors, target.gpu(activations, exact))
     shape = {"limits": LIMITS, "num_pages": 16, "max_context": 128, "weights_hash": "7e57"}
-    gpu = GpuExecutable(program, source.read, Placement(chips.get("sm_90"), "cpu", exact), **shape)
+    gpu = GpuExecutable(program, source.read, Runtime(chips.get("sm_90"), "cpu", exact), **shape)
     return gpu, ReferenceExecutable(program, source.read, **shape)
 
 
@@ -121,7 +121,7 @@ def test_padding_writes_to_the_scratch_page_only():
     gpu.batch.fill(second, [0, 1])
     gpu._pad(sizes)
     gpu._upload()
-    gpu._last = gpu._step(sizes)
+    gpu._last = gpu.step_of(sizes)
     gpu._run(gpu._last)
     assert np.array_equal(gpu.logits(), want)
     for pages, old in zip(gpu._caches["kv0"], after, strict=True):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Placement:
+class Runtime:
     """Where a Program runs. device: torch's name ("cuda:0"; "cpu" for Triton's interpreter); graphs: capture decode
     steps, which needs a GPU; exact: no order of sums that depends on the step."""
 
@@ -43,7 +43,7 @@ class GpuExecutable:
     Args:
         program: planned.
         read: file tensor name -> its bytes.
-        placement: chip and device.
+        runtime: chip and device.
         limits, num_pages, max_context: of the batch and the cache.
         weights_hash: identity of the weights, part of the fingerprint.
 
@@ -54,7 +54,7 @@ class GpuExecutable:
         self,
         program: Program,
         read: Read,
-        placement: Placement,
+        runtime: Runtime,
         *,
         limits: BatchLimits,
         num_pages: int,
@@ -63,7 +63,7 @@ class GpuExecutable:
     ) -> None:
         import torch
 
-        self.program, self.placement = program, placement
+        self.program, self.runtime = program, runtime
         self.limits, self.num_pages, self.max_context = limits, num_pages, max_context
         self.clock: Clock = MonotonicClock()
         self.batch = Batch(limits)
@@ -71,12 +71,12 @@ class GpuExecutable:
         self.vocab_size = types[program.logits].width
         self.page_bytes = sum(PAGE_TOKENS * group.token_bytes for group in program.kv_groups.values())
         dtype = activations(program)
-        self.weights = DeviceWeights(program, read, dtype, placement.device)
+        self.weights = DeviceWeights(program, read, dtype, runtime.device)
         self.weight_bytes = self.weights.nbytes
-        products = Products(placement.chip, dtype, placement.exact)
+        products = Products(runtime.chip, dtype, runtime.exact)
         tables = {name: self._turns(table) for name, table in program.tables.items()}
         lowering = Lowering(
-            program, placement.chip, self.weights, products, tables, placement.device, placement.exact
+            program, runtime.chip, self.weights, products, tables, runtime.device, runtime.exact
         )  # fmt: skip
         self._launches = lowering.launches()
         self._scratch_page = num_pages
@@ -86,14 +86,15 @@ class GpuExecutable:
         }
         assert program.plan is not None, "a planned Program"
         size = program.plan.arena.at(tokens=limits.tokens, rows=limits.rows)
-        self._arena = torch.empty(size, dtype=torch.uint8, device=placement.device)
-        self._scratch = torch.empty(self._scratch_bytes(products), dtype=torch.uint8, device=placement.device)
-        self._slots = torch.empty(limits.tokens, dtype=torch.int64, device=placement.device)  # [tokens]
+        self._arena = torch.empty(size, dtype=torch.uint8, device=runtime.device)
+        self._scratch = torch.empty(self._scratch_bytes(products), dtype=torch.uint8, device=runtime.device)
+        self._slots = torch.empty(limits.tokens, dtype=torch.int64, device=runtime.device)  # [tokens]
         self._host = torch.from_numpy(self.batch.buffer)
-        if placement.device != "cpu":
-            self._host = self._host.pin_memory()
-        self._fields = torch.zeros(self.batch.buffer.size, dtype=torch.int32, device=placement.device)
-        self._graphs = Graphs(self._run, self._step) if placement.graphs and placement.device != "cpu" else None
+        self._uploaded = None if runtime.device == "cpu" else torch.cuda.Event()
+        if self._uploaded is not None:
+            self._host = self._host.clone().pin_memory()
+        self._fields = torch.zeros(self.batch.buffer.size, dtype=torch.int32, device=runtime.device)
+        self._graphs = Graphs(self._run, self.step_of) if runtime.graphs and runtime.device != "cpu" else None
         self._price = price(program)
         self._last: Step | None = None
         self.fingerprint = self._fingerprint(weights_hash)
@@ -112,7 +113,7 @@ class GpuExecutable:
             self._last = self._graphs.step(sizes)
         else:
             self._upload()
-            self._last = self._step(sizes)
+            self._last = self.step_of(sizes)
             self._run(self._last)
 
     def _pad(self, sizes: Sizes) -> None:
@@ -129,11 +130,20 @@ class GpuExecutable:
     def _upload(self) -> None:
         import torch
 
-        if self._host.is_pinned():  # the copy of the step before has been made: its ids were waited for
-            self._host.copy_(torch.from_numpy(self.batch.buffer))
-        self._fields.copy_(self._host, non_blocking=True)
+        batch = self.batch
+        if self._uploaded is not None:  # what is copied from is about to change
+            self._uploaded.synchronize()
+        tables, rows = batch.offsets["pages"], batch.offsets["logit_rows"]
+        used = int(batch.page_start[batch.segments])
+        for start, stop in ((0, tables), (tables, tables + used), (rows, rows + self.limits.rows)):
+            if self._uploaded is not None:
+                self._host[start:stop] = torch.from_numpy(batch.buffer[start:stop])
+            self._fields[start:stop].copy_(self._host[start:stop], non_blocking=True)
+        if self._uploaded is not None:
+            self._uploaded.record()
 
-    def _step(self, sizes: Sizes) -> Step:
+    def step_of(self, sizes: Sizes) -> Step:
+        """The tensors that a step of these sizes works on."""
         fields = {}
         lengths = {"segments": sizes.segments, "tokens": sizes.tokens, "rows": sizes.rows}
         for name, count in (
@@ -155,7 +165,7 @@ class GpuExecutable:
         from roofline.backends.gpu.kernels.slots import slots
 
         fields = {name: step.fields[name] for name in ("header", "positions", "seg_start", "page_start", "pages")}
-        slots(self.placement.chip, **fields, scratch_page=self._scratch_page, out=step.slots)
+        slots(self.runtime.chip, **fields, scratch_page=self._scratch_page, out=step.slots)
 
     def _device_logits(self) -> "Tensor":
         assert self._last is not None, "no step was run"
@@ -170,7 +180,7 @@ class GpuExecutable:
         """One id for each logit row; -1 where a row's logits hold NaN. Waits for the device."""
         from roofline.backends.gpu.kernels.sample import sample
 
-        return sample(self.placement.chip, self._device_logits(), rows).fetch()
+        return sample(self.runtime.chip, self._device_logits(), rows).fetch()
 
     def step_cost(self) -> StepCost:
         """The price of the step now in `batch`."""
@@ -190,10 +200,10 @@ class GpuExecutable:
         context = int(batch.context_len[: batch.segments].max(initial=1))
         sizes = sizes or Sizes(batch.tokens, batch.rows, batch.segments, int(lengths.max(initial=1)), context)
         self._upload()
-        step = self._step(sizes)
+        step = self.step_of(sizes)
         self._last = step
         self._fill_slots(step)
-        if self.placement.device == "cpu":
+        if self.runtime.device == "cpu":
             seconds = []
             for _, launch in self._launches:
                 start = time.perf_counter()
@@ -221,7 +231,7 @@ class GpuExecutable:
         import torch
 
         cos, sin = cos_sin(table, np.arange(self.max_context))
-        device = self.placement.device
+        device = self.runtime.device
         return torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device)
 
     def _pages(self, layers: int, kv_heads: int, head_dim: int, form: str) -> "tuple[Tensor, Tensor]":
@@ -231,7 +241,7 @@ class GpuExecutable:
         if form not in dtypes():
             raise UnsupportedError(f"a cache of {form!r} on a GPU", "its kernels do not read it", ("bf16", "f16"))
         shape = (layers, self.num_pages + 1, kv_heads, PAGE_TOKENS, head_dim)
-        k, v = (torch.empty(shape, dtype=dtypes()[form], device=self.placement.device) for _ in range(2))
+        k, v = (torch.empty(shape, dtype=dtypes()[form], device=self.runtime.device) for _ in range(2))
         return k, v
 
     def _scratch_bytes(self, products: Products) -> int:
@@ -246,8 +256,8 @@ class GpuExecutable:
             shape = {"heads": instr.attr("heads"), "kv_heads": kv_heads, "head_dim": head_dim}
             for tokens, query in ((self.limits.segments, 1), (self.limits.tokens, self.limits.tokens)):
                 how = prepare(
-                    self.placement.chip, tokens=tokens, segments=1 if query > 1 else tokens, max_query=query,
-                    max_context=self.max_context, window=instr.attr("window"), exact=self.placement.exact, **shape,
+                    self.runtime.chip, tokens=tokens, segments=1 if query > 1 else tokens, max_query=query,
+                    max_context=self.max_context, window=instr.attr("window"), exact=self.runtime.exact, **shape,
                 )  # fmt: skip
                 most = max(most, 4 * workspace_floats(how, tokens), 4 * 512 * 2 * 256 * (head_dim + 2))
         return most
@@ -256,7 +266,7 @@ class GpuExecutable:
         import torch
         import triton
 
-        chip, exact = self.placement.chip.name, self.placement.exact
+        chip, exact = self.runtime.chip.name, self.runtime.exact
         versions = torch.__version__, triton.__version__
         parts = (weights_hash, self.program.digest(), "gpu", chip, *versions, f"exact:{exact}")
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

@@ -34,7 +34,7 @@ class Products:
                 continue
             layout, columns = part.held.layout, part.held.columns
             sums = 4 * tokens * (columns // layout.group) if layout.has_minimum else 0
-            wide = 2 * part.rows * columns + 2 * tokens * part.rows if tokens >= WIDEN and not self.exact else 0
+            wide = 2 * part.rows * columns + 2 * tokens * part.rows if tokens >= WIDEN else 0
             needed = max(needed, sums, wide)
         return needed
 

@@ -1,0 +1,97 @@
+"""A checkpoint on a GPU: the Program for it, what fits, and the notes of what was chosen."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from roofline.common.errors import ConfigError
+from roofline.common.units import human_bytes
+from roofline.ops.batch import PAGE_TOKENS, BatchLimits
+
+if TYPE_CHECKING:
+    from roofline.backends.gpu.executable import GpuExecutable
+    from roofline.models.config import ModelConfig
+    from roofline.program.ir import Program
+    from roofline.weights.checkpoint import Checkpoint
+
+RESERVED = 0.05  # of a device's free memory, for what the library and the driver take while they run
+MOST_TOKENS = 1 << 20  # of a cache whose size nobody asked for
+
+
+def compile_for_gpu(checkpoint: "Checkpoint", config: "ModelConfig", kv_dtype: str, exact: bool) -> "Program":
+    """The Program in the arithmetic of GPUs: 16-bit rows, in the format of the file where that is F16.
+
+    Raises ConfigError for a cache of another format.
+    """
+    from roofline.models import registry
+    from roofline.program import target
+    from roofline.program.compile import compile_program
+
+    matrices = {info.format for info in checkpoint.tensors.values() if len(info.shape) == 2}
+    activations = "f16" if matrices == {"F16"} else "bf16"
+    if kv_dtype not in ("auto", activations):
+        raise ConfigError(
+            f"the cache of this model on a GPU is {activations}, not {kv_dtype}: leave kv_cache_dtype out"
+        )
+    return compile_program(registry.get(config.family), config, checkpoint.tensors, target.gpu(activations, exact))
+
+
+def load_gpu(
+    checkpoint: "Checkpoint",
+    config: "ModelConfig",
+    limits: BatchLimits,
+    *,
+    weights_hash: str,
+    longest: int,
+    fixed_length: bool,
+    cache_tokens: int | None,
+    kv_dtype: str = "auto",
+    device: str = "auto",
+    exact: bool = False,
+) -> "tuple[GpuExecutable, Mapping[str, str]]":
+    """The executable, its cache as large as the device allows unless cache_tokens says.
+
+    longest: positions served, where fixed_length; else at most so many, cut to the cache.
+
+    Raises UnsupportedError, CapacityError, ConfigError: with cause and remedy.
+    """
+    from roofline.backends.gpu.capacity import Budget, place
+    from roofline.backends.gpu.devices import find
+    from roofline.backends.gpu.exactness import exact_over_fast
+    from roofline.backends.gpu.executable import GpuExecutable, Runtime
+    from roofline.backends.gpu.needs import needs_of
+
+    program = compile_for_gpu(checkpoint, config, kv_dtype, exact)
+    found = find(device)
+    budget = Budget.of(found.device, free=int(found.free * (1 - RESERVED)))
+    needs = needs_of(program, limits, extra=_scratch(program, limits))
+    least = longest if fixed_length else PAGE_TOKENS
+    pages = place(needs, budget, least_tokens=least, tokens=cache_tokens).pages
+    pages = min(pages, MOST_TOKENS // PAGE_TOKENS) if cache_tokens is None else pages
+    longest = min(longest, pages * PAGE_TOKENS)
+    runtime = Runtime(found.chip, f"cuda:{found.number}", exact)
+    executable = GpuExecutable(
+        program,
+        checkpoint.read,
+        runtime,
+        limits=limits,
+        num_pages=pages,
+        max_context=longest,
+        weights_hash=weights_hash,
+    )
+    (group,) = program.kv_groups.values()
+    size = human_bytes(executable.page_bytes * pages)
+    notes = {
+        "device": f"{found.device.title}, kernels for {found.chip.name}",
+        "weights": f"{human_bytes(executable.weight_bytes)} on the device",
+        "cache": f"{pages * PAGE_TOKENS} tokens in {group.format}, {size}",
+    }
+    if exact:
+        ratios = ", ".join(f"{rows} rows {exact_over_fast(executable, rows):.2f}" for rows in (1, limits.tokens))
+        notes["exact"] = f"time of a layer's products over the fast ones: {ratios}"
+    return executable, notes
+
+
+def _scratch(program: "Program", limits: BatchLimits) -> int:
+    """Bytes of the workspace that the Program does not know of: a widened matrix, and the rows it makes."""
+    sizes = [recipe.shape for recipe in program.weights.values() if len(recipe.shape) == 2]
+    return max(2 * rows * columns + 2 * limits.tokens * rows for rows, columns in sizes)
