@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roofline.common.errors import ConfigError, UnsupportedError
-from roofline.hardware import gpus, gpus_libraries
+from roofline.hardware import gpus, gpus_libraries, gpus_sysfs
 from roofline.hardware.device import Device
 from tests.hardware.trees import GIB, KFD, amd, card, chimera, cpu_node, nvidia, torch_device, torch_module, write
 
@@ -295,3 +295,16 @@ def test_libraries_that_are_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert gpus.installed("library_without_driver") is None
     assert gpus.installed("no_such_library") is None
     assert gpus.installed("library_with_driver") is not None
+
+
+@pytest.mark.parametrize(
+    ("facts", "address"),
+    [
+        ({"location_id": 0xF500}, "0000:f5:00.0"),
+        ({"location_id": 0x050B, "domain": 1}, "0001:05:01.3"),
+        ({"location_id": 3 << 28 | 0x7500}, "0000:75:00.0"),  # the fourth partition of a device
+        ({}, "0000:00:00.0"),
+    ],
+)
+def test_addresses_as_amdkfd_packs_them(facts: dict[str, int], address: str) -> None:
+    assert gpus_sysfs.kfd_address(facts) == address

@@ -62,6 +62,7 @@ def get(name: str) -> Chip:
     return chips()[name]
 
 
+@cache  # and so the warning comes once
 def resolve(name: str) -> Chip:
     """The row to use for a device of this architecture, as drivers and torch name it ("gfx90a:sramecc+:xnack-").
 
