@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from roofline.backends.gpu import gemm_tuning
+from roofline.backends.gpu import dense, gemm_tuning, linear_tuning
 from roofline.cli import app
-from roofline.hardware import tunableop
+from roofline.hardware import chips, tunableop
 from roofline.hardware.tunableop import Row
 from roofline.program.gemms import Gemm
 
@@ -50,7 +50,7 @@ def test_what_is_imported_is_explained_and_exported(run, tmp_path):
     assert "3 results" in run("export", "--chip", "gfx942", "--tunableop", "out.csv")
     assert len(tunableop.read(tmp_path / "out.csv").rows) == 3
     assert run("explain", "--tunableop", "out.csv") == told
-    assert json.loads(run("explain", "--chip", "gfx942", "--json"))[0]["validators"] == AMD
+    assert json.loads(run("explain", "--chip", "gfx942", "--json"))["tunableop"][0]["validators"] == AMD
 
 
 def test_other_versions_are_not_mixed(run, tmp_path):
@@ -121,15 +121,42 @@ class FakeTunable:
     def tuning_enable(self, on=True):
         pass
 
+    def read_file(self, name):
+        self.read = name
+
+
+class FakeTrial:
+    """A product of which the second tile is faster than torch's."""
+
+    candidates, dropped = ("BLOCK_M=16 warps=1 stages=1", "BLOCK_M=16 warps=2 stages=1"), {}
+
+    def __init__(self, gemm, chip):
+        self.gemm, self.count = gemm, 0
+
+    def seconds(self, contestant):
+        self.count += 1
+        return (8e-6 if "warps=2" in contestant else 1e-5) * (1 + 0.001 * (self.count % 7))
+
 
 @pytest.fixture
-def tunable(monkeypatch):
+def gpu(monkeypatch):
+    """gpu(chip): torch's only device."""
     torch = pytest.importorskip("torch")
-    fake = FakeTunable()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a product")
+    monkeypatch.setattr(linear_tuning, "Trial", FakeTrial)
+    return lambda chip: monkeypatch.setattr(dense, "chip_of", lambda number: chips.get(chip))
+
+
+@pytest.fixture
+def tunable(monkeypatch, gpu):
+    import torch
+
+    gpu("gfx942")
+    fake = FakeTunable()
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "tunable", fake)
-    monkeypatch.setattr(torch.version, "hip", "7.0")
     monkeypatch.setitem(sys.modules, "torch.cuda.tunable", fake)
     monkeypatch.setattr(torch, "randn", lambda *sizes, dtype, device: SimpleNamespace(sizes=sizes, dtype=dtype))
 
@@ -151,10 +178,40 @@ def test_a_models_products_are_tuned_kept_and_stored(run, tmp_path, tunable):
     assert {row.solution for row in found.rows.values()} == {"Gemm_Rocblas_2"}
     assert found.validators == AMD
     assert tunable.on[-1] is False
+    assert tunable.read == "tuned.csv"  # before torch's product competes
     assert not tunable.named.startswith(str(tmp_path))
     assert f"0 products to tune; {len(found.rows)} are known" in run(
         "gemms", "preset:smollm2-135m", "--out", "tuned.csv", *GRID
     )
+
+
+def test_torchs_product_and_ours_compete_on_nvidia_too(run, gpu):
+    gpu("sm_90")
+    assert "leave it out" in run("gemms", "preset:smollm2-135m", "--out", "tuned.csv", *GRID, code=1)
+    told = run("gemms", "preset:smollm2-135m", *GRID).splitlines()
+    count = int(told[0].split()[0])
+    assert told[0].startswith(f"{count} contests between torch's product and ours; the first says")
+    assert len(told) == count + 1
+    assert "BLOCK_M=16 warps=2 stages=1, faster by 20" in told[1]
+    assert told[-1].endswith("0 left, about 0 us")
+    explained = run("explain", "--chip", "sm_90")
+    assert "torch's product or ours: a product, kernels " in explained
+    assert explained.count("warps=2") == count
+    assert len(json.loads(run("explain", "--chip", "sm_90", "--json"))["choices"]) == count
+    assert f"0 contests between torch's product and ours; {count} are known" in run(
+        "gemms", "preset:smollm2-135m", *GRID
+    )
+
+
+def test_contests_end_with_the_budget(run, gpu, monkeypatch):
+    import time
+
+    gpu("sm_90")
+    clock = iter(range(0, 10**6, 10))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    told = run("gemms", "preset:smollm2-135m", "--budget", "100", *GRID).splitlines()
+    assert told[-1].endswith("are left: run the same command again to go on")
+    assert 2 <= len(told) < 8
 
 
 def test_a_budget_stops_and_the_next_run_goes_on(tmp_path, tunable, monkeypatch):
@@ -177,6 +234,5 @@ def test_a_product_that_torch_runs_otherwise_is_said(tmp_path, tunable, monkeypa
         list(tuner.run())
 
 
-def test_without_amds_gpu_nothing_is_tuned(run):
-    pytest.importorskip("torch")
-    assert "--untuned" in run("gemms", "preset:smollm2-135m", "--out", "tuned.csv", *GRID, code=1)
+def test_without_a_gpu_nothing_is_tuned(run):
+    assert "--untuned" in run("gemms", "preset:smollm2-135m", *GRID, code=1)

@@ -30,6 +30,7 @@ from roofline.cli import (
     train,
     train_card,
     tune,
+    tune_files,
     tune_gemms,
 )
 from roofline.cli.options import typed
@@ -110,8 +111,8 @@ tuning = App(cls=tune.Commands, help="Measure kernel variants for a model and ke
 tuning.command("run")(tune.run)
 tuning.command("explain")(tune.explain)
 tuning.command("gemms")(tune_gemms.gemms)
-tuning.command("export")(tune_gemms.export)
-tuning.command("import")(tune_gemms.import_)
+tuning.command("export")(tune_files.export)
+tuning.command("import")(tune_files.import_)
 app.add_typer(tuning, name="tune")
 
 training = App(cls=tune.Commands, help="Train a model: train [run] CONFIG.yaml.")

@@ -71,11 +71,11 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """What was chosen for each op and regime, against what, by how much and with how much noise, and why."""
-    from roofline.cli import tune_gemms
+    from roofline.cli import tune_files
     from roofline.hardware import detect, tunings
 
     if chip is not None or tunableop is not None:
-        tune_gemms.explain(chip, tunableop, as_json)
+        tune_files.explain(chip, tunableop, as_json)
         return
     executable = _executable(model, threads, isa, weights, kv_cache_dtype)
     machine = detect.detect()

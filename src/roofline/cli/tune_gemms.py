@@ -1,180 +1,97 @@
-"""roofline tune gemms, export, import: PyTorch TunableOp's files, made of a model's shapes, a GPU, or the store."""
+"""roofline tune gemms: the fastest kernel for each of a model's 16-bit products on this GPU."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from roofline.cli.options import Weights
+from roofline.cli.tune_files import Batches, Prompt, choice, line, products_of, store
 from roofline.common.errors import ConfigError
 
 if TYPE_CHECKING:
-    from roofline.backends.gpu.gemm_tuning import Split
+    from roofline.hardware.chips import Chip
+    from roofline.program.gemms import Gemm
 
 Shaped = Annotated[str, typer.Argument(help="A name, preset:NAME, or a path.")]
-Batches = Annotated[str, typer.Option("--batch", help="Sequences that decode or are prefilled at once, with commas.")]
-Prompt = Annotated[int, typer.Option("--prompt", min=1, help="Tokens of each prompt.")]
-Chip = Annotated[str | None, typer.Option("--chip", help="The GPU's architecture, such as gfx942.")]
 
 
 def gemms(
     model: Shaped,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The results file; a run goes on where one was stopped.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="TunableOp's results file, on AMD's GPUs; it may be there.")
+    ] = None,
     budget: Annotated[float | None, typer.Option("--budget", min=1, help="Seconds it may take at most.")] = None,
     batch: Batches = "1,8,16",
     prompt: Prompt = 2048,
     weights: Weights = None,
 ) -> None:
-    """Let TunableOp find the fastest BLAS kernel for each of a model's products on this GPU (AMD's), and store them."""
+    """Find the fastest kernel for each of a model's 16-bit products on this GPU, and store it: of the libraries by
+    TunableOp (AMD's), then between torch's and ours. A run goes on where the last one was stopped."""
+    import time
+    from contextlib import nullcontext
+
+    from roofline.backends.gpu.gemm_tuning import device_here, tuned_by
+    from roofline.common import env
+
+    products = products_of(model, weights, batch, prompt).tunable
+    chip, device = device_here()
+    until = None if budget is None else time.monotonic() + budget
+    journal = None
+    if chip.vendor == "amd":
+        journal = _tune_libraries(products, out or env.home() / "tunings" / "tunableop.csv", until)
+    elif out is not None:
+        raise ConfigError("--out is TunableOp's file, and TunableOp has one candidate on NVIDIA's GPUs: leave it out")
+    with nullcontext() if journal is None else tuned_by(journal):
+        _tune_kernels(products, chip, device, until)
+
+
+def _left(until: float | None) -> float | None:
+    import time
+
+    return None if until is None else until - time.monotonic()
+
+
+def _tune_libraries(products: "Sequence[Gemm]", path: Path, until: float | None) -> Path:
+    """TunableOp's part; the results file."""
     from roofline.backends.gpu.gemm_tuning import GemmTuner
     from roofline.common.units import human_seconds
 
-    tuner = GemmTuner(out, _products(model, weights, batch, prompt).tunable)
+    tuner = GemmTuner(path, products)
     known = f"; {tuner.known} are known already" if tuner.known else ""
     least = human_seconds(tuner.least_seconds)
     print(f"{len(tuner.products)} products to tune{known}: at least {least}, more for every further kernel torch tries")
     left = len(tuner.products)
-    for tuned in tuner.run(budget):
+    for tuned in tuner.run(_left(until)):
         left = tuned.left
-        print(f"{_line(tuned.row)}; {left} left, about {human_seconds(tuned.seconds)}", flush=True)
+        print(f"{line(tuned.row)}; {left} left, about {human_seconds(tuned.seconds)}", flush=True)
     if left:
         print(f"{left} are left: run the same command again to go on")
-    _store([tuner.journal.path], None)
+    store([tuner.journal.path], None)
+    return tuner.journal.path
 
 
-def export(
-    model: Annotated[str | None, typer.Argument(help="With --untuned: a name, preset:NAME, or a path.")] = None,
-    file: Annotated[Path | None, typer.Option("--tunableop", help="Write the stored results into this file.")] = None,
-    untuned: Annotated[
-        Path | None, typer.Option("--untuned", help="Write a model's products, yet to be tuned, into this file.")
-    ] = None,
-    chip: Chip = None,
-    only: Annotated[
-        list[str] | None, typer.Option("--only", help="NAME=VALUE of the validators, where several sets are stored.")
-    ] = None,
-    batch: Batches = "1,8,16",
-    prompt: Prompt = 2048,
-    weights: Weights = None,
-) -> None:
-    """Write files that torch reads: what is stored of a GPU, or a model's products for torch's offline tuner."""
-    from roofline.hardware import tunableop, tuned_gemms
+def _tune_kernels(products: "Sequence[Gemm]", chip: "Chip", device: str, until: float | None) -> None:
+    """The part between torch's product and ours, for few rows."""
+    import time
 
-    if (file is None) == (untuned is None) or (untuned is None) != (model is None) or (file is None) != (chip is None):
-        raise ConfigError("say either --tunableop FILE --chip CHIP, or MODEL --untuned FILE")
-    if file is not None and chip is not None:
-        wanted = dict(_pair(text) for text in only or ())
-        results = tuned_gemms.matching(tuned_gemms.kept(tuned_gemms.load(chip)), wanted)
-        print(f"{len(results.rows)} results: {tunableop.write(results, file)}")
-    elif model is not None and untuned is not None:
-        _export_untuned(_products(model, weights, batch, prompt), untuned)
+    from roofline.backends.gpu import linear_tuning, tuned_tiles
+    from roofline.common.units import human_seconds
+    from roofline.hardware import tuned_gemms, tunings
 
-
-def import_(
-    files: Annotated[list[Path], typer.Argument(help="Results files, of one device or of several of the same kind.")],
-    chip: Chip = None,
-) -> None:
-    """Store TunableOp's results; of several for one product the fastest counts. Other versions' results stay."""
-    _store(files, chip)
-
-
-def explain(chip: str | None, file: Path | None, as_json: bool) -> None:
-    """What is stored of a GPU's products, or what a results file says: each result in words, by what it was measured
-    with. Raises ConfigError unless it is one of the two."""
-    from roofline.hardware import tunableop, tuned_gemms
-
-    if file is None and chip is not None:
-        found = tuned_gemms.kept(tuned_gemms.load(chip))
-    elif file is not None and chip is None:
-        found = [tunableop.read(file)]
-    else:
-        raise ConfigError("--chip shows the store, --tunableop a file: say one of them")
-    if as_json:
-        import json
-
-        plain = [{"validators": r.validators, "rows": [str(row) for row in r.rows.values()]} for r in found]
-        print(json.dumps(plain, indent=1))
-        return
-    if not found:
-        print(f"nothing is stored for {chip}: `roofline tune import FILE` or `roofline tune gemms MODEL` does it")
-    for results in found:
-        print(", ".join(f"{name} {value}" for name, value in results.validators.items()))
-        for row in results.rows.values():
-            print(f"  {_line(row)}")
-        defaults = sum(row.solution == "Default" for row in results.rows.values())
-        print(f"  {len(results.rows)} products, {defaults} of them with torch's default; sizes are by rows: x @ w.T")
-
-
-def _line(row: Any) -> str:
-    dtype = row.operator.partition("TunableOp_")[2].rpartition("_")[0] or row.operator
-    time = "" if row.ms is None else f", {row.ms:.4g} ms"
-    return f"{row.shape.words} {dtype}: {row.solution}{time}"
-
-
-def _store(files: Sequence[Path], chip: str | None) -> None:
-    """Merge results files into the store of their chip."""
-    from roofline.hardware import tunableop, tuned_gemms, tunings
-
-    results = tunableop.merge(tunableop.read(path) for path in files)
-    found = tuned_gemms.chip_of(results, chip)
-    same = [r for r in tuned_gemms.kept(tuned_gemms.load(found)) if r.validators == results.validators]
-    merged = tunableop.merge([*same, results])
-    place = tunings.save(tuned_gemms.keep(merged, found, ", ".join(path.name for path in files)))
-    print(f"{len(results.rows)} results of {found}, {len(merged.rows)} with those stored before: {place}")
-
-
-def _export_untuned(products: "Split", path: Path) -> None:
-    from roofline.backends.gpu.gemm_tuning import key
-    from roofline.common.files import write_atomically
-    from roofline.hardware import tunableop
-
-    if path.exists():
-        raise ConfigError(f"{path} is there already: name a new file")
-    write_atomically(path, tunableop.untuned(key(gemm) for gemm in products.tunable))
-    print(f"{len(products.tunable)} products: {path}")
-    single = sum(gemm.rows == 1 for gemm in products.tunable)
-    if single:
-        print(f"{single} of them have one row: torch tunes those only while a model runs, or in `roofline tune gemms`")
-
-
-def _products(model: str, weights: str | None, batch: str, prompt: int) -> "Split":
-    """A model's products in the steps of a grid, as torch's model runs them and as our engine on GPUs does, which
-    merges some. Raises ConfigError where BLAS has none of them."""
-    from roofline.backends.gpu.gemm_tuning import split
-    from roofline.cli.bench_latency import numbers
-    from roofline.program.gemms import bucket_plan, gemms
-
-    found: dict[Any, int] = {}
-    for program in _programs(model, weights):
-        found |= gemms(program, bucket_plan(numbers(batch), prompt))
-    products = split(found)
-    if not products.tunable:
-        formats = ", ".join(sorted({gemm.format for gemm in products.others}))
-        raise ConfigError(f"{model} has weights in {formats} alone, which no BLAS library multiplies: nothing to tune")
-    if products.others:
-        print(f"{len(products.others)} products are left out: our own kernels multiply weights in block formats")
-    return products
-
-
-def _programs(model: str, weights: str | None) -> list[Any]:
-    from roofline.models.registry import configure
-    from roofline.program.compile import stages
-    from roofline.program.target import GPU
-    from roofline.weights import sources
-    from roofline.weights.checkpoint import open_checkpoint
-    from roofline.weights.random_weights import PRESET, preset_checkpoint
-
-    if model.startswith(PRESET):
-        checkpoint = preset_checkpoint(model, weights or "random:0")
-    else:
-        checkpoint = open_checkpoint(sources.resolve(model))
-    family, cfg = configure(checkpoint.model_config()[1])
-    programs = dict(stages(family, cfg, checkpoint.tensors, GPU))
-    return [programs["trace"], programs["plan"]]
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigError(f"--only {text!r} is not NAME=VALUE, such as PT_VERSION=2.13.0")
-    return name, value
+    stored, setting = tuned_gemms.load(chip.name), tuned_tiles.setting(device)
+    wanted = [gemm for gemm in products if linear_tuning.worth(gemm)]
+    new = [gemm for gemm in wanted if linear_tuning.chosen(stored, gemm, setting) is None]
+    known = f"; {len(wanted) - len(new)} are known already" if len(new) < len(wanted) else ""
+    print(f"{len(new)} contests between torch's product and ours{known}; the first says how long they take")
+    start = time.monotonic()
+    for done, gemm in enumerate(new, 1):
+        left = _left(until)
+        if left is not None and left < (time.monotonic() - start) / max(1, done - 1):
+            print(f"{len(new) - done + 1} are left: run the same command again to go on")
+            return
+        record = linear_tuning.tune(linear_tuning.Trial(gemm, chip), setting)
+        tunings.save(tunings.Tunings(stored.backend, stored.chip, device, {record.key: record}))
+        rest = human_seconds((time.monotonic() - start) / done * (len(new) - done))
+        print(f"{choice(record)}; {len(new) - done} left, about {rest}", flush=True)

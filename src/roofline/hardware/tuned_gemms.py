@@ -56,6 +56,11 @@ def keep(results: Results, chip: str, source: str) -> Tunings:
     return store
 
 
+def is_tunableop(record: Record) -> bool:
+    """Whether a record is one of these, and not another's."""
+    return record.figures.get("source") == SOURCE
+
+
 def kept(store: Tunings) -> list[Results]:
     """The results in a chip's store, one for each set of validators, the latest measured last.
 
@@ -63,7 +68,7 @@ def kept(store: Tunings) -> list[Results]:
     """
     found: dict[str, Results] = {}
     for record in sorted(store.records.values(), key=lambda record: record.measured):
-        if record.figures.get("source") != SOURCE:
+        if not is_tunableop(record):
             continue
         try:
             validators = json.loads(record.setting.run)

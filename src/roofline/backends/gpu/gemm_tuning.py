@@ -12,6 +12,7 @@ from typing import Any
 
 from roofline.common.errors import RooflineError, UnsupportedError
 from roofline.hardware import tunableop
+from roofline.hardware.chips import Chip
 from roofline.hardware.tunableop import Journal, Row
 from roofline.program.gemms import Gemm
 
@@ -47,13 +48,24 @@ def key(gemm: Gemm) -> tuple[str, tunableop.Shape]:
     return tunableop.gemm(gemm.format, gemm.rows, gemm.out, gemm.width, gemm.bias)
 
 
-def validators() -> dict[str, str]:
-    """What this process's results hold for. Raises UnsupportedError where torch sees no GPU of AMD's."""
-    import torch
+def device_here() -> tuple[Chip, str]:
+    """The chip of torch's current device, and its product's name. Raises UnsupportedError where torch sees no GPU."""
+    try:
+        import torch
 
-    if not torch.cuda.is_available() or not torch.version.hip:
-        reason = "TunableOp chooses between rocBLAS and hipBLASLt, and torch sees no GPU of AMD's here"
-        raise UnsupportedError("tuning products", reason, ("roofline tune export MODEL --untuned FILE",))
+        seen = torch.cuda.is_available()
+    except ImportError:
+        seen = False
+    if not seen:
+        others = ("roofline tune export MODEL --untuned FILE", "roofline tune MODEL for the CPU")
+        raise UnsupportedError("tuning a GPU's products", "torch sees no GPU in this process", others)
+    from roofline.backends.gpu.dense import chip_of
+
+    return chip_of(torch.cuda.current_device()), torch.cuda.get_device_name()
+
+
+def validators() -> dict[str, str]:
+    """What this process's results of TunableOp hold for."""
     from torch.cuda import tunable
 
     found: Any = tunable.get_validators()  # pairs, whatever its annotation says
@@ -94,6 +106,20 @@ class GemmTuner:
             mean = (time.perf_counter() - start) / done
             left = len(self.products) - done
             yield Tuned(row, left, left * mean)
+
+
+@contextmanager
+def tuned_by(path: Path) -> Iterator[None]:
+    """torch's products run with what a results file has for them; nothing is tuned."""
+    from torch.cuda import tunable
+
+    tunable.enable(True)
+    tunable.tuning_enable(False)
+    try:
+        tunable.read_file(str(path))
+        yield
+    finally:
+        tunable.enable(False)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.compilation import Compilation, pointers
+from roofline.backends.gpu.tiles import Tile
 from roofline.hardware.chips import Chip
 
 NAME = "linear_float"
@@ -54,17 +55,26 @@ def _linear_float(
 
 
 def linear_float(
-    chip: Chip, x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor, *, gated: bool = False, exact: bool = False
+    chip: Chip,
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    *,
+    gated: bool = False,
+    exact: bool = False,
+    tile: Tile | None = None,
 ) -> None:
     """out = x @ w.T + bias, or silu(gate) * up of it where gate and up are the two halves of w's rows.
 
     x [rows, width], rows may lie apart; w [columns, width], contiguous, in x's dtype; bias [columns], not with `gated`;
-    out [rows, columns, half of them when gated], rows may lie apart. exact: one tile for every number of rows.
+    out [rows, columns, half of them when gated], rows may lie apart. exact: one tile for every number of rows; tile:
+    instead of the table's, where one was measured to be faster.
     """
     assert w.is_contiguous(), "rows of w lie apart"
     assert bias is None or not gated, "a gated product has no bias"
     rows, width = x.shape
-    tile = tiles.choose(NAME, chip, regime=regime(rows, exact))
+    tile = tile or tiles.choose(NAME, chip, regime=regime(rows, exact))
     results = w.shape[0] // 2 if gated else w.shape[0]
     grid = (triton.cdiv(rows, tile.sizes["BLOCK_M"]), triton.cdiv(results, tile.sizes["BLOCK_N"]))
     _linear_float[grid](

@@ -1,0 +1,145 @@
+"""Which kernel multiplies a 16-bit weight fastest at so many rows: torch's (with what TunableOp found for it), or ours
+with one of several tiles. Contestants take turns, and torch's stays unless it loses by more than the noise."""
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from roofline.backends.cpu.contest import Contest, Rounds
+from roofline.backends.cpu.variants import Group
+from roofline.backends.gpu import tiles, tuned_tiles
+from roofline.backends.gpu.tiles import Tile
+from roofline.hardware.chips import Chip
+from roofline.hardware.tunings import Record, Setting, Tunings
+from roofline.program.gemms import Gemm
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TORCH = "torch"  # the contestant to beat
+FORMATS = {"BF16": "bfloat16", "F16": "float16"}
+FEW = 64  # rows beyond which the libraries' products are what they are made for
+LAUNCHES = 20  # of a sample: one alone is shorter than the clock is fine
+COLD_BYTES = 512 << 20  # of weights that launches go through in turn, so that none is read from a cache
+TOLERANCE = 1e-2  # of the result's norm: beyond rounding to 16 bits, within which kernels differ
+
+
+def worth(gemm: Gemm) -> bool:
+    """Whether there is a choice: 16-bit weights, few rows."""
+    return gemm.format in FORMATS and gemm.rows <= FEW
+
+
+class Trial:
+    """One product with random operands, ready to run with any contestant.
+
+    Attributes:
+        candidates: texts of the tiles that gave the right result; dropped: those that did not, and why.
+    """
+
+    def __init__(self, gemm: Gemm, chip: Chip, device: str = "cuda", cold_bytes: int = COLD_BYTES) -> None:
+        import torch
+
+        self.gemm, self.chip, self.device = gemm, chip, torch.device(device)
+        kind: dict[str, Any] = {"dtype": getattr(torch, FORMATS[gemm.format]), "device": self.device}
+        self._x = torch.randn(gemm.rows, gemm.width, **kind)
+        copies = max(1, cold_bytes // (2 * gemm.out * gemm.width))
+        self._weights = [torch.randn(gemm.out, gemm.width, **kind) / gemm.width**0.5 for _ in range(copies)]
+        self._bias = torch.randn(gemm.out, **kind) if gemm.bias else None
+        self._out = torch.empty(gemm.rows, gemm.out, **kind)
+        self._turn = 0
+        self.candidates: list[str] = []
+        self.dropped: dict[str, str] = {}
+        for tile in tuned_tiles.near(self._default_tile(), chip, self._x.element_size()):
+            self._admit(tuned_tiles.text(tile))
+
+    def run(self, contestant: str) -> None:
+        """One launch, with the next of the weights."""
+        self._turn = (self._turn + 1) % len(self._weights)
+        self._launch(contestant, self._weights[self._turn])
+
+    def seconds(self, contestant: str) -> float:
+        """Seconds of a launch, the mean of several."""
+        return _timed(lambda: self.run(contestant), self.device)
+
+    def _default_tile(self) -> Tile:
+        from roofline.backends.gpu.kernels.linear_float import NAME, regime
+
+        return tiles.choose(NAME, self.chip, regime=regime(self.gemm.rows, exact=False))
+
+    def _launch(self, contestant: str, weight: "Tensor") -> None:
+        import torch
+
+        from roofline.backends.gpu.kernels.linear_float import linear_float
+
+        if contestant == TORCH:
+            self._out = torch.nn.functional.linear(self._x, weight, self._bias)
+        else:
+            tile = tuned_tiles.parse(contestant)
+            linear_float(self.chip, self._x, weight, self._bias, self._out, tile=tile)
+
+    def _admit(self, tile: str) -> None:
+        """Take a tile into the contest if it compiles and gives what float64 gives."""
+        weight = self._weights[0]
+        want = self._x.double() @ weight.double().T
+        if self._bias is not None:
+            want += self._bias
+        self._out.fill_(float("nan"))
+        try:
+            self._launch(tile, weight)
+        except Exception as error:  # a tile that does not fit the chip: the compiler's errors have no common type
+            self.dropped[tile] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            return
+        wrong = float((self._out.double() - want).norm() / want.norm())
+        if wrong <= TOLERANCE:
+            self.candidates.append(tile)
+        else:
+            self.dropped[tile] = f"wrong by {wrong:.1%} of the result"
+
+
+def tune(trial: Trial, setting: Setting, seconds: Callable[[str], float] | None = None) -> Record:
+    """Hold the contest. seconds: of a launch of a contestant; None: by the clock."""
+    gemm, clock = trial.gemm, seconds or trial.seconds
+    contest = Contest(Group("linear", _shape(gemm), (), ()), TORCH, trial.candidates, Rounds())
+    while contest.outcome is None:
+        contest.tell([clock(contest.entry())])
+    outcome = contest.outcome
+    figures = dict(outcome.figures) | ({"dropped": trial.dropped} if trial.dropped else {})
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    key = _kind(gemm), _shape(gemm), _regime(gemm)
+    return Record(*key, setting, outcome.variant, TORCH, outcome.reason, figures, now)
+
+
+def chosen(store: Tunings, gemm: Gemm, setting: Setting) -> str | None:
+    """What a store has for a product: TORCH or a tile's text; None where it was never measured with this setting."""
+    record = store.records.get((_kind(gemm), _shape(gemm), _regime(gemm), setting.run))
+    return None if record is None else record.variant
+
+
+def _kind(gemm: Gemm) -> str:
+    return "linear with bias" if gemm.bias else "linear"
+
+
+def _shape(gemm: Gemm) -> str:
+    return f"{gemm.width}x{gemm.out} {gemm.format}"
+
+
+def _regime(gemm: Gemm) -> str:
+    return f"{gemm.rows} rows"
+
+
+def _timed(run: Callable[[], None], device: Any) -> float:
+    """Seconds of one of LAUNCHES launches, by the device's own clock where it has one."""
+    import torch
+
+    if device.type != "cuda":
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(LAUNCHES):
+        run()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3 / LAUNCHES

@@ -1,0 +1,139 @@
+"""Tiles as text, the contest between torch's product and ours, and its record; kernels run in Triton's interpreter."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roofline.backends.gpu import linear_tuning, tiles, tuned_tiles
+from roofline.backends.gpu.linear_tuning import TORCH, chosen, worth
+from roofline.backends.gpu.tiles import Tile
+from roofline.common.errors import ConfigError
+from roofline.hardware import chips, tunings
+from roofline.program.gemms import Gemm
+
+torch = pytest.importorskip("torch")
+CHIP = chips.get("sm_90")
+GEMM = Gemm(2, 24, 96, "BF16", False)
+NAMES = st.text("ABCDEFGHK_", min_size=1, max_size=8).filter(lambda name: name.isupper())
+OPTIONS = st.dictionaries(
+    st.text("abcdefg_", min_size=1, max_size=8).filter(lambda n: n not in ("warps", "stages") and not n.isupper()),
+    st.integers() | st.booleans() | st.text("abc_12", max_size=5),
+    max_size=3,
+)
+TILES = st.builds(
+    Tile, st.integers(1, 16), st.integers(1, 8), st.dictionaries(NAMES, st.integers(1, 512), max_size=4), OPTIONS
+)
+
+
+@given(TILES)
+def test_a_tile_comes_back(tile):
+    assert tuned_tiles.parse(tuned_tiles.text(tile)) == tile
+
+
+@pytest.mark.parametrize("words", ["", "BLOCK_M=16", "warps=4 stages", "warps=4 stages=2 M=x", "warps=0 stages=1"])
+def test_what_is_no_tile_is_refused(words):
+    with pytest.raises(ConfigError):
+        tuned_tiles.parse(words)
+
+
+def test_candidates_differ_in_one_thing_and_fit_the_chip():
+    for chip in chips.chips().values():
+        for regime in ("decode", "many"):
+            base = tiles.choose("linear_float", chip, regime=regime)
+            first, *others = tuned_tiles.near(base, chip, 2)
+            assert first == base
+            assert len(others) >= 3
+            for tile in others:
+                differing = {**tile.sizes, **tile.compiler()}.items() ^ {**base.sizes, **base.compiler()}.items()
+                assert len(differing) == 2
+                assert min(tile.sizes.values()) >= 16
+                blocks = tile.sizes["BLOCK_M"] + tile.sizes["BLOCK_N"]
+                assert 2 * blocks * tile.sizes["BLOCK_K"] * tile.stages <= chip.local_bytes
+
+
+def test_the_setting_is_of_the_sources_and_the_compiler(monkeypatch):
+    found = tuned_tiles.setting("NVIDIA H200")
+    assert found == tuned_tiles.setting("NVIDIA H200")
+    assert found.run != tuned_tiles.setting("NVIDIA H100").run
+    assert found.build in found.run
+    assert found.compiler in found.run
+    monkeypatch.setattr(tuned_tiles, "_version", lambda package: "9.9")
+    assert tuned_tiles.setting("NVIDIA H200").run != found.run
+
+
+def trial(gemm=GEMM):
+    return linear_tuning.Trial(gemm, CHIP, "cpu", cold_bytes=3 * 2 * gemm.out * gemm.width)
+
+
+@pytest.mark.parametrize("gemm", [GEMM, Gemm(3, 16, 64, "F16", True)])
+def test_every_candidate_gives_the_right_product(gemm):
+    held = trial(gemm)
+    assert len(held.candidates) >= 5
+    assert held.dropped == {}
+    for contestant in (TORCH, held.candidates[0]):
+        assert held.seconds(contestant) > 0
+
+
+def test_a_wrong_tile_and_one_that_fails_take_no_part(monkeypatch):
+    from roofline.backends.gpu.kernels import linear_float as module
+
+    launch = module.linear_float
+
+    def wrong(chip, x, w, bias, out, tile):
+        if tile.warps == 4:
+            raise RuntimeError("out of resource: shared memory\nmore")
+        launch(chip, x, w, bias, out, tile=tile)
+        if tile.sizes["BLOCK_N"] == 32:
+            out[0, 0] += 10.0
+        if tile.stages == 5:
+            out[1, 1] = float("nan")
+
+    monkeypatch.setattr(module, "linear_float", wrong)
+    held = trial()
+    reasons = sorted(held.dropped.values())
+    assert reasons[0] == "RuntimeError: out of resource: shared memory"
+    assert len(reasons) == 3
+    assert all("wrong by" in reason for reason in reasons[1:])
+    assert not set(held.dropped) & set(held.candidates)
+
+
+def clock(speeds, noise=0.01):
+    """Seconds of a contestant: 1, or as `speeds` says by a part of its text."""
+    chance = random.Random(1)
+
+    def seconds(contestant):
+        factor = next((f for part, f in speeds.items() if part in contestant), 1.0)
+        return 1e-5 * factor * (1 + noise * chance.random())
+
+    return seconds
+
+
+def test_a_faster_tile_wins_and_is_found_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROOFLINE_HOME", str(tmp_path))
+    setting = tuned_tiles.setting("NVIDIA H200")
+    record = linear_tuning.tune(trial(), setting, seconds=clock({"stages=3": 0.8}))
+    assert "stages=3" in record.variant
+    assert record.figures["ratio"] == pytest.approx(0.8, rel=0.02)
+    assert record.reason.startswith("faster by")
+    store = tunings.Tunings("gpu", "sm_90", "a GPU", {record.key: record})
+    tunings.save(store)
+    stored = tunings.load("gpu", "sm_90")
+    assert chosen(stored, GEMM, setting) == record.variant
+    assert tuned_tiles.parse(record.variant).stages == 3
+    assert chosen(stored, Gemm(4, 24, 96, "BF16", False), setting) is None
+    assert chosen(stored, Gemm(2, 24, 96, "BF16", True), setting) is None
+    assert chosen(stored, GEMM, tunings.Setting("kernels other", "other", "triton 4")) is None
+
+
+def test_torch_stays_unless_the_win_exceeds_the_noise():
+    held, setting = trial(), tuned_tiles.setting("NVIDIA H200")
+    assert linear_tuning.tune(held, setting, clock({"stages=3": 0.99}, noise=0.2)).variant == TORCH
+    assert linear_tuning.tune(held, setting, clock({TORCH: 0.5})).reason == "none of the candidates was faster"
+
+
+def test_where_there_is_a_choice():
+    assert worth(GEMM)
+    assert not worth(Gemm(65, 24, 96, "BF16", False))
+    assert not worth(Gemm(1, 24, 96, "Q4_0", False))
