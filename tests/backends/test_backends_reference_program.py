@@ -81,6 +81,18 @@ def test_chunks_pages_and_neighbours_change_no_bit(name: str) -> None:
     assert np.array_equal(np.concatenate(chunked), whole)
 
 
+@pytest.mark.parametrize("stage", ["narrow", "plan"])
+@pytest.mark.parametrize("name", ["llama_q4_1", "qwen3_q8_0", "qwen2_bf16", "mpt_q4_1"])
+def test_a_step_may_want_no_logits(name: str, stage: str) -> None:
+    model = MODELS[name]()
+    program = dict(stages(model.family, model.cfg, model.tensors, CPU))[stage]
+    whole = run(program, model, [([Segment(IDS, 0, [0, 1, 2])], [39])])[0]
+    first = ([Segment(IDS[:20], 0, [0, 1])], [])
+    none, rest = run(program, model, [first, ([Segment(IDS[20:], 20, [0, 1, 2])], [19])])
+    assert none.shape == (0, 96)
+    assert np.array_equal(rest, whole)
+
+
 def test_long_contexts_cross_blocks_and_splits() -> None:
     model = builders.build(builders.BASE | {"layers": 1})
     programs = dict(stages(model.family, model.cfg, model.tensors, CPU))

@@ -9,38 +9,24 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "program"))  # program_builders, thread_ranks
 
+sys.path.insert(0, str(Path(__file__).parent))  # shard_cases
+
 import program_builders as builders
+from shard_cases import CHUNKS, LIMITS, MODELS, WHOLE, build
 from thread_ranks import Member, Threads
 
 from roofline import ops
 from roofline.backends.reference.executable import ReferenceExecutable
 from roofline.backends.reference.interpreter import Interpreter
 from roofline.common.errors import UnsupportedError
-from roofline.ops.batch import BatchLimits, Segment
+from roofline.ops.batch import Segment
 from roofline.program.compile import stages
 from roofline.program.ir import Program, Share
 from roofline.program.target import CPU, with_fast_sums
 
 torch = pytest.importorskip("torch", reason="the reference is written in torch")
 
-LIMITS = BatchLimits(tokens=64, segments=8, rows=64, pages=64)
-IDS = [int(i) for i in np.random.default_rng(3).integers(0, 96, 40)]
-WHOLE = [([Segment(IDS, 0, [5, 2, 9])], list(range(40)))]
-CHUNKS = [
-    ([Segment(IDS[:17], 0, [4, 11])], list(range(17))),
-    ([Segment(IDS[:7], 0, [8]), Segment(IDS[17:39], 17, [4, 11, 6])], list(range(7, 29))),
-    ([Segment(IDS[39:], 39, [4, 11, 6]), Segment([3], 7, [8])], [0]),
-]
 ROUNDING = 3e-6  # of the largest logit: float32 sums in another order; 1.2e-6 was the most over all cases below
-MODELS = {
-    "llama": builders.BASE | {"head_dim": 32},
-    "qwen3": builders.QWEN3,
-    "qwen2": builders.QWEN2,
-    "mistral": builders.MISTRAL | {"kv_heads": 1},
-    "groups of three": builders.BASE | {"heads": 9, "kv_heads": 3, "head_dim": 32, "ffn": 192},
-    "mpt": builders.MPT,
-    "alibi": builders.MPT_ALIBI | {"heads": 6, "kv_heads": 6, "ffn": 320},
-}
 Steps = list[tuple[list[Segment], list[int]]]
 
 
@@ -68,7 +54,7 @@ def together(model: builders.Model, after: str, ranks: int, steps: Steps = WHOLE
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("name", MODELS)
 def test_float32_logits_are_those_of_one_rank_within_rounding(name: str, ranks: int) -> None:
-    model = builders.build(MODELS[name], "F32")
+    model = build(name, "F32")
     alone = run(part(model, "narrow", Share()), model, WHOLE)
     found = together(model, "shard", ranks)
     assert np.abs(found[0] - alone).max() < ROUNDING * np.abs(alone).max()
@@ -85,7 +71,7 @@ def test_quantised_columns_are_the_file_s(form: str, ranks: int) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "mpt"])
 def test_in_rank_order_chunks_and_neighbours_change_no_bit(name: str) -> None:
-    model = builders.build(MODELS[name], "Q8_0")
+    model = build(name, "Q8_0")
     whole, chunked = (together(model, "plan", 2, steps) for steps in (WHOLE, CHUNKS))
     assert all(np.array_equal(other, whole[0]) for other in (*whole, *chunked))
     # Every sum of 8-bit rows may round the next rows otherwise, so that is all that can be said of other degrees.
@@ -94,7 +80,7 @@ def test_in_rank_order_chunks_and_neighbours_change_no_bit(name: str) -> None:
 
 
 def test_passes_after_shard_change_no_bit() -> None:
-    model = builders.build(MODELS["llama"], "Q8_0")
+    model = build("llama", "Q8_0")
     legal = together(model, "legalize", 3)[0]
     assert all(np.array_equal(together(model, after, 3)[0], legal) for after in ("merge", "fuse", "plan"))
 
@@ -102,7 +88,7 @@ def test_passes_after_shard_change_no_bit() -> None:
 @pytest.mark.parametrize("name", ["llama", "mpt"])
 @pytest.mark.parametrize("after", ["stage", "plan"])
 def test_stages_one_after_the_other_equal_the_whole(name: str, after: str) -> None:
-    model = builders.build(MODELS[name], "Q8_0")
+    model = build(name, "Q8_0")
     parts = [part(model, after, Share(0, 1, number, 2)) for number in range(2)]
     runs = [ReferenceExecutable(p, model.read, LIMITS, 16, 256) for p in parts]
     assert runs[0].page_bytes == runs[1].page_bytes
@@ -118,7 +104,7 @@ def test_stages_one_after_the_other_equal_the_whole(name: str, after: str) -> No
 
 
 def test_a_part_alone_is_refused() -> None:
-    model = builders.build(MODELS["llama"], "F32")
+    model = build("llama", "F32")
     with pytest.raises(UnsupportedError, match="a Program for 2 ranks is not supported: there are 1 here"):
         Interpreter(part(model, "plan", Share(0, 2)), model.read)
     with pytest.raises(UnsupportedError, match="there are 3 here"):
@@ -151,7 +137,7 @@ def test_part_of_a_table_gives_zeros_for_other_ids() -> None:
 
 
 def test_fast_sums_may_differ_by_rounding_alone() -> None:
-    model = builders.build(MODELS["llama"], "F32")
+    model = build("llama", "F32")
     parts = [part(model, "shard", Share(rank, 3), with_fast_sums(CPU)) for rank in range(3)]
     fast = Threads(3).run(lambda member: run(parts[member.rank], model, WHOLE, member))
     alone = run(part(model, "narrow", Share()), model, WHOLE)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from roofline.backends.base import Executable
     from roofline.backends.cpu.executable import CpuExecutable
     from roofline.backends.cpu.select import Choice
+    from roofline.backends.ranks import Grid
     from roofline.bundle.reader import Bundle
     from roofline.bundle.writer import Written
     from roofline.models.config import ModelConfig
@@ -81,6 +82,8 @@ def load(
     verify: bool = True,
     tuned: bool = True,
     arithmetic: str = "cpu",
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load a model by catalogue name, ``hf:ORG/REPO``, or path: of weights, or of a bundle. ``preset:NAME`` is a shape
@@ -104,6 +107,8 @@ def load(
         verify: check the chosen kernels against the reference on the file's own bytes.
         tuned: use the kernel variants that `roofline tune` found for this model on this machine.
         arithmetic: what the reference computes in: "cpu", with the cpu's own roundings, or "plain", float32 throughout.
+        tensor_parallel, pipeline_parallel: ranks that share each layer's matrices, and stages that share the layers: as
+            many processes as their product, each with `threads` (see bundle.parallel).
         progress: given, a model that is not here yet is pulled, and this is told how far (see weights.sources.pull).
 
     Raises:
@@ -114,8 +119,9 @@ def load(
         raise UnsupportedError(f"backend {backend!r}", "there is no such backend", BACKENDS)
     if backend != "gpu" and device != "auto":
         raise UnsupportedError(f"device={device!r} with backend {backend!r}", "it has no devices", ("backend=gpu",))
+    grid = _grid(tensor_parallel, pipeline_parallel, backend, source)
     kv_dtype = _cache_dtype(backend, kv_cache_dtype, arithmetic)
-    path, bundle, checkpoint = _open(source, backend, weights, progress)
+    path, bundle, checkpoint = open_source(source, backend, weights, progress)
     if bundle is not None:
         mapping = bundle.map()  # read by a thread of its own during all that follows
         settings = bundle.manifest.config
@@ -152,6 +158,10 @@ def load(
                 "reference": partial(_reference, arithmetic),
             }
             make = makers[backend]
+            if grid is not None:
+                from roofline.bundle import parallel
+
+                make = partial(parallel.load_rank_0, grid, str(source), weights, arithmetic)
             config = ModelConfig.of(settings)
             executable, notes = make(checkpoint, config, kv_dtype, limits, pages, longest, threads, isa, verify, tuned)
             words = reading.result() if reading is not None else (None, None)
@@ -209,7 +219,7 @@ def load_text_of(source: str) -> "tuple[Tokenizer, ChatTemplate]":
     """
     if (Path(source) / "tokenizer.json").is_file() and not any(Path(source).glob("*.safetensors")):
         return with_template(*_from_folder(Path(source)))
-    _, bundle, checkpoint = _open(source, "cpu", None, None)
+    _, bundle, checkpoint = open_source(source, "cpu", None, None)
     if bundle is not None:
         return bundle.text()
     assert checkpoint is not None, "without a bundle there is a checkpoint"
@@ -265,6 +275,21 @@ def _text_of_folder(path: Path, read: "Callable[..., Tokenizer]") -> "tuple[Toke
     return read(files["tokenizer.json"], settings), source
 
 
+def _grid(tensor: int, pipeline: int, backend: str, source: "str | Checkpoint") -> "Grid | None":
+    """The ranks, where there are several. Raises UnsupportedError on what they cannot run."""
+    if (tensor, pipeline) == (1, 1):
+        return None
+    from roofline.backends.ranks import Grid
+
+    grid = Grid(tensor, pipeline)
+    if backend != "reference":
+        what = f"tensor_parallel={tensor}, pipeline_parallel={pipeline} with backend {backend!r}"
+        raise UnsupportedError(what, "it runs whole models", ("backend=reference",))
+    if not isinstance(source, str):
+        raise UnsupportedError("a checkpoint in memory on several ranks", "other processes cannot read it", ("a path",))
+    return grid
+
+
 def _cache_dtype(backend: str, asked: str, arithmetic: str) -> str:
     """The format of the KV cache. Raises ConfigError on an arithmetic that the backend, or the cache, does not have."""
     if arithmetic not in ARITHMETICS or (backend != "reference" and arithmetic != "cpu"):
@@ -279,7 +304,7 @@ def _cache_dtype(backend: str, asked: str, arithmetic: str) -> str:
     return "f32"
 
 
-def _open(
+def open_source(
     source: "str | Checkpoint", backend: str, weights: str | None, progress: Progress | None
 ) -> "tuple[Path, Bundle | None, Checkpoint | None]":
     """The source's path, and either its bundle or its checkpoint."""
@@ -516,6 +541,13 @@ def _gpu(
     )
 
 
+def refuse_isa(isa: str | None) -> None:
+    """Raises UnsupportedError where an instruction set is asked of the reference."""
+    if isa is not None:
+        reason = "torch chooses its own kernels"
+        raise UnsupportedError(f"isa={isa!r} with the reference backend", reason, ("backend=cpu",))
+
+
 def _reference(
     arithmetic: str,
     checkpoint: "Checkpoint",
@@ -529,10 +561,7 @@ def _reference(
     verify: bool,
     tuned: bool,
 ) -> "tuple[Executable, Mapping[str, str]]":
-    if isa is not None:
-        raise UnsupportedError(
-            f"isa={isa!r} with the reference backend", "torch chooses its own kernels", ("backend=cpu",)
-        )
+    refuse_isa(isa)
     from roofline.backends.reference.executable import reference_executable
     from roofline.program.target import CPU, PLAIN, with_cache
 

@@ -23,7 +23,7 @@ def rms_norm(x: "Tensor", w: "Tensor", eps: float, heads: int = 1) -> "Tensor":
     """x / sqrt(mean(x^2) + eps) * w, over each of `heads` equal parts of a row. Source: Zhang and Sennrich 2019."""
     import torch
 
-    parts = x.float().view(x.shape[0], heads, -1)
+    parts = x.float().view(x.shape[0], heads, x.shape[1] // heads)
     normed = parts * torch.rsqrt(parts.square().mean(dim=-1, keepdim=True) + eps)
     return (normed.to(x.dtype) * w).view(x.shape)
 

@@ -116,7 +116,13 @@ def reference_executable(
     if threads is not None:
         torch.set_num_threads(threads)
     program = compile_program(get(config.family), config, checkpoint.tensors, target)
+    weights_hash = digest_of(checkpoint)
+    return ReferenceExecutable(program, checkpoint.read, limits, num_pages, max_context, weights_hash)
+
+
+def digest_of(checkpoint: Checkpoint) -> str:
+    """SHA-256 of the tensors' names and bytes, hex."""
     digest = hashlib.sha256()
     for name in sorted(checkpoint.tensors):
         digest.update(name.encode() + checkpoint.read(name).tobytes())
-    return ReferenceExecutable(program, checkpoint.read, limits, num_pages, max_context, digest.hexdigest())
+    return digest.hexdigest()

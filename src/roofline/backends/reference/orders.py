@@ -71,7 +71,7 @@ def rms_norm_lanes16(x: "Tensor", w: "Tensor", eps: float, heads: int) -> "Tenso
     """Order "lanes16": squares go to lane (index mod 16) by FMA, lanes are added as a tree, y = (x * inv) * w."""
     import torch
 
-    parts = x.view(x.shape[0], heads, -1)
+    parts = x.view(x.shape[0], heads, x.shape[1] // heads)
     size = parts.shape[-1]
     padded = torch.nn.functional.pad(parts, (0, -size % LANES))
     lanes = torch.zeros(*parts.shape[:2], LANES)

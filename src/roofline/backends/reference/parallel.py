@@ -1,0 +1,35 @@
+"""The reference on several ranks."""
+
+from roofline.backends.parallel import ParallelExecutable, Watch
+from roofline.backends.ranks import Ranks
+from roofline.backends.reference.executable import ReferenceExecutable, digest_of
+from roofline.backends.reference.oracle import Checkpoint
+from roofline.backends.reference.sampling import sample
+from roofline.models.config import ModelConfig
+from roofline.models.registry import get
+from roofline.ops.batch import BatchLimits
+from roofline.program.compile import compile_program
+from roofline.program.target import Target
+
+
+def reference_share(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    limits: BatchLimits,
+    num_pages: int,
+    max_context: int,
+    target: Target,
+    ranks: Ranks,
+) -> ReferenceExecutable:
+    """What this rank has of a checkpoint. Raises CapacityError as `compile_program`."""
+    program = compile_program(get(config.family), config, checkpoint.tensors, target, share=ranks.share)
+    return ReferenceExecutable(program, checkpoint.read, limits, num_pages, max_context, group=ranks)
+
+
+def parallel_reference(
+    checkpoint: Checkpoint, config: ModelConfig, inner: ReferenceExecutable, target: Target, ranks: Ranks, watch: Watch
+) -> ParallelExecutable:
+    """Rank 0's executable over its share of the checkpoint."""
+    whole = compile_program(get(config.family), config, checkpoint.tensors, target)
+    identity = f"reference {whole.digest()} {digest_of(checkpoint)}"
+    return ParallelExecutable(inner, ranks, identity=identity, vocab_size=config.vocab, sample=sample, watch=watch)

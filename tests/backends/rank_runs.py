@@ -1,0 +1,132 @@
+"""Ranks as processes: CASES, each on as many as it needs, forked from one that has everything imported: most of the
+time of a short run is that.
+
+`python rank_runs.py FOLDER` leaves NAME.RANK.npy, the logits that a rank made or what it passed on, and where rank 0
+ends in the middle, NAME.txt with what the others raised.
+"""
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "program"))
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+import torch.distributed
+from shard_cases import CHUNKS, LIMITS, build
+
+from roofline.backends.launch import store_of
+from roofline.backends.parallel import ParallelExecutable, follow
+from roofline.backends.ranks import Grid, RankError, Ranks
+from roofline.backends.reference.parallel import parallel_reference, reference_share
+from roofline.program.target import CPU, PLAIN, with_fast_sums
+
+TARGETS = {"plain": PLAIN, "cpu": CPU, "fast": with_fast_sums(PLAIN)}
+# name -> (model, format, target, grid)
+CASES = {
+    "plain2": ("llama", "F32", "plain", Grid(2)),
+    "plain3": ("groups of three", "Q8_0", "plain", Grid(3)),
+    "plain4": ("llama", "F32", "plain", Grid(4)),
+    "fast4": ("llama", "F32", "fast", Grid(4)),
+    "cpu3": ("groups of three", "Q8_0", "cpu", Grid(3)),
+    "cpu3 again": ("groups of three", "Q8_0", "cpu", Grid(3)),
+    "stages2": ("mpt", "Q8_0", "cpu", Grid(1, 2)),
+    "both": ("llama", "Q8_0", "cpu", Grid(2, 2)),
+    "rank 0 dies": ("llama", "F32", "plain", Grid(2)),
+}
+
+
+class Unwatched:
+    """The parent looks after the processes."""
+
+    def reason(self) -> None:
+        return None
+
+    def close(self, wait: float) -> None:
+        pass
+
+
+class Recorded:
+    """A share that keeps what its steps gave."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.results = inner, []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def run(self, carried: Any) -> Any:
+        self.results.append(self.inner.run(carried))
+        return self.results[-1]
+
+
+def lead(executable: ParallelExecutable, dies: bool) -> np.ndarray:
+    out = []
+    for segments, rows in CHUNKS:
+        executable.batch.fill(segments, rows)
+        executable.forward()
+        out.append(executable.logits().copy())
+        if dies:
+            os._exit(0)
+    executable.close()
+    return np.concatenate(out)
+
+
+def work(name: str, rank: int, store: Any, folder: Path) -> None:
+    model_name, form, target, grid = CASES[name]
+    model, ranks = build(model_name, form), Ranks(rank, grid, store, patience=60.0)
+    inner: Any = Recorded(reference_share(model, model.cfg, LIMITS, 16, 256, TARGETS[target], ranks))
+    if rank == 0:
+        executable = parallel_reference(model, model.cfg, inner, TARGETS[target], ranks, Unwatched())
+        np.save(folder / f"{name}.0.npy", lead(executable, name == "rank 0 dies"))
+        return
+    try:
+        follow(inner, ranks)
+    except RankError as error:
+        (folder / f"{name}.txt").write_text(str(error))
+    np.save(folder / f"{name}.{rank}.npy", torch.cat(inner.results).numpy())
+    ranks.close()
+
+
+def forked(name: str, rank: int, pipes: list[tuple[int, int]], folder: Path) -> int:
+    """Its process id. Rank 0 makes the store and tells the others its port."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        if rank == 0:
+            store = store_of()
+            for _, write in pipes:
+                os.write(write, str(store.port).encode())  # type: ignore[attr-defined]
+        else:
+            store = store_of(int(os.read(pipes[rank - 1][0], 16)))
+        work(name, rank, store, folder)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def case(name: str, folder: Path) -> bool:
+    """Whether all processes ended well."""
+    size = CASES[name][3].size
+    pipes = [os.pipe() for _ in range(size - 1)]
+    pids = [forked(name, rank, pipes, folder) for rank in range(size)]
+    for pipe in pipes:
+        for end in pipe:
+            os.close(end)
+    ends = [os.waitpid(pid, 0)[1] for pid in pids]
+    return not any(ends)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    fine = [case(name, Path(sys.argv[1])) for name in CASES]
+    sys.exit(not all(fine))
