@@ -1,12 +1,13 @@
 """Ranks as processes: CASES, each on as many as it needs, forked from one that has everything imported: most of the
 time of a short run is that.
 
-`python rank_runs.py FOLDER` leaves NAME.RANK.npy, the logits that a rank made or what it passed on, and where rank 0
-ends in the middle, NAME.txt with what the others raised.
+`python rank_runs.py FOLDER` leaves NAME.RANK.npy, the logits that a rank made or what it passed on, and NAME.txt with what
+a rank raised that lost the other.
 """
 
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ CASES = {
     "stages2": ("mpt", "Q8_0", "cpu", Grid(1, 2)),
     "both": ("llama", "Q8_0", "cpu", Grid(2, 2)),
     "rank 0 dies": ("llama", "F32", "plain", Grid(2)),
+    "rank 1 is deaf": ("llama", "F32", "plain", Grid(2)),
 }
 
 
@@ -79,6 +81,8 @@ def lead(executable: ParallelExecutable, dies: bool) -> np.ndarray:
 
 def work(name: str, rank: int, store: Any, folder: Path) -> None:
     model_name, form, target, grid = CASES[name]
+    if name == "rank 1 is deaf":
+        return deaf(rank, Ranks(rank, grid, store, patience=1.0), folder / f"{name}.txt")
     model, ranks = build(model_name, form), Ranks(rank, grid, store, patience=60.0)
     inner: Any = Recorded(reference_share(model, model.cfg, LIMITS, 16, 256, TARGETS[target], ranks))
     if rank == 0:
@@ -91,6 +95,18 @@ def work(name: str, rank: int, store: Any, folder: Path) -> None:
         (folder / f"{name}.txt").write_text(str(error))
     np.save(folder / f"{name}.{rank}.npy", torch.cat(inner.results).numpy())
     ranks.close()
+
+
+def deaf(rank: int, ranks: Ranks, told: Path) -> None:
+    """Rank 1 does not ask for the batch until rank 0 has given up."""
+    if rank == 1:
+        while not told.exists():
+            time.sleep(0.02)
+        return
+    try:
+        ranks.share_batch(np.zeros(1 << 20, np.int32))
+    except RankError as error:
+        told.write_text(str(error))
 
 
 def forked(name: str, rank: int, pipes: list[tuple[int, int]], folder: Path) -> int:

@@ -99,6 +99,11 @@ def test_ranks_end_with_the_reason_when_rank_0_is_gone(runs: Path) -> None:
     assert (runs / "rank 0 dies.txt").read_text() == "rank 1 of 2: another rank is gone"
 
 
+def test_rank_0_does_not_wait_for_a_rank_that_is_deaf(runs: Path) -> None:
+    told = (runs / "rank 1 is deaf.txt").read_text()
+    assert told == "rank 0 of 2: another rank has not answered in time"
+
+
 def test_a_grid_says_who_has_what() -> None:
     grid = Grid(2, 3)
     assert grid.size == 6

@@ -69,7 +69,7 @@ class Ranks:
             raise ConfigError("this process is a rank of something else already: load the model in one of its own")
         self.rank, self.grid, self.share, self.store = rank, grid, grid.share(rank), store
         self.size = grid.tensor
-        wait = timedelta(seconds=patience)
+        self._patience = wait = timedelta(seconds=patience)
         with self._lost():
             dist.init_process_group("gloo", store=store, rank=rank, world_size=grid.size, timeout=_FOREVER)
             self._stages: ProcessGroup = dist.new_group(timeout=wait)
@@ -130,7 +130,9 @@ class Ranks:
         import torch.distributed as dist
 
         with self._lost():
-            dist.broadcast(torch.from_numpy(buffer), 0)
+            work = dist.broadcast(torch.from_numpy(buffer), 0, async_op=True)
+            # It leaves rank 0 only once the others ask for it: one that is stuck never does.
+            work.wait(self._patience if self.rank == 0 else _FOREVER)
 
     def close(self) -> None:
         """Leave. The others' next exchange with this rank fails."""
