@@ -1,8 +1,8 @@
 """Ranks as processes: CASES, each on as many as it needs, forked from one that has everything imported: most of the
 time of a short run is that.
 
-`python rank_runs.py FOLDER` leaves NAME.RANK.npy, the logits that a rank made or what it passed on, and NAME.txt with what
-a rank raised that lost the other.
+`python rank_runs.py FOLDER` leaves NAME.RANK.npy, the logits that a rank made or what it passed on, and NAME.txt with
+what a rank raised that lost the other.
 """
 
 import os
@@ -84,7 +84,7 @@ def work(name: str, rank: int, store: Any, folder: Path) -> None:
     if name == "rank 1 is deaf":
         return deaf(rank, Ranks(rank, grid, store, patience=1.0), folder / f"{name}.txt")
     model, ranks = build(model_name, form), Ranks(rank, grid, store, patience=60.0)
-    inner: Any = Recorded(reference_share(model, model.cfg, LIMITS, 16, 256, TARGETS[target], ranks))
+    inner: Any = Recorded(reference_share(model, model.cfg, LIMITS, 16, 256, 1, TARGETS[target], ranks))
     if rank == 0:
         executable = parallel_reference(model, model.cfg, inner, TARGETS[target], ranks, Unwatched())
         np.save(folder / f"{name}.0.npy", lead(executable, name == "rank 0 dies"))

@@ -122,14 +122,12 @@ def launch_ranks(options: RankOptions, checkpoint: "Checkpoint", config: "ModelC
 def _share(
     options: RankOptions, checkpoint: "Checkpoint", config: "ModelConfig", target: "Target", ranks: "Ranks"
 ) -> "ReferenceExecutable":
-    import torch
-
     from roofline.backends.cpu.select import choose_threads
     from roofline.backends.reference.parallel import reference_share
 
-    torch.set_num_threads(options.threads or max(1, int(choose_threads().value) // options.grid.size))
-    limits = BatchLimits(*options.limits)
-    return reference_share(checkpoint, config, limits, options.num_pages, options.max_context, target, ranks)
+    threads = options.threads or max(1, int(choose_threads().value) // options.grid.size)
+    limits, sizes = BatchLimits(*options.limits), (options.num_pages, options.max_context)
+    return reference_share(checkpoint, config, limits, *sizes, threads, target, ranks)
 
 
 def _target(options: RankOptions) -> "Target":

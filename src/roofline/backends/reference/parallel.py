@@ -18,10 +18,14 @@ def reference_share(
     limits: BatchLimits,
     num_pages: int,
     max_context: int,
+    threads: int,
     target: Target,
     ranks: Ranks,
 ) -> ReferenceExecutable:
-    """What this rank has of a checkpoint. Raises CapacityError as `compile_program`."""
+    """What this rank has of a checkpoint, computed by so many threads. Raises CapacityError as `compile_program`."""
+    import torch
+
+    torch.set_num_threads(threads)
     program = compile_program(get(config.family), config, checkpoint.tensors, target, share=ranks.share)
     return ReferenceExecutable(program, checkpoint.read, limits, num_pages, max_context, group=ranks)
 
