@@ -54,16 +54,25 @@ class EngineRunner:
     """Our engine, through its own scheduler and paged cache.
 
     Args:
-        backend: "cpu" or another of `bundle.load`. tuned: with what `roofline tune` chose.
+        backend: "cpu" or "gpu". tuned: with what `roofline tune` chose. graphs: of decode steps, on a GPU.
 
     Raises UnsupportedError where `tuned` is asked for and nothing was tuned.
     """
 
-    def __init__(self, subject: Subject, backend: str, most: Most, *, tuned: bool, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        backend: str,
+        most: Most,
+        *,
+        tuned: bool,
+        graphs: bool = False,
+        threads: int | None = None,
+    ) -> None:
         from roofline import bundle
         from roofline.bench.engine import Bench
 
-        tokens = max(STEP_TOKENS.get(backend, STEP_TOKENS["cpu"]), most.started)
+        tokens = max(STEP_TOKENS[backend], most.started)
         weights = f"random:{subject.seed}"
         self.loaded = bundle.load(
             subject.source,
@@ -71,6 +80,7 @@ class EngineRunner:
             weights=weights,
             threads=threads,
             tuned=tuned,
+            graphs=graphs,
             text=False,
             cache_tokens=max(most.tokens + most.batch * PAGE_ROOM, most.length),
             max_model_len=most.length,
@@ -80,7 +90,8 @@ class EngineRunner:
         said = self.loaded.notes.get("variants", "")
         if tuned and said.startswith("default"):
             self.loaded.executable.close()
-            again = f"roofline tune {subject.source} --weights {weights}"
+            command = "tune" if backend == "cpu" else "tune gemms"
+            again = f"roofline {command} {subject.source} --weights {weights}"
             raise UnsupportedError("our engine with tuned kernels", said, (f"{again}, then this again",))
         self._bench = Bench(self.loaded.executable, tokens)
 
@@ -120,8 +131,8 @@ def open_rungs(ladder: list[Rung], subject: Subject, here: Any, most: Most, thre
                 opened.missing[rung.name] = why
             elif rung.ours:
                 backend = "cpu" if here.device == "cpu" else "gpu"
-                tuned = "tuned" in rung.techniques
-                opened.runners[rung.name] = EngineRunner(subject, backend, most, tuned=tuned, threads=threads)
+                asked = {name: name in rung.techniques for name in ("tuned", "graphs")}
+                opened.runners[rung.name] = EngineRunner(subject, backend, most, threads=threads, **asked)
             else:
                 model = model or _torch_model(subject, here.device, threads)
                 opened.runners[rung.name] = _torch_runner(model, rung, subject.seed)

@@ -47,10 +47,13 @@ def load_gpu(
     kv_dtype: str = "auto",
     device: str = "auto",
     exact: bool = False,
+    graphs: bool = True,
+    tuned: bool = True,
 ) -> "tuple[GpuExecutable, Mapping[str, str]]":
     """The executable, its cache as large as the device allows unless cache_tokens says.
 
-    longest: positions served, where fixed_length; else at most so many, cut to the cache.
+    longest: positions served, where fixed_length; else at most so many, cut to the cache. tuned: with the kernels that
+    `roofline tune gemms` chose for this device, where results need not be exact.
 
     Raises UnsupportedError, CapacityError, ConfigError: with cause and remedy.
     """
@@ -58,6 +61,7 @@ def load_gpu(
     from roofline.backends.gpu.devices import find
     from roofline.backends.gpu.exactness import exact_over_fast
     from roofline.backends.gpu.executable import GpuExecutable, Runtime
+    from roofline.backends.gpu.linear_tuning import stored_choices
     from roofline.backends.gpu.needs import needs_of
 
     program = compile_for_gpu(checkpoint, config, kv_dtype, exact)
@@ -68,7 +72,9 @@ def load_gpu(
     pages = place(needs, budget, least_tokens=least, tokens=cache_tokens).pages
     pages = min(pages, MOST_TOKENS // PAGE_TOKENS) if cache_tokens is None else pages
     longest = min(longest, pages * PAGE_TOKENS)
-    runtime = Runtime(found.chip, f"cuda:{found.number}", exact)
+    activations = program.kv_groups["kv0"].format
+    choices, why = stored_choices(found.chip, found.number, activations) if tuned else ({}, "not asked for")
+    runtime = Runtime(found.chip, f"cuda:{found.number}", exact, graphs, choices)
     executable = GpuExecutable(
         program,
         checkpoint.read,
@@ -83,6 +89,7 @@ def load_gpu(
     notes = {
         "device": f"{found.device.title}, kernels for {found.chip.name}",
         "weights": f"{human_bytes(executable.weight_bytes)} on the device",
+        "variants": f"{len(choices)} tuned products" if choices else f"default ({why})",
         "cache": f"{pages * PAGE_TOKENS} tokens in {group.format}, {size}",
     }
     if exact:

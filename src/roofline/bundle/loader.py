@@ -69,6 +69,7 @@ def load(
     backend: str = "cpu",
     device: str = "auto",
     exact: bool = False,
+    graphs: bool = True,
     threads: int | None = None,
     isa: str | None = None,
     cache_tokens: int | None = None,
@@ -96,6 +97,7 @@ def load(
         device: of the gpu backend: "amd:0", "nvidia:1", a product's or an architecture's name (see `roofline doctor`);
             "auto" is the first that torch can use.
         exact: on a GPU, no sum whose order depends on what else is in a step; elsewhere that is so anyway.
+        graphs: on a GPU, decode steps are captured and replayed; off to measure what that brings.
         cache_tokens: tokens the KV cache holds; default 16,384, or what a quarter of the free memory holds if less.
         kv_cache_dtype: "bf16"; "int8", half the bytes, with a scale for each token and head; "auto" is "bf16".
         max_model_len: positions served; default the model's own, cut to the cache.
@@ -154,7 +156,7 @@ def load(
             reading = beside.submit(load_text, checkpoint) if text else None
             makers: dict[str, Callable[..., tuple[Executable, Mapping[str, str]]]] = {
                 "cpu": _cpu,
-                "gpu": partial(_gpu, cache_tokens, max_model_len, device, exact),
+                "gpu": partial(_gpu, cache_tokens, max_model_len, device, exact, graphs),
                 "reference": partial(_reference, arithmetic),
             }
             make = makers[backend]
@@ -512,6 +514,7 @@ def _gpu(
     max_model_len: int | None,
     device: str,
     exact: bool,
+    graphs: bool,
     checkpoint: "Checkpoint",
     config: "ModelConfig",
     kv_dtype: str,
@@ -538,6 +541,8 @@ def _gpu(
         kv_dtype=kv_dtype,
         device=device,
         exact=exact,
+        graphs=graphs,
+        tuned=tuned,
     )
 
 

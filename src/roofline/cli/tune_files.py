@@ -12,6 +12,8 @@ from roofline.common.errors import ConfigError
 if TYPE_CHECKING:
     from roofline.backends.gpu.gemm_tuning import Split
     from roofline.hardware.tunings import Record
+    from roofline.program.gemms import Gemm
+    from roofline.program.ir import Program
 
 Batches = Annotated[str, typer.Option("--batch", help="Sequences that decode or are prefilled at once, with commas.")]
 Prompt = Annotated[int, typer.Option("--prompt", min=1, help="Tokens of each prompt.")]
@@ -42,7 +44,7 @@ def export(
         results = tuned_gemms.matching(tuned_gemms.kept(tuned_gemms.load(chip)), wanted)
         print(f"{len(results.rows)} results: {tunableop.write(results, file)}")
     elif model is not None and untuned is not None:
-        _export_untuned(products_of(model, weights, batch, prompt), untuned)
+        _export_untuned(products_of(model, weights, batch, prompt)[0], untuned)
 
 
 def import_(
@@ -127,26 +129,28 @@ def _export_untuned(products: "Split", path: Path) -> None:
         print(f"{single} of them have one row: torch tunes those only while a model runs, or in `roofline tune gemms`")
 
 
-def products_of(model: str, weights: str | None, batch: str, prompt: int) -> "Split":
+def products_of(model: str, weights: str | None, batch: str, prompt: int) -> "tuple[Split, list[Gemm]]":
     """A model's products in the steps of a grid, as torch's model runs them and as our engine on GPUs does, which
-    merges some. Raises ConfigError where BLAS has none of them."""
+    merges some; then those of our engine alone that are a product and nothing else.
+
+    Raises ConfigError where BLAS has none of them.
+    """
     from roofline.backends.gpu.gemm_tuning import split
     from roofline.cli.bench_latency import numbers
     from roofline.program.gemms import bucket_plan, gemms
 
-    found: dict[Any, int] = {}
-    for program in _programs(model, weights):
-        found |= gemms(program, bucket_plan(numbers(batch), prompt))
-    products = split(found)
+    steps = bucket_plan(numbers(batch), prompt)
+    torchs, ours = _programs(model, weights)
+    products = split(gemms(torchs, steps) | gemms(ours, steps))
     if not products.tunable:
         formats = ", ".join(sorted({gemm.format for gemm in products.others}))
         raise ConfigError(f"{model} has weights in {formats} alone, which no BLAS library multiplies: nothing to tune")
     if products.others:
         print(f"{len(products.others)} products are left out: our own kernels multiply weights in block formats")
-    return products
+    return products, list(gemms(ours, steps, ("linear", "linear_add")))
 
 
-def _programs(model: str, weights: str | None) -> list[Any]:
+def _programs(model: str, weights: str | None) -> "tuple[Program, Program]":
     from roofline.models.registry import configure
     from roofline.program.compile import stages
     from roofline.program.target import GPU
@@ -160,7 +164,7 @@ def _programs(model: str, weights: str | None) -> list[Any]:
         checkpoint = open_checkpoint(sources.resolve(model))
     family, cfg = configure(checkpoint.model_config()[1])
     programs = dict(stages(family, cfg, checkpoint.tensors, GPU))
-    return [programs["trace"], programs["plan"]]
+    return programs["trace"], programs["plan"]
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -35,16 +35,16 @@ def gemms(
     from roofline.backends.gpu.gemm_tuning import device_here, tuned_by
     from roofline.common import env
 
-    products = products_of(model, weights, batch, prompt).tunable
+    products, ours = products_of(model, weights, batch, prompt)
     chip, device = device_here()
     until = None if budget is None else time.monotonic() + budget
     journal = None
     if chip.vendor == "amd":
-        journal = _tune_libraries(products, out or env.home() / "tunings" / "tunableop.csv", until)
+        journal = _tune_libraries(products.tunable, out or env.home() / "tunings" / "tunableop.csv", until)
     elif out is not None:
         raise ConfigError("--out is TunableOp's file, and TunableOp has one candidate on NVIDIA's GPUs: leave it out")
     with nullcontext() if journal is None else tuned_by(journal):
-        _tune_kernels(products, chip, device, until)
+        _tune_kernels(ours, chip, device, until)
 
 
 def _left(until: float | None) -> float | None:

@@ -1,6 +1,6 @@
 """Which matrix products a Program runs, from its text alone: what there is to tune before anything has run."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from roofline.program.ir import Program
@@ -19,17 +19,17 @@ class Gemm:
     bias: bool
 
 
-def gemms(program: Program, steps: Iterable[tuple[int, int]]) -> dict[Gemm, int]:
+def gemms(program: Program, steps: Iterable[tuple[int, int]], ops: Collection[str] = LINEARS) -> dict[Gemm, int]:
     """The products of steps of so many (tokens, logit rows), and how often one such step runs each; in order of use.
 
     Args:
-        steps: the bucket plan: one entry for each size of step that is run.
+        steps: the bucket plan: one entry for each size of step that is run. ops: those among them that count.
     """
     found: dict[Gemm, int] = {}
     for tokens, rows in steps:
         mine: dict[Gemm, int] = {}
         for instr in program.body:
-            if instr.op not in LINEARS:
+            if instr.op not in ops:
                 continue
             recipe = program.weights[instr.weights[0]]
             form = "+".join(dict.fromkeys(piece.format for piece in recipe.pieces))

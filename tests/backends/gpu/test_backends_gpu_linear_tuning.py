@@ -137,3 +137,41 @@ def test_where_there_is_a_choice():
     assert worth(GEMM)
     assert not worth(Gemm(65, 24, 96, "BF16", False))
     assert not worth(Gemm(1, 24, 96, "Q4_0", False))
+
+
+def test_what_was_chosen_is_what_runs(tmp_path, monkeypatch):
+    from roofline.backends.gpu import products
+    from roofline.backends.gpu.kernels import linear_float as module
+
+    monkeypatch.setenv("ROOFLINE_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "NVIDIA H200")
+    assert linear_tuning.stored_choices(CHIP, 0, "bf16") == ({}, "never tuned")
+    setting, tile = tuned_tiles.setting("NVIDIA H200"), Tile(1, 2, {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 32})
+    store = tunings.Tunings("gpu", "sm_90", "a GPU")
+    for rows, form, bias, variant in (
+        (2, "BF16", False, TORCH), (2, "BF16", True, tuned_tiles.text(tile)), (2, "F16", False, TORCH),
+        (40, "BF16", False, tuned_tiles.text(tile)), (9, "BF16", False, "a tile of another time"),
+    ):  # fmt: skip
+        gemm = Gemm(rows, 24, 96, form, bias)
+        key = linear_tuning._kind(gemm), linear_tuning._shape(gemm), linear_tuning._regime(gemm)
+        record = tunings.Record(*key, setting, variant, TORCH, "", {}, "today")
+        store.records[record.key] = record
+    tunings.save(store)
+    choices, _ = linear_tuning.stored_choices(CHIP, 0, "bf16")
+    assert choices == {(2, 24, 96, False): None, (2, 24, 96, True): tile, (40, 24, 96, False): tile}
+    ran = []
+    monkeypatch.setattr(module, "linear_float", lambda *_, exact, tile: ran.append(("ours", exact, tile)))
+    monkeypatch.setattr(products, "library_product", lambda *_: ran.append(("library",)))
+    w, bias = torch.zeros(24, 96), torch.zeros(24)
+    for exact in (False, True):  # exact products have one tile, whatever is faster
+        held = products.Products(CHIP, torch.bfloat16, exact, choices)
+        for rows, added in ((2, None), (2, bias), (40, None), (3, None), (41, None)):
+            held._float(torch.zeros(rows, 96), w, added, torch.zeros(rows, 24))
+    default = [("ours", False, None), ("library",)]
+    assert ran[:5] == [("library",), ("ours", False, tile), ("ours", False, tile), *default]
+    assert ran[5:] == [("ours", True, None)] * 5
+    monkeypatch.setenv("ROOFLINE_TUNED", "off")
+    assert linear_tuning.stored_choices(CHIP, 0, "bf16") == ({}, "ROOFLINE_TUNED=off")
+    monkeypatch.setenv("ROOFLINE_TUNED", "on")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "NVIDIA H100")
+    assert linear_tuning.stored_choices(CHIP, 0, "bf16")[1] == "never tuned on this device with these kernels"

@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from roofline.backends.base import Clock, MonotonicClock, StepCost
 from roofline.backends.gpu.graphs import Graphs, padded
 from roofline.backends.gpu.lower import Lowering
-from roofline.backends.gpu.products import Products
+from roofline.backends.gpu.products import Choices, Products
 from roofline.backends.gpu.step import Sizes, Step, dtypes
 from roofline.backends.gpu.weights import DeviceWeights, Read
 from roofline.backends.sampling import Sampled, SampleRows
@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Runtime:
     """Where a Program runs. device: torch's name ("cuda:0"; "cpu" for Triton's interpreter); graphs: capture decode
-    steps, which needs a GPU; exact: no order of sums that depends on the step."""
+    steps, which needs a GPU; exact: no order of sums that depends on the step; choices: see `Products`."""
 
     chip: Chip
     device: str
     exact: bool = False
     graphs: bool = True
+    choices: Choices = field(default_factory=dict)
 
 
 class GpuExecutable:
@@ -73,7 +74,7 @@ class GpuExecutable:
         dtype = activations(program)
         self.weights = DeviceWeights(program, read, dtype, runtime.device)
         self.weight_bytes = self.weights.nbytes
-        products = Products(runtime.chip, dtype, runtime.exact)
+        products = Products(runtime.chip, dtype, runtime.exact, runtime.choices)
         tables = {name: self._turns(table) for name, table in program.tables.items()}
         lowering = Lowering(
             program, runtime.chip, self.weights, products, tables, runtime.device, runtime.exact

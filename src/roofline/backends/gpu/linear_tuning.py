@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Any
 from roofline.backends.cpu.contest import Contest, Rounds
 from roofline.backends.cpu.variants import Group
 from roofline.backends.gpu import tiles, tuned_tiles
+from roofline.backends.gpu.products import Choices
 from roofline.backends.gpu.tiles import Tile
+from roofline.common import env, log
+from roofline.common.errors import ConfigError
+from roofline.hardware import tunings
 from roofline.hardware.chips import Chip
 from roofline.hardware.tunings import Record, Setting, Tunings
 from roofline.program.gemms import Gemm
@@ -17,6 +21,8 @@ from roofline.program.gemms import Gemm
 if TYPE_CHECKING:
     from torch import Tensor
 
+BACKEND = "gpu"  # of the store
+KINDS = {False: "linear", True: "linear with bias"}  # with a bias or not
 TORCH = "torch"  # the contestant to beat
 FORMATS = {"BF16": "bfloat16", "F16": "float16"}
 FEW = 64  # rows beyond which the libraries' products are what they are made for
@@ -116,8 +122,35 @@ def chosen(store: Tunings, gemm: Gemm, setting: Setting) -> str | None:
     return None if record is None else record.variant
 
 
+def stored_choices(chip: Chip, device: int, activations: str) -> tuple[Choices, str]:
+    """(what was chosen for a device, why that is empty). device: its number in torch.cuda; activations: "bf16" or
+    "f16", which weights share."""
+    if env.read("ROOFLINE_TUNED") == "off":
+        return {}, "ROOFLINE_TUNED=off"
+    if not tunings.path(BACKEND, chip.name).exists():
+        return {}, "never tuned"
+    import torch
+
+    setting = tuned_tiles.setting(torch.cuda.get_device_name(device))
+    found: dict[tuple[int, int, int, bool], Tile | None] = {}
+    for record in tunings.load(BACKEND, chip.name).records.values():
+        if record.setting.run != setting.run or record.kind not in KINDS.values():
+            continue
+        try:
+            size, form = record.shape.split(" ")
+            width, out = map(int, size.split("x"))
+            rows = int(record.regime.removesuffix(" rows"))
+            tile = None if record.variant == TORCH else tuned_tiles.parse(record.variant)
+        except (ValueError, ConfigError) as error:
+            log.get("backends").warning("a row of the tuning store of %s is left out: %s", chip.name, error)
+            continue
+        if form == activations.upper():
+            found[rows, out, width, record.kind == KINDS[True]] = tile
+    return found, "" if found else "never tuned on this device with these kernels"
+
+
 def _kind(gemm: Gemm) -> str:
-    return "linear with bias" if gemm.bias else "linear"
+    return KINDS[gemm.bias]
 
 
 def _shape(gemm: Gemm) -> str:

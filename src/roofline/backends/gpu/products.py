@@ -3,10 +3,12 @@
 A quantised matrix is widened once for many rows: from there on the library's product is bound by arithmetic.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from roofline.backends.gpu.step import Step
+from roofline.backends.gpu.tiles import Tile
 from roofline.backends.gpu.weights import Part
 from roofline.hardware.chips import Chip
 
@@ -15,15 +17,19 @@ if TYPE_CHECKING:
 
 FEW = 16  # rows up to which our product for few rows serves
 WIDEN = 128  # rows from which a quantised matrix is widened
+# (rows, out, width, with a bias) of a product with 16-bit weights -> our kernel's tile, None: the library's product.
+Choices = Mapping[tuple[int, int, int, bool], Tile | None]
 
 
 @dataclass(frozen=True)
 class Products:
-    """dtype: of activations, torch's; exact: one order for every number of rows, so no library."""
+    """dtype: of activations, torch's; exact: one order for every number of rows, so no library; choices: what was
+    measured to be fastest (see linear_tuning.py), followed where results need not be exact."""
 
     chip: Chip
     dtype: Any
     exact: bool
+    choices: Choices = field(default_factory=dict)
 
     def scratch_bytes(self, parts: tuple[Part, ...], tokens: int) -> int:
         """Scratch that products of up to so many rows with this matrix need."""
@@ -72,19 +78,26 @@ class Products:
 
     def _part(self, step: Step, x: "Tensor", part: Part, bias: "Tensor | None", out: "Tensor") -> None:
         from roofline.backends.gpu.kernels.dequantize import dequantize
-        from roofline.backends.gpu.kernels.linear_float import linear_float
 
         if not part.quantised:
-            if self.exact or x.shape[0] <= FEW:
-                linear_float(self.chip, x, part.held, bias, out, exact=self.exact)
-            else:
-                library_product(x, part.held, bias, out)
+            self._float(x, part.held, bias, out)
         elif self._widened(x):
             wide = step.space(self.dtype, part.rows, x.shape[1])
             dequantize(self.chip, part.held, out=wide)
             library_product(x, wide, bias, out)
         else:
             self._quantised(step, x, part, bias, out)
+
+    def _float(self, x: "Tensor", w: "Tensor", bias: "Tensor | None", out: "Tensor") -> None:
+        from roofline.backends.gpu.kernels.linear_float import linear_float
+
+        rows, key = x.shape[0], (x.shape[0], *w.shape, bias is not None)
+        known = not self.exact and key in self.choices
+        tile = self.choices[key] if known else None
+        if tile is not None or (not known and (self.exact or rows <= FEW)):
+            linear_float(self.chip, x, w, bias, out, exact=self.exact, tile=tile)
+        else:
+            library_product(x, w, bias, out)
 
     def _quantised(
         self, step: Step, x: "Tensor", part: Part, bias: "Tensor | None", out: "Tensor", gated: bool = False
