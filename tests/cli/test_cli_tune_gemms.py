@@ -118,6 +118,9 @@ class FakeTunable:
     def enable(self, on=True):
         self.on.append(on)
 
+    def is_enabled(self):
+        return bool(self.on) and self.on[-1]
+
     def tuning_enable(self, on=True):
         pass
 
@@ -154,6 +157,7 @@ def tunable(monkeypatch, gpu):
     import torch
 
     gpu("gfx942")
+    monkeypatch.setattr(torch.version, "hip", "7.0")
     fake = FakeTunable()
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "tunable", fake)
@@ -177,7 +181,7 @@ def test_a_models_products_are_tuned_kept_and_stored(run, tmp_path, tunable):
     assert f"{len(found.rows)} results of gfx942" in told
     assert {row.solution for row in found.rows.values()} == {"Gemm_Rocblas_2"}
     assert found.validators == AMD
-    assert tunable.on[-1] is False
+    assert tunable.on == [True, False] * len(found.rows) + [True]
     assert tunable.read == "tuned.csv"  # before torch's product competes
     assert not tunable.named.startswith(str(tmp_path))
     assert f"0 products to tune; {len(found.rows)} are known" in run(
@@ -236,3 +240,19 @@ def test_a_product_that_torch_runs_otherwise_is_said(tmp_path, tunable, monkeypa
 
 def test_without_a_gpu_nothing_is_tuned(run):
     assert "--untuned" in run("gemms", "preset:smollm2-135m", *GRID, code=1)
+
+
+def test_a_load_follows_what_is_stored_for_these_versions(run, tmp_path, tunable):
+    from roofline.backends.gpu import libraries
+
+    chip = chips.get("gfx942")
+    run("import", file(tmp_path / "other.csv", (1, "Gemm_Rocblas_7", 0.5), PT_VERSION="2.14.0"))
+    assert libraries.follow_store(chip) == ""
+    assert tunable.on == []
+    run("import", file(tmp_path / "one.csv", (1, "Gemm_Rocblas_7", 0.5), (8, "Default", 0.2)))
+    assert libraries.follow_store(chip) == "2 products by TunableOp"
+    assert tunable.on == [True]
+    with libraries.switched(False):
+        assert tunable.on[-1] is False
+    assert tunable.on[-1] is True
+    assert libraries.follow_store(chips.get("sm_90")) == ""

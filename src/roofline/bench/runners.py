@@ -1,6 +1,7 @@
 """What a rung of the ladder is timed through: one small interface over torch's model and over our engine."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -93,19 +94,29 @@ class EngineRunner:
             command = "tune" if backend == "cpu" else "tune gemms"
             again = f"roofline {command} {subject.source} --weights {weights}"
             raise UnsupportedError("our engine with tuned kernels", said, (f"{again}, then this again",))
-        self._bench = Bench(self.loaded.executable, tokens)
+        self._bench, self._backend, self._tuned = Bench(self.loaded.executable, tokens), backend, tuned
 
     def prefill(self, batch: int, length: int) -> float:
         """See Runner."""
-        return self._bench.generate(batch, length, 1).seconds
+        with self._switched():
+            return self._bench.generate(batch, length, 1).seconds
 
     def decode(self, batch: int, context: int, steps: int) -> float:
         """See Runner."""
-        return self._bench.decode(context, steps, batch).seconds
+        with self._switched():
+            return self._bench.decode(context, steps, batch).seconds
 
     def close(self) -> None:
         """See Runner."""
         self.loaded.executable.close()
+
+    def _switched(self) -> AbstractContextManager[None]:
+        """torch's products, which a GPU's engine calls too, as this rung wants them: the switch is the process's."""
+        if self._backend == "cpu":
+            return nullcontext()
+        from roofline.backends.gpu.libraries import switched
+
+        return switched(self._tuned)
 
 
 @dataclass

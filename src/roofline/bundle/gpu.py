@@ -61,6 +61,7 @@ def load_gpu(
     from roofline.backends.gpu.devices import find
     from roofline.backends.gpu.exactness import exact_over_fast
     from roofline.backends.gpu.executable import GpuExecutable, Runtime
+    from roofline.backends.gpu.libraries import follow_store
     from roofline.backends.gpu.linear_tuning import stored_choices
     from roofline.backends.gpu.needs import needs_of
 
@@ -74,6 +75,7 @@ def load_gpu(
     longest = min(longest, pages * PAGE_TOKENS)
     activations = program.kv_groups["kv0"].format
     choices, why = stored_choices(found.chip, found.number, activations) if tuned else ({}, "not asked for")
+    followed = follow_store(found.chip) if tuned and not exact else ""
     runtime = Runtime(found.chip, f"cuda:{found.number}", exact, graphs, choices)
     executable = GpuExecutable(
         program,
@@ -89,13 +91,17 @@ def load_gpu(
     notes = {
         "device": f"{found.device.title}, kernels for {found.chip.name}",
         "weights": f"{human_bytes(executable.weight_bytes)} on the device",
-        "variants": f"{len(choices)} tuned products" if choices else f"default ({why})",
+        "variants": _variants(len(choices), followed) or f"default ({why})",
         "cache": f"{pages * PAGE_TOKENS} tokens in {group.format}, {size}",
     }
     if exact:
         ratios = ", ".join(f"{rows} rows {exact_over_fast(executable, rows):.2f}" for rows in (1, limits.tokens))
         notes["exact"] = f"time of a layer's products over the fast ones: {ratios}"
     return executable, notes
+
+
+def _variants(choices: int, followed: str) -> str:
+    return "; ".join(filter(None, (f"{choices} tuned products" if choices else "", followed)))
 
 
 def _scratch(program: "Program", limits: BatchLimits) -> int:

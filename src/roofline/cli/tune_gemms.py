@@ -30,21 +30,19 @@ def gemms(
     """Find the fastest kernel for each of a model's 16-bit products on this GPU, and store it: of the libraries by
     TunableOp (AMD's), then between torch's and ours. A run goes on where the last one was stopped."""
     import time
-    from contextlib import nullcontext
 
-    from roofline.backends.gpu.gemm_tuning import device_here, tuned_by
+    from roofline.backends.gpu.gemm_tuning import device_here
+    from roofline.backends.gpu.libraries import follow
     from roofline.common import env
 
     products, ours = products_of(model, weights, batch, prompt)
     chip, device = device_here()
     until = None if budget is None else time.monotonic() + budget
-    journal = None
     if chip.vendor == "amd":
-        journal = _tune_libraries(products.tunable, out or env.home() / "tunings" / "tunableop.csv", until)
+        follow(_tune_libraries(products.tunable, out or env.home() / "tunings" / "tunableop.csv", until))
     elif out is not None:
         raise ConfigError("--out is TunableOp's file, and TunableOp has one candidate on NVIDIA's GPUs: leave it out")
-    with nullcontext() if journal is None else tuned_by(journal):
-        _tune_kernels(ours, chip, device, until)
+    _tune_kernels(ours, chip, device, until)
 
 
 def _left(until: float | None) -> float | None:

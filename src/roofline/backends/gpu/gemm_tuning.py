@@ -5,11 +5,11 @@ Only AMD's libraries have candidates: on NVIDIA torch knows one kernel, its defa
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from roofline.backends.gpu.libraries import tuning, validators
 from roofline.common.errors import RooflineError, UnsupportedError
 from roofline.hardware import tunableop
 from roofline.hardware.chips import Chip
@@ -64,14 +64,6 @@ def device_here() -> tuple[Chip, str]:
     return chip_of(torch.cuda.current_device()), torch.cuda.get_device_name()
 
 
-def validators() -> dict[str, str]:
-    """What this process's results of TunableOp hold for."""
-    from torch.cuda import tunable
-
-    found: Any = tunable.get_validators()  # pairs, whatever its annotation says
-    return dict(found)
-
-
 class GemmTuner:
     """Tunes products one after the other.
 
@@ -108,38 +100,6 @@ class GemmTuner:
             yield Tuned(row, left, left * mean)
 
 
-@contextmanager
-def tuned_by(path: Path) -> Iterator[None]:
-    """torch's products run with what a results file has for them; nothing is tuned."""
-    from torch.cuda import tunable
-
-    tunable.enable(True)
-    tunable.tuning_enable(False)
-    try:
-        tunable.read_file(str(path))
-        yield
-    finally:
-        tunable.enable(False)
-
-
-@contextmanager
-def tunable_on() -> Iterator[None]:
-    """TunableOp is on: it tunes each product that it has not met before in this process."""
-    import tempfile
-
-    from torch.cuda import tunable
-
-    with tempfile.TemporaryDirectory(prefix="roofline-tunableop-") as folder:
-        tunable.set_filename(str(Path(folder) / "results.csv"))  # else torch writes into the working directory
-        tunable.enable(True)
-        tunable.tuning_enable(True)
-        try:
-            yield
-        finally:
-            tunable.tuning_enable(False)
-            tunable.enable(False)
-
-
 def _row_key(gemm: Gemm) -> tuple[str, str]:
     operator, shape = key(gemm)
     return operator, str(shape)
@@ -157,7 +117,7 @@ def _tune(gemm: Gemm) -> Row:
         return torch.randn(*sizes, dtype=dtype, device="cuda")
 
     bias = made(gemm.out) if gemm.bias else None
-    with tunable_on():
+    with tuning():
         functional.linear(made(gemm.rows, gemm.width), made(gemm.out, gemm.width), bias)
         torch.cuda.synchronize()
     wanted = _row_key(gemm)

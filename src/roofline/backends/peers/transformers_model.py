@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from roofline.backends.gpu.gemm_tuning import tunable_on
+from roofline.backends.gpu import libraries
 from roofline.backends.peers import attention
 from roofline.common.errors import UnsupportedError
 
@@ -167,7 +167,7 @@ class TransformersRunner:
 
         self.model.config._attn_implementation = self._attention
         kernel = sdpa_kernel([getattr(SDPBackend, self._kernel)]) if self._kernel else nullcontext()
-        tuned = tunable_on() if "tuned" in self.techniques else nullcontext()
+        tuned = libraries.tuning() if "tuned" in self.techniques else libraries.switched(False)
         try:
             with torch.no_grad(), kernel, _recompiles(torch), tuned:
                 yield

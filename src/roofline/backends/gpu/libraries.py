@@ -1,0 +1,82 @@
+"""torch's TunableOp switched on and off: whether the libraries' products run with the kernels that were found for them.
+
+It is one switch for the whole process. Outside of ROCm there is nothing to switch: torch has no candidates.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from roofline.hardware import tunableop, tuned_gemms
+from roofline.hardware.chips import Chip
+
+
+def validators() -> dict[str, str]:
+    """What results of this process hold for."""
+    from torch.cuda import tunable
+
+    found: Any = tunable.get_validators()  # pairs, whatever its annotation says
+    return dict(found)
+
+
+def follow_store(chip: Chip) -> str:
+    """From now on, products follow what the chip's tuning store has of TunableOp for these versions; in words, empty
+    where there is nothing to follow."""
+    if chip.vendor != "amd":
+        return ""
+    import tempfile
+
+    current = validators()
+    same = [
+        r for r in tuned_gemms.kept(tuned_gemms.load(chip.name)) if not tunableop.differences(r.validators, current)
+    ]
+    if not same:
+        return ""
+    with tempfile.TemporaryDirectory(prefix="roofline-tunableop-") as folder:
+        follow(tunableop.write(same[0], Path(folder) / "results.csv"))
+    return f"{len(same[0].rows)} products by TunableOp"
+
+
+def follow(path: Path) -> None:
+    """From now on, products follow a results file; nothing is tuned."""
+    from torch.cuda import tunable
+
+    tunable.enable(True)
+    tunable.tuning_enable(False)
+    tunable.read_file(str(path))
+
+
+@contextmanager
+def switched(on: bool) -> Iterator[None]:
+    """Products follow what is known to this process, or torch's defaults; afterwards as before."""
+    import torch
+
+    if not torch.version.hip:
+        yield
+        return
+    from torch.cuda import tunable
+
+    before = tunable.is_enabled()
+    tunable.enable(on)
+    try:
+        yield
+    finally:
+        tunable.enable(before)
+
+
+@contextmanager
+def tuning() -> Iterator[None]:
+    """Each product that this process has not met before is tuned when it runs; afterwards nothing is."""
+    import tempfile
+
+    from torch.cuda import tunable
+
+    with tempfile.TemporaryDirectory(prefix="roofline-tunableop-") as folder:
+        tunable.set_filename(str(Path(folder) / "results.csv"))  # else torch writes into the working directory
+        tunable.tuning_enable(True)
+        try:
+            with switched(True):
+                yield
+        finally:
+            tunable.tuning_enable(False)
