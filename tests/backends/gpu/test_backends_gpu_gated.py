@@ -35,13 +35,15 @@ def test_gated_and_plain(kind, rows, ffn, source, target):
     both = (4 * torch.randn(rows, 2 * ffn + 3)).to(getattr(torch, source))[:, : 2 * ffn]  # rows that lie apart
     gate, up = both[:, :ffn].double(), both[:, ffn:].double()
     gated_reference, plain_reference = REFERENCE[kind]
-    outs = [torch.full((rows, ffn), float("nan"), dtype=getattr(torch, target)) for _ in range(3)]
+    wide = torch.full((3, rows, ffn + 2), float("nan"), dtype=getattr(torch, target))
+    outs = wide[:, :, :ffn]
     gated(chip, kind, both, out=outs[0])
     gated(chip, kind, both[:, :ffn], both[:, ffn:], out=outs[1])
     activated(chip, kind, both[:, :ffn], out=outs[2])
     assert near(outs[0], gated_reference(gate, up), target)
     assert torch.equal(outs[0], outs[1])
     assert near(outs[2], plain_reference(gate), target)
+    assert wide[:, :, ffn:].isnan().all()
 
 
 @pytest.mark.parametrize("kind", REFERENCE)

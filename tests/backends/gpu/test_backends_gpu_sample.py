@@ -75,6 +75,21 @@ def test_ids_of_the_naive_sampler(data, vocab, levels, cut, adjust):
     same(choose(logits, rows), naive.sample(logits, rows))
 
 
+@settings(max_examples=8, deadline=None)
+@given(data=st.integers(0, 2**32 - 1), vocab=st.sampled_from([5, 300, 1037]))
+def test_scores_have_the_bits_of_the_naive_ones(data, vocab):
+    from roofline.backends.gpu.kernels.scores import scores
+    from roofline.backends.gpu.kernels.settings import Settings
+
+    random = np.random.default_rng(data)
+    logits = (random.standard_normal((4, vocab)) * 3).astype(np.float32)
+    rows = random_rows(random, 4, vocab)
+    got = scores(chips.get("sm_90"), torch.from_numpy(logits), Settings.of(rows, "cpu")).numpy()
+    for row, temperature in enumerate(rows.temperature):
+        want = naive.penalised(logits[row], rows, row)
+        np.testing.assert_array_equal(got[row], want / temperature if temperature else want)
+
+
 @pytest.mark.parametrize("cut", [False, True])
 def test_vocabularies_of_several_splits(cut):
     random = np.random.default_rng(1)
@@ -82,11 +97,12 @@ def test_vocabularies_of_several_splits(cut):
     logits = wide[:, :20_011]  # rows that lie apart
     logits[:, 20_010] = 9.0  # the last id of the last split ties with the first of the first
     logits[0, 0] = 9.0
+    logits[1, [3, 3 + 1024]] = 10.0  # and within a split two that the same lane sees
     rows = random_rows(random, 5, 20_011, cut=cut, adjust=False)
-    rows.temperature[0] = 0.0
+    rows.temperature[:2] = 0.0
     got = choose(logits, rows, "gfx942")
     same(got, naive.sample(logits, rows))
-    assert got.ids[0] == 0
+    assert got.ids[:2].tolist() == [0, 3]
 
 
 def test_noise_has_the_bits_of_the_reference_and_nearly_its_values(interpreted):
@@ -164,3 +180,15 @@ def test_uniform_rows_are_cut_at_exact_counts():
     thresholds, lasts, _ = cutoff(chips.get("sm_90"), torch.full((4, 10), -2.25), Settings.of(rows, "cpu"))
     assert thresholds.tolist() == [-2.25] * 4
     assert lasts.tolist() == [4, 0, 2, 1]
+
+
+def test_zeros_are_equal_whatever_their_sign():
+    from roofline.backends.gpu.kernels.cutoff import cutoff
+    from roofline.backends.gpu.kernels.settings import Settings
+
+    rows = SampleRows.greedy(2)
+    rows.temperature[:], rows.top_k[:] = 1.0, [2, 3]
+    scores = torch.tensor([[-0.0, 0.0, 0.0, -1.0], [0.0, -0.0, -0.0, 0.0]])
+    thresholds, lasts, _ = cutoff(chips.get("sm_90"), scores, Settings.of(rows, "cpu"))
+    assert thresholds.tolist() == [0.0, 0.0]
+    assert lasts.tolist() == [1, 2]
