@@ -16,7 +16,8 @@ from roofline.backends.reference.unpack import unpack
 from roofline.common.errors import UnsupportedError
 from roofline.ops import formats
 from roofline.ops.batch import BatchLimits, Segment
-from roofline.program.compile import stages
+from roofline.program import target
+from roofline.program.compile import compile_program, stages
 from roofline.program.ir import Program
 from roofline.program.target import CPU
 
@@ -155,3 +156,10 @@ def test_fingerprint_knows_program_and_weights() -> None:
     made = [reference_executable(m, m.cfg, LIMITS, num_pages=4, max_context=64).fingerprint for m in models]
     assert made[0] == made[1]
     assert len(set(made)) == 3
+
+
+def test_exact_is_what_adds_in_an_order_of_its_own() -> None:
+    for chosen, exact in ((target.CPU, True), (target.PLAIN, False), (target.gpu(), False)):
+        model = builders.build(builders.BASE)
+        program = compile_program(model.family, model.cfg, model.tensors, chosen)
+        assert ReferenceExecutable(program, model.read, LIMITS, num_pages=4, max_context=64).exact == exact

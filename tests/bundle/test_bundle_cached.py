@@ -148,3 +148,10 @@ def test_removing_a_model_removes_its_bundles(model: Path, home: Path) -> None:
     subprocess.run([sys.executable, "-c", CLI, "rm", entry.name], check=True, env=os.environ.copy())
     assert not folder.exists()
     assert bundles() == []
+
+
+def test_the_text_side_of_another_backend_compiles_nothing(model: Path, home: Path) -> None:
+    load_text_of(str(model), "gpu")
+    assert not home.exists()
+    load_text_of(str(model))
+    assert home.exists()

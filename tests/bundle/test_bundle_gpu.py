@@ -39,6 +39,8 @@ def test_a_device_or_an_instruction_set_of_another_backend_is_refused(model):
         load(model, device="amd:0", weights="random:1", text=False)
     with pytest.raises(UnsupportedError, match="device="):
         load(model, backend="gpu", isa="avx2", weights="random:1", text=False)
+    with pytest.raises(UnsupportedError, match="threads=2"):
+        load(model, backend="gpu", threads=2, weights="random:1", text=False)
 
 
 @pytest.mark.parametrize(("form", "rows"), [("F16", "f16"), ("BF16", "bf16"), ("Q8_0", "bf16")])

@@ -170,6 +170,42 @@ def test_generate_hands_on_how_to_speculate(run, llm, monkeypatch):
     assert run("generate", "hi", "--speculate", "maybe").exit_code == 2
 
 
+def test_serve_and_generate_hand_on_where_to_run(run, llm, monkeypatch):
+    from roofline.cli import ready
+    from roofline.engine import messages
+    from roofline.server import serve
+
+    served, prepared, given = [], [], []
+    monkeypatch.setattr(ready, "prepare", lambda *args: prepared.append(args))
+    monkeypatch.setattr(serve, "serve", served.append)
+    words = ("--backend", "gpu", "--device", "amd:0", "--exact")
+    wanted = {"backend": "gpu", "device": "amd:0", "exact": True}
+    assert run("serve", "large", *words, "--speculate", "draft", "--draft", "tiny").exit_code == 0
+    assert prepared == [("large", None, None, "gpu"), ("tiny", None, None, "gpu")]
+    spec = messages.engine_decoder.decode(messages.encoder.encode(serve._spec(served[0])))
+    assert wanted.items() <= spec.options.items()
+    assert wanted.items() <= spec.draft_options.items()
+    monkeypatch.setattr(ready, "load_llm", lambda *_args, **options: given.append(options) or llm)
+    assert run("generate", "hi", *words).exit_code == 0
+    assert run("chat", "--device", "amd:0", input="hi\n").exit_code == 0
+    assert wanted.items() <= given[0].items()
+    assert (given[1].get("backend"), given[1]["device"]) == (None, "amd:0"), "load refuses it, rather than nobody"
+
+
+def test_only_a_cpu_s_roofs_are_measured_before_a_model_runs(monkeypatch):
+    from roofline.backends.cpu import roofs
+    from roofline.cli import ready
+
+    pulled, measured = [], []
+    monkeypatch.setattr(ready, "pulled", pulled.append)
+    monkeypatch.setattr(roofs, "stored_roofs", lambda **_options: None)
+    monkeypatch.setattr(roofs, "ensure_roofs", lambda **_options: measured.append("cpu"))
+    for backend in ("gpu", "reference", "cpu"):
+        ready.prepare("model", None, None, backend)
+        assert measured == (["cpu"] if backend == "cpu" else [])
+    assert pulled == ["model"] * 3
+
+
 def test_version(run):
     import roofline
 

@@ -33,7 +33,7 @@ def uniform(x):
 
 
 class FakeExecutable:
-    fingerprint = "fake"
+    fingerprint, exact = "fake", True
 
     def __init__(
         self,

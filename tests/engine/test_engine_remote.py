@@ -86,6 +86,7 @@ def test_the_same_ids_as_in_this_process_and_the_model_is_described():
         assert (description.name, description.vocab_size, description.max_model_len) == ("toy", 50, 512)
         assert (description.fingerprint, description.num_pages, description.page_bytes) == ("fake", 64, 1024)
         assert description.pid == engine.pid
+        assert description.exact
         streams = [await engine.submit(ids, params) for ids, params in requests]
         results = await asyncio.gather(*[collect(stream) for stream in streams])
         assert [ids for ids, _ in results] == local(requests)

@@ -140,7 +140,8 @@ def test_models(call):
 
 def test_health_and_ready(call, engine):
     assert call("GET", "/health").status_code == 200
-    assert call("GET", "/ready").json()["system_fingerprint"] == "feedc0de"
+    told = call("GET", "/ready").json()
+    assert (told["system_fingerprint"], told["exact"]) == ("feedc0de", False)
     engine.up = False
     assert call("GET", "/health").status_code == 200
     not_ready = call("GET", "/ready")

@@ -41,10 +41,12 @@ class StepCost:
 class Executable(Protocol):
     """A compiled Program bound to weights and a cache of `num_pages` pages.
 
-    The engine fills `batch`, calls `forward`, then `sample`. Both return when their results are in place.
+    The engine fills `batch`, calls `forward`, then `sample`, which returns when its results are in place.
+    `exact`: a row's bits do not depend on what else is in its step, nor on how its sequence was cut into steps.
     """
 
     fingerprint: str
+    exact: bool
     vocab_size: int
     max_context: int
     limits: BatchLimits
@@ -54,7 +56,7 @@ class Executable(Protocol):
     clock: Clock
 
     def forward(self) -> None:
-        """Run the step described by `batch`."""
+        """Run the step described by `batch`; on a device it may still be under way."""
 
     def logits(self) -> np.ndarray:
         """float32 [rows, vocab_size]: a view of the last step's logits, valid until the next forward."""

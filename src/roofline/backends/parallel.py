@@ -35,6 +35,7 @@ class ShareExecutable(Protocol):
     page_bytes: int
     batch: Batch
     clock: Clock
+    exact: bool
 
     def run(self, carried: "Mapping[str, Tensor]") -> "Tensor":
         """Run the step in `batch`; see ReferenceExecutable.run."""
@@ -114,7 +115,7 @@ class ParallelExecutable:
     ) -> None:
         self.limits, self.num_pages, self.max_context = inner.limits, inner.num_pages, inner.max_context
         self.page_bytes, self.batch, self.clock = inner.page_bytes, inner.batch, inner.clock
-        self.vocab_size, self.program = vocab_size, inner.program
+        self.vocab_size, self.program, self.exact = vocab_size, inner.program, inner.exact
         facts = f"{identity} tp:{ranks.grid.tensor} pp:{ranks.grid.pipeline}"
         self.fingerprint = hashlib.sha256(facts.encode()).hexdigest()
         self._inner, self._ranks, self._sample, self._watch = inner, ranks, sample, watch

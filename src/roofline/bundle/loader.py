@@ -106,8 +106,8 @@ def load(
         weights: "random:SEED" runs the model's configuration on random weights, "random:SEED:FORMAT" in that format; a
             folder with a config.json is enough then.
         text: load tokenizer and chat template too.
-        verify: check the chosen kernels against the reference on the file's own bytes.
-        tuned: use the kernel variants that `roofline tune` found for this model on this machine.
+        verify: on a CPU, check the chosen kernels against the reference on the file's own bytes.
+        tuned: on a CPU, use the kernel variants that `roofline tune` found for this model on this machine.
         arithmetic: what the reference computes in: "cpu", with the cpu's own roundings, or "plain", float32 throughout.
         tensor_parallel, pipeline_parallel: ranks that share each layer's matrices, and stages that share the layers: as
             many processes as their product, each with `threads` (see bundle.parallel).
@@ -214,14 +214,14 @@ def _compile(path: Path, name: str, out: Path, key: str, threads: int | None) ->
     )
 
 
-def load_text_of(source: str) -> "tuple[Tokenizer, ChatTemplate]":
-    """The tokenizer and chat template of a model by name or path, from its bundle where there is one.
+def load_text_of(source: str, backend: str = "cpu") -> "tuple[Tokenizer, ChatTemplate]":
+    """The tokenizer and chat template of a model by name or path, from its bundle where its backend has one.
 
     A folder may hold the tokenizer alone.
     """
     if (Path(source) / "tokenizer.json").is_file() and not any(Path(source).glob("*.safetensors")):
         return with_template(*_from_folder(Path(source)))
-    _, bundle, checkpoint = open_source(source, "cpu", None, None)
+    _, bundle, checkpoint = open_source(source, backend, None, None)
     if bundle is not None:
         return bundle.text()
     assert checkpoint is not None, "without a bundle there is a checkpoint"
@@ -526,8 +526,10 @@ def _gpu(
     verify: bool,
     tuned: bool,
 ) -> "tuple[Executable, Mapping[str, str]]":
-    if isa is not None:
-        raise UnsupportedError(f"isa={isa!r} with the gpu backend", "its chip is the device's", ("device=...",))
+    for name, given in (("isa", isa), ("threads", threads)):
+        if given is not None:
+            reason = "it computes on a device"
+            raise UnsupportedError(f"{name}={given!r} with the gpu backend", reason, ("device=...",))
     from roofline.bundle.gpu import load_gpu
 
     return load_gpu(

@@ -6,7 +6,10 @@ from typing import Annotated, Any
 
 from roofline.cli.options import (
     DEFAULT_MODEL,
+    Backend,
+    Device,
     Draft,
+    Exact,
     Isa,
     KvCacheDtype,
     MaxTokens,
@@ -19,6 +22,7 @@ from roofline.cli.options import (
     Threads,
     TopP,
     Weights,
+    placed,
 )
 from roofline.common.errors import ConfigError, RooflineError
 
@@ -38,6 +42,9 @@ def command(
     temperature: Temperature = 1.0,
     top_p: TopP = 1.0,
     seed: Seed = None,
+    backend: Backend = "cpu",
+    device: Device = "auto",
+    exact: Exact = False,
     threads: Threads = None,
     isa: Isa = None,
     weights: Weights = None,
@@ -56,6 +63,7 @@ def command(
         "draft": draft,
         "speculate_tokens": speculate_tokens,
         "kv_cache_dtype": kv_cache_dtype,
+        **placed(backend, device, exact),
     }
     session = Session(lambda name: load_llm(name, threads, isa, weights, **options), model, params, system)
     try:

@@ -7,7 +7,10 @@ from roofline.cli.options import (
     DEFAULT_MODEL,
     Argument,
     AsJson,
+    Backend,
+    Device,
     Draft,
+    Exact,
     Isa,
     KvCacheDtype,
     MaxTokens,
@@ -20,6 +23,7 @@ from roofline.cli.options import (
     Threads,
     TopP,
     Weights,
+    placed,
 )
 
 if TYPE_CHECKING:
@@ -36,6 +40,9 @@ def command(
     raw: Annotated[bool, Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
     stream: Annotated[bool, Option("--stream/--no-stream", help="Print the text as it comes.")] = True,
     as_json: AsJson = False,
+    backend: Backend = "cpu",
+    device: Device = "auto",
+    exact: Exact = False,
     threads: Threads = None,
     isa: Isa = None,
     weights: Weights = None,
@@ -55,6 +62,7 @@ def command(
         "draft": draft,
         "speculate_tokens": speculate_tokens,
         "kv_cache_dtype": kv_cache_dtype,
+        **placed(backend, device, exact),
     }
     with load_llm(model, threads, isa, weights, **options) as llm:
         asked = text if raw else [{"role": "user", "content": text}]

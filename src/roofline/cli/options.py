@@ -49,10 +49,28 @@ KvCacheDtype = Annotated[
     Literal["auto", "bf16", "int8"],
     Option("--kv-cache-dtype", help="Format of the key-value cache; int8 takes half of bf16. auto: bf16."),
 ]
+Backend = Annotated[
+    Literal["cpu", "gpu", "reference"], Option("--backend", help="What computes; reference is torch, slow and obvious.")
+]
+TimedBackend = Annotated[Literal["cpu", "gpu"], Option("--backend", help="What computes.")]
+Device = Annotated[
+    str,
+    Option("--device", help="GPU of --backend gpu: amd:0, nvidia:1, a product or an architecture. auto: the first."),
+]
+Exact = Annotated[
+    bool,
+    Option("--exact", help="Results do not depend on what else is in a step: slower on a GPU, true anyway elsewhere."),
+]
 MaxTokens = Annotated[int | None, Option("--max-tokens", min=1, help="Longest answer. Default: what fits.")]
 Temperature = Annotated[float, Option("--temperature", min=0.0, help="0 takes the most likely token.")]
 TopP = Annotated[float, Option("--top-p", help="Keep the smallest set of tokens with this probability.")]
 Seed = Annotated[int | None, Option("--seed", help="The same seed gives the same answer. Default: a fresh one.")]
+
+
+def placed(backend: str, device: str, exact: bool) -> dict[str, Any]:
+    """Where a model runs, as options of `roofline.bundle.load`: those that differ from its defaults."""
+    given = {"backend": backend, "device": device, "exact": exact}
+    return {name: value for name, value in given.items() if value not in ("cpu", "auto", False)}
 
 
 def described(command: Callable[..., Any]) -> list[tuple[inspect.Parameter, Any, Any]]:

@@ -7,11 +7,13 @@ if TYPE_CHECKING:
     from roofline.engine.stats import EngineStats
 
 
-def prepare(model: str, threads: int | None = None, isa: str | None = None) -> None:
-    """Pull the model and measure the roofs where that was never done. Says so on stderr."""
+def prepare(model: str, threads: int | None = None, isa: str | None = None, backend: str = "cpu") -> None:
+    """Pull the model; for the cpu backend, measure the roofs where that was never done. Says so on stderr."""
+    pulled(model)
+    if backend != "cpu":
+        return
     from roofline.backends.cpu.roofs import ensure_roofs, stored_roofs
 
-    pulled(model)
     if stored_roofs(threads=threads, isa=isa) is None:
         print("Measuring the roofs of this chip, once (1 s)", file=sys.stderr)
         ensure_roofs(quick=True, threads=threads, isa=isa)
@@ -41,9 +43,10 @@ def load_llm(model: str, threads: int | None, isa: str | None, weights: str | No
     """A `roofline.LLM`, with the options that were given."""
     from roofline.engine.llm import LLM
 
-    prepare(model, threads, isa)
+    backend = options.get("backend", "cpu")
+    prepare(model, threads, isa, backend)
     if options.get("draft") is not None:
-        prepare(options["draft"], threads, isa)
+        prepare(options["draft"], threads, isa, backend)
     given = {"threads": threads, "isa": isa, "weights": weights, **options}
     return LLM(model, **{name: value for name, value in given.items() if value is not None})
 

@@ -5,7 +5,10 @@ from typing import Annotated
 from roofline.cli.options import (
     DEFAULT_MODEL,
     Argument,
+    Backend,
+    Device,
     Draft,
+    Exact,
     Isa,
     KvCacheDtype,
     Option,
@@ -13,6 +16,7 @@ from roofline.cli.options import (
     SpeculateTokens,
     Threads,
     Weights,
+    placed,
 )
 
 
@@ -29,6 +33,9 @@ def command(
     speculate: Speculate = "off",
     draft: Draft = None,
     speculate_tokens: SpeculateTokens = 4,
+    backend: Backend = "cpu",
+    device: Device = "auto",
+    exact: Exact = False,
     threads: Threads = None,
     isa: Isa = None,
     weights: Weights = None,
@@ -38,15 +45,16 @@ def command(
     from roofline.common import env
     from roofline.server.serve import ServeOptions, serve
 
-    prepare(model, threads, isa)
+    prepare(model, threads, isa, backend)
     if draft is not None:
-        prepare(draft, threads, isa)
+        prepare(draft, threads, isa, backend)
     given = {
         "threads": threads,
         "isa": isa,
         "cache_tokens": cache_tokens,
         "weights": weights,
         "kv_cache_dtype": kv_cache_dtype,
+        **placed(backend, device, exact),
     }
     serve(
         ServeOptions(

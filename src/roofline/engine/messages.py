@@ -57,7 +57,7 @@ class Close(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The model is loaded. Sizes in tokens, pages and bytes; `pid` is the engine process."""
+    """The model is loaded. Sizes in tokens, pages and bytes; `pid` is the engine process; `exact` as `Executable`'s."""
 
     name: str
     vocab_size: int
@@ -67,6 +67,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     page_bytes: int
     load_seconds: float
     pid: int
+    exact: bool
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -146,6 +146,7 @@ def ready(name: str, engine: LocalEngine, load_seconds: float) -> Ready:
         page_bytes=executable.page_bytes,
         load_seconds=load_seconds,
         pid=os.getpid(),
+        exact=executable.exact,
     )
 
 

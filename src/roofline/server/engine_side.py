@@ -21,7 +21,7 @@ class EngineSide:
         known = self.remote.description
         if known is None or not self.remote.ready:
             return None
-        return EngineFacts(known.fingerprint, known.vocab_size, known.max_model_len)
+        return EngineFacts(known.fingerprint, known.vocab_size, known.max_model_len, known.exact)
 
     async def submit(
         self, ids: Sequence[int], params: SamplingParams, *, eos_ids: Sequence[int], request_id: str

@@ -10,11 +10,12 @@ from roofline.engine.params import SamplingParams
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What is known once the engine is up."""
+    """What is known once the engine is up. exact: an answer does not depend on what else the engine computes."""
 
     fingerprint: str
     vocab_size: int
     max_model_len: int
+    exact: bool
 
 
 class Engine(Protocol):

@@ -81,7 +81,7 @@ def serve(options: ServeOptions) -> None:
     def read_text() -> "TextOfModel":
         from roofline.server.text_side import load_text
 
-        return load_text(options.model)
+        return load_text(options.model, options.load.get("backend", "cpu"))
 
     _run(options, listening, remote, started, read_text, _settle)
 

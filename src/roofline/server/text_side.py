@@ -33,6 +33,6 @@ class TextOfModel:
         return TextStream(self.tokenizer, stop, at_start=at_start)
 
 
-def load_text(model: str) -> TextOfModel:
-    """Read the text side of a model by name or path. Raises ConfigError."""
-    return TextOfModel(*bundle.load_text_of(model))
+def load_text(model: str, backend: str = "cpu") -> TextOfModel:
+    """Read the text side of a model by name or path, as its backend does. Raises ConfigError."""
+    return TextOfModel(*bundle.load_text_of(model, backend))

@@ -41,6 +41,8 @@ class CpuExecutable:
         roofs: measured limits, for `step_cost`; None leaves `limit_seconds` out.
     """
 
+    exact = True
+
     def __init__(
         self,
         lowered: Lowered,

@@ -66,6 +66,7 @@ class GpuExecutable:
 
         self.program, self.runtime = program, runtime
         self.limits, self.num_pages, self.max_context = limits, num_pages, max_context
+        self.exact = runtime.exact
         self.clock: Clock = MonotonicClock()
         self.batch = Batch(limits)
         types = program.types()

@@ -19,9 +19,9 @@ from roofline.models.registry import get
 from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits
 from roofline.ops.collectives import Group
 from roofline.program.compile import compile_program
-from roofline.program.ir import Program
+from roofline.program.ir import Instr, Program
 from roofline.program.passes.price import amount, price, work_of
-from roofline.program.target import CPU, Target
+from roofline.program.target import CPU, GPU_ORDERS, Target
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,6 +50,7 @@ class ReferenceExecutable:
         self.vocab_size = self.program.types()[self.program.logits].width
         self.page_bytes = sum(PAGE_TOKENS * group.token_bytes for group in self.program.kv_groups.values())
         self.batch = Batch(self.limits)
+        self.exact = all(map(_ordered, self.program.body))
         self._interpreter = Interpreter(self.program, self.read, self.group)
         self._caches = {name: PagedCache(group, self.num_pages) for name, group in self.program.kv_groups.items()}
         self._price = price(self.program)
@@ -99,6 +100,13 @@ class ReferenceExecutable:
     def close(self) -> None:
         """Drop the cache."""
         self._caches = {}
+
+
+def _ordered(instr: Instr) -> bool:
+    """Whether an instruction adds in an order that the step does not change: torch chooses where none of the CPU's is
+    asked for."""
+    sums = instr.op.startswith("linear") or instr.op in ("attend", "all_reduce")
+    return not sums or instr.attr("order") not in ("", *GPU_ORDERS)
 
 
 def reference_executable(

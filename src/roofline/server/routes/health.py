@@ -16,7 +16,7 @@ async def health() -> Response:
 
 @router.get("/ready")
 async def ready(request: Request) -> Response:
-    """200 while the engine is up, else 503."""
+    """200 while the engine is up, else 503. exact: an answer does not depend on what else the engine computes."""
     served = context.of(request)
     facts = served.facts()
     return json_response(
@@ -25,5 +25,6 @@ async def ready(request: Request) -> Response:
             "model": served.name,
             "max_model_len": facts.max_model_len,
             "system_fingerprint": facts.fingerprint,
+            "exact": facts.exact,
         }
     )
