@@ -100,7 +100,7 @@ def error(out, want):
 )
 def test_mixed_steps(heads, window, soft_cap, alibi, programs):
     """Decoding, verification of two guesses, a chunk, and a whole prompt in one launch; groups of 1, 2, 3 and 7."""
-    step = paged([(1, 290), (3, 258), (10, 25), (6, 6), (1, 1)], heads, 2, 16)
+    step = paged([(1, 290), (3, 258), (7, 25), (4, 4), (1, 1)], heads, 2, 16)
     launch = prepared(step, heads, window, programs=programs)
     out, _ = run(step, launch, soft_cap, alibi)
     assert error(out, expected(step, heads, window, soft_cap, alibi)) < TOLERANCE["f32"]
@@ -173,10 +173,10 @@ def rows_alike(monkeypatch):
     """A row of the interpreter's products does not depend on where it lies, as on a GPU; numpy's BLAS has edges."""
     import numpy as np
 
-    def matmul(a, b, dtype):
-        out = np.zeros((a.shape[0], b.shape[1]), dtype)
+    def matmul(a, b):
+        out = np.zeros((a.shape[0], b.shape[1]), a.dtype)
         for i in range(a.shape[1]):
-            out += a[:, i, None].astype(dtype) * b[i].astype(dtype)
+            out += a[:, i, None] * b[i]
         return out
 
     monkeypatch.setattr(np, "matmul", matmul)
@@ -188,13 +188,15 @@ def alone(step, positions):
     fields = [_ints(starts), _ints([at + 1 for at in positions])]
     count = len(step.fields[3])
     fields += [_ints([i * count for i in starts]), step.fields[3].repeat(len(positions))]
-    return replace(step, q=step.q[positions], fields=fields)
+    first = step.segments[0][2]
+    return replace(step, q=step.q[[at - first for at in positions]], fields=fields)
 
 
-def chunk(step, first, stop):
-    return replace(
-        step, q=step.q[first:stop], fields=[_ints([0, stop - first]), _ints([stop]), *step.fields[2:]]
-    )  # fmt: skip
+def chunk(step, start, stop):
+    """The queries at positions [start, stop) of the step's only segment."""
+    first = step.segments[0][2]
+    fields = [_ints([0, stop - start]), _ints([stop]), *step.fields[2:]]
+    return replace(step, q=step.q[start - first : stop - first], fields=fields)
 
 
 @pytest.mark.parametrize(
@@ -202,22 +204,22 @@ def chunk(step, first, stop):
     [("f32", 0, 0.0, False), ("bf16", 270, 0.0, False), ("f16", 0, 5.0, True)],
 )
 def test_exact_bits_do_not_depend_on_regime(dtype, window, soft_cap, alibi, rows_alike):
-    """A prompt at once, in chunks, and positions one by one, with and without an axis of splits: equal bits."""
-    heads, length = 2, 530
-    step = paged([(length, length)], heads, 1, 16, dtype)
+    """A text at once, in chunks, and positions one by one, with and without an axis of splits: equal bits."""
+    heads, length, cached = 2, 530, 420
+    step = paged([(length - cached, length)], heads, 1, 16, dtype)
     want, _ = run(step, prepared(step, heads, window, exact=True, programs=1), soft_cap, alibi)
     assert error(want, expected(step, heads, window, soft_cap, alibi)) < TOLERANCE[dtype]
-    cuts = [0, 37, 255, 300, length]
-    for first, stop in pairwise(cuts):
+    for first, stop in pairwise([cached, 431, 512, length]):
         part = chunk(step, first, stop)
-        out, _ = run(part, prepared(part, heads, window, exact=True, programs=256), soft_cap, alibi)
-        assert torch.equal(out, want[first:stop])
-    positions = [0, 15, 64, 255, 256, 299, 300, 511, 512, 529]
+        launch = prepared(part, heads, window, exact=True, programs=256)
+        assert launch.splits > 1
+        assert torch.equal(run(part, launch, soft_cap, alibi)[0], want[first - cached : stop - cached])
+    positions = [420, 437, 511, 512, 529]
+    one = alone(step, positions)
     for programs in (1, 1024):
-        one = alone(step, positions)
         launch = prepared(one, heads, window, exact=True, programs=programs)
         assert (launch.splits > 1) == (programs > 1)
-        assert torch.equal(run(one, launch, soft_cap, alibi)[0], want[positions])
+        assert torch.equal(run(one, launch, soft_cap, alibi)[0], want[[at - cached for at in positions]])
 
 
 FAULTS = {

@@ -2,7 +2,8 @@
 
 Source: FlashAttention-2 (Dao 2023) for the online softmax, Flash-Decoding for splits over keys; ours lie at fixed
 positions. The state of a row is (top, total, acc): the maximum of its scores in units of log2, the sum of
-2^(score - top), and the values weighted by those.
+2^(score - top), and the values weighted by those. ALONG: the axis of a tile that a row's elements lie along, 1, or 0 in
+tiles that lie the other way round (their keys are the left operand of products).
 """
 
 import triton
@@ -55,19 +56,19 @@ def _spans(queries, context, splits, WINDOW: tl.constexpr, EXACT: tl.constexpr):
 
 
 @triton.jit
-def _merged(top, total, acc, top_part, total_part, acc_part):
+def _merged(top, total, acc, top_part, total_part, acc_part, ALONG: tl.constexpr):
     """The state of [rows] and the keys right of its own; an empty part changes nothing."""
     highest = tl.maximum(top, top_part)
     finite = tl.where(highest == float("-inf"), 0.0, highest)
     old, new = tl.exp2(top - finite), tl.exp2(top_part - finite)
     empty = top_part == float("-inf")
     total = tl.where(empty, total, tl.fma(total, old, total_part * new))
-    acc = tl.where(empty[:, None], acc, tl.fma(acc, old[:, None], acc_part * new[:, None]))
-    return highest, total, acc
+    both = tl.fma(acc, tl.expand_dims(old, ALONG), acc_part * tl.expand_dims(new, ALONG))
+    return highest, total, tl.where(tl.expand_dims(empty, ALONG), acc, both)
 
 
 @triton.jit
-def _scores(dots, at, keys, slope, scale, cap, CAPPED: tl.constexpr, ALIBI: tl.constexpr):
+def _scores(dots, at, keys, slope, scale, cap, CAPPED: tl.constexpr, ALIBI: tl.constexpr, ALONG: tl.constexpr):
     """Dot products as scores in units of log2, where that is more than one factor.
 
     cap * tanh(x / cap) = cap * (1 - 2 / (2^(x * 2 log2(e) / cap) + 1)); scale and cap come with their constants.
@@ -77,7 +78,8 @@ def _scores(dots, at, keys, slope, scale, cap, CAPPED: tl.constexpr, ALIBI: tl.c
     else:
         scores = dots * scale
     if ALIBI:
-        scores += slope[:, None] * (keys[None, :] - at[:, None]).to(tl.float32)
+        distance = tl.expand_dims(keys, 1 - ALONG) - tl.expand_dims(at, ALONG)
+        scores += tl.expand_dims(slope, ALONG) * distance.to(tl.float32)
     return scores
 
 
@@ -85,7 +87,8 @@ def _scores(dots, at, keys, slope, scale, cap, CAPPED: tl.constexpr, ALIBI: tl.c
 def _block(
     top, total, acc, query, at, slope, first_key, low, end, k, v, pages, k_page, v_page, scale, cap,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr, MASKED: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr, ALONG: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     """The state after BLOCK_N more keys. MASKED: some row does not see all of them, or they leave [low, end)."""
     keys = first_key + tl.arange(0, BLOCK_N)
@@ -96,45 +99,50 @@ def _block(
         page = tl.load(pages + keys // PAGE, mask=written, other=0).to(tl.int64)
     else:
         page = tl.load(pages + keys // PAGE).to(tl.int64)
-    k_at = k + (page * k_page + keys % PAGE * DIM)[None, :] + dims[:, None]
-    v_at = v + (page * v_page + keys % PAGE * DIM)[:, None] + dims[None, :]
+    k_at = k + tl.expand_dims(page * k_page + keys % PAGE * DIM, 1 - ALONG) + tl.expand_dims(dims, ALONG)
+    v_at = v + tl.expand_dims(page * v_page + keys % PAGE * DIM, ALONG) + tl.expand_dims(dims, 1 - ALONG)
     if DIM == BLOCK_D:
         k_block = tl.load(k_at)  # [dims, keys]; what no one wrote gives scores that are selected away
     else:
-        k_block = tl.load(k_at, mask=inside[:, None], other=0.0)
-    dots = tl.dot(query, k_block.to(query.dtype), input_precision="ieee")
-    if CAPPED or ALIBI:
-        scores = _scores(dots, at, keys, slope, scale, cap, CAPPED, ALIBI)
+        k_block = tl.load(k_at, mask=tl.expand_dims(inside, ALONG), other=0.0)
+    k_block = k_block.to(query.dtype)
+    if ALONG == 1:
+        scores = tl.dot(query, k_block, input_precision="ieee")
     else:
-        scores = dots
+        scores = tl.dot(k_block, query, input_precision="ieee")
+    if CAPPED or ALIBI:
+        scores = _scores(scores, at, keys, slope, scale, cap, CAPPED, ALIBI, ALONG)
     if MASKED:
-        seen = keys[None, :] <= at[:, None]
+        seen = tl.expand_dims(keys, 1 - ALONG) <= tl.expand_dims(at, ALONG)
         if WINDOW > 0:
-            seen = seen & (keys[None, :] > at[:, None] - WINDOW)
+            seen = seen & (tl.expand_dims(keys, 1 - ALONG) > tl.expand_dims(at - WINDOW, ALONG))
         scores = tl.where(seen, scores, float("-inf"))
-    if CAPPED or ALIBI:
-        highest = tl.maximum(top, tl.max(scores, axis=1))
-    else:
-        highest = tl.maximum(top, tl.max(scores, axis=1) * scale)
+    high = tl.max(scores, axis=ALONG)
+    highest = tl.maximum(top, high if CAPPED or ALIBI else high * scale)
     finite = tl.where(highest == float("-inf"), 0.0, highest) if MASKED else highest
     if CAPPED or ALIBI:
-        p = tl.exp2(scores - finite[:, None])
+        p = tl.exp2(scores - tl.expand_dims(finite, ALONG))
     else:
-        p = tl.exp2(tl.fma(scores, scale, -finite[:, None]))
+        p = tl.exp2(tl.fma(scores, scale, tl.expand_dims(-finite, ALONG)))
     if MASKED:
-        v_block = tl.load(v_at, mask=written[:, None] & inside[None, :], other=0.0)  # 0 * NaN would be NaN
+        kept = tl.expand_dims(written, ALONG) & tl.expand_dims(inside, 1 - ALONG)
+        v_block = tl.load(v_at, mask=kept, other=0.0)  # of what no one wrote: 0 * NaN would be NaN
     elif DIM == BLOCK_D:
         v_block = tl.load(v_at)
     else:
-        v_block = tl.load(v_at, mask=inside[None, :], other=0.0)
-    old = tl.exp2(top - finite)
+        v_block = tl.load(v_at, mask=tl.expand_dims(inside, 1 - ALONG), other=0.0)
     v_block = v_block.to(query.dtype)
-    acc_next = tl.dot(p.to(query.dtype), v_block, acc * old[:, None], input_precision="ieee")
-    total_next = tl.fma(total, old, tl.sum(p, axis=1))
+    old = tl.exp2(top - finite)
+    acc_next = acc * tl.expand_dims(old, ALONG)
+    if ALONG == 1:
+        acc_next = tl.dot(p.to(query.dtype), v_block, acc_next, input_precision="ieee")
+    else:
+        acc_next = tl.dot(v_block, p.to(query.dtype), acc_next, input_precision="ieee")
+    total_next = tl.fma(total, old, tl.sum(p, axis=ALONG))
     if EXACT and MASKED:  # a row decoded alone has not met a block that it sees nothing of
-        blind = tl.max(scores, axis=1) == float("-inf")
+        blind = high == float("-inf")
         total_next = tl.where(blind, total, total_next)
-        acc_next = tl.where(blind[:, None], acc, acc_next)
+        acc_next = tl.where(tl.expand_dims(blind, ALONG), acc, acc_next)
     return highest, total_next, acc_next
 
 
@@ -142,7 +150,8 @@ def _block(
 def _keys(
     query, at, slope, first, last, low, end, k, v, pages, k_page, v_page, scale, cap,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr, PEEL: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr, ALONG: tl.constexpr,
+    PEEL: tl.constexpr,
 ):  # fmt: skip
     """A fresh state over the keys [low, end), for queries at positions first to last.
 
@@ -150,7 +159,7 @@ def _keys(
     """
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D] if ALONG == 1 else [BLOCK_D, BLOCK_M], tl.float32)
     begin = low // BLOCK_N * BLOCK_N
     whole_from, whole_to = begin, begin
     if PEEL:
@@ -160,18 +169,18 @@ def _keys(
             for key in range(begin, whole_from, BLOCK_N):
                 top, total, acc = _block(
                     top, total, acc, query, at, slope, key, low, end, k, v, pages, k_page, v_page, scale, cap,
-                    DIM, BLOCK_D, BLOCK_N, WINDOW, CAPPED, ALIBI, EXACT, True,
+                    DIM, BLOCK_D, BLOCK_N, WINDOW, CAPPED, ALIBI, EXACT, ALONG, True,
                 )  # fmt: skip
         whole_to = tl.maximum(whole_from, tl.minimum(end, first + 1) // BLOCK_N * BLOCK_N)
         for key in range(whole_from, whole_to, BLOCK_N):
             top, total, acc = _block(
                 top, total, acc, query, at, slope, key, low, end, k, v, pages, k_page, v_page, scale, cap,
-                DIM, BLOCK_D, BLOCK_N, WINDOW, CAPPED, ALIBI, EXACT, False,
+                DIM, BLOCK_D, BLOCK_N, WINDOW, CAPPED, ALIBI, EXACT, ALONG, False,
             )  # fmt: skip
     for key in range(whole_to, end, BLOCK_N):
         top, total, acc = _block(
             top, total, acc, query, at, slope, key, low, end, k, v, pages, k_page, v_page, scale, cap,
-            DIM, BLOCK_D, BLOCK_N, WINDOW, CAPPED, ALIBI, EXACT, True,
+            DIM, BLOCK_D, BLOCK_N, WINDOW, CAPPED, ALIBI, EXACT, ALONG, True,
         )  # fmt: skip
     return top, total, acc
 
@@ -181,11 +190,13 @@ def attend_kernel(
     q, k, v, out, partial, state, slopes, seg_start, context_len, page_start, pages,
     segments, kv_heads, splits, q_row, k_page, v_page, scale, cap,
     GROUP: tl.constexpr, HEAD_ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PEEL: tl.constexpr, SINGLE: tl.constexpr, PARTIAL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FLIP: tl.constexpr, PEEL: tl.constexpr,
+    SINGLE: tl.constexpr, PARTIAL: tl.constexpr,
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of queries, kv heads x blocks of their heads, splits or 1). Surplus programs leave at once."""
     QUERIES: tl.constexpr = BLOCK_M // HEAD_ROWS
+    ALONG: tl.constexpr = 0 if FLIP else 1
     HEAD_BLOCKS: tl.constexpr = (GROUP + HEAD_ROWS - 1) // HEAD_ROWS
     segment, start, queries, context, block = _locate(seg_start, context_len, segments, QUERIES, SINGLE)
     if block >= queries:
@@ -211,8 +222,9 @@ def attend_kernel(
     head = kv_head * GROUP + member
     token = (start + index).to(tl.int64)
     at = tl.minimum(context - queries + index, last)
+    kept = tl.expand_dims(real, ALONG) & tl.expand_dims(dims < DIM, 1 - ALONG)
     query = tl.load(
-        q + (token * q_row + head * DIM)[:, None] + dims[None, :], mask=real[:, None] & (dims < DIM)[None, :], other=0.0
+        q + tl.expand_dims(token * q_row + head * DIM, ALONG) + tl.expand_dims(dims, 1 - ALONG), mask=kept, other=0.0
     )
     slope = tl.load(slopes + head, mask=real, other=0.0) if ALIBI else scale
     k += kv_head.to(tl.int64) * (PAGE * DIM)
@@ -222,29 +234,29 @@ def attend_kernel(
     if PARTIAL or not EXACT:
         top, total, acc = _keys(
             query, at, slope, first, last, low, end, k, v, pages, k_page, v_page, scale, cap,
-            DIM, BLOCK_D, BLOCK_M, BLOCK_N, WINDOW, CAPPED, ALIBI, EXACT, PEEL,
+            DIM, BLOCK_D, BLOCK_M, BLOCK_N, WINDOW, CAPPED, ALIBI, EXACT, ALONG, PEEL,
         )  # fmt: skip
     else:
         top = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
-        acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        acc = tl.zeros([BLOCK_M, BLOCK_D] if ALONG == 1 else [BLOCK_D, BLOCK_M], tl.float32)
         for split in range(low // SPLIT, tl.cdiv(end, SPLIT)):
             top_part, total_part, acc_part = _keys(
                 query, at, slope, first, last, tl.maximum(low, split * SPLIT), tl.minimum(end, (split + 1) * SPLIT),
                 k, v, pages, k_page, v_page, scale, cap,
-                DIM, BLOCK_D, BLOCK_M, BLOCK_N, WINDOW, CAPPED, ALIBI, EXACT, PEEL,
+                DIM, BLOCK_D, BLOCK_M, BLOCK_N, WINDOW, CAPPED, ALIBI, EXACT, ALONG, PEEL,
             )  # fmt: skip
-            top, total, acc = _merged(top, total, acc, top_part, total_part, acc_part)
+            top, total, acc = _merged(top, total, acc, top_part, total_part, acc_part, ALONG)
 
     row = token * (kv_heads * GROUP) + head
-    kept = real[:, None] & (dims < DIM)[None, :]
     if PARTIAL:
         row = row * splits + tl.program_id(2)
         tl.store(state + row * 2, top, mask=real)
         tl.store(state + row * 2 + 1, total, mask=real)
-        tl.store(partial + row[:, None] * DIM + dims[None, :], acc, mask=kept)
+        tl.store(partial + tl.expand_dims(row * DIM, ALONG) + tl.expand_dims(dims, 1 - ALONG), acc, mask=kept)
     else:
-        tl.store(out + row[:, None] * DIM + dims[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=kept)
+        value = (acc / tl.expand_dims(total, ALONG)).to(out.dtype.element_ty)
+        tl.store(out + tl.expand_dims(row * DIM, ALONG) + tl.expand_dims(dims, 1 - ALONG), value, mask=kept)
 
 
 @triton.jit
@@ -273,6 +285,6 @@ def merge_kernel(
         part = row * splits + split + one
         top_part, total_part = tl.load(state + part * 2), tl.load(state + part * 2 + 1)
         acc_part = tl.load(partial + part[:, None] * DIM + dims[None, :], mask=(dims < DIM)[None, :], other=0.0)
-        top, total, acc = _merged(top, total, acc, top_part, total_part, acc_part)
+        top, total, acc = _merged(top, total, acc, top_part, total_part, acc_part, 1)
     kept = out + (row + one)[:, None] * DIM + dims[None, :]
     tl.store(kept, (acc / total[:, None]).to(out.dtype.element_ty), mask=(dims < DIM)[None, :])
