@@ -2,6 +2,7 @@
 
 import struct
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -98,7 +99,11 @@ def test_every_matrix_instruction_is_counted_once(lines):
 
 
 GOOD = facts.Facts(64, 0, 30, 0, 0, 16384, 0, 1000, 4, {"v_wmma_f32_16x16x16_bf16": 8}, {"bf16": 1}, {})
-CASE = Compilation("attend", "head_dim=128", None, {}, {}, Tile(4, 2), dots=True)
+FUNCTION = SimpleNamespace(
+    params=[SimpleNamespace(name=name, do_not_specialize=name == "rows") for name in ("x", "rows", "width")]
+)
+SIGNATURE = {"x": "*bf16", "rows": "i32", "width": "i32"}
+CASE = Compilation("attend", "head_dim=128", FUNCTION, SIGNATURE, {}, Tile(4, 2), dots=True, aligned=("width",))
 
 
 @pytest.mark.parametrize(
@@ -122,6 +127,11 @@ def test_each_gate_names_what_it_found(gate, change):
     text = str(violation)
     assert all(word in text for word in ("attend [head_dim=128] on gfx1100", gate, violation.found, violation.allowed))
     assert violation.remedy in text
+
+
+def test_a_number_that_is_compiled_for_is_caught():
+    (violation,) = gates.check(replace(CASE, aligned=()), GOOD, chips.get("gfx1100"))
+    assert (violation.gate, "width" in violation.found, "rows" in violation.found) == ("specialised", True, False)
 
 
 def test_float32_needs_no_matrix_instruction_where_there_is_none():

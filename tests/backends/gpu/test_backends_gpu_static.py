@@ -8,8 +8,6 @@ import pytest
 from roofline.backends.gpu import static
 from roofline.hardware import chips
 
-pytest.importorskip("triton")
-
 
 @pytest.fixture(scope="session")
 def kernel_cache(request):

@@ -1,7 +1,7 @@
 """Compiling a kernel for a chip that is not here, as its first launch there would.
 
-Triton's own launch path does it (`warmup`, which stops before the launch), with a driver that only names the chip. So
-the binary is the launch's, and so is its key in the cache. For processes of their own: Triton has one driver a process.
+Triton's own launch path does it (`warmup`, which stops before the launch), with the driver of absent.py. So the binary
+is the launch's, and so is its key in the cache.
 """
 
 import io
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from roofline.backends.gpu import absent
 from roofline.backends.gpu.compilation import TRITON_TYPES, Compilation
 from roofline.hardware.chips import Chip
 
@@ -49,39 +50,11 @@ class _Pointer:
         return 1 << 40 if self.large else 0
 
 
-class _Driver:
-    """Names the chip; the chip's name is also the device's number, under which Triton keeps what it compiled."""
-
-    def __init__(self, chip: Chip) -> None:
-        self.chip = chip
-
-    def get_current_target(self) -> Any:
-        return target(self.chip)
-
-    def get_current_device(self) -> str:
-        return self.chip.name
-
-    def get_current_stream(self, device: str) -> int:
-        return 0
-
-
-def target(chip: Chip) -> Any:
-    """Triton's name of a chip, as its driver gives it on that chip."""
-    from triton.backends.compiler import GPUTarget
-
-    if chip.vendor == "amd":
-        return GPUTarget("hip", chip.name, chip.lanes)
-    return GPUTarget("cuda", int(chip.name.removeprefix("sm_")), chip.lanes)
-
-
 def compile_ahead(compilation: Compilation, chip: Chip) -> Binary:
     """Compile it, or take it from Triton's cache. Raises what Triton raises, RuntimeError under TRITON_INTERPRET."""
     import triton
-    from triton.runtime import driver
 
-    if triton.knobs.runtime.interpret:
-        raise RuntimeError("TRITON_INTERPRET is set: kernels are interpreted in this process, and cannot be compiled")
-    driver.set_active(_Driver(chip))
+    absent.install(chip)
     compiled, log = _warm_up(compilation)
     stored = Path(next(iter(compiled.metadata_group.values()))).parent / _LOG
     if chip.vendor == "nvidia":

@@ -19,8 +19,8 @@ _SMALLER = "give the kernel a smaller tile or more warps on this chip in tiles.t
 
 @dataclass(frozen=True)
 class Violation:
-    """gate: "compiles", "spills", "stack", "local memory", "occupancy", "dots" or "matrix"; found, allowed: in words;
-    remedy: what to do about it."""
+    """gate: "compiles", "spills", "stack", "local memory", "occupancy", "dots", "matrix" or "specialised";
+    found, allowed: in words; remedy: what to do about it."""
 
     kernel: str
     case: str
@@ -37,7 +37,7 @@ class Violation:
 
 def check(compilation: Compilation, facts: Facts, chip: Chip) -> tuple[Violation, ...]:
     """Every gate that the binary does not pass."""
-    gates = (_spills, _stack, _local, _occupancy, _dots, _matrix)
+    gates = (_spills, _stack, _local, _occupancy, _dots, _matrix, _specialised)
     found = (violation for gate in gates for violation in gate(compilation, facts, chip))
     return tuple(Violation(compilation.kernel, compilation.case, chip.name, *violation) for violation in found)
 
@@ -109,6 +109,16 @@ def _matrix(compilation: Compilation, facts: Facts, chip: Chip) -> Gate:
         yield "matrix", f"none of {chip.matrix} in the assembly", f"at least one for {_words(expected)}", remedy
     elif plain:
         yield "matrix", f"ordinary multiplications for {_words(plain)}", "matrix instructions only", remedy
+
+
+def _specialised(compilation: Compilation, facts: Facts, chip: Chip) -> Gate:
+    """Triton compiles anew for an integer that is 1, a multiple of 16, or neither, unless it is told not to."""
+    kept = {param.name for param in compilation.function.params if not param.do_not_specialize}
+    numbers = (name for name, kind in compilation.signature.items() if kind in ("i32", "i64"))
+    free = [name for name in numbers if name in kept and name not in compilation.aligned]
+    if free:
+        remedy = "name them in do_not_specialize of the kernel, or in `aligned` where they are always multiples of 16"
+        yield "specialised", f"a binary for each kind of number of {', '.join(free)}", "one for all numbers", remedy
 
 
 def _words(counts: dict[str, int]) -> str:

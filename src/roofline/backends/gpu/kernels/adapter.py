@@ -27,7 +27,7 @@ def _next_adapter(ids, current, adapters):
     return tl.min(tl.where((ids > current) & (ids <= adapters), ids, NO_ADAPTER), axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "adapters"])
 def _shrink(x, a, ids, middle, rows, adapters, width, rank, x_stride,
             RANK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -49,7 +49,7 @@ def _shrink(x, a, ids, middle, rows, adapters, width, rank, x_stride,
         tl.store(middle + (row * RANK)[:, None] + r[None, :], acc.to(middle.dtype.element_ty), mask=mine[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "adapters"])
 def _expand(middle, b, scales, ids, out, rows, adapters, columns, rank, out_stride,
             RANK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)

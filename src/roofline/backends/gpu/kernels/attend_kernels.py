@@ -185,7 +185,7 @@ def _keys(
     return top, total, acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["segments", "kv_heads", "splits"])
 def attend_kernel(
     q, k, v, out, partial, state, slopes, seg_start, context_len, page_start, pages,
     segments, kv_heads, splits, q_row, k_page, v_page, scale, cap,
@@ -259,7 +259,7 @@ def attend_kernel(
         tl.store(out + tl.expand_dims(row * DIM, ALONG) + tl.expand_dims(dims, 1 - ALONG), value, mask=kept)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["segments", "kv_heads", "splits"])
 def merge_kernel(
     out, partial, state, seg_start, context_len, segments, kv_heads, splits,
     GROUP: tl.constexpr, HEAD_ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,

@@ -16,7 +16,7 @@ from roofline.hardware.chips import Chip
 NAME = "dequantize"
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _dequantize(
     words, high, scale, minimum, super_scale, super_minimum, ids, out, count, rows, out_stride,
     GROUP: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, TWO_LEVEL: tl.constexpr, HAS_MINIMUM: tl.constexpr,

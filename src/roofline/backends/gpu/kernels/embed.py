@@ -13,7 +13,7 @@ from roofline.hardware.chips import Chip
 NAME = "embed"
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _pick(table, numbers, out, rows, width, table_stride, out_stride, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -22,7 +22,7 @@ NAME = "experts"
 REGIMES = ("decode", "prefill", "exact")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["experts"])
 def _expert_linear(
     x, w, order, starts, tile_expert, tile_start, out, experts, width, columns, x_stride, out_stride,
     SHARE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,

@@ -17,7 +17,7 @@ from roofline.hardware.chips import Chip
 NAME = "linear_float"
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _linear_float(
     x, w, bias, out, rows, columns, width, stride, out_stride,
     HAS_BIAS: tl.constexpr, GATED: tl.constexpr,

@@ -25,7 +25,7 @@ SUMS = "group_sums"
 _BASES = {torch.bfloat16: (0x4300, 128, 0), torch.float16: (0x5400, 64, 4), torch.float32: (0, 0, 0)}
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["groups"])
 def _group_sums(x, sums, stride, columns, groups, GROUP: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -109,7 +109,7 @@ def _product(
     return acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "groups"])
 def _linear_quant(
     x, sums, words, high, scale, minimum, super_scale, super_minimum, bias, out,
     rows, columns, groups, stride, out_stride,
@@ -181,14 +181,16 @@ class DeviceWeight:
         return tuple(self.words if part is None else part for part in held)
 
 
+_SUMS = tiles.Tile(4, 2, {"BLOCK": 32})  # of group_sums
+
+
 def group_sums(x: Tensor, layout: Layout, out: Tensor) -> Tensor:
     """The sum of each group of x [rows, width], float32 [rows, groups] at the front of `out`."""
     rows, width = x.shape
     groups = width // layout.group
     sums = out.view(-1)[: rows * groups].view(rows, groups)
-    _group_sums[(rows, triton.cdiv(groups, 32))](
-        x, sums, x.stride(0), width, groups, GROUP=layout.group, BLOCK=32, num_warps=4
-    )
+    grid = (rows, triton.cdiv(groups, _SUMS.sizes["BLOCK"]))
+    _group_sums[grid](x, sums, x.stride(0), width, groups, GROUP=layout.group, **_SUMS.launch())
     return sums
 
 
@@ -254,13 +256,18 @@ def cost(rows: int, weight: DeviceWeight, itemsize: int = 2) -> tuple[int, int]:
 
 
 def compilations(chip: Chip) -> Iterator[Compilation]:
-    """Every format in every regime, in bf16; 4 bits in f16 too, and gated."""
+    """Every format in every regime, in bf16; 4 bits in f16 too, and gated; the sums of groups."""
     for name, layout in LAYOUTS.items():
         for rows in ("decode", "some", "prefill", "exact"):
             yield _compilation(chip, name, layout, rows, "bf16", gated=False)
     for rows in ("decode", "prefill"):
         yield _compilation(chip, "Q4_0", LAYOUTS["Q4_0"], rows, "f16", gated=False)
         yield _compilation(chip, "Q4_K", LAYOUTS["Q4_K"], rows, "bf16", gated=True)
+    for group in sorted({layout.group for layout in LAYOUTS.values() if layout.has_minimum}):
+        sizes = dict.fromkeys(("stride", "columns", "groups"), "i32")
+        signature, fixed = pointers(x="bf16", sums="f32") | sizes, {"GROUP": group, **_SUMS.sizes}
+        aligned = ("stride", "columns")
+        yield Compilation("group_sums", f"group={group}", _group_sums, signature, fixed, _SUMS, False, aligned)
 
 
 def _compilation(chip: Chip, name: str, layout: Layout, rows: str, dtype: str, gated: bool) -> Compilation:

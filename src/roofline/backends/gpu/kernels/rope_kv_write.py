@@ -38,7 +38,7 @@ def _norm_weight(q_norm, k_norm, column, mask, is_q, is_v):
     return tl.where(is_v, 1.0, tl.where(is_q, of_q, of_k))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_head", "heads", "kv_heads"])
 def _rope_kv_write(
     qkv, positions, slots, cos, sin, q_norm, k_norm, q, k, v,
     qkv_stride, q_stride, page_stride, first_head, heads, kv_heads, eps,

@@ -13,7 +13,7 @@ from roofline.hardware.chips import Chip
 NAME = "route"
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["experts", "logits_stride"])
 def _route(
     logits, weights, ids, experts, logits_stride,
     TOP: tl.constexpr, RENORMALISE: tl.constexpr, TOP_BLOCK: tl.constexpr, BLOCK: tl.constexpr,

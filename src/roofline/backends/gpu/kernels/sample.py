@@ -75,7 +75,7 @@ def _choose(
     tl.store(best_ids + place, tl.where(failed, -1, top_id))  # infinite, and the lowest of ids: wins over all
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _merge(best_scores, best_ids, ids, splits, SPLITS: tl.constexpr):
     row, split = tl.program_id(0), tl.arange(0, SPLITS)
     score = tl.load(best_scores + row * splits + split, mask=split < splits, other=float("-inf"))

@@ -25,7 +25,7 @@ from roofline.hardware.chips import Chip
 NAME = "scores"
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["mask_stride"])
 def _copy(source, settings, mask, out, vocab, source_stride, mask_stride,
           HAS_MASK: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)

@@ -18,7 +18,7 @@ from roofline.ops.batch import PAGE_TOKENS, Header
 NAME = "slots"
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity", "scratch_page"])
 def _slots(
     header, positions, seg_start, page_start, pages, slots, capacity, scratch_page,
     PAGE: tl.constexpr, HEADER_TOKENS: tl.constexpr, HEADER_SEGMENTS: tl.constexpr,
