@@ -1,5 +1,6 @@
 """Ranks as threads of this process: what a Program for several ranks computes, without the time processes take."""
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,26 +10,40 @@ from roofline.common.errors import UnsupportedError
 
 
 class Threads:
-    """What the ranks share: a place for each one's tensor, and a barrier."""
+    """What the ranks share: a place for each one's tensor, and a barrier.
 
-    def __init__(self, size: int) -> None:
+    in_turn: only one rank computes at a time, for code that threads cannot share.
+    """
+
+    def __init__(self, size: int, in_turn: bool = False) -> None:
         self.size, self.places = size, [None] * size
         self.barrier = threading.Barrier(size, timeout=60)
+        self.turn = threading.Lock() if in_turn else None
 
     def exchange(self, rank: int, x: Any) -> list[Any]:
         """Everybody's x."""
-        self.places[rank] = x
-        self.barrier.wait()
+        self.places[rank] = x.clone()  # whoever goes on first may write its result there
+        self._meet()
         found = list(self.places)
-        self.barrier.wait()
+        self._meet()
         return found
+
+    def _meet(self) -> None:
+        if self.turn is not None:
+            self.turn.release()
+        try:
+            self.barrier.wait()
+        finally:
+            if self.turn is not None:
+                self.turn.acquire()
 
     def run(self, work: "Callable[[Member], Any]") -> list[Any]:
         """work(member) on a thread for each rank; a rank that fails takes the others with it."""
 
         def one(rank: int) -> Any:
             try:
-                return work(Member(self, rank))
+                with self.turn or contextlib.nullcontext():
+                    return work(Member(self, rank))
             except BaseException:
                 self.barrier.abort()
                 raise
@@ -42,19 +57,19 @@ class Threads:
 
 
 class Member:
-    """The Group of ops.collectives that one rank sees. reverse: adds from the last rank to the first."""
+    """The Group of ops.collectives that one rank sees; where no order is asked for, it adds from the last rank on."""
 
-    def __init__(self, threads: Threads, rank: int, reverse: bool = False) -> None:
-        self.threads, self.rank, self.size, self.reverse = threads, rank, threads.size, reverse
+    def __init__(self, threads: Threads, rank: int) -> None:
+        self.threads, self.rank, self.size = threads, rank, threads.size
 
     def sum(self, x: Any, order: str) -> Any:
         if order not in ("", "rank"):
             raise UnsupportedError(f"order {order!r}", "a test has two")
         parts = self.threads.exchange(self.rank, x)
-        total = 0.0
-        for part in parts if order == "rank" else parts[::-1]:
-            total = total + part
-        return total
+        first, *others = [part.float() for part in (parts if order == "rank" else parts[::-1])]
+        for other in others:
+            first = first + other
+        return first.to(x.dtype)
 
     def gather(self, x: Any, widths: Sequence[int]) -> list[Any]:
         parts = self.threads.exchange(self.rank, x)

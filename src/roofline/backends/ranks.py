@@ -87,10 +87,10 @@ class Ranks:
         if not x.numel():
             return x
         if order == RANK_ORDER:
-            first, *others = self._all(x)
+            first, *others = (part.float() for part in self._all(x))
             for other in others:
-                first += other
-            return first
+                first = first + other
+            return first.to(x.dtype)
         total = x.clone()
         with self._lost():
             dist.all_reduce(total, group=self._tensor)

@@ -24,9 +24,10 @@ class Group(Protocol):
     size: int
 
     def sum(self, x: "Tensor", order: str) -> "Tensor":
-        """The sum of all ranks' x, float32 of one shape; the same on each.
+        """The sum of all ranks' x, of one shape and dtype; the same on each.
 
-        order: RANK_ORDER adds in the order of the ranks, whatever the transport; "": as the transport likes.
+        order: RANK_ORDER adds float32 in the order of the ranks, whatever the transport, and rounds to x's dtype at the
+        end; "": as the transport likes.
         """
 
     def gather(self, x: "Tensor", widths: Sequence[int]) -> "list[Tensor]":
@@ -41,7 +42,7 @@ def _check_group(op: str, ranks: int, group: Group | None) -> None:
 
 
 def _reduced_type(call: Call) -> Type:
-    if call.ranks < 1 or call.x.dtype != "f32":
+    if call.ranks < 1 or call.x.dtype not in ("f32", "bf16", "f16"):
         raise ConfigError(f"all_reduce of {call.x.dtype} among {call.ranks} ranks")
     return same_as_x(call)
 
@@ -59,7 +60,7 @@ def _reduced_bytes(call: Call) -> Affine:
 
 @op(values=("x",), infer=_reduced_type, flops=_reduced_flops, link_bytes=_reduced_bytes, inplace="x")
 def all_reduce(x: "Tensor", ranks: int, group: Group | None = None) -> "Tensor":
-    """The sum of the ranks' x [rows, width], float32; x itself where there is one rank.
+    """The sum of the ranks' x [rows, width], in x's dtype; x itself where there is one rank.
 
     group: never part of a Program.
     """

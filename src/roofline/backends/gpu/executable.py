@@ -18,6 +18,7 @@ from roofline.backends.sampling import Sampled, SampleRows
 from roofline.common.errors import UnsupportedError
 from roofline.hardware.chips import Chip
 from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits
+from roofline.ops.collectives import Group
 from roofline.ops.rope_tables import cos_sin
 from roofline.program.ir import Program
 from roofline.program.passes.price import amount, price, work_of
@@ -47,8 +48,9 @@ class GpuExecutable:
         runtime: chip and device.
         limits, num_pages, max_context: of the batch and the cache.
         weights_hash: identity of the weights, part of the fingerprint.
+        group: who shares the matrices, where the Program is one rank's. Its steps are not captured in graphs.
 
-    Raises UnsupportedError for an op or format without a kernel.
+    Raises UnsupportedError for an op or format without a kernel, and for a stage of a pipeline.
     """
 
     def __init__(
@@ -61,9 +63,12 @@ class GpuExecutable:
         num_pages: int,
         max_context: int,
         weights_hash: str,
+        group: Group | None = None,
     ) -> None:
         import torch
 
+        if program.share.stages > 1:
+            raise UnsupportedError("a stage of a pipeline on a GPU", "what a stage goes on from has no place there")
         self.program, self.runtime = program, runtime
         self.limits, self.num_pages, self.max_context = limits, num_pages, max_context
         self.exact = runtime.exact
@@ -78,7 +83,7 @@ class GpuExecutable:
         products = Products(runtime.chip, dtype, runtime.exact, runtime.choices)
         tables = {name: self._turns(table) for name, table in program.tables.items()}
         lowering = Lowering(
-            program, runtime.chip, self.weights, products, tables, runtime.device, runtime.exact
+            program, runtime.chip, self.weights, products, tables, runtime.device, runtime.exact, group
         )  # fmt: skip
         self._launches = lowering.launches()
         self._scratch_page = num_pages
@@ -96,7 +101,8 @@ class GpuExecutable:
         if self._uploaded is not None:
             self._host = self._host.clone().pin_memory()
         self._fields = torch.zeros(self.batch.buffer.size, dtype=torch.int32, device=runtime.device)
-        self._graphs = Graphs(self._run, self.step_of) if runtime.graphs and runtime.device != "cpu" else None
+        captured = runtime.graphs and runtime.device != "cpu" and group is None
+        self._graphs = Graphs(self._run, self.step_of) if captured else None
         self._price = price(program)
         self._last: Step | None = None
         self.fingerprint = self._fingerprint(weights_hash)

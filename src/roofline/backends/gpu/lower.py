@@ -9,6 +9,7 @@ from roofline.backends.gpu.step import Step
 from roofline.backends.gpu.weights import DeviceWeights
 from roofline.common.errors import UnsupportedError
 from roofline.hardware.chips import Chip
+from roofline.ops.collectives import Group
 from roofline.program.ir import Instr, Program, kv_group_of
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ Launch = Callable[[Step], None]
 
 @dataclass(frozen=True)
 class Lowering:
-    """What lowering knows. tables: name of a rope table -> cos and sin, float32 [positions, dim / 2]."""
+    """What lowering knows. tables: name of a rope table -> cos and sin, float32 [positions, dim / 2]; group: who shares
+    the matrices of a Program that is one rank's."""
 
     program: Program
     chip: Chip
@@ -28,6 +30,7 @@ class Lowering:
     tables: "dict[str, tuple[Tensor, Tensor]]"
     device: Any
     exact: bool
+    group: Group | None = None
 
     def launches(self) -> list[tuple[Instr, Launch]]:
         """Instructions that do something, each with its launch. Raises UnsupportedError for an op without a kernel."""
@@ -46,10 +49,53 @@ def _embed(low: Lowering, instr: Instr) -> Launch:
     from roofline.backends.gpu.kernels.embed import embed
 
     (part,) = low.weights.matrices[instr.weights[0]]
-    table, ids, out = part.held, instr.inputs[0], instr.output.name
-    if part.quantised:
-        return lambda step: dequantize(low.chip, table, out=step.value(out), ids=step.value(ids))
-    return lambda step: embed(low.chip, step.value(ids), table, out=step.value(out))
+    table, name, first = part.held, instr.inputs[0], instr.attr("first")
+
+    def look_up(ids: "Tensor", out: "Tensor") -> None:
+        if part.quantised:
+            dequantize(low.chip, table, out=out, ids=ids)
+        else:
+            embed(low.chip, ids, table, out=out)
+
+    def launch(step: Step) -> None:
+        ids, out = step.value(name), step.value(instr.output.name)
+        if first is None:
+            look_up(ids, out)
+            return
+        inside = (ids >= first) & (ids < first + part.rows)  # ids of other ranks' rows give zeros
+        look_up((ids - first).where(inside, 0), out)
+        out.masked_fill_(~inside[:, None], 0.0)
+
+    return launch
+
+
+def _all_reduce(low: Lowering, instr: Instr) -> Launch:
+    group, order = _group(low, instr.attr("ranks")), instr.attr("order")
+    x, out = instr.inputs[0], instr.output.name
+
+    def launch(step: Step) -> None:
+        step.value(out).copy_(group.sum(step.value(x), order))
+
+    return launch
+
+
+def _all_gather(low: Lowering, instr: Instr) -> Launch:
+    import torch
+
+    widths = instr.attr("widths")
+    group, x, out = _group(low, len(widths)), instr.inputs[0], instr.output.name
+
+    def launch(step: Step) -> None:
+        torch.cat(group.gather(step.value(x), widths), dim=1, out=step.value(out))
+
+    return launch
+
+
+def _group(low: Lowering, ranks: int) -> Group:
+    if low.group is None or low.group.size != ranks:
+        here = low.group.size if low.group is not None else 1
+        raise UnsupportedError(f"a Program for {ranks} ranks", f"there are {here} here", ["as many ranks"])
+    return low.group
 
 
 def _take_rows(low: Lowering, instr: Instr) -> Launch:
@@ -137,7 +183,8 @@ def _attend(low: Lowering, instr: Instr) -> Launch:
 
     cache, layer, heads = instr.inputs[1], instr.attr("layer"), instr.attr("heads")
     kv_heads, head_dim = low.program.types()[cache].trailing
-    slopes = torch.tensor(log2_slopes(heads), device=low.device) if instr.attr("alibi") else None
+    among = heads, instr.attr("first_head"), instr.attr("all_heads")
+    slopes = torch.tensor(log2_slopes(*among), device=low.device) if instr.attr("alibi") else None
     shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "window": instr.attr("window")}
 
     def launch(step: Step) -> None:
@@ -189,6 +236,8 @@ def _soft_cap(instr: Instr, x: "list[Tensor]") -> "Tensor":
 
 _LOWER: dict[str, Callable[[Lowering, Instr], Launch]] = {
     "embed": _embed,
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
     "take_rows": _take_rows,
     "rms_norm": _norm,
     "layer_norm": _norm,
