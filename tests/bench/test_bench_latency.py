@@ -77,6 +77,22 @@ def test_a_rung_that_fails_leaves_the_others():
     assert failed == {"eager": "this shape is not supported: it is too large."}
 
 
+def test_a_rung_that_fails_later_leaves_the_others_too():
+    held = opened([])
+    calls = iter(range(10))
+    first = held.runners["eager"].prefill
+
+    def prefill(batch, length):
+        if next(calls) == 3:  # in the second round
+            raise UnsupportedError("this shape", "the memory is full")
+        return first(batch, length)
+
+    held.runners["eager"].prefill = prefill
+    runs, failed = measure(held, Cell(8, 64, 1), 3, lambda text: None)
+    assert {name: len(times) for name, times in runs.items()} == {"flash": 4}
+    assert "memory is full" in failed["eager"]
+
+
 def times(*seconds, tpot=None, new=1):
     return [Times(each, tpot, new) for each in seconds]
 

@@ -51,6 +51,7 @@ def test_a_grid_on_a_tiny_shape(shape, tmp_path):
             assert ("speedup" in row) == (name != "eager")
         assert cell["limit"]["seconds"] > 0
     assert record["schema"] == "bench.latency/1"
+    assert record["complete"]
     assert record["model"]["name"] not in ("", shape)  # no folder of this machine
     assert shape not in out.read_text()
     assert "kernel launches" in record["rungs"]["graphs"]["missing"]

@@ -7,8 +7,9 @@ import pytest
 from weights_builders import CONFIG
 
 from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.models.presets import preset
 from roofline.ops import formats
-from roofline.weights import names
+from roofline.weights import names, random_weights
 from roofline.weights.random_weights import parse, preset_checkpoint, random_checkpoint, random_values
 
 
@@ -80,3 +81,20 @@ def test_a_preset_is_a_configuration_too() -> None:
         preset_checkpoint("preset:mpt-125m", None)
     with pytest.raises(ConfigError, match=r"did you mean 'mpt-125m'"):
         preset_checkpoint("preset:mpt-126m", "random:1")
+
+
+@pytest.mark.parametrize("form", ["BF16", "Q4_0"])
+def test_pooled_weights_have_the_scale_of_random_ones_and_repeat(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_weights, "POOL", 64 * 100)
+    config = preset("smollm2-135m") | {"layers": 2, "width": 64, "heads": 2, "kv_heads": 1, "head_dim": 32, "ffn": 96}
+    pooled, plain = random_weights.pooled_checkpoint(config, 3, form), random_weights.random_checkpoint(config, 3, form)
+    assert pooled.tensors == plain.tensors
+    for name, info in plain.tensors.items():
+        assert pooled.read(name).shape == (info.nbytes,)
+        values = pooled.dequantize(name)
+        if len(info.shape) == 2:
+            assert values.std() == pytest.approx(info.shape[1] ** -0.5, rel=0.1)
+    embed = pooled.dequantize("embed.weight")
+    assert np.array_equal(embed[:100], embed[100:200])
+    assert not np.array_equal(embed[0], embed[1])
+    assert np.array_equal(pooled.read("final_norm.weight"), plain.read("final_norm.weight"))

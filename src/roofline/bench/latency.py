@@ -112,7 +112,11 @@ def measure(
     for turn in range(repeats):
         tell(f"{cell.name}: round {turn + 1} of {repeats}")
         for name in list(runs) if turn % 2 == 0 else list(runs)[::-1]:
-            runs[name].append(run(opened.runners[name], cell))
+            try:
+                runs[name].append(run(opened.runners[name], cell))
+            except RooflineError as error:
+                del runs[name]
+                failed[name] = str(error)
     return runs, failed
 
 
@@ -166,7 +170,8 @@ def bench_latency(
     new: int = NEW,
     repeats: int | None = None,
     threads: int | None = None,
-    tell: Callable[[str], None] | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+    keep: Callable[[dict[str, Any]], None] = lambda record: None,
 ) -> dict[str, Any]:
     """Run the grid and give the record.
 
@@ -176,7 +181,7 @@ def bench_latency(
         names: of rungs, as `ladder.rungs` takes them; None: each technique alone.
         device: "auto", "cpu" or "cuda". batches, prompt, new, repeats: of the grid; None: by device.
         threads: of a CPU; None: the usable cores.
-        tell: told what is being done.
+        tell: told what is being done. keep: given the record after every cell: a run that is cut off leaves those.
 
     Raises ConfigError, UnsupportedError: what was asked for does not exist, fit together, or run here at all.
     """
@@ -189,20 +194,24 @@ def bench_latency(
     if plan.most.length > subject.config["max_position"]:
         positions = subject.config["max_position"]
         raise ConfigError(f"{plan.most.length} tokens do not fit {subject.name}, which has {positions:,} positions")
-    tell = tell or (lambda text: None)
     started = datetime.now(UTC).isoformat(timespec="seconds")
     opened = open_rungs(list(plan.ladder), subject, here, plan.most, threads)
     try:
         if not opened.runners:
             raise RooflineError(f"no rung runs here: {'; '.join(f'{k}: {v}' for k, v in opened.missing.items())}")
-        cells = list(_cells(plan, opened, ModelLimits(subject.config), here, threads, tell))
+        record = _head(subject, here, plan, started, threads) | {
+            "smaller": smaller(preset, prompt, here.device),
+            "rungs": {rung.name: explained(rung, opened.missing.get(rung.name, "")) for rung in plan.ladder},
+            "complete": False,
+            "cells": [],
+        }
+        for cell in _cells(plan, opened, ModelLimits(subject.config), here, threads, tell):
+            record["cells"].append(cell)
+            record["complete"] = len(record["cells"]) == len(plan.cells)
+            keep(record)
+        return record
     finally:
         opened.close()
-    return _head(subject, here, plan, started, threads) | {
-        "smaller": smaller(preset, prompt, here.device),
-        "rungs": {rung.name: explained(rung, opened.missing.get(rung.name, "")) for rung in plan.ladder},
-        "cells": cells,
-    }
 
 
 def _cells(

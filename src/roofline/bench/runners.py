@@ -72,13 +72,12 @@ class EngineRunner:
     ) -> None:
         from roofline import bundle
         from roofline.bench.engine import Bench
+        from roofline.weights.random_weights import pooled_checkpoint
 
         tokens = max(STEP_TOKENS[backend], most.started)
-        weights = f"random:{subject.seed}"
         self.loaded = bundle.load(
-            subject.source,
+            pooled_checkpoint(subject.config, subject.seed),
             backend=backend,
-            weights=weights,
             threads=threads,
             tuned=tuned,
             graphs=graphs,
@@ -92,7 +91,7 @@ class EngineRunner:
         if tuned and said.startswith("default"):
             self.loaded.executable.close()
             command = "tune" if backend == "cpu" else "tune gemms"
-            again = f"roofline {command} {subject.source} --weights {weights}"
+            again = f"roofline {command} {subject.source} --weights random:{subject.seed}"
             raise UnsupportedError("our engine with tuned kernels", said, (f"{again}, then this again",))
         self._bench, self._backend, self._tuned = Bench(self.loaded.executable, tokens), backend, tuned
 

@@ -56,9 +56,8 @@ def command(
         repeats=repeats,
         threads=threads,
         tell=lambda text: print(text, file=sys.stderr, flush=True),
+        keep=lambda record: None if out is None else write_atomically(out, json.dumps(record, indent=1) + "\n"),
     )
-    if out is not None:
-        write_atomically(out, json.dumps(record, indent=1) + "\n")
     print(json.dumps(record)) if as_json else show(record)
 
 

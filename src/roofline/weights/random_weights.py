@@ -18,6 +18,7 @@ from roofline.weights.files import TensorInfo
 
 _PREFIX = "random:"
 PRESET = "preset:"
+POOL = 1 << 22  # numbers that pooled weights of a width repeat
 
 
 def parse(text: str) -> tuple[int, str]:
@@ -58,6 +59,25 @@ def random_checkpoint(config: Mapping[str, Any], seed: int, form: str = "BF16") 
         return formats.get(tensors[name].format).quantize(values)
 
     return Checkpoint(Path(f"{_PREFIX}{seed}"), "random", tensors, {}, config, read)
+
+
+def pooled_checkpoint(config: Mapping[str, Any], seed: int, form: str = "BF16") -> Checkpoint:
+    """As `random_checkpoint`, but the rows of all matrices of a width repeat the same few million numbers: for timing
+    large shapes, whose weights would take minutes to make."""
+    plain = random_checkpoint(config, seed, form)
+    pools: dict[int, np.ndarray] = {}
+
+    def read(name: str) -> np.ndarray:
+        info = plain.tensors[name]
+        if len(info.shape) == 1:
+            return plain.read(name)
+        width = info.shape[1]
+        if width not in pools:
+            rows = max(1, POOL // width)
+            pools[width] = formats.get(info.format).quantize(random_values(f"pool.{width}", (rows, width), seed))
+        return np.resize(pools[width], info.nbytes)
+
+    return Checkpoint(plain.path, plain.kind, plain.tensors, plain.metadata, plain.config, read)
 
 
 def preset_checkpoint(source: str, weights: str | None) -> Checkpoint:

@@ -51,6 +51,8 @@ def measure_roofs(
     copy = _copy(size, place, seconds)
     fitting = [side for side in sides if 6 * side * side <= 2 * size] or [min(sides)]  # three matrices
     best = max((_product(side, place, seconds), side) for side in fitting)
+    if place.type == "cuda":
+        torch.cuda.empty_cache()  # what was held for this is others' again
     return DeviceRoofs(best[0], copy, 2 * size, best[1], datetime.now(UTC).isoformat(timespec="seconds"))
 
 

@@ -20,7 +20,8 @@ ATTENTION = ("sdpa", "flash", "xformers")
 def random_model(config: Mapping[str, Any], device: str, seed: int = 0, threads: int | None = None) -> Any:
     """transformers' causal model of a config.json's content, in bf16, with its own random initialisation.
 
-    Nothing is read from a hub or a disk. threads: of torch in this process from now on; None leaves them.
+    Nothing is read from a hub or a disk. threads: of torch in this process from now on; None leaves them. Raises
+    UnsupportedError where transformers cannot make it, or the device cannot hold it.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -29,8 +30,8 @@ def random_model(config: Mapping[str, Any], device: str, seed: int = 0, threads:
         torch.set_num_threads(threads)
     torch.manual_seed(seed)
     fields = {key: value for key, value in config.items() if key not in ("architectures", "torch_dtype")}
-    made = AutoConfig.for_model(**fields)
-    with torch.device(device):
+    with _ours("transformers' model"), torch.device(device):
+        made = AutoConfig.for_model(**fields)
         model = AutoModelForCausalLM.from_config(made, dtype=torch.bfloat16, attn_implementation="eager")
     return model.eval()
 
@@ -59,7 +60,6 @@ class TransformersRunner:
         self._attention = attention.register(chosen[0]) if chosen else "eager"
         self._prefill, self._decode = self._steps()
         self._caches: dict[tuple[int, int], Any] = {}
-        self._seen: set[tuple[int, int]] = set()
         self.ids: Tensor
 
     def prefill(self, batch: int, length: int) -> float:
@@ -67,14 +67,14 @@ class TransformersRunner:
         with self._set():
             cache, prompts = self._cache(batch, length), self._prompts(batch, length)
             start = self._now()
-            self.ids = self._prefill(prompts, cache)
+            self.ids = self._begin(prompts, cache)
             return self._now() - start
 
     def decode(self, batch: int, context: int, steps: int) -> float:
         """Seconds of `steps` steps for `batch` sequences after `context` tokens, whose own pass is left out."""
         with self._set():
             cache = self._cache(batch, context + steps)
-            found = [self._prefill(self._prompts(batch, context), cache)]
+            found = [self._begin(self._prompts(batch, context), cache)]
             start = self._now()
             for _ in range(steps):
                 self._mark()
@@ -82,6 +82,13 @@ class TransformersRunner:
             seconds = self._now() - start
         self.ids = self._cat(found)
         return seconds
+
+    def _begin(self, prompts: "Tensor", cache: Any) -> "Tensor":
+        """The first ids [batch, 1]; a prompt of one token is a decoding step, which is compiled anyway."""
+        if prompts.shape[1] > 1:
+            return self._prefill(prompts, cache)
+        self._mark()
+        return self._decode(prompts, cache).clone()
 
     def close(self) -> None:
         """Drop caches and what was compiled."""
@@ -168,13 +175,19 @@ class TransformersRunner:
         self.model.config._attn_implementation = self._attention
         kernel = sdpa_kernel([getattr(SDPBackend, self._kernel)]) if self._kernel else nullcontext()
         tuned = libraries.tuning() if "tuned" in self.techniques else libraries.switched(False)
-        try:
-            with torch.no_grad(), kernel, _recompiles(torch), tuned:
-                yield
-        except (RuntimeError, ValueError, TypeError, KeyError, ImportError) as error:
-            said = str(error).strip().splitlines() or [""]
-            what = "+".join(sorted(self.techniques)) or "eager"
-            raise UnsupportedError(f"transformers with {what}", f"{type(error).__name__}: {said[0]}") from error
+        what = "+".join(sorted(self.techniques)) or "eager"
+        with _ours(f"transformers with {what}"), torch.no_grad(), kernel, _recompiles(torch), tuned:
+            yield
+
+
+@contextmanager
+def _ours(what: str) -> Iterator[None]:
+    """Errors of torch and transformers become ours: a rung that does not run is a result, not the end of a bench."""
+    try:
+        yield
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
+        said = str(error).strip().splitlines() or [""]
+        raise UnsupportedError(what, f"{type(error).__name__}: {said[0]}") from error
 
 
 @contextmanager
