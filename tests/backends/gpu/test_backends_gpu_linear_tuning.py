@@ -72,8 +72,16 @@ def test_every_candidate_gives_the_right_product(gemm):
     held = trial(gemm)
     assert len(held.candidates) >= 5
     assert held.dropped == {}
-    for contestant in (TORCH, held.candidates[0]):
+    assert tuned_tiles.parse(held.default) == tiles.choose("linear_float", CHIP, regime="decode")
+    assert TORCH in held.candidates
+    for contestant in (TORCH, held.default):
         assert held.seconds(contestant) > 0
+
+
+def test_beyond_few_rows_the_library_is_what_has_to_be_beaten():
+    held = trial(Gemm(17, 16, 64, "BF16", False))
+    assert held.default == TORCH
+    assert TORCH not in held.candidates
 
 
 def test_a_wrong_tile_and_one_that_fails_take_no_part(monkeypatch):
@@ -96,7 +104,17 @@ def test_a_wrong_tile_and_one_that_fails_take_no_part(monkeypatch):
     assert reasons[0] == "RuntimeError: out of resource: shared memory"
     assert len(reasons) == 3
     assert all("wrong by" in reason for reason in reasons[1:])
-    assert not set(held.dropped) & set(held.candidates)
+    assert not set(held.dropped) & {held.default, *held.candidates}
+
+
+def test_where_our_own_default_fails_the_library_is_it(monkeypatch):
+    from roofline.backends.gpu.kernels import linear_float as module
+
+    monkeypatch.setattr(module, "linear_float", lambda *_, tile: None)  # the result stays what it was: not a number
+    held = trial()
+    assert (held.default, held.candidates) == (TORCH, [])
+    record = linear_tuning.tune(held, tuned_tiles.setting("NVIDIA H200"))
+    assert (record.variant, record.reason) == (TORCH, "there is nothing to choose from")
 
 
 def clock(speeds, noise=0.01):
@@ -127,10 +145,12 @@ def test_a_faster_tile_wins_and_is_found_again(tmp_path, monkeypatch):
     assert chosen(stored, GEMM, tunings.Setting("kernels other", "other", "triton 4")) is None
 
 
-def test_torch_stays_unless_the_win_exceeds_the_noise():
+def test_the_default_stays_unless_it_loses_by_more_than_the_noise():
     held, setting = trial(), tuned_tiles.setting("NVIDIA H200")
-    assert linear_tuning.tune(held, setting, clock({"stages=3": 0.99}, noise=0.2)).variant == TORCH
-    assert linear_tuning.tune(held, setting, clock({TORCH: 0.5})).reason == "none of the candidates was faster"
+    assert linear_tuning.tune(held, setting, clock({"stages=3": 0.99}, noise=0.2)).variant == held.default
+    assert linear_tuning.tune(held, setting, clock({TORCH: 0.5})).variant == TORCH
+    slow = linear_tuning.tune(held, setting, clock({held.default: 0.5}))
+    assert (slow.variant, slow.reason) == (held.default, "none of the candidates was faster")
 
 
 def test_where_there_is_a_choice():

@@ -1,5 +1,6 @@
-"""Which kernel multiplies a 16-bit weight fastest at so many rows: torch's (with what TunableOp found for it), or ours
-with one of several tiles. Contestants take turns, and torch's stays unless it loses by more than the noise."""
+"""Which kernel multiplies a 16-bit weight fastest at so many rows: the library's (with what TunableOp found for it), or
+ours with one of several tiles. Contestants take turns, and what runs by itself stays unless it loses by more than the
+noise."""
 
 import time
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from roofline.backends.cpu.contest import Contest, Rounds
 from roofline.backends.cpu.variants import Group
-from roofline.backends.gpu import tiles, tuned_tiles
+from roofline.backends.gpu import products, tiles, tuned_tiles
 from roofline.backends.gpu.products import Choices
 from roofline.backends.gpu.tiles import Tile
 from roofline.common import env, log
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
 
 BACKEND = "gpu"  # of the store
 KINDS = {False: "linear", True: "linear with bias"}  # with a bias or not
-TORCH = "torch"  # the contestant to beat
+TORCH = "torch"  # the library's product, as a contestant
 FORMATS = {"BF16": "bfloat16", "F16": "float16"}
 FEW = 64  # rows beyond which the libraries' products are what they are made for
-LAUNCHES = 20  # of a sample: one alone is shorter than the clock is fine
+LAUNCHES = 20  # of a sample, in one graph: as decode steps run, without the host's time
 COLD_BYTES = 512 << 20  # of weights that launches go through in turn, so that none is read from a cache
 TOLERANCE = 1e-2  # of the result's norm: beyond rounding to 16 bits, within which kernels differ
 
@@ -40,7 +41,8 @@ class Trial:
     """One product with random operands, ready to run with any contestant.
 
     Attributes:
-        candidates: texts of the tiles that gave the right result; dropped: those that did not, and why.
+        default: what runs where nothing was measured; candidates: the others, TORCH or the text of a tile that gave the
+        right result; dropped: tiles that did not, and why.
     """
 
     def __init__(self, gemm: Gemm, chip: Chip, device: str = "cuda", cold_bytes: int = COLD_BYTES) -> None:
@@ -53,11 +55,14 @@ class Trial:
         self._weights = [torch.randn(gemm.out, gemm.width, **kind) / gemm.width**0.5 for _ in range(copies)]
         self._bias = torch.randn(gemm.out, **kind) if gemm.bias else None
         self._out = torch.empty(gemm.rows, gemm.out, **kind)
-        self._turn = 0
-        self.candidates: list[str] = []
+        self._turn, self._graphs = 0, dict[str, Any]()
+        table = self._default_tile()
+        self._tiles = {tuned_tiles.text(tile): tile for tile in tuned_tiles.near(table, chip, self._x.element_size())}
         self.dropped: dict[str, str] = {}
-        for tile in tuned_tiles.near(self._default_tile(), chip, self._x.element_size()):
-            self._admit(tuned_tiles.text(tile))
+        admitted = [TORCH, *filter(self._admit, self._tiles)]
+        ours = tuned_tiles.text(table)
+        self.default = ours if gemm.rows <= products.FEW and ours in admitted else TORCH
+        self.candidates = [name for name in admitted if name != self.default]
 
     def run(self, contestant: str) -> None:
         """One launch, with the next of the weights."""
@@ -65,8 +70,32 @@ class Trial:
         self._launch(contestant, self._weights[self._turn])
 
     def seconds(self, contestant: str) -> float:
-        """Seconds of a launch, the mean of several."""
-        return _timed(lambda: self.run(contestant), self.device)
+        """Seconds of a launch: of several in a graph, by the device's clock; of one where there is no GPU."""
+        if self.device.type != "cuda":
+            start = time.perf_counter()
+            self.run(contestant)
+            return time.perf_counter() - start
+        import torch
+
+        if contestant not in self._graphs:
+            self._graphs[contestant] = self._captured(contestant)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        self._graphs[contestant].replay()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3 / LAUNCHES
+
+    def _captured(self, contestant: str) -> Any:
+        import torch
+
+        self.run(contestant)  # compiles, and lets the library choose, outside of the capture
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(LAUNCHES):
+                self.run(contestant)
+        return graph
 
     def _default_tile(self) -> Tile:
         from roofline.backends.gpu.kernels.linear_float import NAME, regime
@@ -74,18 +103,15 @@ class Trial:
         return tiles.choose(NAME, self.chip, regime=regime(self.gemm.rows, exact=False))
 
     def _launch(self, contestant: str, weight: "Tensor") -> None:
-        import torch
-
         from roofline.backends.gpu.kernels.linear_float import linear_float
 
         if contestant == TORCH:
-            self._out = torch.nn.functional.linear(self._x, weight, self._bias)
+            products.library_product(self._x, weight, self._bias, self._out)
         else:
-            tile = tuned_tiles.parse(contestant)
-            linear_float(self.chip, self._x, weight, self._bias, self._out, tile=tile)
+            linear_float(self.chip, self._x, weight, self._bias, self._out, tile=self._tiles[contestant])
 
-    def _admit(self, tile: str) -> None:
-        """Take a tile into the contest if it compiles and gives what float64 gives."""
+    def _admit(self, tile: str) -> bool:
+        """Whether a tile compiles and gives what float64 gives."""
         weight = self._weights[0]
         want = self._x.double() @ weight.double().T
         if self._bias is not None:
@@ -95,25 +121,24 @@ class Trial:
             self._launch(tile, weight)
         except Exception as error:  # a tile that does not fit the chip: the compiler's errors have no common type
             self.dropped[tile] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            return
+            return False
         wrong = float((self._out.double() - want).norm() / want.norm())
-        if wrong <= TOLERANCE:
-            self.candidates.append(tile)
-        else:
+        if not wrong <= TOLERANCE:  # what is not a number is wrong too
             self.dropped[tile] = f"wrong by {wrong:.1%} of the result"
+        return tile not in self.dropped
 
 
 def tune(trial: Trial, setting: Setting, seconds: Callable[[str], float] | None = None) -> Record:
     """Hold the contest. seconds: of a launch of a contestant; None: by the clock."""
     gemm, clock = trial.gemm, seconds or trial.seconds
-    contest = Contest(Group("linear", _shape(gemm), (), ()), TORCH, trial.candidates, Rounds())
+    contest = Contest(Group("linear", _shape(gemm), (), ()), trial.default, trial.candidates, Rounds())
     while contest.outcome is None:
         contest.tell([clock(contest.entry())])
     outcome = contest.outcome
     figures = dict(outcome.figures) | ({"dropped": trial.dropped} if trial.dropped else {})
     now = datetime.now(UTC).isoformat(timespec="seconds")
     key = _kind(gemm), _shape(gemm), _regime(gemm)
-    return Record(*key, setting, outcome.variant, TORCH, outcome.reason, figures, now)
+    return Record(*key, setting, outcome.variant, trial.default, outcome.reason, figures, now)
 
 
 def chosen(store: Tunings, gemm: Gemm, setting: Setting) -> str | None:
@@ -159,20 +184,3 @@ def _shape(gemm: Gemm) -> str:
 
 def _regime(gemm: Gemm) -> str:
     return f"{gemm.rows} rows"
-
-
-def _timed(run: Callable[[], None], device: Any) -> float:
-    """Seconds of one of LAUNCHES launches, by the device's own clock where it has one."""
-    import torch
-
-    if device.type != "cuda":
-        start = time.perf_counter()
-        run()
-        return time.perf_counter() - start
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(LAUNCHES):
-        run()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3 / LAUNCHES

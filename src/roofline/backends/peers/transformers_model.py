@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RECOMPILES = 64  # shapes a step is compiled for; torch falls back to eager, in silence, beyond its default of 8
+CACHE_STEP = 64  # static caches are as long as a multiple of it: fewer shapes to compile for
 ATTENTION = ("sdpa", "flash", "xformers")
 
 
@@ -72,23 +73,32 @@ class TransformersRunner:
 
     def decode(self, batch: int, context: int, steps: int) -> float:
         """Seconds of `steps` steps for `batch` sequences after `context` tokens, whose own pass is left out."""
+        import torch
+
         with self._set():
             cache = self._cache(batch, context + steps)
             found = [self._begin(self._prompts(batch, context), cache)]
             start = self._now()
             for _ in range(steps):
-                self._mark()
-                found.append(self._decode(found[-1], cache).clone())  # a graph's output is overwritten by the next step
+                found.append(self._next(found[-1], cache))
             seconds = self._now() - start
-        self.ids = self._cat(found)
+            self.ids = torch.cat(found, dim=1)
         return seconds
 
     def _begin(self, prompts: "Tensor", cache: Any) -> "Tensor":
         """The first ids [batch, 1]; a prompt of one token is a decoding step, which is compiled anyway."""
         if prompts.shape[1] > 1:
             return self._prefill(prompts, cache)
-        self._mark()
-        return self._decode(prompts, cache).clone()
+        return self._next(prompts, cache)
+
+    def _next(self, ids: "Tensor", cache: Any) -> "Tensor":
+        """A decoding step: ids [batch, 1] -> the next ones."""
+        if not self.static or self.device.type != "cuda":
+            return self._decode(ids, cache)
+        import torch
+
+        torch.compiler.cudagraph_mark_step_begin()
+        return self._decode(ids, cache).clone()  # a graph's output is overwritten by its next replay
 
     def close(self) -> None:
         """Drop caches and what was compiled."""
@@ -127,6 +137,7 @@ class TransformersRunner:
 
         if not self.static:
             return _made(DynamicCache, config=self.model.config)
+        length = -(-length // CACHE_STEP) * CACHE_STEP
         if (batch, length) not in self._caches:
             common = {"device": self.device, "dtype": self.model.dtype}
             sizes = {"max_batch_size": batch, "max_cache_len": length}
@@ -152,19 +163,6 @@ class TransformersRunner:
 
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
-
-    def _mark(self) -> None:
-        """Where a step begins, for the graphs that torch.compile captures."""
-        if self.static and self.device.type == "cuda":
-            import torch
-
-            torch.compiler.cudagraph_mark_step_begin()
-
-    @staticmethod
-    def _cat(parts: "list[Tensor]") -> "Tensor":
-        import torch
-
-        return torch.cat(parts, dim=1)
 
     @contextmanager
     def _set(self) -> Iterator[None]:
