@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from roofline.ops.attention import attend, kv_write, rope
     from roofline.ops.collectives import all_gather, all_reduce
     from roofline.ops.elementwise import add, cast, embed, scale, soft_cap, split, take_rows
+    from roofline.ops.experts import combine, expert_linear, route
     from roofline.ops.fused import (
         add_norm,
         gelu_quantize,
@@ -34,7 +35,9 @@ __all__ = [
     "all_reduce",
     "attend",
     "cast",
+    "combine",
     "embed",
+    "expert_linear",
     "gelu",
     "gelu_mul",
     "gelu_quantize",
@@ -49,6 +52,7 @@ __all__ = [
     "rms_norm",
     "rope",
     "rope_kv_write",
+    "route",
     "scale",
     "silu",
     "silu_mul",
@@ -57,7 +61,7 @@ __all__ = [
     "split",
     "take_rows",
 ]
-_MODULES = ("activations", "attention", "collectives", "elementwise", "fused", "matmul", "norms")
+_MODULES = ("activations", "attention", "collectives", "elementwise", "experts", "fused", "matmul", "norms")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,62 @@
+"""Experts by the ops and by a loop over tokens."""
+
+import pytest
+
+from roofline import ops
+from roofline.common.errors import ConfigError
+from roofline.ops import registry
+from roofline.ops.cost import Affine
+from roofline.ops.symbol import Type, WeightType
+
+torch = pytest.importorskip("torch", reason="ops' references are written in torch")
+
+
+def test_route_takes_the_largest_and_of_equals_the_lowest():
+    weights, ids = ops.route(torch.tensor([[1.0, 3.0, 3.0, 2.0], [0.0, 0.0, 0.0, 0.0]]), 3)
+    assert ids.tolist() == [[1, 2, 3], [0, 1, 2]]
+    assert ids.dtype == torch.int32
+    assert torch.allclose(weights.sum(1), torch.ones(2))
+    assert weights[0, 0] == weights[0, 1]
+    shares, same = ops.route(torch.tensor([[1.0, 3.0, 3.0, 2.0]]), 3, renormalise=False)
+    assert torch.equal(same, ids[:1])
+    assert torch.allclose(shares, torch.softmax(torch.tensor([[1.0, 3.0, 3.0, 2.0]]), 1)[:, [1, 2, 3]])
+
+
+@pytest.mark.parametrize(("tokens", "experts", "top"), [(1, 1, 1), (6, 4, 2), (5, 3, 3)])
+def test_a_layer_of_experts_equals_a_loop(tokens, experts, top):
+    width, ffn = 12, 10
+    x = torch.randn(tokens, width, dtype=torch.float64, requires_grad=True)
+    gate, up, down = (torch.randn(experts * n, k, dtype=torch.float64) for n, k in ((ffn, 12), (ffn, 12), (width, 10)))
+    weights, ids = ops.route(torch.randn(tokens, experts), top)
+    mid = ops.silu_mul(ops.expert_linear(x, ids, gate, experts), ops.expert_linear(x, ids, up, experts))
+    out = ops.combine(ops.expert_linear(mid, ids, down, experts), weights.double())
+    for token in range(tokens):
+        want = torch.zeros(width, dtype=torch.float64)
+        for weight, expert in zip(weights[token].double(), ids[token].tolist(), strict=True):
+            rows, wide = slice(expert * ffn, (expert + 1) * ffn), slice(expert * width, (expert + 1) * width)
+            want += weight * (down[wide] @ (torch.nn.functional.silu(gate[rows] @ x[token]) * (up[rows] @ x[token])))
+        assert torch.allclose(out[token], want)
+    out.sum().backward()
+    assert x.grad is not None
+    assert x.grad.abs().min() > 0
+
+
+def test_types_and_prices():
+    x, w = Type("bf16", "tokens", (64,)), WeightType((8 * 32, 64), ("BF16",), 8 * 32 * 64 * 2)
+    route, linear, combine = (registry.get(name) for name in ("route", "expert_linear", "combine"))
+    weights, ids = route.types(route.call([Type("f32", "tokens", (8,))], [], {"top": 2}))
+    assert (weights, ids) == (Type("f32", "tokens", (2,)), Type("i32", "tokens", (2,)))
+    call = linear.call([x, ids], [w], {"experts": 8})
+    (out,) = linear.types(call)
+    assert out == Type("f32", "tokens", (64,))
+    assert linear.price(call).flops == Affine(tokens=2 * 2 * 32 * 64)
+    assert linear.price(call).weight_bytes == Affine(const=w.nbytes)
+    assert combine.types(combine.call([out, weights], [], {})) == (Type("f32", "tokens", (32,)),)
+    with pytest.raises(ConfigError, match="3 of 2 experts"):
+        route.types(route.call([Type("f32", "tokens", (2,))], [], {"top": 3}))
+    with pytest.raises(ConfigError, match="width 65"):
+        linear.types(linear.call([Type("f32", "tokens", (65,)), ids], [w], {"experts": 8}))
+    with pytest.raises(ConfigError, match="256 rows of 7 experts"):
+        linear.types(linear.call([x, ids], [w], {"experts": 7}))
+    with pytest.raises(ConfigError, match="width 63"):
+        combine.types(combine.call([Type("f32", "tokens", (63,)), weights], [], {}))
