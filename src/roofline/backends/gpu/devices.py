@@ -1,53 +1,79 @@
-"""Which GPU a model runs on: one asked for by name or the first, with its row of the table of chips."""
+"""The devices that torch can use here, under the names that the host knows them by."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from roofline.common.errors import UnsupportedError
-from roofline.hardware import chips, gpus
-
-if TYPE_CHECKING:
-    from roofline.hardware.chips import Chip
-    from roofline.hardware.device import Device
+from roofline.hardware import gpus, wheel
+from roofline.hardware.chips import Chip
+from roofline.hardware.device import Device
+from roofline.hardware.wheel import PLATFORMS
 
 AUTO = "auto"
 
 
 @dataclass(frozen=True)
 class Found:
-    """A device that torch can use: its number there, what is known of it, its row, and bytes free now."""
+    """A device to run on: torch's number of it, what is known of it, the row its kernels use, and bytes free now."""
 
     number: int
-    device: "Device"
-    chip: "Chip"
+    device: Device
+    chip: Chip
     free: int
 
 
 def find(wanted: str = AUTO) -> Found:
-    """The device that a name says (`hardware.gpus.select`), or torch's first.
+    """The one device that a model runs on: by name as `choose` takes it, or the first that torch can use.
 
-    Raises UnsupportedError where torch or triton is missing, torch sees no GPU or not that one, or its chip is refused;
-    ConfigError for a name that no device here has.
+    Raises UnsupportedError too where torch or triton is missing, or torch sees no GPU at all.
     """
-    torch = _torch()
-    known = gpus.detect(torch=torch, amdsmi=gpus.installed("amdsmi"), pynvml=gpus.installed("pynvml"))
-    usable = [device for device in known if device.torch is not None]
-    if not usable:
-        reason = "torch sees none here; `roofline doctor` says why and what mends it"
-        raise UnsupportedError("backend 'gpu'", reason, ("backend cpu",))
-    chosen = usable[0] if wanted == AUTO else gpus.select(known, wanted)[0]
-    if chosen.torch is None:
-        reason = f"this torch cannot use it, only {', '.join(device.id for device in usable)}"
-        raise UnsupportedError(f"device {wanted!r}", reason, ("a torch for that vendor",))
-    number = int(chosen.torch)
-    return Found(number, chosen, chips.resolve(chosen.arch), int(torch.cuda.mem_get_info(number)[0]))
-
-
-def _torch() -> Any:
     for package in ("torch", "triton"):
         if gpus.installed(package) is None:
             reason = f"{package} is not installed: pip install 'roofline[gpu]'"
             raise UnsupportedError("backend 'gpu'", reason, ("backend cpu",))
     import torch
 
-    return torch
+    devices = choose(None if wanted == AUTO else wanted)
+    if not devices:
+        reason = "torch can use none here; `roofline doctor` says why and what mends it"
+        raise UnsupportedError("backend 'gpu'", reason, ("backend cpu",))
+    device = devices[0]
+    assert device.torch is not None, "choose gives devices that torch sees"
+    return Found(device.torch, device, device.chip(), int(torch.cuda.mem_get_info(device.torch)[0]))
+
+
+def choose(wanted: str | None = None) -> tuple[Device, ...]:
+    """The devices that a text names (see hardware.gpus.select), None: all that torch sees and kernels are compiled for.
+
+    Of every device given back torch knows the number (`Device.torch`), and `Device.chip` gives a row. Raises
+    ConfigError where the text names none, UnsupportedError where torch does not see one, or no kernel is compiled for
+    it, with the reason.
+    """
+    import torch
+
+    there = gpus.detect(torch=torch, amdsmi=gpus.installed("amdsmi"), pynvml=gpus.installed("pynvml"))
+    if wanted is None:
+        return tuple(device for device in there if device.torch is not None and _served(device))
+    chosen = gpus.select(there, wanted)
+    for device in chosen:
+        device.chip()
+        if device.torch is None:
+            raise UnsupportedError(device.title, _hidden(device), ("the cpu backend",))
+    return chosen
+
+
+def _served(device: Device) -> bool:
+    try:
+        device.chip()
+    except UnsupportedError:
+        return False
+    return True
+
+
+def _hidden(device: Device) -> str:
+    """Why torch does not see it."""
+    built = wheel.installed()
+    if built is not None and built.platform != PLATFORMS[device.vendor]:
+        made = f"torch {built.version} is a wheel for {built.platform or 'unknown devices'}"
+        return f"{made}, not for {PLATFORMS[device.vendor]}; `roofline doctor` prints the command that mends it"
+    variable = "HIP_VISIBLE_DEVICES" if device.vendor == "amd" else "CUDA_VISIBLE_DEVICES"
+    return f"torch does not see it: {variable} hides it, or this user may not open it (see `roofline doctor`)"
