@@ -495,13 +495,17 @@ def _cpu(
 
 
 def weights_hash(checkpoint: "Checkpoint") -> str:
-    """SHA-256 over the tensors' bytes, in the order of their names."""
+    """SHA-256 over the tensors' bytes, in the order of their names; of random ones, over what they are made from."""
     from roofline.ops import formats
 
     digest = hashlib.sha256()
+    made = checkpoint.kind == "random"  # then seed, name and shape say what is in a tensor, and reading makes it anew
+    digest.update(str(checkpoint.path).encode() if made else b"")
     for name in sorted(checkpoint.tensors):
         info = checkpoint.tensors[name]
         digest.update(f"{name} {info.format} {info.shape}".encode())
+        if made:
+            continue
         raw = checkpoint.read(name)
         digest.update(raw.data)
         if formats.packed(info.format).name != info.format:  # what a format from outside means by them may change

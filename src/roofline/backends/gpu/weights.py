@@ -1,6 +1,7 @@
 """Recipes -> tensors on the device: matrices as the kernels read them, vectors in float32."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from roofline.backends.gpu.pack import pack
+from roofline.hardware.detect import cores_allowed, cpu_quota, usable_cores
 from roofline.ops import formats
 from roofline.program.ir import Piece, Program, Recipe
 
@@ -40,12 +42,20 @@ class DeviceWeights:
         self._read, self._dtype, self._device = read, dtype, device
         self.matrices: dict[str, tuple[Part, ...]] = {}
         self.vectors: dict[str, Tensor] = {}  # float32 [length]
-        self.nbytes = 0
+        with ThreadPoolExecutor(usable_cores(cores_allowed(), cpu_quota())) as several:
+            made = dict(zip(program.weights, several.map(self._made, program.weights.values()), strict=True))
         for name, recipe in program.weights.items():
             if len(recipe.shape) == 2:
-                self.matrices[name] = self._matrix(recipe)
+                self.matrices[name] = made[name]
             else:
-                self.vectors[name] = self._float(recipe, recipe.pieces, None).view(-1)
+                self.vectors[name] = made[name]
+        held = [part.held for parts in self.matrices.values() for part in parts]
+        self.nbytes = sum(part.nbytes for part in (*held, *self.vectors.values()))
+
+    def _made(self, recipe: Recipe) -> Any:
+        if len(recipe.shape) == 2:
+            return self._matrix(recipe)
+        return self._float(recipe, recipe.pieces, None).view(-1)
 
     def _matrix(self, recipe: Recipe) -> tuple[Part, ...]:
         parts, start = [], 0
@@ -63,9 +73,7 @@ class DeviceWeights:
 
         raw = [formats.packed_bytes(p.format, p.bytes_of(self._read(p.tensor), recipe.columns)) for p in pieces]
         rows = sum(piece.stop - piece.start for piece in pieces)
-        held = DeviceWeight.of(pack(np.concatenate(raw), form, rows, recipe.columns), self._device)
-        self.nbytes += held.nbytes
-        return held
+        return DeviceWeight.of(pack(np.concatenate(raw), form, rows, recipe.columns), self._device)
 
     def _float(self, recipe: Recipe, pieces: tuple[Piece, ...], dtype: Any) -> "Tensor":
         import torch
@@ -77,6 +85,4 @@ class DeviceWeights:
             raw = formats.packed_bytes(piece.format, piece.bytes_of(self._read(piece.tensor), recipe.columns))
             bits = torch.from_numpy(np.ascontiguousarray(raw)).view(kinds[form])
             parts.append(bits.view(-1, recipe.columns).to(self._device).to(dtype or torch.float32))
-        held = torch.cat(parts) if len(parts) > 1 else parts[0]
-        self.nbytes += held.numel() * held.element_size()
-        return held
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
