@@ -9,12 +9,11 @@ from torch import Tensor
 
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.compilation import Compilation, pointers
-from roofline.backends.gpu.kernels.settings import LOGPROBS, Settings, integer
+from roofline.backends.gpu.kernels.settings import LOGPROBS, NO_ID, Settings, integer
 from roofline.backends.sampling import MAX_LOGPROBS
 from roofline.hardware.chips import Chip
 
 NAME = "logprobs"
-NO_ID = tl.constexpr(2147483647)
 
 
 @triton.jit

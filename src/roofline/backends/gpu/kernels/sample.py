@@ -21,6 +21,7 @@ from roofline.backends.gpu.kernels.noise import gumbel, noise_key
 from roofline.backends.gpu.kernels.scores import scores
 from roofline.backends.gpu.kernels.settings import (
     MIN_P,
+    NO_ID,
     POSITION,
     SAMPLE_INDEX,
     SEED_HIGH,
@@ -34,7 +35,6 @@ from roofline.backends.sampling import MAX_LOGPROBS, Sampled, SampleRows
 from roofline.hardware.chips import Chip
 
 NAME = "sample"
-NO_ID = tl.constexpr(2147483647)
 
 
 @triton.jit
@@ -104,8 +104,8 @@ class Chosen:
 def sample(chip: Chip, logits: Tensor, rows: SampleRows) -> Chosen:
     """An id for each row of logits float32 [rows, vocab] (rows may lie apart); nothing waits for the device.
 
-    Noise has the reference's bits; its logarithms may differ in their last place, so that two ids whose noisy scores
-    are that close can change places. A row that holds a NaN gets the id -1: it fails, and nothing beside it.
+    Noise has the reference's bits; its logarithms, and exp in top-p and min-p, may differ in their last places, so that
+    two ids whose noisy scores are that close can change places, or one on the border be in or out. A row that holds a NaN gets the id -1: it fails, and nothing beside it.
     """
     settings = Settings.of(rows, logits.device)
     scaled = settings.cut or any(part is not None for part in (settings.mask, settings.bias, settings.history))

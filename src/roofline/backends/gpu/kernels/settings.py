@@ -15,6 +15,7 @@ TEMPERATURE, TOP_K, TOP_P, MIN_P = tl.constexpr(0), tl.constexpr(1), tl.constexp
 SEED_LOW, SEED_HIGH, SAMPLE_INDEX, POSITION = tl.constexpr(4), tl.constexpr(5), tl.constexpr(6), tl.constexpr(7)
 REPETITION, PRESENCE, FREQUENCY, LOGPROBS = tl.constexpr(8), tl.constexpr(9), tl.constexpr(10), tl.constexpr(11)
 WORDS = tl.constexpr(16)
+NO_ID = tl.constexpr(2147483647)  # above every id
 
 
 @triton.jit
