@@ -105,7 +105,8 @@ def sample(chip: Chip, logits: Tensor, rows: SampleRows) -> Chosen:
     """An id for each row of logits float32 [rows, vocab] (rows may lie apart); nothing waits for the device.
 
     Noise has the reference's bits; its logarithms, and exp in top-p and min-p, may differ in their last places, so that
-    two ids whose noisy scores are that close can change places, or one on the border be in or out. A row that holds a NaN gets the id -1: it fails, and nothing beside it.
+    two ids whose noisy scores are that close can change places, or one on the border be in or out. A row that holds a
+    NaN gets the id -1: it fails, and nothing beside it.
     """
     settings = Settings.of(rows, logits.device)
     scaled = settings.cut or any(part is not None for part in (settings.mask, settings.bias, settings.history))
