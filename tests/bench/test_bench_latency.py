@@ -3,8 +3,9 @@
 import pytest
 
 from roofline.bench import latency
+from roofline.bench.cells import Cell, Times, grid, measure, row, run, spread
 from roofline.bench.ladder import rungs
-from roofline.bench.latency import Cell, Plan, Times, grid, measure, row, run, smaller, spread
+from roofline.bench.latency import Plan, smaller
 from roofline.bench.limits import Limit, ModelLimits, Speed
 from roofline.bench.runners import Opened
 from roofline.bench.speeds import Speeds
@@ -167,18 +168,27 @@ def test_torch_measures_where_our_loops_are_not_built(monkeypatch):
 
 
 def test_a_cpu_says_what_it_runs_instead():
-    assert "smollm2-135m instead of llama-2-7b" in smaller(None, None, "cpu")
-    assert smaller("llama-2-7b", None, "cpu") == "on a CPU: prompts of 256 instead of 2,048 tokens"
-    assert smaller("llama-2-7b", 2048, "cpu") == smaller(None, None, "cuda") == ""
+    subject = latency.subject_of(None, None, latency.DEFAULTS["cpu"])
+    assert subject.config["layers"] == 4
+    assert "smollm2-135m cut to 4 layers instead of llama-2-7b and prompts of 256" in smaller(subject, None, "cpu")
+    assert smaller(None, None, "cpu") == "on a CPU: prompts of 256 instead of 2,048 tokens"
+    assert smaller(None, 2048, "cpu") == smaller(subject, None, "cuda") == ""
 
 
-def test_a_shape_has_a_name_or_a_folder(tmp_path):
-    assert latency.subject_of("llama-2-7b").source == "preset:llama-2-7b"
-    assert latency.subject_of("llama-2-7b").name == "llama-2-7b"
+def test_a_shape_has_a_name_or_a_folder_and_may_be_cut(tmp_path):
+    default = latency.DEFAULTS["cpu"]
+    whole = latency.subject_of("llama-2-7b", None, default)
+    assert (whole.source, whole.name, whole.cut) == ("preset:llama-2-7b", "llama-2-7b", False)
+    assert whole.config == preset("llama-2-7b")
+    assert latency.subject_of("llama-2-7b", 32, default) == whole
+    assert latency.subject_of("llama-2-7b", 3, default).name == "llama-2-7b cut to 3 layers"
+    assert latency.subject_of(None, 30, default).name == "smollm2-135m"
+    with pytest.raises(ConfigError, match="has 32 layers, not 33"):
+        latency.subject_of("llama-2-7b", 33, default)
     with pytest.raises(ConfigError, match="did you mean 'llama-2-7b'"):
-        latency.subject_of("lama-2-7b")
+        latency.subject_of("lama-2-7b", None, default)
     with pytest.raises(ConfigError):
-        latency.subject_of(str(tmp_path))
+        latency.subject_of(str(tmp_path), None, default)
 
 
 def test_spread():

@@ -176,6 +176,8 @@ def _of_torch(rung: Rung, here: "Here", config: Mapping[str, Any]) -> list[str]:
     reasons = [f"{name} is not installed: pip install {name}" for name in absent]
     if config["family"] not in TORCH_FAMILIES and attention:
         reasons.append(f"transformers has one attention for {config['family']} models, which cannot be chosen")
+    if config.get("positions") == "learned":
+        reasons.append(f"transformers' {config['family']} has no learned positions")
     if "compile" in techniques and not here.compiler:
         what = "a C++ compiler (g++ or clang++)" if cpu else "the package triton"
         reasons.append(f"torch.compile needs {what}")

@@ -1,21 +1,18 @@
-"""The grid of a latency bench: prefill and decoding at several batch sizes, for every rung of the ladder.
+"""roofline bench latency: prefill and decoding at several batch sizes, for every rung of the ladder.
 
-latency = TTFT + TPOT x (n - 1), with TTFT from a prompt to its first token, TPOT the mean time of a further one and n
-the tokens made. A prefill cell has n = 1. The first call of a shape, in which things are compiled, is kept apart. Rungs
-take turns within a cell; the roofs are measured just before and after it.
+Rungs take turns within a cell of the grid (see cells.py); the roofs are measured just before and after it.
 """
 
-import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from roofline.bench.beside import TOLERANCE
+from roofline.bench.cells import NEW, Cell, grid, limit_of, measure, row
 from roofline.bench.ladder import EAGER, Rung, explained, rungs
-from roofline.bench.limits import Limit, ModelLimits, Speed
-from roofline.bench.runners import Most, Opened, Runner, Subject, open_rungs
+from roofline.bench.limits import ModelLimits
+from roofline.bench.runners import Most, Opened, Subject, open_rungs
 from roofline.common.errors import ConfigError, RooflineError
 
 if TYPE_CHECKING:
@@ -23,38 +20,19 @@ if TYPE_CHECKING:
 
 SCHEMA = "bench.latency/1"
 BATCHES = (1, 8, 16)
-NEW = 32  # tokens that a decode cell makes
-# Device -> shape, prompt of a prefill cell, repeats.
-DEFAULTS = {"cuda": ("llama-2-7b", 2048, 10), "cpu": ("smollm2-135m", 256, 3)}
 
 
 @dataclass(frozen=True)
-class Cell:
-    """`batch` sequences of `prompt` tokens each make `new` tokens each."""
+class Default:
+    """Of a device: shape, its layers (None: all), prompt of a prefill cell, repeats."""
 
-    batch: int
+    preset: str
+    layers: int | None
     prompt: int
-    new: int
-
-    @property
-    def name(self) -> str:
-        """As in a table: "prefill 2048 x 8", "decode 1+32 x 8"."""
-        what = f"prefill {self.prompt}" if self.new == 1 else f"decode {self.prompt}+{self.new}"
-        return f"{what} x {self.batch}"
+    repeats: int
 
 
-@dataclass(frozen=True)
-class Times:
-    """Seconds of one run of a cell. tpot: of a step, None where one token is made."""
-
-    ttft: float
-    tpot: float | None
-    new: int
-
-    @property
-    def latency(self) -> float:
-        """TTFT + TPOT x (n - 1)."""
-        return self.ttft + (self.tpot or 0.0) * (self.new - 1)
+DEFAULTS = {"cuda": Default("llama-2-7b", None, 2048, 10), "cpu": Default("smollm2-135m", 4, 256, 3)}
 
 
 @dataclass(frozen=True)
@@ -76,94 +54,11 @@ class Plan:
         )
 
 
-def grid(batches: Sequence[int], prompt: int, new: int = NEW) -> tuple[Cell, ...]:
-    """Prefill of `prompt` tokens at each batch size, then decoding of `new` tokens after a prompt of one."""
-    if not batches or min(batches) < 1 or len({*batches}) != len(batches):
-        raise ConfigError(f"batch sizes {list(batches)} must be different whole numbers of at least 1")
-    if prompt < 2 or new < 2:
-        raise ConfigError(f"a prompt of {prompt} and {new} new tokens: both must be at least 2")
-    return (*(Cell(batch, prompt, 1) for batch in batches), *(Cell(batch, 1, new) for batch in batches))
-
-
-def run(runner: Runner, cell: Cell) -> Times:
-    """One run of a cell."""
-    ttft = runner.prefill(cell.batch, cell.prompt)
-    steps = cell.new - 1
-    return Times(ttft, runner.decode(cell.batch, cell.prompt, steps) / steps if steps else None, cell.new)
-
-
-def measure(
-    opened: Opened, cell: Cell, repeats: int, tell: Callable[[str], None]
-) -> tuple[dict[str, list[Times]], dict[str, str]]:
-    """(every run of each rung, the first one first; rung -> why it has none) of one cell.
-
-    The first run may compile and the second settles; then the rungs take turns, in both directions.
-    """
-    runs: dict[str, list[Times]] = {}
-    failed: dict[str, str] = {}
-    for name, runner in opened.runners.items():
-        tell(f"{cell.name}: {name}, first call")
-        try:
-            runs[name] = [run(runner, cell)]
-            run(runner, cell)
-        except RooflineError as error:
-            runs.pop(name, None)
-            failed[name] = str(error)
-    for turn in range(repeats):
-        tell(f"{cell.name}: round {turn + 1} of {repeats}")
-        for name in list(runs) if turn % 2 == 0 else list(runs)[::-1]:
-            try:
-                runs[name].append(run(opened.runners[name], cell))
-            except RooflineError as error:
-                del runs[name]
-                failed[name] = str(error)
-    return runs, failed
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, smallest and largest."""
-    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
-
-
-def limit_of(limits: ModelLimits, cell: Cell, speed: Speed) -> Limit:
-    """The least time of a cell: of its decoding steps, or of its prompts."""
-    if cell.new > 1:
-        return limits.steps(cell.batch, cell.prompt, cell.new - 1, speed)
-    return limits.step(cell.batch, cell.prompt, 0, speed)
-
-
-def row(cell: Cell, times: Sequence[Times], eager: Sequence[Times] | None, limit: Limit) -> dict[str, Any]:
-    """What is kept of a rung in a cell. times, eager: the first call first; the repeats were taken in turns.
-
-    share: of the limit, by the phase that the cell is about; None, with a reason, where it would be more than all.
-    """
-    first, repeats = times[0], times[1:]
-    latency = spread([each.latency for each in repeats])
-    tpots = [each.tpot for each in repeats if each.tpot is not None]
-    timed = statistics.median(tpots) * (cell.new - 1) if tpots else latency["median"]
-    share: dict[str, Any] = {"share": round(limit.seconds / timed, 4)}
-    if limit.seconds > timed * TOLERANCE:
-        why = f"{limit.seconds / timed:.0%} of the roofs measured beside it, which cannot be: measure again"
-        share = {"share": None, "no_share": why}
-    kept: dict[str, Any] = {
-        "first_s": first.latency,
-        "ttft_s": [each.ttft for each in repeats],
-        "tpot_s": tpots,
-        "ttft": spread([each.ttft for each in repeats]),
-        "tpot": spread(tpots) if tpots else None,
-        "latency": latency,
-        **share,
-    }
-    if eager is not None:
-        pairs = zip(eager[1:], repeats, strict=True)
-        kept["speedup"] = spread([one.latency / other.latency for one, other in pairs])
-    return kept
-
-
 def bench_latency(
     preset: str | None = None,
     names: str | None = None,
     *,
+    layers: int | None = None,
     device: str = "auto",
     batches: Sequence[int] = BATCHES,
     prompt: int | None = None,
@@ -176,8 +71,9 @@ def bench_latency(
     """Run the grid and give the record.
 
     Args:
-        preset: a name of models.presets, or a folder with a config.json; None: Llama-2-7B's on a GPU, a smaller on a
-            CPU. Weights are random.
+        preset: a name of models.presets, or a folder with a config.json; None: Llama-2-7B's on a GPU, a part of a
+            smaller one's on a CPU. Weights are random.
+        layers: of them, where not all are to be run.
         names: of rungs, as `ladder.rungs` takes them; None: each technique alone.
         device: "auto", "cpu" or "cuda". batches, prompt, new, repeats: of the grid; None: by device.
         threads: of a CPU; None: the usable cores.
@@ -188,9 +84,9 @@ def bench_latency(
     from roofline.backends.peers.here import here as look
 
     here = look(device)
-    shape, length, count = DEFAULTS[here.device]
-    subject = subject_of(preset or shape)
-    plan = Plan(grid(batches, prompt or length, new), tuple(rungs(names)), repeats or count)
+    default = DEFAULTS[here.device]
+    subject = subject_of(preset, layers, default)
+    plan = Plan(grid(batches, prompt or default.prompt, new), tuple(rungs(names)), repeats or default.repeats)
     if plan.most.length > subject.config["max_position"]:
         positions = subject.config["max_position"]
         raise ConfigError(f"{plan.most.length} tokens do not fit {subject.name}, which has {positions:,} positions")
@@ -200,7 +96,7 @@ def bench_latency(
         if not opened.runners:
             raise RooflineError(f"no rung runs here: {'; '.join(f'{k}: {v}' for k, v in opened.missing.items())}")
         record = _head(subject, here, plan, started, threads) | {
-            "smaller": smaller(preset, prompt, here.device),
+            "smaller": smaller(subject if preset is None else None, prompt, here.device),
             "rungs": {rung.name: explained(rung, opened.missing.get(rung.name, "")) for rung in plan.ladder},
             "complete": False,
             "cells": [],
@@ -241,23 +137,32 @@ def _cells(
         }
 
 
-def subject_of(what: str) -> Subject:
-    """A named shape, or the one of a folder's config.json. Raises ConfigError."""
+def subject_of(preset: str | None, layers: int | None, default: Default) -> Subject:
+    """A named shape, or the one of a folder's config.json, with so many of its layers. Raises ConfigError."""
     from pathlib import Path
 
     from roofline.models import presets
     from roofline.weights.checkpoint import read_config
 
-    if what in presets.names() or not Path(what).is_dir():
-        return Subject(f"preset:{what}", presets.preset(what))
-    return Subject(what, read_config(Path(what)))
+    if preset is None:
+        preset, layers = default.preset, layers or default.layers
+    named = preset in presets.names() or not Path(preset).is_dir()
+    config = presets.preset(preset) if named else read_config(Path(preset))
+    most = config["layers"]
+    if layers is not None and layers > most:
+        raise ConfigError(f"{preset} has {most} layers, not {layers}")
+    source = f"preset:{preset}" if named else preset
+    return Subject(source, {**config, "layers": layers or most}, cut=layers is not None and layers < most)
 
 
-def smaller(preset: str | None, prompt: int | None, device: str) -> str:
-    """What a CPU runs instead of the grid of a GPU, empty where nothing was chosen for it."""
+def smaller(subject: Subject | None, prompt: int | None, device: str) -> str:
+    """What a CPU runs instead of the grid of a GPU, empty where nothing was chosen for it.
+
+    subject: the default one, None where another was asked for.
+    """
     ours, theirs = DEFAULTS["cpu"], DEFAULTS["cuda"]
-    instead = [f"the shape {ours[0]} instead of {theirs[0]}"] if preset is None else []
-    instead += [f"prompts of {ours[1]} instead of {theirs[1]:,} tokens"] if prompt is None else []
+    instead = [] if subject is None else [f"the shape {subject.name} instead of {theirs.preset}"]
+    instead += [f"prompts of {ours.prompt} instead of {theirs.prompt:,} tokens"] if prompt is None else []
     return f"on a CPU: {' and '.join(instead)}" if device == "cpu" and instead else ""
 
 

@@ -27,17 +27,19 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class Subject:
-    """What is run: source: as `bundle.load` takes it ("preset:NAME" or a folder); config: canonical; seed: of its
-    random weights."""
+    """What is run: source: as `bundle.load` takes it ("preset:NAME" or a folder); config: canonical; cut: it has fewer
+    layers than the source; seed: of its random weights."""
 
     source: str
     config: Mapping[str, Any]
+    cut: bool = False
     seed: int = 0
 
     @property
     def name(self) -> str:
         """Without the folder it lies in: records are shared."""
-        return self.source.removeprefix("preset:").rstrip("/").rpartition("/")[2]
+        name = self.source.removeprefix("preset:").rstrip("/").rpartition("/")[2]
+        return f"{name} cut to {self.config['layers']} layers" if self.cut else name
 
 
 @dataclass(frozen=True)
@@ -91,8 +93,9 @@ class EngineRunner:
         if tuned and said.startswith("default"):
             self.loaded.executable.close()
             command = "tune" if backend == "cpu" else "tune gemms"
-            again = f"roofline {command} {subject.source} --weights random:{subject.seed}"
-            raise UnsupportedError("our engine with tuned kernels", said, (f"{again}, then this again",))
+            first = f"roofline {command} {subject.source} --weights random:{subject.seed}"
+            then = "then this again" + (" with all layers" if subject.cut else "")
+            raise UnsupportedError("our engine with tuned kernels", said, (f"{first}, {then}",))
         self._bench, self._backend, self._tuned = Bench(self.loaded.executable, tokens), backend, tuned
 
     def prefill(self, batch: int, length: int) -> float:

@@ -16,6 +16,9 @@ def command(
     preset: Annotated[
         str | None, typer.Option("--preset", help="A named shape, or a folder with a config.json. Weights are random.")
     ] = None,
+    layers: Annotated[
+        int | None, typer.Option("--layers", min=1, help="Run only so many of its layers. Default: all.")
+    ] = None,
     rungs: Annotated[
         str | None, typer.Option("--rungs", help="With commas; + joins techniques: eager,compile,paged+tuned.")
     ] = None,
@@ -38,7 +41,7 @@ def command(
     import sys
 
     if explain:
-        found: dict[str, Any] = _explained(rungs, preset, device)
+        found: dict[str, Any] = _explained(rungs, preset, layers, device)
         print(json.dumps(found)) if as_json else _show_rungs(found)
         return
     from roofline.bench.latency import bench_latency
@@ -49,6 +52,7 @@ def command(
     record = bench_latency(
         preset,
         rungs,
+        layers=layers,
         device=device,
         batches=numbers(batch),
         prompt=prompt,
@@ -69,12 +73,12 @@ def numbers(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _explained(rungs: str | None, preset: str | None, device: str) -> dict[str, Any]:
+def _explained(rungs: str | None, preset: str | None, layers: int | None, device: str) -> dict[str, Any]:
     from roofline.backends.peers.here import here as look
     from roofline.bench import ladder, latency, runners
 
     here = look(device)
-    subject = latency.subject_of(preset or latency.DEFAULTS[here.device][0])
+    subject = latency.subject_of(preset, layers, latency.DEFAULTS[here.device])
     return {rung.name: ladder.explained(rung, runners.why_missing(rung, subject, here)) for rung in ladder.rungs(rungs)}
 
 
