@@ -125,7 +125,7 @@ class Fakes:
             rank=0, grid=grid, share=grid.share(0), share_batch=self.share_batch, close=lambda: None
         )
         program = SimpleNamespace(inputs=(Value("ids", Type("i32", "tokens")),))
-        sizes = {"limits": LIMITS, "num_pages": 4, "max_context": 64, "page_bytes": 1, "clock": None}
+        sizes = {"limits": LIMITS, "num_pages": 4, "max_context": 64, "page_bytes": 1, "clock": None, "exact": True}
         self.inner = SimpleNamespace(program=program, batch=batch, run=self.run, close=lambda: None, **sizes)
 
     def share_batch(self, buffer: np.ndarray) -> None:

@@ -7,13 +7,17 @@ import typer
 from roofline.cli.options import (
     DEFAULT_MODEL,
     AsJson,
+    Device,
     Draft,
+    Exact,
     Isa,
     KvCacheDtype,
     Speculate,
     SpeculateTokens,
     Threads,
+    TimedBackend,
     Weights,
+    placed,
 )
 from roofline.common.errors import ConfigError
 
@@ -23,6 +27,9 @@ def command(
     as_json: AsJson = False,
     serve: Annotated[bool, typer.Option("--serve/--no-serve", help="Run the serve rows, which take longest.")] = True,
     rows: Annotated[str | None, typer.Option(help="Only rows whose key contains one of these, with commas.")] = None,
+    backend: TimedBackend = "cpu",
+    device: Device = "auto",
+    exact: Exact = False,
     threads: Threads = None,
     isa: Isa = None,
     weights: Weights = None,
@@ -42,6 +49,7 @@ def command(
         "weights": weights,
         "rows": chosen,
         "kv_cache_dtype": kv_cache_dtype,
+        **placed(backend, device, exact),
     }
     if speculate == "off":
         from roofline.bench.engine import bench_engine
