@@ -64,9 +64,16 @@ def test_report():
 
 
 class TimedChip:
-    """Steps take `work` operations at the int8 roof."""
+    """Steps take `work` operations at the int8 roof; the roofs are measured as `scales`."""
 
-    weight_bytes, page_bytes, threads, isa = 900, 50, 2, "portable"
+    weight_bytes, page_bytes = 900, 50
+
+    def __init__(self, scales):
+        self.scales, self.asked = iter(scales), []
+
+    def measure_roofs(self, reads):
+        self.asked.append(reads)
+        return roofs(next(self.scales))
 
     def limit_seconds(self, works, best, working_set):
         assert working_set == 1000
@@ -74,23 +81,19 @@ class TimedChip:
 
 
 @pytest.mark.parametrize(("scales", "limit"), [([1, 0.5], 0.8), ([0.5, 1], 0.8), ([0.5, 0.6, 0.7, 1], 0.8)])
-def test_the_higher_roof_counts(monkeypatch, scales, limit):
+def test_the_higher_roof_counts(scales, limit):
     """Whether a neighbour hid the roof before or after; and one that seems broken is measured again."""
-    found = iter(scales)
-    monkeypatch.setattr("roofline.bench.beside.measure_roofs", lambda **asked: roofs(next(found)))
-    beside = Beside(TimedChip(), tokens=17)
+    beside = Beside(TimedChip(scales), tokens=17)
     roof = beside.roof("row", 1.0, [(1.2e12,), (1.2e12,)])
     assert roof.limit_seconds == pytest.approx(limit)
     assert roof.best.int8_ops == 3e12
 
 
-def test_more_than_the_roof_is_an_error(monkeypatch):
-    measured = []
-    monkeypatch.setattr("roofline.bench.beside.measure_roofs", lambda **asked: measured.append(asked) or roofs())
+def test_more_than_the_roof_is_an_error():
+    chip = TimedChip([1.0] * 9)
     with pytest.raises(RooflineError, match="120% of the roofs"):
-        Beside(TimedChip(), tokens=17).roof("row", 1.0, [(3.6e12,)])
-    assert len(measured) == 2 + TRIES
-    assert measured[0] == {"quick": True, "threads": 2, "isa": "portable", "reads": (1000,)}
+        Beside(chip, tokens=17).roof("row", 1.0, [(3.6e12,)])
+    assert chip.asked == [(1000,)] * (2 + TRIES)
 
 
 def test_tokens_counted():

@@ -192,6 +192,22 @@ def test_serve_and_generate_hand_on_where_to_run(run, llm, monkeypatch):
     assert (given[1].get("backend"), given[1]["device"]) == (None, "amd:0"), "load refuses it, rather than nobody"
 
 
+def test_benches_hand_on_where_to_run_and_know_no_isa_there(run, monkeypatch):
+    from roofline.bench import engine, profile
+
+    given = []
+    record = {"model": "m", "rows": {}, "chosen": {"device": "amd:0 a GPU"}, "load_s": 1.0}
+    monkeypatch.setattr(engine, "bench_engine", lambda _model, **options: given.append(options) or record)
+    found = profile.Profiled("m", {"device": "amd:0 a GPU", "datasheet": "bf16 1 Top/s"}, ())
+    monkeypatch.setattr(profile, "profile_model", lambda _model, _steps, **options: given.append(options) or found)
+    for words in (("bench", "engine"), ("profile",)):
+        result = run(*words, "m", "--backend", "gpu", "--device", "amd:0", "--exact")
+        assert result.exit_code == 0, result.output
+        assert "on amd:0 a GPU" in result.output or "datasheet: bf16 1 Top/s" in result.output
+        assert {"backend": "gpu", "device": "amd:0", "exact": True}.items() <= given[-1].items()
+        assert run(*words, "m", "--backend", "reference").exit_code == 2, "its figures say nothing"
+
+
 def test_only_a_cpu_s_roofs_are_measured_before_a_model_runs(monkeypatch):
     from roofline.backends.cpu import roofs
     from roofline.cli import ready

@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from roofline.backends.base import Executable
-from roofline.backends.cpu.roofs import higher, measure_roofs
 from roofline.common.errors import RooflineError
-from roofline.hardware.roofs import Roofs
+from roofline.hardware.roofs import Roofs, higher
 from roofline.ops.batch import PAGE_TOKENS
 
 if TYPE_CHECKING:
     from roofline.backends.cpu.executable import CpuExecutable
+    from roofline.backends.gpu.executable import GpuExecutable
 
 TOLERANCE = 1.02  # a share of the roof above this is an error of the measurement
 TRIES = 3  # a neighbour can hide a roof, never raise it: measure again before giving up
@@ -58,12 +58,12 @@ class Beside:
     """Measures the roofs when made, and again by `roof`, for a row that runs between.
 
     Args:
-        executable: of the CPU backend; its threads and ISA are the roofs'.
+        executable: of the cpu backend, whose threads and ISA are the roofs', or of the gpu backend.
         tokens: in the cache halfway through the row.
     """
 
     def __init__(self, executable: Executable, tokens: int) -> None:
-        self._executable = cast("CpuExecutable", executable)
+        self._executable = cast("CpuExecutable | GpuExecutable", executable)
         kv_bytes = -(-tokens // PAGE_TOKENS) * self._executable.page_bytes
         self.working_set = self._executable.weight_bytes + kv_bytes
         self.before = self._measure()
@@ -86,5 +86,4 @@ class Beside:
         )
 
     def _measure(self) -> Roofs:
-        chip = self._executable
-        return measure_roofs(quick=True, threads=chip.threads, isa=chip.isa, reads=(self.working_set,))
+        return self._executable.measure_roofs((self.working_set,))

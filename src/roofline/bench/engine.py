@@ -158,8 +158,9 @@ def open_bench(
     weights: str | None = None,
     kv_cache_dtype: str = "auto",
     tokens: int = 0,
+    **where: Any,
 ) -> tuple[LoadedModel, Bench]:
-    """A model on the CPU backend with a cache for `tokens` tokens (0: the largest workload), and its bench, warm."""
+    """A model with a cache for `tokens` tokens (0: the largest workload), and its bench, warm; where: see `load`."""
     from roofline import bundle
 
     most = tokens or max(n * (i + o) for n, i, o in workloads.SERVE)
@@ -172,6 +173,7 @@ def open_bench(
         cache_tokens=most + 64 * 16,  # every request may leave its last page partly empty
         max_running=64,
         text=False,
+        **where,
     )
     bench = Bench(loaded.executable)
     bench.warm_up()
@@ -187,8 +189,10 @@ def bench_engine(
     kv_cache_dtype: str = "auto",
     rows: Sequence[str] | None = None,
     serve: bool = True,
+    **where: Any,
 ) -> dict[str, Any]:
-    """Load `model` on the CPU backend and run the workloads, each between two measurements of the roofs.
+    """Load `model` on the cpu backend, or on what `where` says (backend, device, exact), and run the workloads, each
+    between two measurements of the roofs.
 
     Args:
         rows: run only rows whose key contains one of these; None runs all.
@@ -201,7 +205,7 @@ def bench_engine(
     names = workloads.chosen(rows, serve)
     if not names:
         raise ConfigError(f"no row matches; the rows are: {', '.join(workloads.row_names())}")
-    loaded, bench = open_bench(model, threads=threads, isa=isa, weights=weights, kv_cache_dtype=kv_cache_dtype)
+    loaded, bench = open_bench(model, threads=threads, isa=isa, weights=weights, kv_cache_dtype=kv_cache_dtype, **where)
     try:
         figures = {}
         for name in names:

@@ -2,6 +2,8 @@
 
 A step is one `forward` and one `sample`, as the engine runs them. Steps with a clock round every op alternate with
 steps without, and of each the fastest eighth counts; the roofs are measured in the same process, in between.
+
+On a GPU ops are timed on the device, steps without clocks on the host: from filling the batch's fields to the ids.
 """
 
 import time
@@ -15,12 +17,15 @@ from roofline.common.errors import RooflineError
 from roofline.ops.batch import PAGE_TOKENS, Segment
 from roofline.program.overview import Label, labels
 from roofline.program.passes.price import Amount, Work, amount, arithmetic, price, seconds, segment_work
+from roofline.program.target import GPU
 
 if TYPE_CHECKING:
     from roofline.backends.cpu.executable import CpuExecutable
+    from roofline.backends.gpu.executable import GpuExecutable
     from roofline.hardware.roofs import Roofs
     from roofline.program.ir import Program
 
+MIB = 1 << 20
 LATENCY = 1e-6  # seconds: an op that would need less at the roof is paid for its start and its barrier
 ROUNDS, BUDGET = 3, 1.0  # the roofs are measured before each round of runs and at the end; seconds of all rounds
 PAUSE = 0.5  # seconds, times the tries before: until roofs that were too low are measured again
@@ -103,7 +108,8 @@ class Profile:
     """A step's figures.
 
     ops: kinds in the order they run, sampling last; step_seconds: mean of the fastest runs without clocks;
-    timed_seconds: of those with clocks, where the ops' times come from; limit_seconds: all ops at their roofs;
+    timed_seconds: of those with clocks, where the ops' times come from (on a device the same as step_seconds);
+    on_device: timed there; limit_seconds: all ops at their roofs;
     working_set: bytes of weights and KV; roofs: measured beside.
     """
 
@@ -114,6 +120,7 @@ class Profile:
     runs: int
     working_set: int
     roofs: "Roofs"
+    on_device: bool = False
 
     @property
     def limit_seconds(self) -> float:
@@ -126,7 +133,8 @@ class Profile:
 
     @property
     def unexplained_seconds(self) -> float:
-        """What the timed run took outside of its ops: starting threads, planning the step, Python."""
+        """What the timed run took outside of its ops: starting threads, planning the step, Python; on a device gaps
+        between ops, and less than nothing where its graphs are faster than the list that is timed."""
         return self.timed_seconds - sum(op.seconds for op in self.ops)
 
     @property
@@ -185,16 +193,20 @@ def summarise(
     vocab = program.types()[program.logits].width
     sampled = 4 * vocab * work.rows  # bytes of logits, which the head has just written
     ops.append(OpTime("head", "sample", str(vocab), "f32", 1, best.sample, 0, 0, 0, sampled, 0.0, "latency"))
-    whole = min(sum(untimed) / len(untimed), best.whole)  # clocks can only slow a step: the rest is noise
-    profile = Profile(step, tuple(ops), whole, best.whole, len(plain) + len(timings), touched, roofs)
+    whole, on_device = sum(untimed) / len(untimed), program.target == GPU.name
+    if not on_device:
+        whole = min(whole, best.whole)  # clocks can only slow a step: the rest is noise
+    timed, runs = whole if on_device else best.whole, len(plain) + len(timings)
+    profile = Profile(step, tuple(ops), whole, timed, runs, touched, roofs, on_device)
     _refuse_above_the_roof(profile)
     return profile
 
 
 def _merged(program: "Program", step: Step) -> list[Label]:
-    """Labels, with cache writes named after the attend that does their work where every row is alone in its segment."""
+    """Labels, with cache writes named after the attend that does their work where every row is alone in its segment, on
+    a CPU."""
     names = list(labels(program))
-    if step.tokens == 1:
+    if step.tokens == 1 and program.target != GPU.name:
         for at, name in enumerate(names):
             if name.op in ("rope_kv_write", "qkv_write"):
                 names[at] = names[at + 1]
@@ -244,7 +256,7 @@ class AboveRoofError(RooflineError):
     """A share of the roof above 100 %: one of two measurements is wrong."""
 
 
-def fill(executable: "CpuExecutable", step: Step) -> None:
+def fill(executable: "CpuExecutable | GpuExecutable", step: Step) -> None:
     """Leave the step in the batch buffer, its context in the cache: what attention reads is in memory as in use."""
     vocab = min(30000, executable.vocab_size)
     ids = [token_ids(step.context + step.tokens, seed, vocab) for seed in range(step.batch)]
@@ -258,17 +270,17 @@ def fill(executable: "CpuExecutable", step: Step) -> None:
     executable.batch.fill(segments, [step.tokens * (i + 1) - 1 for i in range(step.batch)])
 
 
-def profile_step(executable: "CpuExecutable", step: Step, budget: float = BUDGET) -> Profile:
+def profile_step(executable: "CpuExecutable | GpuExecutable", step: Step, budget: float = BUDGET) -> Profile:
     """Run a step with clocks and without, in turn, and measure the roofs in between.
 
     Raises RooflineError where a share stays above 100 % although the roofs were measured again.
     """
-    from roofline.backends.cpu.roofs import MIB, higher, measure_roofs
+    from roofline.hardware.roofs import higher
 
     sizes = sorted({MIB, working_set(executable.program, step)})  # what a core's own cache holds, and the step's
 
     def measured() -> "Roofs":
-        return measure_roofs(quick=True, threads=executable.threads, isa=executable.isa, reads=sizes)
+        return executable.measure_roofs(sizes)
 
     fill(executable, step)
     timings: list[Timing] = []
@@ -290,7 +302,7 @@ def profile_step(executable: "CpuExecutable", step: Step, budget: float = BUDGET
     return summarise(executable.program, step, timings, plain, roofs)
 
 
-def run(executable: "CpuExecutable", step: Step, clocks: bool) -> Timing:
+def run(executable: "CpuExecutable | GpuExecutable", step: Step, clocks: bool) -> Timing:
     """The step in the batch buffer once: forward and greedy sampling."""
     from roofline.backends.sampling import SampleRows
 
@@ -302,12 +314,14 @@ def run(executable: "CpuExecutable", step: Step, clocks: bool) -> Timing:
     executable.sample(rows)
     end = time.perf_counter()
     executable.clocks(False)
-    return Timing(executable.op_seconds() if clocks else (), end - middle, end - began)
+    ops = executable.op_seconds() if clocks else ()
+    on_device = clocks and executable.program.target == GPU.name  # where forward with clocks runs more than the step
+    return Timing(ops, end - middle, sum(ops) + end - middle if on_device else end - began)
 
 
 @dataclass(frozen=True)
 class Profiled:
-    """Profiles of a model. chosen: isa and threads, with the reason of each choice."""
+    """Profiles of a model. chosen: isa and threads, or the device, with the reason of each choice."""
 
     model: str
     chosen: dict[str, str]
@@ -322,8 +336,9 @@ def profile_model(
     isa: str | None = None,
     weights: str | None = None,
     kv_cache_dtype: str = "auto",
+    **where: Any,
 ) -> "Profiled":
-    """Load `model` on the cpu backend and profile steps of it.
+    """Load `model` on the cpu backend, or on what `where` says (backend, device, exact), and profile steps of it.
 
     Raises as `load` and `profile_step`.
     """
@@ -339,6 +354,7 @@ def profile_model(
         max_batch_tokens=max(512, *(step.tokens * step.batch for step in steps)),
         max_running=max(step.batch for step in steps),
         text=False,
+        **where,
     )
     try:
         _check_lengths(steps, loaded.executable.max_context)
@@ -373,6 +389,7 @@ def record(found: Profiled) -> dict[str, Any]:
                 **asdict(p.step),
                 "seconds": p.step_seconds,
                 "timed_seconds": p.timed_seconds,
+                "on_device": p.on_device,
                 "clock_cost": p.clock_cost,
                 "explained": p.explained,
                 "unexplained_seconds": p.unexplained_seconds,

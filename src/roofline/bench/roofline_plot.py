@@ -124,10 +124,9 @@ def _panel(profile: "Profile", title: str) -> list[str]:
     ]
     if reads[1][1] < 1.1 * reads[0][1]:  # the step itself fits: one line, not two on each other
         del reads[1]
-    computes = (("int8", roofs.int8_ops), ("bf16", roofs.bf16_flops), ("f32", roofs.f32_flops))
     _grid(panel)
     dots = _dots(panel, shown, profile.step_seconds)
-    _roofs(panel, reads, computes)
+    _roofs(panel, reads, roofs.computes)
     _label_dots(panel, dots)
     share = f"{human_seconds(profile.step_seconds)}, {profile.share:.0%} of the roof"
     head = [
@@ -145,7 +144,7 @@ def _panel(profile: "Profile", title: str) -> list[str]:
 
 def _axes(shown: Sequence["OpTime"], roofs: "Roofs") -> Axes:
     """All dots, the ridges and the highest roof, with room round them."""
-    top = max(roofs.int8_ops, roofs.bf16_flops, roofs.f32_flops)
+    top = max(rate for _, rate in roofs.computes)
     ridge = top / min(rate for _, rate in roofs.reads)
     xs = [op.intensity for op in shown] + [1.0, ridge]
     ys = [op.flops / op.seconds for op in shown] + [top / 100, top]

@@ -117,8 +117,9 @@ def bench_speculation(
     weights: str | None = None,
     kv_cache_dtype: str = "auto",
     rows: Sequence[str] | None = None,
+    **where: Any,
 ) -> dict[str, Any]:
-    """Answer each text with and without speculation on the CPU backend.
+    """Answer each text with and without speculation, on the cpu backend or what `where` says (backend, device, exact).
 
     Args:
         draft: the draft model, for mode "draft".
@@ -140,6 +141,7 @@ def bench_speculation(
         "cache_tokens": 4096,
         "max_running": 8,
         "kv_cache_dtype": kv_cache_dtype,
+        **where,
     }
     loaded = bundle.load(model, weights=weights, draft_tokens=tokens, **options)
     guesser: LoadedModel | None = None

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from roofline.common.errors import ConfigError
-from roofline.common.units import human_bytes
+from roofline.common.units import human_bytes, human_rate
 from roofline.ops.batch import PAGE_TOKENS, BatchLimits
 
 if TYPE_CHECKING:
     from roofline.backends.gpu.executable import GpuExecutable
+    from roofline.hardware.products import Product
     from roofline.models.config import ModelConfig
     from roofline.program.ir import Program
     from roofline.weights.checkpoint import Checkpoint
@@ -94,10 +95,19 @@ def load_gpu(
         "variants": _variants(len(choices), followed) or f"default ({why})",
         "cache": f"{pages * PAGE_TOKENS} tokens in {group.format}, {size}",
     }
+    if (product := found.device.product) is not None:
+        notes["datasheet"] = _promised(product)
     if exact:
         ratios = ", ".join(f"{rows} rows {exact_over_fast(executable, rows):.2f}" for rows in (1, limits.tokens))
         notes["exact"] = f"time of a layer's products over the fast ones: {ratios}"
     return executable, notes
+
+
+def _promised(product: "Product") -> str:
+    """What the data sheet says of one device, with its source."""
+    figures = (("bf16", product.bf16, "op"), ("memory", product.bandwidth, "B"))
+    said = [f"{name} {human_rate(f.value / product.dies, unit)} ({f.source})" for name, f, unit in figures if f]
+    return ", ".join(said) or "nothing known"
 
 
 def _variants(choices: int, followed: str) -> str:

@@ -387,8 +387,8 @@ def _cpu_bundle(
 ) -> "tuple[Executable, Mapping[str, str]]":
     from roofline.backends.cpu.executable import CpuExecutable
     from roofline.backends.cpu.memory import settle
-    from roofline.backends.cpu.prices import PriceTable
     from roofline.backends.cpu.select import choose_isa, choose_threads
+    from roofline.backends.prices import PriceTable
     from roofline.hardware import detect, roofs
 
     chosen_isa, chosen_threads = choose_isa(isa), choose_threads(threads)

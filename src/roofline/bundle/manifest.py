@@ -38,7 +38,7 @@ class Manifest:
         source: {"path", "kind", "key"}: what it was made from; `key` identifies path, size, time and first bytes.
         config: the model's configuration.
         tensors: name -> [format, shape] of the source.
-        prices: fields of `backends.cpu.prices.PriceTable`.
+        prices: fields of `backends.prices.PriceTable`.
         truth: [format, tensor, rows, columns, place in weights.bin, bytes in truth.bin] a sample, in its order.
         checked: {"build", "chip", "isas"} for which the kernels were checked.
         generation: {"bos_id", "eos_ids", "add_bos", "bos_token", "eos_token", "outline"}, or {"missing": why no

@@ -75,7 +75,7 @@ def write_bundle(
     start = time.perf_counter()
     from roofline.backends.cpu.layout import lay_out
     from roofline.backends.cpu.lower import keep_operands, lower
-    from roofline.backends.cpu.prices import PriceTable
+    from roofline.backends.prices import PriceTable
     from roofline.models import registry
     from roofline.models.config import ModelConfig
     from roofline.program import target

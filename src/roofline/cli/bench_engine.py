@@ -83,12 +83,19 @@ def _show_speculation(record: dict[str, Any]) -> None:
         counts = accepted, str(row["drafted"]), f"{row['tokens_per_step']:.2f}", str(row["held"])
         table.add_row(name.removesuffix("_out_tok_s"), *rates, *counts)
     console = Console()
-    chip, chosen, how = record["machine"]["chip"], record["chosen"], record["speculation"]
-    console.print(f"{record['model']} on {chip}: isa {chosen['isa']}; threads {chosen['threads']}")
+    how = record["speculation"]
+    console.print(_setting(record))
     console.print(table)
     console.print(
         f"{how['mode']}, up to {how['tokens']} tokens; best of {record['repeats']['in_turn']}; the ids are equal"
     )
+
+
+def _setting(record: dict[str, Any]) -> str:
+    chosen = record["chosen"]
+    if "device" in chosen:
+        return f"{record['model']} on {chosen['device']}"
+    return f"{record['model']} on {record['machine']['chip']}: isa {chosen['isa']}; threads {chosen['threads']}"
 
 
 def _show(record: dict[str, Any]) -> None:
@@ -102,7 +109,6 @@ def _show(record: dict[str, Any]) -> None:
         share = f"{row['share_of_roof']:.1%}"
         table.add_row(name.removesuffix("_tok_s"), f"{record[name]:.1f}", repeats, *moved, f"{row['gop_s']:.0f}", share)
     console = Console()
-    chip, chosen = record["machine"]["chip"], record["chosen"]
-    console.print(f"{record['model']} on {chip}: isa {chosen['isa']}; threads {chosen['threads']}")
+    console.print(_setting(record))
     console.print(table)
     console.print(f"loaded in {record['load_s']:.2f} s; prefix cache and speculation are off; roofs as beside each row")

@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from roofline.cli.options import DEFAULT_MODEL, AsJson, Isa, KvCacheDtype, Threads, Weights
+from roofline.cli.options import (
+    DEFAULT_MODEL,
+    AsJson,
+    Device,
+    Exact,
+    Isa,
+    KvCacheDtype,
+    Threads,
+    TimedBackend,
+    Weights,
+    placed,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,6 +40,9 @@ def command(
     batch: Annotated[int, typer.Option("--batch", min=1, help="Sequences in the step.")] = 1,
     as_json: AsJson = False,
     svg: Annotated[Path | None, typer.Option("--svg", help="Draw the roofline picture into this file.")] = None,
+    backend: TimedBackend = "cpu",
+    device: Device = "auto",
+    exact: Exact = False,
     threads: Threads = None,
     isa: Isa = None,
     weights: Weights = None,
@@ -42,7 +56,7 @@ def command(
     if not steps:
         steps = [profile.Step(1, 8, batch), profile.Step(1, 1024, batch), profile.Step(512, 0, batch)]
     loading: dict[str, Any] = {"threads": threads, "isa": isa, "weights": weights, "kv_cache_dtype": kv_cache_dtype}
-    found = profile.profile_model(model, steps, **loading)
+    found = profile.profile_model(model, steps, **loading, **placed(backend, device, exact))
     if svg is not None:
         from roofline.bench.roofline_plot import draw
 
@@ -54,6 +68,9 @@ def command(
         print(json.dumps(profile.record(found), indent=1))
         return
     _show(found.model, found.profiles)
+    for name in ("device", "datasheet"):
+        if name in found.chosen:
+            print(f"{name}: {found.chosen[name]}")
     if svg is not None:
         print(f"drawn: {svg}")
 
@@ -85,9 +102,11 @@ def _table(title: str, profile: "Profile") -> "Table":
         before = row.section
         table.add_row(*_cells(row, profile))
     read, flops = sum(row.read_bytes for row in profile.ops), sum(row.flops for row in profile.ops)
-    clocks = profile.step_seconds - profile.timed_seconds
+    rest = [("unexplained", profile.unexplained_seconds)]
+    if not profile.on_device:
+        rest.append(("clocks", profile.step_seconds - profile.timed_seconds))
     table.add_section()
-    for name, seconds in (("unexplained", profile.unexplained_seconds), ("clocks", clocks)):
+    for name, seconds in rest:
         table.add_row(f"[dim]{name}", "", "", _us(seconds), f"{seconds / profile.step_seconds:.1%}")
     whole = (_us(profile.step_seconds), "", human_bytes(read), human_count(flops), f"{profile.share:.1%}")
     table.add_row("[bold]the step", "", "", *whole, "")
@@ -114,12 +133,11 @@ def _footer(profile: "Profile") -> str:
 
     roofs = profile.roofs
     reads = human_rate(roofs.read_bytes_per_s(profile.working_set), "B")
-    int8, bf16, f32 = (human_rate(rate, "op") for rate in (roofs.int8_ops, roofs.bf16_flops, roofs.f32_flops))
+    clocks = "they are timed on the device" if profile.on_device else f"clocks slow it by {profile.clock_cost:.1%}"
     lines = [
-        f"the ops explain [bold]{profile.explained:.1%}[/] of the step; clocks slow it by {profile.clock_cost:.1%}; "
-        f"{profile.runs} runs",
+        f"the ops explain [bold]{profile.explained:.1%}[/] of the step; {clocks}; {profile.runs} runs",
         f"at the roofs {human_seconds(profile.limit_seconds)}: reads of {human_bytes(profile.working_set)} at {reads},",
-        f"int8 {int8}, bf16 {bf16}, f32 {f32}",
+        ", ".join(f"{name} {human_rate(rate, 'op')}" for name, rate in roofs.computes),
     ]
     if profile.explained < 0.95:
         lines.append("[bold yellow]warning[/] something outside of the ops takes more than 5 % of the step")

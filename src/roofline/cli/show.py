@@ -125,8 +125,8 @@ def _footer(view: "Overview", roofs: "Roofs | None") -> str:
     if roofs is None or view.seconds is None:
         return f"{first}\nno roofs are measured on this machine yet: [bold]roofline doctor[/] measures them"
     reads = human_rate(roofs.read_bytes_per_s(view.weight_bytes + total.kv_bytes), "B")
+    rates = ", ".join(f"{name} {human_rate(rate, 'op' if name == 'int8' else 'FLOP')}" for name, rate in roofs.computes)
     return (
         f"{first}; at the roof [bold]{human_seconds(view.seconds)}[/]\n"
-        f"roofs: [cyan]reads {reads}[/], [yellow]int8 {human_rate(roofs.int8_ops, 'op')}, "
-        f"bf16 {human_rate(roofs.bf16_flops, 'FLOP')}, f32 {human_rate(roofs.f32_flops, 'FLOP')}[/]"
+        f"roofs: [cyan]reads {reads}[/], [yellow]{rates}[/]"
     )

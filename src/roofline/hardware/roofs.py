@@ -6,7 +6,7 @@ Backends measure (`backends/cpu/roofs.py`); this room owns what is measured and 
 import json
 import math
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from roofline.common import env
@@ -20,14 +20,15 @@ class Roofs:
     """What `threads` threads of this chip reach together.
 
     Args:
-        int8_ops, bf16_flops, f32_flops: operations a second of register-only loops; a multiply and an add are two.
+        int8_ops, bf16_flops, f32_flops: operations a second of register-only loops, of a GPU its library's products; a
+            multiply and an add are two. int8_ops is None for a GPU: no op of its Programs multiplies bytes.
         reads: (working set in bytes, bytes a second read from it), ascending by working set.
-        threads, isa: what they were measured with.
+        threads, isa: what they were measured with; 0 and "" for a GPU.
         chip: the chip's name.
         measured: date and time, ISO 8601, UTC.
     """
 
-    int8_ops: float
+    int8_ops: float | None
     bf16_flops: float
     f32_flops: float
     reads: tuple[tuple[int, float], ...]
@@ -37,12 +38,18 @@ class Roofs:
     measured: str = ""
 
     def __post_init__(self) -> None:
-        rates = (self.int8_ops, self.bf16_flops, self.f32_flops, *(rate for _, rate in self.reads))
+        rates = [*(rate for _, rate in self.computes), *(rate for _, rate in self.reads)]
         if not self.reads or not all(math.isfinite(rate) and rate > 0 for rate in rates):
             raise ConfigError("measured roofs must all be positive numbers, with at least one read rate")
         sizes = [size for size, _ in self.reads]
         if sizes != sorted(set(sizes)) or sizes[0] <= 0:
             raise ConfigError("read roofs must be in ascending order of their working sets")
+
+    @property
+    def computes(self) -> list[tuple[str, float]]:
+        """(arithmetic, operations a second) of what was measured: "int8", "bf16", "f32"."""
+        measured = (("int8", self.int8_ops), ("bf16", self.bf16_flops), ("f32", self.f32_flops))
+        return [(name, rate) for name, rate in measured if rate is not None]
 
     def read_bytes_per_s(self, working_set: float) -> float:
         """Bytes a second from a working set of that many bytes: linear in its logarithm, flat outside the measured."""
@@ -53,6 +60,20 @@ class Roofs:
                 part = math.log(working_set / low) / math.log(high / low)
                 return low_rate + part * (high_rate - low_rate)
         return self.reads[-1][1]
+
+
+def higher(old: Roofs, new: Roofs) -> Roofs:
+    """The higher figure of each roof, dated as the newer measurement."""
+    rates = dict(old.reads)
+    for size, rate in new.reads:
+        rates[size] = max(rate, rates.get(size, 0.0))
+    return replace(
+        new,
+        int8_ops=None if old.int8_ops is None or new.int8_ops is None else max(old.int8_ops, new.int8_ops),
+        bf16_flops=max(old.bf16_flops, new.bf16_flops),
+        f32_flops=max(old.f32_flops, new.f32_flops),
+        reads=tuple(sorted(rates.items())),
+    )
 
 
 def path(fingerprint: str, threads: int, isa: str) -> Path:

@@ -12,7 +12,7 @@ import numpy as np
 import roofline._native as _native
 from roofline.backends.base import Clock, MonotonicClock, StepCost
 from roofline.backends.cpu.lowered import Identity, Lowered
-from roofline.backends.cpu.prices import PriceTable, StepPrices
+from roofline.backends.prices import PriceTable, StepPrices
 from roofline.backends.sampling import MAX_LOGPROBS, Sampled, SampleRows
 from roofline.hardware.roofs import Roofs
 from roofline.ops.batch import FIELDS, PAGE_TOKENS, Batch, BatchLimits
@@ -238,6 +238,12 @@ class CpuExecutable:
     def limit_seconds(self, works: Sequence[tuple[float, ...]], roofs: Roofs, working_set: int) -> float:
         """The least time for steps of these sizes (`StepCost.work`) at `roofs`, reads at `working_set` bytes."""
         return self._prices.limit_seconds(works, roofs, working_set)
+
+    def measure_roofs(self, reads: Sequence[int]) -> Roofs:
+        """The limits of this chip now, with our threads and ISA; reads: working sets in bytes, ascending."""
+        from roofline.backends.cpu.roofs import measure_roofs
+
+        return measure_roofs(quick=True, threads=self.threads, isa=self.isa, reads=reads)
 
     def time_ops(self) -> list[tuple[str, float]]:
         """Run the step and return (op, seconds) for each instruction, from one op's slowest thread to the next's."""

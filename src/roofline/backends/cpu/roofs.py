@@ -1,13 +1,12 @@
 """Measures what this CPU can do at best, independently of our kernels: register-only loops and wide reads."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 
 from roofline.backends.cpu.select import choose_isa, choose_threads
 from roofline.hardware import detect
 from roofline.hardware import roofs as store
-from roofline.hardware.roofs import Roofs
+from roofline.hardware.roofs import Roofs, higher
 
 MIB = 1 << 20
 # Working sets to read: within a core's own cache, the shared cache, around its edge, and memory.
@@ -72,17 +71,3 @@ def ensure_roofs(
     roofs = fresh if known is None else higher(known, fresh)
     store.store(roofs, detect.detect().fingerprint)
     return roofs
-
-
-def higher(old: Roofs, new: Roofs) -> Roofs:
-    """The higher figure of each roof, dated as the newer measurement."""
-    rates = dict(old.reads)
-    for size, rate in new.reads:
-        rates[size] = max(rate, rates.get(size, 0.0))
-    return replace(
-        new,
-        int8_ops=max(old.int8_ops, new.int8_ops),
-        bf16_flops=max(old.bf16_flops, new.bf16_flops),
-        f32_flops=max(old.f32_flops, new.f32_flops),
-        reads=tuple(sorted(rates.items())),
-    )

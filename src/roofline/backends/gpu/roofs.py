@@ -1,12 +1,14 @@
 """What a device reaches through torch alone, independently of our kernels: a copy and a product of matrices."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from roofline.common.errors import CapacityError
+from roofline.hardware.roofs import Roofs
 
 if TYPE_CHECKING:
     import torch
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
 COPY_BYTES = 2 << 30  # far beyond any cache
 SIDES = (4096, 8192, 16384)  # of the square products: which one is fastest differs between chips
 SECONDS = 0.25  # of each measurement, so that clocks settle
+
+_LEAST_READ = 32 << 20  # bytes: a launch over fewer takes longer than its reads
+_QUEUED = 1 << 30  # bytes read by runs that are queued together
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,66 @@ def measure_roofs(
     return DeviceRoofs(best[0], copy, 2 * size, best[1], datetime.now(UTC).isoformat(timespec="seconds"))
 
 
+def measure_op_roofs(
+    device: str = "cuda",
+    *,
+    reads: Sequence[int],
+    sides: Sequence[int] = SIDES,
+    seconds: float = SECONDS / 2,
+) -> Roofs:
+    """What ops are priced at: products in bf16 and in float32 (without TF32), and reads of working sets.
+
+    Args:
+        device, sides: as in `measure_roofs`. seconds: of each measurement.
+        reads: working sets in bytes, ascending. One that a cache holds is read faster, as by a step of that size; the
+            faster of a sum over it and a copy inside it counts. What a quarter of the free memory cannot hold is cut.
+    """
+    import torch
+
+    place = torch.device(device)
+    room = _fitting(COPY_BYTES, place)
+    fitting = [side for side in sides if 6 * side * side <= 2 * room] or [min(sides)]
+    with _whole_float32():
+        f32 = _product(min(sides), place, seconds, torch.float32)
+    sizes = sorted({max(_LEAST_READ, min(size, room)) for size in reads})
+    return Roofs(
+        int8_ops=None,
+        bf16_flops=max(_product(side, place, seconds) for side in fitting),
+        f32_flops=f32,
+        reads=tuple((size, _read(size, place, seconds)) for size in sizes),
+        threads=0,
+        chip=torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu",
+        measured=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _read(size: int, place: "torch.device", seconds: float) -> float:
+    """Bytes a second. Runs are queued in numbers that take the device a while, so that launching is not timed."""
+    import torch
+
+    times = max(1, _QUEUED // size)
+    whole = torch.ones(size // 4, dtype=torch.float32, device=place)
+    half = whole[: whole.numel() // 2], whole[whole.numel() // 2 :][: whole.numel() // 2]
+
+    def rate(run: Callable[[], Any]) -> float:
+        return float(times * size / _fastest(lambda: [run() for _ in range(times)], place, seconds))
+
+    return max(rate(lambda: torch.sum(whole)), rate(lambda: half[0].copy_(half[1])))
+
+
+@contextmanager
+def _whole_float32() -> Iterator[None]:
+    """Products of float32 with all their digits, as the ops have that are priced by them."""
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def _copy(size: int, place: "torch.device", seconds: float) -> float:
     import torch
 
@@ -64,11 +129,11 @@ def _copy(size: int, place: "torch.device", seconds: float) -> float:
     return float(2 * size / _fastest(lambda: target.copy_(source), place, seconds))
 
 
-def _product(side: int, place: "torch.device", seconds: float) -> float:
+def _product(side: int, place: "torch.device", seconds: float, dtype: Any = None) -> float:
     import torch
 
     # Random: zeros draw less power, and clocks stay higher than they do at work.
-    a, b = (torch.randn(side, side, dtype=torch.bfloat16, device=place) for _ in range(2))
+    a, b = (torch.randn(side, side, dtype=dtype or torch.bfloat16, device=place) for _ in range(2))
     out = torch.empty_like(a)
     return float(2 * side**3 / _fastest(lambda: torch.mm(a, b, out=out), place, seconds))
 

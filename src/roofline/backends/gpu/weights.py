@@ -1,6 +1,6 @@
 """Recipes -> tensors on the device: matrices as the kernels read them, vectors in float32."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
@@ -56,6 +56,10 @@ class DeviceWeights:
         if len(recipe.shape) == 2:
             return self._matrix(recipe)
         return self._float(recipe, recipe.pieces, None).view(-1)
+
+    def shapes(self) -> Iterable[tuple[Part, ...]]:
+        """The parts of every matrix."""
+        return self.matrices.values()
 
     def _matrix(self, recipe: Recipe) -> tuple[Part, ...]:
         parts, start = [], 0

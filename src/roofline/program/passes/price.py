@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from roofline.ops.batch import Batch
 from roofline.ops.cost import Cost
-from roofline.program.target import CACHE_ORDERS
+from roofline.program.target import CACHE_ORDERS, GPU_ORDERS
 
 if TYPE_CHECKING:
     from roofline.program.ir import Instr, Program
@@ -33,10 +33,11 @@ class Amount:
 
 
 class Roofs(Protocol):
-    """The limits measured on this chip (hardware.roofs): operations per second, and bytes per second by working set."""
+    """The limits measured on this chip (hardware.roofs): operations per second (None: of no op there), and bytes per
+    second by working set."""
 
     @property
-    def int8_ops(self) -> float: ...
+    def int8_ops(self) -> float | None: ...
 
     @property
     def bf16_flops(self) -> float: ...
@@ -89,7 +90,8 @@ def arithmetic(instr: "Instr") -> tuple[str, int]:
     order = instr.attr("order")
     if instr.op in ("linear", "linear_add", "linear_silu_mul") and order in ("q8g32", "q15g32"):
         return "int8_ops", 1 if order == "q8g32" else 2  # two products of bytes for one of 15 bits
-    return "bf16_flops" if order in CACHE_ORDERS.values() else "f32_flops", 1
+    sixteen_bits = order in CACHE_ORDERS.values() or order in GPU_ORDERS  # of which f16 is as fast as bf16
+    return "bf16_flops" if sixteen_bits else "f32_flops", 1
 
 
 def operations_per_second(instr: "Instr", roofs: Roofs) -> float:

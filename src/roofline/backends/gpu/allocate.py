@@ -1,0 +1,65 @@
+"""What a GpuExecutable holds besides weights: rotary turns, pages of the cache, scratch for one launch."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roofline.backends.gpu.products import Products
+from roofline.backends.gpu.step import dtypes
+from roofline.backends.gpu.weights import DeviceWeights
+from roofline.common.errors import UnsupportedError
+from roofline.hardware.chips import Chip
+from roofline.ops.batch import PAGE_TOKENS, BatchLimits
+from roofline.ops.rope_tables import cos_sin
+from roofline.program.ir import KvGroup, Program
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def turns(table: Any, positions: int, device: Any) -> "tuple[Tensor, Tensor]":
+    """cos and sin of a rope table, float32 [positions, dim / 2]."""
+    import torch
+
+    cos, sin = cos_sin(table, np.arange(positions))
+    return torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device)
+
+
+def cache(group: KvGroup, pages: int, device: Any) -> "tuple[Tensor, Tensor]":
+    """k, v [layers, pages + 1, kv_heads, 16, head_dim]; the last page is for rows that are nobody's.
+
+    Raises UnsupportedError for a format that no kernel reads.
+    """
+    import torch
+
+    if group.format not in dtypes():
+        raise UnsupportedError(f"a cache of {group.format!r} on a GPU", "its kernels do not read it", ("bf16", "f16"))
+    shape = (group.layers, pages + 1, group.kv_heads, PAGE_TOKENS, group.head_dim)
+    k, v = (torch.empty(shape, dtype=dtypes()[group.format], device=device) for _ in range(2))
+    return k, v
+
+
+def scratch_bytes(
+    program: Program,
+    chip: Chip,
+    weights: DeviceWeights,
+    products: Products,
+    limits: BatchLimits,
+    max_context: int,
+) -> int:
+    """The most that one launch of any step may want: products, and attention's partial results."""
+    from roofline.backends.gpu.kernels.attend import prepare, workspace_floats
+
+    most = max(products.scratch_bytes(parts, limits.tokens) for parts in weights.shapes())
+    for instr in program.body:
+        if instr.op != "attend":
+            continue
+        kv_heads, head_dim = program.types()[instr.inputs[1]].trailing
+        shape = {"heads": instr.attr("heads"), "kv_heads": kv_heads, "head_dim": head_dim}
+        for tokens, query in ((limits.segments, 1), (limits.tokens, limits.tokens)):
+            how = prepare(
+                chip, tokens=tokens, segments=1 if query > 1 else tokens, max_query=query,
+                max_context=max_context, window=instr.attr("window"), exact=products.exact, **shape,
+            )  # fmt: skip
+            most = max(most, 4 * workspace_floats(how, tokens), 4 * 512 * 2 * 256 * (head_dim + 2))
+    return most
