@@ -62,12 +62,13 @@ def load_gpu(
     from roofline.backends.gpu.devices import find
     from roofline.backends.gpu.exactness import exact_over_fast
     from roofline.backends.gpu.executable import GpuExecutable, Runtime
-    from roofline.backends.gpu.libraries import follow_store
+    from roofline.backends.gpu.libraries import follow_store, sum_in_float32
     from roofline.backends.gpu.linear_tuning import stored_choices
     from roofline.backends.gpu.needs import needs_of
 
     program = compile_for_gpu(checkpoint, config, kv_dtype, exact)
     found = find(device)
+    sum_in_float32()
     budget = Budget.of(found.device, free=int(found.free * (1 - RESERVED)))
     needs = needs_of(program, limits, extra=_scratch(program, limits))
     least = longest if fixed_length else PAGE_TOKENS

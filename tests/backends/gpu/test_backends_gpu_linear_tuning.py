@@ -195,3 +195,16 @@ def test_what_was_chosen_is_what_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("ROOFLINE_TUNED", "on")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "NVIDIA H100")
     assert linear_tuning.stored_choices(CHIP, 0, "bf16")[1] == "never tuned on this device with these kernels"
+
+
+def test_libraries_are_told_to_add_up_in_float32():
+    from roofline.backends.gpu.libraries import sum_in_float32
+
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction
+    try:
+        sum_in_float32()
+        assert not matmul.allow_bf16_reduced_precision_reduction
+        assert not matmul.allow_fp16_reduced_precision_reduction
+    finally:
+        matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction = before

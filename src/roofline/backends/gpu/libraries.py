@@ -1,6 +1,6 @@
-"""torch's TunableOp switched on and off: whether the libraries' products run with the kernels that were found for them.
+"""What torch's libraries are told: to add up in float32, and which kernels TunableOp found for products.
 
-It is one switch for the whole process. Outside of ROCm there is nothing to switch: torch has no candidates.
+These are switches for the whole process. Outside of ROCm TunableOp has nothing to switch: torch has no candidates.
 """
 
 from collections.abc import Iterator
@@ -10,6 +10,14 @@ from typing import Any
 
 from roofline.hardware import tunableop, tuned_gemms
 from roofline.hardware.chips import Chip
+
+
+def sum_in_float32() -> None:
+    """From now on, no product adds parts of its sums in 16 bits, which torch allows the libraries otherwise."""
+    import torch
+
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
 
 def validators() -> dict[str, str]:
