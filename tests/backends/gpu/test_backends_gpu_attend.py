@@ -1,5 +1,6 @@
 """Paged attention against `ops.attend`, its exactness, and whether planted faults are noticed."""
 
+import random
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -54,13 +55,13 @@ def paged(steps, heads, kv_heads, dim, dtype="f32", cache=None, unused=2, seed=0
     return Paged(q, k, v, fields, contexts, segments)
 
 
-def prepared(step, heads, window=0, exact=False, programs=64):
+def prepared(step, heads, window=0, exact=False, programs=64, chip="sm_90"):
     from roofline.backends.gpu.kernels.attend import prepare
     from roofline.hardware import chips
 
     starts, contexts = step.fields[:2]
     return prepare(
-        chips.get("sm_90"), tokens=step.q.shape[0], segments=len(contexts), max_query=int(starts.diff().max()),
+        chips.get(chip), tokens=step.q.shape[0], segments=len(contexts), max_query=int(starts.diff().max()),
         max_context=int(contexts.max()), heads=heads, kv_heads=step.k.shape[1], head_dim=step.k.shape[3], window=window,
         exact=exact, element_bytes=step.q.element_size(), programs=programs,
     )  # fmt: skip
@@ -120,6 +121,25 @@ def test_head_sizes(dim, dtype):
     step = paged([(1, 70), (20, 33)], 2, 2, dim, dtype)
     want = expected(step, 2)
     assert error(run(step, prepared(step, 2))[0], want) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_step(seed):
+    """Segments of any lengths find their programs."""
+    made = random.Random(seed)
+    steps = [(made.randint(1, 40), made.choice([0, 3, 16, 150])) for _ in range(made.randint(1, 6))]
+    step = paged([(queries, queries + before) for queries, before in steps], 2, 1, 8, seed=seed)
+    assert error(run(step, prepared(step, 2, programs=1))[0], expected(step, 2)) < TOLERANCE["f32"]
+
+
+@pytest.mark.parametrize("chip", ["sm_80", "gfx942", "gfx1100", "gfx1201"])
+@pytest.mark.parametrize(("queries", "dim"), [(1, 64), (1, 128), (1, 256), (5, 128), (20, 64), (20, 128)])
+def test_tiles_of_chips(chip, queries, dim):
+    """Decoding, verification and chunks, each with the tile that the chip has for it."""
+    step = paged([(queries, 40), (1, 260)], 4, 1, dim, "f16")
+    for exact in (False, True) if queries == 20 else (False,):
+        launch = prepared(step, 4, exact=exact, programs=8 if queries == 1 else 1, chip=chip)
+        assert error(run(step, launch)[0], expected(step, 4)) < TOLERANCE["f16"]
 
 
 @pytest.mark.parametrize("heads", [40, 71])
@@ -200,26 +220,46 @@ def chunk(step, start, stop):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "window", "soft_cap", "alibi"),
-    [("f32", 0, 0.0, False), ("bf16", 270, 0.0, False), ("f16", 0, 5.0, True)],
+    ("dtype", "window", "soft_cap", "alibi", "flip"),
+    [("f32", 0, 0.0, False, False), ("bf16", 270, 0.0, False, True), ("f16", 0, 5.0, True, False)],
 )
-def test_exact_bits_do_not_depend_on_regime(dtype, window, soft_cap, alibi, rows_alike):
+def test_exact_bits_do_not_depend_on_regime(dtype, window, soft_cap, alibi, flip, rows_alike):
     """A text at once, in chunks, and positions one by one, with and without an axis of splits: equal bits."""
     heads, length, cached = 2, 530, 420
     step = paged([(length - cached, length)], heads, 1, 16, dtype)
-    want, _ = run(step, prepared(step, heads, window, exact=True, programs=1), soft_cap, alibi)
+
+    def compute(part, programs):
+        launch = prepared(part, heads, window, exact=True, programs=programs)
+        assert (launch.splits > 1) == (programs > 1)
+        tile = replace(launch.tile, sizes={**launch.tile.sizes, "FLIP": flip})
+        return run(part, replace(launch, tile=tile), soft_cap, alibi)[0]
+
+    want = compute(step, programs=1)
     assert error(want, expected(step, heads, window, soft_cap, alibi)) < TOLERANCE[dtype]
     for first, stop in pairwise([cached, 431, 512, length]):
-        part = chunk(step, first, stop)
-        launch = prepared(part, heads, window, exact=True, programs=256)
-        assert launch.splits > 1
-        assert torch.equal(run(part, launch, soft_cap, alibi)[0], want[first - cached : stop - cached])
+        assert torch.equal(compute(chunk(step, first, stop), programs=256), want[first - cached : stop - cached])
     positions = [420, 437, 511, 512, 529]
-    one = alone(step, positions)
     for programs in (1, 1024):
-        launch = prepared(one, heads, window, exact=True, programs=programs)
-        assert (launch.splits > 1) == (programs > 1)
-        assert torch.equal(run(one, launch, soft_cap, alibi)[0], want[[at - cached for at in positions]])
+        assert torch.equal(compute(alone(step, positions), programs), want[[at - cached for at in positions]])
+
+
+def test_workspace_has_a_limit():
+    """However long the contexts, also where the order forbids splits to be longer."""
+    from roofline.backends.gpu.kernels.attend import prepare, workspace_floats, workspace_limit
+    from roofline.hardware import chips
+
+    shape = {"heads": 32, "kv_heads": 8, "head_dim": 128}
+    seen = set()
+    for exact in (False, True):
+        for tokens, segments, query in [(1, 1, 1), (8, 8, 1), (64, 64, 1), (40, 8, 5), (300, 2, 299), (2048, 1, 2048)]:
+            for context in (100, 4096, 131072):
+                sizes = {"tokens": tokens, "segments": segments, "max_query": query, "max_context": context}
+                launch = prepare(chips.get("sm_90"), **sizes, **shape, exact=exact)
+                assert workspace_floats(launch, tokens) <= workspace_limit(128)
+                seen.add(launch.splits)
+                if exact and launch.splits > 1:
+                    assert launch.splits == -(-context // 256)
+    assert {1, 16, 512} <= seen
 
 
 FAULTS = {

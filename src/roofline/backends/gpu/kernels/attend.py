@@ -23,6 +23,8 @@ from roofline.hardware.chips import Chip
 NAME, MERGE = "attend", "attend_merge"
 LARGEST_HEAD = 256
 REGIMES = (("decode", 16), ("verify", 32))  # rows of a segment at most; with more it is "prefill"
+PROGRAMS = 512  # keep any device busy
+PARTIAL_ROWS = 512  # of workspace for each of these programs, at most
 
 
 @dataclass(frozen=True)
@@ -86,40 +88,52 @@ def prepare(
     window: int = 0,
     exact: bool = False,
     element_bytes: int = 2,
-    programs: int = 512,
+    programs: int = PROGRAMS,
 ) -> Launch:
     """The launch of steps with at most these tokens, segments, queries of one segment, and keys of one segment.
 
     exact: a row's bits depend neither on its company nor on how its text was cut into steps. element_bytes: of q.
-    programs: as many as keep the device busy; keys are split where there are not half as many. Nothing depends on what
-    the step's fields hold, so that a launch can be captured in a graph.
+    programs: as many as keep the device busy; keys are split where there are not half as many, if `workspace_limit`
+    allows. Nothing depends on what the step's fields hold, so that a launch can be captured in a graph.
     Raises UnsupportedError for a head_dim that is no multiple of 8, or above 256.
     """
     if head_dim % 8 or not 0 < head_dim <= LARGEST_HEAD:
         raise UnsupportedError(f"heads of {head_dim} dimensions", f"multiples of 8 up to {LARGEST_HEAD} are", ())
     rows = triton.next_power_of_2(heads // kv_heads)
-    most = rows * max_query
-    regime = "exact" if exact else next((name for name, limit in REGIMES if most <= limit), "prefill")
-    tile = tiles.choose(NAME, chip, regime=regime, dim=_padded(head_dim), bytes=element_bytes)
-    if exact:
-        tile = replace(tile, options={**tile.options, "enable_fp_fusion": False})
-    merge_tile = tiles.choose(MERGE, chip)
-    if exact:
-        merge_tile = replace(merge_tile, options={**merge_tile.options, "enable_fp_fusion": False})
+    regime = next((name for name, limit in REGIMES if rows * max_query <= limit), "prefill")
+    facts = {"regime": "exact" if exact else regime, "dim": _padded(head_dim), "bytes": element_bytes}
+    tile, merge_tile = _tile(NAME, chip, exact, **facts), _tile(MERGE, chip, exact)
     launch = Launch(
         heads, kv_heads, head_dim, window, exact, tile, merge_tile,
         head_rows=min(rows, tile.sizes["BLOCK_M"]), max_query=max_query, blocks=segments, splits=1,
     )  # fmt: skip
     if max_query > launch.queries:
         launch = replace(launch, blocks=tokens // launch.queries + segments)
-    reach = min(max_context, window + max_query - 1 + SPLIT.value - 1) if window else max_context
-    wanted = min(-(-reach // SPLIT.value), programs // (launch.blocks * launch.head_blocks))
-    return replace(launch, splits=(-(-reach // SPLIT.value) if exact else wanted) if wanted > 1 else 1)
+    split = replace(launch, splits=_splits(launch, max_context, programs))
+    return split if workspace_floats(split, tokens) <= workspace_limit(head_dim, programs) else launch
+
+
+def _tile(kernel: str, chip: Chip, exact: bool, **facts: Any) -> Tile:
+    tile = tiles.choose(kernel, chip, **facts)
+    return replace(tile, options={**tile.options, "enable_fp_fusion": False}) if exact else tile
+
+
+def _splits(launch: Launch, max_context: int, programs: int) -> int:
+    """As many as there are programs to spare for, or in the exact order all that there can be."""
+    first = launch.window + launch.max_query - 1 + SPLIT.value - 1  # keys from the first split that a window reaches
+    there = triton.cdiv(min(max_context, first) if launch.window else max_context, SPLIT.value)
+    spare = min(there, programs // (launch.blocks * launch.head_blocks))
+    return 1 if spare < 2 else there if launch.exact else spare
 
 
 def workspace_floats(launch: Launch, tokens: int) -> int:
     """float32 elements that a launch over `tokens` rows needs as workspace; 0 without splits."""
     return tokens * launch.heads * launch.splits * (launch.head_dim + 2) if launch.splits > 1 else 0
+
+
+def workspace_limit(head_dim: int, programs: int = PROGRAMS) -> int:
+    """The most that any launch needs."""
+    return programs * PARTIAL_ROWS * (head_dim + 2)
 
 
 def _factors(scale: float, soft_cap: float) -> tuple[float, float]:
@@ -204,6 +218,8 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
         yield _compilation(chip, head_dim, 4, "decode")
     for regime in ("verify", "exact"):
         yield _compilation(chip, 128, 4, regime)
+    if chip.fp8:
+        yield _compilation(chip, 128, 4, "decode", cache=chip.fp8)
     for regime in ("decode", "prefill"):
         yield _compilation(chip, 128, 4, regime, dtype="f16")
         yield _compilation(chip, 128, 4, regime, window=4096)
@@ -225,15 +241,16 @@ def _prepared(chip: Chip, head_dim: int, group: int, regime: str, window: int) -
 
 
 def _compilation(
-    chip: Chip, head_dim: int, group: int, regime: str, *, dtype: str = "bf16", window: int = 0, capped: bool = False,
-    alibi: bool = False,
+    chip: Chip, head_dim: int, group: int, regime: str, *, dtype: str = "bf16", cache: str = "", window: int = 0,
+    capped: bool = False, alibi: bool = False,
 ) -> Compilation:  # fmt: skip
     launch = _prepared(chip, head_dim, group, regime, window)
-    kinds = [f" window={window}"] * bool(window) + [" soft_cap"] * capped + [" alibi"] * alibi
+    kinds = [f" cache={cache}"] * bool(cache)
+    kinds += [f" window={window}"] * bool(window) + [" soft_cap"] * capped + [" alibi"] * alibi
     strides = ("q_row", "k_page", "v_page")
     counts = ("segments", "kv_heads", "splits", *strides)
     signature = {
-        **pointers(q=dtype, k=dtype, v=dtype, out=dtype, partial="f32", state="f32", slopes="f32"),
+        **pointers(q=dtype, k=cache or dtype, v=cache or dtype, out=dtype, partial="f32", state="f32", slopes="f32"),
         **pointers(seg_start="i32", context_len="i32", page_start="i32", pages="i32"),
         **dict.fromkeys(counts, "i32"), "scale": "fp32", "cap": "fp32",
     }  # fmt: skip
