@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from roofline.backends.gpu import catalogue, static
 from roofline.backends.gpu.facts import Facts
 from roofline.backends.gpu.gates import Violation
+from roofline.bundle import rehearsal
 from roofline.cli import app
 from roofline.hardware.occupancy import Occupancy
 
@@ -66,6 +67,17 @@ def test_build_says_where(run, tmp_path):
     assert f"they lie in {tmp_path / 'kernels'}" in result.output
 
 
+def test_build_for_a_model(run, monkeypatch):
+    def rehearse(model, wanted, *, weights, exact):
+        assert (model, weights, exact) == ("tiny", "random:1", True)
+        yield from (rehearsal.Rehearsed(chip.name, 30, 4) for chip in wanted)
+
+    monkeypatch.setattr(rehearsal, "rehearse", rehearse)
+    result = run("--build", "gfx942,sm_90", "--model", "tiny", "--weights", "random:1", "--exact")
+    assert result.exit_code == 0, result.output
+    assert "gfx942: 30 binaries, 4 of them compiled now\nsm_90: 30 binaries" in result.output
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -74,6 +86,9 @@ def test_build_says_where(run, tmp_path):
         (("--chip", "gfx942,cray1"), "'cray1' is not supported"),
         (("--build", "gfx1030"), "RDNA 1 and 2"),
         (("--chip", ""), "chip '' is not supported"),
+        (("--chip", "gfx942", "--model", "tiny"), "--model goes with --build"),
+        (("--build", "gfx942", "--model", "tiny", "--json"), "without --kernel and --json"),
+        (("--build", "gfx942", "--exact"), "name it with --model"),
     ],
 )
 def test_refused(run, words, said):

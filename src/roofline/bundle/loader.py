@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from roofline.bundle import cached
 from roofline.bundle.cache_size import cache_size, max_context, resolve_kv_dtype
@@ -70,7 +70,6 @@ def load(
     device: str = "auto",
     exact: bool = False,
     graphs: bool = True,
-    offload: "int | Literal['auto']" = 0,
     threads: int | None = None,
     isa: str | None = None,
     cache_tokens: int | None = None,
@@ -99,8 +98,6 @@ def load(
             "auto" is the first that torch can use.
         exact: on a GPU, no sum whose order depends on what else is in a step; elsewhere that is so anyway.
         graphs: on a GPU, decode steps are captured and replayed; off to measure what that brings.
-        offload: layers whose weights stay in the host's memory and are copied to the GPU in each step; "auto": as few
-            as it takes for the rest to fit.
         cache_tokens: tokens the KV cache holds; default 16,384, or what a quarter of the free memory holds if less.
         kv_cache_dtype: "bf16"; "int8", half the bytes, with a scale for each token and head; "auto" is "bf16".
         max_model_len: positions served; default the model's own, cut to the cache.
@@ -113,8 +110,7 @@ def load(
         tuned: on a CPU, use the kernel variants that `roofline tune` found for this model on this machine.
         arithmetic: what the reference computes in: "cpu", with the cpu's own roundings, or "plain", float32 throughout.
         tensor_parallel, pipeline_parallel: ranks that share each layer's matrices, and stages that share the layers: as
-            many processes as their product, each with `threads`, or a device of those that `device` names. The gpu
-            backend has no stages, the cpu neither (see docs/parallel.md).
+            many processes as their product, each with `threads` (see bundle.parallel).
         progress: given, a model that is not here yet is pulled, and this is told how far (see weights.sources.pull).
 
     Raises:
@@ -125,13 +121,7 @@ def load(
         raise UnsupportedError(f"backend {backend!r}", "there is no such backend", BACKENDS)
     if backend != "gpu" and device != "auto":
         raise UnsupportedError(f"device={device!r} with backend {backend!r}", "it has no devices", ("backend=gpu",))
-    if backend != "gpu" and offload != 0:
-        raise UnsupportedError(f"offload={offload!r} with backend {backend!r}", "it has no devices", ("backend=gpu",))
-    if offload != "auto" and not isinstance(offload, int):
-        raise ConfigError(f"offload={offload!r} is neither a number of layers nor 'auto'")
     grid = _grid(tensor_parallel, pipeline_parallel, backend, source)
-    if grid is not None and offload != 0:
-        raise UnsupportedError("offload on several ranks", "what a rank copies holds up the others", ("offload=0",))
     kv_dtype = _cache_dtype(backend, kv_cache_dtype, arithmetic)
     path, bundle, checkpoint = open_source(source, backend, weights, progress)
     if bundle is not None:
@@ -166,16 +156,14 @@ def load(
             reading = beside.submit(load_text, checkpoint) if text else None
             makers: dict[str, Callable[..., tuple[Executable, Mapping[str, str]]]] = {
                 "cpu": _cpu,
-                "gpu": partial(_gpu, cache_tokens, max_model_len, device, exact, graphs, offload),
+                "gpu": partial(_gpu, cache_tokens, max_model_len, device, exact, graphs),
                 "reference": partial(_reference, arithmetic),
             }
             make = makers[backend]
             if grid is not None:
                 from roofline.bundle import parallel
 
-                place = {"backend": backend, "arithmetic": arithmetic, "device": device, "exact": exact}
-                place |= {"cache_tokens": cache_tokens, "fixed_length": max_model_len is not None}
-                make = partial(parallel.load_rank_0, grid, str(source), weights, place)
+                make = partial(parallel.load_rank_0, grid, str(source), weights, arithmetic)
             config = ModelConfig.of(settings)
             executable, notes = make(checkpoint, config, kv_dtype, limits, pages, longest, threads, isa, verify, tuned)
             words = reading.result() if reading is not None else (None, None)
@@ -296,9 +284,9 @@ def _grid(tensor: int, pipeline: int, backend: str, source: "str | Checkpoint") 
     from roofline.backends.ranks import Grid
 
     grid = Grid(tensor, pipeline)
-    if backend == "cpu":
+    if backend != "reference":
         what = f"tensor_parallel={tensor}, pipeline_parallel={pipeline} with backend {backend!r}"
-        raise UnsupportedError(what, "it runs whole models", ("backend=gpu", "backend=reference"))
+        raise UnsupportedError(what, "it runs whole models", ("backend=reference",))
     if not isinstance(source, str):
         raise UnsupportedError("a checkpoint in memory on several ranks", "other processes cannot read it", ("a path",))
     return grid
@@ -531,7 +519,6 @@ def _gpu(
     device: str,
     exact: bool,
     graphs: bool,
-    offload: "int | Literal['auto']",
     checkpoint: "Checkpoint",
     config: "ModelConfig",
     kv_dtype: str,
@@ -543,7 +530,10 @@ def _gpu(
     verify: bool,
     tuned: bool,
 ) -> "tuple[Executable, Mapping[str, str]]":
-    refuse_host_options("gpu", isa, threads)
+    for name, given in (("isa", isa), ("threads", threads)):
+        if given is not None:
+            reason = "it computes on a device"
+            raise UnsupportedError(f"{name}={given!r} with the gpu backend", reason, ("device=...",))
     from roofline.bundle.gpu import load_gpu
 
     return load_gpu(
@@ -558,18 +548,15 @@ def _gpu(
         device=device,
         exact=exact,
         graphs=graphs,
-        offload=offload,
         tuned=tuned,
     )
 
 
-def refuse_host_options(backend: str, isa: str | None, threads: int | None) -> None:
-    """Raises UnsupportedError where an instruction set is asked of torch's kernels, or it or threads of a device."""
-    for name, given in (("isa", isa), ("threads", threads if backend == "gpu" else None)):
-        if given is not None:
-            reason = "it computes on a device" if backend == "gpu" else "torch chooses its own kernels"
-            instead = "device=..." if backend == "gpu" else "backend=cpu"
-            raise UnsupportedError(f"{name}={given!r} with the {backend} backend", reason, (instead,))
+def refuse_isa(isa: str | None) -> None:
+    """Raises UnsupportedError where an instruction set is asked of the reference."""
+    if isa is not None:
+        reason = "torch chooses its own kernels"
+        raise UnsupportedError(f"isa={isa!r} with the reference backend", reason, ("backend=cpu",))
 
 
 def _reference(
@@ -585,7 +572,7 @@ def _reference(
     verify: bool,
     tuned: bool,
 ) -> "tuple[Executable, Mapping[str, str]]":
-    refuse_host_options("reference", isa, threads)
+    refuse_isa(isa)
     from roofline.backends.reference.executable import reference_executable
     from roofline.program.target import CPU, PLAIN, with_cache
 

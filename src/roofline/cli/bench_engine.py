@@ -12,7 +12,6 @@ from roofline.cli.options import (
     Exact,
     Isa,
     KvCacheDtype,
-    Offload,
     Speculate,
     SpeculateTokens,
     Threads,
@@ -31,7 +30,6 @@ def command(
     backend: TimedBackend = "cpu",
     device: Device = "auto",
     exact: Exact = False,
-    offload: Offload = "0",
     threads: Threads = None,
     isa: Isa = None,
     weights: Weights = None,
@@ -51,7 +49,7 @@ def command(
         "weights": weights,
         "rows": chosen,
         "kv_cache_dtype": kv_cache_dtype,
-        **placed(backend, device, exact, offload),
+        **placed(backend, device, exact),
     }
     if speculate == "off":
         from roofline.bench.engine import bench_engine

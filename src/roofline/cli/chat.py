@@ -14,14 +14,11 @@ from roofline.cli.options import (
     KvCacheDtype,
     MaxTokens,
     Model,
-    Offload,
     Option,
-    PipelineParallel,
     Seed,
     Speculate,
     SpeculateTokens,
     Temperature,
-    TensorParallel,
     Threads,
     TopP,
     Weights,
@@ -48,9 +45,6 @@ def command(
     backend: Backend = "cpu",
     device: Device = "auto",
     exact: Exact = False,
-    offload: Offload = "0",
-    tensor_parallel: TensorParallel = 1,
-    pipeline_parallel: PipelineParallel = 1,
     threads: Threads = None,
     isa: Isa = None,
     weights: Weights = None,
@@ -69,7 +63,7 @@ def command(
         "draft": draft,
         "speculate_tokens": speculate_tokens,
         "kv_cache_dtype": kv_cache_dtype,
-        **placed(backend, device, exact, offload, tensor_parallel, pipeline_parallel),
+        **placed(backend, device, exact),
     }
     session = Session(lambda name: load_llm(name, threads, isa, weights, **options), model, params, system)
     try:

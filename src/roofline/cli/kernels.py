@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from roofline.cli.options import AsJson, Option
+from roofline.cli.options import AsJson, Option, Weights
 
 if TYPE_CHECKING:
     from roofline.backends.gpu.static import Proof
@@ -19,6 +19,11 @@ def command(
     build: Annotated[
         str | None, Option("--build", help="Compile for these into the kernel cache, so that a start compiles nothing.")
     ] = None,
+    model: Annotated[
+        str | None, Option("--model", help="With --build: all that this model's steps launch, whatever its shapes.")
+    ] = None,
+    weights: Weights = None,
+    exact: Annotated[bool, Option("--exact", help="With --model: as `serve --exact` runs it.")] = False,
     kernel: Annotated[str | None, Option("--kernel", help="Only this one.")] = None,
     jobs: Annotated[int | None, Option("--jobs", min=1, help="Compilers at a time. Default: the usable cores.")] = None,
     as_json: AsJson = False,
@@ -34,6 +39,13 @@ def command(
         known = ", ".join(chips.chips())
         raise ConfigError(f"Name chips with --chip (to look at) or with --build (to compile for). Known: {known}.")
     wanted = _chips(chip or build or "")
+    if model is not None:
+        if build is None or kernel is not None or as_json:
+            raise ConfigError("--model goes with --build, and without --kernel and --json")
+        _build_model(wanted, model, weights, exact)
+        return
+    if weights is not None or exact:
+        raise ConfigError("--weights and --exact say how a model is run: name it with --model")
     if build is not None and not as_json:
         _build(wanted, kernel, jobs)
         return
@@ -78,6 +90,15 @@ def _build(wanted: "list[Chip]", kernel: str | None, jobs: int | None) -> None:
     print(f"they lie in {kernel_cache.folder()}")
     _violations(proofs)
     _exit(proofs)
+
+
+def _build_model(wanted: "list[Chip]", model: str, weights: str | None, exact: bool) -> None:
+    from roofline.backends.gpu import kernel_cache
+    from roofline.bundle import rehearsal
+
+    for found in rehearsal.rehearse(model, wanted, weights=weights, exact=exact):
+        print(f"{found.chip}: {found.binaries} binaries, {found.compiled} of them compiled now", flush=True)
+    print(f"they lie in {kernel_cache.folder()}")
 
 
 def _show(chip: "Chip", proofs: "list[Proof]") -> None:

@@ -11,12 +11,9 @@ from roofline.cli.options import (
     Exact,
     Isa,
     KvCacheDtype,
-    Offload,
     Option,
-    PipelineParallel,
     Speculate,
     SpeculateTokens,
-    TensorParallel,
     Threads,
     Weights,
     placed,
@@ -39,9 +36,6 @@ def command(
     backend: Backend = "cpu",
     device: Device = "auto",
     exact: Exact = False,
-    offload: Offload = "0",
-    tensor_parallel: TensorParallel = 1,
-    pipeline_parallel: PipelineParallel = 1,
     threads: Threads = None,
     isa: Isa = None,
     weights: Weights = None,
@@ -60,7 +54,7 @@ def command(
         "cache_tokens": cache_tokens,
         "weights": weights,
         "kv_cache_dtype": kv_cache_dtype,
-        **placed(backend, device, exact, offload, tensor_parallel, pipeline_parallel),
+        **placed(backend, device, exact),
     }
     serve(
         ServeOptions(

@@ -95,8 +95,7 @@ class LLM:
         if isinstance(draft, str):
             from roofline.bundle import load
 
-            # The model's alone; the other options hold for both. A process is a rank of one model.
-            own = ("weights", "max_model_len", "tensor_parallel", "pipeline_parallel")
+            own = ("weights", "max_model_len")  # the model's alone; the other options hold for both
             draft = load(draft, **{name: value for name, value in options.items() if name not in own})
         if isinstance(model, str):
             from roofline.bundle import load

@@ -57,3 +57,16 @@ def install(chip: Chip) -> None:
     if triton.knobs.runtime.interpret:
         raise RuntimeError("TRITON_INTERPRET is set: kernels are interpreted in this process, and cannot be compiled")
     driver.set_active(AbsentDriver(chip))
+
+
+def asked() -> dict[str, bool]:
+    """Key of each binary that launches ask Triton's compiler for from now on -> whether it lay in the cache."""
+    import triton
+
+    found: dict[str, bool] = {}
+
+    def listen(*, metadata: Any, cache_hit: bool, **rest: Any) -> None:
+        found.setdefault(metadata["hash"], cache_hit)
+
+    triton.knobs.compilation.listener = listen
+    return found

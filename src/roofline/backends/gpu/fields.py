@@ -12,14 +12,15 @@ if TYPE_CHECKING:
 
 
 class Fields:
-    """A copy of a Batch's buffer on a device. device: torch's name; "cpu" copies at once, a GPU from pinned memory."""
+    """A copy of a Batch's buffer on a device. device: torch's name; "cpu" and "meta" copy at once, a GPU from pinned
+    memory."""
 
     def __init__(self, batch: Batch, device: str) -> None:
         import torch
 
         self.batch = batch
         self._host = torch.from_numpy(batch.buffer)
-        self._uploaded = None if device == "cpu" else torch.cuda.Event()
+        self._uploaded = torch.cuda.Event() if device.startswith("cuda") else None
         if self._uploaded is not None:
             self._host = self._host.clone().pin_memory()
         self._fields = torch.zeros(batch.buffer.size, dtype=torch.int32, device=device)

@@ -6,12 +6,13 @@ ends the process where it cannot go on: one that dies takes with it no more than
 
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
 
 from roofline.backends.gpu import catalogue, kernel_cache
 from roofline.backends.gpu.compilation import Compilation
@@ -21,6 +22,8 @@ from roofline.common.errors import UnsupportedError
 from roofline.hardware import chips, detect
 from roofline.hardware.chips import Chip
 from roofline.hardware.occupancy import Occupancy
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def prove(
     usable cores if not given. Raises UnsupportedError where torch or triton is missing and for an unknown kernel.
     """
     catalogue.require_compiler()
-    count = jobs or detect.usable_cores(detect.cores_allowed(), detect.cpu_quota())
+    count = jobs or _cores()
     path = str(folder or kernel_cache.folder())
     names = tuple(chip.name for chip in wanted)
     with _pool(1) as pool:
@@ -80,6 +83,20 @@ def prove(
         yield from _until_one_dies(waiting, suspects, path, count)
         for task in suspects:
             yield _alone(task, path)
+
+
+def elsewhere(call: Callable[[str], T], chip_names: Sequence[str], jobs: int | None = None) -> Iterator[T]:
+    """call(chip name) for each, in that order, in processes that compile for chips that are not here.
+
+    Raises what the call raises, and UnsupportedError where torch or triton is missing.
+    """
+    catalogue.require_compiler()
+    with _pool(jobs or _cores()) as pool:
+        yield from pool.map(call, chip_names)
+
+
+def _cores() -> int:
+    return detect.usable_cores(detect.cores_allowed(), detect.cpu_quota())
 
 
 def _until_one_dies(waiting: deque[Task], suspects: list[Task], path: str, count: int) -> Iterator[Proof]:

@@ -76,7 +76,8 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
         for delta, layer in ((True, False), (False, False), (True, True)):
             block = triton.next_power_of_2(width)
             tile = tiles.choose(NAME, chip, block=block)
-            signature = pointers(residual="f32", delta="bf16", weight="f32", bias="f32", summed="f32", out="bf16")
+            second = "bf16" if delta else "f32"  # the residual itself stands for what is not there
+            signature = pointers(residual="f32", delta=second, weight="f32", bias="f32", summed="f32", out="bf16")
             yield Compilation(
                 NAME,
                 f"width={width} delta={delta} layer={layer}",

@@ -249,8 +249,11 @@ def _compilation(
     kinds += [f" window={window}"] * bool(window) + [" soft_cap"] * capped + [" alibi"] * alibi
     strides = ("q_row", "k_page", "v_page")
     counts = ("segments", "kv_heads", "splits", *strides)
+    constants = launch.attend_constants(capped, alibi)
+    partial = "f32" if constants["PARTIAL"] else dtype  # out and q stand for what is not there
     signature = {
-        **pointers(q=dtype, k=cache or dtype, v=cache or dtype, out=dtype, partial="f32", state="f32", slopes="f32"),
+        **pointers(q=dtype, k=cache or dtype, v=cache or dtype, out=dtype, partial=partial, state=partial),
+        **pointers(slopes="f32" if alibi else dtype),
         **pointers(seg_start="i32", context_len="i32", page_start="i32", pages="i32"),
         **dict.fromkeys(counts, "i32"), "scale": "fp32", "cap": "fp32",
     }  # fmt: skip
@@ -259,10 +262,11 @@ def _compilation(
         f"{regime} head_dim={head_dim} group={group} {dtype}{''.join(kinds)}",
         attend_kernel,
         signature,
-        launch.attend_constants(capped, alibi),
+        constants,
         launch.tile,
         dots=True,
         aligned=strides,
+        large=("k", "v"),
     )
 
 

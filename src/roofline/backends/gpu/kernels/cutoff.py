@@ -120,7 +120,7 @@ def cutoff(chip: Chip, scores: Tensor, settings: Settings) -> tuple[Tensor, Tens
     """
     rows, vocab = scores.shape
     assert scores.is_contiguous()
-    thresholds, peaks = torch.empty((2, rows), dtype=torch.float32, device=scores.device)
+    thresholds, peaks = (torch.empty(rows, dtype=torch.float32, device=scores.device) for _ in range(2))
     lasts = torch.empty(rows, dtype=torch.int32, device=scores.device)
     tile = tiles.choose(NAME, chip)
     _cutoff[(rows,)](scores, settings.words, thresholds, lasts, peaks, vocab, **tile.launch())

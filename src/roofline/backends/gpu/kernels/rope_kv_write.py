@@ -167,15 +167,16 @@ def cost(tokens: int, heads: int, kv_heads: int, head_dim: int, cache_bytes: int
 def compilations(chip: Chip) -> Iterator[Compilation]:
     """Both styles, the heads of models we know, with norms, partial and no rope, and the chip's 8-bit cache."""
     bf16, dtypes = torch.bfloat16, {name: dtype for dtype, name in FP8.items()}
-    cases = [(64, 32, False, False, bf16), (128, 64, False, True, bf16), (128, 64, True, False, bf16)]
-    cases += [(80, 16, False, False, bf16), (128, 0, False, False, bf16)]
+    cases = [(64, 32, False, False, bf16), (128, 64, False, False, bf16), (128, 64, False, True, bf16)]
+    cases += [(128, 64, True, False, bf16), (80, 16, False, False, bf16), (128, 0, False, False, bf16)]
     if chip.fp8:
         cases.append((128, 64, False, False, dtypes[chip.fp8]))
     for head_dim, half, interleaved, norm, cache in cases:
         tile = tiles.choose(NAME, chip, head_dim=head_dim)
         stored = FP8.get(cache, "bf16")
         signature = pointers(
-            qkv="bf16", positions="i32", slots="i64", cos="f32", sin="f32", q_norm="f32", k_norm="f32",
+            qkv="bf16", positions="i32", slots="i64", **dict.fromkeys(("cos", "sin"), "f32" if half else "i64"),
+            **dict.fromkeys(("q_norm", "k_norm"), "f32" if norm else "i64"),  # slots stand for what is not there
             q="bf16", k=stored, v=stored,
         )  # fmt: skip
         whole = ("qkv_stride", "q_stride", "page_stride", "first_head", "heads", "kv_heads")
@@ -188,4 +189,5 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
             tile,
             dots=False,
             aligned=("qkv_stride", "q_stride", "page_stride"),
+            large=("k", "v"),
         )

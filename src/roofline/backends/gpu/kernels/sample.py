@@ -135,10 +135,11 @@ def cost(rows: int, vocab: int) -> tuple[int, int]:
 def compilations(chip: Chip) -> Iterator[Compilation]:
     """Logits as they are, scores, and scores with a cut; and what joins the splits of a row."""
     tile = tiles.choose(NAME, chip)
-    signature = pointers(
-        scores="f32", settings="i32", thresholds="f32", lasts="i32", peaks="f32", best_scores="f32", best_ids="i32"
-    ) | {"vocab": "i32", "stride": "i32"}
     for scaled, cut in ((False, False), (True, False), (True, True)):
+        score = "f32" if cut else "i32"  # the settings stand for what is not there
+        signature = pointers(
+            scores="f32", settings="i32", thresholds=score, lasts="i32", peaks=score, best_scores="f32", best_ids="i32"
+        ) | {"vocab": "i32", "stride": "i32"}
         constants = {"SCALED": scaled, "CUT": cut, **tile.sizes}
         case, aligned = f"scaled={scaled} cut={cut}", ("vocab", "stride")
         yield Compilation(NAME, case, _choose, signature, constants, tile, dots=False, aligned=aligned)

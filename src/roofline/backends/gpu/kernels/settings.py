@@ -65,9 +65,11 @@ class Settings:
             parts += [rows.bias_start, rows.bias_ids, rows.bias_values.view(np.int32)]
         if rows.mask is not None:
             parts.append(rows.mask.view(np.int32))
-        buffer = torch.from_numpy(np.concatenate([part.ravel() for part in parts])).to(device, non_blocking=True)
-        pieces = zip(buffer.split([part.size for part in parts]), parts, strict=True)
-        views = iter([piece.view(part.shape) for piece, part in pieces])
+        # Each part begins at a multiple of 16 bytes: kernels are compiled anew for one that does not.
+        padded = [np.pad(part.ravel(), (0, -part.size % 4)) for part in parts]
+        buffer = torch.from_numpy(np.concatenate(padded)).to(device, non_blocking=True)
+        pieces = zip(buffer.split([len(part) for part in padded]), parts, strict=True)
+        views = iter([piece[: part.size].view(part.shape) for piece, part in pieces])
         sampled = rows.temperature > 0
         return cls(
             words=next(views),

@@ -1,0 +1,37 @@
+"""What was rehearsed for a chip that is not here is all that serving asks for: no step compiles anything."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+
+@pytest.fixture
+def run(request):
+    """(mode, chip, format) -> what gpu_rehearsed.py printed, in a process that compiles."""
+    folder = request.config.cache.mkdir("kernels")
+    variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+
+    def call(*words):
+        script = Path(__file__).parent / "gpu_rehearsed.py"
+        command = [sys.executable, str(script), *words, str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=variables)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return call
+
+
+@pytest.mark.parametrize(("chip", "form"), [("sm_90", "BF16"), ("gfx942", "Q4_K")])
+def test_serving_compiles_nothing_that_was_not_rehearsed(run, chip, form):
+    """Random steps on tensors in memory find what was compiled on tensors without, in another process."""
+    run("rehearse", chip, form)
+    served = run("serve", chip, form)
+    assert served["asked"] > 15
+    assert served["new"] == []
