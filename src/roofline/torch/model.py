@@ -31,7 +31,8 @@ def from_model(model: Any, tokenizer: Any = None, *, backend: str = "cpu", **opt
     Args:
         model: LlamaForCausalLM, or Mistral's, Qwen2's, Qwen3's, MPT's.
         tokenizer: transformers' tokenizer for it, for prompts that are strings; None: ids alone.
-        backend: "cpu"; or "reference", slow, with arithmetic="plain" in float32 throughout.
+        backend: "cpu"; "gpu", which rounds weights in float32 to bfloat16; or "reference", slow, with arithmetic="plain"
+            in float32 throughout.
         options: of the engine (see `EngineConfig`) and of loading (see `roofline.bundle.load`).
 
     Raises:
@@ -174,7 +175,10 @@ class TorchModel:
         config = self.loaded.config
         served: Program = self.loaded.executable.program  # type: ignore[attr-defined]
         (group,) = served.kv_groups.values()
-        chosen = target.get(served.target)
-        if group.format in target.CACHE_ORDERS:
-            chosen = target.with_cache(chosen, group.format)
+        if served.target == target.GPU.name:
+            chosen = target.gpu(group.format, self.loaded.executable.exact)
+        else:
+            chosen = target.get(served.target)
+            if group.format in target.CACHE_ORDERS:
+                chosen = target.with_cache(chosen, group.format)
         return compile_program(get(config.family), config, self._checkpoint.tensors, chosen, hidden=True)
