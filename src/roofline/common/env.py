@@ -50,6 +50,11 @@ def foreign(name: str) -> str | None:
     return os.environ.get(name) or None
 
 
+def forget(name: str) -> None:
+    """Take a variable of another program out of this process's environment, and of those it starts."""
+    os.environ.pop(name, None)
+
+
 def turn_off(name: str) -> None:
     """Set a switch to `off` for this process and those it starts."""
     assert "off" in next(v for v in VARIABLES if v.name == name).choices, f"{name} is not a switch"

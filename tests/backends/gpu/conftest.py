@@ -6,11 +6,18 @@ Its narrowing of floats cuts digits off (bf16) or loses a carry (8 bits); torch'
 does not know MI300's 8 bits.
 """
 
+import contextlib
 import os
 import sys
 from pathlib import Path
 
 import pytest
+
+# Read when triton and when a kernel is imported: tests that run before these may import triton for torch.compile.
+os.environ["TRITON_INTERPRET"] = "1"
+with contextlib.suppress(ImportError):
+    import triton.language  # noqa: F401
+del os.environ["TRITON_INTERPRET"]
 
 sys.path.insert(0, str(Path(__file__).parent))  # gpu_golden; gpu_planted, which compiling processes import by name too
 
@@ -18,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # gpu_golden; gpu_planted, which
 @pytest.fixture(scope="session", autouse=True)
 def interpreted():
     """Skips without triton; mends the interpreter's bf16 product and its 8- and 16-bit floats."""
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is decorated: before any is imported
+    os.environ["TRITON_INTERPRET"] = "1"
     triton = pytest.importorskip("triton", reason="triton is not installed")
     interpreter = pytest.importorskip("triton.runtime.interpreter")
     import numpy as np

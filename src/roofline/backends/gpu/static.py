@@ -18,6 +18,7 @@ from roofline.backends.gpu import catalogue, kernel_cache
 from roofline.backends.gpu.compilation import Compilation
 from roofline.backends.gpu.facts import Facts
 from roofline.backends.gpu.gates import Violation
+from roofline.common import env
 from roofline.common.errors import UnsupportedError
 from roofline.hardware import chips, detect
 from roofline.hardware.chips import Chip
@@ -130,7 +131,7 @@ def _pool(count: int) -> ProcessPoolExecutor:
 
 def _compiling() -> None:
     """In a new process, before triton is imported: kernels are to be compiled there, whatever is done here."""
-    os.environ.pop("TRITON_INTERPRET", None)
+    env.forget("TRITON_INTERPRET")
 
 
 def _tasks(names: tuple[str, ...], modules: tuple[str, ...] | None) -> list[Task]:
