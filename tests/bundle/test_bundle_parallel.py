@@ -64,13 +64,13 @@ def answer(engine: LocalEngine) -> tuple[list[int], str | None]:
 
 def ranks_of(options: RankOptions) -> Any:
     checkpoint = random_checkpoint(read_config(Path(options.source)), 7)
-    return launch_ranks(options, checkpoint, ModelConfig.of(checkpoint.model_config()[1]))
+    return launch_ranks(options, checkpoint, ModelConfig.of(checkpoint.model_config()[1]))[0]
 
 
 def options(folder: str, **changes: Any) -> RankOptions:
     limits = (8, 2, 8, 8)
-    given = {"tensor": 2, "pipeline": 1, "patience": 3.0} | changes
-    return RankOptions(folder, "random:7", "plain", "f32", limits, 4, 64, 1, **given)
+    given = {"tensor": 2, "pipeline": 1, "arithmetic": "plain", "patience": 3.0} | changes
+    return RankOptions(folder, "random:7", "f32", limits, 4, 64, 1, **given)
 
 
 def step(executable: Any) -> None:

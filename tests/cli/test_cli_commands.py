@@ -178,17 +178,19 @@ def test_serve_and_generate_hand_on_where_to_run(run, llm, monkeypatch):
     served, prepared, given = [], [], []
     monkeypatch.setattr(ready, "prepare", lambda *args: prepared.append(args))
     monkeypatch.setattr(serve, "serve", served.append)
-    words = ("--backend", "gpu", "--device", "amd:0", "--exact")
+    words = ("--backend", "gpu", "--device", "amd:0", "--exact", "--tp", "4", "--pp", "2")
     wanted = {"backend": "gpu", "device": "amd:0", "exact": True}
+    shared = {"tensor_parallel": 4, "pipeline_parallel": 2}
     assert run("serve", "large", *words, "--speculate", "draft", "--draft", "tiny").exit_code == 0
     assert prepared == [("large", None, None, "gpu"), ("tiny", None, None, "gpu")]
     spec = messages.engine_decoder.decode(messages.encoder.encode(serve._spec(served[0])))
-    assert wanted.items() <= spec.options.items()
+    assert (wanted | shared).items() <= spec.options.items()
     assert wanted.items() <= spec.draft_options.items()
+    assert not shared.keys() & spec.draft_options.keys(), "a draft runs on rank 0 alone"
     monkeypatch.setattr(ready, "load_llm", lambda *_args, **options: given.append(options) or llm)
     assert run("generate", "hi", *words).exit_code == 0
     assert run("chat", "--device", "amd:0", input="hi\n").exit_code == 0
-    assert wanted.items() <= given[0].items()
+    assert (wanted | shared).items() <= given[0].items()
     assert (given[1].get("backend"), given[1]["device"]) == (None, "amd:0"), "load refuses it, rather than nobody"
 
 

@@ -7,7 +7,12 @@ from typing import Protocol
 import numpy as np
 
 from roofline.backends.sampling import Sampled, SampleRows
+from roofline.common.errors import RooflineError
 from roofline.ops.batch import Batch, BatchLimits
+
+
+class LostError(RooflineError):
+    """An executable can compute nothing any more: what it runs on is gone. Its process has to start anew."""
 
 
 class Clock(Protocol):

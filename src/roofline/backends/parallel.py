@@ -99,7 +99,7 @@ class ParallelExecutable:
         inner: this rank's share.
         identity: what the model is, for the fingerprint: weights, whole Program, backend.
         vocab_size: width of the logits, which another stage may make.
-        sample: the backend's sampling, over float32 logits [rows, vocab].
+        sample: the backend's sampling, over float32 logits [rows, vocab] where they were made.
         watch: what ends with this, and knows why a rank is gone.
     """
 
@@ -110,7 +110,7 @@ class ParallelExecutable:
         *,
         identity: str,
         vocab_size: int,
-        sample: Callable[[np.ndarray, SampleRows], Sampled],
+        sample: "Callable[[Tensor, SampleRows], Sampled]",
         watch: Watch,
     ) -> None:
         self.limits, self.num_pages, self.max_context = inner.limits, inner.num_pages, inner.max_context
@@ -120,7 +120,7 @@ class ParallelExecutable:
         self.fingerprint = hashlib.sha256(facts.encode()).hexdigest()
         self._inner, self._ranks, self._sample, self._watch = inner, ranks, sample, watch
         self._step = _Step(inner, ranks)
-        self._logits = np.zeros((0, vocab_size), np.float32)
+        self._logits: Tensor | None = None
         self._failure: RankError | None = None
 
     def forward(self) -> None:
@@ -132,7 +132,7 @@ class ParallelExecutable:
         if self._failure is not None:
             raise self._failure
         try:
-            self._logits = self._run().numpy()
+            self._logits = self._run()
         except Exception as error:
             lost = isinstance(error, RankError)
             reason = (self._watch.reason() or str(error)) if lost else f"a step failed on rank 0: {error!r}"
@@ -151,11 +151,12 @@ class ParallelExecutable:
 
     def logits(self) -> np.ndarray:
         """float32 [rows, vocab_size] of the last step."""
-        return self._logits
+        logits: np.ndarray = self._last().cpu().numpy()
+        return logits
 
     def sample(self, rows: SampleRows) -> Sampled:
         """Choose one id for each logit row of the last step."""
-        return self._sample(self._logits, rows)
+        return self._sample(self._last(), rows)
 
     def step_cost(self) -> StepCost:
         """The price of this rank's share of the step now in `batch`."""
@@ -169,6 +170,10 @@ class ParallelExecutable:
             with contextlib.suppress(RankError):  # gone already, which is what is wanted
                 self._ranks.share_batch(self.batch.buffer)
             self._end(5.0)
+
+    def _last(self) -> "Tensor":
+        assert self._logits is not None, "no step was run"
+        return self._logits
 
     def _end(self, wait: float) -> None:
         self._watch.close(wait)

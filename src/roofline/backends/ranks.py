@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from roofline.common.errors import ConfigError, RooflineError, UnsupportedError
+from roofline.backends.base import LostError
+from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.ops.collectives import RANK_ORDER
 from roofline.program.ir import Share
 
@@ -23,7 +24,7 @@ PATIENCE = 300.0  # seconds; a rank that ended is noticed at once, so this is fo
 _FOREVER = timedelta(days=365)
 
 
-class RankError(RooflineError):
+class RankError(LostError):
     """Another rank is gone or stuck. Nothing can be computed without it: the model must be loaded again."""
 
 
@@ -57,12 +58,14 @@ class Ranks:
 
     Args:
         store: where the ranks find each other.
+        device: of this rank, as torch names it: tensors there go through NCCL or RCCL, those of the CPU through gloo.
         patience: longest wait for another rank inside a step, in seconds.
 
     Raises ConfigError where this process has a default process group already: torch allows one.
     """
 
-    def __init__(self, rank: int, grid: Grid, store: "Store", patience: float = PATIENCE) -> None:
+    def __init__(self, rank: int, grid: Grid, store: "Store", patience: float = PATIENCE, device: str = "cpu") -> None:
+        import torch
         import torch.distributed as dist
 
         if dist.is_initialized():
@@ -70,8 +73,11 @@ class Ranks:
         self.rank, self.grid, self.share, self.store = rank, grid, grid.share(rank), store
         self.size = grid.tensor
         self._patience = wait = timedelta(seconds=patience)
+        backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"  # what ROCm's torch calls nccl is RCCL
+        if device != "cpu":
+            torch.cuda.set_device(device)
         with self._lost():
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=grid.size, timeout=_FOREVER)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=grid.size, timeout=_FOREVER)
             self._stages: ProcessGroup = dist.new_group(timeout=wait)
             # Everybody takes part in making every group.
             rows = [range(stage * grid.tensor, (stage + 1) * grid.tensor) for stage in range(grid.pipeline)]
@@ -133,6 +139,16 @@ class Ranks:
             work = dist.broadcast(torch.from_numpy(buffer), 0, async_op=True)
             # It leaves rank 0 only once the others ask for it: one that is stuck never does.
             work.wait(self._patience if self.rank == 0 else _FOREVER)
+
+    def least(self, number: int) -> int:
+        """The smallest of all ranks' numbers."""
+        import torch
+        import torch.distributed as dist
+
+        found = torch.tensor([number])
+        with self._lost():
+            dist.all_reduce(found, dist.ReduceOp.MIN)
+        return int(found.item())
 
     def close(self) -> None:
         """Leave. The others' next exchange with this rank fails."""

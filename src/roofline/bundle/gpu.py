@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 from roofline.common.errors import ConfigError
 from roofline.common.units import human_bytes, human_rate
 from roofline.ops.batch import PAGE_TOKENS, BatchLimits
+from roofline.program.ir import WHOLE, Share
 
 if TYPE_CHECKING:
     from roofline.backends.gpu.executable import GpuExecutable
+    from roofline.backends.ranks import Ranks
     from roofline.hardware.products import Product
     from roofline.models.config import ModelConfig
     from roofline.program.ir import Program
@@ -18,7 +20,9 @@ RESERVED = 0.05  # of a device's free memory, for what the library and the drive
 MOST_TOKENS = 1 << 20  # of a cache whose size nobody asked for
 
 
-def compile_for_gpu(checkpoint: "Checkpoint", config: "ModelConfig", kv_dtype: str, exact: bool) -> "Program":
+def compile_for_gpu(
+    checkpoint: "Checkpoint", config: "ModelConfig", kv_dtype: str, exact: bool, share: Share = WHOLE
+) -> "Program":
     """The Program in the arithmetic of GPUs: 16-bit rows, in the format of the file where that is F16.
 
     Raises ConfigError for a cache of another format.
@@ -33,7 +37,8 @@ def compile_for_gpu(checkpoint: "Checkpoint", config: "ModelConfig", kv_dtype: s
         raise ConfigError(
             f"the cache of this model on a GPU is {activations}, not {kv_dtype}: leave kv_cache_dtype out"
         )
-    return compile_program(registry.get(config.family), config, checkpoint.tensors, target.gpu(activations, exact))
+    wanted = target.gpu(activations, exact)
+    return compile_program(registry.get(config.family), config, checkpoint.tensors, wanted, share=share)
 
 
 def load_gpu(
@@ -50,11 +55,13 @@ def load_gpu(
     exact: bool = False,
     graphs: bool = True,
     tuned: bool = True,
+    ranks: "Ranks | None" = None,
 ) -> "tuple[GpuExecutable, Mapping[str, str]]":
     """The executable, its cache as large as the device allows unless cache_tokens says.
 
     longest: positions served, where fixed_length; else at most so many, cut to the cache. tuned: with the kernels that
-    `roofline tune gemms` chose for this device, where results need not be exact.
+    `roofline tune gemms` chose for this device, where results need not be exact. ranks: who shares the matrices; this
+    one's part is made, on the device of its rank, and all have as many pages.
 
     Raises UnsupportedError, CapacityError, ConfigError: with cause and remedy.
     """
@@ -68,19 +75,21 @@ def load_gpu(
     from roofline.backends.gpu.needs import needs_of
 
     kernel_cache.use()
-    program = compile_for_gpu(checkpoint, config, kv_dtype, exact)
-    found = find(device)
+    share = ranks.share if ranks is not None else WHOLE
+    program = compile_for_gpu(checkpoint, config, kv_dtype, exact, share)
+    found = find(device, share.rank, share.ranks)
     sum_in_float32()
     budget = Budget.of(found.device, free=int(found.free * (1 - RESERVED)))
     needs = needs_of(program, limits, extra=_scratch(program, limits))
     least = longest if fixed_length else PAGE_TOKENS
     pages = place(needs, budget, least_tokens=least, tokens=cache_tokens).pages
     pages = min(pages, MOST_TOKENS // PAGE_TOKENS) if cache_tokens is None else pages
+    pages = ranks.least(pages) if ranks is not None else pages
     longest = min(longest, pages * PAGE_TOKENS)
     activations = program.kv_groups["kv0"].format
     choices, why = stored_choices(found.chip, found.number, activations) if tuned else ({}, "not asked for")
     followed = follow_store(found.chip) if tuned and not exact else ""
-    runtime = Runtime(found.chip, f"cuda:{found.number}", exact, graphs, choices)
+    runtime = Runtime(found.chip, found.torch_name, exact, graphs, choices)
     executable = GpuExecutable(
         program,
         checkpoint.read,
@@ -89,6 +98,7 @@ def load_gpu(
         num_pages=pages,
         max_context=longest,
         weights_hash=weights_hash,
+        group=ranks,
     )
     (group,) = program.kv_groups.values()
     size = human_bytes(executable.page_bytes * pages)

@@ -110,7 +110,8 @@ def load(
         tuned: on a CPU, use the kernel variants that `roofline tune` found for this model on this machine.
         arithmetic: what the reference computes in: "cpu", with the cpu's own roundings, or "plain", float32 throughout.
         tensor_parallel, pipeline_parallel: ranks that share each layer's matrices, and stages that share the layers: as
-            many processes as their product, each with `threads` (see bundle.parallel).
+            many processes as their product, each with `threads`, or a device of those that `device` names. The gpu
+            backend has no stages, the cpu neither (see docs/parallel.md).
         progress: given, a model that is not here yet is pulled, and this is told how far (see weights.sources.pull).
 
     Raises:
@@ -163,7 +164,9 @@ def load(
             if grid is not None:
                 from roofline.bundle import parallel
 
-                make = partial(parallel.load_rank_0, grid, str(source), weights, arithmetic)
+                place = {"backend": backend, "arithmetic": arithmetic, "device": device, "exact": exact}
+                place |= {"cache_tokens": cache_tokens, "fixed_length": max_model_len is not None}
+                make = partial(parallel.load_rank_0, grid, str(source), weights, place)
             config = ModelConfig.of(settings)
             executable, notes = make(checkpoint, config, kv_dtype, limits, pages, longest, threads, isa, verify, tuned)
             words = reading.result() if reading is not None else (None, None)
@@ -284,9 +287,9 @@ def _grid(tensor: int, pipeline: int, backend: str, source: "str | Checkpoint") 
     from roofline.backends.ranks import Grid
 
     grid = Grid(tensor, pipeline)
-    if backend != "reference":
+    if backend == "cpu":
         what = f"tensor_parallel={tensor}, pipeline_parallel={pipeline} with backend {backend!r}"
-        raise UnsupportedError(what, "it runs whole models", ("backend=reference",))
+        raise UnsupportedError(what, "it runs whole models", ("backend=gpu", "backend=reference"))
     if not isinstance(source, str):
         raise UnsupportedError("a checkpoint in memory on several ranks", "other processes cannot read it", ("a path",))
     return grid
@@ -530,10 +533,7 @@ def _gpu(
     verify: bool,
     tuned: bool,
 ) -> "tuple[Executable, Mapping[str, str]]":
-    for name, given in (("isa", isa), ("threads", threads)):
-        if given is not None:
-            reason = "it computes on a device"
-            raise UnsupportedError(f"{name}={given!r} with the gpu backend", reason, ("device=...",))
+    refuse_host_options("gpu", isa, threads)
     from roofline.bundle.gpu import load_gpu
 
     return load_gpu(
@@ -552,11 +552,13 @@ def _gpu(
     )
 
 
-def refuse_isa(isa: str | None) -> None:
-    """Raises UnsupportedError where an instruction set is asked of the reference."""
-    if isa is not None:
-        reason = "torch chooses its own kernels"
-        raise UnsupportedError(f"isa={isa!r} with the reference backend", reason, ("backend=cpu",))
+def refuse_host_options(backend: str, isa: str | None, threads: int | None) -> None:
+    """Raises UnsupportedError where an instruction set is asked of torch's kernels, or it or threads of a device."""
+    for name, given in (("isa", isa), ("threads", threads if backend == "gpu" else None)):
+        if given is not None:
+            reason = "it computes on a device" if backend == "gpu" else "torch chooses its own kernels"
+            instead = "device=..." if backend == "gpu" else "backend=cpu"
+            raise UnsupportedError(f"{name}={given!r} with the {backend} backend", reason, (instead,))
 
 
 def _reference(
@@ -572,7 +574,7 @@ def _reference(
     verify: bool,
     tuned: bool,
 ) -> "tuple[Executable, Mapping[str, str]]":
-    refuse_isa(isa)
+    refuse_host_options("reference", isa, threads)
     from roofline.backends.reference.executable import reference_executable
     from roofline.program.target import CPU, PLAIN, with_cache
 

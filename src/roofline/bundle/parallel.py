@@ -7,35 +7,33 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
-from roofline.backends.ranks import PATIENCE, Grid
-from roofline.bundle.loader import open_source, refuse_isa
+from roofline.backends.ranks import PATIENCE, Grid, RankError, Ranks
+from roofline.bundle.loader import open_source, refuse_host_options, weights_hash
+from roofline.common.errors import UnsupportedError
 from roofline.ops.batch import BatchLimits
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
     from roofline.backends.base import Executable
-    from roofline.backends.parallel import ParallelExecutable
-    from roofline.backends.ranks import Ranks
-    from roofline.backends.reference.executable import ReferenceExecutable
+    from roofline.backends.parallel import ParallelExecutable, ShareExecutable, Watch
     from roofline.models.config import ModelConfig
-    from roofline.program.target import Target
     from roofline.weights.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
 class RankOptions:
-    """What all ranks are told: plain values, as they cross to other processes.
+    """What all ranks are told: plain values, as they cross to other processes. They mean what they mean in `load`.
 
-    limits: (tokens, segments, rows, pages) of BatchLimits; threads: of each rank, None: the usable cores divided among
-    them; patience: longest wait for a stuck rank, in seconds.
+    limits: (tokens, segments, rows, pages) of BatchLimits; num_pages: of the reference's cache; max_context: positions
+    served, fixed_length: all of them, however small the cache; threads: of each rank, None: the usable cores divided
+    among them; patience: longest wait for a stuck rank, in seconds.
     """
 
     source: str
     weights: str | None
-    arithmetic: str
     kv_dtype: str
     limits: tuple[int, int, int, int]
     num_pages: int
@@ -43,6 +41,13 @@ class RankOptions:
     threads: int | None
     tensor: int
     pipeline: int
+    backend: str = "reference"
+    arithmetic: str = "cpu"
+    device: str = "auto"
+    exact: bool = False
+    tuned: bool = True
+    cache_tokens: int | None = None
+    fixed_length: bool = False
     patience: float = PATIENCE
 
     @property
@@ -55,7 +60,7 @@ def load_rank_0(
     grid: Grid,
     source: str,
     weights: str | None,
-    arithmetic: str,
+    place: Mapping[str, Any],
     checkpoint: "Checkpoint",
     config: "ModelConfig",
     kv_dtype: str,
@@ -67,73 +72,149 @@ def load_rank_0(
     verify: bool,
     tuned: bool,
 ) -> "tuple[Executable, Mapping[str, str]]":
-    """The executable of rank 0, the other ranks running, and notes: for `load`.
+    """The executable of rank 0, the other ranks running, and notes: for `load`. place: options of where it runs.
 
     Raises as `launch_ranks`.
     """
-    refuse_isa(isa)
+    refuse_host_options(place["backend"], isa, threads)
     sizes = (limits.tokens, limits.segments, limits.rows, limits.pages)
-    options = RankOptions(
-        source, weights, arithmetic, kv_dtype, sizes, pages, longest, threads, grid.tensor, grid.pipeline
-    )
-    executable = launch_ranks(options, checkpoint, config)
+    common = (source, weights, kv_dtype, sizes, pages, longest, threads, grid.tensor, grid.pipeline)
+    executable, notes = launch_ranks(RankOptions(*common, tuned=tuned, **place), checkpoint, config)
     ranks = f"{grid.size}: stages of layers {grid.pipeline}, parts of each layer {grid.tensor}"
-    return executable, {
-        "backend": f"reference (torch, slow), {arithmetic} arithmetic",
-        "cache": kv_dtype,
-        "ranks": ranks,
-    }
+    return executable, {**notes, "ranks": ranks}
 
 
-def launch_ranks(options: RankOptions, checkpoint: "Checkpoint", config: "ModelConfig") -> "ParallelExecutable":
-    """Start the other ranks, and load this one's share.
+def launch_ranks(
+    options: RankOptions, checkpoint: "Checkpoint", config: "ModelConfig"
+) -> "tuple[ParallelExecutable, Mapping[str, str]]":
+    """Start the other ranks, and load this one's share; with notes of what was chosen here.
 
     Raises:
-        CapacityError: more ranks, or stages, than the model has parts.
+        CapacityError: more ranks, or stages, than the model has parts, or the host devices.
         RankError: a rank could not load; it says which, and why.
     """
     from roofline.backends.launch import JOIN_SECONDS, Launched
-    from roofline.backends.ranks import Ranks
-    from roofline.backends.reference.parallel import parallel_reference
-    from roofline.models.registry import get
-    from roofline.program.compile import compile_program
 
-    grid, target = options.grid, _target(options)
-    # Before any process is started: can the model be divided so?
-    compile_program(get(config.family), config, checkpoint.tensors, target, share=grid.share(grid.size - 1))
-    launched = Launched(grid.size, __name__, asdict(options))
+    maker, grid = _maker(options, checkpoint, config), options.grid
+    maker.check()
+    device = maker.device(0)
+    launched, ranks = Launched(grid.size, __name__, asdict(options)), None
     try:
         launched.wait("here", JOIN_SECONDS)
-        ranks = Ranks(0, grid, launched.store, options.patience)
-    except BaseException:
-        launched.close(0.0)
-        raise
-    try:
-        inner = _share(options, checkpoint, config, target, ranks)
-        executable = parallel_reference(checkpoint, config, inner, target, ranks, launched)
+        ranks = Ranks(0, grid, launched.store, options.patience, device)
+        inner, notes = maker.share(ranks)
+        executable = maker.lead(inner, ranks, launched)
         launched.wait("ready")
-    except BaseException:
+    except BaseException as error:
+        reason = launched.reason() if isinstance(error, RankError) else None
         launched.close(0.0)
-        ranks.close()
+        if ranks is not None:
+            ranks.close()
+        if reason is not None:
+            raise RankError(reason) from error
         raise
-    return executable
+    return executable, notes
 
 
-def _share(
-    options: RankOptions, checkpoint: "Checkpoint", config: "ModelConfig", target: "Target", ranks: "Ranks"
-) -> "ReferenceExecutable":
-    from roofline.backends.cpu.select import choose_threads
-    from roofline.backends.reference.parallel import reference_share
+class _Maker(Protocol):
+    """What a backend makes of a model for several ranks."""
 
-    threads = options.threads or max(1, int(choose_threads().value) // options.grid.size)
-    limits, sizes = BatchLimits(*options.limits), (options.num_pages, options.max_context)
-    return reference_share(checkpoint, config, limits, *sizes, threads, target, ranks)
+    def check(self) -> None:
+        """Raises, before any process is started, where the model or the host cannot be divided so."""
+
+    def device(self, rank: int) -> str:
+        """torch's name of a rank's device."""
+
+    def share(self, ranks: Ranks) -> "tuple[ShareExecutable, Mapping[str, str]]":
+        """This rank's part, and notes."""
+
+    def lead(self, inner: Any, ranks: Ranks, watch: "Watch") -> "ParallelExecutable":
+        """Rank 0's executable over its part."""
 
 
-def _target(options: RankOptions) -> "Target":
-    from roofline.program.target import CPU, PLAIN, with_cache
+def _maker(options: RankOptions, checkpoint: "Checkpoint", config: "ModelConfig") -> _Maker:
+    return (_Gpu if options.backend == "gpu" else _Reference)(options, checkpoint, config)
 
-    return PLAIN if options.arithmetic == "plain" else with_cache(CPU, options.kv_dtype)
+
+class _Reference:
+    def __init__(self, options: RankOptions, checkpoint: "Checkpoint", config: "ModelConfig") -> None:
+        from roofline.program.target import CPU, PLAIN, with_cache
+
+        self.options, self.checkpoint, self.config = options, checkpoint, config
+        self.target = PLAIN if options.arithmetic == "plain" else with_cache(CPU, options.kv_dtype)
+
+    def check(self) -> None:
+        from roofline.models.registry import get
+        from roofline.program.compile import compile_program
+
+        grid = self.options.grid
+        share, tensors = grid.share(grid.size - 1), self.checkpoint.tensors
+        compile_program(get(self.config.family), self.config, tensors, self.target, share=share)
+
+    def device(self, rank: int) -> str:
+        return "cpu"
+
+    def share(self, ranks: Ranks) -> "tuple[ShareExecutable, Mapping[str, str]]":
+        from roofline.backends.cpu.select import choose_threads
+        from roofline.backends.reference.parallel import reference_share
+
+        given = self.options
+        threads = given.threads or max(1, int(choose_threads().value) // given.grid.size)
+        limits, sizes = BatchLimits(*given.limits), (given.num_pages, given.max_context)
+        inner = reference_share(self.checkpoint, self.config, limits, *sizes, threads, self.target, ranks)
+        notes = {"backend": f"reference (torch, slow), {given.arithmetic} arithmetic", "cache": given.kv_dtype}
+        return inner, notes
+
+    def lead(self, inner: Any, ranks: Ranks, watch: "Watch") -> "ParallelExecutable":
+        from roofline.backends.reference.parallel import parallel_reference
+
+        return parallel_reference(self.checkpoint, self.config, inner, self.target, ranks, watch)
+
+
+class _Gpu:
+    def __init__(self, options: RankOptions, checkpoint: "Checkpoint", config: "ModelConfig") -> None:
+        self.options, self.checkpoint, self.config = options, checkpoint, config
+
+    def check(self) -> None:
+        from roofline.bundle.gpu import compile_for_gpu
+
+        given, grid = self.options, self.options.grid
+        if grid.pipeline > 1:
+            what = f"pipeline_parallel={grid.pipeline} with backend 'gpu'"
+            raise UnsupportedError(what, "it runs all layers on each rank", ("tensor_parallel", "backend=reference"))
+        compile_for_gpu(self.checkpoint, self.config, given.kv_dtype, given.exact, grid.share(grid.size - 1))
+
+    def device(self, rank: int) -> str:
+        from roofline.backends.gpu.devices import find
+
+        return find(self.options.device, rank, self.options.tensor).torch_name
+
+    def share(self, ranks: Ranks) -> "tuple[ShareExecutable, Mapping[str, str]]":
+        from roofline.bundle.gpu import load_gpu
+
+        given = self.options
+        return load_gpu(
+            self.checkpoint,
+            self.config,
+            BatchLimits(*given.limits),
+            weights_hash=weights_hash(self.checkpoint) if ranks.rank == 0 else "",
+            longest=given.max_context,
+            fixed_length=given.fixed_length,
+            cache_tokens=given.cache_tokens,
+            kv_dtype=given.kv_dtype,
+            device=given.device,
+            exact=given.exact,
+            tuned=given.tuned,
+            ranks=ranks,
+        )
+
+    def lead(self, inner: Any, ranks: Ranks, watch: "Watch") -> "ParallelExecutable":
+        from roofline.backends.parallel import ParallelExecutable
+
+        vocab, sample = self.config.vocab, inner.sample_of
+        return ParallelExecutable(
+            inner, ranks, identity=inner.fingerprint, vocab_size=vocab, sample=sample, watch=watch
+        )
 
 
 def main(argument: str) -> int:
@@ -147,15 +228,15 @@ def main(argument: str) -> int:
 
 def _follow(options: RankOptions, rank: int, store: "Store", tell: Callable[[str], None]) -> None:
     from roofline.backends.parallel import follow
-    from roofline.backends.ranks import Ranks
     from roofline.models.config import ModelConfig
 
+    _, _, checkpoint = open_source(options.source, options.backend, options.weights, None)
+    assert checkpoint is not None, "no rank of several runs a bundle"
+    maker = _maker(options, checkpoint, ModelConfig.of(checkpoint.model_config()[1]))
+    device = maker.device(rank)
     tell("here")
-    ranks = Ranks(rank, options.grid, store, options.patience)
-    _, _, checkpoint = open_source(options.source, "reference", options.weights, None)
-    assert checkpoint is not None, "the reference reads a checkpoint"
-    config = ModelConfig.of(checkpoint.model_config()[1])
-    inner = _share(options, checkpoint, config, _target(options), ranks)
+    ranks = Ranks(rank, options.grid, store, options.patience, device)
+    inner, _ = maker.share(ranks)
     tell("ready")
     follow(inner, ranks)
     ranks.close()

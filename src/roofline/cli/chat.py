@@ -15,10 +15,12 @@ from roofline.cli.options import (
     MaxTokens,
     Model,
     Option,
+    PipelineParallel,
     Seed,
     Speculate,
     SpeculateTokens,
     Temperature,
+    TensorParallel,
     Threads,
     TopP,
     Weights,
@@ -45,6 +47,8 @@ def command(
     backend: Backend = "cpu",
     device: Device = "auto",
     exact: Exact = False,
+    tensor_parallel: TensorParallel = 1,
+    pipeline_parallel: PipelineParallel = 1,
     threads: Threads = None,
     isa: Isa = None,
     weights: Weights = None,
@@ -63,7 +67,7 @@ def command(
         "draft": draft,
         "speculate_tokens": speculate_tokens,
         "kv_cache_dtype": kv_cache_dtype,
-        **placed(backend, device, exact),
+        **placed(backend, device, exact, tensor_parallel, pipeline_parallel),
     }
     session = Session(lambda name: load_llm(name, threads, isa, weights, **options), model, params, system)
     try:

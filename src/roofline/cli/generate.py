@@ -16,10 +16,12 @@ from roofline.cli.options import (
     MaxTokens,
     Model,
     Option,
+    PipelineParallel,
     Seed,
     Speculate,
     SpeculateTokens,
     Temperature,
+    TensorParallel,
     Threads,
     TopP,
     Weights,
@@ -43,6 +45,8 @@ def command(
     backend: Backend = "cpu",
     device: Device = "auto",
     exact: Exact = False,
+    tensor_parallel: TensorParallel = 1,
+    pipeline_parallel: PipelineParallel = 1,
     threads: Threads = None,
     isa: Isa = None,
     weights: Weights = None,
@@ -62,7 +66,7 @@ def command(
         "draft": draft,
         "speculate_tokens": speculate_tokens,
         "kv_cache_dtype": kv_cache_dtype,
-        **placed(backend, device, exact),
+        **placed(backend, device, exact, tensor_parallel, pipeline_parallel),
     }
     with load_llm(model, threads, isa, weights, **options) as llm:
         asked = text if raw else [{"role": "user", "content": text}]

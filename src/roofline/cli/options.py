@@ -61,16 +61,23 @@ Exact = Annotated[
     bool,
     Option("--exact", help="Results do not depend on what else is in a step: slower on a GPU, true anyway elsewhere."),
 ]
+TensorParallel = Annotated[
+    int, Option("--tensor-parallel", "--tp", min=1, help="Ranks that share each layer; not of --backend cpu.")
+]
+PipelineParallel = Annotated[
+    int, Option("--pipeline-parallel", "--pp", min=1, help="Stages that share the layers; of --backend reference.")
+]
 MaxTokens = Annotated[int | None, Option("--max-tokens", min=1, help="Longest answer. Default: what fits.")]
 Temperature = Annotated[float, Option("--temperature", min=0.0, help="0 takes the most likely token.")]
 TopP = Annotated[float, Option("--top-p", help="Keep the smallest set of tokens with this probability.")]
 Seed = Annotated[int | None, Option("--seed", help="The same seed gives the same answer. Default: a fresh one.")]
 
 
-def placed(backend: str, device: str, exact: bool) -> dict[str, Any]:
+def placed(backend: str, device: str, exact: bool, tensor_parallel: int, pipeline_parallel: int) -> dict[str, Any]:
     """Where a model runs, as options of `roofline.bundle.load`: those that differ from its defaults."""
-    given = {"backend": backend, "device": device, "exact": exact}
-    return {name: value for name, value in given.items() if value not in ("cpu", "auto", False)}
+    given = {"backend": (backend, "cpu"), "device": (device, "auto"), "exact": (exact, False)}
+    given |= {"tensor_parallel": (tensor_parallel, 1), "pipeline_parallel": (pipeline_parallel, 1)}
+    return {name: value for name, (value, default) in given.items() if value != default}
 
 
 def described(command: Callable[..., Any]) -> list[tuple[inspect.Parameter, Any, Any]]:

@@ -12,8 +12,10 @@ from roofline.cli.options import (
     Isa,
     KvCacheDtype,
     Option,
+    PipelineParallel,
     Speculate,
     SpeculateTokens,
+    TensorParallel,
     Threads,
     Weights,
     placed,
@@ -36,6 +38,8 @@ def command(
     backend: Backend = "cpu",
     device: Device = "auto",
     exact: Exact = False,
+    tensor_parallel: TensorParallel = 1,
+    pipeline_parallel: PipelineParallel = 1,
     threads: Threads = None,
     isa: Isa = None,
     weights: Weights = None,
@@ -54,7 +58,7 @@ def command(
         "cache_tokens": cache_tokens,
         "weights": weights,
         "kv_cache_dtype": kv_cache_dtype,
-        **placed(backend, device, exact),
+        **placed(backend, device, exact, tensor_parallel, pipeline_parallel),
     }
     serve(
         ServeOptions(

@@ -95,7 +95,8 @@ class LLM:
         if isinstance(draft, str):
             from roofline.bundle import load
 
-            own = ("weights", "max_model_len")  # the model's alone; the other options hold for both
+            # The model's alone; the other options hold for both. A process is a rank of one model.
+            own = ("weights", "max_model_len", "tensor_parallel", "pipeline_parallel")
             draft = load(draft, **{name: value for name, value in options.items() if name not in own})
         if isinstance(model, str):
             from roofline.bundle import load

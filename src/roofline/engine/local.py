@@ -61,6 +61,11 @@ class LocalEngine:
         """Whether `step` has something to compute or to tell."""
         return bool(self.state.running or self.state.waiting or self._events)
 
+    @property
+    def lost(self) -> str | None:
+        """Why no step can succeed any more, None while they can."""
+        return str(self._stepper.lost) if self._stepper.lost is not None else None
+
     def submit(
         self,
         ids: Iterable[int],

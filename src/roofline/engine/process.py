@@ -131,7 +131,7 @@ def main(arguments: list[str]) -> int:
     gc.enable()
     work(channel, engine, rest)
     engine.close()
-    return 0
+    return 0 if engine.lost is None else 1
 
 
 def ready(name: str, engine: LocalEngine, load_seconds: float) -> Ready:
@@ -151,7 +151,8 @@ def ready(name: str, engine: LocalEngine, load_seconds: float) -> Ready:
 
 
 def work(channel: Channel, engine: LocalEngine, arrived: list[ToEngine]) -> None:
-    """Turn messages into reports until the owner closes. arrived: the first messages."""
+    """Turn messages into reports until the owner closes, or nothing can be computed any more. arrived: the first
+    messages."""
     while not channel.closed:
         rejected: list[Event] = []
         for message in arrived:
@@ -167,6 +168,9 @@ def work(channel: Channel, engine: LocalEngine, arrived: list[ToEngine]) -> None
                     return
         if engine.has_work or rejected:
             channel.send(Report(rejected + engine.step(), engine.stats()))
+        if engine.lost is not None:  # the owner starts a fresh process
+            channel.finish()
+            return
         arrived = channel.receive(wait=not engine.has_work)
 
 

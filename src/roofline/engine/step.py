@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from roofline.backends.base import Executable
+from roofline.backends.base import Executable, LostError
 from roofline.backends.sampling import Sampled
 from roofline.common import log
 from roofline.engine import scheduler
@@ -29,6 +29,7 @@ class Stepper:
     ) -> None:
         self.executable, self.state, self.schedule = executable, state, schedule
         self.meter, self.measure, self.speculator = meter, measure, speculator
+        self.lost: LostError | None = None  # why no step can succeed any more
         self._filler, self._rows = BatchFiller(executable.batch), RowBuilder()
 
     def step(self) -> list[Event]:
@@ -81,6 +82,8 @@ class Stepper:
         return ids
 
     def _fail(self, plan: StepPlan, error: Exception) -> list[Event]:
+        if isinstance(error, LostError):
+            self.lost = error
         log.get("engine").error("a step of %d sequences failed", len(plan.sequences), exc_info=error)
         return self.end(plan.sequences, "error", f"{type(error).__name__}: {error}")
 

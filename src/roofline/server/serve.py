@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from roofline.server.text_side import TextOfModel
 
 LOG = log.get("server")
+# What of `load` is the model's alone: a draft model has weights of its own, and runs on rank 0.
+_NOT_THE_DRAFT_S = ("weights", "tensor_parallel", "pipeline_parallel")
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ def _spec(options: ServeOptions) -> EngineSpec:
             speculate_tokens=options.speculate_tokens,
         ),
         draft=options.draft,
-        draft_options={name: value for name, value in options.load.items() if name != "weights"},
+        draft_options={name: value for name, value in options.load.items() if name not in _NOT_THE_DRAFT_S},
     )
 
 

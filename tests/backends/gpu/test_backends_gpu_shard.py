@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -95,3 +96,49 @@ def test_a_part_alone_and_a_stage_are_refused():
         executable("gpu", "llama", False, Share(0, 2), None)
     with pytest.raises(UnsupportedError, match="a stage of a pipeline on a GPU"):
         executable("gpu", "llama", False, Share(0, 1, 1, 2), None)
+
+
+def test_loading_makes_each_rank_s_part_with_the_fewest_pages_that_any_can_hold(monkeypatch):
+    from roofline.backends.gpu import devices, linear_tuning
+    from roofline.backends.parallel import ParallelExecutable
+    from roofline.backends.ranks import Grid
+    from roofline.backends.sampling import SampleRows
+    from roofline.bundle.gpu import load_gpu
+    from roofline.hardware.device import Device
+
+    def find(wanted, rank, ranks):
+        room = (8 + 8 * rank) << 20
+        device = Device("nvidia", rank, "H100", "sm_90", memory=room, torch=rank)
+        return SimpleNamespace(device=device, chip=chips.get("sm_90"), free=room, number=rank, torch_name="cpu")
+
+    monkeypatch.setattr(devices, "find", find)
+    monkeypatch.setattr(linear_tuning, "stored_choices", lambda *_: ({}, "never tuned"))
+    config, form = MODELS["llama"]
+    source = random_checkpoint(config, seed=3, form=form)
+    segments, rows = CHUNKS[0]
+
+    def work(member: Member):
+        grid = Grid(2)
+        ranks = SimpleNamespace(
+            **{name: getattr(member, name) for name in ("size", "sum", "gather", "rank")}, grid=grid,
+            share=grid.share(member.rank), share_batch=lambda _: None, close=lambda: None,
+            least=lambda n: min(int(x) for x in member.threads.exchange(member.rank, torch.tensor(n))),
+        )  # fmt: skip
+        inner, _ = load_gpu(
+            source, ModelConfig.of(config), LIMITS, weights_hash="7e57", longest=128, fixed_length=True,
+            cache_tokens=None, ranks=ranks,
+        )  # fmt: skip
+        inner.batch.fill(segments, rows)
+        if member.rank == 1:
+            inner.run({})
+            return inner.num_pages, None
+        given = {"identity": inner.fingerprint, "vocab_size": 300, "sample": inner.sample_of, "watch": None}
+        whole = ParallelExecutable(inner, ranks, **given)
+        whole.forward()
+        return inner.num_pages, (whole.logits(), whole.sample(SampleRows.greedy(1)).ids.tolist())
+
+    (pages, found), (others, _) = Threads(2, in_turn=True).run(work)
+    assert pages == others
+    want = logits("gpu", "llama", CHUNKS[:1])[0]
+    assert np.array_equal(found[0], want)
+    assert found[1] == [int(want[0].argmax())]

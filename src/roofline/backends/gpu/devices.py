@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from roofline.common.errors import UnsupportedError
+from roofline.common.errors import CapacityError, UnsupportedError
 from roofline.hardware import gpus, wheel
 from roofline.hardware.chips import Chip
 from roofline.hardware.device import Device
@@ -20,11 +20,20 @@ class Found:
     chip: Chip
     free: int
 
+    @property
+    def torch_name(self) -> str:
+        """What torch calls it."""
+        return f"cuda:{self.number}"
 
-def find(wanted: str = AUTO) -> Found:
+
+def find(wanted: str = AUTO, rank: int = 0, ranks: int = 1) -> Found:
     """The one device that a model runs on: by name as `choose` takes it, or the first that torch can use.
 
-    Raises UnsupportedError too where torch or triton is missing, or torch sees no GPU at all.
+    ranks: of so many processes that run it together, each with a device of its own, all of one chip, in the order of
+    the names; rank: the one whose device is wanted.
+
+    Raises UnsupportedError too where torch or triton is missing, torch sees no GPU at all, or ranks would have
+    different chips; CapacityError where there are fewer devices than ranks.
     """
     for package in ("torch", "triton"):
         if gpus.installed(package) is None:
@@ -36,7 +45,13 @@ def find(wanted: str = AUTO) -> Found:
     if not devices:
         reason = "torch can use none here; `roofline doctor` says why and what mends it"
         raise UnsupportedError("backend 'gpu'", reason, ("backend cpu",))
-    device = devices[0]
+    if len(devices) < ranks:
+        remedy = f"Lower it to {len(devices)}, or name more devices."
+        raise CapacityError(f"tensor_parallel={ranks}", ranks, len(devices), "devices", remedy)
+    if len({device.arch for device in devices[:ranks]}) > 1:
+        kinds = ", ".join(f"{device.id} is {device.arch}" for device in devices[:ranks])
+        raise UnsupportedError("ranks on different chips", kinds, ("device=... with devices of one kind",))
+    device = devices[rank]
     assert device.torch is not None, "choose gives devices that torch sees"
     return Found(device.torch, device, device.chip(), int(torch.cuda.mem_get_info(device.torch)[0]))
 

@@ -1,7 +1,7 @@
 """A Program on a GPU: weights, cache and arena in device memory, a list of launches a step, graphs for decode steps."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -153,6 +153,12 @@ class GpuExecutable:
             self._last = self.step_of(sizes)
             (self._run_timed if self._clocks else self.run)(self._last)
 
+    def run(self, carried: "Mapping[str, Tensor]") -> "Tensor":
+        """The logits of the step described by `batch`, on the device; for ranks that share the matrices."""
+        assert not carried, "stages are refused"
+        self.forward()
+        return self._device_logits()
+
     def step_of(self, sizes: Sizes) -> Step:
         """The tensors that a step of these sizes works on."""
         fields, slots = self._fields.of(sizes), self._slots[: sizes.tokens]
@@ -185,10 +191,14 @@ class GpuExecutable:
 
     def sample(self, rows: SampleRows) -> Sampled:
         """One id for each logit row; -1 where a row's logits hold NaN. Waits for the device."""
+        return self.sample_of(self._device_logits(), rows)
+
+    def sample_of(self, logits: "Tensor", rows: SampleRows) -> Sampled:
+        """One id for each row of logits [rows, vocab] on the device; see `sample`."""
         from roofline.backends.gpu.kernels.sample import sample
 
         with self._here:
-            return sample(self.runtime.chip, self._device_logits(), rows).fetch()
+            return sample(self.runtime.chip, logits, rows).fetch()
 
     def step_cost(self) -> StepCost:
         """The price of the step now in `batch`, at the measured roofs where there are any."""

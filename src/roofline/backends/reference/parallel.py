@@ -1,15 +1,21 @@
 """The reference on several ranks."""
 
+from typing import TYPE_CHECKING
+
 from roofline.backends.parallel import ParallelExecutable, Watch
 from roofline.backends.ranks import Ranks
 from roofline.backends.reference.executable import ReferenceExecutable, digest_of
 from roofline.backends.reference.oracle import Checkpoint
 from roofline.backends.reference.sampling import sample
+from roofline.backends.sampling import Sampled, SampleRows
 from roofline.models.config import ModelConfig
 from roofline.models.registry import get
 from roofline.ops.batch import BatchLimits
 from roofline.program.compile import compile_program
 from roofline.program.target import Target
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def reference_share(
@@ -36,4 +42,8 @@ def parallel_reference(
     """Rank 0's executable over its share of the checkpoint."""
     whole = compile_program(get(config.family), config, checkpoint.tensors, target)
     identity = f"reference {whole.digest()} {digest_of(checkpoint)}"
-    return ParallelExecutable(inner, ranks, identity=identity, vocab_size=config.vocab, sample=sample, watch=watch)
+
+    def sample_of(logits: "Tensor", rows: SampleRows) -> Sampled:
+        return sample(logits.numpy(), rows)
+
+    return ParallelExecutable(inner, ranks, identity=identity, vocab_size=config.vocab, sample=sample_of, watch=watch)
