@@ -73,7 +73,9 @@ TopP = Annotated[float, Option("--top-p", help="Keep the smallest set of tokens 
 Seed = Annotated[int | None, Option("--seed", help="The same seed gives the same answer. Default: a fresh one.")]
 
 
-def placed(backend: str, device: str, exact: bool, tensor_parallel: int, pipeline_parallel: int) -> dict[str, Any]:
+def placed(
+    backend: str, device: str, exact: bool, tensor_parallel: int = 1, pipeline_parallel: int = 1
+) -> dict[str, Any]:
     """Where a model runs, as options of `roofline.bundle.load`: those that differ from its defaults."""
     given = {"backend": (backend, "cpu"), "device": (device, "auto"), "exact": (exact, False)}
     given |= {"tensor_parallel": (tensor_parallel, 1), "pipeline_parallel": (pipeline_parallel, 1)}

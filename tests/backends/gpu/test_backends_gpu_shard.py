@@ -23,7 +23,7 @@ from thread_ranks import Member, Threads
 
 torch = pytest.importorskip("torch")
 LLAMA = {
-    "family": "llama", "width": 128, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 32, "ffn": 256, "vocab": 300,
+    "family": "llama", "width": 128, "layers": 1, "heads": 4, "kv_heads": 2, "head_dim": 32, "ffn": 256, "vocab": 300,
     "norm_eps": 1e-5, "rope_theta": 10000.0, "rope_scaling": None, "rope_style": "half", "max_position": 512,
     "tied": True, "attention_bias": False, "qk_norm": False, "sliding_window": None,
 }  # fmt: skip
