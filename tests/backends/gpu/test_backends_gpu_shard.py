@@ -29,6 +29,7 @@ LLAMA = {
 }  # fmt: skip
 MODELS = {
     "llama": (LLAMA, "BF16"),
+    "two layers": ({**LLAMA, "layers": 2}, "BF16"),
     "qwen": ({**LLAMA, "family": "qwen", "attention_bias": True}, "Q4_1"),
     "alibi": ({**LLAMA, "family": "mpt", "kv_heads": 4, "positions": "alibi", "bias": True}, "F16"),
 }
@@ -75,7 +76,7 @@ def logits(kind, name, steps=CHUNKS, exact=False):
     return Threads(2, in_turn=True).run(work)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["two layers", "qwen", "alibi"])
 def test_ranks_equal_the_reference_s_ranks(name):
     """Up to where 16-bit rounding falls."""
     gpu, reference = logits("gpu", name), logits("reference", name)
@@ -95,7 +96,7 @@ def test_a_part_alone_and_a_stage_are_refused():
     with pytest.raises(UnsupportedError, match="a Program for 2 ranks is not supported: there are 1 here"):
         executable("gpu", "llama", False, Share(0, 2), None)
     with pytest.raises(UnsupportedError, match="a stage of a pipeline on a GPU"):
-        executable("gpu", "llama", False, Share(0, 1, 1, 2), None)
+        executable("gpu", "two layers", False, Share(0, 1, 1, 2), None)
 
 
 def test_loading_makes_each_rank_s_part_with_the_fewest_pages_that_any_can_hold(monkeypatch):
