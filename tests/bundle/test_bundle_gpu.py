@@ -39,6 +39,12 @@ def test_a_device_or_an_instruction_set_of_another_backend_is_refused(model):
         load(model, device="amd:0", weights="random:1", text=False)
     with pytest.raises(UnsupportedError, match="device="):
         load(model, backend="gpu", isa="avx2", weights="random:1", text=False)
+    with pytest.raises(UnsupportedError, match="offload='auto' with backend 'cpu'"):
+        load(model, offload="auto", weights="random:1", text=False)
+    with pytest.raises(UnsupportedError, match="offload on several ranks"):
+        load(model, backend="gpu", offload=1, tensor_parallel=2, weights="random:1", text=False)
+    with pytest.raises(ConfigError, match="neither a number of layers"):
+        load(model, backend="gpu", offload="all", weights="random:1", text=False)
     with pytest.raises(UnsupportedError, match="threads=2"):
         load(model, backend="gpu", threads=2, weights="random:1", text=False)
 

@@ -178,8 +178,8 @@ def test_serve_and_generate_hand_on_where_to_run(run, llm, monkeypatch):
     served, prepared, given = [], [], []
     monkeypatch.setattr(ready, "prepare", lambda *args: prepared.append(args))
     monkeypatch.setattr(serve, "serve", served.append)
-    words = ("--backend", "gpu", "--device", "amd:0", "--exact", "--tp", "4", "--pp", "2")
-    wanted = {"backend": "gpu", "device": "amd:0", "exact": True}
+    words = ("--backend", "gpu", "--device", "amd:0", "--exact", "--offload", "2", "--tp", "4", "--pp", "2")
+    wanted = {"backend": "gpu", "device": "amd:0", "exact": True, "offload": 2}
     shared = {"tensor_parallel": 4, "pipeline_parallel": 2}
     assert run("serve", "large", *words, "--speculate", "draft", "--draft", "tiny").exit_code == 0
     assert prepared == [("large", None, None, "gpu"), ("tiny", None, None, "gpu")]
@@ -192,6 +192,8 @@ def test_serve_and_generate_hand_on_where_to_run(run, llm, monkeypatch):
     assert run("chat", "--device", "amd:0", input="hi\n").exit_code == 0
     assert (wanted | shared).items() <= given[0].items()
     assert (given[1].get("backend"), given[1]["device"]) == (None, "amd:0"), "load refuses it, rather than nobody"
+    result = run("generate", "hi", "--backend", "gpu", "--offload", "some")
+    assert (result.exit_code, "neither a number of layers nor auto" in result.stderr) == (1, True)
 
 
 def test_benches_hand_on_where_to_run_and_know_no_isa_there(run, monkeypatch):
@@ -203,10 +205,10 @@ def test_benches_hand_on_where_to_run_and_know_no_isa_there(run, monkeypatch):
     found = profile.Profiled("m", {"device": "amd:0 a GPU", "datasheet": "bf16 1 Top/s"}, ())
     monkeypatch.setattr(profile, "profile_model", lambda _model, _steps, **options: given.append(options) or found)
     for words in (("bench", "engine"), ("profile",)):
-        result = run(*words, "m", "--backend", "gpu", "--device", "amd:0", "--exact")
+        result = run(*words, "m", "--backend", "gpu", "--device", "amd:0", "--exact", "--offload", "auto")
         assert result.exit_code == 0, result.output
         assert "on amd:0 a GPU" in result.output or "datasheet: bf16 1 Top/s" in result.output
-        assert {"backend": "gpu", "device": "amd:0", "exact": True}.items() <= given[-1].items()
+        assert {"backend": "gpu", "device": "amd:0", "exact": True, "offload": "auto"}.items() <= given[-1].items()
         assert run(*words, "m", "--backend", "reference").exit_code == 2, "its figures say nothing"
 
 

@@ -18,7 +18,7 @@ MODULES = {"generate": generate, "serve": serve, "chat": chat}
 SOME = (
     "--model -m --max-tokens --seed --temperature --raw --stream --no-stream --json -5 --seed=3 --raw=1 - -- -x 0 7 x "
     "--temperature=-1 --help --no-raw 1e2 --threads --port --host --weights nan "
-    "--speculate ngram --speculate-tokens 15 16 --draft --backend gpu --device auto --exact --tp"
+    "--speculate ngram --speculate-tokens 15 16 --draft --backend gpu --device auto --exact --tp --offload"
 )
 WORDS = st.lists(st.sampled_from(SOME.split(" ")), max_size=6)
 
@@ -63,7 +63,7 @@ def test_ordinary_calls_are_quick(words: list[str], wanted: dict[str, Any]) -> N
     values = quick.parse(generate.command, words)
     assert values is not None
     assert wanted.items() <= values.items()
-    assert len(values) == 21
+    assert len(values) == 22
 
 
 def test_the_rest_is_for_typer() -> None:

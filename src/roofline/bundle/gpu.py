@@ -1,14 +1,17 @@
 """A checkpoint on a GPU: the Program for it, what fits, and the notes of what was chosen."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from roofline.common.errors import ConfigError
-from roofline.common.units import human_bytes, human_rate
+from roofline.common.units import human_bytes, human_rate, human_seconds
 from roofline.ops.batch import PAGE_TOKENS, BatchLimits
 from roofline.program.ir import WHOLE, Share
 
 if TYPE_CHECKING:
+    from roofline.backends.gpu.capacity import Budget, OffloadOption, Placement
+    from roofline.backends.gpu.devices import Found
     from roofline.backends.gpu.executable import GpuExecutable
     from roofline.backends.ranks import Ranks
     from roofline.hardware.products import Product
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from roofline.weights.checkpoint import Checkpoint
 
 RESERVED = 0.05  # of a device's free memory, for what the library and the driver take while they run
+HOST_SHARE = 0.5  # of the host's free memory, that layers may be pinned in
 MOST_TOKENS = 1 << 20  # of a cache whose size nobody asked for
 
 
@@ -56,40 +60,49 @@ def load_gpu(
     graphs: bool = True,
     tuned: bool = True,
     ranks: "Ranks | None" = None,
+    offload: "OffloadOption" = 0,
 ) -> "tuple[GpuExecutable, Mapping[str, str]]":
     """The executable, its cache as large as the device allows unless cache_tokens says.
 
     longest: positions served, where fixed_length; else at most so many, cut to the cache. tuned: with the kernels that
     `roofline tune gemms` chose for this device, where results need not be exact. ranks: who shares the matrices; this
-    one's part is made, on the device of its rank, and all have as many pages.
+    one's part is made, on the device of its rank, and all have as many pages. offload: layers that stay on the host,
+    "auto": as few as it takes.
 
     Raises UnsupportedError, CapacityError, ConfigError: with cause and remedy.
     """
     from roofline.backends.gpu import kernel_cache
-    from roofline.backends.gpu.capacity import Budget, place
+    from roofline.backends.gpu.capacity import place
     from roofline.backends.gpu.devices import find
     from roofline.backends.gpu.exactness import exact_over_fast
     from roofline.backends.gpu.executable import GpuExecutable, Runtime
     from roofline.backends.gpu.libraries import follow_store, sum_in_float32
     from roofline.backends.gpu.linear_tuning import stored_choices
-    from roofline.backends.gpu.needs import needs_of
+    from roofline.backends.gpu.needs import cheaper, needs_of
 
     kernel_cache.use()
     share = ranks.share if ranks is not None else WHOLE
     program = compile_for_gpu(checkpoint, config, kv_dtype, exact, share)
     found = find(device, share.rank, share.ranks)
     sum_in_float32()
-    budget = Budget.of(found.device, free=int(found.free * (1 - RESERVED)))
-    needs = needs_of(program, limits, extra=_scratch(program, limits))
-    least = longest if fixed_length else PAGE_TOKENS
-    pages = place(needs, budget, least_tokens=least, tokens=cache_tokens).pages
+    scratch = _scratch(program, limits)
+    needs = needs_of(program, limits, extra=scratch)
+    placed = place(
+        needs,
+        _budget(found, offload),
+        least_tokens=longest if fixed_length else PAGE_TOKENS,
+        tokens=cache_tokens,
+        offload=offload,
+        alternatives=cheaper(program, limits, scratch, caches=()),
+    )
+    pages = placed.pages
     pages = min(pages, MOST_TOKENS // PAGE_TOKENS) if cache_tokens is None else pages
     pages = ranks.least(pages) if ranks is not None else pages
     longest = min(longest, pages * PAGE_TOKENS)
     activations = program.kv_groups["kv0"].format
     choices, why = stored_choices(found.chip, found.number, activations) if tuned else ({}, "not asked for")
     followed = follow_store(found.chip) if tuned and not exact else ""
-    runtime = Runtime(found.chip, found.torch_name, exact, graphs, choices)
+    runtime = Runtime(found.chip, found.torch_name, exact, graphs, choices, hosted=placed.hosted)
     executable = GpuExecutable(
         program,
         checkpoint.read,
@@ -104,16 +117,36 @@ def load_gpu(
     size = human_bytes(executable.page_bytes * pages)
     notes = {
         "device": f"{found.device.title}, kernels for {found.chip.name}",
-        "weights": f"{human_bytes(executable.weight_bytes)} on the device",
+        "weights": f"{human_bytes(executable.weight_bytes - executable.weights.hosted_bytes)} on the device",
         "variants": _variants(len(choices), followed) or f"default ({why})",
         "cache": f"{pages * PAGE_TOKENS} tokens in {group.format}, {size}",
     }
+    if placed.hosted:
+        notes["offload"] = _offloaded(placed, len(needs.layers), executable.weights.hosted_bytes)
     if (product := found.device.product) is not None:
         notes["datasheet"] = _promised(product)
     if exact:
         ratios = ", ".join(f"{rows} rows {exact_over_fast(executable, rows):.2f}" for rows in (1, limits.tokens))
         notes["exact"] = f"time of a layer's products over the fast ones: {ratios}"
     return executable, notes
+
+
+def _budget(found: "Found", offload: "OffloadOption") -> "Budget":
+    """What may be used; how fast layers are copied is measured where some are to stay on the host."""
+    from roofline.backends.gpu.capacity import Budget
+    from roofline.backends.gpu.offload import link_rate
+    from roofline.hardware.detect import detect
+
+    link = link_rate(found.torch_name) if offload else 0.0
+    free = int(found.free * (1 - RESERVED))
+    budget = Budget.of(found.device, free=free, link=link)
+    host = int((detect().memory_available or 0) * HOST_SHARE) - budget.shared
+    return replace(budget, host=max(0, host))
+
+
+def _offloaded(placed: "Placement", layers: int, size: int) -> str:
+    least = "" if placed.seconds is None else f", a step takes at least {human_seconds(placed.seconds)}"
+    return f"{len(placed.hosted)} of {layers} layers ({human_bytes(size)}) on the host, no graphs{least}"
 
 
 def _promised(product: "Product") -> str:

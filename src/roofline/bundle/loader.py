@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from roofline.bundle import cached
 from roofline.bundle.cache_size import cache_size, max_context, resolve_kv_dtype
@@ -70,6 +70,7 @@ def load(
     device: str = "auto",
     exact: bool = False,
     graphs: bool = True,
+    offload: "int | Literal['auto']" = 0,
     threads: int | None = None,
     isa: str | None = None,
     cache_tokens: int | None = None,
@@ -98,6 +99,8 @@ def load(
             "auto" is the first that torch can use.
         exact: on a GPU, no sum whose order depends on what else is in a step; elsewhere that is so anyway.
         graphs: on a GPU, decode steps are captured and replayed; off to measure what that brings.
+        offload: layers whose weights stay in the host's memory and are copied to the GPU in each step; "auto": as few
+            as it takes for the rest to fit.
         cache_tokens: tokens the KV cache holds; default 16,384, or what a quarter of the free memory holds if less.
         kv_cache_dtype: "bf16"; "int8", half the bytes, with a scale for each token and head; "auto" is "bf16".
         max_model_len: positions served; default the model's own, cut to the cache.
@@ -122,7 +125,13 @@ def load(
         raise UnsupportedError(f"backend {backend!r}", "there is no such backend", BACKENDS)
     if backend != "gpu" and device != "auto":
         raise UnsupportedError(f"device={device!r} with backend {backend!r}", "it has no devices", ("backend=gpu",))
+    if backend != "gpu" and offload != 0:
+        raise UnsupportedError(f"offload={offload!r} with backend {backend!r}", "it has no devices", ("backend=gpu",))
+    if offload != "auto" and not isinstance(offload, int):
+        raise ConfigError(f"offload={offload!r} is neither a number of layers nor 'auto'")
     grid = _grid(tensor_parallel, pipeline_parallel, backend, source)
+    if grid is not None and offload != 0:
+        raise UnsupportedError("offload on several ranks", "what a rank copies holds up the others", ("offload=0",))
     kv_dtype = _cache_dtype(backend, kv_cache_dtype, arithmetic)
     path, bundle, checkpoint = open_source(source, backend, weights, progress)
     if bundle is not None:
@@ -157,7 +166,7 @@ def load(
             reading = beside.submit(load_text, checkpoint) if text else None
             makers: dict[str, Callable[..., tuple[Executable, Mapping[str, str]]]] = {
                 "cpu": _cpu,
-                "gpu": partial(_gpu, cache_tokens, max_model_len, device, exact, graphs),
+                "gpu": partial(_gpu, cache_tokens, max_model_len, device, exact, graphs, offload),
                 "reference": partial(_reference, arithmetic),
             }
             make = makers[backend]
@@ -522,6 +531,7 @@ def _gpu(
     device: str,
     exact: bool,
     graphs: bool,
+    offload: "int | Literal['auto']",
     checkpoint: "Checkpoint",
     config: "ModelConfig",
     kv_dtype: str,
@@ -548,6 +558,7 @@ def _gpu(
         device=device,
         exact=exact,
         graphs=graphs,
+        offload=offload,
         tuned=tuned,
     )
 

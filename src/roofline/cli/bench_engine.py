@@ -12,6 +12,7 @@ from roofline.cli.options import (
     Exact,
     Isa,
     KvCacheDtype,
+    Offload,
     Speculate,
     SpeculateTokens,
     Threads,
@@ -30,6 +31,7 @@ def command(
     backend: TimedBackend = "cpu",
     device: Device = "auto",
     exact: Exact = False,
+    offload: Offload = "0",
     threads: Threads = None,
     isa: Isa = None,
     weights: Weights = None,
@@ -49,7 +51,7 @@ def command(
         "weights": weights,
         "rows": chosen,
         "kv_cache_dtype": kv_cache_dtype,
-        **placed(backend, device, exact),
+        **placed(backend, device, exact, offload),
     }
     if speculate == "off":
         from roofline.bench.engine import bench_engine

@@ -14,6 +14,7 @@ from roofline.cli.options import (
     KvCacheDtype,
     MaxTokens,
     Model,
+    Offload,
     Option,
     PipelineParallel,
     Seed,
@@ -47,6 +48,7 @@ def command(
     backend: Backend = "cpu",
     device: Device = "auto",
     exact: Exact = False,
+    offload: Offload = "0",
     tensor_parallel: TensorParallel = 1,
     pipeline_parallel: PipelineParallel = 1,
     threads: Threads = None,
@@ -67,7 +69,7 @@ def command(
         "draft": draft,
         "speculate_tokens": speculate_tokens,
         "kv_cache_dtype": kv_cache_dtype,
-        **placed(backend, device, exact, tensor_parallel, pipeline_parallel),
+        **placed(backend, device, exact, offload, tensor_parallel, pipeline_parallel),
     }
     session = Session(lambda name: load_llm(name, threads, isa, weights, **options), model, params, system)
     try:

@@ -15,6 +15,7 @@ from roofline.cli.options import (
     KvCacheDtype,
     MaxTokens,
     Model,
+    Offload,
     Option,
     PipelineParallel,
     Seed,
@@ -45,6 +46,7 @@ def command(
     backend: Backend = "cpu",
     device: Device = "auto",
     exact: Exact = False,
+    offload: Offload = "0",
     tensor_parallel: TensorParallel = 1,
     pipeline_parallel: PipelineParallel = 1,
     threads: Threads = None,
@@ -66,7 +68,7 @@ def command(
         "draft": draft,
         "speculate_tokens": speculate_tokens,
         "kv_cache_dtype": kv_cache_dtype,
-        **placed(backend, device, exact, tensor_parallel, pipeline_parallel),
+        **placed(backend, device, exact, offload, tensor_parallel, pipeline_parallel),
     }
     with load_llm(model, threads, isa, weights, **options) as llm:
         asked = text if raw else [{"role": "user", "content": text}]

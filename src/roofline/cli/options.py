@@ -5,6 +5,8 @@ import inspect
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+from roofline.common.errors import ConfigError
+
 DEFAULT_MODEL = "smollm2-135m"
 
 
@@ -61,6 +63,9 @@ Exact = Annotated[
     bool,
     Option("--exact", help="Results do not depend on what else is in a step: slower on a GPU, true anyway elsewhere."),
 ]
+Offload = Annotated[
+    str, Option("--offload", help="Layers kept in the host's memory with --backend gpu; auto: as few as it takes.")
+]
 TensorParallel = Annotated[
     int, Option("--tensor-parallel", "--tp", min=1, help="Ranks that share each layer; not of --backend cpu.")
 ]
@@ -74,10 +79,14 @@ Seed = Annotated[int | None, Option("--seed", help="The same seed gives the same
 
 
 def placed(
-    backend: str, device: str, exact: bool, tensor_parallel: int = 1, pipeline_parallel: int = 1
+    backend: str, device: str, exact: bool, offload: str, tensor_parallel: int = 1, pipeline_parallel: int = 1
 ) -> dict[str, Any]:
-    """Where a model runs, as options of `roofline.bundle.load`: those that differ from its defaults."""
-    given = {"backend": (backend, "cpu"), "device": (device, "auto"), "exact": (exact, False)}
+    """Where a model runs, as options of `roofline.bundle.load`: those that differ from its defaults. Raises ConfigError
+    for an `offload` that is neither a number nor "auto"."""
+    if offload != "auto" and not offload.isdecimal():
+        raise ConfigError(f"--offload {offload!r} is neither a number of layers nor auto")
+    layers: int | str = "auto" if offload == "auto" else int(offload)
+    given = {"backend": (backend, "cpu"), "device": (device, "auto"), "exact": (exact, False), "offload": (layers, 0)}
     given |= {"tensor_parallel": (tensor_parallel, 1), "pipeline_parallel": (pipeline_parallel, 1)}
     return {name: value for name, (value, default) in given.items() if value != default}
 

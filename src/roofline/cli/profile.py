@@ -13,6 +13,7 @@ from roofline.cli.options import (
     Exact,
     Isa,
     KvCacheDtype,
+    Offload,
     Threads,
     TimedBackend,
     Weights,
@@ -43,6 +44,7 @@ def command(
     backend: TimedBackend = "cpu",
     device: Device = "auto",
     exact: Exact = False,
+    offload: Offload = "0",
     threads: Threads = None,
     isa: Isa = None,
     weights: Weights = None,
@@ -56,7 +58,7 @@ def command(
     if not steps:
         steps = [profile.Step(1, 8, batch), profile.Step(1, 1024, batch), profile.Step(512, 0, batch)]
     loading: dict[str, Any] = {"threads": threads, "isa": isa, "weights": weights, "kv_cache_dtype": kv_cache_dtype}
-    found = profile.profile_model(model, steps, **loading, **placed(backend, device, exact))
+    found = profile.profile_model(model, steps, **loading, **placed(backend, device, exact, offload))
     if svg is not None:
         from roofline.bench.roofline_plot import draw
 

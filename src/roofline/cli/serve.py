@@ -11,6 +11,7 @@ from roofline.cli.options import (
     Exact,
     Isa,
     KvCacheDtype,
+    Offload,
     Option,
     PipelineParallel,
     Speculate,
@@ -38,6 +39,7 @@ def command(
     backend: Backend = "cpu",
     device: Device = "auto",
     exact: Exact = False,
+    offload: Offload = "0",
     tensor_parallel: TensorParallel = 1,
     pipeline_parallel: PipelineParallel = 1,
     threads: Threads = None,
@@ -58,7 +60,7 @@ def command(
         "cache_tokens": cache_tokens,
         "weights": weights,
         "kv_cache_dtype": kv_cache_dtype,
-        **placed(backend, device, exact, tensor_parallel, pipeline_parallel),
+        **placed(backend, device, exact, offload, tensor_parallel, pipeline_parallel),
     }
     serve(
         ServeOptions(

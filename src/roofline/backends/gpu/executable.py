@@ -1,7 +1,7 @@
 """A Program on a GPU: weights, cache and arena in device memory, a list of launches a step, graphs for decode steps."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from roofline.backends.base import Clock, MonotonicClock, StepCost
 from roofline.backends.gpu.allocate import cache, scratch_bytes, turns
 from roofline.backends.gpu.fields import Fields
 from roofline.backends.gpu.graphs import Graphs, padded
-from roofline.backends.gpu.lower import Lowering
+from roofline.backends.gpu.lower import Lowering, by_layer
 from roofline.backends.gpu.products import Choices, Products
 from roofline.backends.gpu.step import Sizes, Step, dtypes
 from roofline.backends.gpu.timing import timed
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 class Runtime:
     """Where a Program runs. device: torch's name ("cuda:0"; "cpu" for Triton's interpreter); graphs: capture decode
     steps, which needs a GPU; exact: no order of sums that depends on the step; choices: see `Products`; roofs: measured
-    limits, for `step_cost`. On "meta" there is no memory and nothing computed: see bundle/rehearsal.py."""
+    limits, for `step_cost`; hosted: layers that live on the host, with which steps are not captured. On "meta" there is
+    no memory and nothing computed: see bundle/rehearsal.py."""
 
     chip: Chip
     device: str
@@ -43,6 +44,7 @@ class Runtime:
     graphs: bool = True
     choices: Choices = field(default_factory=dict)
     roofs: Roofs | None = None
+    hosted: tuple[int, ...] = ()
 
     def here(self) -> "AbstractContextManager[Any]":
         """In which kernels are launched on this device: they go to the thread's current one."""
@@ -92,7 +94,9 @@ class GpuExecutable:
         self._clocks, self._seconds = False, list[float]()
         self._here = runtime.here()
         with self._here:
-            self.weights = weights or DeviceWeights(program, read, activations(program), runtime.device)
+            self.weights = weights or DeviceWeights(
+                program, read, activations(program), runtime.device, runtime.hosted
+            )  # fmt: skip
             self._allocate()
         self.weight_bytes = self.weights.nbytes
         self._prices = StepPrices(PriceTable.of(program), runtime.roofs, self.weight_bytes)
@@ -109,6 +113,7 @@ class GpuExecutable:
             program, runtime.chip, self.weights, products, tables, runtime.device, runtime.exact, self._group
         )  # fmt: skip
         self._launches = lowering.launches()
+        self._sections = by_layer(self._launches) if runtime.hosted else [(None, self._launches)]
         self._caches = {name: cache(group, self.num_pages, runtime.device) for name, group in program.kv_groups.items()}
         assert program.plan is not None, "a planned Program"
         size = program.plan.arena.at(tokens=limits.tokens, rows=limits.rows)
@@ -117,7 +122,7 @@ class GpuExecutable:
         self._scratch = torch.empty(scratch, dtype=torch.uint8, device=runtime.device)
         self._slots = torch.empty(limits.tokens, dtype=torch.int64, device=runtime.device)  # [tokens]
         self._fields = Fields(self.batch, runtime.device)
-        captured = runtime.graphs and runtime.device != "cpu" and self._group is None
+        captured = runtime.graphs and runtime.device != "cpu" and self._group is None and not runtime.hosted
         self._graphs = Graphs(self.run, self.step_of) if captured else None
 
     def variant(self, program: Program, limits: BatchLimits, num_pages: int) -> "GpuExecutable":
@@ -166,13 +171,19 @@ class GpuExecutable:
 
     def run(self, step: Step) -> None:
         """Queue the launches of a step whose fields are on the device."""
-        self._fill_slots(step)
-        for _, launch in self._launches:
+        for launch in self._walk():
             launch(step)
 
+    def _walk(self) -> Iterator[Callable[[Step], None]]:
+        """What a step launches, with each layer's weights there while its turn lasts."""
+        yield self._fill_slots
+        for layer, launches in self._sections:
+            with self.weights.using(layer):
+                for _, launch in launches:
+                    yield launch
+
     def _run_timed(self, step: Step) -> None:
-        launches: list[Callable[[Step], None]] = [self._fill_slots, *(launch for _, launch in self._launches)]
-        self._seconds = timed(launches, step, self.runtime.device)
+        self._seconds = timed(self._walk, step, self.runtime.device)
 
     def _fill_slots(self, step: Step) -> None:
         from roofline.backends.gpu.kernels.slots import slots
@@ -235,7 +246,7 @@ class GpuExecutable:
         """Free the device's memory."""
         if self._graphs is not None:
             self._graphs.close()
-        del self._arena, self._scratch, self._caches, self.weights, self._launches
+        del self._arena, self._scratch, self._caches, self.weights, self._launches, self._sections
         self._last = None
 
     def _fingerprint(self) -> str:

@@ -1,9 +1,10 @@
 """Instructions -> launches: one function an op, which looks up what it can once and returns what runs in each step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from roofline.backends.gpu.needs import layer_of
 from roofline.backends.gpu.products import Products
 from roofline.backends.gpu.step import Step
 from roofline.backends.gpu.weights import DeviceWeights
@@ -42,6 +43,19 @@ class Lowering:
                 raise UnsupportedError(f"op {instr.op!r} on a GPU", "it has no kernel", sorted(_LOWER))
             found.append((instr, _LOWER[instr.op](self, instr)))
         return found
+
+
+def by_layer(launches: Iterable[tuple[Instr, Launch]]) -> list[tuple[int | None, list[tuple[Instr, Launch]]]]:
+    """Launches cut where the layer changes whose weights they read; those that read none go with the ones before."""
+    cut: list[tuple[int | None, list[tuple[Instr, Launch]]]] = [(None, [])]
+    for instr, launch in launches:
+        layers = {layer_of(name) for name in instr.weights} or {cut[-1][0]}
+        assert len(layers) == 1, "an instruction reads weights of one layer"
+        (layer,) = layers
+        if layer != cut[-1][0]:
+            cut.append((layer, []))
+        cut[-1][1].append((instr, launch))
+    return cut
 
 
 def _embed(low: Lowering, instr: Instr) -> Launch:
@@ -109,9 +123,9 @@ def _norm(low: Lowering, instr: Instr) -> Launch:
     from roofline.backends.gpu.kernels.add_norm import add_norm
 
     heads, layer = instr.attrs.get("heads", 1), instr.op == "layer_norm"
-    weight, bias = _vectors(low, instr)
 
     def launch(step: Step) -> None:
+        weight, bias = _vectors(low, instr)
         x, out = step.value(instr.inputs[0]), step.value(instr.output.name)
         if heads > 1:  # of each head by itself: rows of one head
             x, out = (t.reshape(t.shape[0] * heads, -1) for t in (x, out))
@@ -123,10 +137,11 @@ def _norm(low: Lowering, instr: Instr) -> Launch:
 def _add_norm(low: Lowering, instr: Instr) -> Launch:
     from roofline.backends.gpu.kernels.add_norm import add_norm
 
-    (weight, bias), eps, layer = _vectors(low, instr), instr.attr("eps"), instr.attr("layer")
+    eps, layer = instr.attr("eps"), instr.attr("layer")
     (x, y), (total, out) = instr.inputs, (value.name for value in instr.outputs)
 
     def launch(step: Step) -> None:
+        weight, bias = _vectors(low, instr)
         operands = step.value(x), step.value(y)
         add_norm(low.chip, *operands, weight, bias, eps, layer=layer, summed=step.value(total), out=step.value(out))
 
@@ -134,21 +149,30 @@ def _add_norm(low: Lowering, instr: Instr) -> Launch:
 
 
 def _vectors(low: Lowering, instr: Instr) -> "tuple[Tensor, Tensor | None]":
+    """Weight and bias of a norm, to be looked up in each step: a hosted layer's are elsewhere in the next one."""
     weight, *bias = (low.weights.vectors[name] for name in instr.weights)
     return weight, bias[0] if bias else None
 
 
 def _linear(low: Lowering, instr: Instr) -> Launch:
-    parts = low.weights.matrices[instr.weights[0]]
-    bias = low.weights.vectors[instr.weights[1]] if len(instr.weights) > 1 else None
     x, out = instr.inputs[0], instr.output.name
-    return lambda step: low.products.linear(step, step.value(x), parts, bias, step.value(out))
+
+    def launch(step: Step) -> None:
+        parts = low.weights.matrices[instr.weights[0]]
+        bias = low.weights.vectors[instr.weights[1]] if len(instr.weights) > 1 else None
+        low.products.linear(step, step.value(x), parts, bias, step.value(out))
+
+    return launch
 
 
 def _linear_silu_mul(low: Lowering, instr: Instr) -> Launch:
-    (part,) = low.weights.matrices[instr.weights[0]]
     x, out = instr.inputs[0], instr.output.name
-    return lambda step: low.products.gated(step, step.value(x), part, step.value(out))
+
+    def launch(step: Step) -> None:
+        (part,) = low.weights.matrices[instr.weights[0]]
+        low.products.gated(step, step.value(x), part, step.value(out))
+
+    return launch
 
 
 def _rope_kv_write(low: Lowering, instr: Instr) -> Launch:
@@ -159,13 +183,13 @@ def _rope_kv_write(low: Lowering, instr: Instr) -> Launch:
     if instr.op == "rope_kv_write":
         turns = low.tables[instr.attr("table")]
         interleaved = low.program.tables[instr.attr("table")].style == "interleaved"
-    norms = None
-    if instr.weights:
-        q_norm, k_norm = (low.weights.vectors[name] for name in instr.weights)
-        norms = q_norm, k_norm
     eps = instr.attrs.get("eps", 0.0)
 
     def launch(step: Step) -> None:
+        norms = None
+        if instr.weights:
+            q_norm, k_norm = (low.weights.vectors[name] for name in instr.weights)
+            norms = q_norm, k_norm
         k, v = (pages[layer] for pages in step.caches[kv_group_of(cache)])
         rope_kv_write(
             low.chip, step.value(instr.inputs[0]), step.fields["positions"], step.slots, turns, norms, eps,

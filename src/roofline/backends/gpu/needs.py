@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -14,6 +14,12 @@ from roofline.program.ir import Program, Recipe
 from roofline.program.target import CACHE_ORDERS
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
+
+
+def layer_of(weight: str) -> int | None:
+    """The layer that a weight belongs to by its name; None: before the first or after the last."""
+    found = _LAYER.match(weight)
+    return int(found[1]) if found else None
 
 
 @dataclass(frozen=True)
@@ -70,8 +76,8 @@ def needs_of(
     ends = 0
     for name, recipe in program.weights.items():
         size = _bytes(recipe, weight_format)
-        if found := _LAYER.match(name):
-            layers[int(found[1])] = layers.get(int(found[1]), 0) + size
+        if (layer := layer_of(name)) is not None:
+            layers[layer] = layers.get(layer, 0) + size
         else:
             ends += size
     groups = program.kv_groups.values()
@@ -84,13 +90,15 @@ def needs_of(
     return Needs(ordered, ends, token, math.ceil(workspace), _fewest(group.kv_heads for group in groups))
 
 
-def cheaper(program: Program, limits: BatchLimits, extra: int = 0) -> dict[str, Needs]:
+def cheaper(
+    program: Program, limits: BatchLimits, extra: int = 0, caches: Collection[str] = tuple(CACHE_ORDERS)
+) -> dict[str, Needs]:
     """What could be asked for instead, in words, and its needs: smaller formats of the cache, and weights of 4 bits.
 
-    For `capacity.place`, which names those that would fit.
+    caches: formats there are. For `capacity.place`, which names those that would fit.
     """
     own = needs_of(program, limits, extra=extra)
-    found = {f"kv_cache_dtype={name}": needs_of(program, limits, kv_format=name, extra=extra) for name in CACHE_ORDERS}
+    found = {f"kv_cache_dtype={name}": needs_of(program, limits, kv_format=name, extra=extra) for name in caches}
     with suppress(ConfigError):  # a model whose rows are not whole blocks
         found["the weights in 4 bits (Q4_0)"] = needs_of(program, limits, weight_format="Q4_0", extra=extra)
     return {what: needs for what, needs in found.items() if needs.total(1) < own.total(1)}

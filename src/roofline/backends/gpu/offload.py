@@ -123,13 +123,14 @@ class Offload:
             raise ConfigError(f"offload of layers {list(hosted)} of {len(layers)} through {buffers} buffers")
         on_device = device.type == "cuda"  # HIP's name too
         self._streams = streams or (DeviceStreams(device) if on_device else Immediate())
-        self._resident = {
-            index: {name: tensor.to(device) for name, tensor in layer.items()}
-            for index, layer in enumerate(layers)
-            if index not in self.hosted
-        }
-        self._host = {index: _pack(layers[index], pin=on_device) for index in self.hosted}
-        self._like = {index: {n: t.to("meta") for n, t in layers[index].items()} for index in self.hosted}
+        self._resident, self._host = {}, {}
+        self._like = {}
+        for index, layer in enumerate(layers):  # each is asked for once
+            if index in self.hosted:
+                self._host[index] = _pack(layer, pin=on_device)
+                self._like[index] = {name: tensor.to("meta") for name, tensor in layer.items()}
+            else:
+                self._resident[index] = {name: tensor.to(device) for name, tensor in layer.items()}
         largest = max((block.numel() for block in self._host.values()), default=0)
         self._buffers = [
             _Buffer(torch.empty(largest, dtype=torch.uint8, device=device), self._streams.after_reading())

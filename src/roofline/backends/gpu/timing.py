@@ -1,7 +1,7 @@
 """What each launch of a step takes on the device: events between launches that were queued while it was kept busy."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -12,23 +12,23 @@ _CYCLES = 2e9  # a second, about: only how long the device waits for the host de
 _MOST = 1.0  # seconds that it is made to wait
 
 
-def timed(launches: Sequence[Launch], step: Step, device: str) -> list[float]:
-    """Run launches and return the seconds of each on the device ("cpu": of the clock).
+def timed(walk: Callable[[], Iterable[Launch]], step: Step, device: str) -> list[float]:
+    """Run the launches of a walk and return the seconds of each on the device ("cpu": of the clock).
 
     A host that launches slower than the device computes would be timed in its place. So the list runs twice: once to
     see how long queueing it takes, then behind a kernel that spins for longer than that.
     """
     if device == "cpu":
-        return [_clocked(launch, step) for launch in launches]
+        return [_clocked(launch, step) for launch in walk()]
     import torch
 
     torch.cuda.synchronize()
     start = time.perf_counter()
-    _marked(launches, step, device)
+    _marked(walk(), step)
     queueing = time.perf_counter() - start
     torch.cuda.synchronize()
     torch.cuda._sleep(int(_CYCLES * min(_MOST, 2 * queueing)))
-    marks = _marked(launches, step, device)
+    marks = _marked(walk(), step)
     marks[-1].synchronize()
     return [a.elapsed_time(b) / 1e3 for a, b in pairwise(marks)]
 
@@ -39,13 +39,17 @@ def _clocked(launch: Launch, step: Step) -> float:
     return time.perf_counter() - start
 
 
-def _marked(launches: Sequence[Launch], step: Step, device: str) -> list[Any]:
+def _marked(launches: Iterable[Launch], step: Step) -> list[Any]:
     """Queue the launches with an event before, between and after them."""
     import torch
 
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(launches) + 1)]
-    marks[0].record()
-    for launch, mark in zip(launches, marks[1:], strict=True):
+    def mark() -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    marks = [mark()]
+    for launch in launches:
         launch(step)
-        mark.record()
+        marks.append(mark())
     return marks

@@ -1,0 +1,18 @@
+"""load(backend="gpu") on Triton's interpreter: a device that is none, with as much memory as a test wants."""
+
+from roofline.backends.gpu import devices
+from roofline.hardware import chips
+from roofline.hardware.device import Device
+
+
+class Interpreted(devices.Found):
+    """CPU tensors in the place of the device's."""
+
+    torch_name = "cpu"
+
+
+def pretend(monkeypatch, memory=1 << 26):
+    """From now on the device found is one of that many bytes."""
+    device = Device("nvidia", 0, "a pretended GPU", "sm_90", memory=memory, torch=0)
+    found = Interpreted(0, device, chips.get("sm_90"), memory)
+    monkeypatch.setattr(devices, "find", lambda *_wanted: found)
