@@ -118,7 +118,7 @@ def run_steps(executable: "GpuExecutable") -> None:
 
     for sizes in step_sizes(executable.limits, executable.max_context):
         step = executable.step_of(sizes)
-        executable.run(step)
+        executable.queue(step)
     logits = step.value(executable.program.logits)
     for settings in _samplings(logits.shape[0], executable.vocab_size):
         sample(executable.runtime.chip, logits, settings)

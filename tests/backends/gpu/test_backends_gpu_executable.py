@@ -122,7 +122,7 @@ def test_padding_writes_to_the_scratch_page_only():
     gpu._fields.pad(sizes)
     gpu._fields.upload()
     gpu._last = gpu.step_of(sizes)
-    gpu.run(gpu._last)
+    gpu.queue(gpu._last)
     assert np.array_equal(gpu.logits(), want)
     for pages, old in zip(gpu._caches["kv0"], after, strict=True):
         assert torch.equal(pages[:, :16].view(torch.int16), old[:, :16].view(torch.int16))

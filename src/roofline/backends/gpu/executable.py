@@ -123,7 +123,7 @@ class GpuExecutable:
         self._slots = torch.empty(limits.tokens, dtype=torch.int64, device=runtime.device)  # [tokens]
         self._fields = Fields(self.batch, runtime.device)
         captured = runtime.graphs and runtime.device != "cpu" and self._group is None and not runtime.hosted
-        self._graphs = Graphs(self.run, self.step_of) if captured else None
+        self._graphs = Graphs(self.queue, self.step_of) if captured else None
 
     def variant(self, program: Program, limits: BatchLimits, num_pages: int) -> "GpuExecutable":
         """Another trace of the same model on the same weights, with a cache and a batch of its own.
@@ -156,7 +156,7 @@ class GpuExecutable:
                 self._last = self._graphs.step(sizes)
                 return
             self._last = self.step_of(sizes)
-            (self._run_timed if self._clocks else self.run)(self._last)
+            (self._run_timed if self._clocks else self.queue)(self._last)
 
     def run(self, carried: "Mapping[str, Tensor]") -> "Tensor":
         """The logits of the step described by `batch`, on the device; for ranks that share the matrices."""
@@ -169,7 +169,7 @@ class GpuExecutable:
         fields, slots = self._fields.of(sizes), self._slots[: sizes.tokens]
         return Step(self.program, sizes, fields, slots, self._caches, self._arena, self._scratch)
 
-    def run(self, step: Step) -> None:
+    def queue(self, step: Step) -> None:
         """Queue the launches of a step whose fields are on the device."""
         for launch in self._walk():
             launch(step)
