@@ -75,7 +75,6 @@ class Launched:
         while not self.store.check([f"{word}/{rank}" for rank in self._processes]):
             late = seconds is not None and time.monotonic() - start > seconds
             if reason := self._known() or (f"a rank is not {word} after {seconds:.0f} s" if late else None):
-                self.close(0.0)
                 raise RankError(reason)
             time.sleep(_POLL)
 

@@ -86,4 +86,4 @@ def _heads_text(heads: int, block: int) -> str:
 
 
 def _too_many(ranks: int, available: int, what: str) -> CapacityError:
-    return CapacityError(f"tensor_parallel={ranks}", ranks, available, what, f"Lower it to {available} or less.")
+    return CapacityError(f"tensor_parallel={ranks}", ranks, available, what, f"Lower it to at most {available}.")

@@ -28,7 +28,7 @@ def stage(program: Program, number: int, stages: int) -> Program:
     layers = sum(group.layers for group in program.kv_groups.values())
     if stages > layers:
         what = f"pipeline_parallel={stages}"
-        raise CapacityError(what, stages, layers, "layers", f"Lower it to {layers} or less.")
+        raise CapacityError(what, stages, layers, "layers", f"Lower it to at most {layers}.")
     parts = evenly(layers, stages)
     numbers = _layers(program)
     edges = [0, *(numbers.index(first) for first, _ in parts[1:]), len(numbers)]
