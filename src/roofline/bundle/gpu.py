@@ -79,6 +79,7 @@ def load_gpu(
     from roofline.backends.gpu.libraries import follow_store, sum_in_float32
     from roofline.backends.gpu.linear_tuning import stored_choices
     from roofline.backends.gpu.needs import cheaper, needs_of
+    from roofline.backends.gpu.roofs import ensure_op_roofs
 
     kernel_cache.use()
     share = ranks.share if ranks is not None else WHOLE
@@ -102,7 +103,8 @@ def load_gpu(
     activations = program.kv_groups["kv0"].format
     choices, why = stored_choices(found.chip, found.number, activations) if tuned else ({}, "not asked for")
     followed = follow_store(found.chip) if tuned and not exact else ""
-    runtime = Runtime(found.chip, found.torch_name, exact, graphs, choices, hosted=placed.hosted)
+    roofs = ensure_op_roofs(found.torch_name, found.device.name)
+    runtime = Runtime(found.chip, found.torch_name, exact, graphs, choices, roofs, placed.hosted)
     executable = GpuExecutable(
         program,
         checkpoint.read,

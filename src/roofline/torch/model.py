@@ -31,8 +31,8 @@ def from_model(model: Any, tokenizer: Any = None, *, backend: str = "cpu", **opt
     Args:
         model: LlamaForCausalLM, or Mistral's, Qwen2's, Qwen3's, MPT's.
         tokenizer: transformers' tokenizer for it, for prompts that are strings; None: ids alone.
-        backend: "cpu"; "gpu", which rounds weights in float32 to bfloat16; or "reference", slow, with arithmetic="plain"
-            in float32 throughout.
+        backend: "cpu"; "gpu", which rounds weights in float32 to bfloat16; or "reference", slow, with
+            arithmetic="plain" in float32 throughout.
         options: of the engine (see `EngineConfig`) and of loading (see `roofline.bundle.load`).
 
     Raises:

@@ -89,6 +89,7 @@ def test_what_does_not_fit_stays_on_the_host_when_asked(monkeypatch):
     pretend(monkeypatch)
     whole = load(source, text=False, **common)
     assert "offload" not in whole.notes
+    assert whole.executable.runtime.roofs is not None
     weights = whole.executable.weight_bytes
     scarce = None
     for memory in range(weights // 2, 4 * weights, weights // 16):  # the least that holds it with layers on the host

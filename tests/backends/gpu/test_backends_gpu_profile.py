@@ -95,3 +95,21 @@ def test_roofs_of_ops_are_measured_through_torch():
     assert [size for size, _ in found.reads] == [1 << 25, 1 << 26], "no launch over less is timed"
     assert all(rate > (1 << 25) / spent for _, rate in found.reads)
     assert [name for name, _ in found.computes] == ["bf16", "f32"]
+
+
+def test_roofs_are_kept_by_the_device_s_name(monkeypatch, tmp_path):
+    from roofline.backends.gpu import roofs
+    from roofline.common.errors import CapacityError
+
+    asked = []
+    monkeypatch.setenv("ROOFLINE_HOME", str(tmp_path))
+    monkeypatch.setattr(roofs, "measure_op_roofs", lambda device, **_options: asked.append(device) or ROOFS)
+    assert [roofs.ensure_op_roofs("cpu", name) for name in ("A (GPU)", "A (GPU)", "B")] == [ROOFS] * 3
+    assert len(asked) == 2
+    assert sorted(path.name for path in (tmp_path / "roofs").iterdir()) == ["gpu-A-GPU--0.json", "gpu-B--0.json"]
+
+    def scarce(device, **_options):
+        raise CapacityError("measuring", 2, 1, "bytes", "Free some.")
+
+    monkeypatch.setattr(roofs, "measure_op_roofs", scarce)
+    assert roofs.ensure_op_roofs("cpu", "C") is None

@@ -1,13 +1,15 @@
 """What a device reaches through torch alone, independently of our kernels: a copy and a product of matrices."""
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from roofline.common.errors import CapacityError
+from roofline.hardware import roofs as store
 from roofline.hardware.roofs import Roofs
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ SIDES = (4096, 8192, 16384)  # of the square products: which one is fastest diff
 SECONDS = 0.25  # of each measurement, so that clocks settle
 
 _LEAST_READ = 32 << 20  # bytes: a launch over fewer takes longer than its reads
+_KEPT_READS, _QUICK = (64 << 20, 1 << 30), 0.05  # bytes; seconds of each measurement
 _QUEUED = 1 << 30  # bytes read by runs that are queued together
 
 
@@ -92,6 +95,28 @@ def measure_op_roofs(
         chip=torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu",
         measured=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+
+
+def ensure_op_roofs(device: str, name: str) -> Roofs | None:
+    """The roofs kept for devices of that name, measured first where there are none; None where memory is too scarce.
+
+    device: as torch names it. What was measured is kept under ROOFLINE_HOME where that can be written.
+    """
+    import torch
+
+    key = "gpu-" + re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")
+    known = store.load(key, 0, "")
+    if known is not None:
+        return known
+    try:
+        fresh = measure_op_roofs(device, reads=_KEPT_READS, seconds=_QUICK)
+    except CapacityError:
+        return None
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()  # it is about to be filled with weights
+    with suppress(OSError):
+        store.store(fresh, key)
+    return fresh
 
 
 def _read(size: int, place: "torch.device", seconds: float) -> float:
