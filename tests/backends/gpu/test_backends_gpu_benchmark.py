@@ -12,6 +12,7 @@ def bench():
     return Bench(chips.get("sm_90"), "cpu", TINY)
 
 
+@pytest.mark.slow
 def test_every_case_is_within_its_tolerance():
     from benchmarks.gpu_kernels import error
 

@@ -40,8 +40,8 @@ def test_gated():
 
 def test_exact_rows_do_not_depend_on_the_batch():
     x, w = torch.randn(70, 200).bfloat16(), torch.randn(40, 200).bfloat16()
-    alone = torch.cat([product(x[i : i + 1], w, 40, exact=True) for i in range(70)])
-    assert torch.equal(product(x, w, 40, exact=True), alone)
+    alone = torch.cat([product(x[i : i + 1], w, 40, exact=True) for i in (0, 1, 63, 64, 69)])
+    assert torch.equal(product(x, w, 40, exact=True)[[0, 1, 63, 64, 69]], alone)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
