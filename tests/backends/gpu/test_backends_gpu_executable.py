@@ -60,7 +60,10 @@ def logits(executable, step):
     return np.array(executable.logits())
 
 
-@pytest.mark.parametrize("name", MODELS)
+QUICK = ("llama", "mistral")  # float and quantised weights; the others take their time: -m slow
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS])
 def test_steps_equal_the_reference(name):
     """Up to where 16-bit rounding falls: sums in another order round differently now and then."""
     gpu, reference = models(name)
