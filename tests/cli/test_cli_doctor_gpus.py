@@ -60,7 +60,7 @@ def test_findings_are_shown_with_their_command(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(roofs, "ensure_roofs", lambda **_: measured)
     monkeypatch.setattr(doctor_gpus, "examine", lambda: report)
     shown = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "400"}).output
-    for part in ("amd:0", "MI100; gfx908", "Mend: start the container with --device=/dev/kfd", "whl/rocm7.1"):
+    for part in ("amd:0", "MI100; gfx908", "Mend: start the container with --device=/dev/kfd", "$TORCH_INDEX/rocm7.1"):
         assert part in shown
     listed = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).output)
     assert listed["gpus"]["devices"][0]["product"] == "MI100"

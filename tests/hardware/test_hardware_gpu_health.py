@@ -35,7 +35,7 @@ def test_a_wheel_that_is_not_for_amd(tmp_path: Path, torch: Wheel | None) -> Non
     (finding,) = found(nodes(chimera(tmp_path)), torch)
     assert "amd:0 MI100, which needs a wheel for ROCm" in finding.cause
     assert "TITAN" not in finding.cause
-    assert finding.remedy.endswith("torch --index-url https://download.pytorch.org/whl/rocm7.1")
+    assert finding.remedy.endswith('torch --index-url "$TORCH_INDEX/rocm7.1"')
     if torch is None:
         assert "not installed" in finding.cause
         assert "--force-reinstall" not in finding.remedy
@@ -53,7 +53,7 @@ def test_a_wheel_that_is_not_for_nvidia(tmp_path: Path, torch: Wheel) -> None:
         write(tmp_path, path, "")
     (finding,) = found(tmp_path, torch)
     assert "nvidia:0 NVIDIA H200, nvidia:1 NVIDIA GeForce RTX 4070, which needs a wheel for CUDA" in finding.cause
-    assert finding.remedy == "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu128"
+    assert finding.remedy == 'pip install --force-reinstall torch --index-url "$TORCH_INDEX/cu128"'
 
 
 def test_one_environment_serves_one_vendor(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from roofline.hardware import chips
 from roofline.hardware.device import Device
 from roofline.hardware.wheel import PLATFORMS, Wheel
 
-# torch's own indexes for each vendor, of versions that torch >= 2.10 is there for.
-_INDEX = {"amd": "https://download.pytorch.org/whl/rocm7.1", "nvidia": "https://download.pytorch.org/whl/cu128"}
+# Below torch's index of wheels: folders for each vendor, of versions that torch >= 2.10 is there for.
+_FOLDER = {"amd": "rocm7.1", "nvidia": "cu128"}
 _SPOKEN = {"cuda": "for CUDA", "rocm": "for ROCm", "cpu": "for CPUs only", "xpu": "for Intel", "": "of unknown make"}
 _AMD_NODES = ("dev/kfd", "dev/dri/renderD*")
 _CONTAINER = {
@@ -60,7 +60,8 @@ def _wheel(vendor: str, served: Sequence[Device], wheel: Wheel | None) -> Iterat
     if wheel and any(PLATFORMS.get(device.vendor) == wheel.platform for device in served):
         cause += " One environment holds one torch: use another for these devices."
     force = "--force-reinstall " if wheel else ""
-    yield Finding(cause, f"pip install {force}torch --index-url {_INDEX[vendor]}")
+    remedy = f'pip install {force}torch --index-url "$TORCH_INDEX/{_FOLDER[vendor]}"'
+    yield Finding(f"{cause} TORCH_INDEX: where torch's installation page keeps its wheels.", remedy)
 
 
 def _amd_nodes(root: Path, may_use: Callable[[Path], bool]) -> Iterator[Finding]:
