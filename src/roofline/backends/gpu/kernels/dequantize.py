@@ -9,8 +9,8 @@ from torch import Tensor
 
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.compilation import Compilation, pointers
-from roofline.backends.gpu.kernels.linear_quant import DeviceWeight, group_codes, group_scale
-from roofline.backends.gpu.pack import LAYOUTS, SUPER, Layout
+from roofline.backends.gpu.kernels.linear_quant import DeviceWeight, group_codes, group_scale, layout_constants
+from roofline.backends.gpu.pack import LAYOUTS
 from roofline.hardware.chips import Chip
 
 NAME = "dequantize"
@@ -49,19 +49,8 @@ def dequantize(chip: Chip, weight: DeviceWeight, *, out: Tensor, ids: Tensor | N
     grid = (weight.columns // weight.layout.group, triton.cdiv(count, tile.sizes["BLOCK"]))
     _dequantize[grid](
         *weight.pointers(), weight.words if ids is None else ids, out, count, weight.rows, out.stride(0),
-        **_constants(weight.layout), PICKED=ids is not None, **tile.launch(),
+        **layout_constants(weight.layout), PICKED=ids is not None, **tile.launch(),
     )  # fmt: skip
-
-
-def _constants(layout: Layout) -> dict[str, object]:
-    return {
-        "GROUP": layout.group,
-        "BITS": layout.bits,
-        "ZERO": layout.zero,
-        "TWO_LEVEL": layout.two_level,
-        "HAS_MINIMUM": layout.has_minimum,
-        "SUPER_COLUMNS": SUPER,
-    }
 
 
 def cost(weight: DeviceWeight, rows: int, dtype: torch.dtype) -> tuple[int, int]:
@@ -87,7 +76,7 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
                 f"{name}{' picked' if picked else ''}",
                 _dequantize,
                 {**signature, "count": "i32", "rows": "i32", "out_stride": "i32"},
-                {**_constants(layout), "PICKED": picked, **tile.sizes},
+                {**layout_constants(layout), "PICKED": picked, **tile.sizes},
                 tile,
                 dots=False,
                 aligned=("rows", "out_stride"),

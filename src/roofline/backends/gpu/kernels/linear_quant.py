@@ -170,15 +170,17 @@ class DeviceWeight:
         return cls(packed.layout, packed.rows, packed.columns, words, *(move(part) for part in held))
 
     @property
+    def _arrays(self) -> tuple[Tensor | None, ...]:
+        return self.words, self.high, self.scale, self.minimum, self.super_scale, self.super_minimum
+
+    @property
     def nbytes(self) -> int:
         """Bytes of its arrays."""
-        held = (self.words, self.high, self.scale, self.minimum, self.super_scale, self.super_minimum)
-        return sum(part.numel() * part.element_size() for part in held if part is not None)
+        return sum(part.nbytes for part in self._arrays if part is not None)
 
     def pointers(self) -> tuple[Tensor, ...]:
         """words, high, scale, minimum, super_scale, super_minimum; one that is there for each that is not."""
-        held = (self.words, self.high, self.scale, self.minimum, self.super_scale, self.super_minimum)
-        return tuple(self.words if part is None else part for part in held)
+        return tuple(self.words if part is None else part for part in self._arrays)
 
 
 _SUMS = tiles.Tile(4, 2, {"BLOCK": 32})  # of group_sums
@@ -194,20 +196,22 @@ def group_sums(x: Tensor, layout: Layout, out: Tensor) -> Tensor:
     return sums
 
 
-def constants(layout: Layout, dtype: torch.dtype) -> dict[str, object]:
-    """The constants that a format and x's dtype give the kernel."""
-    base_bits, base, shift = _BASES[dtype]
+def layout_constants(layout: Layout) -> dict[str, object]:
+    """The constants that a format gives every kernel that reads it."""
     return {
         "GROUP": layout.group,
         "BITS": layout.bits,
         "ZERO": layout.zero,
         "TWO_LEVEL": layout.two_level,
         "HAS_MINIMUM": layout.has_minimum,
-        "BASE_BITS": base_bits,
-        "BASE": base,
-        "BASE_SHIFT": shift,
         "SUPER_COLUMNS": SUPER,
     }
+
+
+def constants(layout: Layout, dtype: torch.dtype) -> dict[str, object]:
+    """The constants that a format and x's dtype give the kernel."""
+    base_bits, base, shift = _BASES[dtype]
+    return layout_constants(layout) | {"BASE_BITS": base_bits, "BASE": base, "BASE_SHIFT": shift}
 
 
 def regime(rows: int, exact: bool) -> str:
