@@ -8,8 +8,7 @@ from roofline.backends.gpu.products import Products
 from roofline.backends.gpu.step import dtypes
 from roofline.backends.gpu.weights import DeviceWeights
 from roofline.common.errors import UnsupportedError
-from roofline.hardware.chips import Chip
-from roofline.ops.batch import PAGE_TOKENS, BatchLimits
+from roofline.ops.batch import PAGE_TOKENS
 from roofline.ops.rope_tables import cos_sin
 from roofline.program.ir import KvGroup, Program
 
@@ -39,27 +38,9 @@ def cache(group: KvGroup, pages: int, device: Any) -> "tuple[Tensor, Tensor]":
     return k, v
 
 
-def scratch_bytes(
-    program: Program,
-    chip: Chip,
-    weights: DeviceWeights,
-    products: Products,
-    limits: BatchLimits,
-    max_context: int,
-) -> int:
-    """The most that one launch of any step may want: products, and attention's partial results."""
-    from roofline.backends.gpu.kernels.attend import prepare, workspace_floats
+def scratch_bytes(program: Program, weights: DeviceWeights, products: Products, tokens: int) -> int:
+    """The most that one launch of a step of up to so many tokens may want: products, attention's partial results."""
+    from roofline.backends.gpu.kernels.attend import workspace_limit
 
-    most = max(products.scratch_bytes(parts, limits.tokens) for parts in weights.shapes())
-    for instr in program.body:
-        if instr.op != "attend":
-            continue
-        kv_heads, head_dim = program.types()[instr.inputs[1]].trailing
-        shape = {"heads": instr.attr("heads"), "kv_heads": kv_heads, "head_dim": head_dim}
-        for tokens, query in ((limits.segments, 1), (limits.tokens, limits.tokens)):
-            how = prepare(
-                chip, tokens=tokens, segments=1 if query > 1 else tokens, max_query=query,
-                max_context=max_context, window=instr.attr("window"), exact=products.exact, **shape,
-            )  # fmt: skip
-            most = max(most, 4 * workspace_floats(how, tokens), 4 * 512 * 2 * 256 * (head_dim + 2))
-    return most
+    most = max(products.scratch_bytes(parts, tokens) for parts in weights.shapes())
+    return max(most, *(4 * workspace_limit(group.head_dim) for group in program.kv_groups.values()))

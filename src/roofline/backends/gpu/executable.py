@@ -88,7 +88,8 @@ class GpuExecutable:
         self.exact = runtime.exact
         self.clock: Clock = MonotonicClock()
         self.batch = Batch(limits)
-        self.vocab_size = program.types()[program.logits].width
+        self._types = program.types()
+        self.vocab_size = self._types[program.logits].width
         self.page_bytes = sum(PAGE_TOKENS * group.token_bytes for group in program.kv_groups.values())
         self._read, self._group, self._weights_hash = read, group, weights_hash
         self._clocks, self._seconds = False, list[float]()
@@ -116,9 +117,10 @@ class GpuExecutable:
         self._sections = by_layer(self._launches) if runtime.hosted else [(None, self._launches)]
         self._caches = {name: cache(group, self.num_pages, runtime.device) for name, group in program.kv_groups.items()}
         assert program.plan is not None, "a planned Program"
+        self._places = program.plan.places
         size = program.plan.arena.at(tokens=limits.tokens, rows=limits.rows)
         self._arena = torch.empty(size, dtype=torch.uint8, device=runtime.device)
-        scratch = scratch_bytes(program, runtime.chip, self.weights, products, limits, self.max_context)
+        scratch = scratch_bytes(program, self.weights, products, limits.tokens)
         self._scratch = torch.empty(scratch, dtype=torch.uint8, device=runtime.device)
         self._slots = torch.empty(limits.tokens, dtype=torch.int64, device=runtime.device)  # [tokens]
         self._fields = Fields(self.batch, runtime.device)
@@ -167,7 +169,7 @@ class GpuExecutable:
     def step_of(self, sizes: Sizes) -> Step:
         """The tensors that a step of these sizes works on."""
         fields, slots = self._fields.of(sizes), self._slots[: sizes.tokens]
-        return Step(self.program, sizes, fields, slots, self._caches, self._arena, self._scratch)
+        return Step(self._types, self._places, sizes, fields, slots, self._caches, self._arena, self._scratch)
 
     def queue(self, step: Step) -> None:
         """Queue the launches of a step whose fields are on the device."""

@@ -1,9 +1,11 @@
 """What the launches of one step share: sizes, the batch's fields on the device, and the values in the arena."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from roofline.program.ir import Program
+from roofline.ops.symbol import Type
+from roofline.program.ir import Place
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,12 +26,13 @@ class Sizes:
 class Step:
     """One step's sizes and tensors; `values` are views of the arena, made when first asked for.
 
-    fields: batch fields, int32, as long as `sizes` says; slots int64 [tokens]; caches: kv group -> (k, v), each
-    [layers, pages, kv_heads, 16, head_dim]; scratch uint8: for one launch at a time;
+    types, places: of the Program's values; fields: batch fields, int32, as long as `sizes` says; slots int64 [tokens];
+    caches: kv group -> (k, v), each [layers, pages, kv_heads, 16, head_dim]; scratch uint8: for one launch at a time;
     launches: how attention is cut into programs, the same for all layers of a kind.
     """
 
-    program: Program
+    types: Mapping[str, Type]
+    places: Mapping[str, Place]
     sizes: Sizes
     fields: "dict[str, Tensor]"
     slots: "Tensor"
@@ -48,9 +51,8 @@ class Step:
         return self._views[name]
 
     def _view(self, name: str) -> "Tensor":
-        kind, plan = self.program.types()[name], self.program.plan
-        assert plan is not None, "a planned Program"
-        place, dtype = plan.places[name], dtypes()[kind.dtype]
+        kind, place = self.types[name], self.places[name]
+        dtype = dtypes()[kind.dtype]
         count = self.sizes.tokens if kind.leading == "tokens" else self.sizes.rows
         start = place.offset.at(tokens=self.sizes.tokens, rows=self.sizes.rows)
         flat = self.arena.view(dtype)
