@@ -1,32 +1,29 @@
 """load(source): a model by name or path becomes something that runs, with its tokenizer and chat template."""
 
-import hashlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from roofline.bundle import cached
 from roofline.bundle.cache_size import cache_size, max_context, resolve_kv_dtype
+from roofline.bundle.makers import Asked, by_reference, of_bundle, on_cpu, on_gpu, weights_hash
 from roofline.bundle.reader import is_bundle, open_bundle
+from roofline.bundle.texts import load_text, text_of_folder
 from roofline.common import extensions, log
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
-from roofline.common.units import human_bytes
 from roofline.ops.batch import PAGE_TOKENS, BatchLimits
 
 if TYPE_CHECKING:
     from roofline.backends.base import Executable
-    from roofline.backends.cpu.executable import CpuExecutable
-    from roofline.backends.cpu.select import Choice
     from roofline.backends.ranks import Grid
     from roofline.bundle.reader import Bundle
     from roofline.bundle.writer import Written
     from roofline.models.config import ModelConfig
-    from roofline.program.ir import Program
     from roofline.text.template import ChatTemplate
     from roofline.text.tokenizer import Tokenizer
     from roofline.weights.checkpoint import Checkpoint
@@ -34,7 +31,6 @@ if TYPE_CHECKING:
 MOST_DRAFTED = 64  # logit rows for drafted tokens: with more sequences than these serve, a step is busy without drafts
 BACKENDS = ("cpu", "gpu", "reference")
 ARITHMETICS = ("cpu", "plain")  # that the reference computes in: another backend's, or float32 throughout
-BUNDLED_KV_DTYPE = "bf16"  # of the cache that a bundle's program and prices are written for
 Progress = Callable[[str, int, int | None], None]  # see weights.sources.pull
 
 
@@ -150,12 +146,15 @@ def load(
         rows=max_running + min(max_running * draft_tokens, MOST_DRAFTED),
         pages=max_running * -(-longest // PAGE_TOKENS),
     )
+    fixed = max_model_len is not None
+    asked = Asked(
+        kv_dtype, limits, pages, longest, fixed, cache_tokens, threads, isa, verify, tuned,
+        arithmetic, device, exact, graphs, offload,
+    )  # fmt: skip
     if bundle is not None:
         words: tuple[Tokenizer | None, ChatTemplate | None] = bundle.text() if text else (None, None)
         with _completing(words[0]):
-            executable, notes = _cpu_bundle(
-                bundle, mapping, kv_dtype, limits, pages, longest, threads, isa, verify, tuned
-            )
+            executable, notes = of_bundle(bundle, mapping, asked)
     else:
         from concurrent.futures import ThreadPoolExecutor
 
@@ -164,20 +163,14 @@ def load(
         assert checkpoint is not None, "without a bundle there is a checkpoint"
         with ThreadPoolExecutor(1) as beside:
             reading = beside.submit(load_text, checkpoint) if text else None
-            makers: dict[str, Callable[..., tuple[Executable, Mapping[str, str]]]] = {
-                "cpu": _cpu,
-                "gpu": partial(_gpu, cache_tokens, max_model_len, device, exact, graphs, offload),
-                "reference": partial(_reference, arithmetic),
-            }
-            make = makers[backend]
-            if grid is not None:
-                from roofline.bundle import parallel
-
-                place = {"backend": backend, "arithmetic": arithmetic, "device": device, "exact": exact}
-                place |= {"cache_tokens": cache_tokens, "fixed_length": max_model_len is not None}
-                make = partial(parallel.load_rank_0, grid, str(source), weights, place)
             config = ModelConfig.of(settings)
-            executable, notes = make(checkpoint, config, kv_dtype, limits, pages, longest, threads, isa, verify, tuned)
+            if grid is None:
+                make = {"cpu": on_cpu, "gpu": on_gpu, "reference": by_reference}[backend]
+                executable, notes = make(asked, checkpoint, config)
+            else:
+                from roofline.bundle.parallel import load_rank_0
+
+                executable, notes = load_rank_0(grid, str(source), weights, backend, asked, checkpoint, config)
             words = reading.result() if reading is not None else (None, None)
     called = source if isinstance(source, str) else str(path)
     name = called if weights is None else f"{called}+{weights}"
@@ -232,61 +225,12 @@ def load_text_of(source: str, backend: str = "cpu") -> "tuple[Tokenizer, ChatTem
     A folder may hold the tokenizer alone.
     """
     if (Path(source) / "tokenizer.json").is_file() and not any(Path(source).glob("*.safetensors")):
-        return with_template(*_from_folder(Path(source)))
+        return text_of_folder(Path(source))
     _, bundle, checkpoint = open_source(source, backend, None, None)
     if bundle is not None:
         return bundle.text()
     assert checkpoint is not None, "without a bundle there is a checkpoint"
     return load_text(checkpoint)
-
-
-def load_text(checkpoint: "Checkpoint") -> "tuple[Tokenizer, ChatTemplate]":
-    """The tokenizer and chat template that belong to a checkpoint. Raises ConfigError where there is no tokenizer."""
-    from roofline.text import from_gguf
-
-    if checkpoint.kind == "gguf":
-        found = from_gguf.from_gguf(checkpoint.metadata)
-        return with_template(found, checkpoint.metadata.get("tokenizer.chat_template"))
-    return with_template(*_from_folder(checkpoint.path))
-
-
-def _from_folder(path: Path) -> "tuple[Tokenizer, str | None]":
-    from roofline.text import from_json
-
-    return _text_of_folder(path, from_json.from_json)
-
-
-def with_template(tokenizer: "Tokenizer", source: str | None) -> "tuple[Tokenizer, ChatTemplate]":
-    """A tokenizer and the chat template that goes with it; source: Jinja, None for the default."""
-    from roofline.text.template import ChatTemplate
-
-    bos = tokenizer.token_bytes(tokenizer.bos_id).decode() if tokenizer.bos_id is not None else ""
-    eos = tokenizer.token_bytes(tokenizer.eos_ids[0]).decode() if tokenizer.eos_ids else ""
-    return tokenizer, ChatTemplate(source, bos_token=bos, eos_token=eos)
-
-
-def _text_of_folder(path: Path, read: "Callable[..., Tokenizer]") -> "tuple[Tokenizer, str | None]":
-    """Tokenizer and template source from the files Hugging Face writes beside the weights."""
-    import json
-
-    from roofline.weights.sources import find_tokenizer_files
-
-    files = find_tokenizer_files(path)
-    if "tokenizer.json" not in files:
-        raise ConfigError(f"{path}: there is no tokenizer.json beside the weights; save the tokenizer there")
-    settings: dict[str, Any] = {}
-    for name in ("generation_config.json", "tokenizer_config.json"):
-        if name in files:
-            try:
-                settings |= json.loads(files[name].read_bytes())
-            except (ValueError, TypeError) as error:
-                raise ConfigError(f"{files[name]} is not a JSON object: {error}") from error
-    source = settings.get("chat_template")
-    if isinstance(source, list):  # several templates by name
-        source = next((t["template"] for t in source if t.get("name") == "default"), None)
-    if "chat_template.jinja" in files:
-        source = files["chat_template.jinja"].read_text("utf-8")
-    return read(files["tokenizer.json"], settings), source
 
 
 def _grid(tensor: int, pipeline: int, backend: str, source: "str | Checkpoint") -> "Grid | None":
@@ -383,212 +327,3 @@ def _completing(tokenizer: "Tokenizer | None") -> Iterator[None]:
         built = beside.submit(tokenizer.complete)
         yield
         built.result()
-
-
-def _cpu_bundle(
-    bundle: "Bundle",
-    mapping: Any,
-    kv_dtype: str,
-    limits: BatchLimits,
-    pages: int,
-    longest: int,
-    threads: int | None,
-    isa: str | None,
-    verify: bool,
-    tuned: bool,
-) -> "tuple[Executable, Mapping[str, str]]":
-    from roofline.backends.cpu.executable import CpuExecutable
-    from roofline.backends.cpu.memory import settle
-    from roofline.backends.cpu.select import choose_isa, choose_threads
-    from roofline.backends.prices import PriceTable
-    from roofline.hardware import detect, roofs
-
-    chosen_isa, chosen_threads = choose_isa(isa), choose_threads(threads)
-    isa = str(chosen_isa.value)
-
-    identity, prices = bundle.identity, PriceTable(**bundle.manifest.prices)
-    recast = cache(lambda: _recast(bundle, kv_dtype))
-    if kv_dtype != BUNDLED_KV_DTYPE:  # the weights and the code are the same for all formats of the cache
-        identity, prices = replace(identity, program_hash=recast().digest()), PriceTable.of(recast())
-
-    def program() -> Any:
-        from roofline.backends.cpu.lower import keep_operands
-
-        return keep_operands(recast())
-
-    image = settle(mapping)
-    if verify and not bundle.checked(isa):
-        from roofline.backends.cpu.truth import check_samples
-
-        check_samples(isa, image.address, bundle.samples())
-    executable = CpuExecutable(
-        bundle.lowered,
-        image,
-        identity,
-        prices,
-        program,
-        limits=limits,
-        num_pages=pages,
-        max_context=longest,
-        isa=isa,
-        threads=int(chosen_threads.value),
-        kv_dtype=kv_dtype,
-        roofs=roofs.load(detect.detect().fingerprint, int(chosen_threads.value), isa),
-    )
-    return executable, _notes(executable, chosen_isa, chosen_threads, kv_dtype, tuned) | {
-        "weights": f"bundle {bundle.path}"
-    }
-
-
-def _recast(bundle: "Bundle", kv_dtype: str) -> "Program":
-    """A bundle's Program with its KV cache in another format."""
-    from roofline.program.passes.legalize import recast_cache
-    from roofline.program.target import CPU, with_cache
-
-    extensions.load()  # whose ops it may name
-    return recast_cache(bundle.program(), with_cache(CPU, kv_dtype))
-
-
-def _notes(executable: "CpuExecutable", isa: "Choice", threads: "Choice", kv_dtype: str, tuned: bool) -> dict[str, str]:
-    """Sets what was tuned, and says what was chosen."""
-    from roofline.backends.cpu.select import choose_variants
-
-    variants = choose_variants(executable) if tuned else None
-    size = human_bytes(executable.page_bytes * executable.num_pages)
-    return {
-        "isa": f"{isa.value} ({isa.reason})",
-        "threads": f"{threads.value} ({threads.reason})",
-        "cache": f"{executable.num_pages * PAGE_TOKENS} tokens in {kv_dtype}, {size}",
-        "variants": "default (not asked for)" if variants is None else f"{variants.value} ({variants.reason})",
-    }
-
-
-def _cpu(
-    checkpoint: "Checkpoint",
-    config: "ModelConfig",
-    kv_dtype: str,
-    limits: BatchLimits,
-    pages: int,
-    longest: int,
-    threads: int | None,
-    isa: str | None,
-    verify: bool,
-    tuned: bool,
-) -> "tuple[Executable, Mapping[str, str]]":
-    from concurrent.futures import ThreadPoolExecutor
-
-    from roofline.backends.cpu.executable import CpuExecutable
-    from roofline.backends.cpu.select import choose_isa, choose_threads
-    from roofline.backends.cpu.truth import check_kernels
-    from roofline.hardware import detect, roofs
-    from roofline.models import registry
-    from roofline.program import target
-    from roofline.program.compile import compile_program
-
-    chosen_isa, chosen_threads = choose_isa(isa), choose_threads(threads)
-    with ThreadPoolExecutor(1) as beside:
-        identity = beside.submit(weights_hash, checkpoint)
-        chosen = target.with_cache(target.CPU, kv_dtype)
-        program = compile_program(registry.get(config.family), config, checkpoint.tensors, chosen)
-        executable = CpuExecutable.from_program(
-            program,
-            checkpoint,
-            weights_hash=identity,
-            limits=limits,
-            num_pages=pages,
-            max_context=longest,
-            isa=str(chosen_isa.value),
-            threads=int(chosen_threads.value),
-            roofs=roofs.load(detect.detect().fingerprint, int(chosen_threads.value), str(chosen_isa.value)),
-        )
-        if verify:
-            check_kernels(executable, checkpoint)
-    return executable, _notes(executable, chosen_isa, chosen_threads, kv_dtype, tuned)
-
-
-def weights_hash(checkpoint: "Checkpoint") -> str:
-    """SHA-256 over the tensors' bytes, in the order of their names; of random ones, over what they are made from."""
-    from roofline.ops import formats
-
-    digest = hashlib.sha256()
-    made = checkpoint.kind == "random"  # then seed, name and shape say what is in a tensor, and reading makes it anew
-    digest.update(str(checkpoint.path).encode() if made else b"")
-    for name in sorted(checkpoint.tensors):
-        info = checkpoint.tensors[name]
-        digest.update(f"{name} {info.format} {info.shape}".encode())
-        if made:
-            continue
-        raw = checkpoint.read(name)
-        digest.update(raw.data)
-        if formats.packed(info.format).name != info.format:  # what a format from outside means by them may change
-            digest.update(formats.packed_bytes(info.format, raw).data)
-    return digest.hexdigest()
-
-
-def _gpu(
-    cache_tokens: int | None,
-    max_model_len: int | None,
-    device: str,
-    exact: bool,
-    graphs: bool,
-    offload: "int | Literal['auto']",
-    checkpoint: "Checkpoint",
-    config: "ModelConfig",
-    kv_dtype: str,
-    limits: BatchLimits,
-    pages: int,
-    longest: int,
-    threads: int | None,
-    isa: str | None,
-    verify: bool,
-    tuned: bool,
-) -> "tuple[Executable, Mapping[str, str]]":
-    refuse_host_options("gpu", isa, threads)
-    from roofline.bundle.gpu import load_gpu
-
-    return load_gpu(
-        checkpoint,
-        config,
-        limits,
-        weights_hash=weights_hash(checkpoint),
-        longest=longest,
-        fixed_length=max_model_len is not None,
-        cache_tokens=cache_tokens,
-        kv_dtype=kv_dtype,
-        device=device,
-        exact=exact,
-        graphs=graphs,
-        offload=offload,
-        tuned=tuned,
-    )
-
-
-def refuse_host_options(backend: str, isa: str | None, threads: int | None) -> None:
-    """Raises UnsupportedError where an instruction set is asked of torch's kernels, or it or threads of a device."""
-    for name, given in (("isa", isa), ("threads", threads if backend == "gpu" else None)):
-        if given is not None:
-            reason = "it computes on a device" if backend == "gpu" else "torch chooses its own kernels"
-            instead = "device=..." if backend == "gpu" else "backend=cpu"
-            raise UnsupportedError(f"{name}={given!r} with the {backend} backend", reason, (instead,))
-
-
-def _reference(
-    arithmetic: str,
-    checkpoint: "Checkpoint",
-    config: "ModelConfig",
-    kv_dtype: str,
-    limits: BatchLimits,
-    pages: int,
-    longest: int,
-    threads: int | None,
-    isa: str | None,
-    verify: bool,
-    tuned: bool,
-) -> "tuple[Executable, Mapping[str, str]]":
-    refuse_host_options("reference", isa, threads)
-    from roofline.backends.reference.executable import reference_executable
-    from roofline.program.target import CPU, PLAIN, with_cache
-
-    target = PLAIN if arithmetic == "plain" else with_cache(CPU, kv_dtype)
-    executable = reference_executable(checkpoint, config, limits, pages, longest, threads, target)
-    return executable, {"backend": f"reference (torch, slow), {arithmetic} arithmetic", "cache": kv_dtype}

@@ -6,11 +6,12 @@ Copies of a model (data parallel) need nothing of this: they are as many servers
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from roofline.backends.ranks import PATIENCE, Grid, RankError, Ranks
-from roofline.bundle.loader import open_source, refuse_host_options, weights_hash
+from roofline.bundle.loader import open_source
+from roofline.bundle.makers import Asked, refuse_host_options, weights_hash
 from roofline.common.errors import UnsupportedError
 from roofline.ops.batch import BatchLimits
 
@@ -60,26 +61,32 @@ def load_rank_0(
     grid: Grid,
     source: str,
     weights: str | None,
-    place: Mapping[str, Any],
+    backend: str,
+    asked: Asked,
     checkpoint: "Checkpoint",
     config: "ModelConfig",
-    kv_dtype: str,
-    limits: BatchLimits,
-    pages: int,
-    longest: int,
-    threads: int | None,
-    isa: str | None,
-    verify: bool,
-    tuned: bool,
 ) -> "tuple[Executable, Mapping[str, str]]":
-    """The executable of rank 0, the other ranks running, and notes: for `load`. place: options of where it runs.
-
-    Raises as `launch_ranks`.
-    """
-    refuse_host_options(place["backend"], isa, threads)
-    sizes = (limits.tokens, limits.segments, limits.rows, limits.pages)
-    common = (source, weights, kv_dtype, sizes, pages, longest, threads, grid.tensor, grid.pipeline)
-    executable, notes = launch_ranks(RankOptions(*common, tuned=tuned, **place), checkpoint, config)
+    """The executable of rank 0, the other ranks running, and notes: for `load`. Raises as `launch_ranks`."""
+    refuse_host_options(backend, asked.isa, asked.threads)
+    options = RankOptions(
+        source,
+        weights,
+        asked.kv_dtype,
+        astuple(asked.limits),
+        asked.pages,
+        asked.longest,
+        asked.threads,
+        grid.tensor,
+        grid.pipeline,
+        backend,
+        asked.arithmetic,
+        asked.device,
+        asked.exact,
+        asked.tuned,
+        asked.cache_tokens,
+        asked.fixed_length,
+    )
+    executable, notes = launch_ranks(options, checkpoint, config)
     ranks = f"{grid.size}: stages of layers {grid.pipeline}, parts of each layer {grid.tensor}"
     return executable, {**notes, "ranks": ranks}
 
