@@ -72,7 +72,8 @@ class FakeExecutable:
             raise RuntimeError("the toy was told to fail")
         b = self.batch
         self.tokens_computed += b.tokens
-        if self.die_on_id is not None and (b.ids[: b.tokens] == self.die_on_id).any():
+        ids = self._ids()
+        if self.die_on_id is not None and (ids == self.die_on_id).any():
             os.kill(os.getpid(), 9)
         self.segments = []
         for s in range(b.segments):
@@ -81,9 +82,12 @@ class FakeExecutable:
             positions = b.positions[start:stop]
             assert b.context_len[s] == positions[-1] + 1
             self.store[table[positions // PAGE_TOKENS], positions % PAGE_TOKENS, 0] = positions
-            self.store[table[positions // PAGE_TOKENS], positions % PAGE_TOKENS, 1] = b.ids[start:stop]
+            self.store[table[positions // PAGE_TOKENS], positions % PAGE_TOKENS, 1] = ids[start:stop]
             self.segments.append((start, stop, table.copy()))
         self.rows = [self._row(int(row)) for row in b.logit_rows[: b.rows]]
+
+    def _ids(self):
+        return self.batch.ids[: self.batch.tokens]
 
     def _row(self, row):
         start, _stop, table = next(s for s in self.segments if s[0] <= row < s[1])
@@ -125,6 +129,36 @@ class FakeExecutable:
 
     def close(self):
         self.closed = True
+
+
+class QueueingFake(FakeExecutable):
+    """A toy device: the next step may be given before this one's ids were fetched, which it knows itself."""
+
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        self.last, self.unfetched = [], []
+        self.most_unfetched = 0
+        self.fail_fetch = set()  # numbers of forward calls whose ids cannot be fetched
+
+    def _ids(self):
+        ids = self.batch.ids[: self.batch.tokens].copy()
+        for at in np.flatnonzero(ids < 0):
+            ids[at] = max(0, self.last[-1 - ids[at]])
+        return ids
+
+    def queue_sample(self, rows: SampleRows):
+        sampled, number = self.sample(rows), self.forwards
+        self.last = sampled.ids.tolist()
+        self.unfetched.append(number)
+        self.most_unfetched = max(self.most_unfetched, len(self.unfetched))
+
+        def fetch():
+            assert self.unfetched.pop(0) == number, "ids are fetched in order, once"
+            if number in self.fail_fetch:
+                raise RuntimeError("the toy lost its ids")
+            return sampled
+
+        return fetch
 
 
 def _choose(raw, rows, r):

@@ -1,7 +1,7 @@
 """Whatever the schedule, chunking, page count, sharing, pre-emption or aborts: the same ids, and nothing leaks."""
 
 import pytest
-from engine_fakes import FakeExecutable
+from engine_fakes import FakeExecutable, QueueingFake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,8 +19,8 @@ NAIVE = EngineConfig(scheduler="naive", cache="naive")
 class Watched:
     """An engine whose every step is checked: buffer and rows equal the naive ones, no page written that is shared."""
 
-    def __init__(self, config, **executable):
-        self.executable = FakeExecutable(**executable)
+    def __init__(self, config, toy=FakeExecutable, **executable):
+        self.executable = toy(**executable)
         self.engine = LocalEngine(self.executable, config)
         self.outputs, self.ended, self.arrivals = {}, {}, []
         self.executable.before_forward = self.check_step
@@ -128,9 +128,15 @@ def alone(requests):
 
 
 @settings(max_examples=60, deadline=None)
-@given(requests=REQUESTS, config=CONFIGS, num_pages=st.integers(6, 20), late=st.integers(0, 8))
-def test_outputs_do_not_depend_on_the_schedule(requests, config, num_pages, late):
-    watched = Watched(config, num_pages=num_pages)
+@given(
+    requests=REQUESTS,
+    config=CONFIGS,
+    num_pages=st.integers(6, 20),
+    late=st.integers(0, 8),
+    toy=st.sampled_from([FakeExecutable, QueueingFake]),
+)
+def test_outputs_do_not_depend_on_the_schedule(requests, config, num_pages, late, toy):
+    watched = Watched(config, toy, num_pages=num_pages)
     for i, (ids, params) in enumerate(requests):
         watched.submit(ids, params, request_id=str(i))
         if i >= late:
@@ -147,11 +153,14 @@ def test_outputs_do_not_depend_on_the_schedule(requests, config, num_pages, late
     num_pages=st.integers(6, 20),
     aborts=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 7), st.sampled_from([None, 0, 1])), max_size=6),
     failures=st.sets(st.integers(1, 20), max_size=2),
+    unfetched=st.none() | st.sets(st.integers(1, 20), max_size=2),
 )
-def test_aborts_and_failing_steps_free_everything_and_disturb_nobody(requests, config, num_pages, aborts, failures):
+def test_aborts_and_failing_steps_free_everything_and_disturb_nobody(
+    requests, config, num_pages, aborts, failures, unfetched
+):
     reference = alone(requests)
-    watched = Watched(config, num_pages=num_pages)
-    watched.executable.fail_at = failures
+    watched = Watched(config, FakeExecutable if unfetched is None else QueueingFake, num_pages=num_pages)
+    watched.executable.fail_at, watched.executable.fail_fetch = failures, unfetched
     for i, (ids, params) in enumerate(requests):
         watched.submit(ids, params, request_id=str(i))
     for step in range(13):
@@ -168,9 +177,10 @@ def test_aborts_and_failing_steps_free_everything_and_disturb_nobody(requests, c
     assert set(watched.ended) == set(reference)
 
 
-def test_pre_emption_happens_and_changes_nothing():
+@pytest.mark.parametrize("toy", [FakeExecutable, QueueingFake])
+def test_pre_emption_happens_and_changes_nothing(toy):
     requests = [([i] * 20, SamplingParams(temperature=0.8, seed=i, max_tokens=60)) for i in range(4)]
-    watched = Watched(EngineConfig(max_batch_tokens=16), num_pages=9)
+    watched = Watched(EngineConfig(max_batch_tokens=16), toy, num_pages=9)
     for i, (ids, params) in enumerate(requests):
         watched.submit(ids, params, request_id=str(i))
     outputs = watched.run()
@@ -271,3 +281,44 @@ def test_a_small_page_table_limits_the_step_not_the_answers():
     for i, (ids, params) in enumerate(requests):
         watched.submit(ids, params, request_id=str(i))
     assert watched.run() == alone(requests)
+
+
+def test_a_device_is_given_the_next_step_before_the_ids_of_this_one_are_fetched():
+    watched = Watched(EngineConfig(), QueueingFake)
+    watched.submit([1, 2, 3], SamplingParams(temperature=0, max_tokens=8), request_id="a")
+    watched.step()
+    assert (watched.executable.forwards, watched.outputs) == (1, {}), "the first step is under way"
+    watched.step()
+    assert watched.executable.forwards == 2
+    assert len(watched.outputs["a", 0]) == 1, "the first id is told while the second is computed"
+    assert watched.run()["a", 0] == alone([([1, 2, 3], SamplingParams(temperature=0, max_tokens=8))])["0", 0]
+    assert watched.executable.forwards == 8, "the length is known beforehand: nothing is computed in vain"
+    assert watched.executable.most_unfetched == 2
+
+
+def test_a_stop_id_costs_a_device_one_row_in_vain():
+    answer = alone([([1, 2, 3], SamplingParams(temperature=0, max_tokens=20))])["0", 0]
+    stop = next(token for i, token in enumerate(answer) if i > 3 and token not in answer[:i])
+    watched = Watched(EngineConfig(), QueueingFake)
+    watched.submit([1, 2, 3], SamplingParams(temperature=0, max_tokens=20, stop_token_ids=[stop]), request_id="a")
+    ids = watched.run()["a", 0]
+    assert ids == answer[: answer.index(stop) + 1]
+    assert watched.executable.forwards == len(ids) + 1
+
+
+def test_penalties_wait_for_the_ids_they_count():
+    requests = [([5, 6, 7], SamplingParams(temperature=0, max_tokens=12, frequency_penalty=1.5))]
+    watched = Watched(EngineConfig(), QueueingFake)
+    watched.submit(*requests[0], request_id="a")
+    assert watched.run()["a", 0] == alone(requests)["0", 0]
+    assert watched.executable.most_unfetched == 1
+
+
+@pytest.mark.parametrize("config", [EngineConfig(overlap=False), EngineConfig(scheduler="naive"), NAIVE])
+def test_without_overlap_each_step_ends_before_the_next(config):
+    watched = Watched(config, QueueingFake)
+    watched.submit([1, 2, 3], SamplingParams(max_tokens=4), request_id="a")
+    watched.step()
+    assert len(watched.outputs["a", 0]) == 1
+    watched.run()
+    assert watched.executable.most_unfetched == 0

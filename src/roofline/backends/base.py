@@ -1,8 +1,9 @@
 """The interface between the engine and a backend: one Executable, two calls a step."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -74,3 +75,14 @@ class Executable(Protocol):
 
     def close(self) -> None:
         """Free memory and threads. The executable cannot be used afterwards."""
+
+
+@runtime_checkable
+class Queueing(Protocol):
+    """What an Executable may also be able to do: begin a step before the ids of the one before are on the host.
+
+    An id below 0 in `batch` is -1 - r: the id that row r of the last `queue_sample` chose.
+    """
+
+    def queue_sample(self, rows: SampleRows) -> Callable[[], Sampled]:
+        """As `sample`, but at once: what it returns waits for the ids. `forward` may be called before that."""

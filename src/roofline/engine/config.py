@@ -24,6 +24,8 @@ class EngineConfig:
         max_model_len: longest prompt plus answer in tokens; None takes what the model and the cache allow.
         scheduler: "continuous", or "naive": one sequence at a time, its prompt in as few steps as the batch allows.
         cache: "paged", or "naive": nothing is ever shared.
+        overlap: schedule a step while a device computes the one before; where the backend cannot queue steps, where
+            drafts are made, and with the naive scheduler, one step ends before the next begins.
         measure: price each step, so that stats tell the share of the roof.
         speculate: "off", "ngram" (guess from the text itself) or "draft" (guess with a second, smaller model); the
             output is the same, bit for bit.
@@ -40,6 +42,7 @@ class EngineConfig:
     max_model_len: int | None = None
     scheduler: Literal["continuous", "naive"] = "continuous"
     cache: Literal["paged", "naive"] = "paged"
+    overlap: bool = True
     measure: bool = True
     speculate: Literal["off", "ngram", "draft"] = "off"
     speculate_tokens: int = 4

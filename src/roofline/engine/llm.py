@@ -20,7 +20,16 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
 # What LLM takes for the engine alone, and what for the engine and the loading of the model.
-ENGINE_ONLY = ("prefix_cache", "scheduler", "cache", "measure", "speculate", "speculate_tokens", "speculate_always")
+ENGINE_ONLY = (
+    "prefix_cache",
+    "scheduler",
+    "cache",
+    "overlap",
+    "measure",
+    "speculate",
+    "speculate_tokens",
+    "speculate_always",
+)
 SHARED = ("max_batch_tokens", "max_running", "max_model_len")
 
 

@@ -47,6 +47,7 @@ class LocalEngine:
             self._meter,
             self.config.measure,
             self._speculator,
+            self.config.overlap and self.config.scheduler == "continuous",
         )
         self._requests: dict[str, Request] = {}
         self._events: list[Event] = []
@@ -59,7 +60,7 @@ class LocalEngine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to compute or to tell."""
-        return bool(self.state.running or self.state.waiting or self._events)
+        return bool(self.state.running or self.state.waiting or self._events or self._stepper.flying)
 
     @property
     def lost(self) -> str | None:

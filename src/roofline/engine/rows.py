@@ -91,13 +91,15 @@ class RowBuilder:
 
     Args:
         drafting: build only the last row of each sequence, without log-probabilities: the next token of its draft.
+
+    `histories`: whether any of the last rows counts the ids before it.
     """
 
     def __init__(self, drafting: bool = False) -> None:
         self._drafting = drafting
         self._sequences: list[Sequence] = []
         self._known: dict[tuple[int, ...], SampleRows] = {}  # by the rows of each sequence
-        self._histories = self._biases = False
+        self.histories = self._biases = False
 
     def build(self, sequences: list[Sequence]) -> SampleRows:
         """A row for the id at position len(ids) of each sequence, and one for each position after a drafted token."""
@@ -112,7 +114,7 @@ class RowBuilder:
             rows = self._known[shape] = _static_rows(sequences, shape, self._drafting)
         each_row = [(s, j) for s, each in zip(sequences, ahead, strict=True) for j in each]
         rows.position[:] = [len(s.ids) + j for s, j in each_row]
-        if self._histories:
+        if self.histories:
             pairs = [pair for s in sequences for pair in self._histories_of(s)]
             rows.hist_start = _starts([len(ids) for ids, _ in pairs])
             rows.hist_ids = np.concatenate([ids for ids, _ in pairs])
@@ -129,7 +131,7 @@ class RowBuilder:
             if sequence.sampling is None:
                 sequence.sampling = RowState(sequence)
         self._sequences, self._known = list(sequences), {}
-        self._histories = any(s.sampling.history is not None for s in sequences)
+        self.histories = any(s.sampling.history is not None for s in sequences)
         self._biases = any(len(s.sampling.banned[0]) for s in sequences)
 
     def _histories_of(self, sequence: Sequence) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -61,6 +61,14 @@ class StepPlan:
             self.sampled.append(sequence)
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """What `advance` changed. places: index in `ids` of each of the plan's `sampled`; computed: of each sequence."""
+
+    places: list[int]
+    computed: list[int]
+
+
 def submit(state: State, request: Request) -> None:
     """Queue all n sequences of a request."""
     state.waiting.extend(request.sequences)
@@ -88,6 +96,8 @@ def _plan_decodes(state: State, plan: StepPlan) -> list[Sequence]:
         sequence = running[i]
         i += 1
         length = len(sequence.ids)
+        if length >= sequence.end:  # its last id is still under way: see `advance`
+            continue
         if length - sequence.computed > 1:
             chunks.append(sequence)
             continue
@@ -209,10 +219,7 @@ def commit(state: State, plan: StepPlan, ids: list[int]) -> list[list[int]]:
     for sequence, count in zip(plan.sequences, plan.counts, strict=True):
         # The last id is never in the pages yet; neither is what was drafted in vain.
         sequence.computed = min(sequence.computed + count, len(sequence.ids) - 1)
-        full = sequence.computed // PAGE_TOKENS
-        if full > sequence.published and sequence.finished != "error":
-            state.cache.publish(sequence.keys, sequence.ids, sequence.pages, sequence.published, full)
-            sequence.published = full
+        _publish(state, sequence, sequence.computed)
         if sequence.draft:
             sequence.draft = []
             _give_back(state.cache, sequence)
@@ -220,6 +227,57 @@ def commit(state: State, plan: StepPlan, ids: list[int]) -> list[list[int]]:
     if ended:
         _leave(state, ended)
     return fresh
+
+
+def advance(plan: StepPlan) -> Ahead:
+    """Count a step as computed whose ids are not known yet, so that the next can be scheduled meanwhile.
+
+    In place of an id stands -1 - r, r being its logit row, until `settle`. No sequence of the plan has a draft.
+    """
+    for sequence, count in zip(plan.sequences, plan.counts, strict=True):
+        sequence.computed += count
+    places = [len(sequence.ids) for sequence in plan.sampled]
+    for row, sequence in enumerate(plan.sampled):
+        sequence.ids.append(-1 - row)
+    return Ahead(places, [sequence.computed for sequence in plan.sequences])
+
+
+def settle(state: State, plan: StepPlan, ahead: Ahead, ids: list[int]) -> list[list[int]]:
+    """Record the ids of a step that was counted by `advance`: as `commit`, whatever was scheduled since.
+
+    At most one step came after it. What that computed of sequences that end here is ignored: its slots in the cache lie
+    behind every published page, and whoever gets those pages writes them later. A sequence that ended meanwhile has no
+    new ids; one that was pre-empted has lost its pages.
+    """
+    fresh: list[list[int]] = []
+    ended: list[Sequence] = []
+    for sequence, place, token in zip(plan.sampled, ahead.places, ids, strict=True):
+        if sequence.finished is not None:
+            fresh.append([])
+            continue
+        following = sequence.ids[place + 1 :]
+        del sequence.ids[place:]
+        fresh.append(_accept(sequence, [token]))
+        if sequence.finished is None:
+            sequence.ids += following
+        else:
+            ended.append(sequence)
+    for sequence, computed in zip(plan.sequences, ahead.computed, strict=True):
+        if len(sequence.pages) * PAGE_TOKENS >= computed:
+            _publish(state, sequence, computed)
+    if ended:
+        if not all(sequence.pages for sequence in ended):
+            state.waiting = deque(sequence for sequence in state.waiting if sequence.finished is None)
+        _leave(state, ended)
+    return fresh
+
+
+def _publish(state: State, sequence: Sequence, computed: int) -> None:
+    """Offer the pages that the first `computed` tokens fill to the prefix cache, but for those of a failed sequence."""
+    full = computed // PAGE_TOKENS
+    if full > sequence.published and sequence.finished != "error":
+        state.cache.publish(sequence.keys, sequence.ids, sequence.pages, sequence.published, full)
+        sequence.published = full
 
 
 def _accept(sequence: Sequence, ids: list[int]) -> list[int]:
@@ -255,6 +313,8 @@ def finish(state: State, sequences: list[Sequence], reason: FinishReason) -> lis
     ended = [sequence for sequence in sequences if sequence.finished is None]
     for sequence in ended:
         sequence.finished = reason
+        while sequence.ids[-1] < 0:  # still under way: nobody will be told
+            sequence.ids.pop()
     if ended:
         _leave(state, ended)
         state.waiting = deque(sequence for sequence in state.waiting if sequence.finished is None)

@@ -16,10 +16,11 @@ class EngineStats:
     A step that computes any prompt token is a prefill step: `prefill_seconds` is the time of those, and
     `prefill_tokens` the prompt tokens in them; `decode_seconds` and `decode_tokens` are those of the other steps.
     `mixed_tokens` are ids sampled in prefill steps, so generated = decode + mixed.
-    `python_seconds` is the part of all steps outside the two backend calls, of which `decode_python_seconds` fell
-    into decode steps. Speculation: `drafts` were verified, of `draft_tokens` tokens together, and `accepted_tokens` of
-    those were what was sampled; `draft_seconds`, a part of `python_seconds`, went into making them; `drafts_held` were
-    left aside because they would have lost time.
+    `python_seconds` is the host's work on all steps outside the backend's calls, of which `decode_python_seconds` went
+    into decode steps; where a device computes meanwhile, it is not a part of the steps' time. Speculation: `drafts`
+    were verified, of `draft_tokens` tokens together, and `accepted_tokens` of those were what was sampled;
+    `draft_seconds`, a part of `python_seconds`, went into making them; `drafts_held` were left aside because they would
+    have lost time.
     """
 
     running: int = 0
@@ -97,11 +98,11 @@ class Meter:
         drafted: list[int],
         generated: list[int],
         seconds: float,
-        backend_seconds: float,
+        host_seconds: float,
         cost: "StepCost | None",
     ) -> None:
         """Count a committed step: how many tokens were drafted for and given to each of `plan.sampled`, its whole time,
-        the part inside the backend, its price."""
+        the part outside the backend, its price."""
         totals, new = self.totals, sum(generated)
         if plan.drafted:
             for guesses, ids in zip(drafted, generated, strict=True):
@@ -110,11 +111,11 @@ class Meter:
                     totals.draft_tokens += guesses
                     totals.accepted_tokens += min(guesses, max(0, ids - 1))
         totals.steps += 1
-        totals.python_seconds += seconds - backend_seconds
+        totals.python_seconds += host_seconds
         if plan.decode_only:
             totals.decode_tokens += new
             totals.decode_seconds += seconds
-            totals.decode_python_seconds += seconds - backend_seconds
+            totals.decode_python_seconds += host_seconds
         else:
             totals.prefill_tokens += plan.tokens - plan.decodes - plan.drafted
             totals.prefill_seconds += seconds

@@ -1,22 +1,43 @@
 """Steps 4 to 7 in the life of a request: (draft,) schedule, fill, forward and sample, commit."""
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from roofline.backends.base import Executable, LostError
+from roofline.backends.base import Executable, LostError, Queueing, StepCost
 from roofline.backends.sampling import Sampled
 from roofline.common import log
 from roofline.engine import scheduler
 from roofline.engine.events import Event, FinishReason, TokenLogprob
 from roofline.engine.fill import BatchFiller
 from roofline.engine.rows import RowBuilder
-from roofline.engine.scheduler import State, StepPlan
+from roofline.engine.scheduler import Ahead, State, StepPlan
 from roofline.engine.sequence import Sequence
 from roofline.engine.speculation import Speculator
 from roofline.engine.stats import Meter
 
 
+@dataclass
+class Flight:
+    """A step that was launched. drafted: tokens for each of the plan's `sampled`; started, planned: when; sampled: its
+    ids, or what waits for them; cost: its price; error: why it failed; host_seconds: of the launch, outside the
+    backend; ahead: what was counted before its ids were known; awaited: whether the next step's rows need them."""
+
+    plan: StepPlan
+    drafted: list[int]
+    started: float
+    planned: float
+    sampled: Sampled | Callable[[], Sampled] | None = None
+    cost: StepCost | None = None
+    error: Exception | None = None
+    host_seconds: float = 0.0
+    ahead: Ahead | None = None
+    awaited: bool = False
+
+
 class Stepper:
-    """Runs one executable over one scheduling state."""
+    """Runs one executable over one scheduling state. overlap: launch a step before the ids of the one before are known,
+    where the executable can queue and nothing is drafted."""
 
     def __init__(
         self,
@@ -26,51 +47,102 @@ class Stepper:
         meter: Meter,
         measure: bool,
         speculator: Speculator | None = None,
+        overlap: bool = False,
     ) -> None:
         self.executable, self.state, self.schedule = executable, state, schedule
         self.meter, self.measure, self.speculator = meter, measure, speculator
         self.lost: LostError | None = None  # why no step can succeed any more
         self._filler, self._rows = BatchFiller(executable.batch), RowBuilder()
+        self._queue_sample = executable.queue_sample if overlap and isinstance(executable, Queueing) else None
+        self._flying: Flight | None = None
+        self._landed = -math.inf
+
+    @property
+    def flying(self) -> bool:
+        """Whether a step is under way whose ids nobody has been told."""
+        return self._flying is not None
 
     def step(self) -> list[Event]:
-        """One step and its events; [] when nothing can run. A failing backend ends the sequences of this step only."""
+        """One step and its events; [] when nothing can run. A failing backend ends the sequences of this step only.
+
+        Where the executable can queue, the step's events come with the next call, which first launches the step after
+        it: the device goes on while the host is at work. Unless that needs the ids: penalties count them.
+        """
+        before, self._flying = self._flying, None
+        events: list[Event] = []
+        if before is not None and before.awaited:
+            events, before = self._land(before), None
+        flight = self._launch()
+        if before is not None:
+            events += self._land(before)
+        if flight is not None and flight.ahead is not None:
+            self._flying = flight
+        elif flight is not None:
+            events += self._land(flight)
+        return events
+
+    def _launch(self) -> Flight | None:
+        """Schedule a step and start it; None where nothing can run."""
         executable, clock = self.executable, self.executable.clock
+        sample = self._queue_sample if self.speculator is None else None
         started = clock.now()
         if self.speculator is not None:
             self.speculator.draft(self.state)
         plan = self.schedule(self.state)
         if not plan.sequences:
-            return []
-        planned = clock.now()
-        drafted = [len(s.draft) for s in plan.sampled]
+            return None
+        flight = Flight(plan, [len(s.draft) for s in plan.sampled], started, clock.now())
         try:
             self._filler.fill(plan)
             rows = self._rows.build(plan.sampled)
             called = clock.now()
             executable.forward()
-            sampled = executable.sample(rows) if plan.sampled else None
+            flight.sampled = (sample or executable.sample)(rows) if plan.sampled else None
             returned = clock.now()
-            ids = self._checked(sampled)
-            cost = executable.step_cost() if self.measure else None
+            flight.cost = executable.step_cost() if self.measure else None
         except Exception as error:  # whatever a backend raises, other requests live on
+            flight.error = error
+            return flight
+        if sample is not None:
+            flight.awaited = self._rows.histories
+            flight.ahead = scheduler.advance(plan)
+        flight.host_seconds = clock.now() - started - (returned - called)
+        return flight
+
+    def _land(self, flight: Flight) -> list[Event]:
+        """Wait for a step's ids, commit it, and return its events."""
+        plan, clock = flight.plan, self.executable.clock
+        try:
+            if flight.error is not None:
+                raise flight.error
+            sampled = flight.sampled() if callable(flight.sampled) else flight.sampled
+            ids = self._checked(sampled)
+        except Exception as error:
             return self._fail(plan, error)
-        fresh = scheduler.commit(self.state, plan, ids)
+        landed = clock.now()
+        alive = [sequence.finished is None for sequence in plan.sampled]
+        if flight.ahead is None:
+            fresh = scheduler.commit(self.state, plan, ids)
+        else:
+            fresh = scheduler.settle(self.state, plan, flight.ahead, ids)
         events: list[Event] = []
         row = 0
-        for sequence, tokens, count in zip(plan.sampled, fresh, drafted, strict=True):
+        for sequence, lives, tokens, count in zip(plan.sampled, alive, fresh, flight.drafted, strict=True):
             if sequence.sampling.history is not None:
                 for token in tokens:
                     sequence.sampling.history.add(token)
-            events += _events(sequence, tokens, row, sampled)
+            if lives:
+                events += _events(sequence, tokens, row, sampled)
+                if sequence.finished is not None:
+                    self.meter.ended(sequence.finished)
             row += count + 1
-            if sequence.finished is not None:
-                self.meter.ended(sequence.finished)
         if self.speculator is not None:
-            self.speculator.learn(plan, drafted, fresh, clock.now() - planned)
+            self.speculator.learn(plan, flight.drafted, fresh, clock.now() - flight.planned)
             self.speculator.keep(self.state.running)
-        self.meter.step(
-            plan, drafted, [len(tokens) for tokens in fresh], clock.now() - started, returned - called, cost
-        )
+        now = clock.now()
+        counts, seconds = [len(tokens) for tokens in fresh], now - max(flight.started, self._landed)
+        self.meter.step(plan, flight.drafted, counts, seconds, flight.host_seconds + now - landed, flight.cost)
+        self._landed = now
         return events
 
     def _checked(self, sampled: Sampled | None) -> list[int]:
