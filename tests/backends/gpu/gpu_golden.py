@@ -15,12 +15,18 @@ def read(chip):
     return json.loads((FOLDER / f"{chip}.json").read_text("utf-8"))
 
 
-def write(chip, proofs):
-    """Keys in order and a line a binary, so that a change shows as a difference of lines."""
-    kernels = {}
-    for proof in sorted(proofs, key=lambda proof: (proof.kernel, proof.case)):
-        kernels.setdefault(proof.kernel, []).append(f"   {json.dumps(proof.case)}: {json.dumps(figures(proof))}")
-    bodies = [f'  "{kernel}": {{\n' + ",\n".join(lines) + "\n  }" for kernel, lines in kernels.items()]
+def write(chip, proofs, keep=False):
+    """Keys in order and a line a binary, so that a change shows as a difference of lines.
+
+    keep: other kernels' lines stay.
+    """
+    kernels = read(chip)["kernels"] if keep else {}
+    for kernel in {proof.kernel for proof in proofs}:
+        kernels[kernel] = {proof.case: figures(proof) for proof in proofs if proof.kernel == kernel}
+    bodies = []
+    for kernel, cases in sorted(kernels.items()):
+        lines = [f"   {json.dumps(case)}: {json.dumps(facts)}" for case, facts in sorted(cases.items())]
+        bodies.append(f'  "{kernel}": {{\n' + ",\n".join(lines) + "\n  }")
     text = f'{{\n "triton": "{proofs[0].triton}",\n "kernels": {{\n' + ",\n".join(bodies) + "\n }\n}\n"
     FOLDER.mkdir(exist_ok=True)
     (FOLDER / f"{chip}.json").write_text(text, encoding="utf-8")

@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 
 from roofline.backends.sampling import SampleRows
+from roofline.engine.config import EngineConfig
+from roofline.engine.local import LocalEngine
+from roofline.engine.params import SamplingParams
 from roofline.hardware import chips
 from roofline.models import registry
 from roofline.models.config import ModelConfig
@@ -95,6 +98,24 @@ def test_sampling_is_the_reference_s():
     rows.seed[:] = (1, 2)
     reference._logits = np.array(gpu.logits())
     assert gpu.sample(rows).ids.tolist() == reference.sample(rows).ids.tolist()
+
+
+def test_steps_that_are_queued_before_their_ids_are_known_give_the_same_answers():
+    answers = []
+    for overlap in (False, True):
+        engine = LocalEngine(models("llama", exact=True)[0], EngineConfig(max_batch_tokens=64, overlap=overlap))
+        for i in range(3):
+            params = SamplingParams(max_tokens=4 - i, temperature=0.5 * i, seed=i, logprobs=2)
+            engine.submit(range(10 * i, 10 * i + 7 + i), params, request_id=str(i))
+        told, calls = {}, 0
+        while engine.has_work:
+            events, calls = engine.step(), calls + 1
+            assert not overlap or calls > 1 or not events, "the first step is under way"
+            for event in events:
+                told.setdefault(event.request_id, []).append((event.ids, event.logprobs))
+        answers.append(told)
+    assert answers[0] == answers[1]
+    assert [len(answers[0][str(i)]) for i in range(3)] == [4, 3, 2]
 
 
 def test_the_time_of_each_op():

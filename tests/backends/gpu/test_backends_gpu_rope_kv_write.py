@@ -34,10 +34,25 @@ def step(lengths, firsts, capacity=32):
         segments.append(Segment([1] * length, first, pages))
         want += [pages[at // PAGE_TOKENS] * PAGE_TOKENS + at % PAGE_TOKENS for at in range(first, first + length)]
     batch.fill(segments, [0])
-    fields = (batch.header, batch.positions, batch.seg_start, batch.page_start, batch.pages)
     out = torch.full((capacity,), -1, dtype=torch.int64)
-    slots(chips.get("sm_90"), *(torch.from_numpy(field) for field in fields), SCRATCH, out=out)
+    slots(chips.get("sm_90"), *step_fields(batch), SCRATCH, out=out)
     return batch, out, want
+
+
+def step_fields(batch, sampled=()):
+    fields = batch.header, batch.ids, np.array(sampled, np.int32), batch.positions
+    return [torch.from_numpy(field) for field in (*fields, batch.seg_start, batch.page_start, batch.pages)]
+
+
+def test_ids_that_the_host_did_not_know():
+    from roofline.backends.gpu.kernels.slots import slots
+
+    batch = Batch(BatchLimits(tokens=8, segments=8, rows=8, pages=SCRATCH))
+    batch.ids[:] = -3  # behind the step's own, where nothing may be read or written
+    batch.fill([Segment([token], 4, [page]) for page, token in enumerate((7, -1, 0, -4, -2))], [0])
+    fields = step_fields(batch, [90, -1, 92, 93])
+    slots(chips.get("sm_90"), *fields, SCRATCH, out=torch.zeros(8, dtype=torch.int64))
+    assert fields[1].tolist() == [7, 90, 0, 93, 0, -3, -3, -3], "a row that failed gives id 0"
 
 
 @settings(max_examples=15, deadline=None)
@@ -54,8 +69,7 @@ def test_slots_of_more_segments_than_a_tile_has():
     batch.pages[:] = 2**31 // PAGE_TOKENS  # a cache of more than 2^31 slots
     from roofline.backends.gpu.kernels.slots import slots
 
-    fields = (batch.header, batch.positions, batch.seg_start, batch.page_start, batch.pages)
-    slots(chips.get("gfx942"), *(torch.from_numpy(field) for field in fields), SCRATCH, out=out)
+    slots(chips.get("gfx942"), *step_fields(batch), SCRATCH, out=out)
     assert out[0] == 2**31 + 3
 
 

@@ -1,8 +1,10 @@
 """Rewrite the goldens of compiled kernels, of the chips that are named or all; the diff is what a change does to them.
 
-Stops where a gate is not passed: a golden is not the place to accept that.
+`--kernel NAME` compiles one kernel alone, and leaves the lines of all others as they are. Stops where a gate is not
+passed: a golden is not the place to accept that.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -14,10 +16,14 @@ from roofline.backends.gpu import static
 from roofline.hardware import chips
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or chips.chips():
-        proofs = list(static.prove([chips.get(name)]))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("chips", nargs="*")
+    parser.add_argument("--kernel")
+    asked = parser.parse_args()
+    for name in asked.chips or chips.chips():
+        proofs = list(static.prove([chips.get(name)], kernel=asked.kernel))
         violations = [str(violation) for proof in proofs for violation in proof.violations]
         if violations:
             sys.exit("\n".join(violations))
-        golden.write(name, proofs)
+        golden.write(name, proofs, keep=asked.kernel is not None)
         print(f"{name}: {len(proofs)} binaries, {sum(proof.seconds for proof in proofs):.1f} s of compiling")

@@ -123,6 +123,7 @@ class GpuExecutable:
         scratch = scratch_bytes(program, self.weights, products, limits.tokens)
         self._scratch = torch.empty(scratch, dtype=torch.uint8, device=runtime.device)
         self._slots = torch.empty(limits.tokens, dtype=torch.int64, device=runtime.device)  # [tokens]
+        self._sampled = torch.zeros(limits.rows, dtype=torch.int32, device=runtime.device)  # [rows]
         self._fields = Fields(self.batch, runtime.device)
         captured = runtime.graphs and runtime.device != "cpu" and self._group is None and not runtime.hosted
         self._graphs = Graphs(self.queue, self.step_of) if captured else None
@@ -190,8 +191,9 @@ class GpuExecutable:
     def _fill_slots(self, step: Step) -> None:
         from roofline.backends.gpu.kernels.slots import slots
 
-        fields = {name: step.fields[name] for name in ("header", "positions", "seg_start", "page_start", "pages")}
-        slots(self.runtime.chip, **fields, scratch_page=self.num_pages, out=step.slots)
+        names = ("header", "ids", "positions", "seg_start", "page_start", "pages")
+        fields = {name: step.fields[name] for name in names}
+        slots(self.runtime.chip, **fields, sampled=self._sampled, scratch_page=self.num_pages, out=step.slots)
 
     def _device_logits(self) -> "Tensor":
         assert self._last is not None, "no step was run"
@@ -204,14 +206,21 @@ class GpuExecutable:
 
     def sample(self, rows: SampleRows) -> Sampled:
         """One id for each logit row; -1 where a row's logits hold NaN. Waits for the device."""
-        return self.sample_of(self._device_logits(), rows)
+        return self.queue_sample(rows)()
+
+    def queue_sample(self, rows: SampleRows) -> Callable[[], Sampled]:
+        """As `sample`, which waits for the device when what this returns is called; see `backends.base.Queueing`."""
+        return self._queue_sample_of(self._device_logits(), rows)
 
     def sample_of(self, logits: "Tensor", rows: SampleRows) -> Sampled:
         """One id for each row of logits [rows, vocab] on the device; see `sample`."""
+        return self._queue_sample_of(logits, rows)()
+
+    def _queue_sample_of(self, logits: "Tensor", rows: SampleRows) -> Callable[[], Sampled]:
         from roofline.backends.gpu.kernels.sample import sample
 
         with self._here:
-            return sample(self.runtime.chip, logits, rows).fetch()
+            return sample(self.runtime.chip, logits, rows, out=self._sampled[: rows.rows]).fetch
 
     def step_cost(self) -> StepCost:
         """The price of the step now in `batch`, at the measured roofs where there are any."""
@@ -248,7 +257,7 @@ class GpuExecutable:
         """Free the device's memory."""
         if self._graphs is not None:
             self._graphs.close()
-        del self._arena, self._scratch, self._caches, self.weights, self._launches, self._sections
+        del self._arena, self._scratch, self._sampled, self._caches, self.weights, self._launches, self._sections
         self._last = None
 
     def _fingerprint(self) -> str:

@@ -5,7 +5,6 @@ first, and cuts them. Gumbel-max: Maddison et al. 2014.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -31,6 +30,7 @@ from roofline.backends.gpu.kernels.settings import (
     integer,
     real,
 )
+from roofline.backends.gpu.kernels.transfer import to_host
 from roofline.backends.sampling import MAX_LOGPROBS, Sampled, SampleRows
 from roofline.hardware.chips import Chip
 
@@ -83,26 +83,35 @@ def _merge(best_scores, best_ids, ids, splits, SPLITS: tl.constexpr):
     tl.store(ids + row, tl.min(tl.where(score == tl.max(score, axis=0), id, NO_ID), axis=0))
 
 
-@dataclass(frozen=True)
 class Chosen:
-    """Sampled on the device. logprobs: (logprob, top_ids, top_logprobs), None where no row asked."""
+    """Sampled, and on its way to the host behind what is queued now, before what is queued later.
 
-    ids: Tensor
-    logprobs: tuple[Tensor, Tensor, Tensor] | None
+    ids: int32 [rows], on the device; logprobs: (logprob, top_ids, top_logprobs), None where no row asked.
+    """
+
+    def __init__(self, ids: Tensor, logprobs: tuple[Tensor, Tensor, Tensor] | None) -> None:
+        self.ids = ids
+        self._parts = [to_host(part) for part in (ids, *(logprobs or ()))]
+        self._copied = torch.cuda.Event() if ids.is_cuda else None
+        if self._copied is not None:
+            self._copied.record()
 
     def fetch(self) -> Sampled:
-        """On the host; waits for the device."""
-        rows = self.ids.shape[0]
-        if self.logprobs is not None:
-            logprob, top_ids, top_logprobs = (each.cpu().numpy() for each in self.logprobs)
-            return Sampled(self.ids.cpu().numpy(), logprob, top_ids, top_logprobs)
-        nothing = np.full((rows, 1 + MAX_LOGPROBS), np.nan, np.float32)
-        no_ids = np.full((rows, MAX_LOGPROBS), -1, np.int32)
-        return Sampled(self.ids.cpu().numpy(), nothing[:, 0], no_ids, nothing[:, 1:])
+        """On the host; waits for the device, as far as it must."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        ids, *logprobs = (part.numpy() for part in self._parts)
+        if logprobs:
+            return Sampled(ids, *logprobs)
+        nothing = np.full((len(ids), 1 + MAX_LOGPROBS), np.nan, np.float32)
+        no_ids = np.full((len(ids), MAX_LOGPROBS), -1, np.int32)
+        return Sampled(ids, nothing[:, 0], no_ids, nothing[:, 1:])
 
 
-def sample(chip: Chip, logits: Tensor, rows: SampleRows) -> Chosen:
+def sample(chip: Chip, logits: Tensor, rows: SampleRows, *, out: Tensor | None = None) -> Chosen:
     """An id for each row of logits float32 [rows, vocab] (rows may lie apart); nothing waits for the device.
+
+    out: int32 [rows], where the ids stay on the device.
 
     Noise has the reference's bits; its logarithms, and exp in top-p and min-p, may differ in their last places, so that
     two ids whose noisy scores are that close can change places, or one on the border be in or out. A row that holds a
@@ -117,7 +126,7 @@ def sample(chip: Chip, logits: Tensor, rows: SampleRows) -> Chosen:
     splits = triton.cdiv(vocab, tile.sizes["SPLIT"])
     best_scores = torch.empty((count, splits), dtype=torch.float32, device=logits.device)  # [rows, splits]
     best_ids = torch.empty((count, splits), dtype=torch.int32, device=logits.device)  # [rows, splits]
-    ids = torch.empty(count, dtype=torch.int32, device=logits.device)  # [rows]
+    ids = torch.empty(count, dtype=torch.int32, device=logits.device) if out is None else out  # [rows]
     _choose[(count, splits)](
         source, settings.words, *cut, best_scores, best_ids, vocab, source.stride(0), SCALED=scaled, CUT=settings.cut,
         **tile.launch(),

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from roofline.backends.gpu.kernels.transfer import to_device
 from roofline.backends.sampling import SampleRows
 
 # Words of a row's settings, 16 to a row.
@@ -67,7 +68,7 @@ class Settings:
             parts.append(rows.mask.view(np.int32))
         # Each part begins at a multiple of 16 bytes: kernels are compiled anew for one that does not.
         padded = [np.pad(part.ravel(), (0, -part.size % 4)) for part in parts]
-        buffer = torch.from_numpy(np.concatenate(padded)).to(device, non_blocking=True)
+        buffer = to_device(torch.from_numpy(np.concatenate(padded)), device)
         pieces = zip(buffer.split([len(part) for part in padded]), parts, strict=True)
         views = iter([piece[: part.size].view(part.shape) for piece, part in pieces])
         sampled = rows.temperature > 0

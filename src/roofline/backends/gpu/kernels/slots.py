@@ -1,7 +1,8 @@
-"""Where in the cache each token of a step is written: found once a step, read by every layer.
+"""What is found once at the start of a step: the slot in the cache of each token, and ids that the host did not know.
 
 A slot is page * 16 + position % 16. Rows beyond the step's tokens, which a captured graph computes all the same, get
-slots of a scratch page that no sequence reads.
+slots of a scratch page that no sequence reads. An id below 0 names a row of the last sampling: see `Queueing` in
+backends/base.py.
 """
 
 from collections.abc import Iterator
@@ -20,12 +21,15 @@ NAME = "slots"
 
 @triton.jit(do_not_specialize=["capacity", "scratch_page"])
 def _slots(
-    header, positions, seg_start, page_start, pages, slots, capacity, scratch_page,
+    header, ids, sampled, positions, seg_start, page_start, pages, slots, capacity, scratch_page,
     PAGE: tl.constexpr, HEADER_TOKENS: tl.constexpr, HEADER_SEGMENTS: tl.constexpr,
     TOKENS: tl.constexpr, SEGMENTS: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     real = token < tl.load(header + HEADER_TOKENS)
+    id = tl.load(ids + token, mask=real, other=0)
+    known = tl.load(sampled + (-1 - id), mask=id < 0, other=0)
+    tl.store(ids + token, tl.maximum(known, 0), mask=id < 0)  # a row that failed has no id: whatever follows is ignored
     segments = tl.load(header + HEADER_SEGMENTS)
     # A token lies in the segment whose index is the number of segments that end at or before it.
     segment = tl.zeros((TOKENS,), tl.int32)
@@ -43,6 +47,8 @@ def _slots(
 def slots(
     chip: Chip,
     header: Tensor,
+    ids: Tensor,
+    sampled: Tensor,
     positions: Tensor,
     seg_start: Tensor,
     page_start: Tensor,
@@ -53,26 +59,29 @@ def slots(
 ) -> None:
     """out int64 [capacity]: the slot of each of a step's tokens; beyond them, slots of scratch_page.
 
-    header, positions, seg_start, page_start, pages: the fields of ops/batch.py, int32, on the device. The counts are
-    read there, so that a captured launch serves every step of at most `capacity` tokens.
+    ids below 0 are replaced: -1 - r by sampled[r], int32, the ids of the last step's logit rows. header, ids,
+    positions, seg_start, page_start, pages: the fields of ops/batch.py, int32, on the device. The counts are read
+    there, so that a captured launch serves every step of at most `capacity` tokens.
     """
     tile = tiles.choose(NAME, chip)
     _slots[(triton.cdiv(out.shape[0], tile.sizes["TOKENS"]),)](
-        header, positions, seg_start, page_start, pages, out, out.shape[0], scratch_page, **_LAYOUT, **tile.launch()
-    )
+        header, ids, sampled, positions, seg_start, page_start, pages, out, out.shape[0], scratch_page,
+        **_LAYOUT, **tile.launch(),
+    )  # fmt: skip
 
 
 _LAYOUT = {"PAGE": PAGE_TOKENS, "HEADER_TOKENS": int(Header.TOKENS), "HEADER_SEGMENTS": int(Header.SEGMENTS)}
 
 
 def cost(tokens: int) -> tuple[int, int]:
-    """(FLOPs, bytes) of one launch: a position and a page read, a slot written for each token."""
-    return 0, tokens * (4 + 4 + 8)
+    """(FLOPs, bytes) of one launch: an id, a position and a page read, a slot written for each token."""
+    return 0, tokens * (4 + 4 + 4 + 8)
 
 
 def compilations(chip: Chip) -> Iterator[Compilation]:
     """The one binary."""
     tile = tiles.choose(NAME, chip)
-    fields = pointers(header="i32", positions="i32", seg_start="i32", page_start="i32", pages="i32", slots="i64")
+    names = ("header", "ids", "sampled", "positions", "seg_start", "page_start", "pages")
+    fields = pointers(**dict.fromkeys(names, "i32"), slots="i64")
     signature = {**fields, "capacity": "i32", "scratch_page": "i32"}
     yield Compilation(NAME, "step", _slots, signature, {**_LAYOUT, **tile.sizes}, tile, dots=False)
