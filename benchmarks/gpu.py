@@ -153,16 +153,17 @@ def four_bit(args: argparse.Namespace) -> Record:
 
 
 def serve(args: argparse.Namespace) -> Record:
-    """64 and 256 requests of typical lengths, all submitted at once, in bf16 and in 4 bits."""
+    """64 and 256 requests of typical lengths, all submitted at once, in bf16 and in 4 bits; also without overlap: the
+    engine then waits for a step's ids before it schedules the next."""
     rows: Record = {"lengths": TYPICAL.name}
     published = [tuple(pair) for pair in json.loads(TYPICAL.read_text())["lengths"]]
     for form in ("BF16", "Q4_0"):
         loaded = _load(args, form, 256, 960 + 80)
-        for count in (64, 256):
-            _requests(loaded.executable, published[:8])  # compiles
-            seconds, events = min(_requests(loaded.executable, published[:count]) for _ in range(2))
+        for count, overlap in ((64, True), (256, True), (64, False), (256, False)):
+            _requests(loaded.executable, published[:8], overlap)  # compiles
+            seconds, events = min(_requests(loaded.executable, published[:count], overlap) for _ in range(2))
             answers = sum(answer for _, answer in published[:count])
-            rows[f"{form} {count} requests"] = {
+            rows[f"{form} {count} requests" + ("" if overlap else ", no overlap")] = {
                 "seconds": seconds,
                 "requests_per_s": count / seconds,
                 "output_tok_s": answers / seconds,
@@ -173,14 +174,15 @@ def serve(args: argparse.Namespace) -> Record:
     return rows
 
 
-def _requests(executable: Any, lengths: list[Any]) -> tuple[float, int]:
+def _requests(executable: Any, lengths: list[Any], overlap: bool) -> tuple[float, int]:
     """Seconds until the last of the requests has ended, and tokens that came."""
     from roofline.bench import workloads
     from roofline.engine.config import EngineConfig
     from roofline.engine.local import LocalEngine
     from roofline.engine.params import SamplingParams
 
-    engine = LocalEngine(executable, EngineConfig(prefix_cache=False, max_batch_tokens=8192, max_running=256))
+    config = EngineConfig(prefix_cache=False, max_batch_tokens=8192, max_running=256, overlap=overlap)
+    engine = LocalEngine(executable, config)
     for seed, (prompt, answer) in enumerate(lengths):
         params = SamplingParams(temperature=0.0, max_tokens=answer, min_tokens=answer, ignore_eos=True)
         engine.submit(workloads.token_ids(prompt, seed, min(30000, executable.vocab_size)), params)
