@@ -196,6 +196,29 @@ def test_serve_and_generate_hand_on_where_to_run(run, llm, monkeypatch):
     assert (result.exit_code, "neither a number of layers nor auto" in result.stderr) == (1, True)
 
 
+def test_serve_gives_each_replica_a_place_of_its_own(run, monkeypatch):
+    from roofline.cli import ready
+    from roofline.hardware import cores
+    from roofline.server import serve
+
+    served, prepared = [], []
+    monkeypatch.setattr(ready, "prepare", lambda *args: prepared.append(args))
+    monkeypatch.setattr(serve, "serve", served.append)
+    monkeypatch.setattr(cores, "divided", lambda parts: [[]] * parts)
+    assert run("serve", "large", "--dp", "3", "--threads", "7", "--speculate", "ngram").exit_code == 0
+    assert prepared == [("large", 2, None, "cpu")], "roofs are those of one replica's threads"
+    engines = serve._engine(served[0]).engines
+    assert [engine.spec.options["replica"] for engine in engines] == [(0, 3), (1, 3), (2, 3)]
+    assert [engine.spec.options["threads"] for engine in engines] == [2, 2, 2]
+    result = run("serve", "large", "--dp", "8", "--threads", "7")
+    assert (result.exit_code, "data_parallel=8 needs 8 threads, 7 are available" in result.stderr) == (1, True)
+    assert run("serve", "large", "--dp", "2", "--backend", "gpu", "--tp", "4").exit_code == 0
+    engines = serve._engine(served[1]).engines
+    assert [engine.spec.options["replica"] for engine in engines] == [(0, 2), (1, 2)]
+    assert [engine.spec.draft_options["replica"] for engine in engines] == [(0, 8), (4, 8)], "on rank 0's device"
+    assert not any("threads" in engine.spec.options or engine.spec.cores for engine in engines)
+
+
 def test_benches_hand_on_where_to_run_and_know_no_isa_there(run, monkeypatch):
     from roofline.bench import engine, profile
 

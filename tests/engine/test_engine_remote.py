@@ -10,24 +10,16 @@ import time
 from pathlib import Path
 
 import pytest
-from engine_fakes import FakeExecutable
+from engine_streams import collect, local, until
 
-import roofline
 from roofline.common.errors import CapacityError, ConfigError, RequestError, RooflineError
 from roofline.engine.config import EngineConfig
-from roofline.engine.local import LocalEngine
 from roofline.engine.messages import EngineSpec
 from roofline.engine.params import SamplingParams
 from roofline.engine.remote import RemoteEngine
 
-pytestmark = pytest.mark.e2e
-SOURCE = str(Path(roofline.__file__).parents[1])
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("fakes_everywhere")]
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
-
-
-@pytest.fixture(autouse=True)
-def python_path(monkeypatch, fake_path):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([SOURCE, fake_path, os.environ.get("PYTHONPATH", "")]))
 
 
 def spec(source="toy", config=None, **options):
@@ -47,34 +39,6 @@ def run(test, engine_spec=None, **settings):
             await engine.close()
 
     asyncio.run(body())
-
-
-async def collect(stream):
-    ids, last = {}, {}
-    async for event in stream:
-        assert event.index not in last, "an event after the last"
-        ids.setdefault(event.index, []).extend(event.ids)
-        if event.finish_reason:
-            last[event.index] = event
-    return ids, last
-
-
-async def until(condition, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        await asyncio.sleep(0.005)
-
-
-def local(requests):
-    engine = LocalEngine(FakeExecutable())
-    for i, (ids, params) in enumerate(requests):
-        engine.submit(ids, params, request_id=str(i))
-    outputs = {}
-    while engine.has_work:
-        for event in engine.step():
-            outputs.setdefault(event.request_id, {}).setdefault(event.index, []).extend(event.ids)
-    return [outputs[str(i)] for i in range(len(requests))]
 
 
 def test_the_same_ids_as_in_this_process_and_the_model_is_described():

@@ -20,15 +20,15 @@ def resolve_kv_dtype(asked: str) -> str:
 
 
 def cache_size(
-    settings: Mapping[str, Any], cache_tokens: int | None, max_model_len: int | None, kv_dtype: str
+    settings: Mapping[str, Any], cache_tokens: int | None, max_model_len: int | None, kv_dtype: str, copies: int = 1
 ) -> tuple[int, int]:
     """(pages of the KV cache, longest context), as asked or as the memory allows.
 
-    settings: the fields of the model's configuration.
+    settings: the fields of the model's configuration; copies: caches that share what the memory allows.
     Raises ConfigError or CapacityError where they do not fit the model, the machine or each other.
     """
     longest = max_context(settings["max_position"], max_model_len)
-    pages = _pages(settings, cache_tokens, kv_dtype)
+    pages = _pages(settings, cache_tokens, kv_dtype, copies)
     longest = min(longest, pages * PAGE_TOKENS) if max_model_len is None else longest
     if pages * PAGE_TOKENS < longest:
         remedy = "Raise cache_tokens or lower max_model_len."
@@ -45,8 +45,8 @@ def max_context(positions: int, wanted: int | None) -> int:
     return wanted
 
 
-def _pages(settings: Mapping[str, Any], wanted: int | None, kv_dtype: str) -> int:
-    """KV pages: as asked, or DEFAULT_CACHE_TOKENS within a quarter of the free memory."""
+def _pages(settings: Mapping[str, Any], wanted: int | None, kv_dtype: str, copies: int) -> int:
+    """KV pages: as asked, or DEFAULT_CACHE_TOKENS within a quarter of the free memory, for all copies together."""
     from roofline.hardware.detect import detect
 
     token_bytes = 2 * settings["layers"] * settings["kv_heads"] * kv_head_bytes(kv_dtype, settings["head_dim"])
@@ -58,4 +58,4 @@ def _pages(settings: Mapping[str, Any], wanted: int | None, kv_dtype: str) -> in
             remedy = f"Lower cache_tokens: a token takes {human_bytes(token_bytes)}."
             raise CapacityError("the KV cache", wanted * token_bytes, free, "bytes", remedy)
         return -(-wanted // PAGE_TOKENS)
-    return min(DEFAULT_CACHE_TOKENS, max(free // 4 // token_bytes, PAGE_TOKENS)) // PAGE_TOKENS
+    return min(DEFAULT_CACHE_TOKENS, max(free // 4 // copies // token_bytes, PAGE_TOKENS)) // PAGE_TOKENS

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -82,6 +82,7 @@ def load(
     arithmetic: str = "cpu",
     tensor_parallel: int = 1,
     pipeline_parallel: int = 1,
+    replica: Sequence[int] = (0, 1),
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load a model by catalogue name, ``hf:ORG/REPO``, or path: of weights, or of a bundle. ``preset:NAME`` is a shape
@@ -111,6 +112,8 @@ def load(
         tensor_parallel, pipeline_parallel: ranks that share each layer's matrices, and stages that share the layers: as
             many processes as their product, each with `threads`, or a device of those that `device` names. The gpu
             backend has no stages, the cpu neither (see docs/parallel.md).
+        replica: (i, n), where n processes load the model beside each other: this one takes the i-th of the devices, or
+            of the groups of them that its ranks need, and an n-th of the memory that caches may have.
         progress: given, a model that is not here yet is pulled, and this is told how far (see weights.sources.pull).
 
     Raises:
@@ -128,6 +131,11 @@ def load(
     grid = _grid(tensor_parallel, pipeline_parallel, backend, source)
     if grid is not None and offload != 0:
         raise UnsupportedError("offload on several ranks", "what a rank copies holds up the others", ("offload=0",))
+    number, replicas = replica
+    if backend == "gpu" and replicas > 1:
+        from roofline.backends.gpu.devices import group
+
+        device = group(device, number, replicas, tensor_parallel * pipeline_parallel)
     kv_dtype = _cache_dtype(backend, kv_cache_dtype, arithmetic)
     path, bundle, checkpoint = open_source(source, backend, weights, progress)
     if bundle is not None:
@@ -139,7 +147,7 @@ def load(
     if backend == "gpu":
         pages, longest = 0, max_context(settings["max_position"], max_model_len)
     else:
-        pages, longest = cache_size(settings, cache_tokens, max_model_len, kv_dtype)
+        pages, longest = cache_size(settings, cache_tokens, max_model_len, kv_dtype, replicas)
     limits = BatchLimits(
         tokens=max(max_batch_tokens, max_running),
         segments=max_running,

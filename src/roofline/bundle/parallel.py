@@ -1,6 +1,6 @@
 """A model on several ranks of this machine: rank 0 in this process, each other in one that reads its own share.
 
-Copies of a model (data parallel) need nothing of this: they are as many servers, behind what balances them.
+Copies of a model (data parallel) need nothing of this: see bundle/replicas.py.
 """
 
 import json

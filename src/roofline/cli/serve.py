@@ -1,6 +1,6 @@
 """roofline serve: the OpenAI protocol over HTTP."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from roofline.cli.options import (
     DEFAULT_MODEL,
@@ -30,9 +30,9 @@ def command(
     api_key: Annotated[str | None, Option(help="Needed on every route but /health. Default: ROOFLINE_API_KEY.")] = None,
     max_model_len: Annotated[int | None, Option(min=1, help="Longest prompt plus answer, in tokens.")] = None,
     served_model_name: Annotated[str | None, Option(help="The name that requests give. Default: MODEL.")] = None,
-    cache_tokens: Annotated[int | None, Option(min=16, help="Tokens that the key-value cache holds.")] = None,
+    cache_tokens: Annotated[int | None, Option(min=16, help="Tokens that a replica's key-value cache holds.")] = None,
     kv_cache_dtype: KvCacheDtype = "auto",
-    max_running: Annotated[int, Option(min=1, help="Answers computed at the same time.")] = 64,
+    max_running: Annotated[int, Option(min=1, help="Answers that a replica computes at the same time.")] = 64,
     speculate: Speculate = "off",
     draft: Draft = None,
     speculate_tokens: SpeculateTokens = 4,
@@ -40,6 +40,10 @@ def command(
     device: Device = "auto",
     exact: Exact = False,
     offload: Offload = "0",
+    data_parallel: Annotated[
+        int,
+        Option("--data-parallel", "--dp", min=1, help="Replicas of the model that share the requests, and the cores."),
+    ] = 1,
     tensor_parallel: TensorParallel = 1,
     pipeline_parallel: PipelineParallel = 1,
     threads: Threads = None,
@@ -49,11 +53,9 @@ def command(
     """Serve a model: /v1/chat/completions, /v1/completions, /v1/models, /health, /ready, /metrics, /stats."""
     from roofline.cli.ready import prepare
     from roofline.common import env
+    from roofline.hardware.cores import kept_to
     from roofline.server.serve import ServeOptions, serve
 
-    prepare(model, threads, isa, backend)
-    if draft is not None:
-        prepare(draft, threads, isa, backend)
     given = {
         "threads": threads,
         "isa": isa,
@@ -62,6 +64,11 @@ def command(
         "kv_cache_dtype": kv_cache_dtype,
         **placed(backend, device, exact, offload, tensor_parallel, pipeline_parallel),
     }
+    load = {name: value for name, value in given.items() if value is not None}
+    cores, threads = _place(load, data_parallel) if data_parallel > 1 else ([], threads)
+    with kept_to(cores):
+        for name in filter(None, (model, draft)):
+            prepare(name, threads, isa, backend)
     serve(
         ServeOptions(
             model=model,
@@ -74,6 +81,15 @@ def command(
             speculate=speculate,
             draft=draft,
             speculate_tokens=speculate_tokens,
-            load={name: value for name, value in given.items() if value is not None},
+            data_parallel=data_parallel,
+            load=load,
         )
     )
+
+
+def _place(load: dict[str, Any], copies: int) -> tuple[list[int], int | None]:
+    """Cores and threads of the first of so many copies: roofs are to be those of what one of them has."""
+    from roofline.bundle.replicas import divided
+
+    place = divided(load, copies)[0]
+    return place.cores, place.options.get("threads")

@@ -24,7 +24,8 @@ class EngineSpec(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only
     """What the engine process loads: `factory(source, **options)`, an object with `executable` and `name`.
 
     `factory` is "module:function"; options are plain values. `draft` is the source of a draft model, loaded the same
-    way, and compared by the module's `check_draft(model, draft)`.
+    way, and compared by the module's `check_draft(model, draft)`. `cores`: the process keeps to these; all where there
+    are none.
     """
 
     source: str
@@ -33,6 +34,7 @@ class EngineSpec(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only
     factory: str = "roofline.bundle:load"
     draft: str | None = None
     draft_options: dict[str, Any] = msgspec.field(default_factory=dict)
+    cores: list[int] = msgspec.field(default_factory=list)
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):

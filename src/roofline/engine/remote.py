@@ -15,7 +15,7 @@ import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
 
 from roofline.common import log
@@ -32,10 +32,13 @@ CLOSED = "the engine was closed"
 
 
 class Stream:
-    """The events of one request, in order, to the last of its n answers. Iterate it, then or before call `aclose`."""
+    """The events of one request, in order, to the last of its n answers. Iterate it, then or before call `aclose`.
 
-    def __init__(self, engine: "RemoteEngine", request_id: str, n: int) -> None:
-        self.request_id = request_id
+    uncomputed: tokens of its prompt that are still to be computed, as far as is known here: none from the first id on.
+    """
+
+    def __init__(self, engine: "RemoteEngine", request_id: str, n: int, uncomputed: int = 0) -> None:
+        self.request_id, self.uncomputed = request_id, uncomputed
         self.open = set(range(n))  # answers whose last event has not arrived
         self._engine = engine
         self._events: deque[Event] = deque()
@@ -70,6 +73,8 @@ class Stream:
 
     def deliver(self, event: Event) -> None:
         """An event from the engine."""
+        if event.ids:
+            self.uncomputed = 0
         if event.finish_reason is not None:
             self.open.discard(event.index)
         if not self._detached:
@@ -125,6 +130,15 @@ class RemoteEngine:
         """The engine process's id, None when there is none."""
         return self._process.pid if self._process is not None else None
 
+    @property
+    def streams(self) -> Mapping[str, Stream]:
+        """The requests that have not ended, by id."""
+        return self._streams
+
+    async def settled(self) -> None:
+        """Wait until requests are computed, or never will be any more (`failure`)."""
+        await self._settled.wait()
+
     def launch(self) -> None:
         """Spawn the process, so that it loads while the caller prepares its event loop; `start` goes on from there."""
         with contextlib.suppress(OSError):  # `start` tries again, and reports
@@ -159,14 +173,14 @@ class RemoteEngine:
         params = params or SamplingParams()
         prompt, eos = token_ids("prompt", ids), token_ids("eos_ids", eos_ids)
         assert self._supervisor is not None, "start comes before submit"
-        await self._settled.wait()
+        await self.settled()
         if not self._ready or self.description is None or self._writer is None:
             raise RequestError(503, "engine_unavailable", self.failure or CLOSED)
         check_request(prompt, params, eos, self.description.vocab_size, self.description.max_model_len)
         name = request_id if request_id is not None else uuid.uuid4().hex
         if name in self._streams:
             raise RequestError(400, "duplicate_request", f"request_id {name!r} is in use", param="request_id")
-        stream = self._streams[name] = Stream(self, name, params.n)
+        stream = self._streams[name] = Stream(self, name, params.n, len(prompt))
         self._writer.write(messages.frame(Submit(name, prompt, params, eos, salt)))
         return stream
 

@@ -1,5 +1,6 @@
 """What the engine counts: cumulative figures, so that two readings give the figures of the time between."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
@@ -84,6 +85,19 @@ class EngineStats:
             f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self) if f.name not in gauges
         }
         return replace(self, **changes)
+
+
+def total(readings: Iterable[EngineStats]) -> EngineStats:
+    """The figures of several engines together. Their seconds add up too: speeds are those of an average engine."""
+    whole = EngineStats()
+    for reading in readings:
+        for f in fields(EngineStats):
+            if f.name not in ("finished", "page_bytes"):
+                setattr(whole, f.name, getattr(whole, f.name) + getattr(reading, f.name))
+        for reason, count in reading.finished.items():
+            whole.finished[reason] = whole.finished.get(reason, 0) + count
+        whole.page_bytes = max(whole.page_bytes, reading.page_bytes)  # of one model, so of one size
+    return whole
 
 
 class Meter:

@@ -1,8 +1,8 @@
-"""The engine process seen through the server's interface."""
+"""The engine process, or several, seen through the server's interface."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
 from roofline.engine.events import Event
 from roofline.engine.params import SamplingParams
@@ -10,11 +10,14 @@ from roofline.engine.remote import RemoteEngine
 from roofline.engine.stats import EngineStats
 from roofline.server.facade import EngineFacts
 
+if TYPE_CHECKING:
+    from roofline.engine.replicas import Replicas
+
 
 class EngineSide:
     """A RemoteEngine as `facade.Engine`."""
 
-    def __init__(self, remote: RemoteEngine) -> None:
+    def __init__(self, remote: "RemoteEngine | Replicas") -> None:
         self.remote = remote
 
     def facts(self) -> EngineFacts | None:
@@ -38,6 +41,30 @@ class EngineSide:
 
     async def stats(self) -> Mapping[str, Any]:
         return {**as_dict(self.remote.stats()), "restarts": self.remote.restarts, "pid": self.remote.pid}
+
+
+class ReplicasSide(EngineSide):
+    """Replicas as `facade.Engine`: all figures of them together, and under `replicas` those of each."""
+
+    def __init__(self, replicas: "Replicas") -> None:
+        super().__init__(replicas)
+        self.replicas = replicas
+
+    def facts(self) -> EngineFacts | None:
+        known = super().facts()
+        return known and replace(known, replicas=tuple(engine.ready for engine in self.replicas.engines))
+
+    async def stats(self) -> Mapping[str, Any]:
+        each = [
+            {
+                **await EngineSide(engine).stats(),
+                "ready": engine.ready,
+                "failure": engine.failure,
+                "outstanding_tokens": tokens,
+            }
+            for engine, tokens in zip(self.replicas.engines, self.replicas.outstanding(), strict=True)
+        ]
+        return {**await super().stats(), "replicas": each}
 
 
 def as_dict(stats: EngineStats) -> dict[str, Any]:

@@ -10,12 +10,16 @@ from roofline.engine.params import SamplingParams
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What is known once the engine is up. exact: an answer does not depend on what else the engine computes."""
+    """What is known once the engine is up. exact: an answer does not depend on what else the engine computes.
+
+    replicas: where several engines share the requests, which of them are up.
+    """
 
     fingerprint: str
     vocab_size: int
     max_model_len: int
     exact: bool
+    replicas: tuple[bool, ...] = ()
 
 
 class Engine(Protocol):

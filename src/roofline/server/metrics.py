@@ -28,13 +28,26 @@ COUNTERS = {
 }
 
 
+# Of each of several engines that share the requests; the families above are of all together.
+REPLICA_GAUGES = {
+    "roofline:replica_up": ("1 while this engine answers.", "ready"),
+    "roofline:replica_requests_running": ("Answers in its running batch.", "running"),
+    "roofline:replica_requests_waiting": ("Answers that wait for room there.", "waiting"),
+    "roofline:replica_outstanding_tokens": (
+        "Tokens it has to compute, as far as known.",
+        "outstanding_tokens",
+    ),
+    "roofline:replica_restarts": ("Processes it lost.", "restarts"),
+}
+
+
 class Metrics:
     """One server's families, in a registry of its own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._model = ""
-        self._last: dict[str, float] = {}
+        self._last: dict[tuple[int, str], float] = {}
 
         def gauge(name: str, meaning: str) -> Gauge:
             return Gauge(name, meaning, ["model_name"], registry=self.registry)
@@ -46,6 +59,10 @@ class Metrics:
             return Histogram(name, meaning, ["model_name"], buckets=buckets, registry=self.registry)
 
         self._gauges = {name: gauge(name, meaning) for name, (meaning, _) in GAUGES.items()}
+        self._replica_gauges = {
+            name: Gauge(name, meaning, ["model_name", "replica"], registry=self.registry)
+            for name, (meaning, _) in REPLICA_GAUGES.items()
+        }
         self._counters = {name: counter(name, meaning) for name, (meaning, _) in COUNTERS.items()}
         self._cache = gauge("vllm:kv_cache_usage_perc", "Used part of the key-value cache; 1 is full.")
         self._share = gauge("roofline:share_of_roof", "Time of all steps at the measured roofs / measured time.")
@@ -102,10 +119,19 @@ class Metrics:
         self._cache.labels(self._model).set(stats.get("pages_used", 0) / total if total else 0)
         if stats.get("share_of_roof") is not None:
             self._share.labels(self._model).set(stats["share_of_roof"])
+        replicas = stats.get("replicas", [])
+        for number, each in enumerate(replicas):
+            for name, (_, field) in REPLICA_GAUGES.items():
+                self._replica_gauges[name].labels(self._model, str(number)).set(each[field])
+        for number, each in enumerate(replicas or [stats]):
+            self._count(number, each)
+        return generate_latest(self.registry)
+
+    def _count(self, number: int, stats: Mapping[str, Any]) -> None:
+        """What one engine has counted since it was asked last."""
         for name, (_, field) in COUNTERS.items():
             now = float(stats.get(field, 0))
-            before = self._last.get(name, 0.0)
+            before = self._last.get((number, name), 0.0)
             # A fresh engine counts from 0; a counter of ours never goes back.
             self._counters[name].labels(self._model).inc(now - before if now >= before else now)
-            self._last[name] = now
-        return generate_latest(self.registry)
+            self._last[number, name] = now

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
 from roofline.common import log
 from roofline.common.errors import ConfigError, RooflineError
 from roofline.engine.config import EngineConfig
@@ -21,6 +23,7 @@ from roofline.engine.remote import RemoteEngine
 from roofline.server.limits import Limits
 
 if TYPE_CHECKING:
+    from roofline.engine.replicas import Replicas
     from roofline.server.text_side import TextOfModel
 
 LOG = log.get("server")
@@ -38,6 +41,7 @@ class ServeOptions:
         api_key: needed on every route but /health when given.
         max_model_len: longest prompt plus answer in tokens; None takes what the model and the cache allow.
         served_model_name: the name that requests give; None takes `model`.
+        data_parallel: engines that share the requests, each with the whole model (see engine.replicas).
         speculate, draft, speculate_tokens: see `EngineConfig`; `draft` is the name, hub id or path of the draft model.
         load: further options of `roofline.bundle.load` (threads, isa, cache_tokens, ...).
     """
@@ -49,6 +53,7 @@ class ServeOptions:
     max_model_len: int | None = None
     served_model_name: str | None = None
     max_running: int = 64
+    data_parallel: int = 1
     speculate: Literal["off", "ngram", "draft"] = "off"
     draft: str | None = None
     speculate_tokens: int = 4
@@ -77,7 +82,7 @@ def serve(options: ServeOptions) -> None:
     listening = _listen(options)
     started = time.perf_counter()
     gc.disable()  # importing makes objects that stay: looking for garbage among them takes a sixth of the time
-    remote = RemoteEngine(_spec(options))
+    remote = _engine(options)
     remote.launch()  # all that follows happens while the engine loads
 
     def read_text() -> "TextOfModel":
@@ -105,7 +110,7 @@ def _warn(options: ServeOptions) -> None:
 def _run(
     options: ServeOptions,
     listening: socket.socket,
-    remote: RemoteEngine,
+    remote: "RemoteEngine | Replicas",
     started: float,
     read_text: "Callable[[], TextOfModel]",
     settle: Callable[[], None],
@@ -114,6 +119,26 @@ def _run(
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(options, listening, remote, started, read_text, settle))
+
+
+def _engine(options: ServeOptions) -> "RemoteEngine | Replicas":
+    """What computes. Raises CapacityError for more replicas than there is to compute on."""
+    spec = _spec(options)
+    if options.data_parallel == 1:
+        return RemoteEngine(spec)
+    from roofline.bundle.replicas import divided
+    from roofline.engine.replicas import Replicas
+
+    specs = [
+        msgspec.structs.replace(
+            spec,
+            options={**spec.options, **place.options},
+            draft_options={**spec.draft_options, **place.draft_options},
+            cores=place.cores,
+        )
+        for place in divided(options.load, options.data_parallel)
+    ]
+    return Replicas([RemoteEngine(each) for each in specs])
 
 
 def _spec(options: ServeOptions) -> EngineSpec:
@@ -138,7 +163,7 @@ def _spec(options: ServeOptions) -> EngineSpec:
 async def _serve(
     options: ServeOptions,
     listening: socket.socket,
-    remote: RemoteEngine,
+    remote: "RemoteEngine | Replicas",
     started: float,
     read_text: "Callable[[], TextOfModel]",
     settle: Callable[[], None],
@@ -168,16 +193,16 @@ def _settle() -> None:
         libc.malloc_trim(0)
 
 
-def _http_server(options: ServeOptions, remote: RemoteEngine, text: "TextOfModel") -> Any:
+def _http_server(options: ServeOptions, remote: "RemoteEngine | Replicas", text: "TextOfModel") -> Any:
     import uvicorn
 
     from roofline.server.app import create_app
     from roofline.server.context import Context
-    from roofline.server.engine_side import EngineSide
+    from roofline.server.engine_side import EngineSide, ReplicasSide
     from roofline.server.protocol import BoundedProtocol
 
     context = Context(
-        engine=EngineSide(remote),
+        engine=EngineSide(remote) if isinstance(remote, RemoteEngine) else ReplicasSide(remote),
         text=text,
         name=options.served_model_name or options.model,
         created=int(time.time()),

@@ -37,3 +37,20 @@ def test_fewer_devices_than_ranks_and_mixed_chips_are_refused():
         devices.find("amd:0,1", 0, 2)
     with pytest.raises(ConfigError, match="no GPU of this host is 'nvidia:0'"):
         devices.find("nvidia:0", 0, 2)
+
+
+def test_replicas_take_groups_of_the_named_devices_in_order():
+    assert [devices.group("auto", number, 4) for number in range(4)] == ["amd:1", "amd:2", "amd:3", "amd:4"]
+    assert [devices.group("auto", number, 2, 2) for number in range(2)] == ["amd:1,amd:2", "amd:3,amd:4"]
+    assert devices.group("amd:3,1", 1, 2) == "amd:1"
+    first = devices.group("auto", 0, 2, 2)
+    assert [devices.find(first, rank, 2).device.id for rank in range(2)] == ["amd:1", "amd:2"]
+
+
+def test_fewer_devices_than_replicas_need_are_refused():
+    with pytest.raises(CapacityError, match=r"data_parallel=5 needs 5 devices, 4 are available. Lower it to 4, or"):
+        devices.group("auto", 0, 5)
+    with pytest.raises(CapacityError, match=r"data_parallel=2 of 3 ranks needs 6 devices, 4 are .* Lower it to 1, or"):
+        devices.group("auto", 0, 2, 3)
+    with pytest.raises(CapacityError, match=r"needs 10 devices, 4 are available. Name more devices"):
+        devices.group("auto", 0, 2, 5)

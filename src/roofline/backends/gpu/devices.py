@@ -35,16 +35,9 @@ def find(wanted: str = AUTO, rank: int = 0, ranks: int = 1) -> Found:
     Raises UnsupportedError too where torch or triton is missing, torch sees no GPU at all, or ranks would have
     different chips; CapacityError where there are fewer devices than ranks.
     """
-    for package in ("torch", "triton"):
-        if gpus.installed(package) is None:
-            reason = f"{package} is not installed: pip install 'roofline[gpu]'"
-            raise UnsupportedError("backend 'gpu'", reason, ("backend cpu",))
+    devices = _usable(wanted)
     import torch
 
-    devices = choose(None if wanted == AUTO else wanted)
-    if not devices:
-        reason = "torch can use none here; `roofline doctor` says why and what mends it"
-        raise UnsupportedError("backend 'gpu'", reason, ("backend cpu",))
     if len(devices) < ranks:
         remedy = f"Lower it to {len(devices)}, or name more devices."
         raise CapacityError(f"tensor_parallel={ranks}", ranks, len(devices), "devices", remedy)
@@ -54,6 +47,33 @@ def find(wanted: str = AUTO, rank: int = 0, ranks: int = 1) -> Found:
     device = devices[rank]
     assert device.torch is not None, "choose gives devices that torch sees"
     return Found(device.torch, device, device.chip(), int(torch.cuda.mem_get_info(device.torch)[0]))
+
+
+def group(wanted: str, number: int, groups: int, size: int = 1) -> str:
+    """The names, as `find` takes them, of the number-th of so many groups of `size` devices, in the order of the names.
+
+    Raises CapacityError where there are fewer devices than the groups need; else as `find`.
+    """
+    devices = _usable(wanted)
+    if len(devices) < groups * size:
+        most = len(devices) // size
+        ranks = f" of {size} ranks" if size > 1 else ""
+        remedy = f"Lower it to {most}, or name more devices." if most else "Name more devices."
+        raise CapacityError(f"data_parallel={groups}{ranks}", groups * size, len(devices), "devices", remedy)
+    return ",".join(device.id for device in devices[number * size : (number + 1) * size])
+
+
+def _usable(wanted: str) -> tuple[Device, ...]:
+    """What a text names, at least one. Raises UnsupportedError, also where torch or triton is missing."""
+    for package in ("torch", "triton"):
+        if gpus.installed(package) is None:
+            reason = f"{package} is not installed: pip install 'roofline[gpu]'"
+            raise UnsupportedError("backend 'gpu'", reason, ("backend cpu",))
+    devices = choose(None if wanted == AUTO else wanted)
+    if not devices:
+        reason = "torch can use none here; `roofline doctor` says why and what mends it"
+        raise UnsupportedError("backend 'gpu'", reason, ("backend cpu",))
+    return devices
 
 
 def choose(wanted: str | None = None) -> tuple[Device, ...]:

@@ -16,7 +16,8 @@ async def health() -> Response:
 
 @router.get("/ready")
 async def ready(request: Request) -> Response:
-    """200 while the engine is up, else 503. exact: an answer does not depend on what else the engine computes."""
+    """200 while an engine is up, else 503. exact: an answer does not depend on what else the engine computes; replicas:
+    which of several engines are up."""
     served = context.of(request)
     facts = served.facts()
     return json_response(
@@ -26,5 +27,6 @@ async def ready(request: Request) -> Response:
             "max_model_len": facts.max_model_len,
             "system_fingerprint": facts.fingerprint,
             "exact": facts.exact,
+            **({"replicas": list(facts.replicas)} if facts.replicas else {}),
         }
     )

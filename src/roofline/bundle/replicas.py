@@ -1,0 +1,45 @@
+"""Copies of a model beside each other on this machine: what of it each of them takes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from roofline.common.errors import CapacityError
+
+
+@dataclass(frozen=True)
+class Place:
+    """One copy's place. options: of `load`, instead of those of the same name; draft_options: those of the draft model
+    beside it, which runs on its rank 0; cores: it keeps to these; none: any."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    draft_options: dict[str, Any] = field(default_factory=dict)
+    cores: list[int] = field(default_factory=list)
+
+
+def divided(load: Mapping[str, Any], copies: int) -> list[Place]:
+    """The places of so many copies of what `load(**load)` would load.
+
+    On a host's cores each copy has an equal part of the threads, in equal parts for its ranks, and cores of its own
+    where one copy would have all that this process may use. `threads`, of `load` or the environment, is what all have
+    together. Devices are found by who loads, as only that process has torch.
+
+    Raises CapacityError for more copies than threads.
+    """
+    ranks = load.get("tensor_parallel", 1) * load.get("pipeline_parallel", 1)
+    replicas = [(number, copies) for number in range(copies)]
+    drafts = [(number * ranks, copies * ranks) for number in range(copies)]  # rank 0 has the first device of its group
+    if load.get("backend") == "gpu":
+        return [Place({"replica": own}, {"replica": draft}) for own, draft in zip(replicas, drafts, strict=True)]
+    from roofline.backends.cpu.select import choose_threads
+    from roofline.hardware.cores import divided as divided_cores
+
+    threads = int(choose_threads(load.get("threads")).value)
+    if copies > threads:
+        remedy = f"Lower it to {threads}, as each needs one."
+        raise CapacityError(f"data_parallel={copies}", copies, threads, "threads", remedy)
+    share = max(1, threads // copies // ranks)
+    return [
+        Place({"replica": own, "threads": share}, {"replica": draft, "threads": share}, cores)
+        for own, draft, cores in zip(replicas, drafts, divided_cores(copies), strict=True)
+    ]

@@ -1,0 +1,68 @@
+"""Which cores each of several processes that compute side by side keeps to."""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from roofline.common.files import integer, text_of
+from roofline.hardware.detect import cpu_quota
+
+
+def divided(parts: int, root: Path = Path("/")) -> list[list[int]]:
+    """The allowed cores in `parts` groups of one size, neighbours together: threads of one core, cores of one package
+    and of one NUMA node. Cores left over are in no group.
+
+    Empty groups where a cgroup's quota is less than the cores: which of them it grants at a time is not known. root:
+    where /sys and /proc are looked for (tests give a made-up tree).
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return [[] for _ in range(parts)]
+    allowed = os.sched_getaffinity(0)
+    quota = cpu_quota(root)
+    if quota is not None and quota < len(allowed):
+        return [[] for _ in range(parts)]
+    nodes = _nodes(root)
+    ordered = sorted(allowed, key=lambda cpu: (nodes.get(cpu, 0), *_place(root, cpu), cpu))
+    size = len(ordered) // parts
+    return [ordered[part * size : (part + 1) * size] for part in range(parts)]
+
+
+def keep_to(cores: Sequence[int]) -> None:
+    """Have this thread, and those it starts from now on, run on these cores only; an empty list changes nothing."""
+    if cores:
+        os.sched_setaffinity(0, cores)
+
+
+@contextmanager
+def kept_to(cores: Sequence[int]) -> Iterator[None]:
+    """`keep_to` for a while."""
+    before = sorted(os.sched_getaffinity(0)) if cores else []
+    keep_to(cores)
+    try:
+        yield
+    finally:
+        keep_to(before)
+
+
+def _nodes(root: Path) -> dict[int, int]:
+    """The NUMA node of each core, as far as the kernel tells."""
+    found = {}
+    for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
+        for cpu in _listed(text_of(folder / "cpulist") or ""):
+            found[cpu] = int(folder.name.removeprefix("node"))
+    return found
+
+
+def _place(root: Path, cpu: int) -> tuple[int, int]:
+    """A thread's package and its core there: threads of one core have the same."""
+    folder = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+    package, core = (integer(text_of(folder / name)) for name in ("physical_package_id", "core_id"))
+    return package or 0, cpu if core is None else core
+
+
+def _listed(text: str) -> Iterator[int]:
+    """The numbers of the kernel's "0-3,8"."""
+    for match in re.finditer(r"(\d+)(?:-(\d+))?", text):
+        yield from range(int(match[1]), int(match[2] or match[1]) + 1)
