@@ -29,9 +29,11 @@ from roofline.backends.gpu.pack import LAYOUTS, pack
 from roofline.backends.sampling import SampleRows
 from roofline.hardware.chips import Chip
 from roofline.ops import formats
+from roofline.ops.attention import round_to
 from roofline.ops.batch import PAGE_TOKENS
 
-TOLERANCE = {torch.bfloat16: 1e-2, torch.float32: 1e-4}  # of ||out - want|| / ||want||
+TOLERANCE = {torch.bfloat16: 1e-2, torch.float32: 1e-4}  # of ||out - want|| / ||want||; 8 bits: as of 16
+DTYPES = {"bf16": torch.bfloat16, "e4m3fn": torch.float8_e4m3fn, "e4m3fnuz": torch.float8_e4m3fnuz}
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Case:
 
     @property
     def tolerance(self) -> float:
-        return TOLERANCE[torch.bfloat16 if self.between else self.out.dtype]
+        return TOLERANCE[torch.float32 if self.out.dtype == torch.float32 and not self.between else torch.bfloat16]
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,11 @@ class Bench:
                 yield partial(self.attention, n, 1, s.context, kv_heads)
             yield partial(self.attention, 1, s.context, s.context, kv_heads)
             yield partial(self.attention, 1, s.context, s.context, kv_heads, exact=True)
+        if self.chip.fp8:
+            yield partial(self.stored, s.many)
+            for n in s.sequences:
+                yield partial(self.attention, n, 1, s.context, s.heads // 4, cache=self.chip.fp8)
+            yield partial(self.attention, 1, s.context, s.context, s.heads // 4, cache=self.chip.fp8)
         yield self.expert
         yield self.lora
         for temperature, top_p in ((0.0, 1.0), (0.8, 1.0), (0.8, 0.9)):
@@ -166,6 +173,28 @@ class Bench:
 
         return Case(f"rope_kv_write {tokens}", run, want, out, *rope_kv_write.cost(tokens, heads, heads, dim))
 
+    def stored(self, tokens: int) -> Case:
+        """Values for a cache of 8-bit floats, some beyond the largest."""
+        heads, dim = self.shapes.heads, self.shapes.head_dim
+        tokens = -(-tokens // PAGE_TOKENS) * PAGE_TOKENS
+        qkv = 100 * self.normal(tokens, 3 * heads * dim, dtype=torch.float32)
+        k, v = (
+            self.empty(tokens // PAGE_TOKENS, heads, PAGE_TOKENS, dim, dtype=DTYPES[self.chip.fp8]) for _ in range(2)
+        )
+        where = torch.arange(tokens, device=self.device)
+
+        def run() -> None:
+            rope_kv_write.rope_kv_write(
+                self.chip, qkv, where.int(), where, None, None, 0.0, interleaved=False, q=None, k=k, v=v
+            )  # fmt: skip
+
+        def want() -> Tensor:
+            given = qkv.view(-1, PAGE_TOKENS, 3, heads, dim)[:, :, 2].transpose(1, 2)
+            return round_to(given, self.chip.fp8).double()
+
+        cost = rope_kv_write.cost(tokens, heads, heads, dim, cache_bytes=1)
+        return Case(f"rope_kv_write {tokens} to {self.chip.fp8}", run, want, v, *cost)
+
     def product(self, rows: int, columns: int, width: int, gate: bool, exact: bool = False) -> Case:
         x, w = self.normal(rows, width), self.normal(columns, width)
         out = self.empty(rows, columns // 2 if gate else columns)
@@ -201,10 +230,12 @@ class Bench:
         cost = dequantize.cost(weight, rows, torch.bfloat16)
         return Case(f"dequantize {name} {rows} x {columns}", run, lambda: values, out, *cost)
 
-    def attention(self, count: int, queries: int, context: int, kv_heads: int, exact: bool = False) -> Case:
+    def attention(
+        self, count: int, queries: int, context: int, kv_heads: int, exact: bool = False, cache: str = "bf16"
+    ) -> Case:
         heads, dim = self.shapes.heads, self.shapes.head_dim
         each = -(-context // PAGE_TOKENS)
-        k, v = (self.normal(count * each, kv_heads, PAGE_TOKENS, dim) for _ in range(2))
+        k, v = (self.normal(count * each, kv_heads, PAGE_TOKENS, dim, dtype=DTYPES[cache]) for _ in range(2))
         order = torch.randperm(count * each, device=self.device).int()
         tokens = count * queries
         q, out = self.normal(tokens, heads * dim), self.empty(tokens, heads * dim)
@@ -217,14 +248,16 @@ class Bench:
         )
         launch = attend.prepare(
             self.chip, tokens=tokens, segments=count, max_query=queries, max_context=context, heads=heads,
-            kv_heads=kv_heads, head_dim=dim, exact=exact,
+            kv_heads=kv_heads, head_dim=dim, exact=exact, cache_bytes=k.element_size(),
         )  # fmt: skip
         space = self.empty(max(1, attend.workspace_floats(launch, tokens)), dtype=torch.float32)
         run = partial(attend.attend, launch, q, k, v, *fields, scale=dim**-0.5, workspace=space, out=out)
 
         def want() -> Tensor:
-            held = [t[order.long()].view(count, each, kv_heads, PAGE_TOKENS, dim).transpose(1, 2) for t in (k, v)]
-            keys, values = (t.reshape(count, kv_heads, -1, dim)[:, :, :context].double() for t in held)
+            held = [
+                t.double()[order.long()].view(count, each, kv_heads, PAGE_TOKENS, dim).transpose(1, 2) for t in (k, v)
+            ]
+            keys, values = (t.reshape(count, kv_heads, -1, dim)[:, :, :context] for t in held)
             rows = q.double().view(count, queries, kv_heads, heads // kv_heads, dim).permute(0, 2, 3, 1, 4)
             scores = rows @ keys[:, :, None].transpose(-1, -2) * dim**-0.5
             seen = torch.ones(queries, context, dtype=torch.bool, device=self.device).tril(context - queries)
@@ -232,8 +265,9 @@ class Bench:
             return (p @ values[:, :, None]).permute(0, 3, 1, 2, 4).reshape(tokens, -1)
 
         name = f"attend {'exact ' if exact else ''}{count} x {queries} of {context}, {heads} / {kv_heads} heads"
+        name += f", cache {cache}" if cache != "bf16" else ""
         pairs = count * sum(range(context - queries + 1, context + 1))
-        moved = 4 * count * context * kv_heads * dim + 4 * tokens * heads * dim
+        moved = 2 * k.element_size() * count * context * kv_heads * dim + 4 * tokens * heads * dim
         return Case(name, run, want, out, 4 * pairs * heads * dim, moved)
 
     def expert(self) -> Case:

@@ -28,12 +28,13 @@ CONFIG = {
 TOKENS, RUNNING = 160, 12
 
 
-def served(chip, checkpoint):
+def served(chip, checkpoint, kv_dtype):
     """The model with its weights, on CPU tensors; a cache that is never touched takes no memory."""
     config = ModelConfig.of(checkpoint.model_config()[1])
-    program = compile_for_gpu(checkpoint, config, "auto", False)
+    program = compile_for_gpu(checkpoint, config, kv_dtype, False, chip=chip)
     limits = BatchLimits(tokens=TOKENS, segments=RUNNING, rows=RUNNING, pages=RUNNING * 128)
-    pages = (3 << 30) // (2 * 2 * 64 * 16 * 2)  # of layers x heads x dims x tokens x bytes: 3 GiB of k, as much of v
+    (group,) = program.kv_groups.values()
+    pages = (6 << 30) // (16 * group.token_bytes)  # 3 GiB of k, as much of v
     runtime = Runtime(chip, "cpu", graphs=False)
     return GpuExecutable(
         program, checkpoint.read, runtime, limits=limits, num_pages=pages, max_context=2048, weights_hash=""
@@ -69,7 +70,7 @@ def samplings(rng, rows):
     return some
 
 
-def main(mode, chip_name, form, folder):
+def main(mode, chip_name, form, kv_dtype, folder):
     chip = chips.get(chip_name)
     absent.install(chip)
     kernel_cache.use(Path(folder))
@@ -81,9 +82,10 @@ def main(mode, chip_name, form, folder):
     triton.knobs.compilation.listener = listen
     checkpoint = random_checkpoint(CONFIG, seed=3, form=form)
     if mode == "rehearse":
-        rehearsal.run_steps(rehearsal.executable_of(checkpoint, chip, exact=False, running=RUNNING, tokens=TOKENS))
+        sizes = {"exact": False, "running": RUNNING, "tokens": TOKENS}
+        rehearsal.run_steps(rehearsal.executable_of(checkpoint, chip, **sizes, kv_dtype=kv_dtype))
     else:
-        executable, rng = served(chip, checkpoint), np.random.default_rng(5)
+        executable, rng = served(chip, checkpoint, kv_dtype), np.random.default_rng(5)
         for _ in range(150):
             step = segments(rng)
             executable.batch.fill(step, (np.cumsum([len(each.ids) for each in step]) - 1).tolist())

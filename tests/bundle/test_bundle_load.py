@@ -16,7 +16,7 @@ from roofline.backends.cpu.truth import TruthError
 from roofline.bundle import compile_model, load
 from roofline.bundle.manifest import BundleError
 from roofline.bundle.reader import open_bundle, verify
-from roofline.common.errors import ConfigError
+from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.engine.llm import LLM
 from roofline.engine.params import SamplingParams
 from roofline.ops.batch import Segment
@@ -64,8 +64,11 @@ def test_a_bundle_serves_every_format_of_the_cache(model: Path, bundle: Path) ->
     assert logits(bf16, ids) != logits(int8, ids)
     (group,) = int8.executable.program.kv_groups.values()
     assert group.format == "int8"
-    with pytest.raises(ConfigError, match="choose one of auto, bf16, int8"):
-        load(str(bundle), kv_cache_dtype="fp8")
+    with pytest.raises(ConfigError, match="choose one of auto, bf16, int8, fp8"):
+        load(str(bundle), kv_cache_dtype="fp4")
+    for backend in ("cpu", "reference"):
+        with pytest.raises(UnsupportedError, match=r"fp8 KV cache without a GPU.*kv_cache_dtype=int8"):
+            load(str(model), backend=backend, text=False, kv_cache_dtype="fp8")
 
 
 def test_the_real_model(smollm2_path: Path, tmp_path: Path) -> None:

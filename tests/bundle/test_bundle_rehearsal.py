@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 @pytest.fixture
 def run(request):
-    """(mode, chip, format) -> what gpu_rehearsed.py printed, in a process that compiles."""
+    """(mode, chip, format, cache) -> what gpu_rehearsed.py printed, in a process that compiles."""
     folder = request.config.cache.mkdir("kernels")
     variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
@@ -28,10 +28,10 @@ def run(request):
     return call
 
 
-@pytest.mark.parametrize(("chip", "form"), [("sm_90", "BF16"), ("gfx942", "Q4_K")])
-def test_serving_compiles_nothing_that_was_not_rehearsed(run, chip, form):
+@pytest.mark.parametrize("given", [("sm_90", "BF16", "auto"), ("gfx942", "Q4_K", "fp8")])
+def test_serving_compiles_nothing_that_was_not_rehearsed(run, given):
     """Random steps on tensors in memory find what was compiled on tensors without, in another process."""
-    run("rehearse", chip, form)
-    served = run("serve", chip, form)
+    run("rehearse", *given)
+    served = run("serve", *given)
     assert served["asked"] > 15
     assert served["new"] == []

@@ -68,12 +68,14 @@ def test_build_says_where(run, tmp_path):
 
 
 def test_build_for_a_model(run, monkeypatch):
-    def rehearse(model, wanted, *, weights, exact):
-        assert (model, weights, exact) == ("tiny", "random:1", True)
+    def rehearse(model, wanted, *, weights, exact, kv_dtype):
+        assert (model, weights, exact, kv_dtype) == ("tiny", "random:1", True, "fp8")
         yield from (rehearsal.Rehearsed(chip.name, 30, 4) for chip in wanted)
 
     monkeypatch.setattr(rehearsal, "rehearse", rehearse)
-    result = run("--build", "gfx942,sm_90", "--model", "tiny", "--weights", "random:1", "--exact")
+    result = run(
+        "--build", "gfx942,sm_90", "--model", "tiny", "--weights", "random:1", "--exact", "--kv-cache-dtype", "fp8"
+    )
     assert result.exit_code == 0, result.output
     assert "gfx942: 30 binaries, 4 of them compiled now\nsm_90: 30 binaries" in result.output
 
@@ -89,6 +91,7 @@ def test_build_for_a_model(run, monkeypatch):
         (("--chip", "gfx942", "--model", "tiny"), "--model goes with --build"),
         (("--build", "gfx942", "--model", "tiny", "--json"), "without --kernel and --json"),
         (("--build", "gfx942", "--exact"), "name it with --model"),
+        (("--build", "gfx942", "--kv-cache-dtype", "fp8"), "name it with --model"),
     ],
 )
 def test_refused(run, words, said):

@@ -3,17 +3,23 @@
 from collections.abc import Mapping
 from typing import Any
 
-from roofline.common.errors import CapacityError, ConfigError
+from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
 from roofline.common.units import human_bytes
 from roofline.ops.batch import PAGE_TOKENS
 from roofline.ops.symbol import kv_head_bytes
 
 DEFAULT_CACHE_TOKENS = 16384
-KV_CACHE_DTYPES = ("auto", "bf16", "int8")
+KV_CACHE_DTYPES = ("auto", "bf16", "int8", "fp8")
 
 
 def resolve_kv_dtype(asked: str) -> str:
-    """The format of the KV cache: "auto" is "bf16". Raises ConfigError on a name there is not."""
+    """The format of a KV cache in the host's memory: "auto" is "bf16".
+
+    Raises ConfigError on a name there is not, UnsupportedError on "fp8", which some GPUs have.
+    """
+    if asked == "fp8":
+        reason = "only GPUs convert 8-bit floats, and of them not all"
+        raise UnsupportedError("an fp8 KV cache without a GPU", reason, ("kv_cache_dtype=int8", "backend=gpu"))
     if asked not in KV_CACHE_DTYPES:
         raise ConfigError(f"there is no KV cache of {asked!r}; choose one of {', '.join(KV_CACHE_DTYPES)}")
     return "bf16" if asked == "auto" else asked

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from roofline.common.errors import ConfigError
+from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.units import human_bytes, human_rate, human_seconds
 from roofline.ops.batch import PAGE_TOKENS, BatchLimits
 from roofline.program.ir import WHOLE, Share
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from roofline.backends.gpu.devices import Found
     from roofline.backends.gpu.executable import GpuExecutable
     from roofline.backends.ranks import Ranks
+    from roofline.hardware.chips import Chip
     from roofline.hardware.products import Product
     from roofline.models.config import ModelConfig
     from roofline.program.ir import Program
@@ -25,11 +26,17 @@ MOST_TOKENS = 1 << 20  # of a cache whose size nobody asked for
 
 
 def compile_for_gpu(
-    checkpoint: "Checkpoint", config: "ModelConfig", kv_dtype: str, exact: bool, share: Share = WHOLE
+    checkpoint: "Checkpoint",
+    config: "ModelConfig",
+    kv_dtype: str,
+    exact: bool,
+    share: Share = WHOLE,
+    chip: "Chip | None" = None,
 ) -> "Program":
     """The Program in the arithmetic of GPUs: 16-bit rows, in the format of the file where that is F16.
 
-    Raises ConfigError for a cache of another format.
+    chip: that it is for, where the cache is to be fp8. Raises ConfigError for a cache of another format,
+    UnsupportedError for fp8 on a chip without it.
     """
     from roofline.models import registry
     from roofline.program import target
@@ -37,11 +44,18 @@ def compile_for_gpu(
 
     matrices = {info.format for info in checkpoint.tensors.values() if len(info.shape) == 2}
     activations = "f16" if matrices == {"F16"} else "bf16"
-    if kv_dtype not in ("auto", activations):
+    cache = ""
+    if kv_dtype == "fp8":
+        assert chip is not None, "an fp8 cache is of the chip's flavour"
+        if not chip.fp8:
+            reason = "its instructions do not convert 8-bit floats"
+            raise UnsupportedError(f"an fp8 KV cache on {chip.name}", reason, (f"kv_cache_dtype={activations}",))
+        cache = chip.fp8
+    elif kv_dtype not in ("auto", activations):
         raise ConfigError(
-            f"the cache of this model on a GPU is {activations}, not {kv_dtype}: leave kv_cache_dtype out"
+            f"the cache of this model on a GPU is {activations} or fp8, not {kv_dtype}: leave kv_cache_dtype out"
         )
-    wanted = target.gpu(activations, exact)
+    wanted = target.gpu(activations, exact, cache)
     return compile_program(registry.get(config.family), config, checkpoint.tensors, wanted, share=share)
 
 
@@ -83,8 +97,8 @@ def load_gpu(
 
     kernel_cache.use()
     share = ranks.share if ranks is not None else WHOLE
-    program = compile_for_gpu(checkpoint, config, kv_dtype, exact, share)
     found = find(device, share.rank, share.ranks)
+    program = compile_for_gpu(checkpoint, config, kv_dtype, exact, share, found.chip)
     sum_in_float32()
     scratch = _scratch(program, limits)
     needs = needs_of(program, limits, extra=scratch)
@@ -94,14 +108,13 @@ def load_gpu(
         least_tokens=longest if fixed_length else PAGE_TOKENS,
         tokens=cache_tokens,
         offload=offload,
-        alternatives=cheaper(program, limits, scratch, caches=()),
+        alternatives=cheaper(program, limits, scratch, caches={"fp8": found.chip.fp8} if found.chip.fp8 else {}),
     )
     pages = placed.pages
     pages = min(pages, MOST_TOKENS // PAGE_TOKENS) if cache_tokens is None else pages
     pages = ranks.least(pages) if ranks is not None else pages
     longest = min(longest, pages * PAGE_TOKENS)
-    activations = program.kv_groups["kv0"].format
-    choices, why = stored_choices(found.chip, found.number, activations) if tuned else ({}, "not asked for")
+    choices, why = stored_choices(found.chip, found.number, program.rows_dtype()) if tuned else ({}, "not asked for")
     followed = follow_store(found.chip) if tuned and not exact else ""
     roofs = ensure_op_roofs(found.torch_name, found.device.name)
     runtime = Runtime(found.chip, found.torch_name, exact, graphs, choices, roofs, placed.hosted)

@@ -99,7 +99,8 @@ def load(
         offload: layers whose weights stay in the host's memory and are copied to the GPU in each step; "auto": as few
             as it takes for the rest to fit.
         cache_tokens: tokens the KV cache holds; default 16,384, or what a quarter of the free memory holds if less.
-        kv_cache_dtype: "bf16"; "int8", half the bytes, with a scale for each token and head; "auto" is "bf16".
+        kv_cache_dtype: "auto" is "bf16", on a GPU the model's 16 bits. Half the bytes: "int8", with a scale for each
+            token and head, not on a GPU; "fp8" (e4m3, no scales), on GPUs that have it.
         max_model_len: positions served; default the model's own, cut to the cache.
         max_batch_tokens, max_running: the largest step: query tokens and sequences.
         draft_tokens: longest draft of a sequence that a step verifies (see engine.speculation).

@@ -183,13 +183,15 @@ class _Gpu:
         self.options, self.checkpoint, self.config = options, checkpoint, config
 
     def check(self) -> None:
+        from roofline.backends.gpu.devices import find
         from roofline.bundle.gpu import compile_for_gpu
 
         given, grid = self.options, self.options.grid
         if grid.pipeline > 1:
             what = f"pipeline_parallel={grid.pipeline} with backend 'gpu'"
             raise UnsupportedError(what, "it runs all layers on each rank", ("tensor_parallel", "backend=reference"))
-        compile_for_gpu(self.checkpoint, self.config, given.kv_dtype, given.exact, grid.share(grid.size - 1))
+        chip = find(given.device, 0, given.tensor).chip if given.kv_dtype == "fp8" else None
+        compile_for_gpu(self.checkpoint, self.config, given.kv_dtype, given.exact, grid.share(grid.size - 1), chip)
 
     def device(self, rank: int) -> str:
         from roofline.backends.gpu.devices import find

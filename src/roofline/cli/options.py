@@ -48,8 +48,8 @@ Speculate = Annotated[
 Draft = Annotated[str | None, Option("--draft", help="A smaller model of the same vocabulary that guesses.")]
 SpeculateTokens = Annotated[int, Option("--speculate-tokens", min=1, max=15, help="Longest guess.")]
 KvCacheDtype = Annotated[
-    Literal["auto", "bf16", "int8"],
-    Option("--kv-cache-dtype", help="Format of the key-value cache; int8 takes half of bf16. auto: bf16."),
+    Literal["auto", "bf16", "int8", "fp8"],
+    Option("--kv-cache-dtype", help="Format of the key-value cache; int8, or fp8 on GPUs, takes half. auto: bf16."),
 ]
 Backend = Annotated[
     Literal["cpu", "gpu", "reference"], Option("--backend", help="What computes; reference is torch, slow and obvious.")

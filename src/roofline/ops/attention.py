@@ -16,7 +16,7 @@ from roofline.ops.elementwise import per_element
 from roofline.ops.registry import Call, op
 from roofline.ops.rope_tables import RopeTable, frequencies
 from roofline.ops.rows import Rows, TurnedPositions, alibi_slopes, attend_rows
-from roofline.ops.symbol import Type, kv_head_bytes
+from roofline.ops.symbol import FLOAT8, Type, kv_head_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,11 +104,18 @@ def kv_write(cache: Any, k: "Tensor", v: "Tensor", layer: int, kv_dtype: str = "
 def round_to(x: "Tensor", dtype: str) -> "Tensor":
     """x rounded to "bf16" or "f16", or to "int8" with a scale for each row of the last dimension, and widened again.
 
-    "f32" leaves it.
+    "e4m3fn", "e4m3fnuz" (OCP's 8-bit float, and MI300's): to nearest even, what is beyond the largest (448, 240)
+    becomes it, NaN stays; no scale. "f32" leaves it.
     """
     if dtype == "int8":
         q, scale = quantize_heads(x)
         return (q * scale[..., None]).to(x.dtype)
+    if dtype in FLOAT8:
+        import torch
+
+        kind = getattr(torch, f"float8_{dtype}")
+        top = torch.finfo(kind).max
+        return x.float().clamp(-top, top).to(kind).to(x.dtype)
     if dtype == "f16":
         return x.half().to(x.dtype)
     return x if dtype == "f32" else x.bfloat16().to(x.dtype)

@@ -8,12 +8,15 @@ if TYPE_CHECKING:
 
 # Bytes an element takes. q8g32 is not here: its rows carry scales and sums beside the integers (see `row_bytes`).
 ELEMENT_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "i32": 4, "i8": 1}
+FLOAT8 = ("e4m3fn", "e4m3fnuz")  # of a cache: 8 bits, no scale; the second is MI300's
 Q8_GROUP = 32
 Q_BYTES = {"q8g32": 1, "q15g32": 2}  # rows of integers: bytes an element
 
 
 def kv_head_bytes(dtype: str, head_dim: int) -> int:
     """Bytes that K (or V) of one token and kv head takes in a cache; "int8" has an f32 scale beside its integers."""
+    if dtype in FLOAT8:
+        return head_dim
     return head_dim + 4 if dtype == "int8" else head_dim * ELEMENT_BYTES[dtype]
 
 

@@ -114,7 +114,8 @@ class Instr:
 
 @dataclass(frozen=True)
 class KvGroup:
-    """The layers whose caches share kind, heads, dims, window (0: none) and format ("f32", "bf16", "int8")."""
+    """The layers whose caches share kind, heads, dims, window (0: none) and format ("f32", "bf16", "f16", "int8",
+    "e4m3fn", "e4m3fnuz")."""
 
     layers: int
     kv_heads: int
@@ -200,6 +201,13 @@ class Program:
     def types(self) -> dict[str, Type]:
         """The type of each value."""
         return {value.name: value.type for value in self.values()}
+
+    def rows_dtype(self) -> str:
+        """The dtype of the rows that linears read: the `activations` of the target it was legalised for."""
+        types = self.types()
+        found = {types[instr.inputs[0]].dtype for instr in self.body if instr.op.startswith("linear")}
+        assert len(found) == 1, "linears read rows of one dtype"
+        return found.pop()
 
     def price(self, instr: Instr, types: Mapping[str, Type] | None = None) -> Cost:
         """The cost of one instruction of this Program."""

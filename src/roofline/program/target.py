@@ -91,8 +91,9 @@ def with_fast_sums(target: Target) -> Target:
     return replace(target, orders={op: order for op, order in target.orders.items() if op != "all_reduce"})
 
 
-def gpu(activations: str = "bf16", exact: bool = False) -> Target:
-    """GPU with activations and cache in "bf16" or "f16"; exact: sums whose order no other row of a step changes.
+def gpu(activations: str = "bf16", exact: bool = False, cache: str = "") -> Target:
+    """GPU with activations in "bf16" or "f16"; exact: sums whose order no other row of a step changes; cache: the
+    format of the KV cache where it is another one, "e4m3fn" or "e4m3fnuz".
 
     Orders of the GPU: "any" may depend on how many rows a step has; "tile": ascending in tiles that do not; attention's
     "splits256": as "pages64" of the CPU, split at multiples of 256 positions.
@@ -100,7 +101,7 @@ def gpu(activations: str = "bf16", exact: bool = False) -> Target:
     return replace(
         GPU,
         activations=activations,
-        attend_dtypes=dict.fromkeys(GPU.attend_dtypes, activations),
+        attend_dtypes=dict.fromkeys(GPU.attend_dtypes, activations) | ({"kv_dtype": cache} if cache else {}),
         float_order="tile" if exact else GPU.float_order,
         orders={"attend": "splits256", "all_reduce": "rank"} if exact else GPU.orders,
     )

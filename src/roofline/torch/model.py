@@ -176,7 +176,7 @@ class TorchModel:
         served: Program = self.loaded.executable.program  # type: ignore[attr-defined]
         (group,) = served.kv_groups.values()
         if served.target == target.GPU.name:
-            chosen = target.gpu(group.format, self.loaded.executable.exact)
+            chosen = target.gpu(served.rows_dtype(), self.loaded.executable.exact, group.format)
         else:
             chosen = target.get(served.target)
             if group.format in target.CACHE_ORDERS:

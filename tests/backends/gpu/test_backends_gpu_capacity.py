@@ -56,14 +56,14 @@ def test_a_7b_model_on_cards_people_have(llama7b):
     assert big.hosted == ()
     assert (big.pages + 1) * 16 * needs.token > 80 * GIB - needs.total(0) >= big.pages * 16 * needs.token
     card = Budget("12 GiB", 12 * GIB, host=64 * GIB, link=25e9, bandwidth=400e9, devices=2)
-    options = cheaper(llama7b, LIMITS)
-    assert list(options) == ["kv_cache_dtype=int8", "the weights in 4 bits (Q4_0)"]
+    options = cheaper(llama7b, LIMITS, caches={"fp8": "e4m3fn"})
+    assert list(options) == ["kv_cache_dtype=fp8", "the weights in 4 bits (Q4_0)"]
     with pytest.raises(CapacityError) as caught:
         place(needs, card, least_tokens=4096, alternatives=options)
     assert caught.value.needed == needs.total(4096)
     assert caught.value.available == 12 * GIB
     assert "Q4_0" in caught.value.remedy
-    assert "int8" not in caught.value.remedy  # the weights alone are too large
+    assert "fp8" not in caught.value.remedy  # the weights alone are too large
     assert "tensor parallel over 2 devices" in caught.value.remedy
     assert "a context" not in caught.value.remedy
     offloaded = place(needs, card, least_tokens=4096, offload="auto")

@@ -32,7 +32,7 @@ def cache(group: KvGroup, pages: int, device: Any) -> "tuple[Tensor, Tensor]":
     import torch
 
     if group.format not in dtypes():
-        raise UnsupportedError(f"a cache of {group.format!r} on a GPU", "its kernels do not read it", ("bf16", "f16"))
+        raise UnsupportedError(f"a cache of {group.format!r} on a GPU", "its kernels do not read it", ("bf16", "fp8"))
     shape = (group.layers, pages + 1, group.kv_heads, PAGE_TOKENS, group.head_dim)
     k, v = (torch.empty(shape, dtype=dtypes()[group.format], device=device) for _ in range(2))
     return k, v

@@ -91,7 +91,7 @@ def place(
         least_tokens: that the cache must hold: the longest sequence to be served.
         tokens: that the cache holds; None: what is left, at least `least_tokens`.
         offload: layers that stay on the host; "auto": as few as it takes.
-        alternatives: what could be asked for instead -> its needs, for the refusal ("kv_cache_dtype=int8", ...).
+        alternatives: what could be asked for instead -> its needs, for the refusal ("kv_cache_dtype=fp8", ...).
 
     Raises:
         CapacityError: bytes needed, bytes there, and which of the options would fit.

@@ -272,7 +272,4 @@ class GpuExecutable:
 
 def activations(program: Program) -> Any:
     """torch's dtype of the rows that linears read."""
-    types = program.types()
-    found = {types[i.inputs[0]].dtype for i in program.body if i.op.startswith("linear")}
-    assert len(found) == 1, "linears read rows of one dtype"
-    return dtypes()[found.pop()]
+    return dtypes()[program.rows_dtype()]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from roofline.backends.gpu.needs import layer_of
 from roofline.backends.gpu.products import Products
-from roofline.backends.gpu.step import Step
+from roofline.backends.gpu.step import Step, dtypes
 from roofline.backends.gpu.weights import DeviceWeights
 from roofline.common.errors import UnsupportedError
 from roofline.hardware.chips import Chip
@@ -210,6 +210,7 @@ def _attend(low: Lowering, instr: Instr) -> Launch:
     among = heads, instr.attr("first_head"), instr.attr("all_heads")
     slopes = torch.tensor(log2_slopes(*among), device=low.device) if instr.attr("alibi") else None
     shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "window": instr.attr("window")}
+    shape["cache_bytes"] = dtypes()[low.program.kv_groups[kv_group_of(cache)].format].itemsize
 
     def launch(step: Step) -> None:
         key = tuple(shape.items())

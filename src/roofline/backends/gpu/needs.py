@@ -2,16 +2,16 @@
 
 import math
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from roofline.common.errors import ConfigError
 from roofline.ops import formats
 from roofline.ops.batch import BatchLimits
 from roofline.ops.symbol import kv_head_bytes
 from roofline.program.ir import Program, Recipe
-from roofline.program.target import CACHE_ORDERS
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
 
@@ -66,7 +66,7 @@ def needs_of(
 
     Args:
         weight_format: as if all matrices were in this format (of `ops.formats`); None: as they are.
-        kv_format: the same of the cache ("bf16", "int8", "f32").
+        kv_format: the same of the cache ("bf16", "e4m3fn", "f32").
         extra: bytes of the workspace that the Program does not know of (scratch of kernels, captured graphs).
 
     Raises UnsupportedError for a format that there is not, ConfigError for one whose blocks do not divide a row.
@@ -91,14 +91,17 @@ def needs_of(
 
 
 def cheaper(
-    program: Program, limits: BatchLimits, extra: int = 0, caches: Collection[str] = tuple(CACHE_ORDERS)
+    program: Program, limits: BatchLimits, extra: int = 0, caches: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, Needs]:
     """What could be asked for instead, in words, and its needs: smaller formats of the cache, and weights of 4 bits.
 
-    caches: formats there are. For `capacity.place`, which names those that would fit.
+    caches: what may be asked for -> the format that it gives. For `capacity.place`, which names those that would fit.
     """
     own = needs_of(program, limits, extra=extra)
-    found = {f"kv_cache_dtype={name}": needs_of(program, limits, kv_format=name, extra=extra) for name in caches}
+    found = {
+        f"kv_cache_dtype={name}": needs_of(program, limits, kv_format=form, extra=extra)
+        for name, form in caches.items()
+    }
     with suppress(ConfigError):  # a model whose rows are not whole blocks
         found["the weights in 4 bits (Q4_0)"] = needs_of(program, limits, weight_format="Q4_0", extra=extra)
     return {what: needs for what, needs in found.items() if needs.total(1) < own.total(1)}

@@ -72,4 +72,7 @@ def dtypes() -> dict[str, Any]:
     """Our names -> torch's."""
     import torch
 
-    return {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i32": torch.int32}
+    return {
+        **{"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i32": torch.int32},
+        **{"e4m3fn": torch.float8_e4m3fn, "e4m3fnuz": torch.float8_e4m3fnuz},
+    }

@@ -88,20 +88,22 @@ def prepare(
     window: int = 0,
     exact: bool = False,
     element_bytes: int = 2,
+    cache_bytes: int = 2,
     programs: int = PROGRAMS,
 ) -> Launch:
     """The launch of steps with at most these tokens, segments, queries of one segment, and keys of one segment.
 
-    exact: a row's bits depend neither on its company nor on how its text was cut into steps. element_bytes: of q.
-    programs: as many as keep the device busy; keys are split where there are not half as many, if `workspace_limit`
-    allows. Nothing depends on what the step's fields hold, so that a launch can be captured in a graph.
-    Raises UnsupportedError for a head_dim that is no multiple of 8, or above 256.
+    exact: a row's bits depend neither on its company nor on how its text was cut into steps. element_bytes: of q;
+    cache_bytes: of k and v. programs: as many as keep the device busy; keys are split where there are not half as many,
+    if `workspace_limit` allows. Nothing depends on what the step's fields hold, so that a launch can be captured in a
+    graph. Raises UnsupportedError for a head_dim that is no multiple of 8, or above 256.
     """
     if head_dim % 8 or not 0 < head_dim <= LARGEST_HEAD:
         raise UnsupportedError(f"heads of {head_dim} dimensions", f"multiples of 8 up to {LARGEST_HEAD} are", ())
     rows = triton.next_power_of_2(heads // kv_heads)
     regime = next((name for name, limit in REGIMES if rows * max_query <= limit), "prefill")
-    facts = {"regime": "exact" if exact else regime, "dim": _padded(head_dim), "bytes": element_bytes}
+    facts: dict[str, Any] = {"regime": "exact" if exact else regime, "dim": _padded(head_dim)}
+    facts |= {"bytes": element_bytes, "cache": cache_bytes}
     tile, merge_tile = _tile(NAME, chip, exact, **facts), _tile(MERGE, chip, exact)
     launch = Launch(
         heads, kv_heads, head_dim, window, exact, tile, merge_tile,
@@ -219,7 +221,8 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
     for regime in ("verify", "exact"):
         yield _compilation(chip, 128, 4, regime)
     if chip.fp8:
-        yield _compilation(chip, 128, 4, "decode", cache=chip.fp8)
+        for regime in ("decode", "verify", "prefill", "exact"):
+            yield _compilation(chip, 128, 4, regime, cache=chip.fp8)
     for regime in ("decode", "prefill"):
         yield _compilation(chip, 128, 4, regime, dtype="f16")
         yield _compilation(chip, 128, 4, regime, window=4096)
@@ -229,14 +232,14 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
         yield _merge_compilation(chip, exact)
 
 
-def _prepared(chip: Chip, head_dim: int, group: int, regime: str, window: int) -> Launch:
+def _prepared(chip: Chip, head_dim: int, group: int, regime: str, window: int, cache_bytes: int = 2) -> Launch:
     tokens, max_query, programs = {
         "decode": (8, 1, 4096), "verify": (40, max(1, 32 // group), 4096), "exact": (2048, 2048, 512),
         "prefill": (2048, 2048, 512),
     }[regime]  # fmt: skip
     return prepare(
         chip, tokens=tokens, segments=8, max_query=max_query, max_context=4096, heads=8 * group, kv_heads=8,
-        head_dim=head_dim, window=window, exact=regime == "exact", programs=programs,
+        head_dim=head_dim, window=window, exact=regime == "exact", cache_bytes=cache_bytes, programs=programs,
     )  # fmt: skip
 
 
@@ -244,7 +247,7 @@ def _compilation(
     chip: Chip, head_dim: int, group: int, regime: str, *, dtype: str = "bf16", cache: str = "", window: int = 0,
     capped: bool = False, alibi: bool = False,
 ) -> Compilation:  # fmt: skip
-    launch = _prepared(chip, head_dim, group, regime, window)
+    launch = _prepared(chip, head_dim, group, regime, window, 1 if cache else 2)
     kinds = [f" cache={cache}"] * bool(cache)
     kinds += [f" window={window}"] * bool(window) + [" soft_cap"] * capped + [" alibi"] * alibi
     strides = ("q_row", "k_page", "v_page")
