@@ -1,5 +1,4 @@
-"""Ranks as processes: CASES, each on as many as it needs, forked from one that has everything imported: most of the
-time of a short run is that.
+"""The reference's ranks as processes: CASES, each on as many as it needs.
 
 `python rank_runs.py FOLDER` leaves NAME.RANK.npy, the logits that a rank made or what it passed on, and NAME.txt with
 what a rank raised that lost the other.
@@ -8,7 +7,6 @@ what a rank raised that lost the other.
 import os
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 import torch.distributed
+from rank_forks import Unwatched, run_cases
 from shard_cases import CHUNKS, LIMITS, build
 
-from roofline.backends.launch import store_of
 from roofline.backends.parallel import ParallelExecutable, follow
 from roofline.backends.ranks import Grid, RankError, Ranks
 from roofline.backends.reference.parallel import parallel_reference, reference_share
@@ -41,16 +39,6 @@ CASES = {
     "rank 0 dies": ("llama", "F32", "plain", Grid(2)),
     "rank 1 is deaf": ("llama", "F32", "plain", Grid(2)),
 }
-
-
-class Unwatched:
-    """The parent looks after the processes."""
-
-    def reason(self) -> None:
-        return None
-
-    def close(self, wait: float) -> None:
-        pass
 
 
 class Recorded:
@@ -109,40 +97,7 @@ def deaf(rank: int, ranks: Ranks, told: Path) -> None:
         told.write_text(str(error))
 
 
-def forked(name: str, rank: int, pipes: list[tuple[int, int]], folder: Path) -> int:
-    """Its process id. Rank 0 makes the store and tells the others its port."""
-    pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    try:
-        if rank == 0:
-            store = store_of()
-            for _, write in pipes:
-                os.write(write, str(store.port).encode())  # type: ignore[attr-defined]
-        else:
-            store = store_of(int(os.read(pipes[rank - 1][0], 16)))
-        work(name, rank, store, folder)
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(status)
-
-
-def case(name: str, folder: Path) -> bool:
-    """Whether all processes ended well."""
-    size = CASES[name][3].size
-    pipes = [os.pipe() for _ in range(size - 1)]
-    pids = [forked(name, rank, pipes, folder) for rank in range(size)]
-    for pipe in pipes:
-        for end in pipe:
-            os.close(end)
-    ends = [os.waitpid(pid, 0)[1] for pid in pids]
-    return not any(ends)
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    fine = [case(name, Path(sys.argv[1])) for name in CASES]
-    sys.exit(not all(fine))
+    sizes = {name: grid.size for name, (_, _, _, grid) in CASES.items()}
+    sys.exit(run_cases(sizes, work, Path(sys.argv[1])))

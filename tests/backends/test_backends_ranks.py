@@ -21,9 +21,8 @@ from roofline.backends.ranks import Grid, RankError
 from roofline.backends.reference.executable import ReferenceExecutable
 from roofline.common.errors import ConfigError
 from roofline.ops.batch import Batch
-from roofline.ops.symbol import Type
 from roofline.program.compile import compile_program
-from roofline.program.ir import Share, Value
+from roofline.program.ir import Share
 from roofline.program.target import CPU, PLAIN, Target
 
 torch = pytest.importorskip("torch", reason="the reference is written in torch")
@@ -124,7 +123,7 @@ class Fakes:
         self.ranks = SimpleNamespace(
             rank=0, grid=grid, share=grid.share(0), share_batch=self.share_batch, close=lambda: None
         )
-        program = SimpleNamespace(inputs=(Value("ids", Type("i32", "tokens")),))
+        program = SimpleNamespace(carried=())
         sizes = {"limits": LIMITS, "num_pages": 4, "max_context": 64, "page_bytes": 1, "clock": None, "exact": True}
         self.inner = SimpleNamespace(program=program, batch=batch, run=self.run, close=lambda: None, **sizes)
 

@@ -60,18 +60,16 @@ class _Step:
 
     def __init__(self, inner: ShareExecutable, ranks: Ranks) -> None:
         self.inner, self.ranks = inner, ranks
-        program, tensor = inner.program, ranks.grid.tensor
+        tensor = ranks.grid.tensor
         self.first, self.last = ranks.share.stage == 0, ranks.share.stage == ranks.grid.pipeline - 1
         self.before, self.after = ranks.rank - tensor, ranks.rank + tensor
-        self.carried = None if self.first else program.inputs[-1]
 
     def run(self) -> "Tensor | None":
         """The logits, on ranks of the last stage."""
-        carried = {}
-        if self.carried is not None:
-            kind, batch = self.carried.type, self.inner.batch
-            rows = batch.tokens if kind.leading == "tokens" else batch.rows
-            carried = {self.carried.name: self.ranks.receive((rows, kind.width), self.before)}
+        carried, batch = {}, self.inner.batch
+        for value in self.inner.program.carried:
+            rows = batch.tokens if value.type.leading == "tokens" else batch.rows
+            carried[value.name] = self.ranks.receive((rows, value.type.width), self.before)
         result = self.inner.run(carried)
         if self.last:
             return result

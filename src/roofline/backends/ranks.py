@@ -72,7 +72,8 @@ class Ranks:
             raise ConfigError("this process is a rank of something else already: load the model in one of its own")
         self.rank, self.grid, self.share, self.store = rank, grid, grid.share(rank), store
         self.size = grid.tensor
-        self._patience = wait = timedelta(seconds=patience)
+        self._patience, self._device = timedelta(seconds=patience), device
+        wait = self._patience
         backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"  # what ROCm's torch calls nccl is RCCL
         if device != "cpu":
             torch.cuda.set_device(device)
@@ -120,11 +121,11 @@ class Ranks:
                 dist.send(x.contiguous(), to, group=self._stages)
 
     def receive(self, shape: tuple[int, ...], source: int) -> "Tensor":
-        """The float32 tensor that a rank sends."""
+        """The float32 tensor that a rank sends, on this rank's device."""
         import torch
         import torch.distributed as dist
 
-        x = torch.empty(shape)
+        x = torch.empty(shape, device=self._device)
         if x.numel():
             with self._lost():
                 dist.recv(x, source, group=self._stages)

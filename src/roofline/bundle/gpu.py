@@ -79,7 +79,7 @@ def load_gpu(
     """The executable, its cache as large as the device allows unless cache_tokens says.
 
     longest: positions served, where fixed_length; else at most so many, cut to the cache. tuned: with the kernels that
-    `roofline tune gemms` chose for this device, where results need not be exact. ranks: who shares the matrices; this
+    `roofline tune gemms` chose for this device, where results need not be exact. ranks: who shares the model; this
     one's part is made, on the device of its rank, and all have as many pages. offload: layers that stay on the host,
     "auto": as few as it takes.
 
@@ -97,7 +97,7 @@ def load_gpu(
 
     kernel_cache.use()
     share = ranks.share if ranks is not None else WHOLE
-    found = find(device, share.rank, share.ranks)
+    found = find(device, *((ranks.rank, ranks.grid.size) if ranks is not None else (0, 1)))
     program = compile_for_gpu(checkpoint, config, kv_dtype, exact, share, found.chip)
     sum_in_float32()
     scratch = _scratch(program, limits)
@@ -140,7 +140,7 @@ def load_gpu(
         notes["offload"] = _offloaded(placed, len(needs.layers), executable.weights.hosted_bytes)
     if (product := found.device.product) is not None:
         notes["datasheet"] = _promised(product)
-    if exact:
+    if exact and not share.stage:  # the products are those of the first layer
         ratios = ", ".join(f"{rows} rows {exact_over_fast(executable, rows):.2f}" for rows in (1, limits.tokens))
         notes["exact"] = f"time of a layer's products over the fast ones: {ratios}"
     return executable, notes
@@ -176,6 +176,8 @@ def _variants(choices: int, followed: str) -> str:
 
 
 def _scratch(program: "Program", limits: BatchLimits) -> int:
-    """Bytes of the workspace that the Program does not know of: a widened matrix, and the rows it makes."""
+    """Bytes of the workspace that the plan does not know of: a widened matrix and the rows it makes, and what a stage
+    goes on from."""
     sizes = [recipe.shape for recipe in program.weights.values() if len(recipe.shape) == 2]
-    return max(2 * rows * columns + 2 * limits.tokens * rows for rows, columns in sizes)
+    widened = max(2 * rows * columns + 2 * limits.tokens * rows for rows, columns in sizes)
+    return widened + sum(value.type.row_bytes * limits.tokens for value in program.carried)

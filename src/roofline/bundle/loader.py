@@ -111,8 +111,8 @@ def load(
         tuned: on a CPU, use the kernel variants that `roofline tune` found for this model on this machine.
         arithmetic: what the reference computes in: "cpu", with the cpu's own roundings, or "plain", float32 throughout.
         tensor_parallel, pipeline_parallel: ranks that share each layer's matrices, and stages that share the layers: as
-            many processes as their product, each with `threads`, or a device of those that `device` names. The gpu
-            backend has no stages, the cpu neither (see docs/parallel.md).
+            many processes as their product, each with `threads`, or a device of those that `device` names. The cpu
+            backend has neither (see docs/parallel.md).
         replica: (i, n), where n processes load the model beside each other: this one takes the i-th of the devices, or
             of the groups of them that its ranks need, and an n-th of the memory that caches may have.
         progress: given, a model that is not here yet is pulled, and this is told how far (see weights.sources.pull).

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from roofline.backends.ranks import PATIENCE, Grid, RankError, Ranks
 from roofline.bundle.loader import open_source
 from roofline.bundle.makers import Asked, refuse_host_options, weights_hash
-from roofline.common.errors import UnsupportedError
 from roofline.ops.batch import BatchLimits
 
 if TYPE_CHECKING:
@@ -187,16 +186,13 @@ class _Gpu:
         from roofline.bundle.gpu import compile_for_gpu
 
         given, grid = self.options, self.options.grid
-        if grid.pipeline > 1:
-            what = f"pipeline_parallel={grid.pipeline} with backend 'gpu'"
-            raise UnsupportedError(what, "it runs all layers on each rank", ("tensor_parallel", "backend=reference"))
-        chip = find(given.device, 0, given.tensor).chip if given.kv_dtype == "fp8" else None
+        chip = find(given.device, 0, grid.size).chip if given.kv_dtype == "fp8" else None
         compile_for_gpu(self.checkpoint, self.config, given.kv_dtype, given.exact, grid.share(grid.size - 1), chip)
 
     def device(self, rank: int) -> str:
         from roofline.backends.gpu.devices import find
 
-        return find(self.options.device, rank, self.options.tensor).torch_name
+        return find(self.options.device, rank, self.options.grid.size).torch_name
 
     def share(self, ranks: Ranks) -> "tuple[ShareExecutable, Mapping[str, str]]":
         from roofline.bundle.gpu import load_gpu

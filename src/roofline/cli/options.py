@@ -70,7 +70,7 @@ TensorParallel = Annotated[
     int, Option("--tensor-parallel", "--tp", min=1, help="Ranks that share each layer; not of --backend cpu.")
 ]
 PipelineParallel = Annotated[
-    int, Option("--pipeline-parallel", "--pp", min=1, help="Stages that share the layers; of --backend reference.")
+    int, Option("--pipeline-parallel", "--pp", min=1, help="Stages that share the layers; not of --backend cpu.")
 ]
 MaxTokens = Annotated[int | None, Option("--max-tokens", min=1, help="Longest answer. Default: what fits.")]
 Temperature = Annotated[float, Option("--temperature", min=0.0, help="0 takes the most likely token.")]

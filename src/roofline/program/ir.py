@@ -192,6 +192,11 @@ class Program:
         """Name of the value that holds the logits [rows, vocab]."""
         return self.outputs[0]
 
+    @property
+    def carried(self) -> tuple[Value, ...]:
+        """What a stage that is not the first goes on from."""
+        return self.inputs[-1:] if self.share.stage else ()
+
     def values(self) -> Iterator[Value]:
         """All values: inputs, then results in order."""
         yield from self.inputs

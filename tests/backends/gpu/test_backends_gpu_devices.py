@@ -27,9 +27,9 @@ def test_ranks_take_the_named_devices_in_order():
 
 
 def test_fewer_devices_than_ranks_and_mixed_chips_are_refused():
-    with pytest.raises(CapacityError, match=r"tensor_parallel=8 needs 8 devices, 4 are available.*name more"):
+    with pytest.raises(CapacityError, match=r"8 ranks needs 8 devices, 4 are available.* to 4 in all, or name more"):
         devices.find("auto", 0, 8)
-    with pytest.raises(CapacityError, match=r"tensor_parallel=2 needs 2 devices, 1 are"):
+    with pytest.raises(CapacityError, match=r"2 ranks needs 2 devices, 1 are"):
         devices.find("amd:1", 1, 2)
     with pytest.raises(UnsupportedError, match=r"ranks on different chips.*amd:3 is gfx90a, amd:4 is gfx942"):
         devices.find("amd:3,4", 0, 2)

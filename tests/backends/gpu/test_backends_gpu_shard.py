@@ -92,11 +92,9 @@ def test_exact_ranks_do_not_depend_on_company_or_chunks():
     assert np.array_equal(whole[0][0], chunked[0][1])
 
 
-def test_a_part_alone_and_a_stage_are_refused():
+def test_a_part_alone_is_refused():
     with pytest.raises(UnsupportedError, match="a Program for 2 ranks is not supported: there are 1 here"):
         executable("gpu", "llama", False, Share(0, 2), None)
-    with pytest.raises(UnsupportedError, match="a stage of a pipeline on a GPU"):
-        executable("gpu", "two layers", False, Share(0, 1, 1, 2), None)
 
 
 def test_loading_makes_each_rank_s_part_with_the_fewest_pages_that_any_can_hold(monkeypatch):

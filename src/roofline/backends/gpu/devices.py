@@ -39,8 +39,8 @@ def find(wanted: str = AUTO, rank: int = 0, ranks: int = 1) -> Found:
     import torch
 
     if len(devices) < ranks:
-        remedy = f"Lower it to {len(devices)}, or name more devices."
-        raise CapacityError(f"tensor_parallel={ranks}", ranks, len(devices), "devices", remedy)
+        remedy = f"Lower tensor_parallel or pipeline_parallel to {len(devices)} in all, or name more devices."
+        raise CapacityError(f"a model on {ranks} ranks", ranks, len(devices), "devices", remedy)
     if len({device.arch for device in devices[:ranks]}) > 1:
         kinds = ", ".join(f"{device.id} is {device.arch}" for device in devices[:ranks])
         raise UnsupportedError("ranks on different chips", kinds, ("device=... with devices of one kind",))

@@ -19,7 +19,6 @@ from roofline.backends.gpu.timing import timed
 from roofline.backends.gpu.weights import DeviceWeights, Read
 from roofline.backends.prices import PriceTable, StepPrices
 from roofline.backends.sampling import Sampled, SampleRows
-from roofline.common.errors import UnsupportedError
 from roofline.hardware.chips import Chip
 from roofline.hardware.roofs import Roofs as MeasuredRoofs
 from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits
@@ -62,10 +61,10 @@ class GpuExecutable:
         runtime: chip and device.
         limits, num_pages, max_context: of the batch and the cache.
         weights_hash: identity of the weights, part of the fingerprint.
-        group: who shares the matrices, where the Program is one rank's. Its steps are not captured in graphs.
+        group: the other ranks, where the Program is one rank's or one stage's. Its steps are not captured in graphs.
         weights: of another executable of the same model, instead of what `read` would give.
 
-    Raises UnsupportedError for an op or format without a kernel, and for a stage of a pipeline.
+    Raises UnsupportedError for an op or format without a kernel.
     """
 
     def __init__(
@@ -81,8 +80,6 @@ class GpuExecutable:
         group: Group | None = None,
         weights: DeviceWeights | None = None,
     ) -> None:
-        if program.share.stages > 1:
-            raise UnsupportedError("a stage of a pipeline on a GPU", "what a stage goes on from has no place there")
         self.program, self.runtime = program, runtime
         self.limits, self.num_pages, self.max_context = limits, num_pages, max_context
         self.exact = runtime.exact
@@ -124,6 +121,9 @@ class GpuExecutable:
         self._scratch = torch.empty(scratch, dtype=torch.uint8, device=runtime.device)
         self._slots = torch.empty(limits.tokens, dtype=torch.int64, device=runtime.device)  # [tokens]
         self._sampled = torch.zeros(limits.rows, dtype=torch.int32, device=runtime.device)  # [rows]
+        self._carried = {  # float32 [tokens, width]
+            value.name: torch.empty(limits.tokens, value.type.width, device=runtime.device) for value in program.carried
+        }
         self._fields = Fields(self.batch, runtime.device)
         captured = runtime.graphs and runtime.device != "cpu" and self._group is None and not runtime.hosted
         self._graphs = Graphs(self.queue, self.step_of) if captured else None
@@ -162,14 +162,17 @@ class GpuExecutable:
             (self._run_timed if self._clocks else self.queue)(self._last)
 
     def run(self, carried: "Mapping[str, Tensor]") -> "Tensor":
-        """The logits of the step described by `batch`, on the device; for ranks that share the matrices."""
-        assert not carried, "stages are refused"
+        """The logits of the step described by `batch`, or what the next stage goes on from, on the device; carried:
+        what a stage goes on from, by name."""
+        for name, value in carried.items():
+            self._carried[name][: self.batch.tokens].copy_(value)
         self.forward()
         return self._device_logits()
 
     def step_of(self, sizes: Sizes) -> Step:
         """The tensors that a step of these sizes works on."""
         fields, slots = self._fields.of(sizes), self._slots[: sizes.tokens]
+        fields |= {name: value[: sizes.tokens] for name, value in self._carried.items()}
         return Step(self._types, self._places, sizes, fields, slots, self._caches, self._arena, self._scratch)
 
     def queue(self, step: Step) -> None:
@@ -196,8 +199,10 @@ class GpuExecutable:
         slots(self.runtime.chip, **fields, sampled=self._sampled, scratch_page=self.num_pages, out=step.slots)
 
     def _device_logits(self) -> "Tensor":
+        """The logits [rows, vocab] of the last step, or what a stage that is not the last made [tokens, width]."""
         assert self._last is not None, "no step was run"
-        return self._last.value(self.program.logits)[: self.batch.rows]
+        name, batch = self.program.logits, self.batch
+        return self._last.value(name)[: batch.rows if self._types[name].leading == "rows" else batch.tokens]
 
     def logits(self) -> np.ndarray:
         """float32 [rows, vocab_size] of the last step, copied from the device."""
@@ -257,7 +262,8 @@ class GpuExecutable:
         """Free the device's memory."""
         if self._graphs is not None:
             self._graphs.close()
-        del self._arena, self._scratch, self._sampled, self._caches, self.weights, self._launches, self._sections
+        del self._arena, self._scratch, self._sampled, self._caches, self._carried
+        del self.weights, self._launches, self._sections
         self._last = None
 
     def _fingerprint(self) -> str:
