@@ -3,8 +3,8 @@
     python -m benchmarks.gpu [PART ...] -o benchmarks/records/DATE-gpu-NAME.json [--preset llama-2-7b]
 
 Parts: roofs, kernels, grid, four_bit, serve, exact; all of them by default, each a few minutes. It runs from the source
-tree with torch, triton and transformers and builds nothing; weights are random. The record is written after each part;
-a part that fails is recorded with its error and ends the run with status 1.
+tree with torch, triton and transformers and builds nothing; weights are random, with repeated rows. The record is
+written after each part; a part that fails is recorded with its error and ends the run with status 1.
 """
 
 import argparse
@@ -104,11 +104,12 @@ def _load(
     args: argparse.Namespace, form: str, running: int, length: int, exact: bool = False, tokens: int = 8192
 ) -> Any:
     from roofline import bundle
+    from roofline.models.presets import preset
+    from roofline.weights.random_weights import pooled_checkpoint
 
     return bundle.load(
-        f"preset:{args.preset}",
+        pooled_checkpoint(preset(args.preset), 0, form),
         backend="gpu",
-        weights=f"random:0:{form}",
         text=False,
         exact=exact,
         max_model_len=length,

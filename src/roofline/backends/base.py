@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 
@@ -77,7 +77,6 @@ class Executable(Protocol):
         """Free memory and threads. The executable cannot be used afterwards."""
 
 
-@runtime_checkable
 class Queueing(Protocol):
     """What an Executable may also be able to do: begin a step before the ids of the one before are on the host.
 

@@ -1,6 +1,6 @@
 """A checkpoint on a GPU: the Program for it, what fits, and the notes of what was chosen."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -64,7 +64,7 @@ def load_gpu(
     config: "ModelConfig",
     limits: BatchLimits,
     *,
-    weights_hash: str,
+    identify: Callable[[], str],
     longest: int,
     fixed_length: bool,
     cache_tokens: int | None,
@@ -78,13 +78,15 @@ def load_gpu(
 ) -> "tuple[GpuExecutable, Mapping[str, str]]":
     """The executable, its cache as large as the device allows unless cache_tokens says.
 
-    longest: positions served, where fixed_length; else at most so many, cut to the cache. tuned: with the kernels that
-    `roofline tune gemms` chose for this device, where results need not be exact. ranks: who shares the model; this
-    one's part is made, on the device of its rank, and all have as many pages. offload: layers that stay on the host,
-    "auto": as few as it takes.
+    identify: finds the identity of the weights, beside the copying of them. longest: positions served, where
+    fixed_length; else at most so many, cut to the cache. tuned: with the kernels that `roofline tune gemms` chose for
+    this device, where results need not be exact. ranks: who shares the model; this one's part is made, on the device of
+    its rank, and all have as many pages. offload: layers that stay on the host, "auto": as few as it takes.
 
     Raises UnsupportedError, CapacityError, ConfigError: with cause and remedy.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     from roofline.backends.gpu import kernel_cache
     from roofline.backends.gpu.capacity import place
     from roofline.backends.gpu.devices import find
@@ -118,16 +120,17 @@ def load_gpu(
     followed = follow_store(found.chip) if tuned and not exact else ""
     roofs = ensure_op_roofs(found.torch_name, found.device.name)
     runtime = Runtime(found.chip, found.torch_name, exact, graphs, choices, roofs, placed.hosted)
-    executable = GpuExecutable(
-        program,
-        checkpoint.read,
-        runtime,
-        limits=limits,
-        num_pages=pages,
-        max_context=longest,
-        weights_hash=weights_hash,
-        group=ranks,
-    )
+    with ThreadPoolExecutor(1) as beside:
+        executable = GpuExecutable(
+            program,
+            checkpoint.read,
+            runtime,
+            limits=limits,
+            num_pages=pages,
+            max_context=longest,
+            weights_hash=beside.submit(identify),
+            group=ranks,
+        )
     (group,) = program.kv_groups.values()
     size = human_bytes(executable.page_bytes * pages)
     notes = {

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from roofline.common import extensions
@@ -175,7 +175,7 @@ def on_gpu(asked: Asked, checkpoint: "Checkpoint", config: "ModelConfig") -> "tu
         checkpoint,
         config,
         asked.limits,
-        weights_hash=weights_hash(checkpoint),
+        identify=partial(weights_hash, checkpoint),
         longest=asked.longest,
         fixed_length=asked.fixed_length,
         cache_tokens=asked.cache_tokens,

@@ -202,7 +202,7 @@ class _Gpu:
             self.checkpoint,
             self.config,
             BatchLimits(*given.limits),
-            weights_hash=weights_hash(self.checkpoint) if ranks.rank == 0 else "",
+            identify=lambda: weights_hash(self.checkpoint) if ranks.rank == 0 else "",
             longest=given.max_context,
             fixed_length=given.fixed_length,
             cache_tokens=given.cache_tokens,

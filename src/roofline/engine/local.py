@@ -60,7 +60,12 @@ class LocalEngine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to compute or to tell."""
-        return bool(self.state.running or self.state.waiting or self._events or self._stepper.flying)
+        return bool(self.state.running or self.state.waiting or self._events or self.under_way)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a step was launched whose ids nobody has been told."""
+        return self._stepper.flying
 
     @property
     def lost(self) -> str | None:

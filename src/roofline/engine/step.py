@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from roofline.backends.base import Executable, LostError, Queueing, StepCost
-from roofline.backends.sampling import Sampled
+from roofline.backends.base import Executable, LostError, StepCost
+from roofline.backends.sampling import Sampled, SampleRows
 from roofline.common import log
 from roofline.engine import scheduler
 from roofline.engine.events import Event, FinishReason, TokenLogprob
@@ -15,6 +15,8 @@ from roofline.engine.scheduler import Ahead, State, StepPlan
 from roofline.engine.sequence import Sequence
 from roofline.engine.speculation import Speculator
 from roofline.engine.stats import Meter
+
+QueueSample = Callable[[SampleRows], Callable[[], Sampled]]  # see `Queueing` in backends/base.py
 
 
 @dataclass
@@ -53,7 +55,8 @@ class Stepper:
         self.meter, self.measure, self.speculator = meter, measure, speculator
         self.lost: LostError | None = None  # why no step can succeed any more
         self._filler, self._rows = BatchFiller(executable.batch), RowBuilder()
-        self._queue_sample = executable.queue_sample if overlap and isinstance(executable, Queueing) else None
+        # Looked up, not asked of its type: what stands between may pass on everything it does not know.
+        self._queue_sample: QueueSample | None = getattr(executable, "queue_sample", None) if overlap else None
         self._flying: Flight | None = None
         self._landed = -math.inf
 

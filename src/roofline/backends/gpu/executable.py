@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -60,7 +61,7 @@ class GpuExecutable:
         read: file tensor name -> its bytes.
         runtime: chip and device.
         limits, num_pages, max_context: of the batch and the cache.
-        weights_hash: identity of the weights, part of the fingerprint.
+        weights_hash: identity of the weights, part of the fingerprint; it may be computed beside the copying of them.
         group: the other ranks, where the Program is one rank's or one stage's. Its steps are not captured in graphs.
         weights: of another executable of the same model, instead of what `read` would give.
 
@@ -76,7 +77,7 @@ class GpuExecutable:
         limits: BatchLimits,
         num_pages: int,
         max_context: int,
-        weights_hash: str,
+        weights_hash: str | Future[str],
         group: Group | None = None,
         weights: DeviceWeights | None = None,
     ) -> None:
@@ -88,7 +89,7 @@ class GpuExecutable:
         self._types = program.types()
         self.vocab_size = self._types[program.logits].width
         self.page_bytes = sum(PAGE_TOKENS * group.token_bytes for group in program.kv_groups.values())
-        self._read, self._group, self._weights_hash = read, group, weights_hash
+        self._read, self._group = read, group
         self._clocks, self._seconds = False, list[float]()
         self._here = runtime.here()
         with self._here:
@@ -96,6 +97,7 @@ class GpuExecutable:
                 program, read, activations(program), runtime.device, runtime.hosted
             )  # fmt: skip
             self._allocate()
+        self._weights_hash = weights_hash if isinstance(weights_hash, str) else weights_hash.result()
         self.weight_bytes = self.weights.nbytes
         self._prices = StepPrices(PriceTable.of(program), runtime.roofs, self.weight_bytes)
         self._last: Step | None = None

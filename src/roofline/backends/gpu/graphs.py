@@ -36,6 +36,7 @@ class Graphs:
         self._run, self._make = run, make
         self._seen: dict[Sizes, Step] = {}
         self._graphs: dict[Sizes, Any] = {}
+        self._pool: Any = None  # of temporary memory: one for all, since one runs at a time and none keeps any
 
     def step(self, sizes: Sizes) -> Step:
         """Run a step of padded sizes; its fields are on the device already."""
@@ -52,8 +53,11 @@ class Graphs:
     def _capture(self, step: Step) -> Any:
         import torch
 
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # What other threads ask of CUDA meanwhile is no part of the capture, and must not end it.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             self._run(step)
         return graph
 
