@@ -304,6 +304,7 @@ def test_a_stop_id_costs_a_device_one_row_in_vain():
     ids = watched.run()["a", 0]
     assert ids == answer[: answer.index(stop) + 1]
     assert watched.executable.forwards == len(ids) + 1
+    assert watched.executable.unfetched == [len(ids) + 1], "and nobody waits for it"
 
 
 def test_penalties_wait_for_the_ids_they_count():

@@ -63,7 +63,7 @@ class Stepper:
     @property
     def flying(self) -> bool:
         """Whether a step is under way whose ids nobody has been told."""
-        return self._flying is not None
+        return self._awaited() is not None
 
     def step(self) -> list[Event]:
         """One step and its events; [] when nothing can run. A failing backend ends the sequences of this step only.
@@ -71,7 +71,7 @@ class Stepper:
         Where the executable can queue, the step's events come with the next call, which first launches the step after
         it: the device goes on while the host is at work. Unless that needs the ids: penalties count them.
         """
-        before, self._flying = self._flying, None
+        before, self._flying = self._awaited(), None
         events: list[Event] = []
         if before is not None and before.awaited:
             events, before = self._land(before), None
@@ -80,9 +80,15 @@ class Stepper:
             events += self._land(before)
         if flight is not None and flight.ahead is not None:
             self._flying = flight
+            self._flying = self._awaited()
         elif flight is not None:
             events += self._land(flight)
         return events
+
+    def _awaited(self) -> Flight | None:
+        """The step under way, if anybody waits for its ids: not where all of its sequences have ended meanwhile."""
+        flight = self._flying
+        return flight if flight is not None and any(s.finished is None for s in flight.plan.sequences) else None
 
     def _launch(self) -> Flight | None:
         """Schedule a step and start it; None where nothing can run."""
