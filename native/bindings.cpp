@@ -54,9 +54,9 @@ class PyExecutable {
                                              (const uint8_t*)weights, a, batch.data(), fields, (uint8_t*)arena, ref_of(logits), vocab);
     }
 
-    void forward() {
+    size_t forward(size_t from) {
         nb::gil_scoped_release release;
-        core_->forward();
+        return core_->forward(from);
     }
 
     nb::ndarray<nb::numpy, float, nb::ndim<2>> logits() {
@@ -147,7 +147,7 @@ NB_MODULE(_native, m) {
         .def(nb::init<const std::string&, int, Array<int64_t>, uintptr_t, nb::dict, Array<int32_t>, std::vector<int64_t>, uintptr_t, std::vector<int64_t>,
                       int>(),
              nb::keep_alive<1, 7>(), "isa"_a, "threads"_a, "code"_a, "weights"_a, "attention"_a, "batch"_a, "fields"_a, "arena"_a, "logits"_a, "vocab"_a)
-        .def("forward", &PyExecutable::forward)
+        .def("forward", &PyExecutable::forward, "start"_a = 0)
         .def("logits", &PyExecutable::logits)
         .def("sample", &PyExecutable::sample, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "sample_index"_a, "position"_a,
              "repetition"_a, "presence"_a, "frequency"_a, "hist_start"_a, "hist_ids"_a, "hist_counts"_a, "bias_start"_a, "bias_ids"_a, "bias_values"_a,

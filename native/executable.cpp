@@ -94,19 +94,27 @@ void Executable::choose(size_t index, int regime, const std::string& variant) {
     op.variants[regime] = variant_named(kind, variant, kernels_, op.digits);
 }
 
-void Executable::forward() {
+void Executable::begin_step() {
     const int32_t* header = field(kHeader);
     tokens_ = header[0];
     segments_ = header[1];
     rows_ = header[2];
     plan_items();
     for (size_t i = 0; i < ops_.size() * pool_.threads(); i++) counters_[i].next.store(0, std::memory_order_relaxed);
+    for (Worker& w : workers_) w.private_id = -1;
     if (timing) {
         stamps_.resize((size_t)pool_.threads() * (ops_.size() + 1));
         meets_.resize(ops_.size());
     }
-    pool_.run([this](int worker) { work(worker); });
-    if (timing) read_stamps();
+}
+
+size_t Executable::forward(size_t from) {
+    if (from == 0) begin_step();
+    size_t end = from;
+    while (end < ops_.size() && ops_[end].code != Code::Exchange) end++;
+    pool_.run([this, from, end](int worker) { work(worker, from, end); });
+    if (timing) read_stamps(from, end);
+    return end;
 }
 
 void Executable::sample(std::vector<SampleRow>& rows) {
@@ -128,29 +136,29 @@ void Executable::sample(std::vector<SampleRow>& rows) {
     }
 }
 
-void Executable::work(int worker) {
-    workers_[worker].private_id = -1;
-    Stamp* stamp = timing ? stamps_.data() + (size_t)worker * (ops_.size() + 1) : nullptr;
+void Executable::work(int worker, size_t from, size_t end) {
+    Stamp* stamp = timing ? stamps_.data() + (size_t)worker * (ops_.size() + 1) + from : nullptr;
     if (stamp) *stamp++ = std::chrono::steady_clock::now();
-    for (size_t i = 0; i < ops_.size(); i++) {
+    for (size_t i = from; i < end; i++) {
         const bool meet = run(ops_[i], (int)i, worker);
         if (stamp) {
             *stamp++ = std::chrono::steady_clock::now();  // before the barrier, see read_stamps
             if (worker == 0) meets_[i] = meet;
         }
-        if (meet && i + 1 < ops_.size() && ops_[i + 1].code == Code::RopeWrite) fetch_first(ops_[i + 1], worker);
+        if (meet && i + 1 < end && ops_[i + 1].code == Code::RopeWrite) fetch_first(ops_[i + 1], worker);
         if (meet) pool_.barrier().wait();
     }
 }
 
 // An op with a barrier ends when the last thread is done with it, one without when the first is: the next begins there. One
 // thread's own clock would be wrong on a busy machine: while it waits for a core, the others do its share of the next op too,
-// which would then seem to take no time.
-void Executable::read_stamps() {
+// which would then seem to take no time. An exchange lasts from where the threads stopped to where the first goes on.
+void Executable::read_stamps(size_t from, size_t end_op) {
     const size_t row = ops_.size() + 1;
-    Stamp before = stamps_[0];
-    for (int worker = 1; worker < pool_.threads(); worker++) before = std::min(before, stamps_[worker * row]);
-    for (size_t i = 0; i < ops_.size(); i++) {
+    Stamp before = stamps_[from];
+    for (int worker = 1; worker < pool_.threads(); worker++) before = std::min(before, stamps_[worker * row + from]);
+    if (from > 0) op_seconds[from - 1] = std::chrono::duration<double>(before - stopped_).count();
+    for (size_t i = from; i < end_op; i++) {
         Stamp first = stamps_[i + 1], last = first;
         for (int worker = 1; worker < pool_.threads(); worker++) {
             first = std::min(first, stamps_[worker * row + i + 1]);
@@ -160,6 +168,7 @@ void Executable::read_stamps() {
         op_seconds[i] = std::chrono::duration<double>(end - before).count();
         before = end;
     }
+    stopped_ = before;
 }
 
 bool Executable::run(const Op& op, int index, int worker) {
@@ -182,7 +191,9 @@ void Executable::one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_ro
         case Code::Embed:
         case Code::EmbedPositions: {
             const Segment& s = op.segments[0];
-            kernels_->embed(s.format, s.weight, s.k, field(op.code == Code::Embed ? kIds : kPositions)[row], y);
+            const int64_t at = field(op.code == Code::Embed ? kIds : kPositions)[row] - op.layer;
+            if (at < 0 || at >= s.rows) std::memset(y, 0, op.width * 4);
+            else kernels_->embed(s.format, s.weight, s.k, at, y);
             return;
         }
         case Code::Norm:

@@ -21,7 +21,9 @@ inline constexpr int kCodeVersion = 1;
 
 enum class Code : int64_t {
     Embed = 0, Norm, NormQuantise, Quantise, Linear, RopeWrite, Attend, Gated, GatedQuantise, TakeRows, LinearGated,
-    EmbedPositions, Add, LayerNorm, LayerNormQuantise, Gelu, GeluQuantise, GeluTanh, GeluTanhQuantise, Count
+    EmbedPositions, Add, LayerNorm, LayerNormQuantise, Gelu, GeluQuantise, GeluTanh, GeluTanhQuantise,
+    Exchange,  // with other ranks: `forward` stops before it, and who calls it makes its result
+    Count
 };
 
 // Whether an operation's result are rows of integers.
@@ -54,7 +56,7 @@ struct Op {
     const float* weight = nullptr;  // norm weight; of Attend the slope of each head, in units of log2, where there are any
     const float* bias = nullptr;
     float eps = 0;
-    int layer = 0;
+    int layer = 0;  // of Embed the first id of its rows; others give zeros
     const float *q_norm = nullptr, *k_norm = nullptr;
     std::vector<Segment> segments;
     Variant variants[kRegimes];  // by rows of the step
@@ -75,7 +77,8 @@ class Executable {
     // `code` is the flat form of the operations that backends/cpu/lower.py writes; places in it are relative to `weights`.
     Executable(const Kernels* kernels, int threads, const std::vector<int64_t>& code, const uint8_t* weights, const Attention& attention,
                const int32_t* batch, const std::vector<int64_t>& fields, uint8_t* arena, const Ref& logits, int vocab);
-    void forward();
+    // Runs the step in the batch from op `from` up to the next Exchange, or the end: the index of where it stopped.
+    size_t forward(size_t from = 0);
     // Chooses an id for each of the rows, on all threads; they need no `scratch` and no `order`.
     void sample(std::vector<SampleRow>& rows);
     // How op `index` is computed from the next step on, in steps of that regime. Throws std::invalid_argument for a
@@ -145,8 +148,9 @@ class Executable {
     const Variant& variant(const Op& op) const { return op.variants[regime_of(lead(op))]; }
     void parse(const std::vector<int64_t>& code, const uint8_t* weights);
     void plan_items();
-    void work(int worker);
-    void read_stamps();
+    void begin_step();
+    void work(int worker, size_t from, size_t end);
+    void read_stamps(size_t from, size_t end_op);
     bool run(const Op& op, int index, int worker);  // true: a barrier must follow
     bool row_op(const Op& op, int index, int worker);
     void linear(const Op& op, int index, int worker);
@@ -197,6 +201,7 @@ class Executable {
     std::vector<int32_t> sample_order_;
     using Stamp = std::chrono::steady_clock::time_point;
     std::vector<Stamp> stamps_;       // with timing on: for each thread its start and its end of every op
+    Stamp stopped_;                   // the end of the op before an Exchange
     std::vector<char> meets_;         // whether a barrier followed an op
 };
 

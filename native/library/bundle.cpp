@@ -111,7 +111,9 @@ class Operations {
 
     Code one(Code before) {
         const int64_t number = next();
-        demand(number >= 0 && number < (int64_t)Code::Count, "code.bin has an operation that this build does not know");
+        // An exchange is with other ranks of a model, and bundles are of whole ones.
+        demand(number >= 0 && number < (int64_t)Code::Count && number != (int64_t)Code::Exchange,
+               "code.bin has an operation that this build does not know");
         const Code code = (Code)number;
         demand((before == Code::RopeWrite) == (code == Code::Attend), "code.bin's operations are not in their order");
         next();

@@ -82,9 +82,8 @@ def test_what_attention_and_lookups_cannot_do_is_named() -> None:
             lower(replace(program, body=tuple(body)), lay_out(program, 64))
 
 
-def test_a_share_of_a_model_is_refused() -> None:
+def test_a_stage_is_refused() -> None:
     model = builders.build(builders.MPT | {"head_dim": 32}, embed="Q8_0")
-    for share in (Share(0, 2), Share(0, 1, 1, 2)):
-        program = keep_operands(compile_program(model.family, model.cfg, model.tensors, CPU, share=share))
-        with pytest.raises(UnsupportedError, match=r"a share of a model.*whole models"):
-            lower(program, lay_out(program, 64))
+    program = keep_operands(compile_program(model.family, model.cfg, model.tensors, CPU, share=Share(0, 1, 1, 2)))
+    with pytest.raises(UnsupportedError, match=r"a stage of a pipeline.*tensor_parallel"):
+        lower(program, lay_out(program, 64))

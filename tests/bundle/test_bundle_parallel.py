@@ -109,6 +109,22 @@ def test_ranks_and_stages_answer_as_one_process_does(folder: str) -> None:
     assert len(prints) == 3
 
 
+def test_ranks_of_the_cpu_backend_answer_as_the_reference_s_ranks_do(folder: str) -> None:
+    pytest.importorskip("roofline._native", reason="the C++ core is not built")
+    found = []
+    for backend in ("cpu", "reference"):
+        loaded = load(folder, **LOADING | {"backend": backend}, tensor_parallel=2)
+        engine = LocalEngine(loaded.executable)
+        assert loaded.executable.exact
+        found.append(answer(engine))
+        loaded.executable.batch.fill([Segment(PROMPT[:8], 0, [0])], [6, 7])
+        loaded.executable.forward()
+        found[-1] = *found[-1], loaded.executable.logits().tolist()
+        engine.close()
+    assert found[0] == found[1]
+    assert found[0][1] is None
+
+
 def test_a_rank_that_dies_ends_the_step_with_its_name(folder: str) -> None:
     loaded = load(folder, **LOADING, tensor_parallel=2, pipeline_parallel=2)
     engine, others = LocalEngine(loaded.executable), pids(loaded.executable)
@@ -156,8 +172,8 @@ def test_what_cannot_be_divided_is_refused_before_anything_starts(folder: str) -
         load(folder, **LOADING, tensor_parallel=0)
     with pytest.raises(UnsupportedError, match="isa='avx2' with the reference"):
         load(folder, **LOADING, tensor_parallel=2, isa="avx2")
-    with pytest.raises(UnsupportedError, match="tensor_parallel=2, pipeline_parallel=1 with backend 'cpu'"):
-        load(folder, **LOADING | {"backend": "cpu"}, tensor_parallel=2)
+    with pytest.raises(UnsupportedError, match=r"pipeline_parallel=2 with backend 'cpu'.*tensor_parallel"):
+        load(folder, **LOADING | {"backend": "cpu"}, pipeline_parallel=2)
     checkpoint = random_checkpoint(read_config(Path(folder)), 7)
     with pytest.raises(UnsupportedError, match="a checkpoint in memory on several ranks"):
         load(checkpoint, backend="reference", tensor_parallel=2)

@@ -28,7 +28,9 @@ STOP = -1  # tokens of the batch that ends a follower
 class ShareExecutable(Protocol):
     """What a backend makes of the Program of one rank."""
 
-    program: Program
+    @property
+    def program(self) -> Program: ...
+
     limits: BatchLimits
     num_pages: int
     max_context: int

@@ -112,7 +112,7 @@ def load(
         arithmetic: what the reference computes in: "cpu", with the cpu's own roundings, or "plain", float32 throughout.
         tensor_parallel, pipeline_parallel: ranks that share each layer's matrices, and stages that share the layers: as
             many processes as their product, each with `threads`, or a device of those that `device` names. The cpu
-            backend has neither (see docs/parallel.md).
+            backend has no stages (see docs/parallel.md).
         replica: (i, n), where n processes load the model beside each other: this one takes the i-th of the devices, or
             of the groups of them that its ranks need, and an n-th of the memory that caches may have.
         progress: given, a model that is not here yet is pulled, and this is told how far (see weights.sources.pull).
@@ -138,7 +138,7 @@ def load(
 
         device = group(device, number, replicas, tensor_parallel * pipeline_parallel)
     kv_dtype = _cache_dtype(backend, kv_cache_dtype, arithmetic)
-    path, bundle, checkpoint = open_source(source, backend, weights, progress)
+    path, bundle, checkpoint = open_source(source, backend, weights, progress, whole=grid is None)
     if bundle is not None:
         mapping = bundle.map()  # read by a thread of its own during all that follows
         settings = bundle.manifest.config
@@ -249,9 +249,9 @@ def _grid(tensor: int, pipeline: int, backend: str, source: "str | Checkpoint") 
     from roofline.backends.ranks import Grid
 
     grid = Grid(tensor, pipeline)
-    if backend == "cpu":
-        what = f"tensor_parallel={tensor}, pipeline_parallel={pipeline} with backend {backend!r}"
-        raise UnsupportedError(what, "it runs whole models", ("backend=gpu", "backend=reference"))
+    if backend == "cpu" and pipeline > 1:
+        what, reason = f"pipeline_parallel={pipeline} with backend 'cpu'", "it runs all layers on each rank"
+        raise UnsupportedError(what, reason, ("tensor_parallel", "backend=gpu", "backend=reference"))
     if not isinstance(source, str):
         raise UnsupportedError("a checkpoint in memory on several ranks", "other processes cannot read it", ("a path",))
     return grid
@@ -272,9 +272,10 @@ def _cache_dtype(backend: str, asked: str, arithmetic: str) -> str:
 
 
 def open_source(
-    source: "str | Checkpoint", backend: str, weights: str | None, progress: Progress | None
+    source: "str | Checkpoint", backend: str, weights: str | None, progress: Progress | None, whole: bool = True
 ) -> "tuple[Path, Bundle | None, Checkpoint | None]":
-    """The source's path, and either its bundle or its checkpoint."""
+    """The source's path, and either its bundle or its checkpoint; whole: all of the model is wanted, not a rank's part,
+    for which a bundle has no room."""
     if not isinstance(source, str):
         if weights is not None:
             raise ConfigError(f"weights {weights!r} for a checkpoint that has its own: load its configuration instead")
@@ -296,8 +297,10 @@ def open_source(
             raise ConfigError(
                 f"{path} is a bundle, lowered for the cpu with its weights: {other} needs the model's files"
             )
+        if not whole:
+            raise ConfigError(f"{path} is a bundle, of a whole model: several ranks need the model's files")
         return path, open_bundle(path), None
-    if backend == "cpu" and weights is None and cached.enabled() and extensions.key() is not None:
+    if backend == "cpu" and weights is None and whole and cached.enabled() and extensions.key() is not None:
         bundle = _cached(path, source)
         if bundle is not None:
             return path, bundle, None

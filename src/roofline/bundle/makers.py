@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from roofline.backends.base import Executable
     from roofline.backends.cpu.executable import CpuExecutable
     from roofline.backends.cpu.select import Choice
+    from roofline.backends.ranks import Ranks
     from roofline.bundle.reader import Bundle
     from roofline.models.config import ModelConfig
     from roofline.program.ir import Program
@@ -114,8 +115,10 @@ def _notes(executable: "CpuExecutable", isa: "Choice", threads: "Choice", asked:
     }
 
 
-def on_cpu(asked: Asked, checkpoint: "Checkpoint", config: "ModelConfig") -> "tuple[Executable, Mapping[str, str]]":
-    """A checkpoint packed for the CPU here and now."""
+def on_cpu(
+    asked: Asked, checkpoint: "Checkpoint", config: "ModelConfig", ranks: "Ranks | None" = None
+) -> "tuple[CpuExecutable, Mapping[str, str]]":
+    """A checkpoint packed for the CPU here and now. ranks: who shares the matrices; this one's part is made."""
     from concurrent.futures import ThreadPoolExecutor
 
     from roofline.backends.cpu.executable import CpuExecutable
@@ -125,12 +128,14 @@ def on_cpu(asked: Asked, checkpoint: "Checkpoint", config: "ModelConfig") -> "tu
     from roofline.models import registry
     from roofline.program import target
     from roofline.program.compile import compile_program
+    from roofline.program.ir import WHOLE
 
     chosen_isa, chosen_threads = choose_isa(asked.isa), choose_threads(asked.threads)
     with ThreadPoolExecutor(1) as beside:
         identity = beside.submit(weights_hash, checkpoint)
         chosen = target.with_cache(target.CPU, asked.kv_dtype)
-        program = compile_program(registry.get(config.family), config, checkpoint.tensors, chosen)
+        share = ranks.share if ranks is not None else WHOLE
+        program = compile_program(registry.get(config.family), config, checkpoint.tensors, chosen, share=share)
         executable = CpuExecutable.from_program(
             program,
             checkpoint,
@@ -141,6 +146,7 @@ def on_cpu(asked: Asked, checkpoint: "Checkpoint", config: "ModelConfig") -> "tu
             isa=str(chosen_isa.value),
             threads=int(chosen_threads.value),
             roofs=roofs.load(detect.detect().fingerprint, int(chosen_threads.value), str(chosen_isa.value)),
+            group=ranks,
         )
         if asked.verify:
             check_kernels(executable, checkpoint)

@@ -15,10 +15,12 @@ from roofline.bundle.makers import Asked, refuse_host_options, weights_hash
 from roofline.ops.batch import BatchLimits
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.distributed import Store
 
     from roofline.backends.base import Executable
     from roofline.backends.parallel import ParallelExecutable, ShareExecutable, Watch
+    from roofline.backends.sampling import Sampled, SampleRows
     from roofline.models.config import ModelConfig
     from roofline.weights.checkpoint import Checkpoint
 
@@ -27,9 +29,9 @@ if TYPE_CHECKING:
 class RankOptions:
     """What all ranks are told: plain values, as they cross to other processes. They mean what they mean in `load`.
 
-    limits: (tokens, segments, rows, pages) of BatchLimits; num_pages: of the reference's cache; max_context: positions
-    served, fixed_length: all of them, however small the cache; threads: of each rank, None: the usable cores divided
-    among them; patience: longest wait for a stuck rank, in seconds.
+    limits: (tokens, segments, rows, pages) of BatchLimits; num_pages: of a cache in the host's memory; max_context:
+    positions served, fixed_length: all of them, however small the cache; threads: of each rank, None: the usable cores
+    divided among them; patience: longest wait for a stuck rank, in seconds.
     """
 
     source: str
@@ -48,6 +50,8 @@ class RankOptions:
     tuned: bool = True
     cache_tokens: int | None = None
     fixed_length: bool = False
+    isa: str | None = None
+    verify: bool = True
     patience: float = PATIENCE
 
     @property
@@ -66,7 +70,8 @@ def load_rank_0(
     config: "ModelConfig",
 ) -> "tuple[Executable, Mapping[str, str]]":
     """The executable of rank 0, the other ranks running, and notes: for `load`. Raises as `launch_ranks`."""
-    refuse_host_options(backend, asked.isa, asked.threads)
+    if backend != "cpu":
+        refuse_host_options(backend, asked.isa, asked.threads)
     options = RankOptions(
         source,
         weights,
@@ -84,6 +89,8 @@ def load_rank_0(
         asked.tuned,
         asked.cache_tokens,
         asked.fixed_length,
+        asked.isa,
+        asked.verify,
     )
     executable, notes = launch_ranks(options, checkpoint, config)
     ranks = f"{grid.size}: stages of layers {grid.pipeline}, parts of each layer {grid.tensor}"
@@ -125,6 +132,8 @@ def launch_ranks(
 class _Maker(Protocol):
     """What a backend makes of a model for several ranks."""
 
+    def __init__(self, options: RankOptions, checkpoint: "Checkpoint", config: "ModelConfig") -> None: ...
+
     def check(self) -> None:
         """Raises, before any process is started, where the model or the host cannot be divided so."""
 
@@ -139,7 +148,53 @@ class _Maker(Protocol):
 
 
 def _maker(options: RankOptions, checkpoint: "Checkpoint", config: "ModelConfig") -> _Maker:
-    return (_Gpu if options.backend == "gpu" else _Reference)(options, checkpoint, config)
+    made: dict[str, type[_Maker]] = {"cpu": _Cpu, "gpu": _Gpu, "reference": _Reference}
+    return made[options.backend](options, checkpoint, config)
+
+
+class _Cpu:
+    def __init__(self, options: RankOptions, checkpoint: "Checkpoint", config: "ModelConfig") -> None:
+        self.options, self.checkpoint, self.config = options, checkpoint, config
+
+    def check(self) -> None:
+        from roofline.backends.cpu.lower import check
+        from roofline.models.registry import get
+        from roofline.program.compile import compile_program
+        from roofline.program.target import CPU, with_cache
+
+        given, tensors = self.options, self.checkpoint.tensors
+        share = given.grid.share(given.grid.size - 1)
+        target = with_cache(CPU, given.kv_dtype)
+        check(compile_program(get(self.config.family), self.config, tensors, target, share=share))
+
+    def device(self, rank: int) -> str:
+        return "cpu"
+
+    def share(self, ranks: Ranks) -> "tuple[ShareExecutable, Mapping[str, str]]":
+        from roofline.backends.cpu.exchange import leave_cores_to_ours
+        from roofline.backends.cpu.select import choose_threads
+        from roofline.bundle.makers import on_cpu
+
+        leave_cores_to_ours()
+        given = self.options
+        threads = given.threads or max(1, int(choose_threads().value) // given.grid.size)
+        asked = Asked(
+            given.kv_dtype, BatchLimits(*given.limits), given.num_pages, given.max_context, given.fixed_length,
+            given.cache_tokens, threads, given.isa, given.verify, given.tuned,
+            given.arithmetic, given.device, given.exact, graphs=False, offload=0,
+        )  # fmt: skip
+        return on_cpu(asked, self.checkpoint, self.config, ranks)
+
+    def lead(self, inner: Any, ranks: Ranks, watch: "Watch") -> "ParallelExecutable":
+        from roofline.backends.parallel import ParallelExecutable
+
+        def sample_of(_: "Tensor", rows: "SampleRows") -> "Sampled":
+            return inner.sample(rows)  # type: ignore[no-any-return]  # from its own logits: every rank has them all
+
+        vocab = self.config.vocab
+        return ParallelExecutable(
+            inner, ranks, identity=inner.fingerprint, vocab_size=vocab, sample=sample_of, watch=watch
+        )
 
 
 class _Reference:
@@ -235,7 +290,7 @@ def _follow(options: RankOptions, rank: int, store: "Store", tell: Callable[[str
     from roofline.backends.parallel import follow
     from roofline.models.config import ModelConfig
 
-    _, _, checkpoint = open_source(options.source, options.backend, options.weights, None)
+    _, _, checkpoint = open_source(options.source, options.backend, options.weights, None, whole=False)
     assert checkpoint is not None, "no rank of several runs a bundle"
     maker = _maker(options, checkpoint, ModelConfig.of(checkpoint.model_config()[1]))
     device = maker.device(rank)

@@ -67,7 +67,7 @@ Offload = Annotated[
     str, Option("--offload", help="Layers kept in the host's memory with --backend gpu; auto: as few as it takes.")
 ]
 TensorParallel = Annotated[
-    int, Option("--tensor-parallel", "--tp", min=1, help="Ranks that share each layer; not of --backend cpu.")
+    int, Option("--tensor-parallel", "--tp", min=1, help="Ranks, each a process, that share each layer.")
 ]
 PipelineParallel = Annotated[
     int, Option("--pipeline-parallel", "--pp", min=1, help="Stages that share the layers; not of --backend cpu.")

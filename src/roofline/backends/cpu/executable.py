@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,12 @@ from roofline.ops.batch import FIELDS, PAGE_TOKENS, Batch, BatchLimits
 from roofline.ops.symbol import kv_head_bytes
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from roofline.backends.cpu.exchange import Exchange
     from roofline.backends.cpu.layout import Layout, PackedPiece
     from roofline.backends.cpu.memory import Image, Source
+    from roofline.ops.collectives import Group
     from roofline.program.ir import Program
 
 
@@ -39,6 +43,7 @@ class CpuExecutable:
         isa, threads: as `resolve_isa` and `usable_threads` chose.
         kv_dtype: format of the KV cache, "bf16" or "int8"; `program`, `prices` and `identity` are of a Program with it.
         roofs: measured limits, for `step_cost`; None leaves `limit_seconds` out.
+        exchange: makes of (arena, batch) what the Program has other ranks do (see exchange.py).
     """
 
     exact = True
@@ -58,6 +63,7 @@ class CpuExecutable:
         threads: int,
         kv_dtype: str = "bf16",
         roofs: Roofs | None = None,
+        exchange: "Callable[[np.ndarray, Batch], dict[int, Exchange]] | None" = None,
     ) -> None:
         self.isa, self.threads, self.limits = isa, threads, limits
         self.max_context, self.num_pages = max_context, num_pages
@@ -69,6 +75,7 @@ class CpuExecutable:
         self._lowered, self._program = lowered, program
         constant, per_token, per_row = lowered.arena
         self._arena = _native.Memory(constant + per_token * limits.tokens + per_row * limits.rows + 64)
+        self._exchanges = exchange(self._arena.view(), self.batch) if exchange is not None else {}
         shape = lowered.attention
         layer_page = 2 * shape.kv_heads * PAGE_TOKENS * kv_head_bytes(kv_dtype, shape.head_dim)  # K and V
         self.page_bytes = layer_page * shape.layers
@@ -111,6 +118,7 @@ class CpuExecutable:
         weights_hash: Future[str],
         max_context: int,
         threads: int,
+        group: "Group | None" = None,
         **options: Any,
     ) -> "CpuExecutable":
         """The executable of a Program compiled for the target "cpu".
@@ -118,11 +126,13 @@ class CpuExecutable:
         Args:
             source: the checkpoint whose bytes are packed.
             weights_hash: identity of the weights, part of the fingerprint (hex); computed beside the packing.
+            group: who shares the matrices, where the Program is one rank's.
             options: as the constructor's.
 
         Raises:
-            UnsupportedError: an op, format or shape without a kernel.
+            UnsupportedError: an op, format or shape without a kernel, or other ranks than the Program is for.
         """
+        from roofline.backends.cpu.exchange import exchanges
         from roofline.backends.cpu.layout import lay_out
         from roofline.backends.cpu.lower import keep_operands, lower
         from roofline.backends.cpu.memory import pack_image
@@ -132,8 +142,9 @@ class CpuExecutable:
         image = pack_image(program, layout, source, threads)
         identity = Identity(weights_hash.result(), program.digest())
         prices = PriceTable.of(planned)
-        (group,) = program.kv_groups.values()
-        chosen = {"max_context": max_context, "threads": threads, "kv_dtype": group.format, **options}
+        (cache,) = program.kv_groups.values()
+        options["exchange"] = lambda arena, batch: exchanges(planned, arena, batch, group)
+        chosen = {"max_context": max_context, "threads": threads, "kv_dtype": cache.format, **options}
         return cls(lowered, image, identity, prices, lambda: planned, **chosen)
 
     def variant(self, program: "Program", limits: BatchLimits, num_pages: int) -> "CpuExecutable":
@@ -141,6 +152,7 @@ class CpuExecutable:
 
         program: compiled for the same target and cache; it may lack weights of ours, not have others.
         """
+        from roofline.backends.cpu.exchange import exchanges
         from roofline.backends.cpu.lower import keep_operands, lower
 
         planned = keep_operands(program)
@@ -156,6 +168,7 @@ class CpuExecutable:
             isa=self.isa,
             threads=self.threads,
             kv_dtype=self._kv_dtype,
+            exchange=lambda arena, batch: exchanges(planned, arena, batch, None),
         )
 
     @cached_property
@@ -189,7 +202,18 @@ class CpuExecutable:
 
     def forward(self) -> None:
         """Run the step in `batch`; the GIL is free meanwhile."""
-        self._core.forward()
+        at = self._core.forward()
+        while exchange := self._exchanges.get(at):
+            exchange()
+            at = self._core.forward(at + 1)
+
+    def run(self, carried: "Mapping[str, Tensor]") -> "Tensor":
+        """As `forward`, for ranks: the step's logits, a view valid until the next."""
+        import torch
+
+        assert not carried, "the cpu backend has no stages"
+        self.forward()
+        return torch.from_numpy(self.logits())
 
     def logits(self) -> np.ndarray:
         """float32 [rows, vocab_size], a view valid until the next forward."""

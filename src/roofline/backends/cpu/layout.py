@@ -75,7 +75,7 @@ def lay_out(program: Program, positions: int) -> Layout:
         if len(recipe.shape) == 1:
             vectors[name], end = at, at + 4 * recipe.shape[0]
             at = _up(end, ALIGN)
-    if heads := alibi_heads(program):
+    if heads := alibi_heads(program)[0]:
         slopes, end = at, at + 4 * heads
         at = _up(end, ALIGN)
     for table in program.tables.values():
@@ -84,10 +84,14 @@ def lay_out(program: Program, positions: int) -> Layout:
     return Layout(matrices, vectors, slopes, place, positions, matrix_bytes, end)
 
 
-def alibi_heads(program: Program) -> int:
-    """Heads of an attention whose scores fall with distance, 0 where there is none."""
-    leaning = (int(i.attr("heads")) for i in program.body if i.op == "attend" and i.attr("alibi"))
-    return next(leaning, 0)
+def alibi_heads(program: Program) -> tuple[int, int, int]:
+    """Heads of an attention whose scores fall with distance, the first of them, and how many the whole model has: zeros
+    where there is none, or where these are all (see ops.attention.log2_slopes)."""
+    names = ("heads", "first_head", "all_heads")
+    leaning = (i.attrs for i in program.body if i.op == "attend" and i.attr("alibi"))
+    found = next(leaning, {})
+    heads, first, whole = (int(found.get(name, 0)) for name in names)
+    return heads, first, whole
 
 
 def piece_bytes(piece: Piece, number: int, columns: int) -> int:

@@ -16,7 +16,7 @@ from roofline.backends.cpu.layout import Layout
 from roofline.backends.cpu.lowered import Attention, Lowered
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.ops.symbol import Q_BYTES, Type
-from roofline.program.ir import WHOLE, Instr, Program
+from roofline.program.ir import Instr, Program
 from roofline.program.passes.plan import plan
 
 
@@ -42,6 +42,7 @@ class Code(IntEnum):
     GELU_QUANTISE = 16
     GELU_TANH = 17
     GELU_TANH_QUANTISE = 18
+    EXCHANGE = 19
 
 
 CODES = {
@@ -63,6 +64,8 @@ CODES = {
     "gelu_quantize": Code.GELU_QUANTISE,
     "add": Code.ADD,
     "take_rows": Code.TAKE_ROWS,
+    "all_reduce": Code.EXCHANGE,
+    "all_gather": Code.EXCHANGE,
 }
 TANH = {Code.GELU: Code.GELU_TANH, Code.GELU_QUANTISE: Code.GELU_TANH_QUANTISE}
 LINEARS = ("linear", "linear_add", "linear_silu_mul")
@@ -93,8 +96,9 @@ def keep_operands(program: Program) -> Program:
 
 def check(program: Program) -> None:
     """Raises UnsupportedError on an instruction or attribute that the core does not compute."""
-    if program.share != WHOLE:
-        raise UnsupportedError("a share of a model", "the cpu backend runs whole models", ["backend=reference"])
+    if program.share.stages > 1:
+        reason = "the cpu backend has no place for what a stage goes on from"
+        raise UnsupportedError("a stage of a pipeline", reason, ["tensor_parallel", "backend=reference"])
     types, previous, integers = program.types(), "", ""
     for instr in program.body:
         if instr.op not in CODES:
@@ -199,6 +203,8 @@ def _digits(instr: Instr, types: Mapping[str, Type]) -> int:
 def _sizes(instr: Instr, types: Mapping[str, Type]) -> list[int]:
     """width (inputs of a row) and stride (columns of the result, or of q|k|v)."""
     out = types[instr.output.name].width
+    if CODES[instr.op] == Code.EXCHANGE:  # the core needs no scratch for such rows
+        return [0, 0]
     if instr.op in (*LINEARS, *WRITES):
         inputs = types[instr.inputs[0]].width
         return [inputs, inputs if instr.op in WRITES else out]
@@ -206,14 +212,15 @@ def _sizes(instr: Instr, types: Mapping[str, Type]) -> list[int]:
 
 
 def _weights(instr: Instr, layout: Layout) -> list[int]:
-    """norm weight (or attention's slopes), bias, eps, layer, q_norm, k_norm, then the pieces of a matrix."""
+    """norm weight (or attention's slopes), bias, eps, layer (or an embedding's first id), q_norm, k_norm, pieces of a
+    matrix."""
     matrix, norms = instr.op in ("embed", *LINEARS), instr.op in NORMS
     norm = layout.vectors[instr.weights[0]] if norms else -1
     if instr.op == "attend" and instr.attr("alibi"):
         norm = layout.slopes
     bias = layout.vectors[instr.weights[1]] if (matrix or norms) and len(instr.weights) > 1 else -1
     eps = float(instr.attr("eps")) if norms else 0.0
-    layer = int(instr.attr("layer")) if instr.op in (*WRITES, "attend") else 0
+    layer = int(instr.attr("layer")) if instr.op in (*WRITES, "attend") else int(instr.attrs.get("first") or 0)
     q_norm, k_norm = -1, -1
     if instr.op == "rope_kv_write" and instr.weights:
         q_norm, k_norm = (layout.vectors[name] for name in instr.weights)

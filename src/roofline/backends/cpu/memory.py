@@ -73,10 +73,11 @@ def image_parts(program: "Program", layout: "Layout", source: Source, threads: i
             view.view(np.float32)[:] = np.concatenate(parts)
 
         yield place, 4 * recipe.shape[0], vector
-    if heads := alibi_heads(program):
+    heads, *among = alibi_heads(program)
+    if heads:
 
         def slopes(address: int, view: np.ndarray) -> None:
-            view.view(np.float32)[:] = log2_slopes(heads)
+            view.view(np.float32)[:] = log2_slopes(heads, *among)
 
         yield layout.slopes, 4 * heads, slopes
     (group,) = program.kv_groups.values()

@@ -1,0 +1,79 @@
+"""What the core leaves to others: sums and gathered columns among the ranks of a model, between two calls of it."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roofline.common.errors import UnsupportedError
+from roofline.ops.batch import Batch
+from roofline.ops.collectives import Group
+from roofline.program.ir import Instr, Program
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Exchange = Callable[[], None]
+
+
+def exchanges(program: Program, arena: np.ndarray, batch: Batch, group: Group | None) -> dict[int, Exchange]:
+    """Number of an instruction -> what makes its result in the arena, for the step in the batch.
+
+    arena: uint8, as the Program's plan has it. Raises UnsupportedError where the Program is for other ranks than there
+    are.
+    """
+    ranks, here = program.share.ranks, group.size if group is not None else 1
+    if ranks != here:
+        raise UnsupportedError(f"a Program for {ranks} ranks", f"there are {here} here", ["as many ranks"])
+    if group is None:
+        return {}
+    rows = _Rows(program, arena, batch)
+    made = {"all_reduce": _summed, "all_gather": _gathered}
+    return {at: made[i.op](i, rows, group) for at, i in enumerate(program.body) if i.op in made}
+
+
+def leave_cores_to_ours() -> None:
+    """Have torch compute with one thread in this process: it only adds rows, and more would be in the core's way."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+class _Rows:
+    """Values in the arena as tensors."""
+
+    def __init__(self, program: Program, arena: np.ndarray, batch: Batch) -> None:
+        assert program.plan is not None, "a planned Program"
+        self._places, self._types = program.plan.places, program.types()
+        self._arena, self._batch = arena, batch
+
+    def __getitem__(self, name: str) -> "Tensor":
+        """float32 [rows of the step, width]."""
+        import torch
+
+        kind, place, batch = self._types[name], self._places[name], self._batch
+        assert kind.dtype == "f32", "ranks exchange float32 rows"
+        start = int(place.offset.at(tokens=batch.tokens, rows=batch.rows))
+        count = batch.tokens if kind.leading == "tokens" else batch.rows
+        flat: Any = self._arena[start : start + count * kind.row_bytes].view(np.float32)
+        return torch.from_numpy(flat.reshape(count, kind.width))
+
+
+def _summed(instr: Instr, rows: _Rows, group: Group) -> Exchange:
+    order = instr.attr("order")
+
+    def exchange() -> None:
+        rows[instr.output.name].copy_(group.sum(rows[instr.inputs[0]], order))
+
+    return exchange
+
+
+def _gathered(instr: Instr, rows: _Rows, group: Group) -> Exchange:
+    import torch
+
+    widths = instr.attr("widths")
+
+    def exchange() -> None:
+        torch.cat(group.gather(rows[instr.inputs[0]], widths), dim=1, out=rows[instr.output.name])
+
+    return exchange
