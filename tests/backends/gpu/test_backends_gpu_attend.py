@@ -167,6 +167,16 @@ def test_float8_cache(flavour):
     assert error(run(step, prepared(step, 4))[0], expected(step, 4)) < TOLERANCE["bf16"]
 
 
+def test_places_of_64_bits(monkeypatch):
+    """A cache of 2^31 elements is not at hand: a small one is taken for one."""
+    from roofline.backends.gpu.kernels import attend as module
+
+    step = paged([(1, 20), (9, 30)], 4, 2, 16)
+    narrow = run(step, prepared(step, 4))[0]
+    monkeypatch.setattr(module, "WIDE", 1)
+    assert torch.equal(run(step, prepared(step, 4))[0], narrow)
+
+
 @pytest.mark.parametrize("queries", [1, 9])
 def test_rows_of_no_segment_stay(queries):
     """A captured launch has room for more rows and segments than a step has."""
@@ -293,7 +303,15 @@ def test_merge_faults_are_noticed():
         partial, state = change(partial, state)
         out = torch.full_like(want, float("nan"))
         merge_kernel[(1, 4, 1)](
-            out, partial.contiguous(), state.contiguous(), *step.fields[:2], 1, 2, 4, **launch.constants()
+            out,
+            partial.contiguous(),
+            state.contiguous(),
+            *step.fields[:2],
+            1,
+            2,
+            4,
+            **launch.constants(),
+            **launch.merge_tile.sizes,
         )
         return out
 

@@ -24,6 +24,7 @@ NAME, MERGE = "attend", "attend_merge"
 LARGEST_HEAD = 256
 REGIMES = (("decode", 16), ("verify", 32))  # rows of a segment at most; with more it is "prefill"
 PROGRAMS = 512  # keep any device busy
+WIDE = 2**31  # elements of a cache: from here on their places need 64 bits
 PARTIAL_ROWS = 512  # of workspace for each of these programs, at most
 
 
@@ -66,9 +67,10 @@ class Launch:
             "SINGLE": self.max_query <= self.queries, "WINDOW": self.window, "EXACT": self.exact,
         }  # fmt: skip
 
-    def attend_constants(self, capped: bool, alibi: bool) -> dict[str, Any]:
+    def attend_constants(self, capped: bool, alibi: bool, wide: bool = False) -> dict[str, Any]:
         """All constants of the first kernel."""
-        return {**self.constants(), **self.tile.sizes, "PARTIAL": self.splits > 1, "CAPPED": capped, "ALIBI": alibi}
+        kinds = {"PARTIAL": self.splits > 1, "CAPPED": capped, "ALIBI": alibi, "WIDE": wide}
+        return {**self.constants(), **self.tile.sizes, **kinds}
 
 
 def _padded(head_dim: int) -> int:
@@ -175,16 +177,18 @@ def attend(
         assert workspace.numel() >= workspace_floats(launch, tokens), "a workspace for another launch"
         stop = tokens * launch.heads * splits * launch.head_dim
         partial, state = workspace[:stop], workspace[stop:]
+    assert k.stride() == v.stride(), "pages of k and v lie differently"
     segments, kv_heads = context_len.shape[0], launch.kv_heads
+    wide = k.shape[0] * k.stride(0) >= WIDE
     attend_kernel[(launch.blocks, launch.head_blocks, splits)](
         q, k, v, out, partial, state, q if slopes is None else slopes, seg_start, context_len, page_start, pages,
-        segments, kv_heads, splits, q.stride(0), k.stride(0), v.stride(0), *_factors(scale, soft_cap),
-        **launch.attend_constants(soft_cap > 0, slopes is not None), **launch.tile.compiler(),
+        segments, kv_heads, splits, q.stride(0), k.stride(0), *_factors(scale, soft_cap),
+        **launch.attend_constants(soft_cap > 0, slopes is not None, wide), **launch.tile.compiler(),
     )  # fmt: skip
     if splits > 1:
         merge_kernel[(launch.blocks, launch.heads, min(launch.max_query, launch.queries))](
             out, partial, state, seg_start, context_len, segments, kv_heads, splits,
-            **launch.constants(), **launch.merge_tile.compiler(),
+            **launch.constants(), **launch.merge_tile.launch(),
         )  # fmt: skip
 
 
@@ -250,7 +254,7 @@ def _compilation(
     launch = _prepared(chip, head_dim, group, regime, window, 1 if cache else 2)
     kinds = [f" cache={cache}"] * bool(cache)
     kinds += [f" window={window}"] * bool(window) + [" soft_cap"] * capped + [" alibi"] * alibi
-    strides = ("q_row", "k_page", "v_page")
+    strides = ("q_row", "page_stride")
     counts = ("segments", "kv_heads", "splits", *strides)
     constants = launch.attend_constants(capped, alibi)
     partial = "f32" if constants["PARTIAL"] else dtype  # out and q stand for what is not there
@@ -279,7 +283,5 @@ def _merge_compilation(chip: Chip, exact: bool) -> Compilation:
         **pointers(out="bf16", partial="f32", state="f32", seg_start="i32", context_len="i32"),
         **dict.fromkeys(("segments", "kv_heads", "splits"), "i32"),
     }  # fmt: skip
-    case = f"head_dim=128 exact={exact}"
-    return Compilation(
-        MERGE, case, merge_kernel, signature, launch.constants(), launch.merge_tile, dots=False
-    )  # fmt: skip
+    constants, tile = {**launch.constants(), **launch.merge_tile.sizes}, launch.merge_tile
+    return Compilation(MERGE, f"head_dim=128 exact={exact}", merge_kernel, signature, constants, tile, dots=False)

@@ -85,22 +85,25 @@ def _scores(dots, at, keys, slope, scale, cap, CAPPED: tl.constexpr, ALIBI: tl.c
 
 @triton.jit
 def _block(
-    top, total, acc, query, at, slope, first_key, low, end, k, v, pages, k_page, v_page, scale, cap,
-    DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    top, total, acc, query, at, slope, first_key, low, end, k, v, pages, page_stride, scale, cap,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr, ALONG: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The state after BLOCK_N more keys. MASKED: some row does not see all of them, or they leave [low, end)."""
+    """The state after BLOCK_N more keys. MASKED: some row does not see all of them, or they leave [low, end). WIDE: the
+    cache has more elements than 32 bits count."""
     keys = first_key + tl.arange(0, BLOCK_N)
     dims = tl.arange(0, BLOCK_D)
     inside = dims < DIM
     written = (keys >= low) & (keys < end)
-    if MASKED:
-        page = tl.load(pages + keys // PAGE, mask=written, other=0).to(tl.int64)
-    else:
-        page = tl.load(pages + keys // PAGE).to(tl.int64)
-    k_at = k + tl.expand_dims(page * k_page + keys % PAGE * DIM, 1 - ALONG) + tl.expand_dims(dims, ALONG)
-    v_at = v + tl.expand_dims(page * v_page + keys % PAGE * DIM, ALONG) + tl.expand_dims(dims, 1 - ALONG)
+    slot = tl.arange(0, BLOCK_N)
+    pages += first_key // PAGE  # blocks are whole pages
+    page = tl.load(pages + slot // PAGE, mask=written, other=0) if MASKED else tl.load(pages + slot // PAGE)
+    if WIDE:
+        page = page.to(tl.int64)
+    place = page * page_stride + slot % PAGE * DIM
+    k_at = k + tl.expand_dims(place, 1 - ALONG) + tl.expand_dims(dims, ALONG)
+    v_at = v + tl.expand_dims(place, ALONG) + tl.expand_dims(dims, 1 - ALONG)
     if DIM == BLOCK_D:
         k_block = tl.load(k_at)  # [dims, keys]; what no one wrote gives scores that are selected away
     else:
@@ -148,8 +151,8 @@ def _block(
 
 @triton.jit
 def _keys(
-    query, at, slope, first, last, low, end, k, v, pages, k_page, v_page, scale, cap,
-    DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    query, at, slope, first, last, low, end, k, v, pages, page_stride, scale, cap,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr, ALONG: tl.constexpr,
     PEEL: tl.constexpr,
 ):  # fmt: skip
@@ -168,19 +171,19 @@ def _keys(
             whole_from = tl.minimum(whole_from, tl.cdiv(end, BLOCK_N) * BLOCK_N)
             for key in range(begin, whole_from, BLOCK_N):
                 top, total, acc = _block(
-                    top, total, acc, query, at, slope, key, low, end, k, v, pages, k_page, v_page, scale, cap,
-                    DIM, BLOCK_D, BLOCK_N, WINDOW, CAPPED, ALIBI, EXACT, ALONG, True,
+                    top, total, acc, query, at, slope, key, low, end, k, v, pages, page_stride, scale, cap,
+                    DIM, BLOCK_D, WIDE, BLOCK_N, WINDOW, CAPPED, ALIBI, EXACT, ALONG, True,
                 )  # fmt: skip
         whole_to = tl.maximum(whole_from, tl.minimum(end, first + 1) // BLOCK_N * BLOCK_N)
         for key in range(whole_from, whole_to, BLOCK_N):
             top, total, acc = _block(
-                top, total, acc, query, at, slope, key, low, end, k, v, pages, k_page, v_page, scale, cap,
-                DIM, BLOCK_D, BLOCK_N, WINDOW, CAPPED, ALIBI, EXACT, ALONG, False,
+                top, total, acc, query, at, slope, key, low, end, k, v, pages, page_stride, scale, cap,
+                DIM, BLOCK_D, WIDE, BLOCK_N, WINDOW, CAPPED, ALIBI, EXACT, ALONG, False,
             )  # fmt: skip
     for key in range(whole_to, end, BLOCK_N):
         top, total, acc = _block(
-            top, total, acc, query, at, slope, key, low, end, k, v, pages, k_page, v_page, scale, cap,
-            DIM, BLOCK_D, BLOCK_N, WINDOW, CAPPED, ALIBI, EXACT, ALONG, True,
+            top, total, acc, query, at, slope, key, low, end, k, v, pages, page_stride, scale, cap,
+            DIM, BLOCK_D, WIDE, BLOCK_N, WINDOW, CAPPED, ALIBI, EXACT, ALONG, True,
         )  # fmt: skip
     return top, total, acc
 
@@ -188,8 +191,8 @@ def _keys(
 @triton.jit(do_not_specialize=["segments", "kv_heads", "splits"])
 def attend_kernel(
     q, k, v, out, partial, state, slopes, seg_start, context_len, page_start, pages,
-    segments, kv_heads, splits, q_row, k_page, v_page, scale, cap,
-    GROUP: tl.constexpr, HEAD_ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    segments, kv_heads, splits, q_row, page_stride, scale, cap,
+    GROUP: tl.constexpr, HEAD_ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FLIP: tl.constexpr, PEEL: tl.constexpr,
     SINGLE: tl.constexpr, PARTIAL: tl.constexpr,
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr,
@@ -233,8 +236,8 @@ def attend_kernel(
 
     if PARTIAL or not EXACT:
         top, total, acc = _keys(
-            query, at, slope, first, last, low, end, k, v, pages, k_page, v_page, scale, cap,
-            DIM, BLOCK_D, BLOCK_M, BLOCK_N, WINDOW, CAPPED, ALIBI, EXACT, ALONG, PEEL,
+            query, at, slope, first, last, low, end, k, v, pages, page_stride, scale, cap,
+            DIM, BLOCK_D, WIDE, BLOCK_M, BLOCK_N, WINDOW, CAPPED, ALIBI, EXACT, ALONG, PEEL,
         )  # fmt: skip
     else:
         top = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -243,8 +246,8 @@ def attend_kernel(
         for split in range(low // SPLIT, tl.cdiv(end, SPLIT)):
             top_part, total_part, acc_part = _keys(
                 query, at, slope, first, last, tl.maximum(low, split * SPLIT), tl.minimum(end, (split + 1) * SPLIT),
-                k, v, pages, k_page, v_page, scale, cap,
-                DIM, BLOCK_D, BLOCK_M, BLOCK_N, WINDOW, CAPPED, ALIBI, EXACT, ALONG, PEEL,
+                k, v, pages, page_stride, scale, cap,
+                DIM, BLOCK_D, WIDE, BLOCK_M, BLOCK_N, WINDOW, CAPPED, ALIBI, EXACT, ALONG, PEEL,
             )  # fmt: skip
             top, total, acc = _merged(top, total, acc, top_part, total_part, acc_part, ALONG)
 
@@ -263,7 +266,7 @@ def attend_kernel(
 def merge_kernel(
     out, partial, state, seg_start, context_len, segments, kv_heads, splits,
     GROUP: tl.constexpr, HEAD_ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-    SINGLE: tl.constexpr, WINDOW: tl.constexpr, EXACT: tl.constexpr,
+    SINGLE: tl.constexpr, WINDOW: tl.constexpr, EXACT: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """One row of one head: its splits from left to right. Grid (blocks, heads, queries of a block)."""
     QUERIES: tl.constexpr = BLOCK_M // HEAD_ROWS
@@ -277,14 +280,23 @@ def merge_kernel(
     if WINDOW > 0:
         low = tl.maximum(at - WINDOW + 1, 0)
     row = (start + index).to(tl.int64) * (kv_heads * GROUP) + tl.program_id(1)
-    one, dims = tl.arange(0, 1), tl.arange(0, BLOCK_D)
+    one, dims, place = tl.arange(0, 1), tl.arange(0, BLOCK_D), tl.arange(0, CHUNK)
     top = tl.full([1], float("-inf"), tl.float32)
     total = tl.zeros([1], tl.float32)
     acc = tl.zeros([1, BLOCK_D], tl.float32)
-    for split in range((low - origin) // span, (at - origin) // span + 1):
-        part = row * splits + split + one
-        top_part, total_part = tl.load(state + part * 2), tl.load(state + part * 2 + 1)
-        acc_part = tl.load(partial + part[:, None] * DIM + dims[None, :], mask=(dims < DIM)[None, :], other=0.0)
-        top, total, acc = _merged(top, total, acc, top_part, total_part, acc_part, 1)
+    stop = (at - origin) // span + 1
+    for chunk in range((low - origin) // span, stop, CHUNK):  # so many loads under way at a time
+        part = row * splits + chunk + place
+        there = chunk + place < stop
+        tops = tl.load(state + part * 2, mask=there, other=float("-inf"))
+        totals = tl.load(state + part * 2 + 1, mask=there, other=0.0)
+        kept = there[:, None] & (dims < DIM)[None, :]
+        accs = tl.load(partial + part[:, None] * DIM + dims[None, :], mask=kept, other=0.0)
+        for i in tl.static_range(CHUNK):
+            chosen = place == i
+            top_part = tl.max(tl.where(chosen, tops, float("-inf")), axis=0) + tl.zeros([1], tl.float32)
+            total_part = tl.sum(tl.where(chosen, totals, 0.0), axis=0) + tl.zeros([1], tl.float32)
+            acc_part = tl.sum(tl.where(chosen[:, None], accs, 0.0), axis=0)[None, :]
+            top, total, acc = _merged(top, total, acc, top_part, total_part, acc_part, 1)
     kept = out + (row + one)[:, None] * DIM + dims[None, :]
     tl.store(kept, (acc / total[:, None]).to(out.dtype.element_ty), mask=(dims < DIM)[None, :])
