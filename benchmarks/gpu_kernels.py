@@ -16,6 +16,7 @@ from roofline.backends.gpu.kernels import (
     adapter,
     add_norm,
     attend,
+    attend_launches,
     dequantize,
     experts,
     gated,
@@ -246,11 +247,11 @@ class Bench:
             integers(0, count * each + 1, each),
             order,
         )
-        launch = attend.prepare(
+        launch = attend_launches.prepare(
             self.chip, tokens=tokens, segments=count, max_query=queries, max_context=context, heads=heads,
             kv_heads=kv_heads, head_dim=dim, exact=exact, cache_bytes=k.element_size(),
         )  # fmt: skip
-        space = self.empty(max(1, attend.workspace_floats(launch, tokens)), dtype=torch.float32)
+        space = self.empty(max(1, attend_launches.workspace_floats(launch)), dtype=torch.float32)
         run = partial(attend.attend, launch, q, k, v, *fields, scale=dim**-0.5, workspace=space, out=out)
 
         def want() -> Tensor:

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from roofline.weights.checkpoint import Checkpoint
 
 LIMITS = {"max_batch_tokens": 512, "max_running": 64}  # bundle.load's defaults
-_CACHE_BYTES = 1 << 33  # beyond 2 GiB, which AMD's compiler is told of: only a cache of few tokens is smaller
+# Beyond 2 GiB, which AMD's compiler is told of: only a cache of few tokens is smaller. The second, of the few layers
+# that are rehearsed, has more elements a layer than 32 bits count.
+_CACHE_BYTES = 1 << 33, 1 << 37
 _LAYER = re.compile(r"layers\.(\d+)\.(.*)")
 
 
@@ -69,13 +71,16 @@ def _rehearse(
     asked = absent.asked()
     _, _, checkpoint = open_source(source, "gpu", weights, None)
     assert checkpoint is not None, "without a bundle there is a checkpoint"
-    run_steps(executable_of(checkpoint, chip, exact=exact, kv_dtype=kv_dtype, running=running, tokens=batch_tokens))
+    sizes = {"running": running, "tokens": batch_tokens}
+    for cache in _CACHE_BYTES:
+        run_steps(executable_of(checkpoint, chip, exact=exact, kv_dtype=kv_dtype, **sizes, cache_bytes=cache))
     return Rehearsed(chip_name, len(asked), sum(not there for there in asked.values()))
 
 
 def executable_of(
-    checkpoint: "Checkpoint", chip: chips.Chip, *, exact: bool, running: int, tokens: int, kv_dtype: str = "auto"
-) -> "GpuExecutable":
+    checkpoint: "Checkpoint", chip: chips.Chip, *, exact: bool, running: int, tokens: int, kv_dtype: str = "auto",
+    cache_bytes: int = _CACHE_BYTES[0],
+) -> "GpuExecutable":  # fmt: skip
     """The model without memory, of as many layers as differ in their formats."""
     from roofline.backends.gpu.executable import GpuExecutable, Runtime
     from roofline.bundle.gpu import compile_for_gpu
@@ -86,7 +91,7 @@ def executable_of(
     program = compile_for_gpu(checkpoint, config, kv_dtype, exact, chip=chip)
     longest = min(config.max_position, 1 << 15)
     (group,) = program.kv_groups.values()
-    pages = _CACHE_BYTES // (PAGE_TOKENS * group.token_bytes)
+    pages = cache_bytes // (PAGE_TOKENS * group.token_bytes)
     limits = BatchLimits(
         tokens=max(tokens, running), segments=running, rows=running, pages=running * -(-longest // PAGE_TOKENS)
     )
@@ -139,7 +144,7 @@ def step_sizes(limits: BatchLimits, longest: int) -> "Iterator[Sizes]":
     for tokens in sorted({min(1 << power, limits.tokens) for power in range(5, 16)}):
         for context in {tokens, longest}:
             yield Sizes(tokens, 1, 1, tokens, context)
-            yield Sizes(tokens, 2, 2, tokens - 1, context)
+            yield Sizes(tokens, 2, 2, tokens - 1, context, decodes=1)
 
 
 def _samplings(rows: int, vocab: int) -> Iterator[SampleRows]:

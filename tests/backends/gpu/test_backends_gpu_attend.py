@@ -1,97 +1,15 @@
 """Paged attention against `ops.attend`, its exactness, and whether planted faults are noticed."""
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from gpu_paged import TOLERANCE, error, expected, ints, paged, prepared, run
 
 torch = pytest.importorskip("torch")
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-TOLERANCE = {"f32": 5e-6, "bf16": 2e-2, "f16": 3e-3}
+
 EDGES = [1, 15, 16, 17, 255, 256, 257, 513]
-
-
-def _ints(values):
-    return torch.tensor(values, dtype=torch.int32)
-
-
-@dataclass
-class Paged:
-    """A step and its cache: shuffled pages, NaN in all that nothing has written."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    fields: list[torch.Tensor]  # seg_start, context_len, page_start, pages
-    contexts: list[tuple[torch.Tensor, torch.Tensor]]  # k, v [context, kv_heads, head_dim]
-    segments: list[tuple[int, int, int]]
-
-    def read(self, layer, index):
-        return self.contexts[index]
-
-
-def paged(steps, heads, kv_heads, dim, dtype="f32", cache=None, unused=2, seed=0):
-    """steps: (queries, context) of each segment; 3 pages lie in the cache that no segment has."""
-    made = torch.Generator().manual_seed(seed)
-    counts = [-(-context // 16) for _, context in steps]
-    order = torch.randperm(sum(counts) + 3, generator=made)[: sum(counts)]
-    of_dtype = cache or DTYPES[dtype]
-    k = torch.full((sum(counts) + 3, kv_heads, 16, dim), float("nan")).to(of_dtype)
-    v = k.clone()
-    contexts, segments, page, row = [], [], 0, 0
-    for (queries, context), count in zip(steps, counts, strict=True):
-        parts = [torch.randn(context, kv_heads, dim, generator=made).to(of_dtype) for _ in range(2)]
-        at = torch.arange(context)
-        for store, part in zip((k, v), parts, strict=True):
-            store[order[page + at // 16], :, at % 16] = part
-        contexts.append(tuple(part.float() for part in parts))
-        segments.append((row, row + queries, context - queries))
-        page, row = page + count, row + queries
-    starts = [0, *(stop for _, stop, _ in segments)]
-    pages = [sum(counts[:i]) for i in range(len(counts) + 1)]
-    fields = [_ints(starts), _ints([context for _, context in steps]), _ints(pages), order.int()]
-    q = torch.randn(row, heads * dim, generator=made).to(DTYPES[dtype])
-    return Paged(q, k, v, fields, contexts, segments)
-
-
-def prepared(step, heads, window=0, exact=False, programs=64, chip="sm_90"):
-    from roofline.backends.gpu.kernels.attend import prepare
-    from roofline.hardware import chips
-
-    starts, contexts = step.fields[:2]
-    return prepare(
-        chips.get(chip), tokens=step.q.shape[0], segments=len(contexts), max_query=int(starts.diff().max()),
-        max_context=int(contexts.max()), heads=heads, kv_heads=step.k.shape[1], head_dim=step.k.shape[3], window=window,
-        exact=exact, element_bytes=step.q.element_size(), programs=programs,
-    )  # fmt: skip
-
-
-def run(step, launch, soft_cap=0.0, alibi=False):
-    """(out, workspace), both poisoned before."""
-    from roofline.backends.gpu.kernels.attend import attend, workspace_floats
-    from roofline.ops.attention import log2_slopes
-
-    out = torch.full(step.q.shape, float("nan"), dtype=step.q.dtype)
-    workspace = torch.full((workspace_floats(launch, step.q.shape[0]),), float("nan"))
-    slopes = torch.tensor(log2_slopes(launch.heads)) if alibi else None
-    attend(
-        launch, step.q, step.k, step.v, *step.fields, scale=step.k.shape[3] ** -0.5, soft_cap=soft_cap, slopes=slopes,
-        workspace=workspace, out=out,
-    )  # fmt: skip
-    return out, workspace
-
-
-def expected(step, heads, window=0, soft_cap=0.0, alibi=False):
-    from roofline import ops
-
-    q = step.q.contiguous().float()
-    return ops.attend(q, step, 0, heads, step.k.shape[3] ** -0.5, window=window, soft_cap=soft_cap, alibi=alibi)
-
-
-def error(out, want):
-    worst = (out.float() - want).abs().max().item()
-    return worst if worst == worst else float("inf")
 
 
 @pytest.mark.parametrize("programs", [1, 64])
@@ -188,7 +106,7 @@ def test_rows_of_no_segment_stay(queries):
         q=torch.cat([step.q, torch.full((6, 32), float("nan"))]),
         fields=[
             torch.cat([starts, starts[-1:].expand(3)]),
-            torch.cat([contexts, _ints([0, 0, 0])]),
+            torch.cat([contexts, ints([0, 0, 0])]),
             torch.cat([page_start, page_start[-1:].expand(3)]),
             pages,
         ],
@@ -198,26 +116,12 @@ def test_rows_of_no_segment_stay(queries):
     assert out[used:].isnan().all()
 
 
-@pytest.fixture
-def rows_alike(monkeypatch):
-    """A row of the interpreter's products does not depend on where it lies, as on a GPU; numpy's BLAS has edges."""
-    import numpy as np
-
-    def matmul(a, b):
-        out = np.zeros((a.shape[0], b.shape[1]), a.dtype)
-        for i in range(a.shape[1]):
-            out += a[:, i, None] * b[i]
-        return out
-
-    monkeypatch.setattr(np, "matmul", matmul)
-
-
 def alone(step, positions):
     """The step's only segment as segments of one query each, at these positions."""
     starts = list(range(len(positions) + 1))
-    fields = [_ints(starts), _ints([at + 1 for at in positions])]
+    fields = [ints(starts), ints([at + 1 for at in positions])]
     count = len(step.fields[3])
-    fields += [_ints([i * count for i in starts]), step.fields[3].repeat(len(positions))]
+    fields += [ints([i * count for i in starts]), step.fields[3].repeat(len(positions))]
     first = step.segments[0][2]
     return replace(step, q=step.q[[at - first for at in positions]], fields=fields)
 
@@ -225,7 +129,7 @@ def alone(step, positions):
 def chunk(step, start, stop):
     """The queries at positions [start, stop) of the step's only segment."""
     first = step.segments[0][2]
-    fields = [_ints([0, stop - start]), _ints([stop]), *step.fields[2:]]
+    fields = [ints([0, stop - start]), ints([stop]), *step.fields[2:]]
     return replace(step, q=step.q[start - first : stop - first], fields=fields)
 
 
@@ -255,7 +159,7 @@ def test_exact_bits_do_not_depend_on_regime(dtype, window, soft_cap, alibi, flip
 
 def test_workspace_has_a_limit():
     """However long the contexts, also where the order forbids splits to be longer."""
-    from roofline.backends.gpu.kernels.attend import prepare, workspace_floats, workspace_limit
+    from roofline.backends.gpu.kernels.attend_launches import prepare, workspace_floats, workspace_limit
     from roofline.hardware import chips
 
     shape = {"heads": 32, "kv_heads": 8, "head_dim": 128}
@@ -265,7 +169,7 @@ def test_workspace_has_a_limit():
             for context in (100, 4096, 131072):
                 sizes = {"tokens": tokens, "segments": segments, "max_query": query, "max_context": context}
                 launch = prepare(chips.get("sm_90"), **sizes, **shape, exact=exact)
-                assert workspace_floats(launch, tokens) <= workspace_limit(128)
+                assert workspace_floats(launch) <= workspace_limit(128)
                 seen.add(launch.splits)
                 if exact and launch.splits > 1:
                     assert launch.splits == -(-context // 256)
@@ -307,6 +211,7 @@ def test_merge_faults_are_noticed():
             partial.contiguous(),
             state.contiguous(),
             *step.fields[:2],
+            0,
             1,
             2,
             4,

@@ -86,6 +86,8 @@ def test_exact_steps_do_not_depend_on_company_or_chunks():
     for position in range(16, 20):
         alone = logits(gpu, [Segment(ids[position : position + 1], position, [5, 6])])
     assert np.array_equal(whole[0], alone[0])
+    beside = logits(gpu, [Segment(ids[19:], 19, [5, 6]), Segment(ids[:18], 0, [7, 8])])  # of attention, two launches
+    assert np.array_equal(whole[0], beside[0])
 
 
 def test_sampling_is_the_reference_s():

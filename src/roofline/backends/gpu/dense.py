@@ -82,7 +82,7 @@ def attend(
     from torch.nn.functional import pad
 
     from roofline.backends.gpu.kernels.attend import attend as launch
-    from roofline.backends.gpu.kernels.attend import prepare, workspace_floats
+    from roofline.backends.gpu.kernels.attend_launches import prepare, workspace_floats
 
     batch, heads, queries, dim = q.shape
     kv_heads, keys = k.shape[1:3]
@@ -97,7 +97,7 @@ def attend(
     )  # fmt: skip
     count: dict[str, Any] = {"dtype": torch.int32, "device": q.device}
     counted = torch.arange(segments + 1, **count)
-    workspace = torch.empty(workspace_floats(prepared, len(rows)), dtype=torch.float32, device=q.device)
+    workspace = torch.empty(workspace_floats(prepared), dtype=torch.float32, device=q.device)
     out = torch.empty_like(rows)
     launch(
         prepared, rows, k_pages, v_pages, counted * queries, torch.full((segments,), keys, **count), counted * each,

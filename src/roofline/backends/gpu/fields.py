@@ -30,7 +30,8 @@ class Fields:
         batch = self.batch
         lengths = np.diff(batch.seg_start[: batch.segments + 1])
         context = int(batch.context_len[: batch.segments].max(initial=1))
-        return Sizes(batch.tokens, batch.rows, batch.segments, int(lengths.max(initial=1)), context)
+        decodes = int((lengths > 1).argmax()) if len(lengths) else 0  # 0 too where all are of one query
+        return Sizes(batch.tokens, batch.rows, batch.segments, int(lengths.max(initial=1)), context, decodes)
 
     def pad(self, sizes: Sizes) -> None:
         """Empty segments behind the step's own: their rows write to the scratch page, and nobody reads them."""

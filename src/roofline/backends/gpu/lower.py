@@ -202,7 +202,8 @@ def _rope_kv_write(low: Lowering, instr: Instr) -> Launch:
 def _attend(low: Lowering, instr: Instr) -> Launch:
     import torch
 
-    from roofline.backends.gpu.kernels.attend import attend, prepare, workspace_floats
+    from roofline.backends.gpu.kernels.attend import attend
+    from roofline.backends.gpu.kernels.attend_launches import prepare_all, workspace_floats
     from roofline.ops.attention import log2_slopes
 
     cache, layer, heads = instr.inputs[1], instr.attr("layer"), instr.attr("heads")
@@ -216,16 +217,16 @@ def _attend(low: Lowering, instr: Instr) -> Launch:
         key = tuple(shape.items())
         if key not in step.launches:  # the same for all layers
             sizes = {name: n for name, n in vars(step.sizes).items() if name != "rows"}
-            step.launches[key] = prepare(low.chip, **sizes, **shape, exact=low.exact)
-        how = step.launches[key]
+            step.launches[key] = prepare_all(low.chip, **sizes, **shape, exact=low.exact)
         k, v = (pages[layer] for pages in step.caches[kv_group_of(cache)])
-        floats = workspace_floats(how, step.sizes.tokens)
         names = ("seg_start", "context_len", "page_start", "pages")
-        attend(
-            how, step.value(instr.inputs[0]), k, v, *(step.fields[name] for name in names),
-            scale=instr.attr("scale"), soft_cap=instr.attr("soft_cap"), slopes=slopes,
-            workspace=step.space(torch.float32, floats) if floats else None, out=step.value(instr.output.name),
-        )  # fmt: skip
+        for how in step.launches[key]:
+            floats = workspace_floats(how)
+            attend(
+                how, step.value(instr.inputs[0]), k, v, *(step.fields[name] for name in names),
+                scale=instr.attr("scale"), soft_cap=instr.attr("soft_cap"), slopes=slopes,
+                workspace=step.space(torch.float32, floats) if floats else None, out=step.value(instr.output.name),
+            )  # fmt: skip
 
     return launch
 

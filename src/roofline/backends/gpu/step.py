@@ -13,13 +13,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sizes:
-    """tokens, rows, segments of a step, padded ones included; max_query, max_context: the most one segment has."""
+    """tokens, rows, segments of a step, padded ones included; max_query, max_context: the most one segment has;
+    decodes: leading segments of one query that come before others of more."""
 
     tokens: int
     rows: int
     segments: int
     max_query: int
     max_context: int
+    decodes: int = 0
 
 
 @dataclass

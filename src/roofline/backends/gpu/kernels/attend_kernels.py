@@ -188,19 +188,24 @@ def _keys(
     return top, total, acc
 
 
-@triton.jit(do_not_specialize=["segments", "kv_heads", "splits"])
+@triton.jit(do_not_specialize=["first_segment", "segments", "kv_heads", "splits"])
 def attend_kernel(
     q, k, v, out, partial, state, slopes, seg_start, context_len, page_start, pages,
-    segments, kv_heads, splits, q_row, page_stride, scale, cap,
+    first_segment, segments, kv_heads, splits, q_row, page_stride, scale, cap,
     GROUP: tl.constexpr, HEAD_ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FLIP: tl.constexpr, PEEL: tl.constexpr,
     SINGLE: tl.constexpr, PARTIAL: tl.constexpr,
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of queries, kv heads x blocks of their heads, splits or 1). Surplus programs leave at once."""
+    """Grid (blocks of queries, kv heads x blocks of their heads, splits or 1). Surplus programs leave at once.
+
+    first_segment: the launch begins with it; tables are passed whole, for views into them are not aligned.
+    """
     QUERIES: tl.constexpr = BLOCK_M // HEAD_ROWS
     ALONG: tl.constexpr = 0 if FLIP else 1
     HEAD_BLOCKS: tl.constexpr = (GROUP + HEAD_ROWS - 1) // HEAD_ROWS
+    seg_start, context_len = seg_start + first_segment, context_len + first_segment
+    page_start += first_segment
     segment, start, queries, context, block = _locate(seg_start, context_len, segments, QUERIES, SINGLE)
     if block >= queries:
         return
@@ -262,14 +267,15 @@ def attend_kernel(
         tl.store(out + tl.expand_dims(row * DIM, ALONG) + tl.expand_dims(dims, 1 - ALONG), value, mask=kept)
 
 
-@triton.jit(do_not_specialize=["segments", "kv_heads", "splits"])
+@triton.jit(do_not_specialize=["first_segment", "segments", "kv_heads", "splits"])
 def merge_kernel(
-    out, partial, state, seg_start, context_len, segments, kv_heads, splits,
+    out, partial, state, seg_start, context_len, first_segment, segments, kv_heads, splits,
     GROUP: tl.constexpr, HEAD_ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     SINGLE: tl.constexpr, WINDOW: tl.constexpr, EXACT: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """One row of one head: its splits from left to right. Grid (blocks, heads, queries of a block)."""
     QUERIES: tl.constexpr = BLOCK_M // HEAD_ROWS
+    seg_start, context_len = seg_start + first_segment, context_len + first_segment
     _segment, start, queries, context, block = _locate(seg_start, context_len, segments, QUERIES, SINGLE)
     index = block + tl.program_id(2)
     if index >= queries:

@@ -1,0 +1,158 @@
+"""How paged attention is cut into programs: tiles, blocks of queries, splits of keys; which launches cover a step."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import triton
+
+from roofline.backends.gpu import tiles
+from roofline.backends.gpu.kernels.attend_kernels import SPLIT
+from roofline.backends.gpu.tiles import Tile
+from roofline.common.errors import UnsupportedError
+from roofline.hardware.chips import Chip
+
+NAME, MERGE = "attend", "attend_merge"
+LARGEST_HEAD = 256
+REGIMES = (("decode", 16), ("verify", 32))  # rows of a segment at most; with more it is "prefill"
+PROGRAMS = 512  # keep any device busy
+PARTIAL_ROWS = 512  # of workspace for each of these programs, at most
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How steps are cut into programs; made by `prepare`.
+
+    heads, kv_heads, head_dim, window, exact: of the layer; tile, merge_tile: of the two kernels; head_rows: rows of a
+    block that hold one token; segments: the launch's own are [first_segment, segments); tokens: rows up to their last;
+    max_query: queries of one of them; blocks: an upper bound, over all of them; splits: programs that share the keys of
+    one block, 1: none, and no merge.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int
+    exact: bool
+    tile: Tile
+    merge_tile: Tile
+    head_rows: int
+    tokens: int
+    first_segment: int
+    segments: int
+    max_query: int
+    blocks: int
+    splits: int
+
+    @property
+    def queries(self) -> int:
+        """Tokens of a block."""
+        return self.tile.sizes["BLOCK_M"] // self.head_rows
+
+    @property
+    def head_blocks(self) -> int:
+        """Programs that cover the heads of one token."""
+        return self.kv_heads * -(-self.heads // self.kv_heads // self.head_rows)
+
+    def constants(self) -> dict[str, Any]:
+        """Constants that both kernels have."""
+        return {
+            "GROUP": self.heads // self.kv_heads, "HEAD_ROWS": self.head_rows, "DIM": self.head_dim,
+            "BLOCK_D": _padded(self.head_dim), "BLOCK_M": self.tile.sizes["BLOCK_M"],
+            "SINGLE": self.max_query <= self.queries, "WINDOW": self.window, "EXACT": self.exact,
+        }  # fmt: skip
+
+    def attend_constants(self, capped: bool, alibi: bool, wide: bool = False) -> dict[str, Any]:
+        """All constants of the first kernel."""
+        kinds = {"PARTIAL": self.splits > 1, "CAPPED": capped, "ALIBI": alibi, "WIDE": wide}
+        return {**self.constants(), **self.tile.sizes, **kinds}
+
+
+def _padded(head_dim: int) -> int:
+    return max(16, triton.next_power_of_2(head_dim))
+
+
+def prepare(
+    chip: Chip,
+    *,
+    tokens: int,
+    segments: int,
+    max_query: int,
+    max_context: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    first_segment: int = 0,
+    window: int = 0,
+    exact: bool = False,
+    element_bytes: int = 2,
+    cache_bytes: int = 2,
+    programs: int = PROGRAMS,
+) -> Launch:
+    """The launch of a step of these tokens and segments (padded ones included), with at most these queries and keys of
+    one segment.
+
+    first_segment: those before it, of one query each, are left to another launch. exact: a row's bits depend neither on
+    its company nor on how its text was cut into steps. element_bytes: of q; cache_bytes: of k and v. programs: as many
+    as keep the device busy; keys are split where there are not half as many, if `workspace_limit` allows. Nothing
+    depends on what the step's fields hold, so that a launch can be captured in a graph.
+    Raises UnsupportedError for a head_dim that is no multiple of 8, or above 256.
+    """
+    if head_dim % 8 or not 0 < head_dim <= LARGEST_HEAD:
+        raise UnsupportedError(f"heads of {head_dim} dimensions", f"multiples of 8 up to {LARGEST_HEAD} are", ())
+    rows = triton.next_power_of_2(heads // kv_heads)
+    regime = "exact" if exact else _regime(heads // kv_heads, max_query)
+    facts = {"regime": regime, "dim": _padded(head_dim), "bytes": element_bytes, "cache": cache_bytes}
+    tile, merge_tile = _tile(NAME, chip, exact, **facts), _tile(MERGE, chip, exact)
+    launch = Launch(
+        heads, kv_heads, head_dim, window, exact, tile, merge_tile,
+        head_rows=min(rows, tile.sizes["BLOCK_M"]), tokens=tokens, first_segment=first_segment, segments=segments,
+        max_query=max_query, blocks=segments - first_segment, splits=1,
+    )  # fmt: skip
+    if max_query > launch.queries:
+        launch = replace(launch, blocks=(tokens - first_segment) // launch.queries + launch.blocks)
+    split = replace(launch, splits=_splits(launch, max_context, programs))
+    return split if workspace_floats(split) <= workspace_limit(head_dim, programs) else launch
+
+
+def prepare_all(
+    chip: Chip, *, tokens: int, segments: int, decodes: int, max_query: int, max_context: int, heads: int,
+    kv_heads: int, **options: Any,
+) -> tuple[Launch, ...]:  # fmt: skip
+    """The launches that cover a step: one, or two where `decodes` leading segments of one query come before chunks of
+    prompts. Everything else is as for `prepare`; in the exact order the bits are those of one launch.
+    """
+    options = {**options, "max_context": max_context, "heads": heads, "kv_heads": kv_heads}
+    if not decodes or _regime(heads // kv_heads, max_query) != "prefill":
+        return (prepare(chip, tokens=tokens, segments=segments, max_query=max_query, **options),)
+    return (
+        prepare(chip, tokens=decodes, segments=decodes, max_query=1, **options),
+        prepare(chip, tokens=tokens, first_segment=decodes, segments=segments, max_query=max_query, **options),
+    )
+
+
+def _regime(group: int, max_query: int) -> str:
+    rows = triton.next_power_of_2(group) * max_query
+    return next((name for name, limit in REGIMES if rows <= limit), "prefill")
+
+
+def _tile(kernel: str, chip: Chip, exact: bool, **facts: Any) -> Tile:
+    tile = tiles.choose(kernel, chip, **facts)
+    return replace(tile, options={**tile.options, "enable_fp_fusion": False}) if exact else tile
+
+
+def _splits(launch: Launch, max_context: int, programs: int) -> int:
+    """As many as there are programs to spare for, or in the exact order all that there can be."""
+    first = launch.window + launch.max_query - 1 + SPLIT.value - 1  # keys from the first split that a window reaches
+    there = triton.cdiv(min(max_context, first) if launch.window else max_context, SPLIT.value)
+    spare = min(there, programs // (launch.blocks * launch.head_blocks))
+    return 1 if spare < 2 else there if launch.exact else spare
+
+
+def workspace_floats(launch: Launch) -> int:
+    """float32 elements that a launch needs as workspace; 0 without splits."""
+    return launch.tokens * launch.heads * launch.splits * (launch.head_dim + 2) if launch.splits > 1 else 0
+
+
+def workspace_limit(head_dim: int, programs: int = PROGRAMS) -> int:
+    """The most that any launch needs."""
+    return programs * PARTIAL_ROWS * (head_dim + 2)
