@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LIMITS = {"max_batch_tokens": 512, "max_running": 64}  # bundle.load's defaults
 # Beyond 2 GiB, which AMD's compiler is told of: only a cache of few tokens is smaller. The second, of the few layers
 # that are rehearsed, has more elements a layer than 32 bits count.
-_CACHE_BYTES = 1 << 33, 1 << 37
+_CACHE_BYTES = 5 << 30, 1 << 37
 _LAYER = re.compile(r"layers\.(\d+)\.(.*)")
 
 
