@@ -1,11 +1,13 @@
 """GPUs as torch, NVML and amdsmi list them. Each function is handed the module, so that made-up ones can test it."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from roofline.hardware import chips
 from roofline.hardware.device import Device
 from roofline.hardware.gpus_sysfs import torch_units
+
+T = TypeVar("T")
 
 
 def from_torch(torch: Any) -> list[Device]:
@@ -76,14 +78,19 @@ def nvml_address(info: Any) -> str:
 
 def from_amdsmi(amdsmi: Any) -> list[Device]:
     """All that AMD's driver manages; none where it is not loaded."""
-    error = amdsmi.AmdSmiException
+    return of_processors(amdsmi, lambda handles: [_from_processor(amdsmi, handle) for handle in handles])
+
+
+def of_processors(amdsmi: Any, read: Callable[[list[Any]], list[T]]) -> list[T]:
+    """What `read` makes of the handles of all processors, the library being open meanwhile; nothing where its driver is
+    not loaded, or does not answer."""
     try:
         amdsmi.amdsmi_init()
-    except error:
+    except amdsmi.AmdSmiException:
         return []
     try:
-        return [_from_processor(amdsmi, handle) for handle in amdsmi.amdsmi_get_processor_handles()]
-    except error:
+        return read(amdsmi.amdsmi_get_processor_handles())
+    except amdsmi.AmdSmiException:
         return []
     finally:
         amdsmi.amdsmi_shut_down()

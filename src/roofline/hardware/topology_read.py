@@ -6,7 +6,7 @@ from typing import Any
 
 from roofline.hardware import topology
 from roofline.hardware.device import Device
-from roofline.hardware.gpus_libraries import asked, nvml_address
+from roofline.hardware.gpus_libraries import asked, nvml_address, of_processors
 from roofline.hardware.gpus_sysfs import kfd_address, kfd_nodes, properties
 
 _XGMI = 11  # KFD's type of such a link (CRAT_IOLINK_TYPE_XGMI)
@@ -58,13 +58,10 @@ def from_kfd(root: Path, devices: Sequence[Device]) -> Iterator[Pair]:
 
 def from_amdsmi(amdsmi: Any, devices: Sequence[Device]) -> list[Pair]:
     """The same from AMD's library, which gives a rate for pairs that XGMI joins directly and for no other."""
+
     error = amdsmi.AmdSmiException
-    try:
-        amdsmi.amdsmi_init()
-    except error:
-        return []
-    try:
-        handles = amdsmi.amdsmi_get_processor_handles()
+
+    def read_pairs(handles: list[Any]) -> list[Pair]:
         addresses = [amdsmi.amdsmi_get_gpu_device_bdf(handle).lower() for handle in handles]
         known = [
             (handle, place)
@@ -78,10 +75,8 @@ def from_amdsmi(amdsmi: Any, devices: Sequence[Device]) -> list[Pair]:
                     rate = asked(error, amdsmi.amdsmi_get_minmax_bandwidth_between_processors, one, other)
                     found.append((a, b, (rate or {}).get("max_bandwidth", 0) * 1e6, "xgmi"))
         return found
-    except error:
-        return []
-    finally:
-        amdsmi.amdsmi_shut_down()
+
+    return of_processors(amdsmi, read_pairs)
 
 
 def from_nvml(pynvml: Any, devices: Sequence[Device]) -> list[Pair]:

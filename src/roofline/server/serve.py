@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -90,7 +90,7 @@ def serve(options: ServeOptions) -> None:
 
         return load_text(options.model, options.load.get("backend", "cpu"))
 
-    _run(options, listening, remote, started, read_text, _settle)
+    _run(_serve(options, listening, remote, started, read_text, _settle))
 
 
 def serve_engine(options: ServeOptions, engine: RemoteEngine, text: "TextOfModel") -> None:
@@ -99,7 +99,7 @@ def serve_engine(options: ServeOptions, engine: RemoteEngine, text: "TextOfModel
     options: what of them is about loading is not looked at.
     """
     _warn(options)
-    _run(options, _listen(options), engine, time.perf_counter(), lambda: text, lambda: None)
+    _run(_serve(options, _listen(options), engine, time.perf_counter(), lambda: text, lambda: None))
 
 
 def _warn(options: ServeOptions) -> None:
@@ -107,18 +107,11 @@ def _warn(options: ServeOptions) -> None:
         LOG.warning("%s can be reached from other machines and there is no --api-key", options.host)
 
 
-def _run(
-    options: ServeOptions,
-    listening: socket.socket,
-    remote: "RemoteEngine | Replicas",
-    started: float,
-    read_text: "Callable[[], TextOfModel]",
-    settle: Callable[[], None],
-) -> None:
+def _run(serving: Coroutine[Any, Any, None]) -> None:
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(options, listening, remote, started, read_text, settle))
+        runner.run(serving)
 
 
 def _engine(options: ServeOptions) -> "RemoteEngine | Replicas":

@@ -90,6 +90,22 @@ def test_exact_steps_do_not_depend_on_company_or_chunks():
     assert np.array_equal(whole[0], beside[0])
 
 
+def test_tuned_products_are_a_part_of_the_fingerprint():
+    """They change bits, so pages that one computed are nobody else's; where results are exact they change nothing."""
+    from dataclasses import replace
+
+    from roofline.backends.gpu.tiles import Tile
+
+    for exact in (False, True):
+        gpu, _ = models("llama", exact)
+        plain = gpu.fingerprint
+        seen = {plain}
+        for tile in (None, Tile(1, 2, {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 32})):
+            gpu.runtime = replace(gpu.runtime, choices={(2, 24, 96, False): tile})
+            seen.add(gpu._fingerprint())
+        assert len(seen) == (1 if exact else 3)
+
+
 def test_sampling_is_the_reference_s():
     gpu, reference = models("llama")
     step = segments()[1]

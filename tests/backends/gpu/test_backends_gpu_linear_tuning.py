@@ -179,6 +179,9 @@ def test_what_was_chosen_is_what_runs(tmp_path, monkeypatch):
     tunings.save(store)
     choices, _ = linear_tuning.stored_choices(CHIP, 0, "bf16")
     assert choices == {(2, 24, 96, False): None, (2, 24, 96, True): tile, (40, 24, 96, False): tile}
+    other = {**choices, (2, 24, 96, True): Tile(2, 2, tile.sizes)}
+    turned = dict(reversed(choices.items()))
+    assert products.choices_text(turned) == products.choices_text(choices) != products.choices_text(other)
     ran = []
     monkeypatch.setattr(module, "linear_float", lambda *_, exact, tile: ran.append(("ours", exact, tile)))
     monkeypatch.setattr(products, "library_product", lambda *_: ran.append(("library",)))

@@ -14,7 +14,7 @@ from roofline.backends.gpu.allocate import cache, scratch_bytes, turns
 from roofline.backends.gpu.fields import Fields
 from roofline.backends.gpu.graphs import Graphs, padded
 from roofline.backends.gpu.lower import Lowering, by_layer
-from roofline.backends.gpu.products import Choices, Products
+from roofline.backends.gpu.products import Choices, Products, choices_text
 from roofline.backends.gpu.step import Sizes, Step, dtypes
 from roofline.backends.gpu.timing import timed
 from roofline.backends.gpu.weights import DeviceWeights, Read
@@ -274,7 +274,9 @@ class GpuExecutable:
 
         chip, exact = self.runtime.chip.name, self.runtime.exact
         versions = torch.__version__, triton.__version__
-        parts = (self._weights_hash, self.program.digest(), "gpu", chip, *versions, f"exact:{exact}")
+        parts = [self._weights_hash, self.program.digest(), "gpu", chip, *versions, f"exact:{exact}"]
+        if self.runtime.choices and not exact:  # exact products do not follow them
+            parts.append(choices_text(self.runtime.choices))
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 

@@ -21,6 +21,12 @@ WIDEN = 128  # rows from which a quantised matrix is widened
 Choices = Mapping[tuple[int, int, int, bool], Tile | None]
 
 
+def choices_text(choices: Choices) -> str:
+    """Choices in one line each, in an order that is theirs alone: equal texts, equal bits."""
+    lines = (f"{shape}: {sorted(tile.launch().items()) if tile else None}" for shape, tile in choices.items())
+    return "\n".join(sorted(lines))
+
+
 @dataclass(frozen=True)
 class Products:
     """dtype: of activations, torch's; exact: one order for every number of rows, so no library; choices: what was
