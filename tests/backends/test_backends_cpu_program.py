@@ -163,16 +163,22 @@ def test_long_contexts_split_the_same_way(kv_dtype: str) -> None:
     assert two.logits().tobytes() == last.tobytes()
 
 
-@pytest.mark.parametrize("isa", ISAS)
+SHAPES = [
+    ("llama", 64, 6, 2, None),
+    ("llama", 64, 4, 4, None),
+    ("llama", 128, 4, 1, None),
+    ("llama", 128, 6, 2, 100),
+    ("llama", 96, 6, 2, None),
+    ("mpt-alibi", 64, 6, 2, None),
+]
+
+
 @pytest.mark.parametrize(
-    ("model", "head_dim", "heads", "kv_heads", "window"),
+    ("isa", "model", "head_dim", "heads", "kv_heads", "window"),
     [
-        ("llama", 64, 6, 2, None),
-        ("llama", 64, 4, 4, None),
-        ("llama", 128, 4, 1, None),
-        ("llama", 128, 6, 2, 100),
-        ("llama", 96, 6, 2, None),
-        ("mpt-alibi", 64, 6, 2, None),
+        pytest.param(isa, *shape, marks=pytest.mark.slow if isa == "portable" and shape != SHAPES[3] else ())
+        for isa in ISAS
+        for shape in SHAPES
     ],
 )
 def test_prompts_of_many_blocks_have_the_bits_of_single_tokens(

@@ -113,6 +113,7 @@ print(ids)
 """
 
 
+@pytest.mark.slow
 def test_an_installed_extension_is_found_by_commands(package, model: Path) -> None:  # type: ignore[no-untyped-def]
     run = package(MODULE)
     shown = run(CLI, "show", str(model))

@@ -28,7 +28,9 @@ def run(request):
     return call
 
 
-@pytest.mark.parametrize("given", [("sm_90", "BF16", "auto"), ("gfx942", "Q4_K", "fp8")])
+@pytest.mark.parametrize(
+    "given", [("sm_90", "BF16", "auto"), pytest.param(("gfx942", "Q4_K", "fp8"), marks=pytest.mark.slow)]
+)
 def test_serving_compiles_nothing_that_was_not_rehearsed(run, given):
     """Random steps on tensors in memory find what was compiled on tensors without, in another process."""
     run("rehearse", *given)

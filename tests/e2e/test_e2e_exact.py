@@ -1,5 +1,6 @@
 """The real model: ids and logits do not depend on company, chunks, cached prefixes, pre-emption or threads."""
 
+import itertools
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,8 +96,14 @@ def alone(model: LoadedModel) -> tuple[dict[str, list[int]], dict]:
     return ids, digests
 
 
-@pytest.mark.parametrize("chunk", [16, 64, 512])
-@pytest.mark.parametrize("prefix_cache", [False, True])
+QUICK = [(64, False), (16, True)]  # the others take their time: -m slow
+SETTINGS = [
+    setting if setting in QUICK else pytest.param(*setting, marks=pytest.mark.slow)
+    for setting in itertools.product([16, 64, 512], [False, True])
+]
+
+
+@pytest.mark.parametrize(("chunk", "prefix_cache"), SETTINGS)
 def test_all_at_once(model: LoadedModel, alone: tuple, chunk: int, prefix_cache: bool) -> None:
     ids, digests, _ = run(model, requests(), True, max_batch_tokens=chunk, prefix_cache=prefix_cache)
     assert ids == alone[0]
@@ -118,7 +125,7 @@ def test_prefix_hits(model: LoadedModel, alone: tuple) -> None:
     assert recorder.digests == alone[1]
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_forced_preemption(smollm2_path: Path, alone: tuple, threads: int) -> None:
     small = load(str(smollm2_path), text=False, cache_tokens=420, max_model_len=400, threads=threads)
     ids, digests, stats = run(small, requests(), True, max_batch_tokens=64, prefix_cache=False)
@@ -127,6 +134,7 @@ def test_forced_preemption(smollm2_path: Path, alone: tuple, threads: int) -> No
     assert digests == alone[1]
 
 
+@pytest.mark.slow
 def test_lower_instruction_set(smollm2_path: Path, alone: tuple) -> None:
     from roofline import _native
 

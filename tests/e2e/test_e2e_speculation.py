@@ -94,6 +94,7 @@ def test_the_model_as_its_own_draft(loaded: LoadedModel, plain: dict, smollm2_pa
     assert stats.acceptance > 0.9, "what is drafted after the end of an answer is in vain"
 
 
+@pytest.mark.slow
 def test_a_draft_of_random_weights(loaded: LoadedModel, plain: dict, smollm2_path: Path) -> None:
     draft = small(smollm2_path, text=False, weights="random:1")
     some = [(2, 0), (2, 1)]

@@ -55,6 +55,7 @@ def _remove(names: list[str]) -> None:
             ip("netns", "del", name)
 
 
+@pytest.mark.slow
 def test_two_hosts_train_the_run_of_one_process(hosts: list[str], tmp_path: Path) -> None:
     from roofline.train.loop import train
 

@@ -79,7 +79,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*(pytest.param(m, marks=pytest.mark.slow) for m in ("mpt", "mpt_alibi")), "llama"])
 def test_ranks_that_share_matrices_train_the_same_model(name: str, tmp_path: Path) -> None:
     from roofline.train.loop import train
 
@@ -137,7 +137,8 @@ train(read(Path(sys.argv[1])))
 """
 
 
-@pytest.mark.parametrize("where", [pytest.param("forward", marks=pytest.mark.slow), "backward"])
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["forward", "backward"])
 def test_memory_that_ends_on_one_rank_halves_the_rows_of_all(where: str, tmp_path: Path) -> None:
     data = small.write_rows(tmp_path / "data", 60)
     (tmp_path / "failing.py").write_text(FAILING)

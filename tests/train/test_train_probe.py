@@ -137,6 +137,7 @@ def test_it_is_the_same_for_all_microbatches_shards_and_compilers(data: Path, tm
             assert other["loss"] == pytest.approx(first["loss"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_several_processes_say_what_one_says(data: Path, tmp_path: Path) -> None:
     kept = {"max_duration": "1ba", "save_interval": "0ba"}
     one = probes(train(data, tmp_path / "one", **kept))[0]

@@ -23,6 +23,7 @@ def written(tmp_path: Path, **changes: Any) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_relay_through_an_object_store_is_one_run(tmp_path: Path, s3: str) -> None:
     from roofline.train.loop import train
 
