@@ -1,7 +1,7 @@
 """The real model: ids and logits do not depend on company, chunks, cached prefixes, pre-emption or threads."""
 
-import itertools
 import hashlib
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
