@@ -214,10 +214,12 @@ def load_fake(source, fail_if=None, fail_at=(), die_on_id=None, **options):
     return Loaded(source, executable)
 
 
-def check_draft(model, draft):
-    """As `roofline.bundle.check_draft`, over toys."""
+def load_with_draft(model, options, draft, draft_options):
+    """As `roofline.bundle.load_with_draft`, over toys."""
+    model, draft = load_fake(model, **options), load_fake(draft, **draft_options)
     if draft.name == "other words":
         raise ConfigError(f"{draft.name} cannot draft for {model.name}: id 7 differs")
+    return model, draft
 
 
 class FakeTokenizer:

@@ -1,7 +1,11 @@
 """load(source): the one place where program, weights, text and backend meet; and bundles, which keep the result."""
 
+from roofline.bundle.drafted import load_with_draft
 from roofline.bundle.loader import LoadedModel, compile_model, load, load_text_of
 from roofline.bundle.texts import load_text, with_template
 from roofline.bundle.vocabulary import check_draft
 
-__all__ = ["LoadedModel", "check_draft", "compile_model", "load", "load_text", "load_text_of", "with_template"]
+__all__ = [
+    "LoadedModel", "check_draft", "compile_model", "load", "load_text", "load_text_of", "load_with_draft",
+    "with_template",
+]  # fmt: skip

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from roofline.backends.gpu.capacity import Budget, OffloadOption, Placement
     from roofline.backends.gpu.devices import Found
     from roofline.backends.gpu.executable import GpuExecutable
+    from roofline.backends.gpu.needs import Needs
     from roofline.backends.ranks import Ranks
     from roofline.hardware.chips import Chip
     from roofline.hardware.products import Product
@@ -75,13 +76,16 @@ def load_gpu(
     tuned: bool = True,
     ranks: "Ranks | None" = None,
     offload: "OffloadOption" = 0,
+    draft: str | None = None,
+    traces: BatchLimits | None = None,
 ) -> "tuple[GpuExecutable, Mapping[str, str]]":
     """The executable, its cache as large as the device allows unless cache_tokens says.
 
     identify: finds the identity of the weights, beside the copying of them. longest: positions served, where
     fixed_length; else at most so many, cut to the cache. tuned: with the kernels that `roofline tune gemms` chose for
     this device, where results need not be exact. ranks: who shares the model; this one's part is made, on the device of
-    its rank, and all have as many pages. offload: layers that stay on the host, "auto": as few as it takes.
+    its rank, and all have as many pages. offload: layers that stay on the host, "auto": as few as it takes. draft,
+    traces: what room is left for, see `load`.
 
     Raises UnsupportedError, CapacityError, ConfigError: with cause and remedy.
     """
@@ -103,14 +107,16 @@ def load_gpu(
     program = compile_for_gpu(checkpoint, config, kv_dtype, exact, share, found.chip)
     sum_in_float32()
     scratch = _scratch(program, limits)
-    needs = needs_of(program, limits, extra=scratch)
+    beside = _beside(program, draft, traces, limits, kv_dtype, exact, found.chip)
+    needs = needs_of(program, limits, extra=scratch).beside(beside)
+    others = cheaper(program, limits, scratch, caches={"fp8": found.chip.fp8} if found.chip.fp8 else {})
     placed = place(
         needs,
         _budget(found, offload),
         least_tokens=longest if fixed_length else PAGE_TOKENS,
         tokens=cache_tokens,
         offload=offload,
-        alternatives=cheaper(program, limits, scratch, caches={"fp8": found.chip.fp8} if found.chip.fp8 else {}),
+        alternatives={what: other.beside(beside) for what, other in others.items()},
     )
     pages = placed.pages
     pages = min(pages, MOST_TOKENS // PAGE_TOKENS) if cache_tokens is None else pages
@@ -120,7 +126,7 @@ def load_gpu(
     followed = follow_store(found.chip) if tuned and not exact else ""
     roofs = ensure_op_roofs(found.torch_name, found.device.name)
     runtime = Runtime(found.chip, found.torch_name, exact, graphs, choices, roofs, placed.hosted)
-    with ThreadPoolExecutor(1) as beside:
+    with ThreadPoolExecutor(1) as meanwhile:
         executable = GpuExecutable(
             program,
             checkpoint.read,
@@ -128,7 +134,7 @@ def load_gpu(
             limits=limits,
             num_pages=pages,
             max_context=longest,
-            weights_hash=beside.submit(identify),
+            weights_hash=meanwhile.submit(identify),
             group=ranks,
         )
     (group,) = program.kv_groups.values()
@@ -147,6 +153,33 @@ def load_gpu(
         ratios = ", ".join(f"{rows} rows {exact_over_fast(executable, rows):.2f}" for rows in (1, limits.tokens))
         notes["exact"] = f"time of a layer's products over the fast ones: {ratios}"
     return executable, notes
+
+
+def _beside(
+    program: "Program",
+    draft: str | None,
+    traces: BatchLimits | None,
+    limits: BatchLimits,
+    kv_dtype: str,
+    exact: bool,
+    chip: "Chip",
+) -> "Needs":
+    """What will lie beside a model on its device: a draft model, and two other traces of the model itself."""
+    from roofline.backends.gpu.needs import Needs, needs_of
+    from roofline.bundle.loader import open_source
+    from roofline.models.config import ModelConfig
+
+    found = Needs((), 0, 0, 0, 1)
+    if draft is not None:
+        _, _, checkpoint = open_source(draft, "gpu", None, None)
+        assert checkpoint is not None, "a GPU runs no bundles"
+        config = ModelConfig.of(checkpoint.model_config()[1])
+        other = compile_for_gpu(checkpoint, config, kv_dtype, exact, chip=chip)
+        found = found.beside(needs_of(other, limits, extra=_scratch(other, limits)))
+    if traces is not None:
+        one = needs_of(program, traces, extra=_scratch(program, traces))
+        found = replace(found, others=found.others + 2 * (one.workspace + traces.pages * PAGE_TOKENS * one.token))
+    return found
 
 
 def _budget(found: "Found", offload: "OffloadOption") -> "Budget":

@@ -83,6 +83,8 @@ def load(
     tensor_parallel: int = 1,
     pipeline_parallel: int = 1,
     replica: Sequence[int] = (0, 1),
+    draft: str | None = None,
+    traces: BatchLimits | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load a model by catalogue name, ``hf:ORG/REPO``, or path: of weights, or of a bundle. ``preset:NAME`` is a shape
@@ -115,6 +117,9 @@ def load(
             backend has no stages (see docs/parallel.md).
         replica: (i, n), where n processes load the model beside each other: this one takes the i-th of the devices, or
             of the groups of them that its ranks need, and an n-th of the memory that caches may have.
+        draft: a model that is loaded next, on the same GPU: room is left for it and for as many tokens in its cache
+            (see `load_with_draft`, which loads both).
+        traces: on a GPU, room is left for two other traces of this model, with steps and pages of these limits.
         progress: given, a model that is not here yet is pulled, and this is told how far (see weights.sources.pull).
 
     Raises:
@@ -158,7 +163,7 @@ def load(
     fixed = max_model_len is not None
     asked = Asked(
         kv_dtype, limits, pages, longest, fixed, cache_tokens, threads, isa, verify, tuned,
-        arithmetic, device, exact, graphs, offload,
+        arithmetic, device, exact, graphs, offload, draft, traces,
     )  # fmt: skip
     if bundle is not None:
         words: tuple[Tokenizer | None, ChatTemplate | None] = bundle.text() if text else (None, None)

@@ -47,6 +47,8 @@ class Asked:
     exact: bool
     graphs: bool
     offload: "int | Literal['auto']"
+    draft: str | None = None
+    traces: BatchLimits | None = None
 
 
 def of_bundle(bundle: "Bundle", mapping: Any, asked: Asked) -> "tuple[Executable, Mapping[str, str]]":
@@ -191,6 +193,8 @@ def on_gpu(asked: Asked, checkpoint: "Checkpoint", config: "ModelConfig") -> "tu
         graphs=asked.graphs,
         offload=asked.offload,
         tuned=asked.tuned,
+        draft=asked.draft,
+        traces=asked.traces,
     )
 
 

@@ -31,7 +31,7 @@ class RankOptions:
 
     limits: (tokens, segments, rows, pages) of BatchLimits; num_pages: of a cache in the host's memory; max_context:
     positions served, fixed_length: all of them, however small the cache; threads: of each rank, None: the usable cores
-    divided among them; patience: longest wait for a stuck rank, in seconds.
+    divided among them; draft: what lies beside rank 0; patience: longest wait for a stuck rank, in seconds.
     """
 
     source: str
@@ -52,6 +52,7 @@ class RankOptions:
     fixed_length: bool = False
     isa: str | None = None
     verify: bool = True
+    draft: str | None = None
     patience: float = PATIENCE
 
     @property
@@ -91,6 +92,7 @@ def load_rank_0(
         asked.fixed_length,
         asked.isa,
         asked.verify,
+        asked.draft,
     )
     executable, notes = launch_ranks(options, checkpoint, config)
     ranks = f"{grid.size}: stages of layers {grid.pipeline}, parts of each layer {grid.tensor}"
@@ -266,6 +268,7 @@ class _Gpu:
             exact=given.exact,
             tuned=given.tuned,
             ranks=ranks,
+            draft=given.draft if ranks.rank == 0 else None,
         )
 
     def lead(self, inner: Any, ranks: Ranks, watch: "Watch") -> "ParallelExecutable":

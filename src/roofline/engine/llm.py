@@ -101,28 +101,30 @@ class LLM:
         engine_options = {name: options.pop(name) for name in ENGINE_ONLY if name in options}
         shared = {name: options[name] for name in SHARED if name in options}
         config = EngineConfig(**engine_options, **shared)
-        if isinstance(draft, str):
-            from roofline.bundle import load
+        # The model's alone; the other options hold for both. A process is a rank of one model.
+        own = ("weights", "max_model_len", "tensor_parallel", "pipeline_parallel")
+        draft_options = {name: value for name, value in options.items() if name not in own}
+        ahead = {"draft_tokens": config.speculate_tokens} if config.speculate != "off" else {}
+        if isinstance(model, str) and isinstance(draft, str):
+            from roofline.bundle import load_with_draft
 
-            # The model's alone; the other options hold for both. A process is a rank of one model.
-            own = ("weights", "max_model_len", "tensor_parallel", "pipeline_parallel")
-            draft = load(draft, **{name: value for name, value in options.items() if name not in own})
-        if isinstance(model, str):
-            from roofline.bundle import load
+            model, draft = load_with_draft(model, {**ahead, **options}, draft, draft_options)
+        else:
+            from roofline.bundle import check_draft, load
 
-            ahead = {"draft_tokens": config.speculate_tokens} if config.speculate != "off" else {}
-            model = load(model, **{**ahead, **options})
-        elif set(options) - set(shared):
-            raise TypeError(f"a loaded model takes no option {', '.join(sorted(set(options) - set(shared)))}")
+            if isinstance(draft, str):
+                draft = load(draft, **draft_options)
+            if isinstance(model, str):
+                model = load(model, **{**ahead, **options})
+            elif set(options) - set(shared):
+                raise TypeError(f"a loaded model takes no option {', '.join(sorted(set(options) - set(shared)))}")
+            if draft is not None:
+                check_draft(model, draft)
         assert model.tokenizer is not None, "an LLM needs a model loaded with its text side"
         assert model.chat_template is not None, "an LLM needs a model loaded with its text side"
         self.model = model
         self.tokenizer: Tokenizer = model.tokenizer
         self.chat_template: ChatTemplate = model.chat_template
-        if draft is not None:
-            from roofline.bundle import check_draft
-
-            check_draft(model, draft)
         self.engine = LocalEngine(model.executable, config, draft.executable if draft is not None else None)
         self._open: dict[tuple[str, int], _Collector] = {}
 

@@ -24,7 +24,7 @@ class EngineSpec(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only
     """What the engine process loads: `factory(source, **options)`, an object with `executable` and `name`.
 
     `factory` is "module:function"; options are plain values. `draft` is the source of a draft model, loaded the same
-    way, and compared by the module's `check_draft(model, draft)`. `cores`: the process keeps to these; all where there
+    way, and compared, by the module's `load_with_draft`. `cores`: the process keeps to these; all where there
     are none.
     """
 

@@ -197,9 +197,7 @@ def _load(spec: EngineSpec) -> tuple[str, LocalEngine]:
     if spec.draft is None:
         loaded = load(spec.source, **spec.options)
         return loaded.name, LocalEngine(loaded.executable, spec.config)
-    # With their text sides, which tell whether they share a vocabulary.
-    loaded, draft = load(spec.source, **{**spec.options, "text": True}), load(spec.draft, **spec.draft_options)
-    module.check_draft(loaded, draft)
+    loaded, draft = module.load_with_draft(spec.source, spec.options, spec.draft, spec.draft_options)
     return loaded.name, LocalEngine(loaded.executable, spec.config, draft.executable)
 
 

@@ -14,13 +14,16 @@ from roofline.engine.llm import ENGINE_ONLY, LLM, SHARED, Output, Prompt
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
 from roofline.models.registry import get
+from roofline.ops.batch import PAGE_TOKENS, BatchLimits
 from roofline.program import target
 from roofline.program.compile import compile_program
 from roofline.program.ir import Program
 from roofline.torch.checkpoint import checkpoint_of, name_of
-from roofline.torch.per_token import PerToken
+from roofline.torch.per_token import CHUNK, PerToken
 from roofline.torch.text import text_of
 from roofline.weights.checkpoint import Checkpoint
+
+SPARE_TOKENS = 4096  # of a sequence whose logits and hidden states a GPU is left room for
 
 
 def from_model(model: Any, tokenizer: Any = None, *, backend: str = "cpu", **options: Any) -> "TorchModel":
@@ -47,7 +50,10 @@ def from_model(model: Any, tokenizer: Any = None, *, backend: str = "cpu", **opt
     checkpoint = checkpoint_of(model)
     ends = _ends(model)
     words = text_of(tokenizer, ends) if tokenizer is not None else (None, None)
-    ahead = {"draft_tokens": config.speculate_tokens} if config.speculate != "off" else {}
+    ahead: dict[str, Any] = {"draft_tokens": config.speculate_tokens} if config.speculate != "off" else {}
+    if backend == "gpu":  # beside the engine's: for logits and hidden states
+        longest = min(options.get("max_model_len") or SPARE_TOKENS, SPARE_TOKENS)
+        ahead["traces"] = BatchLimits(CHUNK, 1, CHUNK, -(-longest // PAGE_TOKENS))
     loaded = load(checkpoint, backend=backend, text=False, **{**ahead, **options})
     loaded = replace(loaded, name=name_of(model), tokenizer=words[0], chat_template=words[1])
     return TorchModel(loaded, checkpoint, config, ends)

@@ -50,6 +50,22 @@ def test_the_needs_of_a_known_model(llama7b):
         needs_of(llama7b, LIMITS, weight_format="Q99")
 
 
+def test_two_models_share_a_device():
+    """Weights and caches of both fill it, with one number of tokens; ranks divide ours, and not what lies beside it."""
+    ours, guesser = small(token=8), Needs((10,) * 4, 5, 3, 7, 1)
+    both = ours.beside(guesser)
+    assert both.total(0) == ours.total(0) + guesser.total(0)
+    for room in (1500, 1800, 5555):
+        pages = place(both, Budget("card", room), least_tokens=16).pages
+        left = room - ours.total(16 * pages) - guesser.total(16 * pages)
+        assert 0 <= left < 16 * (8 + 3)
+    assert both.over(2).token == 8 // 2 + 3
+    assert both.over(2).others == 52
+    with pytest.raises(CapacityError, match=r"what else is to lie there 52 B") as caught:
+        place(both, Budget("card", 900), least_tokens=16)
+    assert caught.value.needed == both.total(16)
+
+
 def test_a_7b_model_on_cards_people_have(llama7b):
     needs = needs_of(llama7b, LIMITS)
     big = place(needs, Budget("80 GiB", 80 * GIB), least_tokens=4096)

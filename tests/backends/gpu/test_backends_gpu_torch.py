@@ -41,6 +41,22 @@ def test_logits_hidden_states_and_ids(monkeypatch, name, dtype):
         assert served.weights.matrices, "what a trace closes is its own"
 
 
+def test_a_trace_that_finds_no_room_is_refused(monkeypatch):
+    from roofline.backends.gpu.executable import GpuExecutable
+    from roofline.common.errors import CapacityError
+
+    def full(self):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    pretend(monkeypatch)
+    with from_model(models.build("llama", torch.bfloat16, head_dim=32), backend="gpu", **SIZES) as ours:
+        monkeypatch.setattr(GpuExecutable, "_allocate", full)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100, 1000))
+        with pytest.raises(CapacityError, match="smaller cache_tokens") as caught:
+            ours.logits(models.ids(1, 9))
+        assert caught.value.needed > caught.value.available == 100
+
+
 def test_a_variant_has_its_own_cache_and_shares_the_weights(monkeypatch):
     from roofline.ops.batch import BatchLimits
 

@@ -144,7 +144,7 @@ def _moved(needs: Needs, hosted: tuple[int, ...]) -> int:
 def _fixed(needs: Needs, hosted: tuple[int, ...]) -> int:
     """Bytes on the device apart from the cache."""
     buffers = _buffers(hosted) * _buffer_bytes(needs, hosted)
-    return needs.weights - _moved(needs, hosted) + buffers + needs.workspace
+    return needs.weights - _moved(needs, hosted) + buffers + needs.workspace + needs.others
 
 
 def _buffers(hosted: tuple[int, ...]) -> int:
@@ -178,6 +178,7 @@ def _refusal(
         f"weights of {human_bytes(needs.weights)}",
         f"cache of {tokens:,} tokens ({human_bytes(tokens * needs.token)})",
         f"workspace of {human_bytes(needs.workspace)}",
+        *([f"what else is to lie there {human_bytes(needs.others)}"] if needs.others else []),
     )
     return CapacityError(f"{budget.name}: {', '.join(parts)}", least, budget.room, "bytes", remedy)
 

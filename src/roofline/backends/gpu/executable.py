@@ -20,6 +20,7 @@ from roofline.backends.gpu.timing import timed
 from roofline.backends.gpu.weights import DeviceWeights, Read
 from roofline.backends.prices import PriceTable, StepPrices
 from roofline.backends.sampling import Sampled, SampleRows
+from roofline.common.errors import CapacityError
 from roofline.hardware.chips import Chip
 from roofline.hardware.roofs import Roofs as MeasuredRoofs
 from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits
@@ -133,19 +134,29 @@ class GpuExecutable:
     def variant(self, program: Program, limits: BatchLimits, num_pages: int) -> "GpuExecutable":
         """Another trace of the same model on the same weights, with a cache and a batch of its own.
 
-        program: compiled for the same target and cache; it may lack weights of ours, not have others.
+        program: compiled for the same target and cache; it may lack weights of ours, not have others. Raises
+        CapacityError where the device has no room left beside ours.
         """
-        return GpuExecutable(
-            program,
-            self._read,
-            self.runtime,
-            limits=limits,
-            num_pages=num_pages,
-            max_context=self.max_context,
-            weights_hash=self._weights_hash,
-            group=self._group,
-            weights=self.weights,
-        )
+        import torch
+
+        try:
+            return GpuExecutable(
+                program,
+                self._read,
+                self.runtime,
+                limits=limits,
+                num_pages=num_pages,
+                max_context=self.max_context,
+                weights_hash=self._weights_hash,
+                group=self._group,
+                weights=self.weights,
+            )
+        except torch.OutOfMemoryError as error:
+            assert program.plan is not None, "a planned Program"
+            needed = program.plan.arena.at(tokens=limits.tokens, rows=limits.rows) + num_pages * self.page_bytes
+            remedy = "Ask for a shorter sequence, or load the model with a smaller cache_tokens."
+            free = torch.cuda.mem_get_info(self.runtime.device)[0]
+            raise CapacityError("another trace of the model", needed, free, "bytes", remedy) from error
 
     def forward(self) -> None:
         """Queue the step described by `batch`; nothing waits for the device, but with clocks on."""

@@ -28,7 +28,8 @@ class Needs:
 
     layers: of each layer's weights; ends: of the weights before the first layer and after the last (embedding, last
     norm, head), which every step reads; token: of K and V of one token over all layers; workspace: everything else that
-    is there while a step runs; kv_heads: of a layer, which bounds tensor parallelism.
+    is there while a step runs; kv_heads: of a layer, which bounds tensor parallelism; others: of what else will lie on
+    the same device; others_token: the same for each token of our cache, a part of `token`.
     """
 
     layers: tuple[int, ...]
@@ -36,6 +37,8 @@ class Needs:
     token: int
     workspace: int
     kv_heads: int
+    others: int = 0
+    others_token: int = 0
 
     @property
     def weights(self) -> int:
@@ -44,13 +47,20 @@ class Needs:
 
     def total(self, tokens: int) -> int:
         """Bytes with everything on the device and a cache of `tokens`."""
-        return self.weights + tokens * self.token + self.workspace
+        return self.weights + tokens * self.token + self.workspace + self.others
+
+    def beside(self, other: "Needs") -> "Needs":
+        """The same on a device that is left room for another model, with as many tokens in its cache."""
+        token, once = other.token, other.weights + other.workspace + other.others
+        return replace(
+            self, token=self.token + token, others=self.others + once, others_token=self.others_token + token
+        )
 
     def over(self, devices: int) -> "Needs":
         """What the fullest of `devices` tensor-parallel devices needs: weights split evenly, the cache by heads."""
         layers = tuple(-(-size // devices) for size in self.layers)
         heads = -(-self.kv_heads // devices)
-        token = self.token // self.kv_heads * heads
+        token = (self.token - self.others_token) // self.kv_heads * heads + self.others_token
         return replace(self, layers=layers, ends=-(-self.ends // devices), token=token, kv_heads=heads)
 
 
