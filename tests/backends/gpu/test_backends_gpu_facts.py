@@ -129,6 +129,26 @@ def test_each_gate_names_what_it_found(gate, change):
     assert violation.remedy in text
 
 
+def test_wanted_occupancy_is_what_the_goldens_have():
+    """Not less, and not so much more that a tile could lose half of it unnoticed."""
+    import gpu_golden
+
+    from roofline.hardware.occupancy import occupancy
+
+    least = {}
+    for name in chips.chips():
+        chip = chips.get(name)
+        for kernel, cases in gpu_golden.read(name)["kernels"].items():
+            for case, found in cases.items():
+                row = gates.row("occupancy", SimpleNamespace(kernel=kernel, case=case), chip)
+                reached = occupancy(chip, found["registers"], found["warps"], found.get("local_bytes", 0)).waves
+                key = row["why"], row["waves"]
+                least[key] = min(least.get(key, reached), reached)
+    assert len(least) > 10
+    for (why, wanted), reached in least.items():
+        assert wanted <= reached < 2 * wanted, why
+
+
 def test_a_number_that_is_compiled_for_is_caught():
     (violation,) = gates.check(replace(CASE, aligned=()), GOOD, chips.get("gfx1100"))
     assert (violation.gate, "width" in violation.found, "rows" in violation.found) == ("specialised", True, False)
