@@ -16,6 +16,8 @@ import pytest
 from bundle_models import FOREIGN_CODE
 from library_binding import Library, sampling
 
+from roofline.backends.cpu.lower import Code
+
 
 @pytest.mark.parametrize(
     ("fields", "message"),
@@ -222,6 +224,18 @@ def test_code_that_lies_with_a_right_checksum(library: Library, bundle: Path) ->
             else:
                 assert status in (lb.BUNDLE, lb.CAPACITY, lb.INVALID), library.error()
     assert refused > len(places)
+
+
+def test_code_of_a_rank(library: Library, bundle: Path) -> None:
+    """With an exchange among ranks, whom a bundle does not have."""
+    changed = bytearray((bundle / "code.bin").read_bytes())
+    (operations,) = struct.unpack_from("<q", changed, 240)
+    struct.pack_into("<q", changed, operations, Code.EXCHANGE)
+    struct.pack_into("<q", changed, 48, zlib.crc32(changed[56:]))
+    (bundle / "code.bin").write_bytes(changed)
+    status, said = library.refused(bundle)
+    assert status == lb.BUNDLE
+    assert "an operation that this build does not know" in said
 
 
 def test_manifests_that_nest(library: Library, bundle: Path) -> None:
