@@ -14,12 +14,6 @@ from roofline.hardware import chips  # noqa: E402
 from roofline.hardware.device import Device  # noqa: E402
 from roofline.ops.batch import BatchLimits  # noqa: E402
 
-SHAPE = {
-    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 96, "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 256, "rope_theta": 1e4, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
-}  # fmt: skip
-SMALL = {**SHAPE, "num_hidden_layers": 1}
 LOADING = {"backend": "gpu", "max_running": 2, "max_batch_tokens": 32, "tuned": False}
 
 
@@ -69,11 +63,11 @@ def device(monkeypatch):
 
 
 @pytest.fixture
-def sources(tmp_path):
+def sources(tmp_path, tiny_llama):
     found = []
-    for name, shape in (("large", SHAPE), ("small", SMALL)):
+    for name, layers in (("large", 4), ("small", 1)):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps(shape))
+        (tmp_path / name / "config.json").write_text(json.dumps({**tiny_llama, "num_hidden_layers": layers}))
         found.append(str(tmp_path / name))
     return found
 

@@ -22,17 +22,6 @@ from roofline.ops.batch import Segment  # noqa: E402
 from roofline.weights.checkpoint import read_config  # noqa: E402
 from roofline.weights.random_weights import random_checkpoint  # noqa: E402
 
-SHAPE = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "vocab_size": 96,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": True,
-}
 LOADING: dict[str, Any] = {
     "backend": "reference",
     "weights": "random:7",
@@ -46,10 +35,10 @@ PROMPT = [5, 17, 42, 3, 9, 60, 61, 2, 8, 1]  # more than one step
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny_llama: dict[str, Any]) -> str:
     """A configuration; its weights are random."""
     place = tmp_path_factory.mktemp("tiny")
-    (place / "config.json").write_text(json.dumps(SHAPE))
+    (place / "config.json").write_text(json.dumps(tiny_llama))
     return str(place)
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,18 +15,6 @@ from roofline.engine.params import SamplingParams
 from roofline.engine.remote import RemoteEngine
 
 pytest.importorskip("torch", reason="the reference is written in torch")
-
-SHAPE = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "vocab_size": 96,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": True,
-}
 
 
 def children(pid: int) -> list[int]:
@@ -60,8 +49,8 @@ async def lose_a_rank(spec: EngineSpec) -> None:
         await engine.close()
 
 
-def test_a_lost_rank_costs_a_restart(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+def test_a_lost_rank_costs_a_restart(tmp_path: Path, tiny_llama: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(tiny_llama))
     options = {"backend": "reference", "weights": "random:7", "cache_tokens": 64, "max_running": 2, "text": False}
     spec = EngineSpec(source=str(tmp_path), options={**options, "threads": 1, "tensor_parallel": 2})
     asyncio.run(lose_a_rank(spec))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from roofline.common.errors import UnsupportedError
+from roofline.ops.formats import blocks256
 
 SUPER = 256  # columns that share the upper scale of a K-quant
 
@@ -143,38 +144,27 @@ def _q8_0(raw: np.ndarray) -> Parts:
     return Parts(_rows(blocks[:, :, 2:] ^ 128), _half(blocks, 0))  # signed bytes as offset codes
 
 
-def _k_scales(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """12 bytes -> eight 6-bit scales and eight 6-bit minima, int8 [rows, groups]."""
-    first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
-    scale = np.concatenate([first & 63, (third & 15) | (first >> 6) << 4], axis=-1)
-    minimum = np.concatenate([second & 63, (third >> 4) | (second >> 6) << 4], axis=-1)
-    return _rows(scale.view(np.int8)), _rows(minimum.view(np.int8))
+def _affine(raw: np.ndarray, size: int, codes: Callable[[np.ndarray], np.ndarray]) -> Parts:
+    """Q4_K and Q5_K, whose blocks begin alike."""
+    blocks = _blocks(raw, size)
+    flat = blocks.reshape(-1, size)
+    scale, minimum = (part.view(np.int8).reshape(len(raw), -1) for part in blocks256.affine_scales(flat[:, 4:16]))
+    return Parts(codes(flat).reshape(len(raw), -1), scale, minimum, _half(blocks, 0), _half(blocks, 2))
 
 
 def _q4_k(raw: np.ndarray) -> Parts:
-    blocks = _blocks(raw, 144)
-    codes = _nibbles(blocks[:, :, 16:].reshape(*blocks.shape[:2], 4, 32))
-    scale, minimum = _k_scales(blocks[:, :, 4:16])
-    return Parts(_rows(codes), scale, minimum, _half(blocks, 0), _half(blocks, 2))
+    return _affine(raw, 144, blocks256.codes_q4_k)
 
 
 def _q5_k(raw: np.ndarray) -> Parts:
-    blocks = _blocks(raw, 176)
-    low = _nibbles(blocks[:, :, 48:].reshape(*blocks.shape[:2], 4, 32)).reshape(*blocks.shape[:2], 8, 32)
-    fifth = (blocks[:, :, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
-    scale, minimum = _k_scales(blocks[:, :, 4:16])
-    return Parts(_rows(low | fifth << 4), scale, minimum, _half(blocks, 0), _half(blocks, 2))
+    return _affine(raw, 176, blocks256.codes_q5_k)
 
 
 def _q6_k(raw: np.ndarray) -> Parts:
     blocks = _blocks(raw, 210)
-    shape = blocks.shape[:2]
-    low = _nibbles(blocks[:, :, :128].reshape(*shape, 2, 64))  # [rows, blocks, halves, 128]
-    shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
-    high = (blocks[:, :, 128:192].reshape(*shape, 2, 1, 32) >> shifts) & 3
-    codes = low | high.reshape(*shape, 2, 128) << 4
+    codes = blocks256.codes_q6_k(blocks.reshape(-1, 210))
     scale = np.ascontiguousarray(blocks[:, :, 192:208]).view(np.int8)
-    return Parts(_rows(codes), _rows(scale), None, _half(blocks, 208))
+    return Parts(codes.reshape(len(raw), -1), _rows(scale), None, _half(blocks, 208))
 
 
 _PARTS: dict[str, Callable[[np.ndarray], Parts]] = {

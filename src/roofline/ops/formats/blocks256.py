@@ -12,7 +12,7 @@ from roofline.ops.formats.blocks32 import half, half_bytes, inverse
 _BLOCK = 256
 
 
-def _unpack_scales(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def affine_scales(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """uint8 [blocks, 12] -> 6-bit scales and minima, uint8 [blocks, 8] each.
 
     Bytes 0-3 hold scales 0-3, bytes 4-7 minima 0-3 (lower 6 bits each). Scale 4+j is the low half of byte 8+j with the
@@ -33,7 +33,7 @@ def _pack_scales(scales: np.ndarray, minima: np.ndarray) -> np.ndarray:
 
 def _affine(blocks: np.ndarray, codes: np.ndarray) -> np.ndarray:
     """Q4_K, Q5_K: (d * scale) * code - (dmin * minimum), a scale and a minimum per 32 weights. codes: [n, 8, 32]."""
-    scales, minima = _unpack_scales(blocks[:, 4:16])
+    scales, minima = affine_scales(blocks[:, 4:16])
     step = (half(blocks, 0) * scales.astype(np.float32))[:, :, None]  # [n, 8, 1]
     offset = (half(blocks, 2) * minima.astype(np.float32))[:, :, None]
     return (step * codes.astype(np.float32) - offset).reshape(-1, _BLOCK)
@@ -45,15 +45,34 @@ def _low_nibbles(packed: np.ndarray) -> np.ndarray:
     return np.stack([quads & np.uint8(15), quads >> np.uint8(4)], axis=2).reshape(-1, 8, 32)
 
 
+def codes_q4_k(blocks: np.ndarray) -> np.ndarray:
+    """uint8 [n, 144] -> [n, 8, 32], see `_unpack_q4_k`."""
+    return _low_nibbles(blocks[:, 16:144])
+
+
+def codes_q5_k(blocks: np.ndarray) -> np.ndarray:
+    """uint8 [n, 176] -> [n, 8, 32], see `_unpack_q5_k`."""
+    fifth = (blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[None, :, None]) & np.uint8(1)  # [n, 8, 32]
+    return _low_nibbles(blocks[:, 48:176]) | (fifth << np.uint8(4))
+
+
+def codes_q6_k(blocks: np.ndarray) -> np.ndarray:
+    """uint8 [n, 210] -> [n, 16, 16], see `_unpack_q6_k`."""
+    low = blocks[:, 0:128].reshape(-1, 2, 64)
+    low = np.stack([low & np.uint8(15), low >> np.uint8(4)], axis=2).reshape(-1, 16, 16)
+    shifts = np.arange(0, 8, 2, dtype=np.uint8)[None, None, :, None]
+    high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts) & np.uint8(3)  # [n, 2, 4, 32]
+    return low | (high.reshape(-1, 16, 16) << np.uint8(4))
+
+
 def _unpack_q4_k(blocks: np.ndarray) -> np.ndarray:
     """Bytes: d f16, dmin f16, 12 of scales and minima, 128 of nibbles."""
-    return _affine(blocks, _low_nibbles(blocks[:, 16:144]))
+    return _affine(blocks, codes_q4_k(blocks))
 
 
 def _unpack_q5_k(blocks: np.ndarray) -> np.ndarray:
     """Bytes: d f16, dmin f16, 12 of scales and minima, 32 of fifth bits (bit g of byte i: group g), 128 of nibbles."""
-    fifth = (blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[None, :, None]) & np.uint8(1)  # [n, 8, 32]
-    return _affine(blocks, _low_nibbles(blocks[:, 48:176]) | (fifth << np.uint8(4)))
+    return _affine(blocks, codes_q5_k(blocks))
 
 
 def _affine_codes(values: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
@@ -94,11 +113,7 @@ def _unpack_q6_k(blocks: np.ndarray) -> np.ndarray:
     Each half block of 128 weights has 64 nibble bytes (low halves: weights 0-63, high halves: 64-127) and 32 bytes of
     bit pairs (pair k of byte i: weight 32k + i). A weight is (d * scale) * (code - 32).
     """
-    low = blocks[:, 0:128].reshape(-1, 2, 64)
-    low = np.stack([low & np.uint8(15), low >> np.uint8(4)], axis=2).reshape(-1, 16, 16)
-    shifts = np.arange(0, 8, 2, dtype=np.uint8)[None, None, :, None]
-    high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts) & np.uint8(3)  # [n, 2, 4, 32]
-    codes = (low | (high.reshape(-1, 16, 16) << np.uint8(4))).astype(np.float32) - np.float32(32)
+    codes = codes_q6_k(blocks).astype(np.float32) - np.float32(32)
     step = half(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32)  # [n, 16]
     return (step[:, :, None] * codes).reshape(-1, _BLOCK)
 
