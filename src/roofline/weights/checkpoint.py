@@ -13,6 +13,7 @@ from roofline.weights.config import model_config
 from roofline.weights.config_gguf import from_gguf
 from roofline.weights.config_hf import from_hf
 from roofline.weights.files import TensorInfo, map_file, refuse, shorten
+from roofline.weights.float8 import Float8Tensors
 from roofline.weights.gguf import GGUFFile
 from roofline.weights.safetensors import SafetensorsModel, read_json_file
 
@@ -139,9 +140,10 @@ def _open_gguf(path: Path) -> Checkpoint:
 def _open_safetensors(path: Path) -> Checkpoint:
     model = SafetensorsModel(path)
     config = from_hf(model.config_path, model.config)
-    stored = stored_names(path, {name: info.format for name, info in model.tensors.items()}, config["tied"])
-    tensors = {name: _renamed(model.tensors[old], name) for name, old in stored.items()}
-    return Checkpoint(path, "safetensors", tensors, model.config, config, lambda name: model.read(stored[name]))
+    source = Float8Tensors(path, model)
+    stored = stored_names(path, {name: info.format for name, info in source.tensors.items()}, config["tied"])
+    tensors = {name: _renamed(source.tensors[old], name) for name, old in stored.items()}
+    return Checkpoint(path, "safetensors", tensors, model.config, config, lambda name: source.read(stored[name]))
 
 
 def stored_names(path: Path, dtypes: Mapping[str, str], tied: bool) -> dict[str, str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from roofline.common.errors import UnsupportedError
 from roofline.models.registry import file_kind, known_like
+from roofline.weights import float8
 from roofline.weights.config import checked, checked_rope_scaling
 from roofline.weights.config_mpt import from_mpt
 from roofline.weights.files import refuse, shorten
@@ -26,8 +27,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False,),
     "mlp_bias": (False,),
     "qkv_bias": (False,),
-    "quantization_config": (),
-    "compression_config": (),
     "auto_map": (),
     "text_config": (),
     "vision_config": (),
@@ -77,6 +76,9 @@ def from_hf(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         if value is not None and value not in neutral:
             what = f"{path}: {key} = {shorten(str(value))}"
             raise UnsupportedError(what, "it changes the mathematics and we do not have it")
+    for key in ("quantization_config", "compression_config"):
+        if config.get(key) is not None:
+            float8.check_config(path, config[key])
     if kind == "mpt" and registered is None:
         return from_mpt(path, config)
     family, kind = registered or (_FAMILIES[kind], kind)

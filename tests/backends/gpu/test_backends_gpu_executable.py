@@ -26,6 +26,7 @@ MODELS = {
     "mistral": ({**LLAMA, "sliding_window": 20, "rope_style": "interleaved", "tied": False}, "Q8_0"),
     "qwen2": ({**LLAMA, "family": "qwen", "attention_bias": True}, "Q4_1"),
     "qwen3": ({**LLAMA, "family": "qwen", "qk_norm": True, "width": 256, "heads": 8}, "Q4_K"),
+    "llama3": ({**LLAMA, "tied": False}, "E4M3"),
     "mpt": ({**LLAMA, "family": "mpt", "kv_heads": 4, "positions": "alibi", "bias": True}, "F16"),
 }
 LIMITS = BatchLimits(tokens=64, segments=4, rows=8, pages=64)
@@ -63,7 +64,7 @@ def logits(executable, step):
     return np.array(executable.logits())
 
 
-QUICK = ("llama", "mistral")  # float and quantised weights; the others take their time: -m slow
+QUICK = ("llama", "mistral", "llama3")  # float, quantised, 8-bit floats; the others take their time: -m slow
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS])

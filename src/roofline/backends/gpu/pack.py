@@ -84,7 +84,7 @@ class Packed:
 def pack(raw: np.ndarray, name: str, rows: int, columns: int) -> Packed:
     """A matrix from its bytes in the file (uint8). Raises UnsupportedError for a format without a layout here."""
     if name not in LAYOUTS:
-        raise UnsupportedError(f"format {name} on a GPU", "its kernels do not read it", sorted(LAYOUTS))
+        raise UnsupportedError(f"format {name} on a GPU", "its kernels do not read it", [*sorted(LAYOUTS), "E4M3"])
     layout = LAYOUTS[name]
     parts = _PARTS[name](raw.reshape(rows, -1))
     codes = parts.codes.reshape(rows, -1, layout.group).swapaxes(0, 1)  # [groups, rows, group]

@@ -44,8 +44,9 @@ class Products:
             if not part.quantised:
                 needed = max(needed, 2 * tokens * part.rows)  # gate and up before they are joined
                 continue
-            layout, columns = part.held.layout, part.held.columns
-            sums = 4 * tokens * (columns // layout.group) if layout.has_minimum else 0
+            columns, sums = part.held.columns, 0
+            if not part.float8 and part.held.layout.has_minimum:
+                sums = 4 * tokens * (columns // part.held.layout.group)
             wide = 2 * part.rows * columns + 2 * tokens * part.rows if tokens >= WIDEN else 0
             needed = max(needed, sums, wide)
         return needed
@@ -84,12 +85,13 @@ class Products:
 
     def _part(self, step: Step, x: "Tensor", part: Part, bias: "Tensor | None", out: "Tensor") -> None:
         from roofline.backends.gpu.kernels.dequantize import dequantize
+        from roofline.backends.gpu.kernels.widen_fp8 import widen_fp8
 
         if not part.quantised:
             self._float(x, part.held, bias, out)
         elif self._widened(x):
             wide = step.space(self.dtype, part.rows, x.shape[1])
-            dequantize(self.chip, part.held, out=wide)
+            (widen_fp8 if part.float8 else dequantize)(self.chip, part.held, out=wide)
             library_product(x, wide, bias, out)
         else:
             self._quantised(step, x, part, bias, out)
@@ -110,8 +112,12 @@ class Products:
     ) -> None:
         import torch
 
+        from roofline.backends.gpu.kernels.linear_fp8 import linear_fp8
         from roofline.backends.gpu.kernels.linear_quant import linear_quant
 
+        if part.float8:
+            linear_fp8(self.chip, x, part.held, bias, out, gated=gated, exact=self.exact)
+            return
         layout = part.held.layout
         sums = step.space(torch.float32, x.shape[0] * (x.shape[1] // layout.group)) if layout.has_minimum else None
         linear_quant(self.chip, x, part.held, bias, out, gated=gated, exact=self.exact, workspace=sums)

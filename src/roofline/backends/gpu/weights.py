@@ -19,6 +19,7 @@ from roofline.program.ir import Piece, Program, Recipe
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from roofline.backends.gpu.kernels.float8 import Float8Weight
     from roofline.backends.gpu.kernels.linear_quant import DeviceWeight
 
 Read = Callable[[str], np.ndarray]
@@ -26,12 +27,14 @@ Read = Callable[[str], np.ndarray]
 
 @dataclass(frozen=True)
 class Part:
-    """Rows start.. of a matrix that are of one kind: a float tensor [rows, columns], or a DeviceWeight."""
+    """Rows start.. of a matrix that are of one kind: a float tensor [rows, columns], or where `quantised` a DeviceWeight
+    or, where `float8`, a Float8Weight."""
 
     start: int
     rows: int
     held: Any
     quantised: bool
+    float8: bool = False
 
 
 class DeviceWeights:
@@ -101,18 +104,21 @@ class DeviceWeights:
         parts, start = [], 0
         for form, pieces in groupby(recipe.pieces, key=lambda piece: formats.packed(piece.format).name):
             same = tuple(pieces)
-            quantised = formats.get(form).block > 1
+            quantised, float8 = formats.get(form).block > 1, form == "E4M3"
             held = self._quantised(recipe, same, form) if quantised else self._float(recipe, same, self._dtype)
             rows = sum(piece.stop - piece.start for piece in same)
-            parts.append(Part(start, rows, held, quantised))
+            parts.append(Part(start, rows, held, quantised, float8))
             start += rows
         return tuple(parts)
 
-    def _quantised(self, recipe: Recipe, pieces: tuple[Piece, ...], form: str) -> "DeviceWeight":
+    def _quantised(self, recipe: Recipe, pieces: tuple[Piece, ...], form: str) -> "DeviceWeight | Float8Weight":
+        from roofline.backends.gpu.kernels.float8 import Float8Weight
         from roofline.backends.gpu.kernels.linear_quant import DeviceWeight
 
         raw = [formats.packed_bytes(p.format, p.bytes_of(self._read(p.tensor), recipe.columns)) for p in pieces]
         rows = sum(piece.stop - piece.start for piece in pieces)
+        if form == "E4M3":
+            return Float8Weight.of(np.concatenate(raw), rows, self._device)
         return DeviceWeight.of(pack(np.concatenate(raw), form, rows, recipe.columns), self._device)
 
     def _float(self, recipe: Recipe, pieces: tuple[Piece, ...], dtype: Any) -> "Tensor":

@@ -3,12 +3,13 @@
 import numpy as np
 
 from roofline.common.errors import ConfigError, UnsupportedError
-from roofline.ops.formats import blocks32, blocks256, plain
+from roofline.ops.formats import blocks32, blocks256, float8, plain
 from roofline.ops.formats.base import Format
 
 __all__ = ["FORMATS", "Format", "get", "packed", "packed_bytes", "register"]
 
-FORMATS: dict[str, Format] = {f.name: f for f in (*plain.FORMATS, *blocks32.FORMATS, *blocks256.FORMATS)}
+_FAMILIES = (plain, float8, blocks32, blocks256)
+FORMATS: dict[str, Format] = {form.name: form for family in _FAMILIES for form in family.FORMATS}
 
 
 def get(name: str) -> Format:
@@ -23,7 +24,7 @@ def register(form: Format) -> None:
     if not form.name.isidentifier():
         raise ConfigError(f"a weight format cannot be named {form.name!r}: use letters, digits and _")
     for other in FORMATS.values():
-        if form.name == other.name or form.gguf_type == other.gguf_type:
+        if form.name == other.name or form.gguf_type == other.gguf_type >= 0:
             what = (
                 f"named {form.name!r}" if form.name == other.name else f"of GGUF type {form.gguf_type} ({other.name})"
             )

@@ -19,7 +19,7 @@ class Format:
         name: the name files use, e.g. ``"Q4_1"``.
         block: weights in a block; blocks never span rows.
         block_bytes: bytes a block takes.
-        gguf_type: the number of the format in GGUF files (ggml's `ggml_type`).
+        gguf_type: the number of the format in GGUF files (ggml's `ggml_type`); -1: they do not have it.
         unpack: uint8 [blocks, block_bytes] -> float32 [blocks, block].
         pack: float32 [blocks, block] -> uint8 [blocks, block_bytes].
         packed_as: the format of ours whose arithmetic and tiles a backend uses for it; "": its own.
