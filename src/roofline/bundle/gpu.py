@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 RESERVED = 0.05  # of a device's free memory, for what the library and the driver take while they run
 HOST_SHARE = 0.5  # of the host's free memory, that layers may be pinned in
+FLOAT8 = "E4M3"  # of ops.formats
 MOST_TOKENS = 1 << 20  # of a cache whose size nobody asked for
 
 
@@ -33,31 +34,41 @@ def compile_for_gpu(
     exact: bool,
     share: Share = WHOLE,
     chip: "Chip | None" = None,
+    activations: str = "auto",
 ) -> "Program":
     """The Program in the arithmetic of GPUs: 16-bit rows, in the format of the file where that is F16.
 
-    chip: that it is for, where the cache is to be fp8. Raises ConfigError for a cache of another format,
-    UnsupportedError for fp8 on a chip without it.
+    chip: that it is for, where the cache or activations are to be fp8. Raises ConfigError for a cache of another
+    format, UnsupportedError for fp8 on a chip without it, and for activations of fp8 where no weights are.
     """
     from roofline.models import registry
     from roofline.program import target
     from roofline.program.compile import compile_program
 
     matrices = {info.format for info in checkpoint.tensors.values() if len(info.shape) == 2}
-    activations = "f16" if matrices == {"F16"} else "bf16"
-    cache = ""
+    rows = "f16" if matrices == {"F16"} else "bf16"
+    cache = rows8 = ""
     if kv_dtype == "fp8":
-        assert chip is not None, "an fp8 cache is of the chip's flavour"
-        if not chip.fp8:
-            reason = "its instructions do not convert 8-bit floats"
-            raise UnsupportedError(f"an fp8 KV cache on {chip.name}", reason, (f"kv_cache_dtype={activations}",))
-        cache = chip.fp8
-    elif kv_dtype not in ("auto", activations):
+        cache = _flavour(chip, "an fp8 KV cache", f"kv_cache_dtype={rows}")
+    elif kv_dtype not in ("auto", rows):
         raise ConfigError(
-            f"the cache of this model on a GPU is {activations} or fp8, not {kv_dtype}: leave kv_cache_dtype out"
+            f"the cache of this model on a GPU is {rows} or fp8, not {kv_dtype}: leave kv_cache_dtype out"
         )
-    wanted = target.gpu(activations, exact, cache)
+    if activations == "fp8":
+        rows8 = _flavour(chip, "activations of fp8", "activations=auto")
+        if FLOAT8 not in matrices:
+            reason = f"its weights are {', '.join(sorted(matrices))}, and products are of two alike"
+            raise UnsupportedError("activations of fp8 for this model", reason, ("activations=auto",))
+    wanted = target.gpu(rows, exact, cache, rows8)
     return compile_program(registry.get(config.family), config, checkpoint.tensors, wanted, share=share)
+
+
+def _flavour(chip: "Chip | None", what: str, instead: str) -> str:
+    """The chip's flavour of 8-bit floats. Raises UnsupportedError where it has none."""
+    assert chip is not None, f"{what} need a chip, whose flavour it is"
+    if not chip.fp8:
+        raise UnsupportedError(f"{what} on {chip.name}", "its instructions do not convert 8-bit floats", (instead,))
+    return chip.fp8
 
 
 def load_gpu(
@@ -78,6 +89,7 @@ def load_gpu(
     offload: "OffloadOption" = 0,
     draft: str | None = None,
     traces: BatchLimits | None = None,
+    activations: str = "auto",
 ) -> "tuple[GpuExecutable, Mapping[str, str]]":
     """The executable, its cache as large as the device allows unless cache_tokens says.
 
@@ -86,6 +98,8 @@ def load_gpu(
     this device, where results need not be exact. ranks: who shares the model; this one's part is made, on the device of
     its rank, and all have as many pages. offload: layers that stay on the host, "auto": as few as it takes. draft,
     traces: what room is left for, see `load`.
+    its rank, and all have as many pages. offload: layers that stay on the host, "auto": as few as it takes.
+    activations: "fp8": rounded to that before they are multiplied with weights of 8-bit floats.
 
     Raises UnsupportedError, CapacityError, ConfigError: with cause and remedy.
     """
@@ -104,7 +118,7 @@ def load_gpu(
     kernel_cache.use()
     share = ranks.share if ranks is not None else WHOLE
     found = find(device, *((ranks.rank, ranks.grid.size) if ranks is not None else (0, 1)))
-    program = compile_for_gpu(checkpoint, config, kv_dtype, exact, share, found.chip)
+    program = compile_for_gpu(checkpoint, config, kv_dtype, exact, share, found.chip, activations)
     sum_in_float32()
     scratch = _scratch(program, limits)
     beside = _beside(program, draft, traces, limits, kv_dtype, exact, found.chip)
@@ -145,6 +159,8 @@ def load_gpu(
         "variants": _variants(len(choices), followed) or f"default ({why})",
         "cache": f"{pages * PAGE_TOKENS} tokens in {group.format}, {size}",
     }
+    if products := _float8_products(program, found.chip):
+        notes["products"] = products
     if placed.hosted:
         notes["offload"] = _offloaded(placed, len(needs.layers), executable.weights.hosted_bytes)
     if (product := found.device.product) is not None:
@@ -180,6 +196,16 @@ def _beside(
         one = needs_of(program, traces, extra=_scratch(program, traces))
         found = replace(found, others=found.others + 2 * (one.workspace + traces.pages * PAGE_TOKENS * one.token))
     return found
+
+
+def _float8_products(program: "Program", chip: "Chip") -> str:
+    """How weights of 8-bit floats are multiplied; "" where there are none."""
+    held = [recipe for recipe in program.weights.values() if FLOAT8 in recipe.type.formats]
+    if not held:
+        return ""
+    if any(instr.attrs.get("x_dtype") for instr in program.body):
+        return f"activations rounded to {chip.fp8}, a scale for each row, as asked; weights of 8-bit floats"
+    return f"weights of 8-bit floats widened to {program.rows_dtype()}, which activations keep"
 
 
 def _budget(found: "Found", offload: "OffloadOption") -> "Budget":

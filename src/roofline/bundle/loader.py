@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 MOST_DRAFTED = 64  # logit rows for drafted tokens: with more sequences than these serve, a step is busy without drafts
 BACKENDS = ("cpu", "gpu", "reference")
+ACTIVATIONS = ("auto", "fp8")
 ARITHMETICS = ("cpu", "plain")  # that the reference computes in: another backend's, or float32 throughout
 Progress = Callable[[str, int, int | None], None]  # see weights.sources.pull
 
@@ -65,6 +66,7 @@ def load(
     backend: str = "cpu",
     device: str = "auto",
     exact: bool = False,
+    activations: str = "auto",
     graphs: bool = True,
     offload: "int | Literal['auto']" = 0,
     threads: int | None = None,
@@ -97,6 +99,8 @@ def load(
         device: of the gpu backend: "amd:0", "nvidia:1", a product's or an architecture's name (see `roofline doctor`);
             "auto" is the first that torch can use.
         exact: on a GPU, no sum whose order depends on what else is in a step; elsewhere that is so anyway.
+        activations: "fp8", of a checkpoint in fp8 on a GPU that has it: what is multiplied with its weights is rounded
+            to the same, a scale for each row; "auto": the weights are widened instead, exactly.
         graphs: on a GPU, decode steps are captured and replayed; off to measure what that brings.
         offload: layers whose weights stay in the host's memory and are copied to the GPU in each step; "auto": as few
             as it takes for the rest to fit.
@@ -132,6 +136,11 @@ def load(
         raise UnsupportedError(f"device={device!r} with backend {backend!r}", "it has no devices", ("backend=gpu",))
     if backend != "gpu" and offload != 0:
         raise UnsupportedError(f"offload={offload!r} with backend {backend!r}", "it has no devices", ("backend=gpu",))
+    if activations not in ACTIVATIONS:
+        raise ConfigError(f"activations={activations!r} is none of {', '.join(ACTIVATIONS)}")
+    if backend != "gpu" and activations != "auto":
+        reason = "only GPUs multiply 8-bit floats, and of them not all"
+        raise UnsupportedError(f"activations={activations!r} with backend {backend!r}", reason, ("backend=gpu",))
     if offload != "auto" and not isinstance(offload, int):
         raise ConfigError(f"offload={offload!r} is neither a number of layers nor 'auto'")
     grid = _grid(tensor_parallel, pipeline_parallel, backend, source)
@@ -163,7 +172,7 @@ def load(
     fixed = max_model_len is not None
     asked = Asked(
         kv_dtype, limits, pages, longest, fixed, cache_tokens, threads, isa, verify, tuned,
-        arithmetic, device, exact, graphs, offload, draft, traces,
+        arithmetic, device, exact, graphs, offload, draft, traces, activations,
     )  # fmt: skip
     if bundle is not None:
         words: tuple[Tokenizer | None, ChatTemplate | None] = bundle.text() if text else (None, None)

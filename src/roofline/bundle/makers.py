@@ -49,6 +49,7 @@ class Asked:
     offload: "int | Literal['auto']"
     draft: str | None = None
     traces: BatchLimits | None = None
+    activations: str = "auto"
 
 
 def of_bundle(bundle: "Bundle", mapping: Any, asked: Asked) -> "tuple[Executable, Mapping[str, str]]":
@@ -195,6 +196,7 @@ def on_gpu(asked: Asked, checkpoint: "Checkpoint", config: "ModelConfig") -> "tu
         tuned=asked.tuned,
         draft=asked.draft,
         traces=asked.traces,
+        activations=asked.activations,
     )
 
 

@@ -48,6 +48,7 @@ class RankOptions:
     device: str = "auto"
     exact: bool = False
     tuned: bool = True
+    activations: str = "auto"
     cache_tokens: int | None = None
     fixed_length: bool = False
     isa: str | None = None
@@ -88,6 +89,7 @@ def load_rank_0(
         asked.device,
         asked.exact,
         asked.tuned,
+        asked.activations,
         asked.cache_tokens,
         asked.fixed_length,
         asked.isa,
@@ -243,8 +245,9 @@ class _Gpu:
         from roofline.bundle.gpu import compile_for_gpu
 
         given, grid = self.options, self.options.grid
-        chip = find(given.device, 0, grid.size).chip if given.kv_dtype == "fp8" else None
-        compile_for_gpu(self.checkpoint, self.config, given.kv_dtype, given.exact, grid.share(grid.size - 1), chip)
+        chip = find(given.device, 0, grid.size).chip if "fp8" in (given.kv_dtype, given.activations) else None
+        how = given.kv_dtype, given.exact, grid.share(grid.size - 1), chip, given.activations
+        compile_for_gpu(self.checkpoint, self.config, *how)
 
     def device(self, rank: int) -> str:
         from roofline.backends.gpu.devices import find
@@ -266,6 +269,7 @@ class _Gpu:
             kv_dtype=given.kv_dtype,
             device=given.device,
             exact=given.exact,
+            activations=given.activations,
             tuned=given.tuned,
             ranks=ranks,
             draft=given.draft if ranks.rank == 0 else None,

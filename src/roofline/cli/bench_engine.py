@@ -6,6 +6,7 @@ import typer
 
 from roofline.cli.options import (
     DEFAULT_MODEL,
+    Activations,
     AsJson,
     Device,
     Draft,
@@ -31,6 +32,7 @@ def command(
     backend: TimedBackend = "cpu",
     device: Device = "auto",
     exact: Exact = False,
+    activations: Activations = "auto",
     offload: Offload = "0",
     threads: Threads = None,
     isa: Isa = None,
@@ -51,7 +53,7 @@ def command(
         "weights": weights,
         "rows": chosen,
         "kv_cache_dtype": kv_cache_dtype,
-        **placed(backend, device, exact, offload),
+        **placed(backend, device, exact, offload, activations=activations),
     }
     if speculate == "off":
         from roofline.bench.engine import bench_engine

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from roofline.cli.options import (
     DEFAULT_MODEL,
+    Activations,
     Backend,
     Device,
     Draft,
@@ -48,6 +49,7 @@ def command(
     backend: Backend = "cpu",
     device: Device = "auto",
     exact: Exact = False,
+    activations: Activations = "auto",
     offload: Offload = "0",
     tensor_parallel: TensorParallel = 1,
     pipeline_parallel: PipelineParallel = 1,
@@ -69,7 +71,7 @@ def command(
         "draft": draft,
         "speculate_tokens": speculate_tokens,
         "kv_cache_dtype": kv_cache_dtype,
-        **placed(backend, device, exact, offload, tensor_parallel, pipeline_parallel),
+        **placed(backend, device, exact, offload, tensor_parallel, pipeline_parallel, activations),
     }
     session = Session(lambda name: load_llm(name, threads, isa, weights, **options), model, params, system)
     try:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from roofline.cli.options import (
     DEFAULT_MODEL,
+    Activations,
     Argument,
     AsJson,
     Backend,
@@ -46,6 +47,7 @@ def command(
     backend: Backend = "cpu",
     device: Device = "auto",
     exact: Exact = False,
+    activations: Activations = "auto",
     offload: Offload = "0",
     tensor_parallel: TensorParallel = 1,
     pipeline_parallel: PipelineParallel = 1,
@@ -68,7 +70,7 @@ def command(
         "draft": draft,
         "speculate_tokens": speculate_tokens,
         "kv_cache_dtype": kv_cache_dtype,
-        **placed(backend, device, exact, offload, tensor_parallel, pipeline_parallel),
+        **placed(backend, device, exact, offload, tensor_parallel, pipeline_parallel, activations),
     }
     with load_llm(model, threads, isa, weights, **options) as llm:
         asked = text if raw else [{"role": "user", "content": text}]

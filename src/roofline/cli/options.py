@@ -63,6 +63,10 @@ Exact = Annotated[
     bool,
     Option("--exact", help="Results do not depend on what else is in a step: slower on a GPU, true anyway elsewhere."),
 ]
+Activations = Annotated[
+    Literal["auto", "fp8"],
+    Option("--activations", help="fp8 with --backend gpu: rounded to it where weights are. auto: 16 bits."),
+]
 Offload = Annotated[
     str, Option("--offload", help="Layers kept in the host's memory with --backend gpu; auto: as few as it takes.")
 ]
@@ -79,7 +83,13 @@ Seed = Annotated[int | None, Option("--seed", help="The same seed gives the same
 
 
 def placed(
-    backend: str, device: str, exact: bool, offload: str, tensor_parallel: int = 1, pipeline_parallel: int = 1
+    backend: str,
+    device: str,
+    exact: bool,
+    offload: str,
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+    activations: str = "auto",
 ) -> dict[str, Any]:
     """Where a model runs, as options of `roofline.bundle.load`: those that differ from its defaults. Raises ConfigError
     for an `offload` that is neither a number nor "auto"."""
@@ -88,6 +98,7 @@ def placed(
     layers: int | str = "auto" if offload == "auto" else int(offload)
     given = {"backend": (backend, "cpu"), "device": (device, "auto"), "exact": (exact, False), "offload": (layers, 0)}
     given |= {"tensor_parallel": (tensor_parallel, 1), "pipeline_parallel": (pipeline_parallel, 1)}
+    given |= {"activations": (activations, "auto")}
     return {name: value for name, (value, default) in given.items() if value != default}
 
 

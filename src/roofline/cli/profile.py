@@ -8,6 +8,7 @@ import typer
 
 from roofline.cli.options import (
     DEFAULT_MODEL,
+    Activations,
     AsJson,
     Device,
     Exact,
@@ -44,6 +45,7 @@ def command(
     backend: TimedBackend = "cpu",
     device: Device = "auto",
     exact: Exact = False,
+    activations: Activations = "auto",
     offload: Offload = "0",
     threads: Threads = None,
     isa: Isa = None,
@@ -58,7 +60,9 @@ def command(
     if not steps:
         steps = [profile.Step(1, 8, batch), profile.Step(1, 1024, batch), profile.Step(512, 0, batch)]
     loading: dict[str, Any] = {"threads": threads, "isa": isa, "weights": weights, "kv_cache_dtype": kv_cache_dtype}
-    found = profile.profile_model(model, steps, **loading, **placed(backend, device, exact, offload))
+    found = profile.profile_model(
+        model, steps, **loading, **placed(backend, device, exact, offload, activations=activations)
+    )
     if svg is not None:
         from roofline.bench.roofline_plot import draw
 

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from roofline.cli.options import (
     DEFAULT_MODEL,
+    Activations,
     Argument,
     Backend,
     Device,
@@ -39,6 +40,7 @@ def command(
     backend: Backend = "cpu",
     device: Device = "auto",
     exact: Exact = False,
+    activations: Activations = "auto",
     offload: Offload = "0",
     data_parallel: Annotated[
         int,
@@ -62,7 +64,7 @@ def command(
         "cache_tokens": cache_tokens,
         "weights": weights,
         "kv_cache_dtype": kv_cache_dtype,
-        **placed(backend, device, exact, offload, tensor_parallel, pipeline_parallel),
+        **placed(backend, device, exact, offload, tensor_parallel, pipeline_parallel, activations),
     }
     load = {name: value for name, value in given.items() if value is not None}
     cores, threads = _place(load, data_parallel) if data_parallel > 1 else ([], threads)

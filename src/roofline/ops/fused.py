@@ -93,12 +93,13 @@ def _linear_silu_mul_type(call: Call) -> Type:
 
 
 @op(values=("x",), weights=("w",), infer=_linear_silu_mul_type, flops=matmul.linear_flops, fused=True)
-def linear_silu_mul(x: Any, w: "Tensor", gate_order: str = "") -> "Tensor":
-    """silu_mul(linear(x, w)): w [2 * ffn, in] holds gate and up side by side; gate_order: the order of silu_mul.
+def linear_silu_mul(x: Any, w: "Tensor", gate_order: str = "", x_dtype: str = "f32") -> "Tensor":
+    """silu_mul(linear(x, w)): w [2 * ffn, in] holds gate and up side by side; gate_order: the order of silu_mul;
+    x_dtype: of linear.
 
     Its FLOPs are the products; those of silu run at another roof and beside them.
     """
-    return activations.silu_mul(matmul.linear(x, w))
+    return activations.silu_mul(matmul.linear(x, w, x_dtype=x_dtype))
 
 
 def _silu_mul_quantize_type(call: Call) -> Type:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from roofline.common.errors import ConfigError
+from roofline.ops.attention import round_to
 from roofline.ops.cost import Affine
 from roofline.ops.elementwise import per_element
 from roofline.ops.registry import Call, op
@@ -59,12 +60,27 @@ def linear_flops(call: Call) -> Affine:
     return Affine.per(call.x.leading, 2 * call.w.shape[0] * call.w.shape[1])
 
 
+def round_rows(x: "Tensor", dtype: str) -> "Tensor":
+    """x [rows, width] rounded to 8-bit floats ("e4m3fn", "e4m3fnuz"; top: their largest) and widened again, with a
+    scale for each row: max |x| / top; a value is round(x * (top / max |x|)) * scale, and 0 in a row where max |x| is
+    below 2^-100. "f32" leaves x."""
+    import torch
+
+    if dtype == "f32":
+        return x
+    top = torch.finfo(getattr(torch, f"float8_{dtype}")).max
+    amax = x.float().abs().amax(dim=1, keepdim=True)
+    inverse = torch.where(amax >= 2.0**-100, torch.full_like(amax, top) / amax, 0.0)
+    return (round_to(x.float() * inverse, dtype) * (amax / top)).to(x.dtype)
+
+
 @op(values=("x",), weights=("w", "bias"), infer=linear_type, flops=linear_flops)
-def linear(x: "Tensor | Q8Rows", w: "Tensor", bias: "Tensor | None" = None) -> "Tensor":
-    """x @ w.T + bias; x [rows, in] (or Q8Rows of that shape), w [out, in], bias [out]."""
+def linear(x: "Tensor | Q8Rows", w: "Tensor", bias: "Tensor | None" = None, x_dtype: str = "f32") -> "Tensor":
+    """x @ w.T + bias; x [rows, in] (or Q8Rows of that shape), w [out, in], bias [out]. x_dtype: what rows of floats are
+    rounded to before, see `round_rows`."""
     from torch.nn import functional
 
-    rows = x.dequantize() if isinstance(x, Q8Rows) else x
+    rows = x.dequantize() if isinstance(x, Q8Rows) else round_rows(x, x_dtype)
     if isinstance(w, SplitWeight):
         return w.linear(rows, bias)
     return functional.linear(rows, w, bias)

@@ -16,7 +16,8 @@ class Target:
     weights, widened exactly to float32.
     orders: op -> order of the other ops. attend_dtypes: what the cache, q and the softmax weights are rounded to.
     layouts: of weight matrices and of vectors. activations: the dtype that rows are rounded to on their way to and from
-    linears; the residual stream is not. fusions: what `fuse` may make.
+    linears; the residual stream is not. rows8: the 8-bit floats that these rows are rounded to, a scale each, where the
+    weights are 8-bit floats; "": not. fusions: what `fuse` may make.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Target:
     matrix_layout: str
     vector_layout: str
     activations: str = "f32"
+    rows8: str = ""
     fusions: tuple[str, ...] = ("linear_silu_mul", "quantize", "linear_add", "rope_kv_write", "qkv_write")
 
 
@@ -91,9 +93,9 @@ def with_fast_sums(target: Target) -> Target:
     return replace(target, orders={op: order for op, order in target.orders.items() if op != "all_reduce"})
 
 
-def gpu(activations: str = "bf16", exact: bool = False, cache: str = "") -> Target:
+def gpu(activations: str = "bf16", exact: bool = False, cache: str = "", rows8: str = "") -> Target:
     """GPU with activations in "bf16" or "f16"; exact: sums whose order no other row of a step changes; cache: the
-    format of the KV cache where it is another one, "e4m3fn" or "e4m3fnuz".
+    format of the KV cache where it is another one, "e4m3fn" or "e4m3fnuz"; rows8: see Target.
 
     Orders of the GPU: "any" may depend on how many rows a step has; "tile": ascending in tiles that do not; attention's
     "splits256": as "pages64" of the CPU, split at multiples of 256 positions.
@@ -101,6 +103,7 @@ def gpu(activations: str = "bf16", exact: bool = False, cache: str = "") -> Targ
     return replace(
         GPU,
         activations=activations,
+        rows8=rows8,
         attend_dtypes=dict.fromkeys(GPU.attend_dtypes, activations) | ({"kv_dtype": cache} if cache else {}),
         float_order="tile" if exact else GPU.float_order,
         orders={"attend": "splits256", "all_reduce": "rank"} if exact else GPU.orders,

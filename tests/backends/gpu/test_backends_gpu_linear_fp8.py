@@ -100,6 +100,46 @@ def test_nan_in_a_file_is_nan_in_its_column_and_no_other():
         assert torch.isfinite(out[:, [0, 2]]).all()
 
 
+def rounded(x, chip):
+    """(x in the chip's 8-bit floats, scales, what both stand for by the reference)."""
+    from roofline.backends.gpu.kernels.float8 import FLAVOURS
+    from roofline.backends.gpu.kernels.rows_fp8 import rows_fp8
+    from roofline.ops.matmul import round_rows
+
+    chip = chips.get(chip)
+    eight, scale = torch.empty(*x.shape, dtype=FLAVOURS[chip.fp8]), torch.full((x.shape[0],), float("nan"))
+    rows_fp8(chip, x, out=eight, scale=scale)
+    return eight, scale, round_rows(x.float(), chip.fp8)
+
+
+@pytest.mark.parametrize("chip", ["sm_90", "gfx942"])
+def test_rows_of_8_bits(chip):
+    x = torch.randn(19, 1500).bfloat16()[:, 100:1252]  # more than a block, and not whole ones
+    x[3] = 0
+    x[4, 7] = 3e38
+    x[5, 8] = float("nan")
+    x[6] *= 1e-38
+    eight, scale, want = rounded(x, chip)
+    got = eight.float() * scale[:, None]
+    assert got[5, 8].isnan()
+    assert (got[3] == 0).all()
+    kept = [i for i in range(19) if i != 5]
+    assert torch.allclose(got[kept], want[kept], rtol=1e-6, atol=0)
+    assert eight[kept].float().abs().amax(1).eq(torch.finfo(eight.dtype).max).sum() == len(kept) - 2  # the zeros
+
+
+@pytest.mark.parametrize("chip", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("rows", [3, 70])
+def test_products_of_8_bits(chip, rows):
+    weight, values = weight_of(80, 384)
+    eight, scale, x = rounded(torch.randn(rows, 384).bfloat16(), chip)
+    bias = torch.randn(80)
+    both = x.double() @ values.T
+    assert error(run(eight, weight, chip, x_scale=scale, bias=bias), both + bias) < 4e-6
+    gated = torch.nn.functional.silu(both[:, :40]) * both[:, 40:]
+    assert error(run(eight, weight, chip, x_scale=scale, gated=True), gated) < 4e-6
+
+
 def test_a_wrong_index_is_caught():
     """Scales read one group too far, as a planted fault: the comparisons above would fail."""
     weight, values = weight_of(32, 256)

@@ -156,22 +156,22 @@ def _vectors(low: Lowering, instr: Instr) -> "tuple[Tensor, Tensor | None]":
 
 
 def _linear(low: Lowering, instr: Instr) -> Launch:
-    x, out = instr.inputs[0], instr.output.name
+    x, out, rows8 = instr.inputs[0], instr.output.name, instr.attr("x_dtype") != "f32"
 
     def launch(step: Step) -> None:
         parts = low.weights.matrices[instr.weights[0]]
         bias = low.weights.vectors[instr.weights[1]] if len(instr.weights) > 1 else None
-        low.products.linear(step, step.value(x), parts, bias, step.value(out))
+        low.products.linear(step, step.value(x), parts, bias, step.value(out), rows8)
 
     return launch
 
 
 def _linear_silu_mul(low: Lowering, instr: Instr) -> Launch:
-    x, out = instr.inputs[0], instr.output.name
+    x, out, rows8 = instr.inputs[0], instr.output.name, instr.attr("x_dtype") != "f32"
 
     def launch(step: Step) -> None:
         (part,) = low.weights.matrices[instr.weights[0]]
-        low.products.gated(step, step.value(x), part, step.value(out))
+        low.products.gated(step, step.value(x), part, step.value(out), rows8)
 
     return launch
 

@@ -48,20 +48,33 @@ class Products:
             if not part.float8 and part.held.layout.has_minimum:
                 sums = 4 * tokens * (columns // part.held.layout.group)
             wide = 2 * part.rows * columns + 2 * tokens * part.rows if tokens >= WIDEN else 0
-            needed = max(needed, sums, wide)
+            eight = _scales_bytes(tokens) + tokens * columns if part.float8 else 0
+            needed = max(needed, sums, wide, eight)
         return needed
 
-    def linear(self, step: Step, x: "Tensor", parts: tuple[Part, ...], bias: "Tensor | None", out: "Tensor") -> None:
-        """out [rows, sum of the parts' rows] = x @ w.T + bias."""
+    def linear(
+        self,
+        step: Step,
+        x: "Tensor",
+        parts: tuple[Part, ...],
+        bias: "Tensor | None",
+        out: "Tensor",
+        rows8: bool = False,
+    ) -> None:
+        """out [rows, sum of the parts' rows] = x @ w.T + bias; rows8: x is rounded to 8-bit floats first."""
         for part in parts:
             columns = slice(part.start, part.start + part.rows)
-            self._part(step, x, part, None if bias is None else bias[columns], out[:, columns])
+            own = None if bias is None else bias[columns]
+            (self._in_eight if rows8 else self._part)(step, x, part, own, out[:, columns])
 
-    def gated(self, step: Step, x: "Tensor", part: Part, out: "Tensor") -> None:
-        """out [rows, ffn] = silu(gate) * up of x @ w.T, w [2 * ffn, in]."""
+    def gated(self, step: Step, x: "Tensor", part: Part, out: "Tensor", rows8: bool = False) -> None:
+        """out [rows, ffn] = silu(gate) * up of x @ w.T, w [2 * ffn, in]; rows8: as in `linear`."""
         from roofline.backends.gpu.kernels.gated import gated
         from roofline.backends.gpu.kernels.linear_float import linear_float
 
+        if rows8:
+            self._in_eight(step, x, part, None, out, gated=True)
+            return
         if part.quantised:
             if not self._widened(x):
                 self._quantised(step, x, part, None, out, gated=True)
@@ -96,6 +109,23 @@ class Products:
         else:
             self._quantised(step, x, part, bias, out)
 
+    def _in_eight(
+        self, step: Step, x: "Tensor", part: Part, bias: "Tensor | None", out: "Tensor", gated: bool = False
+    ) -> None:
+        """The same with rows of 8-bit floats, for any number of them: what a token becomes is not for a step to say."""
+        import torch
+
+        from roofline.backends.gpu.kernels.float8 import FLAVOURS
+        from roofline.backends.gpu.kernels.linear_fp8 import linear_fp8
+        from roofline.backends.gpu.kernels.rows_fp8 import rows_fp8
+
+        rows, width = x.shape
+        start = _scales_bytes(rows)
+        scale = step.space(torch.float32, rows)
+        eight = step.scratch[start : start + rows * width].view(FLAVOURS[self.chip.fp8]).view(rows, width)
+        rows_fp8(self.chip, x, out=eight, scale=scale)
+        linear_fp8(self.chip, eight, part.held, bias, out, x_scale=scale, gated=gated, exact=self.exact)
+
     def _float(self, x: "Tensor", w: "Tensor", bias: "Tensor | None", out: "Tensor") -> None:
         from roofline.backends.gpu.kernels.linear_float import linear_float
 
@@ -121,6 +151,11 @@ class Products:
         layout = part.held.layout
         sums = step.space(torch.float32, x.shape[0] * (x.shape[1] // layout.group)) if layout.has_minimum else None
         linear_quant(self.chip, x, part.held, bias, out, gated=gated, exact=self.exact, workspace=sums)
+
+
+def _scales_bytes(rows: int) -> int:
+    """Of a float32 for each row, up to where the next tensor may begin."""
+    return -(-4 * rows // 16) * 16
 
 
 def library_product(x: "Tensor", w: "Tensor", bias: "Tensor | None", out: "Tensor") -> None:

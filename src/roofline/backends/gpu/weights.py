@@ -27,8 +27,8 @@ Read = Callable[[str], np.ndarray]
 
 @dataclass(frozen=True)
 class Part:
-    """Rows start.. of a matrix that are of one kind: a float tensor [rows, columns], or where `quantised` a DeviceWeight
-    or, where `float8`, a Float8Weight."""
+    """Rows start.. of a matrix that are of one kind: a float tensor [rows, columns], or where `quantised` a
+    DeviceWeight, of them where `float8` a Float8Weight."""
 
     start: int
     rows: int

@@ -87,7 +87,8 @@ class Interpreter:
             assert not isinstance(x, Q8Rows), "order f32 reads float rows"
             out = orders.linear_f32(x, self.weights.tensor(name))
         else:
-            return registry.get("linear").reference(x, *(self.weights.tensor(n) for n in instr.weights))
+            weights = (self.weights.tensor(n) for n in instr.weights)
+            return registry.get("linear").reference(x, *weights, x_dtype=instr.attrs.get("x_dtype", "f32"))
         return out + self.weights.tensor(instr.weights[1]) if len(instr.weights) > 1 else out
 
     def linear_add(self, instr: Instr, x: Any, residual: "Tensor") -> "Tensor":

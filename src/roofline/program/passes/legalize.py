@@ -34,7 +34,8 @@ def legalize(program: Program, target: Target) -> Program:
             attrs = {**instr.attrs, "order": order}
             body.append(replace(instr, inputs=(rows_of[source, order].name,), attrs=attrs))
         else:
-            body.append(replace(instr, attrs=_choices(instr, target)))
+            rows8 = target.rows8 if instr.op == "linear" and _float8(program, instr) else ""
+            body.append(replace(instr, attrs=_choices(instr, target) | ({"x_dtype": rows8} if rows8 else {})))
     weights = {
         name: replace(recipe, layout=target.matrix_layout if len(recipe.shape) == 2 else target.vector_layout)
         for name, recipe in program.weights.items()
@@ -119,6 +120,11 @@ def _quantised(program: Program, instr: Instr) -> bool:
     if not kind.quantised and any(name not in ("F32", "F16", "BF16") for name in kind.formats):
         raise UnsupportedError(f"{instr.weights[0]}", f"it mixes {', '.join(kind.formats)} in one weight")
     return kind.quantised
+
+
+def _float8(program: Program, instr: Instr) -> bool:
+    """Whether a linear's weight is 8-bit floats throughout."""
+    return set(program.weights[instr.weights[0]].type.formats) == {"E4M3"}
 
 
 def _choices(instr: Instr, target: Target) -> dict[str, Any]:

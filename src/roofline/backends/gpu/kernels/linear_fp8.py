@@ -90,7 +90,7 @@ def linear_fp8(
     """
     assert bias is None or not gated, "a gated product has no bias"
     rows, width = x.shape
-    tile = tiles.choose(NAME, chip, regime=regime(rows, exact), bits=8 * min(x.element_size(), 2))
+    tile = tiles.choose(NAME, chip, regime=regime(rows, exact), bits=8 * min(x.element_size(), 2), gated=gated)
     codes, by = weight.read_on(chip)
     results = weight.rows // 2 if gated else weight.rows
     grid = (triton.cdiv(rows, tile.sizes["BLOCK_M"]), triton.cdiv(results, tile.sizes["BLOCK_N"]))
@@ -121,7 +121,7 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
 
 def _compilation(chip: Chip, rows: str, dtype: str, *, out: str = "", gated: bool = False) -> Compilation:
     eight = dtype == chip.fp8
-    tile = tiles.choose(NAME, chip, regime=rows, bits=8 if eight else 16)
+    tile = tiles.choose(NAME, chip, regime=rows, bits=8 if eight else 16, gated=gated)
     out = out or ("bf16" if eight else dtype)
     signature = pointers(x=dtype, x_scale="f32", w=chip.fp8 or "u8", scale="f32", bias="f32", out=out)
     fixed = {"FACTOR": factor(chip), "HAS_BIAS": False, "GATED": gated, "GROUP": GROUP, "ROWS_FP8": eight}
