@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,17 +22,22 @@ from roofline.backends.gpu.kernels import (
     experts,
     gated,
     linear_float,
+    linear_fp8,
     linear_quant,
     rope_kv_write,
     route,
     sample,
+    widen_fp8,
 )
+from roofline.backends.gpu.kernels import rows_fp8 as rows_fp8_kernel
+from roofline.backends.gpu.kernels.float8 import Float8Weight
 from roofline.backends.gpu.pack import LAYOUTS, pack
 from roofline.backends.sampling import SampleRows
 from roofline.hardware.chips import Chip
 from roofline.ops import formats
 from roofline.ops.attention import round_to
 from roofline.ops.batch import PAGE_TOKENS
+from roofline.ops.matmul import round_rows
 
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float32: 1e-4}  # of ||out - want|| / ||want||; 8 bits: as of 16
 DTYPES = {"bf16": torch.bfloat16, "e4m3fn": torch.float8_e4m3fn, "e4m3fnuz": torch.float8_e4m3fnuz}
@@ -106,6 +112,11 @@ class Bench:
                 yield partial(self.quantised, name, rows, 2 * s.ffn, s.width, rows in s.few)
         yield partial(self.quantised, "Q4_0", s.few[0], s.width, s.width, False)
         yield partial(self.quantised, "Q4_0", s.few[0], s.width, s.ffn, False)
+        for rows in (*s.few, s.some, s.many):
+            yield partial(self.eight, rows, 2 * s.ffn, s.width, rows in s.few)
+            if self.chip.fp8:
+                yield partial(self.eight, rows, 2 * s.ffn, s.width, rows in s.few, rows_fp8=True)
+        yield self.eight_widened
         yield partial(self.widened, "Q4_0")
         yield partial(self.widened, "Q4_K")
         for kv_heads in (s.heads, s.heads // 4):
@@ -222,6 +233,43 @@ class Bench:
         run = partial(linear_quant.linear_quant, self.chip, x, weight, None, out, gated=gate, workspace=space)
         title = f"{name} {'gated ' if gate else ''}{rows} x {columns} x {width}"
         return Case(title, run, partial(_product, x, values, gate), out, *linear_quant.cost(rows, weight))
+
+    def float8(self, rows: int, columns: int) -> tuple[Float8Weight, Tensor]:
+        """A matrix of 8-bit floats and its values in float64. 256 rows, repeated."""
+        count = min(rows, 256)
+        form, values = formats.get("E4M3"), torch.randn(count, columns).numpy()
+        raw = form.quantize(values)
+        held = torch.from_numpy(form.dequantize(raw, values.shape)).double()
+        raw = np.resize(raw, form.nbytes((rows, columns)))
+        return Float8Weight.of(raw, rows, self.device), held.repeat(-(-rows // count), 1)[:rows].to(self.device)
+
+    def eight(self, rows: int, columns: int, width: int, gate: bool, rows_fp8: bool = False) -> Case:
+        """Weights of 8-bit floats, with rows of 16 bits or, rounded in the same run, of 8."""
+        weight, values = self.float8(columns, width)
+        x, out = self.normal(rows, width), self.empty(rows, columns // 2 if gate else columns)
+        given, scale = x, None
+        if rows_fp8:
+            given, scale = self.empty(rows, width, dtype=DTYPES[self.chip.fp8]), self.empty(rows, dtype=torch.float32)
+
+        def run() -> None:
+            if scale is not None:
+                rows_fp8_kernel.rows_fp8(self.chip, x, out=given, scale=scale)
+            linear_fp8.linear_fp8(self.chip, given, weight, None, out, x_scale=scale, gated=gate)
+
+        def want() -> Tensor:
+            return _product(round_rows(x.float(), self.chip.fp8) if rows_fp8 else x, values, gate)
+
+        rows_are = self.chip.fp8 if rows_fp8 else "bf16"
+        title = f"E4M3 x {rows_are} {'gated ' if gate else ''}{rows} x {columns} x {width}"
+        return Case(title, run, want, out, *linear_fp8.cost(rows, weight))
+
+    def eight_widened(self) -> Case:
+        rows, columns = 2 * self.shapes.ffn, self.shapes.width
+        weight, values = self.float8(rows, columns)
+        out = self.empty(rows, columns)
+        run = partial(widen_fp8.widen_fp8, self.chip, weight, out=out)
+        cost = widen_fp8.cost(weight, rows, torch.bfloat16)
+        return Case(f"widen_fp8 {rows} x {columns}", run, lambda: values, out, *cost)
 
     def widened(self, name: str) -> Case:
         rows, columns = 2 * self.shapes.ffn, self.shapes.width

@@ -63,7 +63,7 @@ def test_ordinary_calls_are_quick(words: list[str], wanted: dict[str, Any]) -> N
     values = quick.parse(generate.command, words)
     assert values is not None
     assert wanted.items() <= values.items()
-    assert len(values) == 22
+    assert len(values) == 23
 
 
 def test_the_rest_is_for_typer() -> None:

@@ -185,7 +185,7 @@ class _Cpu:
         asked = Asked(
             given.kv_dtype, BatchLimits(*given.limits), given.num_pages, given.max_context, given.fixed_length,
             given.cache_tokens, threads, given.isa, given.verify, given.tuned,
-            given.arithmetic, given.device, given.exact, graphs=False, offload=0,
+            given.arithmetic, given.device, given.exact, graphs=False, offload=0, activations="auto",
         )  # fmt: skip
         return on_cpu(asked, self.checkpoint, self.config, ranks)
 

@@ -65,16 +65,15 @@ def linears(gpu, reference):
 @pytest.mark.parametrize("chip", ["sm_90", "gfx942"])
 def test_activations_of_fp8_equal_the_reference(chip):
     """Each product on the same rows: from one to the next, roundings that fall elsewhere grow to what 8 bits lose."""
-    gpu, reference = executables(chip, "fp8", tokens=160)
+    gpu, reference = executables(chip, "fp8")
     assert {i.attr("x_dtype") for i in gpu.program.body if i.op.startswith("linear")} == {chips.get(chip).fp8}
-    ids = np.random.default_rng(0).integers(0, 300, 150).tolist()
-    for step in ([Segment(ids, 0, range(10))], [Segment(ids[:1], 150, range(10)), Segment(ids[:17], 0, [11, 12])]):
-        assert distance(logits(gpu, step), logits(reference, step)) < 0.2
-        found = list(linears(gpu, reference))
-        assert len(found) == 9
-        for ours, lost in found:
-            assert ours < 0.003
-            assert lost > 0.01
+    ids = np.random.default_rng(0).integers(0, 300, 21).tolist()
+    step = [Segment(ids[:4], 0, [1]), Segment(ids[4:], 0, [3, 7])]
+    assert distance(logits(gpu, step), logits(reference, step)) < 0.2
+    found = list(linears(gpu, reference))
+    assert len(found) == 9
+    assert max(ours for ours, _ in found) < 0.005  # results are rounded to 16 bits
+    assert min(lost for _, lost in found[1:]) > 0.01  # the first reads embeddings, which 8 bits hold
 
 
 def test_many_rows_of_16_bits():
