@@ -182,7 +182,8 @@ class TorchModel:
         served: Program = self.loaded.executable.program  # type: ignore[attr-defined]
         (group,) = served.kv_groups.values()
         if served.target == target.GPU.name:
-            chosen = target.gpu(served.rows_dtype(), self.loaded.executable.exact, group.format)
+            rows8 = next((instr.attrs["x_dtype"] for instr in served.body if "x_dtype" in instr.attrs), "")
+            chosen = target.gpu(served.rows_dtype(), self.loaded.executable.exact, group.format, rows8)
         else:
             chosen = target.get(served.target)
             if group.format in target.CACHE_ORDERS:
