@@ -229,8 +229,7 @@ class Bench:
     def quantised(self, name: str, rows: int, columns: int, width: int, gate: bool) -> Case:
         weight, values = self.weight(name, columns, width)
         x, out = self.normal(rows, width), self.empty(rows, columns // 2 if gate else columns)
-        space = self.empty(rows * width, dtype=torch.float32)
-        run = partial(linear_quant.linear_quant, self.chip, x, weight, None, out, gated=gate, workspace=space)
+        run = partial(linear_quant.linear_quant, self.chip, x, weight, None, out, gated=gate)
         title = f"{name} {'gated ' if gate else ''}{rows} x {columns} x {width}"
         return Case(title, run, partial(_product, x, values, gate), out, *linear_quant.cost(rows, weight))
 

@@ -25,9 +25,8 @@ def run(x, weight, **options):
 
     rows = weight.rows // 2 if options.get("gated") else weight.rows
     out = torch.full((x.shape[0], rows), float("nan"), dtype=torch.float32)
-    space = torch.full((x.shape[0] * weight.columns,), float("nan"))
     options = {"bias": None, **options}
-    linear_quant(chips.get("sm_90"), x, weight, out=out, workspace=space, **options)
+    linear_quant(chips.get("sm_90"), x, weight, out=out, **options)
     return out
 
 

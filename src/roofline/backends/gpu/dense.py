@@ -120,8 +120,6 @@ def linear_quant(
 ) -> "Tensor":
     """x [..., columns] times a matrix that backends.gpu.pack laid out, transposed, plus bias: [..., rows] in x's
     dtype."""
-    import torch
-
     from roofline.backends.gpu.kernels.linear_quant import DeviceWeight
     from roofline.backends.gpu.kernels.linear_quant import linear_quant as launch
 
@@ -132,7 +130,5 @@ def linear_quant(
     rows = x.reshape(-1, columns)
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
     out = rows.new_empty(len(rows), weight.rows)
-    floats = len(rows) * (columns // layout.group) if layout.has_minimum else 0
-    workspace = torch.empty(floats, dtype=torch.float32, device=x.device)
-    launch(chip, rows, weight, bias, out, workspace=workspace)
+    launch(chip, rows, weight, bias, out)
     return out.view(*x.shape[:-1], weight.rows)

@@ -44,12 +44,10 @@ class Products:
             if not part.quantised:
                 needed = max(needed, 2 * tokens * part.rows)  # gate and up before they are joined
                 continue
-            columns, sums = part.held.columns, 0
-            if not part.float8 and part.held.layout.has_minimum:
-                sums = 4 * tokens * (columns // part.held.layout.group)
+            columns = part.held.columns
             wide = 2 * part.rows * columns + 2 * tokens * part.rows if tokens >= WIDEN else 0
             eight = _scales_bytes(tokens) + tokens * columns if part.float8 else 0
-            needed = max(needed, sums, wide, eight)
+            needed = max(needed, wide, eight)
         return needed
 
     def linear(
@@ -77,7 +75,7 @@ class Products:
             return
         if part.quantised:
             if not self._widened(x):
-                self._quantised(step, x, part, None, out, gated=True)
+                self._quantised(x, part, None, out, gated=True)
                 return
         elif self.exact or x.shape[0] <= FEW:
             linear_float(self.chip, x, part.held, None, out, gated=True, exact=self.exact)
@@ -107,7 +105,7 @@ class Products:
             (widen_fp8 if part.float8 else dequantize)(self.chip, part.held, out=wide)
             library_product(x, wide, bias, out)
         else:
-            self._quantised(step, x, part, bias, out)
+            self._quantised(x, part, bias, out)
 
     def _in_eight(
         self, step: Step, x: "Tensor", part: Part, bias: "Tensor | None", out: "Tensor", gated: bool = False
@@ -137,20 +135,12 @@ class Products:
         else:
             library_product(x, w, bias, out)
 
-    def _quantised(
-        self, step: Step, x: "Tensor", part: Part, bias: "Tensor | None", out: "Tensor", gated: bool = False
-    ) -> None:
-        import torch
-
+    def _quantised(self, x: "Tensor", part: Part, bias: "Tensor | None", out: "Tensor", gated: bool = False) -> None:
         from roofline.backends.gpu.kernels.linear_fp8 import linear_fp8
         from roofline.backends.gpu.kernels.linear_quant import linear_quant
 
-        if part.float8:
-            linear_fp8(self.chip, x, part.held, bias, out, gated=gated, exact=self.exact)
-            return
-        layout = part.held.layout
-        sums = step.space(torch.float32, x.shape[0] * (x.shape[1] // layout.group)) if layout.has_minimum else None
-        linear_quant(self.chip, x, part.held, bias, out, gated=gated, exact=self.exact, workspace=sums)
+        product = linear_fp8 if part.float8 else linear_quant
+        product(self.chip, x, part.held, bias, out, gated=gated, exact=self.exact)
 
 
 def _scales_bytes(rows: int) -> int:

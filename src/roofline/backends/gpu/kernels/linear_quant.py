@@ -1,9 +1,9 @@
 """x @ w.T for quantised w as backends/gpu/pack.py lays it out, x in 16 bits, sums in float32.
 
 A group of codes becomes floats by setting their bits into the mantissa of a power of two: no integer is converted. The
-group's product is one tl.dot, scaled once in float32. Formats with minima need each group's sum of x anyway: what the
-power of two (BASE) added goes with it. Methods: weights unpacked in registers, Frantar et al. 2024 (Marlin); codes as
-mantissas, Kim et al. 2022.
+group's product is one tl.dot, scaled once in float32. Formats with minima need each group's sum of x anyway, a product
+with ones: what the power of two (BASE) added goes with it. Methods: weights unpacked in registers, Frantar et al. 2024
+(Marlin); codes as mantissas, Kim et al. 2022.
 """
 
 from collections.abc import Iterator
@@ -20,18 +20,8 @@ from roofline.backends.gpu.pack import LAYOUTS, SUPER, Layout, Packed
 from roofline.hardware.chips import Chip
 
 NAME = "linear_quant"
-SUMS = "group_sums"
 # dtype of x -> the power of two whose mantissa takes the codes, as bits and as a number, and where codes begin in it.
 _BASES = {torch.bfloat16: (0x4300, 128, 0), torch.float16: (0x5400, 64, 4), torch.float32: (0, 0, 0)}
-
-
-@triton.jit(do_not_specialize=["groups"])
-def _group_sums(x, sums, stride, columns, groups, GROUP: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    values = tl.load(x + row * stride + column, mask=column < columns, other=0.0).to(tl.float32)
-    tl.store(sums + row * groups + group, tl.sum(values, axis=1), mask=group < groups)
 
 
 @triton.jit
@@ -66,17 +56,19 @@ def group_scale(
 
 @triton.jit
 def _product(
-    x, sums, words, high, scale, minimum, super_scale, super_minimum,
-    row, column, rows, columns, groups, stride,
+    x, words, high, scale, minimum, super_scale, super_minimum,
+    row, column, in_n, rows, columns, groups, stride,
     GROUP: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, TWO_LEVEL: tl.constexpr,
     HAS_MINIMUM: tl.constexpr, BASE_BITS: tl.constexpr, BASE: tl.constexpr, BASE_SHIFT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, UNROLL: tl.constexpr, SUPER_COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """float32 [BLOCK_M, BLOCK_N]; row, column: int [BLOCK_M], [BLOCK_N] of the result; columns: of the result."""
-    in_m, in_n = row < rows, column < columns
+    in_m = row < rows
     x_row = x + row.to(tl.int64)[:, None] * stride + tl.arange(0, GROUP)[None, :]
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for first in range(0, groups, UNROLL):
+    # Stages said here are for every load of the loop: left to the compiler, scales are loaded when they are needed.
+    for first in tl.range(0, groups, UNROLL, num_stages=STAGES):
         for u in tl.static_range(UNROLL):
             group = tl.cast(first + u, tl.int32)
             live = group < groups
@@ -100,48 +92,46 @@ def _product(
                     minimum, super_minimum, group, column, columns, inside, GROUP, TWO_LEVEL, SUPER_COLUMNS
                 )  # fmt: skip
                 shift = (-m if TWO_LEVEL else m) - s * BASE
-                total = tl.load(sums + row * groups + group, mask=in_m & live, other=0.0)
-                acc = tl.fma(
-                    tl.broadcast_to(total[:, None], (BLOCK_M, BLOCK_N)),
-                    tl.broadcast_to(shift[None, :], (BLOCK_M, BLOCK_N)),
-                    acc,
-                )
+                # The sum of the group of x, in every column: matrix units wait for memory here anyway.
+                total = tl.dot(part, tl.full((GROUP, BLOCK_N), 1.0, part.dtype), input_precision="ieee")
+                acc = tl.fma(total, tl.broadcast_to(shift[None, :], (BLOCK_M, BLOCK_N)), acc)
     return acc
 
 
 @triton.jit(do_not_specialize=["rows", "groups"])
 def _linear_quant(
-    x, sums, words, high, scale, minimum, super_scale, super_minimum, bias, out,
+    x, words, high, scale, minimum, super_scale, super_minimum, bias, out,
     rows, columns, groups, stride, out_stride,
     GROUP: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, TWO_LEVEL: tl.constexpr,
     HAS_MINIMUM: tl.constexpr, BASE_BITS: tl.constexpr, BASE: tl.constexpr, BASE_SHIFT: tl.constexpr,
     SUPER_COLUMNS: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, UNROLL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, UNROLL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     results = columns // 2 if GATED else columns
-    column = tl.where(n < results, n, columns)  # surplus lanes read nothing
+    in_n = n < results
     acc = _product(
-        x, sums, words, high, scale, minimum, super_scale, super_minimum,
-        row, column, rows, columns, groups, stride,
-        GROUP, BITS, ZERO, TWO_LEVEL, HAS_MINIMUM, BASE_BITS, BASE, BASE_SHIFT, BLOCK_M, BLOCK_N, UNROLL, SUPER_COLUMNS,
+        x, words, high, scale, minimum, super_scale, super_minimum,
+        row, n, in_n, rows, columns, groups, stride,
+        GROUP, BITS, ZERO, TWO_LEVEL, HAS_MINIMUM, BASE_BITS, BASE, BASE_SHIFT,
+        BLOCK_M, BLOCK_N, UNROLL, SUPER_COLUMNS, STAGES,
     )  # fmt: skip
     if HAS_BIAS:
-        acc += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
+        acc += tl.load(bias + n, mask=in_n, other=0.0).to(tl.float32)[None, :]
     if GATED:
         up = _product(
-            x, sums, words, high, scale, minimum, super_scale, super_minimum,
-            row, tl.where(n < results, n + results, columns), rows, columns, groups, stride,
+            x, words, high, scale, minimum, super_scale, super_minimum,
+            row, n + results, in_n, rows, columns, groups, stride,
             GROUP, BITS, ZERO, TWO_LEVEL, HAS_MINIMUM, BASE_BITS, BASE, BASE_SHIFT,
-            BLOCK_M, BLOCK_N, UNROLL, SUPER_COLUMNS,
+            BLOCK_M, BLOCK_N, UNROLL, SUPER_COLUMNS, STAGES,
         )  # fmt: skip
         # The unfused pair rounds gate and up on their way through memory.
         gate = acc.to(out.dtype.element_ty).to(tl.float32)
         up = up.to(out.dtype.element_ty).to(tl.float32)
         acc = gate / (1.0 + tl.exp(-gate)) * up
     at = out + row.to(tl.int64)[:, None] * out_stride + n[None, :]
-    tl.store(at, acc.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (n < results)[None, :])
+    tl.store(at, acc.to(out.dtype.element_ty), mask=(row < rows)[:, None] & in_n[None, :])
 
 
 @dataclass(frozen=True)
@@ -183,19 +173,6 @@ class DeviceWeight:
         return tuple(self.words if part is None else part for part in self._arrays)
 
 
-_SUMS = tiles.Tile(4, 2, {"BLOCK": 32})  # of group_sums
-
-
-def group_sums(x: Tensor, layout: Layout, out: Tensor) -> Tensor:
-    """The sum of each group of x [rows, width], float32 [rows, groups] at the front of `out`."""
-    rows, width = x.shape
-    groups = width // layout.group
-    sums = out.view(-1)[: rows * groups].view(rows, groups)
-    grid = (rows, triton.cdiv(groups, _SUMS.sizes["BLOCK"]))
-    _group_sums[grid](x, sums, x.stride(0), width, groups, GROUP=layout.group, **_SUMS.launch())
-    return sums
-
-
 def layout_constants(layout: Layout) -> dict[str, object]:
     """The constants that a format gives every kernel that reads it."""
     return {
@@ -230,27 +207,22 @@ def linear_quant(
     *,
     gated: bool = False,
     exact: bool = False,
-    workspace: Tensor | None = None,
 ) -> None:
     """out = x @ w.T + bias, or silu(gate) * up of it where gate and up are the two halves of w's rows.
 
     x [rows, columns] in bf16, f16 or f32, rows `stride(0)` apart; out [rows, w rows, half of them when gated], rows
-    `stride(0)` apart; workspace: float32, for formats with minima: rows * groups elements.
+    `stride(0)` apart.
     """
     layout = weight.layout
     rows, width = x.shape
-    sums = x
-    if layout.has_minimum:
-        assert workspace is not None, "a format with minima needs the sums of groups"
-        sums = group_sums(x, layout, workspace)
     tile = tiles.choose(NAME, chip, regime=regime(rows, exact), bits=layout.bits)
     columns = weight.rows
     results = columns // 2 if gated else columns
     grid = (triton.cdiv(results, tile.sizes["BLOCK_N"]), triton.cdiv(rows, tile.sizes["BLOCK_M"]))
     _linear_quant[grid](
-        x, sums, *weight.pointers(), x if bias is None else bias, out,
+        x, *weight.pointers(), x if bias is None else bias, out,
         rows, columns, width // layout.group, x.stride(0), out.stride(0),
-        HAS_BIAS=bias is not None, GATED=gated, **constants(layout, x.dtype), **tile.launch(),
+        HAS_BIAS=bias is not None, GATED=gated, STAGES=tile.stages, **constants(layout, x.dtype), **tile.launch(),
     )  # fmt: skip
 
 
@@ -260,25 +232,20 @@ def cost(rows: int, weight: DeviceWeight, itemsize: int = 2) -> tuple[int, int]:
 
 
 def compilations(chip: Chip) -> Iterator[Compilation]:
-    """Every format in every regime, in bf16; 4 bits in f16 too, and gated; the sums of groups."""
+    """Every format in every regime, in bf16; 4 bits in f16 too, and gated."""
     for name, layout in LAYOUTS.items():
         for rows in ("decode", "some", "prefill", "exact"):
             yield _compilation(chip, name, layout, rows, "bf16", gated=False)
     for rows in ("decode", "prefill"):
         yield _compilation(chip, "Q4_0", LAYOUTS["Q4_0"], rows, "f16", gated=False)
         yield _compilation(chip, "Q4_K", LAYOUTS["Q4_K"], rows, "bf16", gated=True)
-    for group in sorted({layout.group for layout in LAYOUTS.values() if layout.has_minimum}):
-        sizes = dict.fromkeys(("stride", "columns", "groups"), "i32")
-        signature, fixed = pointers(x="bf16", sums="f32") | sizes, {"GROUP": group, **_SUMS.sizes}
-        aligned = ("stride", "columns")
-        yield Compilation("group_sums", f"group={group}", _group_sums, signature, fixed, _SUMS, False, aligned)
 
 
 def _compilation(chip: Chip, name: str, layout: Layout, rows: str, dtype: str, gated: bool) -> Compilation:
     tile = tiles.choose(NAME, chip, regime=rows, bits=layout.bits)
     scale = "i8" if layout.two_level else "f16"
     words = pointers(
-        x=dtype, sums="f32" if layout.has_minimum else dtype, words="i32", high="i32", scale=scale,
+        x=dtype, words="i32", high="i32", scale=scale,
         minimum=scale if layout.has_minimum else "i32", super_scale="f16" if layout.two_level else "i32",
         super_minimum="f16" if layout.two_level and layout.has_minimum else "i32", bias=dtype, out=dtype,
     )  # fmt: skip
@@ -289,7 +256,7 @@ def _compilation(chip: Chip, name: str, layout: Layout, rows: str, dtype: str, g
         f"{name} {rows} {dtype}{' gated' if gated else ''}",
         _linear_quant,
         words | dict.fromkeys(sizes, "i32"),
-        {"HAS_BIAS": False, "GATED": gated, **constants(layout, torch_dtype), **tile.sizes},
+        {"HAS_BIAS": False, "GATED": gated, "STAGES": tile.stages, **constants(layout, torch_dtype), **tile.sizes},
         tile,
         dots=True,
         aligned=("columns", "stride", "out_stride"),
