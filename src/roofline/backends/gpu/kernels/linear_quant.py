@@ -67,7 +67,7 @@ def _product(
     in_m = row < rows
     x_row = x + row.to(tl.int64)[:, None] * stride + tl.arange(0, GROUP)[None, :]
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    # Stages said here are for every load of the loop: left to the compiler, scales are loaded when they are needed.
+    # Stages said here are for every load of the loop. Left to the compiler, scales are loaded when they are needed.
     for first in tl.range(0, groups, UNROLL, num_stages=STAGES):
         for u in tl.static_range(UNROLL):
             group = tl.cast(first + u, tl.int32)
@@ -93,7 +93,8 @@ def _product(
                 )  # fmt: skip
                 shift = (-m if TWO_LEVEL else m) - s * BASE
                 # The sum of the group of x, in every column: matrix units wait for memory here anyway.
-                total = tl.dot(part, tl.full((GROUP, BLOCK_N), 1.0, part.dtype), input_precision="ieee")
+                ones = tl.full((GROUP, BLOCK_N), 1.0, tl.float32).to(part.dtype)
+                total = tl.dot(part, ones, input_precision="ieee")
                 acc = tl.fma(total, tl.broadcast_to(shift[None, :], (BLOCK_M, BLOCK_N)), acc)
     return acc
 
@@ -222,8 +223,13 @@ def linear_quant(
     _linear_quant[grid](
         x, *weight.pointers(), x if bias is None else bias, out,
         rows, columns, width // layout.group, x.stride(0), out.stride(0),
-        HAS_BIAS=bias is not None, GATED=gated, STAGES=tile.stages, **constants(layout, x.dtype), **tile.launch(),
+        HAS_BIAS=bias is not None, GATED=gated, STAGES=_stages(chip, tile), **constants(layout, x.dtype), **tile.launch(),
     )  # fmt: skip
+
+
+def _stages(chip: Chip, tile: tiles.Tile) -> int | None:
+    """For every load of the loop; None: for those of codes alone, where what is loaded ahead lies in registers."""
+    return tile.stages if chip.vendor == "nvidia" else None
 
 
 def cost(rows: int, weight: DeviceWeight, itemsize: int = 2) -> tuple[int, int]:
@@ -256,7 +262,7 @@ def _compilation(chip: Chip, name: str, layout: Layout, rows: str, dtype: str, g
         f"{name} {rows} {dtype}{' gated' if gated else ''}",
         _linear_quant,
         words | dict.fromkeys(sizes, "i32"),
-        {"HAS_BIAS": False, "GATED": gated, "STAGES": tile.stages, **constants(layout, torch_dtype), **tile.sizes},
+        {"HAS_BIAS": False, "GATED": gated, "STAGES": _stages(chip, tile), **constants(layout, torch_dtype), **tile.sizes},
         tile,
         dots=True,
         aligned=("columns", "stride", "out_stride"),
