@@ -57,6 +57,16 @@ def test_rows_beyond_a_tile_a_bias_and_strided_rows():
     assert error(run(x, weight, bias=bias), x.double() @ values.T + bias) < 4e-6
 
 
+@pytest.mark.parametrize("rows", [36, 37])
+@pytest.mark.parametrize("name", [name for name, layout in LAYOUTS.items() if layout.two_level])
+def test_scales_in_bytes_of_rows_that_are_no_whole_tile_or_no_whole_four(name, rows):
+    weight, values = weight_of(name, 2 * rows, 512)
+    x = torch.randn(3, 512, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    assert error(run(x, weight), x.double() @ values.T) < 4e-6
+    gate, up = (x.double() @ values.T).chunk(2, dim=1)
+    assert error(run(x, weight, gated=True), gate * torch.sigmoid(gate) * up) < 4e-6
+
+
 def test_gated():
     weight, values = weight_of("Q6_K", 80, 256)
     x = torch.randn(4, 256).bfloat16()

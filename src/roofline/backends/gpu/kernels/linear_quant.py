@@ -55,16 +55,34 @@ def group_scale(
 
 
 @triton.jit
+def _byte_scale(
+    scale, upper, group, start, column, columns, inside, fours, GROUP: tl.constexpr, SUPER_COLUMNS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """`group_scale` of two levels for columns from `start` on, bytes by fours: less cannot be copied ahead.
+
+    fours: bool [BLOCK_N / 4], like `inside`. start and columns are multiples of 4.
+    """
+    at = (group * columns + start) // 4 + tl.arange(0, BLOCK_N // 4)
+    held = tl.load(scale.to(tl.pointer_type(tl.int32), bitcast=True) + at, mask=fours, other=0)
+    signed = tl.reshape((held[:, None] << (24 - 8 * tl.arange(0, 4))[None, :]) >> 24, (BLOCK_N,))
+    at = (group * GROUP // SUPER_COLUMNS) * columns + column
+    return signed.to(tl.float32) * tl.load(upper + at, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def _product(
     x, words, high, scale, minimum, super_scale, super_minimum,
-    row, column, in_n, rows, columns, groups, stride,
+    row, start, results, rows, columns, groups, stride,
     GROUP: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, TWO_LEVEL: tl.constexpr,
     HAS_MINIMUM: tl.constexpr, BASE_BITS: tl.constexpr, BASE: tl.constexpr, BASE_SHIFT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, UNROLL: tl.constexpr, SUPER_COLUMNS: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, FOURS: tl.constexpr,
 ):  # fmt: skip
-    """float32 [BLOCK_M, BLOCK_N]; row, column: int [BLOCK_M], [BLOCK_N] of the result; columns: of the result."""
-    in_m = row < rows
+    """float32 [BLOCK_M, BLOCK_N]. row: int [BLOCK_M] of the result; start: its first column, results: how many follow;
+    columns: of all of w; FOURS: bytes of scales may be loaded by fours."""
+    column = start + tl.arange(0, BLOCK_N)
+    in_m, in_n = row < rows, tl.arange(0, BLOCK_N) < results
     x_row = x + row.to(tl.int64)[:, None] * stride + tl.arange(0, GROUP)[None, :]
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     # Stages said here are for every load of the loop. Left to the compiler, scales are loaded when they are needed.
@@ -85,12 +103,24 @@ def _product(
                 else:
                     values = exact.to(part.dtype)
             product = tl.dot(part, tl.trans(values), input_precision="ieee")
-            s = group_scale(scale, super_scale, group, column, columns, inside, GROUP, TWO_LEVEL, SUPER_COLUMNS)
+            if FOURS:
+                fours = (4 * tl.arange(0, BLOCK_N // 4) < results) & live
+                s = _byte_scale(
+                    scale, super_scale, group, start, column, columns, inside, fours, GROUP, SUPER_COLUMNS, BLOCK_N
+                )  # fmt: skip
+            else:
+                s = group_scale(scale, super_scale, group, column, columns, inside, GROUP, TWO_LEVEL, SUPER_COLUMNS)
             acc = tl.fma(product, tl.broadcast_to(s[None, :], (BLOCK_M, BLOCK_N)), acc)
             if HAS_MINIMUM:
-                m = group_scale(
-                    minimum, super_minimum, group, column, columns, inside, GROUP, TWO_LEVEL, SUPER_COLUMNS
-                )  # fmt: skip
+                if FOURS:
+                    m = _byte_scale(
+                        minimum, super_minimum, group, start, column, columns, inside, fours, GROUP, SUPER_COLUMNS,
+                        BLOCK_N,
+                    )  # fmt: skip
+                else:
+                    m = group_scale(
+                        minimum, super_minimum, group, column, columns, inside, GROUP, TWO_LEVEL, SUPER_COLUMNS
+                    )  # fmt: skip
                 shift = (-m if TWO_LEVEL else m) - s * BASE
                 # The sum of the group of x, in every column: matrix units wait for memory here anyway.
                 ones = tl.full((GROUP, BLOCK_N), 1.0, tl.float32).to(part.dtype)
@@ -106,26 +136,27 @@ def _linear_quant(
     GROUP: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, TWO_LEVEL: tl.constexpr,
     HAS_MINIMUM: tl.constexpr, BASE_BITS: tl.constexpr, BASE: tl.constexpr, BASE_SHIFT: tl.constexpr,
     SUPER_COLUMNS: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, UNROLL: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, UNROLL: tl.constexpr, STAGES: tl.constexpr, FOURS: tl.constexpr,
 ):  # fmt: skip
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    start = tl.program_id(0) * BLOCK_N
+    n = start + tl.arange(0, BLOCK_N)
     row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     results = columns // 2 if GATED else columns
     in_n = n < results
     acc = _product(
         x, words, high, scale, minimum, super_scale, super_minimum,
-        row, n, in_n, rows, columns, groups, stride,
+        row, start, results - start, rows, columns, groups, stride,
         GROUP, BITS, ZERO, TWO_LEVEL, HAS_MINIMUM, BASE_BITS, BASE, BASE_SHIFT,
-        BLOCK_M, BLOCK_N, UNROLL, SUPER_COLUMNS, STAGES,
+        BLOCK_M, BLOCK_N, UNROLL, SUPER_COLUMNS, STAGES, FOURS,
     )  # fmt: skip
     if HAS_BIAS:
         acc += tl.load(bias + n, mask=in_n, other=0.0).to(tl.float32)[None, :]
     if GATED:
         up = _product(
             x, words, high, scale, minimum, super_scale, super_minimum,
-            row, n + results, in_n, rows, columns, groups, stride,
+            row, start + results, results - start, rows, columns, groups, stride,
             GROUP, BITS, ZERO, TWO_LEVEL, HAS_MINIMUM, BASE_BITS, BASE, BASE_SHIFT,
-            BLOCK_M, BLOCK_N, UNROLL, SUPER_COLUMNS, STAGES,
+            BLOCK_M, BLOCK_N, UNROLL, SUPER_COLUMNS, STAGES, FOURS,
         )  # fmt: skip
         # The unfused pair rounds gate and up on their way through memory.
         gate = acc.to(out.dtype.element_ty).to(tl.float32)
@@ -223,13 +254,15 @@ def linear_quant(
     _linear_quant[grid](
         x, *weight.pointers(), x if bias is None else bias, out,
         rows, columns, width // layout.group, x.stride(0), out.stride(0),
-        HAS_BIAS=bias is not None, GATED=gated, STAGES=_stages(chip, tile), **constants(layout, x.dtype), **tile.launch(),
+        HAS_BIAS=bias is not None, GATED=gated, **_ahead(chip, tile, layout, results), **constants(layout, x.dtype),
+        **tile.launch(),
     )  # fmt: skip
 
 
-def _stages(chip: Chip, tile: tiles.Tile) -> int | None:
-    """For every load of the loop; None: for those of codes alone, where what is loaded ahead lies in registers."""
-    return tile.stages if chip.vendor == "nvidia" else None
+def _ahead(chip: Chip, tile: tiles.Tile, layout: Layout, results: int) -> dict[str, object]:
+    """How a loop's loads are begun ahead. STAGES: of all of them; None: of codes alone, where registers hold them."""
+    nvidia = chip.vendor == "nvidia"
+    return {"STAGES": tile.stages if nvidia else None, "FOURS": nvidia and layout.two_level and results % 4 == 0}
 
 
 def cost(rows: int, weight: DeviceWeight, itemsize: int = 2) -> tuple[int, int]:
@@ -262,7 +295,13 @@ def _compilation(chip: Chip, name: str, layout: Layout, rows: str, dtype: str, g
         f"{name} {rows} {dtype}{' gated' if gated else ''}",
         _linear_quant,
         words | dict.fromkeys(sizes, "i32"),
-        {"HAS_BIAS": False, "GATED": gated, "STAGES": _stages(chip, tile), **constants(layout, torch_dtype), **tile.sizes},
+        {
+            "HAS_BIAS": False,
+            "GATED": gated,
+            **_ahead(chip, tile, layout, 4),
+            **constants(layout, torch_dtype),
+            **tile.sizes,
+        },
         tile,
         dots=True,
         aligned=("columns", "stride", "out_stride"),
