@@ -104,6 +104,8 @@ def test_tokens_counted():
 class StepEngine:
     """Gives every open request one id a step, the first after one step of prompt."""
 
+    under_way = False
+
     def __init__(self):
         self.open: list[list] = []
         self.submitted: list[tuple[int, int]] = []

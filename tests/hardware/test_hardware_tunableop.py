@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from roofline.common.errors import ConfigError
@@ -145,6 +145,7 @@ def test_merging_refuses_other_versions_and_says_what_differs():
 
 
 @given(CHECKED, CHECKED)
+@example({"A": "1"}, {"A": "1", "B": "missing"})
 def test_differences_name_every_field_once(ours, theirs):
     found = tunableop.differences(ours, theirs)
     assert (not found) == (ours == theirs)

@@ -213,8 +213,11 @@ def _writable(validators: Mapping[str, str], rows: Iterable[Row]) -> None:
 def differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
     """What two sets of validators differ in, in words; empty: figures of one hold for the other."""
     names = [*ours, *(name for name in theirs if name not in ours)]
-    pairs = ((name, ours.get(name, "missing"), theirs.get(name, "missing")) for name in names)
-    return [f"{name} is {one} and {other}" for name, one, other in pairs if one != other]
+    return [
+        f"{name} is {ours.get(name, 'missing')} and {theirs.get(name, 'missing')}"
+        for name in names
+        if ours.get(name) != theirs.get(name)  # a value may be the word "missing"
+    ]
 
 
 def merge(parts: Iterable[Results]) -> Results:
