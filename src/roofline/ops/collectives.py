@@ -34,6 +34,13 @@ class Group(Protocol):
         """Every rank's x [rows, widths[rank]], by rank."""
 
 
+def require_ranks(ranks: int, group: Group | None) -> None:
+    """Raises UnsupportedError where a Program is for other ranks than there are; no group: one."""
+    size = group.size if group is not None else 1
+    if size != ranks:
+        raise UnsupportedError(f"a Program for {ranks} ranks", f"there are {size} here", ["as many ranks"])
+
+
 def _check_group(op: str, ranks: int, group: Group | None) -> None:
     size = group.size if group is not None else 1
     if size != ranks:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from gpu_models import LIMITS, LLAMA, distance, exact_whole, logits, steps
 
 from roofline.backends.sampling import SampleRows
 from roofline.engine.config import EngineConfig
@@ -10,17 +11,12 @@ from roofline.engine.params import SamplingParams
 from roofline.hardware import chips
 from roofline.models import registry
 from roofline.models.config import ModelConfig
-from roofline.ops.batch import BatchLimits, Segment
+from roofline.ops.batch import Segment
 from roofline.program import target
 from roofline.program.compile import compile_program
 from roofline.weights.random_weights import random_checkpoint
 
 torch = pytest.importorskip("torch")
-LLAMA = {
-    "family": "llama", "width": 128, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 32, "ffn": 256, "vocab": 300,
-    "norm_eps": 1e-5, "rope_theta": 10000.0, "rope_scaling": None, "rope_style": "half", "max_position": 512,
-    "tied": True, "attention_bias": False, "qk_norm": False, "sliding_window": None,
-}  # fmt: skip
 MODELS = {
     "llama": (LLAMA, "BF16"),
     "mistral": ({**LLAMA, "sliding_window": 20, "rope_style": "interleaved", "tied": False}, "Q8_0"),
@@ -29,7 +25,6 @@ MODELS = {
     "llama3": ({**LLAMA, "tied": False}, "E4M3"),
     "mpt": ({**LLAMA, "family": "mpt", "kv_heads": 4, "positions": "alibi", "bias": True}, "F16"),
 }
-LIMITS = BatchLimits(tokens=64, segments=4, rows=8, pages=64)
 
 
 def models(name, exact=False):
@@ -47,23 +42,6 @@ def models(name, exact=False):
     return gpu, ReferenceExecutable(program, source.read, **shape)
 
 
-def segments(seed=0):
-    """A chunk, a decode and another decode: (Segments of each of three steps)."""
-    ids = np.random.default_rng(seed).integers(0, 300, 40).tolist()
-    return [
-        [Segment(ids[:21], 0, [3, 7])],
-        [Segment(ids[21:22], 21, [3, 7]), Segment(ids[:17], 0, [1, 5])],
-        [Segment(ids[22:23], 22, [3, 7]), Segment(ids[17:18], 17, [1, 5])],
-    ]
-
-
-def logits(executable, step):
-    ends = np.cumsum([len(segment.ids) for segment in step]) - 1
-    executable.batch.fill(step, ends.tolist())
-    executable.forward()
-    return np.array(executable.logits())
-
-
 QUICK = ("llama", "mistral", "llama3")  # float, quantised, 8-bit floats; the others take their time: -m slow
 
 
@@ -71,18 +49,14 @@ QUICK = ("llama", "mistral", "llama3")  # float, quantised, 8-bit floats; the ot
 def test_steps_equal_the_reference(name):
     """Up to where 16-bit rounding falls: sums in another order round differently now and then."""
     gpu, reference = models(name)
-    for step in segments():
+    for step in steps():
         got, want = logits(gpu, step), logits(reference, step)
-        assert np.linalg.norm(got - want) < 0.02 * np.linalg.norm(want), np.linalg.norm(got - want)
+        assert distance(got, want) < 0.02, distance(got, want)
 
 
 def test_exact_steps_do_not_depend_on_company_or_chunks():
     gpu, _ = models("llama", exact=True)
-    ids = np.random.default_rng(1).integers(0, 300, 20).tolist()
-    whole = logits(gpu, [Segment(ids, 0, [0, 1])])
-    logits(gpu, [Segment(ids[:9], 0, [2, 3])])
-    chunked = logits(gpu, [Segment(ids[9:], 9, [2, 3]), Segment(ids[:5], 0, [4])])
-    assert np.array_equal(whole[0], chunked[0])
+    ids, whole = exact_whole(gpu)
     logits(gpu, [Segment(ids[:16], 0, [5, 6])])
     for position in range(16, 20):
         alone = logits(gpu, [Segment(ids[position : position + 1], position, [5, 6])])
@@ -109,8 +83,8 @@ def test_tuned_products_are_a_part_of_the_fingerprint():
 
 def test_sampling_is_the_reference_s():
     gpu, reference = models("llama")
-    step = segments()[1]
-    logits(gpu, segments()[0])
+    step = steps()[1]
+    logits(gpu, steps()[0])
     logits(gpu, step)
     rows = SampleRows.greedy(2)
     rows.temperature[:] = 0.7
@@ -139,7 +113,7 @@ def test_steps_that_are_queued_before_their_ids_are_known_give_the_same_answers(
 
 def test_the_time_of_each_op():
     gpu, _ = models("llama")
-    logits(gpu, segments()[0])
+    logits(gpu, steps()[0])
     times = gpu.time_ops()
     assert [op for op, _ in times] == [instr.op for instr in gpu.program.body]
     assert all(seconds > 0 for op, seconds in times if op != "split")
@@ -151,7 +125,7 @@ def test_padding_writes_to_the_scratch_page_only():
     from roofline.backends.gpu.step import Sizes
 
     gpu, _ = models("llama")
-    first, second = segments()[0], [Segment([5], 21, [3, 7]), Segment([9], 0, [1])]
+    first, second = steps()[0], [Segment([5], 21, [3, 7]), Segment([9], 0, [1])]
     logits(gpu, first)
     before = [pages.clone() for pages in gpu._caches["kv0"]]
     want = logits(gpu, second)

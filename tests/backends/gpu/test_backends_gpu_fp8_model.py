@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+import gpu_models
 import numpy as np
 import pytest
+from gpu_models import distance, exact_whole, logits
 
 from roofline.bundle import load
 from roofline.bundle.gpu import compile_for_gpu
@@ -14,11 +16,7 @@ from roofline.ops.batch import BatchLimits, Segment
 from roofline.weights.random_weights import random_checkpoint
 
 torch = pytest.importorskip("torch")
-LLAMA = {
-    "family": "llama", "width": 128, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 32, "ffn": 256, "vocab": 300,
-    "norm_eps": 1e-5, "rope_theta": 10000.0, "rope_scaling": None, "rope_style": "half", "max_position": 512,
-    "tied": False, "attention_bias": False, "qk_norm": False, "sliding_window": None,
-}  # fmt: skip
+LLAMA = {**gpu_models.LLAMA, "tied": False}
 SHAPE = {"num_pages": 16, "max_context": 192, "weights_hash": "7e57"}
 
 
@@ -33,17 +31,6 @@ def executables(chip, activations, exact=False, tokens=64):
     shape = {**SHAPE, "limits": BatchLimits(tokens=tokens, segments=4, rows=8, pages=64)}
     gpu = GpuExecutable(program, source.read, Runtime(chip, "cpu", exact), **shape)
     return gpu, ReferenceExecutable(program, source.read, **shape)
-
-
-def logits(executable, step):
-    ends = np.cumsum([len(segment.ids) for segment in step]) - 1
-    executable.batch.fill(step, ends.tolist())
-    executable.forward()
-    return np.array(executable.logits())
-
-
-def distance(got, want):
-    return np.linalg.norm(got - want) / np.linalg.norm(want)
 
 
 def linears(gpu, reference):
@@ -87,11 +74,7 @@ def test_many_rows_of_16_bits():
 
 def test_exact_rows_of_8_bits_do_not_depend_on_chunks():
     gpu, _ = executables("sm_90", "fp8", exact=True)
-    ids = np.random.default_rng(1).integers(0, 300, 20).tolist()
-    whole = logits(gpu, [Segment(ids, 0, [0, 1])])
-    logits(gpu, [Segment(ids[:9], 0, [2, 3])])
-    chunked = logits(gpu, [Segment(ids[9:], 9, [2, 3]), Segment(ids[:5], 0, [4])])
-    assert np.array_equal(whole[0], chunked[0])
+    exact_whole(gpu)
 
 
 def test_what_cannot_be_is_refused():

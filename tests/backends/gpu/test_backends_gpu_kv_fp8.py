@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from gpu_models import LIMITS, LLAMA, distance, exact_whole, logits, steps
 
 from roofline.backends.gpu.needs import cheaper, needs_of
 from roofline.bundle.gpu import compile_for_gpu
@@ -10,17 +11,10 @@ from roofline.hardware import chips
 from roofline.models.config import ModelConfig
 from roofline.ops import formats
 from roofline.ops.attention import round_to
-from roofline.ops.batch import BatchLimits, Segment
 from roofline.weights.checkpoint import Checkpoint
 from roofline.weights.random_weights import random_checkpoint
 
 torch = pytest.importorskip("torch")
-LLAMA = {
-    "family": "llama", "width": 128, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 32, "ffn": 256, "vocab": 300,
-    "norm_eps": 1e-5, "rope_theta": 10000.0, "rope_scaling": None, "rope_style": "half", "max_position": 512,
-    "tied": True, "attention_bias": False, "qk_norm": False, "sliding_window": None,
-}  # fmt: skip
-LIMITS = BatchLimits(tokens=64, segments=4, rows=8, pages=64)
 FLAVOURS = {"sm_90": ("e4m3fn", 448.0), "gfx942": ("e4m3fnuz", 240.0)}
 
 
@@ -51,27 +45,6 @@ def executables(chip, kv_dtype, factor=1.0, exact=False):
     return gpu, ReferenceExecutable(program, source.read, **shape)
 
 
-def steps():
-    """A chunk, two decodes with another chunk, two decodes."""
-    ids = np.random.default_rng(0).integers(0, 300, 40).tolist()
-    return [
-        [Segment(ids[:21], 0, [3, 7])],
-        [Segment(ids[21:22], 21, [3, 7]), Segment(ids[:17], 0, [1, 5])],
-        [Segment(ids[22:23], 22, [3, 7]), Segment(ids[17:18], 17, [1, 5])],
-    ]
-
-
-def logits(executable, step):
-    ends = np.cumsum([len(segment.ids) for segment in step]) - 1
-    executable.batch.fill(step, ends.tolist())
-    executable.forward()
-    return np.array(executable.logits())
-
-
-def distance(got, want):
-    return np.linalg.norm(got - want) / np.linalg.norm(want)
-
-
 @pytest.mark.parametrize("chip", FLAVOURS)
 def test_steps_equal_the_reference_with_the_same_cache(chip):
     gpu, reference = executables(chip, "fp8")
@@ -100,11 +73,7 @@ def test_values_beyond_the_largest_become_it(chip):
 
 def test_exact_steps_do_not_depend_on_chunks():
     gpu, _ = executables("sm_90", "fp8", exact=True)
-    ids = np.random.default_rng(1).integers(0, 300, 20).tolist()
-    whole = logits(gpu, [Segment(ids, 0, [0, 1])])
-    logits(gpu, [Segment(ids[:9], 0, [2, 3])])
-    chunked = logits(gpu, [Segment(ids[9:], 9, [2, 3]), Segment(ids[:5], 0, [4])])
-    assert np.array_equal(whole[0], chunked[0])
+    exact_whole(gpu)
 
 
 def test_rounding_of_every_16_bit_value():

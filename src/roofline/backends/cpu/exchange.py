@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roofline.common.errors import UnsupportedError
 from roofline.ops.batch import Batch
-from roofline.ops.collectives import Group
+from roofline.ops.collectives import Group, require_ranks
 from roofline.program.ir import Instr, Program
 
 if TYPE_CHECKING:
@@ -22,9 +21,7 @@ def exchanges(program: Program, arena: np.ndarray, batch: Batch, group: Group | 
     arena: uint8, as the Program's plan has it. Raises UnsupportedError where the Program is for other ranks than there
     are.
     """
-    ranks, here = program.share.ranks, group.size if group is not None else 1
-    if ranks != here:
-        raise UnsupportedError(f"a Program for {ranks} ranks", f"there are {here} here", ["as many ranks"])
+    require_ranks(program.share.ranks, group)
     if group is None:
         return {}
     rows = _Rows(program, arena, batch)

@@ -10,7 +10,7 @@ from roofline.backends.gpu.step import Step, dtypes
 from roofline.backends.gpu.weights import DeviceWeights
 from roofline.common.errors import UnsupportedError
 from roofline.hardware.chips import Chip
-from roofline.ops.collectives import Group
+from roofline.ops.collectives import Group, require_ranks
 from roofline.program.ir import Instr, Program, kv_group_of
 
 if TYPE_CHECKING:
@@ -107,9 +107,8 @@ def _all_gather(low: Lowering, instr: Instr) -> Launch:
 
 
 def _group(low: Lowering, ranks: int) -> Group:
-    if low.group is None or low.group.size != ranks:
-        here = low.group.size if low.group is not None else 1
-        raise UnsupportedError(f"a Program for {ranks} ranks", f"there are {here} here", ["as many ranks"])
+    require_ranks(ranks, low.group)
+    assert low.group is not None, "an exchange is among several"
     return low.group
 
 

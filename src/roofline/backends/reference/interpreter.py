@@ -15,7 +15,7 @@ from roofline.common.errors import UnsupportedError
 from roofline.ops import registry
 from roofline.ops.activations import halves
 from roofline.ops.attention import kv_write, rotate, round_to
-from roofline.ops.collectives import Group
+from roofline.ops.collectives import Group, require_ranks
 from roofline.ops.matmul import Q8Rows, quantize_rows
 from roofline.ops.rope_tables import cos_sin
 from roofline.program.ir import Instr, Program
@@ -29,9 +29,7 @@ class Interpreter:
     """A Program bound to weights. read: file tensor name -> its bytes, uint8; group: who shares the model, if any."""
 
     def __init__(self, program: Program, read: Read, group: Group | None = None) -> None:
-        ranks, size = program.share.ranks, group.size if group is not None else 1
-        if ranks != size:
-            raise UnsupportedError(f"a Program for {ranks} ranks", f"there are {size} here", ["as many ranks"])
+        require_ranks(program.share.ranks, group)
         self.program, self.weights, self.group = program, Weights(program, read), group
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
