@@ -23,7 +23,7 @@ QueueSample = Callable[[SampleRows], Callable[[], Sampled]]  # see `Queueing` in
 class Flight:
     """A step that was launched. drafted: tokens for each of the plan's `sampled`; started, planned: when; sampled: its
     ids, or what waits for them; cost: its price; error: why it failed; host_seconds: of the launch, outside the
-    backend; ahead: what was counted before its ids were known; awaited: whether the next step's rows need them."""
+    backend; ahead: what was counted before its ids were known; counted: whether the next step's rows need them."""
 
     plan: StepPlan
     drafted: list[int]
@@ -34,7 +34,7 @@ class Flight:
     error: Exception | None = None
     host_seconds: float = 0.0
     ahead: Ahead | None = None
-    awaited: bool = False
+    counted: bool = False
 
 
 class Stepper:
@@ -73,14 +73,13 @@ class Stepper:
         """
         before, self._flying = self._awaited(), None
         events: list[Event] = []
-        if before is not None and before.awaited:
+        if before is not None and before.counted:
             events, before = self._land(before), None
         flight = self._launch()
         if before is not None:
             events += self._land(before)
         if flight is not None and flight.ahead is not None:
             self._flying = flight
-            self._flying = self._awaited()
         elif flight is not None:
             events += self._land(flight)
         return events
@@ -113,7 +112,7 @@ class Stepper:
             flight.error = error
             return flight
         if sample is not None:
-            flight.awaited = self._rows.histories
+            flight.counted = self._rows.histories
             flight.ahead = scheduler.advance(plan)
         flight.host_seconds = clock.now() - started - (returned - called)
         return flight
