@@ -1,5 +1,8 @@
 """load(backend="gpu"): what is decided before a GPU is asked, and what is said where there is none."""
 
+import subprocess
+import sys
+
 import pytest
 
 from roofline.bundle import load
@@ -32,6 +35,24 @@ def model(tmp_path_factory):
 def test_without_a_gpu_the_error_says_what_to_do(model):
     with pytest.raises(UnsupportedError, match="roofline doctor"):
         load(model, backend="gpu", weights="random:1", text=False)
+
+
+@pytest.mark.parametrize("package", ["torch", "triton"])
+def test_without_torch_or_triton_the_error_names_the_extra(model, package):
+    """In a process that cannot import it, as after a plain installation."""
+    program = f"""
+import sys
+sys.modules[{package!r}] = None
+from roofline.bundle import load
+from roofline.common.errors import UnsupportedError
+try:
+    load({model!r}, backend="gpu", weights="random:1", text=False)
+except UnsupportedError as error:
+    print(error)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert f"{package} is not installed: pip install 'roofline[gpu]'" in ran.stdout
 
 
 def test_a_device_or_an_instruction_set_of_another_backend_is_refused(model):

@@ -97,9 +97,8 @@ def load_gpu(
     fixed_length; else at most so many, cut to the cache. tuned: with the kernels that `roofline tune gemms` chose for
     this device, where results need not be exact. ranks: who shares the model; this one's part is made, on the device of
     its rank, and all have as many pages. offload: layers that stay on the host, "auto": as few as it takes. draft,
-    traces: what room is left for, see `load`.
-    its rank, and all have as many pages. offload: layers that stay on the host, "auto": as few as it takes.
-    activations: "fp8": rounded to that before they are multiplied with weights of 8-bit floats.
+    traces: what room is left for, see `load`. activations: "fp8": rounded to that before they are multiplied with
+    weights of 8-bit floats.
 
     Raises UnsupportedError, CapacityError, ConfigError: with cause and remedy.
     """
@@ -115,9 +114,9 @@ def load_gpu(
     from roofline.backends.gpu.needs import cheaper, needs_of
     from roofline.backends.gpu.roofs import ensure_op_roofs
 
-    kernel_cache.use()
     share = ranks.share if ranks is not None else WHOLE
     found = find(device, *((ranks.rank, ranks.grid.size) if ranks is not None else (0, 1)))
+    kernel_cache.use()  # after find, which says what is missing where triton is not installed
     program = compile_for_gpu(checkpoint, config, kv_dtype, exact, share, found.chip, activations)
     sum_in_float32()
     scratch = _scratch(program, limits)
