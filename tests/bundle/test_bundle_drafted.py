@@ -48,6 +48,7 @@ class Taken:
 @pytest.fixture
 def device(monkeypatch):
     from roofline.backends.gpu import devices, executable, kernel_cache, roofs
+    from roofline.backends.gpu.kernels import attend_launches
 
     def make(room):
         taken = Taken(room)
@@ -56,6 +57,7 @@ def device(monkeypatch):
         return taken
 
     monkeypatch.setattr(kernel_cache, "use", lambda: None)
+    monkeypatch.setattr(attend_launches, "workspace_limit", lambda *_: 1 << 10)  # else it is most of this little memory
     monkeypatch.setattr(roofs, "ensure_op_roofs", lambda *_: None)
     monkeypatch.setattr(loader, "load_text", lambda _: (None, None))
     monkeypatch.setattr("roofline.bundle.drafted.check_draft", lambda *_: None)

@@ -138,7 +138,7 @@ def load_gpu(
     choices, why = stored_choices(found.chip, found.number, program.rows_dtype()) if tuned else ({}, "not asked for")
     followed = follow_store(found.chip) if tuned and not exact else ""
     roofs = ensure_op_roofs(found.torch_name, found.device.name)
-    runtime = Runtime(found.chip, found.torch_name, exact, graphs, choices, roofs, placed.hosted)
+    runtime = Runtime(found.chip, found.torch_name, exact, graphs, choices, roofs, placed.hosted, followed)
     with ThreadPoolExecutor(1) as meanwhile:
         executable = GpuExecutable(
             program,
@@ -237,8 +237,11 @@ def _variants(choices: int, followed: str) -> str:
 
 
 def _scratch(program: "Program", limits: BatchLimits) -> int:
-    """Bytes of the workspace that the plan does not know of: a widened matrix and the rows it makes, and what a stage
-    goes on from."""
+    """Bytes of the workspace that the plan does not know of: what one launch may want, be it a widened matrix and the
+    rows it makes or attention's partial results; and what a stage goes on from."""
+    from roofline.backends.gpu.kernels.attend_launches import workspace_limit
+
     sizes = [recipe.shape for recipe in program.weights.values() if len(recipe.shape) == 2]
     widened = max(2 * rows * columns + 2 * limits.tokens * rows for rows, columns in sizes)
-    return widened + sum(value.type.row_bytes * limits.tokens for value in program.carried)
+    partial = max(4 * workspace_limit(group.head_dim) for group in program.kv_groups.values())
+    return max(widened, partial) + sum(value.type.row_bytes * limits.tokens for value in program.carried)

@@ -3,10 +3,12 @@
 The interpreter keeps bf16 as 16-bit integers and multiplies those in tl.dot. Here operands are widened, and added up in
 float64: a row's result then depends on that row alone, as on a chip, and not on how numpy cuts a product into blocks.
 Its narrowing of floats cuts digits off (bf16) or loses a carry (8 bits); torch's rounds to nearest even as GPUs do. It
-does not know MI300's 8 bits.
+does not know MI300's 8 bits. And it replaces the whole language anew for each call of a function inside a kernel, which
+took it two thirds of its time: here once a launch.
 """
 
 import contextlib
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -59,10 +61,33 @@ def interpreted():
         integer = integers[target.primitive_bitwidth]
         return narrow.view(getattr(torch, integer.__name__)).numpy().view(f"u{integer.__name__}")
 
+    patch_lang, patched, languages = interpreter._patch_lang, set(), {}
+
+    def patch_once(function):
+        """The languages that a call sees, interpreted until its scope is restored: none if its caller's are."""
+        names = function.__globals__
+        if id(names) not in languages:
+            languages[id(names)] = {each for each in names.values() if inspect.ismodule(each) and each in (tl, tl.core)}
+        seen = languages[id(names)]
+        if seen <= patched:
+            return interpreter._LangPatchScope()
+        fresh, scope = seen - patched, patch_lang(function)
+        patched.update(fresh)
+        restore = scope.restore
+
+        def restored():
+            patched.difference_update(fresh)
+            restore()
+
+        scope.restore = restored
+        return scope
+
+    interpreter._patch_lang = patch_once
     builder.create_dot, interpreter._convert_float = mended_dot, mended_convert
     tl.float8e4b8.to_ir = lambda builder: builder.get_fp8e4b8_ty()
     yield triton
     builder.create_dot, interpreter._convert_float = create_dot, convert_float
+    interpreter._patch_lang = patch_lang
     del tl.float8e4b8.to_ir
     del os.environ["TRITON_INTERPRET"]
 

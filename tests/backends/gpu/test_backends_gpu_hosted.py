@@ -5,6 +5,7 @@ import pytest
 from gpu_loading import pretend
 
 from roofline.bundle import load
+from roofline.bundle.gpu import _scratch
 from roofline.common.errors import CapacityError, ConfigError
 from roofline.hardware import chips
 from roofline.models import registry
@@ -83,12 +84,27 @@ def test_ops_are_timed_with_hosted_layers_too():
     assert all(seconds > 0 for op, seconds in ours.time_ops() if op != "split")
 
 
+def test_the_scratch_that_is_planned_is_what_is_allocated(monkeypatch):
+    """Attention's partial results are more than any product of a small model wants."""
+    from roofline.backends.gpu.kernels import attend_launches
+
+    pretend(monkeypatch)
+    source = random_checkpoint(SMALL, seed=2, form="Q4_1")
+    executable = load(source, text=False, backend="gpu", max_batch_tokens=16, tuned=False).executable
+    allocated = executable._scratch.numel()
+    assert allocated == 4 * attend_launches.workspace_limit(SMALL["head_dim"])
+    assert _scratch(executable.program, executable.limits) == allocated
+
+
 def test_what_does_not_fit_stays_on_the_host_when_asked(monkeypatch):
+    from roofline.backends.gpu.kernels import attend_launches
+
     source = random_checkpoint({**SMALL, "layers": 8}, seed=2, form="BF16")
     common = {"backend": "gpu", "max_running": 2, "max_batch_tokens": 16, "max_model_len": 32, "tuned": False}
     pretend(monkeypatch)
     whole = load(source, text=False, **common)
     assert "offload" not in whole.notes
+    monkeypatch.setattr(attend_launches, "workspace_limit", lambda *_: 1 << 10)  # else it is more than all weights
     assert whole.executable.runtime.roofs is not None
     weights = whole.executable.weight_bytes
     scarce = None

@@ -98,7 +98,7 @@ def test_a_part_alone_is_refused():
 
 
 def test_loading_makes_each_rank_s_part_with_the_fewest_pages_that_any_can_hold(monkeypatch):
-    from roofline.backends.gpu import devices, linear_tuning
+    from roofline.backends.gpu import devices, linear_tuning, roofs
     from roofline.backends.parallel import ParallelExecutable
     from roofline.backends.ranks import Grid
     from roofline.backends.sampling import SampleRows
@@ -112,6 +112,7 @@ def test_loading_makes_each_rank_s_part_with_the_fewest_pages_that_any_can_hold(
 
     monkeypatch.setattr(devices, "find", find)
     monkeypatch.setattr(linear_tuning, "stored_choices", lambda *_: ({}, "never tuned"))
+    monkeypatch.setattr(roofs, "ensure_op_roofs", lambda *_: None)  # measuring a CPU as if it were a GPU takes minutes
     config, form = MODELS["llama"]
     source = random_checkpoint(config, seed=3, form=form)
     segments, rows = CHUNKS[0]

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 class Runtime:
     """Where a Program runs. device: torch's name ("cuda:0"; "cpu" for Triton's interpreter); graphs: capture decode
     steps, which needs a GPU; exact: no order of sums that depends on the step; choices: see `Products`; roofs: measured
-    limits, for `step_cost`; hosted: layers that live on the host, with which steps are not captured. On "meta" there is
-    no memory and nothing computed: see bundle/rehearsal.py."""
+    limits, for `step_cost`; hosted: layers that live on the host, with which steps are not captured; libraries: what
+    torch's follow (`libraries.follow_store`). On "meta" there is no memory and nothing computed: see
+    bundle/rehearsal.py."""
 
     chip: Chip
     device: str
@@ -46,6 +47,7 @@ class Runtime:
     choices: Choices = field(default_factory=dict)
     roofs: Roofs | None = None
     hosted: tuple[int, ...] = ()
+    libraries: str = ""
 
     def here(self) -> "AbstractContextManager[Any]":
         """In which kernels are launched on this device: they go to the thread's current one."""
@@ -286,8 +288,8 @@ class GpuExecutable:
         chip, exact = self.runtime.chip.name, self.runtime.exact
         versions = torch.__version__, triton.__version__
         parts = [self._weights_hash, self.program.digest(), "gpu", chip, *versions, f"exact:{exact}"]
-        if self.runtime.choices and not exact:  # exact products do not follow them
-            parts.append(choices_text(self.runtime.choices))
+        if not exact:  # exact products follow neither
+            parts += [text for text in (choices_text(self.runtime.choices), self.runtime.libraries) if text]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 

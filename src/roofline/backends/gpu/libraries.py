@@ -3,6 +3,7 @@
 These are switches for the whole process. Outside of ROCm TunableOp has nothing to switch: torch has no candidates.
 """
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,8 +30,11 @@ def validators() -> dict[str, str]:
 
 
 def follow_store(chip: Chip) -> str:
-    """From now on, products follow what the chip's tuning store has of TunableOp for these versions; in words, empty
-    where there is nothing to follow."""
+    """From now on, products follow what the chip's tuning store has of TunableOp for these versions.
+
+    In words, with a digest of the chosen kernels, on which the bits of results depend; empty where there is nothing to
+    follow.
+    """
     if chip.vendor != "amd":
         return ""
     import tempfile
@@ -43,7 +47,9 @@ def follow_store(chip: Chip) -> str:
         return ""
     with tempfile.TemporaryDirectory(prefix="roofline-tunableop-") as folder:
         follow(tunableop.write(same[0], Path(folder) / "results.csv"))
-    return f"{len(same[0].rows)} products by TunableOp"
+    chosen = sorted((*key, row.solution) for key, row in same[0].rows.items())
+    digest = hashlib.sha256(repr(chosen).encode()).hexdigest()[:8]
+    return f"{len(chosen)} products by TunableOp ({digest})"
 
 
 def follow(path: Path) -> None:
