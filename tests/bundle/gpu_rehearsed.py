@@ -28,10 +28,10 @@ CONFIG = {
 TOKENS, RUNNING = 160, 12
 
 
-def served(chip, checkpoint, kv_dtype):
+def served(chip, checkpoint, kv_dtype, activations):
     """The model with its weights, on CPU tensors; a cache that is never touched takes no memory."""
     config = ModelConfig.of(checkpoint.model_config()[1])
-    program = compile_for_gpu(checkpoint, config, kv_dtype, False, chip=chip)
+    program = compile_for_gpu(checkpoint, config, kv_dtype, False, chip=chip, activations=activations)
     limits = BatchLimits(tokens=TOKENS, segments=RUNNING, rows=RUNNING, pages=RUNNING * 128)
     (group,) = program.kv_groups.values()
     pages = (6 << 30) // (16 * group.token_bytes)  # 3 GiB of k, as much of v
@@ -70,7 +70,7 @@ def samplings(rng, rows):
     return some
 
 
-def main(mode, chip_name, form, kv_dtype, folder):
+def main(mode, chip_name, form, kv_dtype, activations, folder):
     chip = chips.get(chip_name)
     absent.install(chip)
     kernel_cache.use(Path(folder))
@@ -83,9 +83,10 @@ def main(mode, chip_name, form, kv_dtype, folder):
     checkpoint = random_checkpoint(CONFIG, seed=3, form=form)
     if mode == "rehearse":
         sizes = {"exact": False, "running": RUNNING, "tokens": TOKENS}
-        rehearsal.run_steps(rehearsal.executable_of(checkpoint, chip, **sizes, kv_dtype=kv_dtype))
+        how = {"kv_dtype": kv_dtype, "activations": activations}
+        rehearsal.run_steps(rehearsal.executable_of(checkpoint, chip, **sizes, **how))
     else:
-        executable, rng = served(chip, checkpoint, kv_dtype), np.random.default_rng(5)
+        executable, rng = served(chip, checkpoint, kv_dtype, activations), np.random.default_rng(5)
         for _ in range(150):
             step = segments(rng)
             executable.batch.fill(step, (np.cumsum([len(each.ids) for each in step]) - 1).tolist())

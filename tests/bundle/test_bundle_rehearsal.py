@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 @pytest.fixture
 def run(request):
-    """(mode, chip, format, cache) -> what gpu_rehearsed.py printed, in a process that compiles."""
+    """(mode, chip, format, cache, activations) -> what gpu_rehearsed.py printed, in a process that compiles."""
     folder = request.config.cache.mkdir("kernels")
     variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
@@ -29,7 +29,12 @@ def run(request):
 
 
 @pytest.mark.parametrize(
-    "given", [("sm_90", "BF16", "auto"), pytest.param(("gfx942", "Q4_K", "fp8"), marks=pytest.mark.slow)]
+    "given",
+    [
+        ("sm_90", "BF16", "auto", "auto"),
+        pytest.param(("gfx942", "Q4_K", "fp8", "auto"), marks=pytest.mark.slow),
+        pytest.param(("sm_90", "E4M3", "auto", "fp8"), marks=pytest.mark.slow),
+    ],
 )
 def test_serving_compiles_nothing_that_was_not_rehearsed(run, given):
     """Random steps on tensors in memory find what was compiled on tensors without, in another process."""

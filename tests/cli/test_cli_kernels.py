@@ -68,14 +68,15 @@ def test_build_says_where(run, tmp_path):
 
 
 def test_build_for_a_model(run, monkeypatch):
-    def rehearse(model, wanted, *, weights, exact, kv_dtype):
-        assert (model, weights, exact, kv_dtype) == ("tiny", "random:1", True, "fp8")
+    def rehearse(model, wanted, *, weights, exact, kv_dtype, activations):
+        assert (model, weights, exact, kv_dtype, activations) == ("tiny", "random:1", True, "fp8", "fp8")
         yield from (rehearsal.Rehearsed(chip.name, 30, 4) for chip in wanted)
 
     monkeypatch.setattr(rehearsal, "rehearse", rehearse)
     result = run(
-        "--build", "gfx942,sm_90", "--model", "tiny", "--weights", "random:1", "--exact", "--kv-cache-dtype", "fp8"
-    )
+        "--build", "gfx942,sm_90", "--model", "tiny", "--weights", "random:1", "--exact", "--kv-cache-dtype", "fp8",
+        "--activations", "fp8",
+    )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert "gfx942: 30 binaries, 4 of them compiled now\nsm_90: 30 binaries" in result.output
 
@@ -92,6 +93,7 @@ def test_build_for_a_model(run, monkeypatch):
         (("--build", "gfx942", "--model", "tiny", "--json"), "without --kernel and --json"),
         (("--build", "gfx942", "--exact"), "name it with --model"),
         (("--build", "gfx942", "--kv-cache-dtype", "fp8"), "name it with --model"),
+        (("--build", "gfx942", "--activations", "fp8"), "name it with --model"),
     ],
 )
 def test_refused(run, words, said):

@@ -42,25 +42,25 @@ class Rehearsed:
 
 def rehearse(
     source: str, wanted: Sequence[chips.Chip], *, weights: str | None = None, exact: bool = False,
-    folder: Path | None = None, kv_dtype: str = "auto", max_running: int = LIMITS["max_running"],
-    max_batch_tokens: int = LIMITS["max_batch_tokens"],
+    folder: Path | None = None, kv_dtype: str = "auto", activations: str = "auto",
+    max_running: int = LIMITS["max_running"], max_batch_tokens: int = LIMITS["max_batch_tokens"],
 ) -> Iterator[Rehearsed]:  # fmt: skip
     """Fill the kernel cache, or `folder`, with what this model runs on these chips, in steps up to the given size.
 
-    source, weights, kv_dtype: as for `bundle.load`. Raises UnsupportedError, ConfigError as that, and where torch or
-    triton is missing.
+    source, weights, kv_dtype, activations: as for `bundle.load`. Raises UnsupportedError, ConfigError as that, and
+    where torch or triton is missing.
     """
     path = str(folder or kernel_cache.folder())
     call = partial(
-        _rehearse, source, path, weights=weights, exact=exact, kv_dtype=kv_dtype, running=max_running,
-        batch_tokens=max_batch_tokens,
+        _rehearse, source, path, weights=weights, exact=exact, kv_dtype=kv_dtype, activations=activations,
+        running=max_running, batch_tokens=max_batch_tokens,
     )  # fmt: skip
     yield from static.elsewhere(call, [chip.name for chip in wanted])
 
 
 def _rehearse(
-    source: str, path: str, chip_name: str, *, weights: str | None, exact: bool, kv_dtype: str, running: int,
-    batch_tokens: int,
+    source: str, path: str, chip_name: str, *, weights: str | None, exact: bool, kv_dtype: str, activations: str,
+    running: int, batch_tokens: int,
 ) -> Rehearsed:  # fmt: skip
     """In the process that it is done in."""
     from roofline.bundle.loader import open_source
@@ -71,15 +71,15 @@ def _rehearse(
     asked = absent.asked()
     _, _, checkpoint = open_source(source, "gpu", weights, None)
     assert checkpoint is not None, "without a bundle there is a checkpoint"
-    sizes = {"running": running, "tokens": batch_tokens}
+    made = partial(executable_of, checkpoint, chip, exact=exact, kv_dtype=kv_dtype, activations=activations)
     for cache in _CACHE_BYTES:
-        run_steps(executable_of(checkpoint, chip, exact=exact, kv_dtype=kv_dtype, **sizes, cache_bytes=cache))
+        run_steps(made(running=running, tokens=batch_tokens, cache_bytes=cache))
     return Rehearsed(chip_name, len(asked), sum(not there for there in asked.values()))
 
 
 def executable_of(
     checkpoint: "Checkpoint", chip: chips.Chip, *, exact: bool, running: int, tokens: int, kv_dtype: str = "auto",
-    cache_bytes: int = _CACHE_BYTES[0],
+    activations: str = "auto", cache_bytes: int = _CACHE_BYTES[0],
 ) -> "GpuExecutable":  # fmt: skip
     """The model without memory, of as many layers as differ in their formats."""
     from roofline.backends.gpu.executable import GpuExecutable, Runtime
@@ -88,7 +88,7 @@ def executable_of(
 
     checkpoint, layers = _first_layers(checkpoint)
     config = replace(ModelConfig.of(checkpoint.model_config()[1]), layers=layers)
-    program = compile_for_gpu(checkpoint, config, kv_dtype, exact, chip=chip)
+    program = compile_for_gpu(checkpoint, config, kv_dtype, exact, chip=chip, activations=activations)
     longest = min(config.max_position, 1 << 15)
     (group,) = program.kv_groups.values()
     pages = cache_bytes // (PAGE_TOKENS * group.token_bytes)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from roofline.cli.options import AsJson, KvCacheDtype, Option, Weights
+from roofline.cli.options import Activations, AsJson, KvCacheDtype, Option, Weights
 
 if TYPE_CHECKING:
     from roofline.backends.gpu.static import Proof
@@ -25,6 +25,7 @@ def command(
     weights: Weights = None,
     exact: Annotated[bool, Option("--exact", help="With --model: as `serve --exact` runs it.")] = False,
     kv_cache_dtype: KvCacheDtype = "auto",
+    activations: Activations = "auto",
     kernel: Annotated[str | None, Option("--kernel", help="Only this one.")] = None,
     jobs: Annotated[int | None, Option("--jobs", min=1, help="Compilers at a time. Default: the usable cores.")] = None,
     as_json: AsJson = False,
@@ -43,10 +44,11 @@ def command(
     if model is not None:
         if build is None or kernel is not None or as_json:
             raise ConfigError("--model goes with --build, and without --kernel and --json")
-        _build_model(wanted, model, weights, exact, kv_cache_dtype)
+        _build_model(wanted, model, weights=weights, exact=exact, kv_dtype=kv_cache_dtype, activations=activations)
         return
-    if weights is not None or exact or kv_cache_dtype != "auto":
-        raise ConfigError("--weights, --exact and --kv-cache-dtype say how a model is run: name it with --model")
+    if weights is not None or exact or (kv_cache_dtype, activations) != ("auto", "auto"):
+        options = "--weights, --exact, --kv-cache-dtype and --activations"
+        raise ConfigError(f"{options} say how a model is run: name it with --model")
     if build is not None and not as_json:
         _build(wanted, kernel, jobs)
         return
@@ -93,11 +95,11 @@ def _build(wanted: "list[Chip]", kernel: str | None, jobs: int | None) -> None:
     _exit(proofs)
 
 
-def _build_model(wanted: "list[Chip]", model: str, weights: str | None, exact: bool, kv_dtype: str) -> None:
+def _build_model(wanted: "list[Chip]", model: str, **how: Any) -> None:
     from roofline.backends.gpu import kernel_cache
     from roofline.bundle import rehearsal
 
-    for found in rehearsal.rehearse(model, wanted, weights=weights, exact=exact, kv_dtype=kv_dtype):
+    for found in rehearsal.rehearse(model, wanted, **how):
         print(f"{found.chip}: {found.binaries} binaries, {found.compiled} of them compiled now", flush=True)
     print(f"they lie in {kernel_cache.folder()}")
 
