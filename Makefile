@@ -15,8 +15,9 @@ ONLY ?=
 WITH ?=
 BUNDLE ?=
 OUT ?=
-# Extra arguments for pytest: make test ARGS="tests/engine -x"
+# Extra arguments for pytest: make test ARGS="tests/engine -x". TEST_JOBS: processes that share the test files.
 ARGS ?=
+TEST_JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 SOURCES := $(shell find src native include -type f ! -name '*.pyc') CMakeLists.txt pyproject.toml
 NATIVE := $(shell find native include -type f) CMakeLists.txt pyproject.toml
 
@@ -54,7 +55,7 @@ demo: $(if $(wildcard $(VENV)/.development),setup,$(VENV)/.installed)
 
 test: setup
 	@$(BIN)/roofline pull $(MODEL) || echo "No model: the tests that need $(MODEL) will be skipped."
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" -n $(TEST_JOBS) --dist loadfile $(ARGS)
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow $(ARGS)

@@ -12,7 +12,7 @@ class Interpreted(devices.Found):
     torch_name = "cpu"
 
 
-def pretend(monkeypatch, memory=1 << 26):
+def pretend(monkeypatch, memory=1 << 27):
     """From now on the device found is one of that many bytes."""
     device = Device("nvidia", 0, "a pretended GPU", "sm_90", memory=memory, torch=0)
     found = Interpreted(0, device, chips.get("sm_90"), memory)

@@ -187,7 +187,7 @@ def test_alternatives_are_named_where_they_fit_and_left_out_where_not():
 
 
 def test_too_little_host_memory_is_said_as_such():
-    with pytest.raises(CapacityError, match="4 layers on the host needs 400 bytes of host memory, 300"):
+    with pytest.raises(CapacityError, match="4 layers on the host needs 512 bytes of host memory, 300"):
         place(small(), Budget("d", 5000, host=300), least_tokens=16, offload=4)
 
 

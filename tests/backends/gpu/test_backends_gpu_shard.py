@@ -106,7 +106,7 @@ def test_loading_makes_each_rank_s_part_with_the_fewest_pages_that_any_can_hold(
     from roofline.hardware.device import Device
 
     def find(wanted, rank, ranks):
-        room = (8 + 8 * rank) << 20
+        room = (48 + 8 * rank) << 20
         device = Device("nvidia", rank, "H100", "sm_90", memory=room, torch=rank)
         return SimpleNamespace(device=device, chip=chips.get("sm_90"), free=room, number=rank, torch_name="cpu")
 

@@ -126,7 +126,7 @@ def _choices(needs: Needs, budget: Budget, offload: OffloadOption) -> list[tuple
     layers = len(needs.layers)
     counts = range(layers + 1) if offload == "auto" else (offload,)
     ways = [spread(count, layers) for count in counts]
-    return [hosted for hosted in ways if _moved(needs, hosted) <= budget.host]
+    return [hosted for hosted in ways if _pinned(needs, hosted) <= budget.host]
 
 
 def _hosted(needs: Needs, budget: Budget, tokens: int, offload: OffloadOption) -> tuple[int, ...] | None:
@@ -139,6 +139,11 @@ def _hosted(needs: Needs, budget: Budget, tokens: int, offload: OffloadOption) -
 
 def _moved(needs: Needs, hosted: tuple[int, ...]) -> int:
     return sum(needs.layers[layer] for layer in hosted)
+
+
+def _pinned(needs: Needs, hosted: tuple[int, ...]) -> int:
+    """Bytes of the host's memory that hosted layers take: torch rounds each pinned block up to a power of two."""
+    return sum(1 << (needs.layers[layer] - 1).bit_length() for layer in hosted)
 
 
 def _fixed(needs: Needs, hosted: tuple[int, ...]) -> int:
@@ -171,7 +176,7 @@ def _refusal(
     remedy = f"What fits: {'; '.join(options)}." if options else "Nothing we have makes it fit: take a smaller model."
     ways = _choices(needs, budget, offload)
     if offload != "auto" and not ways:
-        size = _moved(needs, spread(offload, len(needs.layers)))
+        size = _pinned(needs, spread(offload, len(needs.layers)))
         return CapacityError(f"{offload} layers on the host", size, budget.host, "bytes of host memory", remedy)
     least = min(_fixed(needs, hosted) for hosted in ways) + tokens * needs.token
     parts = (

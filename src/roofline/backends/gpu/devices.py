@@ -1,6 +1,8 @@
 """The devices that torch can use here, under the names that the host knows them by."""
 
+import gc
 from dataclasses import dataclass
+from typing import Any
 
 from roofline.common.errors import CapacityError, UnsupportedError
 from roofline.hardware import gpus, wheel
@@ -46,7 +48,18 @@ def find(wanted: str = AUTO, rank: int = 0, ranks: int = 1) -> Found:
         raise UnsupportedError("ranks on different chips", kinds, ("device=... with devices of one kind",))
     device = devices[rank]
     assert device.torch is not None, "choose gives devices that torch sees"
+    give_back(f"cuda:{device.torch}")  # what an earlier model left with torch is free
     return Found(device.torch, device, device.chip(), int(torch.cuda.mem_get_info(device.torch)[0]))
+
+
+def give_back(device: Any) -> None:
+    """Have torch give memory that nobody uses back to the device: what it keeps looks taken to whoever asks how much
+    is free, be it the next model."""
+    import torch
+
+    if torch.device(device).type == "cuda":
+        gc.collect()  # an exception's traceback, or a cycle, may still hold tensors
+        torch.cuda.empty_cache()
 
 
 def group(wanted: str, number: int, groups: int, size: int = 1) -> str:

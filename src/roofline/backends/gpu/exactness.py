@@ -14,7 +14,7 @@ def exact_over_fast(executable: "GpuExecutable", rows: int) -> float:
     """Device time of the first layer's products with so many rows, exact, over the same without; needs a GPU."""
     from triton.testing import do_bench
 
-    with executable.weights.using(0):
+    with executable.runtime.here(), executable.weights.using(0):
         exact, fast = (do_bench(_products(executable, rows, order), return_mode="median") for order in (True, False))
     return float(exact / fast)
 

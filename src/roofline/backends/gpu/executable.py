@@ -11,8 +11,10 @@ import numpy as np
 
 from roofline.backends.base import Clock, MonotonicClock, StepCost
 from roofline.backends.gpu.allocate import cache, scratch_bytes, turns
+from roofline.backends.gpu.devices import give_back
 from roofline.backends.gpu.fields import Fields
 from roofline.backends.gpu.graphs import Graphs, padded
+from roofline.backends.gpu.lost import told_if_lost
 from roofline.backends.gpu.lower import Lowering, by_layer
 from roofline.backends.gpu.products import Choices, Products, choices_text
 from roofline.backends.gpu.step import Sizes, Step, dtypes
@@ -161,14 +163,15 @@ class GpuExecutable:
             raise CapacityError("another trace of the model", needed, free, "bytes", remedy) from error
 
     def forward(self) -> None:
-        """Queue the step described by `batch`; nothing waits for the device, but with clocks on."""
+        """Queue the step described by `batch`; nothing waits for the device, but with clocks on. Raises LostError
+        where the device has gone, here and below."""
         sizes = self._fields.sizes()
         assert sizes.max_context <= self.max_context, "a position beyond the context"
         decoding = sizes.max_query == 1 and sizes.tokens <= self.limits.segments
         if decoding and self._graphs is not None:
             sizes = padded(sizes, min(self.limits.segments, self.limits.rows), self.max_context)
             self._fields.pad(sizes)
-        with self._here:
+        with told_if_lost(self.runtime.device), self._here:
             self._fields.upload()
             if decoding and self._graphs is not None and not self._clocks:
                 self._last = self._graphs.step(sizes)
@@ -239,8 +242,14 @@ class GpuExecutable:
     def _queue_sample_of(self, logits: "Tensor", rows: SampleRows) -> Callable[[], Sampled]:
         from roofline.backends.gpu.kernels.sample import sample
 
-        with self._here:
-            return sample(self.runtime.chip, logits, rows, out=self._sampled[: rows.rows]).fetch
+        with told_if_lost(self.runtime.device), self._here:
+            fetch = sample(self.runtime.chip, logits, rows, out=self._sampled[: rows.rows]).fetch
+
+        def fetched() -> Sampled:
+            with told_if_lost(self.runtime.device):
+                return fetch()
+
+        return fetched
 
     def step_cost(self) -> StepCost:
         """The price of the step now in `batch`, at the measured roofs where there are any."""
@@ -280,6 +289,7 @@ class GpuExecutable:
         del self._arena, self._scratch, self._sampled, self._caches, self._carried
         del self.weights, self._launches, self._sections
         self._last = None
+        give_back(self.runtime.device)
 
     def _fingerprint(self) -> str:
         import torch

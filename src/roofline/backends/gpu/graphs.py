@@ -1,7 +1,7 @@
 """Decode steps captured in graphs, one for each bucket of tokens: a replay costs the host one launch.
 
 A bucket is captured when it is met the second time: the first step of a kind runs from the list, which also compiles
-what it needs, so that no first token waits for a capture.
+what it needs, so that no first token waits for a capture. Where a capture fails, steps run from the list from then on.
 """
 
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from roofline.backends.gpu.step import Sizes, Step
+from roofline.common import log
 
 _SMALLEST_CONTEXT = 256
 
@@ -37,18 +38,27 @@ class Graphs:
         self._seen: dict[Sizes, Step] = {}
         self._graphs: dict[Sizes, Any] = {}
         self._pool: Any = None  # of temporary memory: one for all, since one runs at a time and none keeps any
+        self.failed = ""  # why no more steps are captured
 
     def step(self, sizes: Sizes) -> Step:
         """Run a step of padded sizes; its fields are on the device already."""
+        if sizes in self._seen and sizes not in self._graphs and not self.failed:
+            self._try_to_capture(sizes)
         if sizes in self._graphs:
             self._graphs[sizes].replay()
-        elif sizes in self._seen:
+            return self._seen[sizes]
+        step = self._seen.get(sizes) or self._make(sizes)
+        self._run(step)
+        self._seen[sizes] = step  # only now: what a failed run has not compiled or loaded cannot be captured
+        return step
+
+    def _try_to_capture(self, sizes: Sizes) -> None:
+        """Capture the bucket; where that fails none is captured any more, as torch's pool is in an unknown state."""
+        try:
             self._graphs[sizes] = self._capture(self._seen[sizes])
-            self._graphs[sizes].replay()
-        else:
-            self._seen[sizes] = self._make(sizes)
-            self._run(self._seen[sizes])
-        return self._seen[sizes]
+        except Exception as error:  # whatever a driver says: the list computes the same
+            self.failed = f"{type(error).__name__}: {error}".splitlines()[0]
+            log.get("gpu").warning("steps of %d rows could not be captured, none will be: %s", sizes.rows, self.failed)
 
     def _capture(self, step: Step) -> Any:
         import torch

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from roofline.backends.gpu.devices import give_back
 from roofline.backends.gpu.hosted import HostedWeights
 from roofline.backends.gpu.needs import layer_of
 from roofline.backends.gpu.pack import pack
@@ -60,6 +61,7 @@ class DeviceWeights:
             self._device = "cpu"  # where what is left to be made is kept
             self._hosted = HostedWeights(names, self._made, device)
             self.nbytes += self._hosted.nbytes
+        give_back(device)  # pieces of matrices, before they were put together
 
     def _made(self, name: str) -> Any:
         recipe = self._recipes[name]
