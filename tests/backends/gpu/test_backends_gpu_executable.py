@@ -122,6 +122,26 @@ def test_the_time_of_each_op():
     assert all(seconds > 0 for op, seconds in times if op != "split")
 
 
+def test_padded_verification_is_that_of_the_step_alone():
+    """Two drafts of other lengths, in a bucket with segments, queries and tokens of nobody."""
+    from roofline.backends.gpu.graphs import padded
+
+    gpu, _ = models("llama")
+    logits(gpu, steps()[0])
+    step = [Segment([5, 6, 7], 21, [3, 7]), Segment([9, 8], 0, [1])]
+    gpu.batch.fill(step, list(range(5)))
+    gpu.forward()
+    want = np.array(gpu.logits())
+    gpu.batch.fill(step, list(range(5)))
+    sizes = padded(gpu._fields.sizes(), LIMITS, 128)
+    assert (sizes.tokens, sizes.segments, sizes.rows, sizes.max_query) == (8, 4, 8, 4)
+    gpu._fields.pad(sizes)
+    gpu._fields.upload()
+    gpu._last = gpu.step_of(sizes)
+    gpu.queue(gpu._last)
+    assert np.array_equal(gpu.logits(), want)
+
+
 def test_padding_writes_to_the_scratch_page_only():
     """A step padded to its bucket gives the bits of the same step without padding, and touches no other page."""
     from roofline.backends.gpu.graphs import padded
@@ -135,9 +155,9 @@ def test_padding_writes_to_the_scratch_page_only():
     after = [pages.clone() for pages in gpu._caches["kv0"]]
     for pages, old in zip(gpu._caches["kv0"], before, strict=True):
         pages.copy_(old)
-    sizes = padded(Sizes(2, 2, 2, 1, 22), 4, 128)
+    sizes = padded(Sizes(2, 2, 2, 1, 22), LIMITS, 128)
     assert (sizes.tokens, sizes.max_context) == (2, 128)
-    sizes = padded(Sizes(3, 3, 3, 1, 22), 4, 128)
+    sizes = padded(Sizes(3, 3, 3, 1, 22), LIMITS, 128)
     gpu.batch.fill(second, [0, 1])
     gpu._fields.pad(sizes)
     gpu._fields.upload()

@@ -167,14 +167,15 @@ class GpuExecutable:
         where the device has gone, here and below."""
         sizes = self._fields.sizes()
         assert sizes.max_context <= self.max_context, "a position beyond the context"
-        decoding = sizes.max_query == 1 and sizes.tokens <= self.limits.segments
-        if decoding and self._graphs is not None:
-            sizes = padded(sizes, min(self.limits.segments, self.limits.rows), self.max_context)
+        graphs = self._graphs if not self._clocks else None
+        larger = padded(sizes, self.limits, self.max_context) if graphs is not None else None
+        if larger is not None:
+            sizes = larger
             self._fields.pad(sizes)
         with told_if_lost(self.runtime.device), self._here:
             self._fields.upload()
-            if decoding and self._graphs is not None and not self._clocks:
-                self._last = self._graphs.step(sizes)
+            if graphs is not None and larger is not None:
+                self._last = graphs.step(sizes)
                 return
             self._last = self.step_of(sizes)
             (self._run_timed if self._clocks else self.queue)(self._last)

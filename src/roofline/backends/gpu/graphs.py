@@ -1,17 +1,19 @@
-"""Decode steps captured in graphs, one for each bucket of tokens: a replay costs the host one launch.
+"""Decode steps, and those that verify drafts, captured in graphs, one for each bucket: a replay costs the host one
+launch.
 
 A bucket is captured when it is met the second time: the first step of a kind runs from the list, which also compiles
 what it needs, so that no first token waits for a capture. Where a capture fails, steps run from the list from then on.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from roofline.backends.gpu.step import Sizes, Step
 from roofline.common import log
+from roofline.ops.batch import BatchLimits
 
 _SMALLEST_CONTEXT = 256
+_LONGEST_DRAFT = 16  # queries of a segment, of a step that is captured: its logits are all wanted
 
 
 def bucket(tokens: int, most: int) -> int:
@@ -23,11 +25,23 @@ def bucket(tokens: int, most: int) -> int:
     return min(size, most)
 
 
-def padded(sizes: Sizes, most: int, longest: int) -> Sizes:
-    """The sizes that a decode step is padded to: `bucket` of its tokens, the context's power of two."""
-    size = bucket(sizes.tokens, most)
-    context = max(_SMALLEST_CONTEXT, 1 << (sizes.max_context - 1).bit_length())
-    return replace(sizes, tokens=size, rows=size, segments=size, max_context=min(context, longest))
+def padded(sizes: Sizes, limits: BatchLimits, longest: int) -> Sizes | None:
+    """The sizes that a step is padded to: `bucket` of its tokens, powers of two of the queries of a segment and of the
+    context. None for a step that is not captured: one with chunks of prompts.
+
+    longest: positions of a sequence.
+    """
+    decoding = sizes.max_query == 1 and sizes.tokens <= limits.segments
+    verifying = 1 < sizes.max_query <= _LONGEST_DRAFT and sizes.rows == sizes.tokens
+    if not decoding and not verifying:
+        return None
+    size = bucket(sizes.tokens, min(limits.tokens, limits.rows, limits.segments if decoding else limits.tokens))
+    context = max(_SMALLEST_CONTEXT, _power_of_two(sizes.max_context))
+    return Sizes(size, size, min(size, limits.segments), _power_of_two(sizes.max_query), min(context, longest))
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
 
 
 class Graphs:

@@ -1,6 +1,7 @@
 """SampleRows on the device: one int32 buffer, one copy a step; what a kernel reads of it."""
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import torch
@@ -50,16 +51,7 @@ class Settings:
     @classmethod
     def of(cls, rows: SampleRows, device: "torch.device | str") -> "Settings":
         """Upload; nothing waits for the device."""
-        words = np.zeros((rows.rows, WORDS.value), np.int32)
-        for word, values in (
-            (TEMPERATURE, rows.temperature), (TOP_K, rows.top_k), (TOP_P, rows.top_p), (MIN_P, rows.min_p),
-            (SAMPLE_INDEX, rows.sample_index), (POSITION, rows.position), (REPETITION, rows.repetition),
-            (PRESENCE, rows.presence), (FREQUENCY, rows.frequency), (LOGPROBS, rows.logprobs),
-        ):  # fmt: skip
-            words[:, word.value] = values.view(np.int32)
-        words[:, SEED_LOW.value] = (rows.seed & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.int32)
-        words[:, SEED_HIGH.value] = (rows.seed >> np.uint64(32)).astype(np.uint32).view(np.int32)
-        parts = [words]
+        parts = []
         if rows.hist_ids.size:
             parts += [rows.hist_start, rows.hist_ids, rows.hist_counts]
         if rows.bias_ids.size:
@@ -67,10 +59,15 @@ class Settings:
         if rows.mask is not None:
             parts.append(rows.mask.view(np.int32))
         # Each part begins at a multiple of 16 bytes: kernels are compiled anew for one that does not.
-        padded = [np.pad(part.ravel(), (0, -part.size % 4)) for part in parts]
-        buffer = to_device(torch.from_numpy(np.concatenate(padded)), device)
-        pieces = zip(buffer.split([len(part) for part in padded]), parts, strict=True)
-        views = iter([piece[: part.size].view(part.shape) for piece, part in pieces])
+        shapes = [(rows.rows, WORDS.value), *(part.shape for part in parts)]
+        sizes = [-(-prod(shape) // 4) * 4 for shape in shapes]
+        flat = np.zeros(sum(sizes), np.int32)
+        words, *rest = np.split(flat, np.cumsum(sizes[:-1]))
+        _fill(words.reshape(shapes[0]), rows)
+        for piece, part in zip(rest, parts, strict=True):
+            piece[: part.size] = part.ravel()
+        pieces = to_device(torch.from_numpy(flat), device).split(sizes)
+        views = iter([piece[: prod(shape)].view(shape) for piece, shape in zip(pieces, shapes, strict=True)])
         sampled = rows.temperature > 0
         return cls(
             words=next(views),
@@ -80,3 +77,14 @@ class Settings:
             cut=bool((sampled & ((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0))).any()),
             logprobs=bool((rows.logprobs >= 0).any()),
         )
+
+
+def _fill(words: np.ndarray, rows: SampleRows) -> None:
+    """The settings of each row, words [rows, 16]."""
+    for word, values in (
+        (TEMPERATURE, rows.temperature), (TOP_K, rows.top_k), (TOP_P, rows.top_p), (MIN_P, rows.min_p),
+        (SAMPLE_INDEX, rows.sample_index), (POSITION, rows.position), (REPETITION, rows.repetition),
+        (PRESENCE, rows.presence), (FREQUENCY, rows.frequency), (LOGPROBS, rows.logprobs),
+    ):  # fmt: skip
+        words[:, word.value] = values.view(np.int32)
+    words[:, SEED_LOW.value : SEED_HIGH.value + 1] = rows.seed.astype("<u8", copy=False).view("<i4").reshape(-1, 2)
