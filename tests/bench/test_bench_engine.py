@@ -5,7 +5,7 @@ import pytest
 from roofline.bench import workloads
 from roofline.bench.beside import TRIES, Beside, Roof
 from roofline.bench.engine import REPEATS, SERVE_REPEATS, Bench, Repeat, Watched, best_of, report, row_record
-from roofline.common.errors import RooflineError
+from roofline.common.errors import ConfigError, RooflineError
 from roofline.engine.events import Event
 from roofline.engine.stats import EngineStats
 from roofline.hardware.roofs import Roofs
@@ -154,6 +154,14 @@ def test_workloads_submit_what_they_say():
     bench.warm_up()
     assert [len(bench.run(key)) for key in (KEYS[0], KEYS[5])] == [REPEATS, SERVE_REPEATS]
     assert bench.engine.submitted == [(32, 1), *[(128, 1)] * 3, *[(128, 64)] * 2]
+
+
+def test_several_prompts_of_a_decode_fit_into_one_step(executable):
+    """Else the clock would begin with the first token while the others' prompts are computed."""
+    bench = Bench(executable, 64)
+    assert bench.decode(30, 2, 2).stats.decode_tokens == 4
+    with pytest.raises(ConfigError, match="3 prompts of 30 tokens are more than the 64 of a step"):
+        bench.decode(30, 2, 3)
 
 
 def test_a_failed_answer_ends_the_bench():

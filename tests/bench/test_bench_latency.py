@@ -32,6 +32,9 @@ class FakeRunner:
         seconds, self.scale = 0.01 * steps * self.scale, 1.0
         return seconds
 
+    def notes(self):
+        return {"from": self.name}
+
 
 def opened(calls, **fails):
     return Opened({name: FakeRunner(name, calls, fails.get(name, ())) for name in ("eager", "flash")})

@@ -12,7 +12,7 @@ from typing import Any
 from roofline.bench.beside import TOLERANCE
 from roofline.bench.limits import Limit, ModelLimits, Speed
 from roofline.bench.runners import Opened, Runner
-from roofline.common.errors import ConfigError, RooflineError
+from roofline.common.errors import ConfigError, said
 
 NEW = 32  # tokens that a decode cell makes
 
@@ -76,17 +76,17 @@ def measure(
         try:
             runs[name] = [run(runner, cell)]
             run(runner, cell)
-        except RooflineError as error:
+        except Exception as error:  # whatever a rung says, the others are worth having
             runs.pop(name, None)
-            failed[name] = str(error)
+            failed[name] = said(error)
     for turn in range(repeats):
         tell(f"{cell.name}: round {turn + 1} of {repeats}")
         for name in list(runs) if turn % 2 == 0 else list(runs)[::-1]:
             try:
                 runs[name].append(run(opened.runners[name], cell))
-            except RooflineError as error:
+            except Exception as error:
                 del runs[name]
-                failed[name] = str(error)
+                failed[name] = said(error)
     return runs, failed
 
 

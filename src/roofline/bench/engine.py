@@ -82,18 +82,23 @@ class Bench:
 
     def generate(self, n: int, prompt: int, answer: int) -> Repeat:
         """`n` requests submitted at once, `prompt` and `answer` tokens each, until the last has ended."""
+        prompts = self._prompts(n, prompt)
         before, started = self._start()
-        for seed in range(n):
-            self._submit(prompt, answer, seed)
+        for ids in prompts:
+            self._submit(ids, answer)
         while self.engine.has_work:
             self._step()
         return self._end(before, started)
 
     def decode(self, prompt: int, count: int, n: int = 1) -> Repeat:
         """`count` greedy tokens of each of `n` sequences after `prompt` tokens; the prompts' time and the first token
-        of each are not in it. All prompts must fit into one step."""
-        for seed in range(n):
-            self._submit(prompt, count + 1, seed)
+        of each are not in it. Raises ConfigError where several prompts do not fit into one step: the rest of them
+        would be timed."""
+        if n > 1 and n * prompt > self.engine.limits.tokens:
+            limit = self.engine.limits.tokens
+            raise ConfigError(f"{n} prompts of {prompt} tokens are more than the {limit} of a step")
+        for ids in self._prompts(n, prompt):
+            self._submit(ids, count + 1)
         while not self._step():
             pass
         before, started = self._start()
@@ -109,8 +114,10 @@ class Bench:
         seconds = time.perf_counter() - started
         return Repeat(seconds, self.engine.stats().since(before), tuple(self.watched.works))
 
-    def _submit(self, prompt: int, answer: int, seed: int) -> None:
-        ids = workloads.token_ids(prompt, seed, self.vocab)
+    def _prompts(self, n: int, length: int) -> list[list[int]]:
+        return [workloads.token_ids(length, seed, self.vocab) for seed in range(n)]
+
+    def _submit(self, ids: list[int], answer: int) -> None:
         params = SamplingParams(temperature=0.0, max_tokens=answer, min_tokens=answer, ignore_eos=True)
         self.engine.submit(ids, params)
 

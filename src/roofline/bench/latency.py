@@ -133,6 +133,7 @@ def _cells(
             "limit": asdict(limit) | {"of": "all decoding steps" if cell.new > 1 else "the prompts"},
             "roofs": asdict(speed),
             "rungs": {name: row(cell, times, None if name == EAGER else eager, limit) for name, times in runs.items()},
+            "notes": {name: notes for name in runs if (notes := opened.runners[name].notes())},
             "failed": failed,
         }
 

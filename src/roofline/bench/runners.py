@@ -1,12 +1,12 @@
 """What a rung of the ladder is timed through: one small interface over torch's model and over our engine."""
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from roofline.bench.ladder import Rung, missing
-from roofline.common.errors import RooflineError, UnsupportedError
+from roofline.common.errors import UnsupportedError, said
 
 STEP_TOKENS = {"cpu": 512, "gpu": 8192}  # of a step of our engine: prompts are cut into chunks of as many
 PAGE_ROOM = 16  # every sequence may leave its last page partly empty
@@ -20,6 +20,9 @@ class Runner(Protocol):
 
     def decode(self, batch: int, context: int, steps: int) -> float:
         """Seconds of `steps` decoding steps of `batch` sequences after `context` tokens, whose own pass is left out."""
+
+    def notes(self) -> dict[str, Any]:
+        """What a record says of it besides figures."""
 
     def close(self) -> None:
         """Free what it holds."""
@@ -96,7 +99,8 @@ class EngineRunner:
             first = f"roofline {command} {subject.source} --weights random:{subject.seed}"
             then = "then this again" + (" with all layers" if subject.cut else "")
             raise UnsupportedError("our engine with tuned kernels", said, (f"{first}, {then}",))
-        self._bench, self._backend, self._tuned = Bench(self.loaded.executable, tokens), backend, tuned
+        self._tokens, self._backend, self._tuned = tokens, backend, tuned
+        self._bench = Bench(self.loaded.executable, tokens)
 
     def prefill(self, batch: int, length: int) -> float:
         """See Runner."""
@@ -108,17 +112,31 @@ class EngineRunner:
         with self._switched():
             return self._bench.decode(context, steps, batch).seconds
 
+    def notes(self) -> dict[str, Any]:
+        """See Runner."""
+        graphs = getattr(self.loaded.executable, "graphs_captured", None)
+        return dict(self.loaded.notes) | ({} if graphs is None else {"graphs": graphs()})
+
     def close(self) -> None:
         """See Runner."""
         self.loaded.executable.close()
 
-    def _switched(self) -> AbstractContextManager[None]:
-        """torch's products, which a GPU's engine calls too, as this rung wants them: the switch is the process's."""
-        if self._backend == "cpu":
-            return nullcontext()
-        from roofline.backends.gpu.libraries import switched
+    @contextmanager
+    def _switched(self) -> Iterator[None]:
+        """torch's products, which a GPU's engine calls too, as this rung wants them: the switches are the process's.
 
-        return switched(self._tuned)
+        After an error the engine is a new one: requests that it had left would be timed with the next run.
+        """
+        from roofline.backends.gpu.libraries import summing_in_float32, switched
+        from roofline.bench.engine import Bench
+
+        gpu = self._backend == "gpu"
+        try:
+            with summing_in_float32() if gpu else nullcontext(), switched(self._tuned) if gpu else nullcontext():
+                yield
+        except Exception:
+            self._bench = Bench(self.loaded.executable, self._tokens)
+            raise
 
 
 @dataclass
@@ -149,8 +167,8 @@ def open_rungs(ladder: list[Rung], subject: Subject, here: Any, most: Most, thre
             else:
                 model = model or _torch_model(subject, here.device, threads)
                 opened.runners[rung.name] = _torch_runner(model, rung, subject.seed)
-        except RooflineError as error:
-            opened.missing[rung.name] = str(error)
+        except Exception as error:  # a rung that cannot be opened is a result
+            opened.missing[rung.name] = said(error)
     return opened
 
 

@@ -52,3 +52,8 @@ class RequestError(RooflineError):
     def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
         self.status, self.code, self.message, self.param = status, code, message, param
         super().__init__(message)
+
+
+def said(error: BaseException) -> str:
+    """What a report says of an error: ours are whole sentences, of others the kind and the first line."""
+    return str(error) if isinstance(error, RooflineError) else f"{type(error).__name__}: {error}".splitlines()[0]

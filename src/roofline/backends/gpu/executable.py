@@ -283,6 +283,12 @@ class GpuExecutable:
         self.clocks(False)
         return list(zip((instr.op for instr in self.program.body), self.op_seconds(), strict=True))
 
+    def graphs_captured(self) -> str:
+        """How many steps have been captured in graphs, and why no more are, in words."""
+        if self._graphs is None:
+            return "none asked for"
+        return f"{self._graphs.count} captured" + (f", no more: {self._graphs.failed}" if self._graphs.failed else "")
+
     def close(self) -> None:
         """Free the device's memory."""
         if self._graphs is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from roofline.backends.gpu.step import Sizes, Step
 from roofline.common import log
+from roofline.common.errors import said
 from roofline.ops.batch import BatchLimits
 
 _SMALLEST_CONTEXT = 256
@@ -54,6 +55,11 @@ class Graphs:
         self._pool: Any = None  # of temporary memory: one for all, since one runs at a time and none keeps any
         self.failed = ""  # why no more steps are captured
 
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._graphs)
+
     def step(self, sizes: Sizes) -> Step:
         """Run a step of padded sizes; its fields are on the device already."""
         if sizes in self._seen and sizes not in self._graphs and not self.failed:
@@ -71,7 +77,7 @@ class Graphs:
         try:
             self._graphs[sizes] = self._capture(self._seen[sizes])
         except Exception as error:  # whatever a driver says: the list computes the same
-            self.failed = f"{type(error).__name__}: {error}".splitlines()[0]
+            self.failed = said(error)
             log.get("gpu").warning("steps of %d rows could not be captured, none will be: %s", sizes.rows, self.failed)
 
     def _capture(self, step: Step) -> Any:

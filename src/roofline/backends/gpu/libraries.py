@@ -21,6 +21,20 @@ def sum_in_float32() -> None:
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
 
+@contextmanager
+def summing_in_float32(wanted: bool = True) -> Iterator[None]:
+    """Products add up in float32 inside, as ours do, or as torch does if nobody says anything; afterwards as before."""
+    import torch
+
+    switches: Any = torch.backends.cuda.matmul
+    before = switches.allow_bf16_reduced_precision_reduction, switches.allow_fp16_reduced_precision_reduction
+    switches.allow_bf16_reduced_precision_reduction = switches.allow_fp16_reduced_precision_reduction = not wanted
+    try:
+        yield
+    finally:
+        switches.allow_bf16_reduced_precision_reduction, switches.allow_fp16_reduced_precision_reduction = before
+
+
 def validators() -> dict[str, str]:
     """What results of this process hold for."""
     from torch.cuda import tunable

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from roofline.backends.base import LostError
+from roofline.common.errors import said
 
 
 @contextmanager
@@ -16,8 +17,9 @@ def told_if_lost(device: str) -> Iterator[None]:
     except Exception as error:
         if answers(device):
             raise
-        cause = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise LostError(f"{device} computes nothing any more after {cause}; the process has to start anew") from error
+        raise LostError(
+            f"{device} computes nothing any more after {said(error)}; the process has to start anew"
+        ) from error
 
 
 def answers(device: str) -> bool:

@@ -100,6 +100,10 @@ class TransformersRunner:
         torch.compiler.cudagraph_mark_step_begin()
         return self._decode(ids, cache).clone()  # a graph's output is overwritten by its next replay
 
+    def notes(self) -> dict[str, Any]:
+        """What a record says of it: nothing beside its rung."""
+        return {}
+
     def close(self) -> None:
         """Drop caches and what was compiled."""
         self._caches.clear()
@@ -139,6 +143,7 @@ class TransformersRunner:
             return _made(DynamicCache, config=self.model.config)
         length = -(-length // CACHE_STEP) * CACHE_STEP
         if (batch, length) not in self._caches:
+            self._caches.clear()  # a grid goes on to other sizes, and on a GPU these are gigabytes
             common = {"device": self.device, "dtype": self.model.dtype}
             sizes = {"max_batch_size": batch, "max_cache_len": length}
             cache = _made(StaticCache, config=self.model.config, **sizes, **common)
@@ -174,7 +179,8 @@ class TransformersRunner:
         kernel = sdpa_kernel([getattr(SDPBackend, self._kernel)]) if self._kernel else nullcontext()
         tuned = libraries.tuning() if "tuned" in self.techniques else libraries.switched(False)
         what = "+".join(sorted(self.techniques)) or "eager"
-        with _ours(f"transformers with {what}"), torch.no_grad(), kernel, _recompiles(torch), tuned:
+        stock = libraries.summing_in_float32(False)  # our engine's loading switches it on for the process
+        with _ours(f"transformers with {what}"), torch.no_grad(), kernel, _recompiles(torch), tuned, stock:
             yield
 
 
