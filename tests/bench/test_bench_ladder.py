@@ -194,6 +194,16 @@ def test_our_engine_runs_whole_batches(shape):
     assert sum(work[1] for work in watched.works) == 60  # prompt tokens
     assert runner.decode(3, 1, 7) > 0
     assert [work[1] for work in watched.works] == [3] * 7
+    assert runner.notes() == runner.loaded.notes
+    assert runner.serves(tuned=False)
+    assert not runner.serves(tuned=True)
+    other = runners.EngineRunner(shape, "cpu", most, tuned=False, threads=1, beside=runner)
+    assert other.loaded is runner.loaded
+    other.close()
+    assert runner.prefill(3, 20) > 0, "the other has closed nothing"
+    with pytest.raises(ConfigError, match="more than the"):
+        runner.decode(600, 20, 1)
+    assert not runner._bench.engine.has_work, "what an error left is not timed with the next run"
     runner.close()
 
 

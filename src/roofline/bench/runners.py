@@ -3,10 +3,13 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from roofline.bench.ladder import Rung, missing
 from roofline.common.errors import UnsupportedError, said
+
+if TYPE_CHECKING:
+    from roofline.bundle import LoadedModel
 
 STEP_TOKENS = {"cpu": 512, "gpu": 8192}  # of a step of our engine: prompts are cut into chunks of as many
 PAGE_ROOM = 16  # every sequence may leave its last page partly empty
@@ -60,7 +63,8 @@ class EngineRunner:
     """Our engine, through its own scheduler and paged cache.
 
     Args:
-        backend: "cpu" or "gpu". tuned: with what `roofline tune` chose. graphs: of decode steps, on a GPU.
+        backend: "cpu" or "gpu". tuned: with what `roofline tune` chose. graphs: of decode steps, on a GPU. beside:
+            whose model it runs, where both want the same: two may not fit a device.
 
     Raises UnsupportedError where `tuned` is asked for and nothing was tuned.
     """
@@ -74,33 +78,42 @@ class EngineRunner:
         tuned: bool,
         graphs: bool = False,
         threads: int | None = None,
+        beside: "EngineRunner | None" = None,
     ) -> None:
-        from roofline import bundle
         from roofline.bench.engine import Bench
+
+        self._tokens = max(STEP_TOKENS[backend], most.started)
+        self._backend, self._tuned, self._graphs, self._owner = backend, tuned, graphs, beside is None
+        self.loaded: LoadedModel = beside.loaded if beside is not None else self._load(subject, most, threads)
+        self._bench = Bench(self.loaded.executable, self._tokens)
+
+    def _load(self, subject: Subject, most: Most, threads: int | None) -> "LoadedModel":
+        from roofline import bundle
         from roofline.weights.random_weights import pooled_checkpoint
 
-        tokens = max(STEP_TOKENS[backend], most.started)
-        self.loaded = bundle.load(
+        loaded = bundle.load(
             pooled_checkpoint(subject.config, subject.seed),
-            backend=backend,
+            backend=self._backend,
             threads=threads,
-            tuned=tuned,
-            graphs=graphs,
+            tuned=self._tuned,
             text=False,
             cache_tokens=max(most.tokens + most.batch * PAGE_ROOM, most.length),
             max_model_len=most.length,
             max_running=most.batch,
-            max_batch_tokens=tokens,
+            max_batch_tokens=self._tokens,
         )
-        said = self.loaded.notes.get("variants", "")
-        if tuned and said.startswith("default"):
-            self.loaded.executable.close()
-            command = "tune" if backend == "cpu" else "tune gemms"
+        said = loaded.notes.get("variants", "")
+        if self._tuned and said.startswith("default"):
+            loaded.executable.close()
+            command = "tune" if self._backend == "cpu" else "tune gemms"
             first = f"roofline {command} {subject.source} --weights random:{subject.seed}"
             then = "then this again" + (" with all layers" if subject.cut else "")
             raise UnsupportedError("our engine with tuned kernels", said, (f"{first}, {then}",))
-        self._tokens, self._backend, self._tuned = tokens, backend, tuned
-        self._bench = Bench(self.loaded.executable, tokens)
+        return loaded
+
+    def serves(self, tuned: bool) -> bool:
+        """Whether its model can be another runner's too."""
+        return self._owner and self._tuned == tuned
 
     def prefill(self, batch: int, length: int) -> float:
         """See Runner."""
@@ -114,12 +127,13 @@ class EngineRunner:
 
     def notes(self) -> dict[str, Any]:
         """See Runner."""
-        graphs = getattr(self.loaded.executable, "graphs_captured", None)
-        return dict(self.loaded.notes) | ({} if graphs is None else {"graphs": graphs()})
+        executable: Any = self.loaded.executable
+        return dict(self.loaded.notes) | ({"graphs": executable.graphs_captured()} if self._graphs else {})
 
     def close(self) -> None:
         """See Runner."""
-        self.loaded.executable.close()
+        if self._owner:
+            self.loaded.executable.close()
 
     @contextmanager
     def _switched(self) -> Iterator[None]:
@@ -131,6 +145,9 @@ class EngineRunner:
         from roofline.bench.engine import Bench
 
         gpu = self._backend == "gpu"
+        if gpu:
+            executable: Any = self.loaded.executable
+            executable.captures = self._graphs
         try:
             with summing_in_float32() if gpu else nullcontext(), switched(self._tuned) if gpu else nullcontext():
                 yield
@@ -162,8 +179,12 @@ def open_rungs(ladder: list[Rung], subject: Subject, here: Any, most: Most, thre
                 opened.missing[rung.name] = why
             elif rung.ours:
                 backend = "cpu" if here.device == "cpu" else "gpu"
-                asked = {name: name in rung.techniques for name in ("tuned", "graphs")}
-                opened.runners[rung.name] = EngineRunner(subject, backend, most, threads=threads, **asked)
+                tuned, graphs = (name in rung.techniques for name in ("tuned", "graphs"))
+                ours = [runner for runner in opened.runners.values() if isinstance(runner, EngineRunner)]
+                beside = next((runner for runner in ours if runner.serves(tuned)), None)
+                opened.runners[rung.name] = EngineRunner(
+                    subject, backend, most, tuned=tuned, graphs=graphs, threads=threads, beside=beside
+                )
             else:
                 model = model or _torch_model(subject, here.device, threads)
                 opened.runners[rung.name] = _torch_runner(model, rung, subject.seed)

@@ -37,13 +37,3 @@ def test_what_is_left_unwritten_is_an_error():
     case = bench().norm(3)
     lazy = replace(case, run=lambda: None)
     assert not error(lazy) <= lazy.tolerance
-
-
-def test_the_published_lengths_are_the_sampler_s():
-    import json
-
-    from benchmarks.gpu import TYPICAL, typical_lengths
-
-    published = [tuple(pair) for pair in json.loads(TYPICAL.read_text())["lengths"]]
-    assert published == typical_lengths(256)
-    assert all(prompt >= 1 and prompt + answer <= 960 and 1 <= answer <= 80 for prompt, answer in published)

@@ -96,6 +96,7 @@ class GpuExecutable:
         self.page_bytes = sum(PAGE_TOKENS * group.token_bytes for group in program.kv_groups.values())
         self._read, self._group = read, group
         self._clocks, self._seconds = False, list[float]()
+        self.captures = True  # steps in graphs, where there are any: a bench also times them without
         self._here = runtime.here()
         with self._here:
             self.weights = weights or DeviceWeights(
@@ -167,7 +168,7 @@ class GpuExecutable:
         where the device has gone, here and below."""
         sizes = self._fields.sizes()
         assert sizes.max_context <= self.max_context, "a position beyond the context"
-        graphs = self._graphs if not self._clocks else None
+        graphs = self._graphs if self.captures and not self._clocks else None
         larger = padded(sizes, self.limits, self.max_context) if graphs is not None else None
         if larger is not None:
             sizes = larger
