@@ -194,3 +194,13 @@ def test_the_kernels_are_checked_unless_that_was_done_on_this_chip_with_this_bui
     (bundle / "weights.bin").write_bytes(raw)
     with pytest.raises(TruthError, match=r"kernels .* are wrong on"):
         load(str(bundle), text=False)
+
+
+def test_a_step_is_as_large_as_keeps_the_backend_busy():
+    from roofline.bundle.cache_size import step_size
+
+    assert [step_size(backend, None, None) for backend in ("cpu", "reference", "gpu")] == [
+        (512, 64), (512, 64), (2048, 256)
+    ]  # fmt: skip
+    assert step_size("gpu", 64, None) == (64, 256)
+    assert step_size("cpu", None, 200) == (512, 200)

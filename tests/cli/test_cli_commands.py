@@ -156,6 +156,27 @@ def test_serve_hands_on_how_to_speculate(run, monkeypatch):
         assert "needs both --speculate draft and --draft MODEL" in result.stderr
 
 
+def test_serve_loads_as_large_a_step_as_its_engine_is_to_fill(run, monkeypatch):
+    """More answers at a time than a model is loaded for by itself; a draft model holds as many."""
+    from roofline.cli import ready
+    from roofline.server import serve
+
+    served = []
+    monkeypatch.setattr(ready, "prepare", lambda *_args: None)
+    monkeypatch.setattr(serve, "serve", served.append)
+    sizes = {"max_running": 200, "max_batch_tokens": 1024}
+    words = [word for name, size in sizes.items() for word in (f"--{name.replace('_', '-')}", str(size))]
+    assert run("serve", *words, "--speculate", "draft", "--draft", "tiny").exit_code == 0
+    spec = serve._spec(served[0])
+    assert sizes.items() <= spec.options.items()
+    assert sizes.items() <= spec.draft_options.items()
+    assert (spec.config.max_running, spec.config.max_batch_tokens) == (200, 1024)
+    assert run("serve").exit_code == 0
+    spec = serve._spec(served[1])
+    assert not sizes.keys() & spec.options.keys()
+    assert (spec.config.max_running, spec.config.max_batch_tokens) == (None, None)
+
+
 def test_generate_hands_on_how_to_speculate(run, llm, monkeypatch):
     from roofline.cli import ready
 

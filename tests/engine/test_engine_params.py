@@ -81,6 +81,9 @@ def test_settings_are_fitted_to_the_executable():
     limits = resolve(EngineConfig(), executable)
     assert (limits.tokens, limits.sequences, limits.max_model_len) == (64, 16, 160)
     assert resolve(EngineConfig(max_batch_tokens=8), executable).sequences == 8
+    assert resolve(EngineConfig(max_running=5, max_batch_tokens=65), executable).sequences == 5
+    larger = resolve(EngineConfig(), FakeExecutable(num_pages=10, max_context=512, tokens=2048, segments=256))
+    assert (larger.tokens, larger.sequences) == (2048, 256), "whatever the executable was loaded for"
     with pytest.raises(ConfigError, match="512 positions"):
         resolve(EngineConfig(max_model_len=513), executable)
     with pytest.raises(CapacityError, match="needs 161 tokens of cache, 160 are available"):

@@ -65,3 +65,13 @@ def _pages(settings: Mapping[str, Any], wanted: int | None, kv_dtype: str, copie
             raise CapacityError("the KV cache", wanted * token_bytes, free, "bytes", remedy)
         return -(-wanted // PAGE_TOKENS)
     return min(DEFAULT_CACHE_TOKENS, max(free // 4 // copies // token_bytes, PAGE_TOKENS)) // PAGE_TOKENS
+
+
+def step_size(backend: str, tokens: int | None, running: int | None) -> tuple[int, int]:
+    """(tokens, sequences) of the largest step; None: what keeps the backend's chips busy.
+
+    A GPU multiplies hundreds of rows in the time of one, so a step of 512 tokens would leave it idle; on a CPU longer
+    steps only make those wait that are answered beside a prompt.
+    """
+    default = (2048, 256) if backend == "gpu" else (512, 64)
+    return tokens or default[0], running or default[1]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from roofline.bundle import cached
-from roofline.bundle.cache_size import cache_size, max_context, resolve_kv_dtype
+from roofline.bundle.cache_size import cache_size, max_context, resolve_kv_dtype, step_size
 from roofline.bundle.makers import Asked, by_reference, of_bundle, on_cpu, on_gpu, weights_hash
 from roofline.bundle.reader import is_bundle, open_bundle
 from roofline.bundle.texts import load_text, text_of_folder
@@ -74,8 +74,8 @@ def load(
     cache_tokens: int | None = None,
     kv_cache_dtype: str = "auto",
     max_model_len: int | None = None,
-    max_batch_tokens: int = 512,
-    max_running: int = 64,
+    max_batch_tokens: int | None = None,
+    max_running: int | None = None,
     draft_tokens: int = 0,
     weights: str | None = None,
     text: bool = True,
@@ -108,7 +108,8 @@ def load(
         kv_cache_dtype: "auto" is "bf16", on a GPU the model's 16 bits. Half the bytes: "int8", with a scale for each
             token and head, not on a GPU; "fp8" (e4m3, no scales), on GPUs that have it.
         max_model_len: positions served; default the model's own, cut to the cache.
-        max_batch_tokens, max_running: the largest step: query tokens and sequences.
+        max_batch_tokens, max_running: the largest step: query tokens and sequences. None: 512 and 64, on a GPU 2,048
+            and 256: it is busy with more, and reads its weights as often as there are steps.
         draft_tokens: longest draft of a sequence that a step verifies (see engine.speculation).
         weights: "random:SEED" runs the model's configuration on random weights, "random:SEED:FORMAT" in that format; a
             folder with a config.json is enough then.
@@ -163,6 +164,7 @@ def load(
         pages, longest = 0, max_context(settings["max_position"], max_model_len)
     else:
         pages, longest = cache_size(settings, cache_tokens, max_model_len, kv_dtype, replicas)
+    max_batch_tokens, max_running = step_size(backend, max_batch_tokens, max_running)
     limits = BatchLimits(
         tokens=max(max_batch_tokens, max_running),
         segments=max_running,

@@ -16,6 +16,7 @@ import numpy as np
 
 from roofline.backends.gpu import absent, kernel_cache, static
 from roofline.backends.sampling import SampleRows
+from roofline.bundle.cache_size import step_size
 from roofline.hardware import chips
 from roofline.ops.batch import PAGE_TOKENS, BatchLimits
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from roofline.backends.gpu.step import Sizes
     from roofline.weights.checkpoint import Checkpoint
 
-LIMITS = {"max_batch_tokens": 512, "max_running": 64}  # bundle.load's defaults
 # Beyond 2 GiB, which AMD's compiler is told of: only a cache of few tokens is smaller. The second, of the few layers
 # that are rehearsed, has more elements a layer than 32 bits count.
 _CACHE_BYTES = 5 << 30, 1 << 37
@@ -43,7 +43,7 @@ class Rehearsed:
 def rehearse(
     source: str, wanted: Sequence[chips.Chip], *, weights: str | None = None, exact: bool = False,
     folder: Path | None = None, kv_dtype: str = "auto", activations: str = "auto",
-    max_running: int = LIMITS["max_running"], max_batch_tokens: int = LIMITS["max_batch_tokens"],
+    max_running: int | None = None, max_batch_tokens: int | None = None,
 ) -> Iterator[Rehearsed]:  # fmt: skip
     """Fill the kernel cache, or `folder`, with what this model runs on these chips, in steps up to the given size.
 
@@ -51,6 +51,7 @@ def rehearse(
     where torch or triton is missing.
     """
     path = str(folder or kernel_cache.folder())
+    max_batch_tokens, max_running = step_size("gpu", max_batch_tokens, max_running)
     call = partial(
         _rehearse, source, path, weights=weights, exact=exact, kv_dtype=kv_dtype, activations=activations,
         running=max_running, batch_tokens=max_batch_tokens,

@@ -33,7 +33,12 @@ def command(
     served_model_name: Annotated[str | None, Option(help="The name that requests give. Default: MODEL.")] = None,
     cache_tokens: Annotated[int | None, Option(min=16, help="Tokens that a replica's key-value cache holds.")] = None,
     kv_cache_dtype: KvCacheDtype = "auto",
-    max_running: Annotated[int, Option(min=1, help="Answers that a replica computes at the same time.")] = 64,
+    max_running: Annotated[
+        int | None, Option(min=1, help="Answers that a replica computes at the same time. Default: 64; on a GPU 256.")
+    ] = None,
+    max_batch_tokens: Annotated[
+        int | None, Option(min=1, help="Tokens that a replica computes in one step. Default: 512; on a GPU 2,048.")
+    ] = None,
     speculate: Speculate = "off",
     draft: Draft = None,
     speculate_tokens: SpeculateTokens = 4,
@@ -80,6 +85,7 @@ def command(
             max_model_len=max_model_len,
             served_model_name=served_model_name,
             max_running=max_running,
+            max_batch_tokens=max_batch_tokens,
             speculate=speculate,
             draft=draft,
             speculate_tokens=speculate_tokens,

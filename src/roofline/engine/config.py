@@ -18,8 +18,9 @@ class EngineConfig:
     """Settings of an engine, checked at construction.
 
     Args:
-        max_batch_tokens: most tokens in a step; decodes come first, prompt chunks take what is left.
-        max_running: most sequences that hold pages at the same time.
+        max_batch_tokens: most tokens in a step; decodes come first, prompt chunks take what is left. None: as many as
+            the executable was loaded for.
+        max_running: most sequences that hold pages at the same time; None likewise.
         prefix_cache: reuse full pages of equal prefixes.
         max_model_len: longest prompt plus answer in tokens; None takes what the model and the cache allow.
         scheduler: "continuous", or "naive": one sequence at a time, its prompt in as few steps as the batch allows.
@@ -36,8 +37,8 @@ class EngineConfig:
         ConfigError: the message names the field.
     """
 
-    max_batch_tokens: int = 512
-    max_running: int = 64
+    max_batch_tokens: int | None = None
+    max_running: int | None = None
     prefix_cache: bool = True
     max_model_len: int | None = None
     scheduler: Literal["continuous", "naive"] = "continuous"
@@ -51,7 +52,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("max_batch_tokens", "max_running", "max_model_len", "speculate_tokens"):
             value = getattr(self, name)
-            if name == "max_model_len" and value is None:
+            if name != "speculate_tokens" and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name}={value!r} is not a whole number of at least 1")
@@ -93,13 +94,13 @@ def resolve(config: EngineConfig, executable: "Executable") -> StepLimits:
         raise CapacityError(
             f"max_model_len={wanted}", wanted, longest, "tokens of cache", "Enlarge the cache or lower max_model_len."
         )
-    tokens = min(config.max_batch_tokens, limits.tokens)
+    tokens = min(config.max_batch_tokens or limits.tokens, limits.tokens)
     if config.scheduler == "naive":
         tokens = limits.tokens
     return StepLimits(
         tokens=tokens,
         # Every running sequence may decode in the same step, so the step must hold them all.
-        sequences=min(config.max_running, limits.segments, limits.rows, tokens),
+        sequences=min(config.max_running or limits.segments, limits.segments, limits.rows, tokens),
         rows=limits.rows,
         table_pages=limits.pages,
         max_model_len=min(wanted or longest, longest),

@@ -41,6 +41,7 @@ class ServeOptions:
         api_key: needed on every route but /health when given.
         max_model_len: longest prompt plus answer in tokens; None takes what the model and the cache allow.
         served_model_name: the name that requests give; None takes `model`.
+        max_running, max_batch_tokens: sequences and tokens of a step, of each replica; see `roofline.bundle.load`.
         data_parallel: engines that share the requests, each with the whole model (see engine.replicas).
         speculate, draft, speculate_tokens: see `EngineConfig`; `draft` is the name, hub id or path of the draft model.
         load: further options of `roofline.bundle.load` (threads, isa, cache_tokens, ...).
@@ -52,7 +53,8 @@ class ServeOptions:
     api_key: str | None = None
     max_model_len: int | None = None
     served_model_name: str | None = None
-    max_running: int = 64
+    max_running: int | None = None
+    max_batch_tokens: int | None = None
     data_parallel: int = 1
     speculate: Literal["off", "ngram", "draft"] = "off"
     draft: str | None = None
@@ -136,7 +138,9 @@ def _engine(options: ServeOptions) -> "RemoteEngine | Replicas":
 
 def _spec(options: ServeOptions) -> EngineSpec:
     """What the engine process is to load."""
-    load = {**options.load, "max_model_len": options.max_model_len, "text": False}  # text is ours
+    asked = {"max_running": options.max_running, "max_batch_tokens": options.max_batch_tokens}
+    sizes = {name: value for name, value in asked.items() if value is not None}  # of what is loaded, and of its engine
+    load = {**options.load, **sizes, "max_model_len": options.max_model_len, "text": False}  # text is ours
     if options.speculate != "off":
         load["draft_tokens"] = options.speculate_tokens
     return EngineSpec(
@@ -144,12 +148,13 @@ def _spec(options: ServeOptions) -> EngineSpec:
         options=load,
         config=EngineConfig(
             max_running=options.max_running,
+            max_batch_tokens=options.max_batch_tokens,
             max_model_len=options.max_model_len,
             speculate=options.speculate,
             speculate_tokens=options.speculate_tokens,
         ),
         draft=options.draft,
-        draft_options={name: value for name, value in options.load.items() if name not in _NOT_THE_DRAFT_S},
+        draft_options={n: value for n, value in (options.load | sizes).items() if n not in _NOT_THE_DRAFT_S},
     )
 
 
