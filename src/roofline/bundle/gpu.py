@@ -1,11 +1,10 @@
 """A checkpoint on a GPU: the Program for it, what fits, and the notes of what was chosen."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
+from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.units import human_bytes, human_rate, human_seconds
 from roofline.ops.batch import PAGE_TOKENS, BatchLimits
 from roofline.program.ir import WHOLE, Share
@@ -112,6 +111,7 @@ def load_gpu(
     from roofline.backends.gpu.executable import GpuExecutable, Runtime
     from roofline.backends.gpu.libraries import follow_store, sum_in_float32
     from roofline.backends.gpu.linear_tuning import stored_choices
+    from roofline.backends.gpu.lost import what_is_lacking
     from roofline.backends.gpu.needs import cheaper, needs_of
     from roofline.backends.gpu.roofs import ensure_op_roofs
 
@@ -140,7 +140,7 @@ def load_gpu(
     followed = follow_store(found.chip) if tuned and not exact else ""
     roofs = ensure_op_roofs(found.torch_name, found.device.name)
     runtime = Runtime(found.chip, found.torch_name, exact, graphs, choices, roofs, placed.hosted, followed)
-    with _what_is_lacking(found, placed.used), ThreadPoolExecutor(1) as meanwhile:
+    with what_is_lacking(found, placed.used), ThreadPoolExecutor(1) as meanwhile:
         executable = GpuExecutable(
             program,
             checkpoint.read,
@@ -169,19 +169,6 @@ def load_gpu(
         ratios = ", ".join(f"{rows} rows {exact_over_fast(executable, rows):.2f}" for rows in (1, limits.tokens))
         notes["exact"] = f"time of a layer's products over the fast ones: {ratios}"
     return executable, notes
-
-
-@contextmanager
-def _what_is_lacking(found: "Found", planned: int) -> Iterator[None]:
-    """Memory that is not there after all, as another process took it meanwhile, is said in our words."""
-    import torch
-
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        free = int(torch.cuda.mem_get_info(found.torch_name)[0])
-        remedy = f"{human_bytes(found.free)} were free when it was planned. Try again, or with a smaller cache_tokens."
-        raise CapacityError(f"{found.device.title}: the model as planned", planned, free, "bytes", remedy) from error
 
 
 def _beside(

@@ -55,11 +55,11 @@ def test_either_call_of_a_step_notices(monkeypatch):
 
 
 def test_memory_that_is_gone_after_all_is_a_capacity_error(monkeypatch):
-    from roofline.bundle.gpu import _what_is_lacking
+    from roofline.backends.gpu.lost import what_is_lacking
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1 << 20, 1 << 30))
     found = SimpleNamespace(torch_name="cuda:0", free=1 << 29, device=SimpleNamespace(title="nvidia:0 H200"))
     said = r"536,870,912 .*1,048,576 .*512.0 MiB were free"
-    with pytest.raises(CapacityError, match=said) as raised, _what_is_lacking(found, 1 << 29):
+    with pytest.raises(CapacityError, match=said) as raised, what_is_lacking(found, 1 << 29):
         raise torch.OutOfMemoryError("CUDA out of memory")
     assert isinstance(raised.value.__cause__, torch.OutOfMemoryError)

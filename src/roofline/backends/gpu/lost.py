@@ -1,10 +1,13 @@
-"""Whether a device still computes: after an illegal access, say, every call to it fails until the process ends."""
+"""What a device's errors mean: one that is gone (after an illegal access every call to it fails until the process
+ends), and one whose memory is not there after all."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from roofline.backends.base import LostError
-from roofline.common.errors import said
+from roofline.backends.gpu.devices import Found
+from roofline.common.errors import CapacityError, said
+from roofline.common.units import human_bytes
 
 
 @contextmanager
@@ -33,3 +36,16 @@ def answers(device: str) -> bool:
     except Exception:  # whatever a driver or torch says then
         return False
     return True
+
+
+@contextmanager
+def what_is_lacking(found: Found, planned: int) -> Iterator[None]:
+    """Memory that another process took since the model was planned is a CapacityError, in our words."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        free = int(torch.cuda.mem_get_info(found.torch_name)[0])
+        remedy = f"{human_bytes(found.free)} were free when it was planned. Try again, or with a smaller cache_tokens."
+        raise CapacityError(f"{found.device.title}: the model as planned", planned, free, "bytes", remedy) from error
