@@ -17,7 +17,7 @@ COLUMNS = ("kernel", "case", "tile", "registers", "spills", "local bytes", "wave
 def command(
     chip: Annotated[str | None, Option("--chip", help="Show the kernels on these: gfx942,sm_90.")] = None,
     build: Annotated[
-        str | None, Option("--build", help="Compile for these into the kernel cache, so that a start compiles no kernel.")
+        str | None, Option("--build", help="Compile for these into the kernel cache: a start then compiles no kernel.")
     ] = None,
     model: Annotated[
         str | None, Option("--model", help="With --build: all that this model's steps launch, whatever its shapes.")
