@@ -54,7 +54,13 @@ class Bench(Products):
     """Makes cases on a device."""
 
     def cases(self) -> Iterator[Callable[[], Case]]:
-        """Makers of all cases: inputs exist while their case does, no longer."""
+        """Makers of all cases, each to be called before the next is asked for: inputs exist while their case does, no
+        longer. They are the same for the same seed."""
+        for number, make in enumerate(self._all()):
+            torch.manual_seed(self.seed + number)
+            yield make
+
+    def _all(self) -> Iterator[Callable[[], Case]]:
         s = self.shapes
         few, decodes, grouped = s.few[-1], s.sequences[-1], s.heads // 4
         for rows in (*s.few, s.many):
@@ -209,7 +215,7 @@ class Bench(Products):
         context, beyond = self.shapes.context, 5
         tokens, each = decodes + chunk, -(-max(context, chunk) // PAGE_TOKENS)
         scratch, capacity = (decodes + 1) * each, tokens + beyond
-        order = np.random.default_rng().permutation(scratch).reshape(-1, each)
+        order = self.random().permutation(scratch).reshape(-1, each)
         batch = Batch(BatchLimits(capacity, decodes + 3, 1, scratch))
         steps = [Segment([-1 - i], context - 1 - i % 20, order[i].tolist()) for i in range(decodes)]
         batch.fill([*steps, Segment(range(chunk), 0, order[-1].tolist())], [0])
@@ -258,7 +264,7 @@ class Bench(Products):
     def _asked(self, logits: Tensor, **values: float) -> SampleRows:
         """Random seeds, and values for all rows. top_p is moved to the middle between two sums of weights, where no
         rounding decides which id is the last."""
-        random, asked = np.random.default_rng(), SampleRows.greedy(len(logits))
+        random, asked = self.random(), SampleRows.greedy(len(logits))
         asked.seed[:] = random.integers(0, 2**63, asked.rows)
         asked.position[:] = random.integers(0, 2**31 - 1, asked.rows)
         for name, value in values.items():
@@ -273,7 +279,7 @@ class Bench(Products):
 
     def _adjust(self, asked: SampleRows) -> None:
         """Penalties for 100 ids of each row, biases for 20, a mask that leaves half."""
-        random, count, vocab = np.random.default_rng(), asked.rows, self.shapes.vocab
+        random, count, vocab = self.random(), asked.rows, self.shapes.vocab
         asked.repetition[:], asked.presence[:], asked.frequency[:] = 1.3, 0.6, 0.37
         for name, most in (("hist", 100), ("bias", 20)):
             setattr(asked, f"{name}_start", np.arange(0, (count + 1) * most, most, dtype=np.int32))

@@ -3,9 +3,11 @@
 Everything that a run writes is poisoned before: its results, what is named as scratch, and what its launcher allocates.
 """
 
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -203,11 +205,13 @@ def of(dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True)
 class Maker:
-    """What cases are made of, on a device. kept: the last quantised matrix, which takes longer to pack than to run."""
+    """What cases are made of, on a device. seed: of all that is random, a new one for each Maker; kept: the last
+    quantised matrix, which takes longer to pack than to run."""
 
     chip: Chip
     device: str
     shapes: Shapes
+    seed: int = field(default_factory=partial(secrets.randbits, 31))
     kept: dict[tuple[str, int, int], Matrix] = field(default_factory=dict, repr=False)
 
     def normal(self, *shape: int, dtype: torch.dtype = BF16) -> Tensor:
@@ -228,6 +232,10 @@ class Maker:
 
     def integers(self, values: Any, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.as_tensor(np.asarray(values)).to(self.device, dtype)
+
+    def random(self) -> np.random.Generator:
+        """numpy's, for what is made on the host; it follows torch's seed."""
+        return np.random.default_rng(int(torch.randint(2**31, ())))
 
     def eight(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x as the chip's 8-bit floats, with a scale for each row: what `ops.matmul.round_rows` rounds to."""
