@@ -104,12 +104,13 @@ def test_a_wrong_sum_beside_a_right_norm_is_an_error():
     assert error(wrong) > wrong.tolerance
 
 
-@pytest.mark.parametrize("kind", ["norm", "rope", "stored", "slots", "rounded", "routed", "scored", "cut", "logprobs"])
+@pytest.mark.parametrize("kind", ["norm", "rope", "slots", "rounded", "routed", "scored", "logprobs"])
 def test_every_result_is_compared(kind):
     """Values that lie one place too far."""
     from benchmarks.gpu_kernels import error
 
     case = bench().norm(3, 256) if kind == "norm" else last_of_each()[kind]()
+    assert error(case) <= case.tolerance
     for which in range(len(case.results)):
 
         def spoil(*results, which=which):
@@ -133,7 +134,7 @@ def test_what_is_left_unwritten_is_an_error():
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-@pytest.mark.parametrize("kind", ["chosen", "scored", "cut", "logprobs"])
+@pytest.mark.parametrize("kind", ["chosen", "scored", "logprobs"])
 def test_runs_copy_nothing_to_or_from_the_host(kind, monkeypatch):
     from roofline.backends.gpu.kernels import sample, settings
 
