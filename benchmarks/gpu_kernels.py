@@ -57,10 +57,12 @@ class Bench(Products):
         """Makers of all cases, each to be called before the next is asked for: inputs exist while their case does, no
         longer. They are the same for the same seed."""
         for number, make in enumerate(self._all()):
+            told = ", ".join([*map(str, make.args), *(f"{name}={value}" for name, value in make.keywords.items())])
+            make.__dict__["__name__"] = f"{make.func.__name__}({told})"[:80]  # of a case that cannot be made
             torch.manual_seed(self.seed + number)
             yield make
 
-    def _all(self) -> Iterator[Callable[[], Case]]:
+    def _all(self) -> Iterator["partial[Case]"]:
         s = self.shapes
         few, decodes, grouped = s.few[-1], s.sequences[-1], s.heads // 4
         for rows in (*s.few, s.many):
@@ -99,7 +101,7 @@ class Bench(Products):
         yield partial(self.chosen, decodes, 0.8, adjusted=True)
         yield partial(self.logprobs, decodes, 5)
 
-    def _products(self) -> Iterator[Callable[[], Case]]:
+    def _products(self) -> Iterator["partial[Case]"]:
         s = self.shapes
         one, few = s.few[0], s.few[-1]
         for rows in s.few:
@@ -135,7 +137,7 @@ class Bench(Products):
         yield partial(self.lora, s.some, 64)
         yield partial(self.lora, s.some, 16, F16)
 
-    def _attention(self) -> Iterator[Callable[[], Case]]:
+    def _attention(self) -> Iterator["partial[Case]"]:
         s = self.shapes
         grouped, prompt = s.heads // 4, [(s.context, s.context)]
         for kv_heads in (s.heads, grouped):

@@ -169,13 +169,3 @@ def test_a_matrix_is_kept_until_another_is_wanted():
     assert len(made.kept) == 1
     case = made.widened("Q4_0", 5)
     assert error(case) <= case.tolerance
-
-
-def test_the_published_lengths_are_the_sampler_s():
-    import json
-
-    from benchmarks.gpu import TYPICAL, typical_lengths
-
-    published = [tuple(pair) for pair in json.loads(TYPICAL.read_text())["lengths"]]
-    assert published == typical_lengths(256)
-    assert all(prompt >= 1 and prompt + answer <= 960 and 1 <= answer <= 80 for prompt, answer in published)
