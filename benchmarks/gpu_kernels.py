@@ -128,6 +128,8 @@ class Bench(Products):
                 yield partial(self.rounded, rows, s.width)
         yield partial(self.quantised, "Q4_0", one, s.width, s.width)
         yield partial(self.quantised, "Q4_0", one, s.width, s.ffn)
+        yield partial(self.quantised, "Q4_K", few, s.width + 36, s.width)  # rows that no tile divides
+        yield partial(self.product, few, s.width + 36, s.width)
         yield partial(self.expert, s.some, 2, 8)
         yield partial(self.expert, s.some, 2, 8, per_slot=True)
         yield partial(self.expert, s.some, 2, 8, exact=True)
