@@ -1,396 +1,378 @@
-"""Every kernel of the gpu backend on fresh random inputs: its result beside float64's, its time beside the roofs.
+"""Every kernel of the gpu backend on fresh random inputs: its results beside float64's, its time beside the roofs.
 
-Results are poisoned with NaN before a kernel writes them. Shapes are Llama-2-7B's and, for grouped heads, Llama-3-8B's;
-tests run the same cases on tiny shapes in Triton's interpreter.
+Shapes are Llama-2-7B's and, for grouped heads, Llama-3-8B's; tests run the same cases on tiny shapes in Triton's
+interpreter. What is timed is launches alone: copies between host and device lie outside of `run`.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
+import triton
 from torch import Tensor
 
+from benchmarks.gpu_kernels_case import (
+    BF16,
+    F16,
+    F32,
+    ONCE,
+    TINY,
+    Case,
+    Result,
+    Shapes,
+    error,
+    errors,
+    of,
+    result,
+)
+from benchmarks.gpu_kernels_products import Products
+from roofline.backends.gpu import tiles
 from roofline.backends.gpu.kernels import (
-    adapter,
     add_norm,
-    attend,
-    attend_launches,
-    dequantize,
-    experts,
+    cutoff,
+    embed,
     gated,
-    linear_float,
-    linear_fp8,
-    linear_quant,
-    rope_kv_write,
+    logprobs,
     route,
     sample,
-    widen_fp8,
+    scores,
+    slots,
 )
-from roofline.backends.gpu.kernels import rows_fp8 as rows_fp8_kernel
-from roofline.backends.gpu.kernels.float8 import Float8Weight
-from roofline.backends.gpu.pack import LAYOUTS, pack
+from roofline.backends.gpu.kernels.settings import Settings
+from roofline.backends.gpu.pack import LAYOUTS
+from roofline.backends.reference import sampling as reference
 from roofline.backends.sampling import SampleRows
-from roofline.hardware.chips import Chip
-from roofline.ops import formats
-from roofline.ops.attention import round_to
-from roofline.ops.batch import PAGE_TOKENS
-from roofline.ops.matmul import round_rows
+from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits, Segment
 
-TOLERANCE = {torch.bfloat16: 1e-2, torch.float32: 1e-4}  # of ||out - want|| / ||want||; 8 bits: as of 16
-DTYPES = {"bf16": torch.bfloat16, "e4m3fn": torch.float8_e4m3fn, "e4m3fnuz": torch.float8_e4m3fnuz}
+__all__ = ["TINY", "Bench", "Case", "Shapes", "error", "errors"]
 
 
 @dataclass(frozen=True)
-class Shapes:
-    """What is run: rows of decode and prefill, a model's sizes, contexts."""
-
-    width: int = 4096
-    ffn: int = 11008
-    vocab: int = 32000
-    heads: int = 32
-    head_dim: int = 128
-    few: tuple[int, ...] = (1, 16)
-    some: int = 64
-    many: int = 2048
-    context: int = 2048
-    sequences: tuple[int, ...] = (1, 8, 16, 64)
-
-
-TINY = Shapes(256, 512, 300, 4, 32, (1, 3), 20, 40, 40, (1, 3))
-
-
-@dataclass(frozen=True)
-class Case:
-    """run: writes `out`; want: float64 of the same shape, or equal ids; flops, bytes: the least that it takes."""
-
-    name: str
-    run: Callable[[], Any]
-    want: Callable[[], Tensor]
-    out: Tensor
-    flops: int
-    nbytes: int
-    between: bool = False  # 16-bit values lie between its parts, whatever `out` is
-
-    @property
-    def tolerance(self) -> float:
-        return TOLERANCE[torch.float32 if self.out.dtype == torch.float32 and not self.between else torch.bfloat16]
-
-
-@dataclass(frozen=True)
-class Bench:
+class Bench(Products):
     """Makes cases on a device."""
 
-    chip: Chip
-    device: str
-    shapes: Shapes
-
-    def normal(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-        return torch.randn(*shape, device=self.device).to(dtype)
-
-    def empty(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-        return torch.full(shape, float("nan"), dtype=dtype, device=self.device)
-
     def cases(self) -> Iterator[Callable[[], Case]]:
-        """Makers of all cases: inputs exist while their case does, no longer."""
+        """Makers of all cases, each to be called before the next is asked for: inputs exist while their case does, no
+        longer. They are the same for the same seed."""
+        for number, make in enumerate(self._all()):
+            told = ", ".join([*map(str, make.args), *(f"{name}={value}" for name, value in make.keywords.items())])
+            make.__dict__["__name__"] = f"{make.func.__name__}({told})"[:80]  # of a case that cannot be made
+            torch.manual_seed(self.seed + number)
+            yield make
+
+    def _all(self) -> Iterator["partial[Case]"]:
         s = self.shapes
+        few, decodes, grouped = s.few[-1], s.sequences[-1], s.heads // 4
         for rows in (*s.few, s.many):
-            yield partial(self.norm, rows)
+            yield partial(self.norm, rows, s.width)
             yield partial(self.gate, rows)
-            yield partial(self.rope, rows)
+            yield partial(self.rope, rows, s.heads)
+        yield partial(self.norm, few, s.width, layer=True)
+        yield partial(self.norm, few, s.width, delta=False)
+        yield partial(self.norm, few, s.width, dtype=F16)
+        yield partial(self.norm, few * s.heads, s.head_dim, delta=False)
+        for kind in ("gelu_tanh", "gelu_erf"):
+            yield partial(self.gate, few, kind)
+            yield partial(self.gate, few, kind, alone=True)
+        yield partial(self.gate, few, alone=True)
+        yield partial(self.gate, few, dtype=F16)
+        yield partial(self.rope, few, grouped, interleaved=True)
+        yield partial(self.rope, few, grouped, norms=True)
+        yield partial(self.rope, few, grouped, part=4)
+        yield partial(self.rope, few, grouped, dtype=F16)
+        yield partial(self.embedded, s.many)
+        yield partial(self.taken, decodes)
+        yield partial(self.slots, decodes, s.many)
+        yield from self._products()
+        yield from self._attention()
+        yield partial(self.routed, s.some, 8, 2, True)
+        yield partial(self.routed, s.some, 60, 4, False)
+        yield partial(self.combined, s.some, 2)
+        yield partial(self.combined, s.some, 2, F16)
+        yield partial(self.scored, decodes)
+        yield partial(self.cut, decodes, top_p=0.9)
+        yield partial(self.cut, decodes, top_k=50, top_p=0.9)
+        yield partial(self.chosen, decodes, 0.0)
+        yield partial(self.chosen, decodes, 0.8)
+        yield partial(self.chosen, decodes, 0.8, top_p=0.9)
+        yield partial(self.chosen, decodes, 0.8, top_k=50, top_p=0.9, min_p=0.02)
+        yield partial(self.chosen, decodes, 0.8, adjusted=True)
+        yield partial(self.logprobs, decodes, 5)
+
+    def _products(self) -> Iterator["partial[Case]"]:
+        s = self.shapes
+        one, few = s.few[0], s.few[-1]
         for rows in s.few:
             for columns, width in ((3 * s.width, s.width), (s.width, s.width), (s.width, s.ffn), (s.vocab, s.width)):
-                yield partial(self.product, rows, columns, width, False)
-            yield partial(self.product, rows, 2 * s.ffn, s.width, True)
-        yield partial(self.product, s.many, s.width, s.width, False)
-        yield partial(self.product, s.many, s.width, s.width, False, exact=True)
-        yield partial(self.product, s.few[0], s.width, s.width, False, exact=True)
-        for name in LAYOUTS:
+                yield partial(self.product, rows, columns, width)
+            yield partial(self.product, rows, 2 * s.ffn, s.width, gate=True)
+        yield partial(self.product, s.many, s.width, s.width)
+        yield partial(self.product, s.many, s.width, s.width, exact=True)
+        yield partial(self.product, one, s.width, s.width, exact=True)
+        yield partial(self.product, few, s.vocab, s.width, to=F32)
+        yield partial(self.product, few, s.width, s.width, bias=True)
+        yield partial(self.product, few, s.width, s.width, dtype=F16)
+        for form in (*LAYOUTS, "E4M3"):
             for rows in (*s.few, s.some, s.many):
-                yield partial(self.quantised, name, rows, 2 * s.ffn, s.width, rows in s.few)
-        yield partial(self.quantised, "Q4_0", s.few[0], s.width, s.width, False)
-        yield partial(self.quantised, "Q4_0", s.few[0], s.width, s.ffn, False)
-        for rows in (*s.few, s.some, s.many):
-            yield partial(self.eight, rows, 2 * s.ffn, s.width, rows in s.few)
-            if self.chip.fp8:
-                yield partial(self.eight, rows, 2 * s.ffn, s.width, rows in s.few, rows_fp8=True)
-        yield self.eight_widened
-        yield partial(self.widened, "Q4_0")
-        yield partial(self.widened, "Q4_K")
-        for kv_heads in (s.heads, s.heads // 4):
+                yield partial(self.quantised, form, rows, 2 * s.ffn, s.width, gate=rows in s.few)
+            if form in ("Q4_0", "Q4_K", "E4M3"):
+                yield partial(self.quantised, form, few, 2 * s.ffn, s.width, exact=True)
+                yield partial(self.quantised, form, few, 2 * s.ffn, s.width, dtype=F16)
+                yield partial(self.widened, form)
+                yield partial(self.widened, form, s.some)
+        if self.chip.fp8:
+            for rows in (*s.few, s.some, s.many):
+                yield partial(self.eights, rows, 2 * s.ffn, s.width, gate=rows in s.few)
+                yield partial(self.rounded, rows, s.width)
+        yield partial(self.quantised, "Q4_0", one, s.width, s.width)
+        yield partial(self.quantised, "Q4_0", one, s.width, s.ffn)
+        yield partial(self.quantised, "Q4_K", few, s.width + 36, s.width)  # rows that no tile divides
+        yield partial(self.product, few, s.width + 36, s.width)
+        yield partial(self.expert, s.some, 2, 8)
+        yield partial(self.expert, s.some, 2, 8, per_slot=True)
+        yield partial(self.expert, s.some, 2, 8, exact=True)
+        yield partial(self.expert, 8 * s.some, 2, 8)
+        yield partial(self.expert, s.some, 2, 8, dtype=F16)
+        yield partial(self.lora, s.some, 16)
+        yield partial(self.lora, s.some, 64)
+        yield partial(self.lora, s.some, 16, F16)
+
+    def _attention(self) -> Iterator["partial[Case]"]:
+        s = self.shapes
+        grouped, prompt = s.heads // 4, [(s.context, s.context)]
+        for kv_heads in (s.heads, grouped):
             for n in s.sequences:
-                yield partial(self.attention, n, 1, s.context, kv_heads)
-            yield partial(self.attention, 1, s.context, s.context, kv_heads)
-            yield partial(self.attention, 1, s.context, s.context, kv_heads, exact=True)
+                yield partial(self.attention, [(1, s.context)] * n, kv_heads)
+            yield partial(self.attention, prompt, kv_heads)
+            yield partial(self.attention, prompt, kv_heads, exact=True)
+        some = [(1, s.context)] * s.sequences[1]
+        drafts = [(5, s.context)] * s.sequences[1]
+        mixed = [*some, (s.context // 2, s.context - 3), (s.context // 4, s.context // 4)]  # one page is not full
+        yield partial(self.attention, some, grouped, exact=True)
+        yield partial(self.attention, drafts, grouped)
+        yield partial(self.attention, mixed, grouped)
+        yield partial(self.attention, mixed, grouped, exact=True)
+        for step in (some, prompt):
+            yield partial(self.attention, step, grouped, window=s.context // 4 + 5)
+            yield partial(self.attention, step, grouped, cap=2.0)
+            yield partial(self.attention, step, s.heads, alibi=True)
+            yield partial(self.attention, step, grouped, dtype=F16)
         if self.chip.fp8:
             yield partial(self.stored, s.many)
             for n in s.sequences:
-                yield partial(self.attention, n, 1, s.context, s.heads // 4, cache=self.chip.fp8)
-            yield partial(self.attention, 1, s.context, s.context, s.heads // 4, cache=self.chip.fp8)
-        yield self.expert
-        yield self.lora
-        for temperature, top_p in ((0.0, 1.0), (0.8, 1.0), (0.8, 0.9)):
-            yield partial(self.sampled, s.sequences[-1], temperature, top_p)
+                yield partial(self.attention, [(1, s.context)] * n, grouped, cache=self.chip.fp8)
+            yield partial(self.attention, prompt, grouped, cache=self.chip.fp8)
 
-    def norm(self, rows: int) -> Case:
-        width = self.shapes.width
-        residual, delta = self.normal(rows, width, dtype=torch.float32), self.normal(rows, width)
-        weight, total, out = (
-            self.normal(width, dtype=torch.float32),
-            self.empty(rows, width, dtype=torch.float32),
-            self.empty(rows, width),
-        )
-
-        def run() -> None:
-            add_norm.add_norm(self.chip, residual, delta, weight, None, 1e-5, layer=False, summed=total, out=out)
-
-        def want() -> Tensor:
-            summed = residual.double() + delta.double()
-            return summed * torch.rsqrt(summed.square().mean(1, keepdim=True) + 1e-5) * weight
-
-        return Case(f"add_norm {rows} x {width}", run, want, out, *add_norm.cost(rows, width, True))
-
-    def gate(self, rows: int) -> Case:
-        ffn = self.shapes.ffn
-        both, out = self.normal(rows, 2 * ffn), self.empty(rows, ffn)
-
-        def want() -> Tensor:
-            return torch.nn.functional.silu(both[:, :ffn].double()) * both[:, ffn:].double()
-
-        run = partial(gated.gated, self.chip, "silu", both, out=out)
-        return Case(f"silu_mul {rows} x {ffn}", run, want, out, *gated.cost(rows, ffn, True))
-
-    def rope(self, tokens: int) -> Case:
-        heads, dim = self.shapes.heads, self.shapes.head_dim
-        qkv, out = self.normal(tokens, 3 * heads * dim), self.empty(tokens, heads * dim)
-        pages = -(-tokens // PAGE_TOKENS)
-        k, v = (self.empty(pages, heads, PAGE_TOKENS, dim) for _ in range(2))
-        positions = torch.arange(tokens, dtype=torch.int32, device=self.device)
-        angles = torch.rand(tokens, dim // 2, device=self.device) * 6
-        cos, sin = angles.cos(), angles.sin()
-        where = positions.long()
-
-        def run() -> None:
-            rope_kv_write.rope_kv_write(
-                self.chip, qkv, positions, where, (cos, sin), None, 0.0, interleaved=False, q=out, k=k, v=v
-            )  # fmt: skip
-
-        def want() -> Tensor:
-            q = qkv[:, : heads * dim].double().view(tokens, heads, dim)
-            a, b = q[..., : dim // 2], q[..., dim // 2 :]
-            c, s = cos.double()[:, None], sin.double()[:, None]
-            return torch.cat([a * c - b * s, b * c + a * s], -1).view(tokens, -1)
-
-        return Case(f"rope_kv_write {tokens}", run, want, out, *rope_kv_write.cost(tokens, heads, heads, dim))
-
-    def stored(self, tokens: int) -> Case:
-        """Values for a cache of 8-bit floats, some beyond the largest."""
-        heads, dim = self.shapes.heads, self.shapes.head_dim
-        tokens = -(-tokens // PAGE_TOKENS) * PAGE_TOKENS
-        qkv = 100 * self.normal(tokens, 3 * heads * dim, dtype=torch.float32)
-        k, v = (
-            self.empty(tokens // PAGE_TOKENS, heads, PAGE_TOKENS, dim, dtype=DTYPES[self.chip.fp8]) for _ in range(2)
-        )
-        where = torch.arange(tokens, device=self.device)
-
-        def run() -> None:
-            rope_kv_write.rope_kv_write(
-                self.chip, qkv, where.int(), where, None, None, 0.0, interleaved=False, q=None, k=k, v=v
-            )  # fmt: skip
-
-        def want() -> Tensor:
-            given = qkv.view(-1, PAGE_TOKENS, 3, heads, dim)[:, :, 2].transpose(1, 2)
-            return round_to(given, self.chip.fp8).double()
-
-        cost = rope_kv_write.cost(tokens, heads, heads, dim, cache_bytes=1)
-        return Case(f"rope_kv_write {tokens} to {self.chip.fp8}", run, want, v, *cost)
-
-    def product(self, rows: int, columns: int, width: int, gate: bool, exact: bool = False) -> Case:
-        x, w = self.normal(rows, width), self.normal(columns, width)
-        out = self.empty(rows, columns // 2 if gate else columns)
-        name = f"linear {'exact ' if exact else ''}{'gated ' if gate else ''}{rows} x {columns} x {width}"
-        run = partial(linear_float.linear_float, self.chip, x, w, None, out, gated=gate, exact=exact)
-        return Case(name, run, partial(_product, x, w.double(), gate), out, *linear_float.cost(rows, columns, width))
-
-    def weight(self, name: str, rows: int, columns: int) -> tuple[linear_quant.DeviceWeight, Tensor]:
-        """A quantised matrix of random values, and its values in float64. 256 rows, repeated."""
-        count = min(rows, 256)
-        values = torch.randn(count, columns).numpy()
-        raw = formats.get(name).quantize(values)
-        held = torch.from_numpy(formats.get(name).dequantize(raw, values.shape)).double()
-        times = -(-rows // count)
-        raw = raw.reshape(count, -1)[None].repeat(times, 0).reshape(times * count, -1)[:rows].reshape(-1)
-        return linear_quant.DeviceWeight.of(pack(raw, name, rows, columns), self.device), held.repeat(times, 1)[
-            :rows
-        ].to(self.device)
-
-    def quantised(self, name: str, rows: int, columns: int, width: int, gate: bool) -> Case:
-        weight, values = self.weight(name, columns, width)
-        x, out = self.normal(rows, width), self.empty(rows, columns // 2 if gate else columns)
-        run = partial(linear_quant.linear_quant, self.chip, x, weight, None, out, gated=gate)
-        title = f"{name} {'gated ' if gate else ''}{rows} x {columns} x {width}"
-        return Case(title, run, partial(_product, x, values, gate), out, *linear_quant.cost(rows, weight))
-
-    def float8(self, rows: int, columns: int) -> tuple[Float8Weight, Tensor]:
-        """A matrix of 8-bit floats and its values in float64. 256 rows, repeated."""
-        count = min(rows, 256)
-        form, values = formats.get("E4M3"), torch.randn(count, columns).numpy()
-        raw = form.quantize(values)
-        held = torch.from_numpy(form.dequantize(raw, values.shape)).double()
-        raw = np.resize(raw, form.nbytes((rows, columns)))
-        return Float8Weight.of(raw, rows, self.device), held.repeat(-(-rows // count), 1)[:rows].to(self.device)
-
-    def eight(self, rows: int, columns: int, width: int, gate: bool, rows_fp8: bool = False) -> Case:
-        """Weights of 8-bit floats, with rows of 16 bits or, rounded in the same run, of 8."""
-        weight, values = self.float8(columns, width)
-        x, out = self.normal(rows, width), self.empty(rows, columns // 2 if gate else columns)
-        given, scale = x, None
-        if rows_fp8:
-            given, scale = self.empty(rows, width, dtype=DTYPES[self.chip.fp8]), self.empty(rows, dtype=torch.float32)
-
-        def run() -> None:
-            if scale is not None:
-                rows_fp8_kernel.rows_fp8(self.chip, x, out=given, scale=scale)
-            linear_fp8.linear_fp8(self.chip, given, weight, None, out, x_scale=scale, gated=gate)
-
-        def want() -> Tensor:
-            return _product(round_rows(x.float(), self.chip.fp8) if rows_fp8 else x, values, gate)
-
-        rows_are = self.chip.fp8 if rows_fp8 else "bf16"
-        title = f"E4M3 x {rows_are} {'gated ' if gate else ''}{rows} x {columns} x {width}"
-        return Case(title, run, want, out, *linear_fp8.cost(rows, weight))
-
-    def eight_widened(self) -> Case:
-        rows, columns = 2 * self.shapes.ffn, self.shapes.width
-        weight, values = self.float8(rows, columns)
-        out = self.empty(rows, columns)
-        run = partial(widen_fp8.widen_fp8, self.chip, weight, out=out)
-        cost = widen_fp8.cost(weight, rows, torch.bfloat16)
-        return Case(f"widen_fp8 {rows} x {columns}", run, lambda: values, out, *cost)
-
-    def widened(self, name: str) -> Case:
-        rows, columns = 2 * self.shapes.ffn, self.shapes.width
-        weight, values = self.weight(name, rows, columns)
-        out = self.empty(rows, columns)
-        run = partial(dequantize.dequantize, self.chip, weight, out=out)
-        cost = dequantize.cost(weight, rows, torch.bfloat16)
-        return Case(f"dequantize {name} {rows} x {columns}", run, lambda: values, out, *cost)
-
-    def attention(
-        self, count: int, queries: int, context: int, kv_heads: int, exact: bool = False, cache: str = "bf16"
+    def norm(
+        self, rows: int, width: int, *, delta: bool = True, layer: bool = False, dtype: torch.dtype = BF16
     ) -> Case:
-        heads, dim = self.shapes.heads, self.shapes.head_dim
-        each = -(-context // PAGE_TOKENS)
-        k, v = (self.normal(count * each, kv_heads, PAGE_TOKENS, dim, dtype=DTYPES[cache]) for _ in range(2))
-        order = torch.randperm(count * each, device=self.device).int()
-        tokens = count * queries
-        q, out = self.normal(tokens, heads * dim), self.empty(tokens, heads * dim)
-        integers = partial(torch.arange, dtype=torch.int32, device=self.device)
-        fields = (
-            integers(0, tokens + 1, queries),
-            torch.full((count,), context, dtype=torch.int32, device=self.device),
-            integers(0, count * each + 1, each),
-            order,
-        )
-        launch = attend_launches.prepare(
-            self.chip, tokens=tokens, segments=count, max_query=queries, max_context=context, heads=heads,
-            kv_heads=kv_heads, head_dim=dim, exact=exact, cache_bytes=k.element_size(),
-        )  # fmt: skip
-        space = self.empty(max(1, attend_launches.workspace_floats(launch)), dtype=torch.float32)
-        run = partial(attend.attend, launch, q, k, v, *fields, scale=dim**-0.5, workspace=space, out=out)
-
-        def want() -> Tensor:
-            held = [
-                t.double()[order.long()].view(count, each, kv_heads, PAGE_TOKENS, dim).transpose(1, 2) for t in (k, v)
-            ]
-            keys, values = (t.reshape(count, kv_heads, -1, dim)[:, :, :context] for t in held)
-            rows = q.double().view(count, queries, kv_heads, heads // kv_heads, dim).permute(0, 2, 3, 1, 4)
-            scores = rows @ keys[:, :, None].transpose(-1, -2) * dim**-0.5
-            seen = torch.ones(queries, context, dtype=torch.bool, device=self.device).tril(context - queries)
-            p = scores.masked_fill(~seen, float("-inf")).softmax(-1)
-            return (p @ values[:, :, None]).permute(0, 3, 1, 2, 4).reshape(tokens, -1)
-
-        name = f"attend {'exact ' if exact else ''}{count} x {queries} of {context}, {heads} / {kv_heads} heads"
-        name += f", cache {cache}" if cache != "bf16" else ""
-        pairs = count * sum(range(context - queries + 1, context + 1))
-        moved = 2 * k.element_size() * count * context * kv_heads * dim + 4 * tokens * heads * dim
-        return Case(name, run, want, out, 4 * pairs * heads * dim, moved)
-
-    def expert(self) -> Case:
-        s, count, top = self.shapes, 8, 2
-        ffn = s.ffn // 2
-        x, w = self.normal(s.some, s.width), self.normal(count, ffn, s.width)
-        logits = self.normal(s.some, count, dtype=torch.float32)
-        weights = self.empty(s.some, top, dtype=torch.float32)
-        ids = torch.zeros(s.some, top, dtype=torch.int32, device=self.device)
-        route.route(self.chip, logits, renormalise=True, weights=weights, ids=ids)
-        plan = experts.schedule(self.chip, ids, count, x.dtype)
-        out = self.empty(s.some * top, ffn)
-        run = partial(experts.expert_linear, self.chip, x, w, plan, out=out)
-
-        def want() -> Tensor:
-            rows = x.double().repeat_interleave(top, 0)
-            return torch.stack([w[e].double() @ row for e, row in zip(ids.view(-1).tolist(), rows, strict=True)])
-
-        cost = experts.cost(s.some * top, count, ffn, s.width)
-        return Case(f"experts {s.some} of 2 in 8 x {ffn} x {s.width}", run, want, out, *cost)
-
-    def lora(self) -> Case:
-        s, count, rank = self.shapes, 4, 16
-        x, a, b = self.normal(s.some, s.width), self.normal(count, rank, s.width), self.normal(count, s.width, rank)
-        scales = torch.rand(count, device=self.device)
-        ids = torch.randint(0, count + 1, (s.some,), device=self.device).int()
-        start = self.normal(s.some, s.width, dtype=torch.float32)
-        out = start.clone()
+        """Without delta the norm alone, as of single heads."""
+        residual, added = self.normal(rows, width, dtype=F32), self.normal(rows, width, dtype=dtype) if delta else None
+        weight, bias = self.normal(width, dtype=F32), self.normal(width, dtype=F32) if layer else None
+        out, total = self.empty(rows, width, dtype=dtype), self.empty(rows, width, dtype=F32) if delta else None
 
         def run() -> None:
-            out.copy_(start)
-            adapter.adapter(self.chip, x, a, b, scales, ids, out=out)
+            add_norm.add_norm(self.chip, residual, added, weight, bias, 1e-5, layer=layer, summed=total, out=out)
 
-        def want() -> Tensor:
-            rows = start.double()
-            for i, which in enumerate(ids.tolist()):
-                if which:
-                    middle = a[which - 1].double() @ x[i].double()
-                    rows[i] += scales[which - 1].double() * (b[which - 1].double() @ middle)
-            return rows
+        def want() -> tuple[Tensor, ...]:
+            x = residual.double() + (0.0 if added is None else added.double())
+            centred = x - x.mean(1, keepdim=True) if layer else x
+            y = centred * torch.rsqrt(centred.square().mean(1, keepdim=True) + 1e-5) * weight.double()
+            y = y if bias is None else y + bias.double()
+            return (y, x) if delta else (y,)
 
-        cost = adapter.cost(s.some, s.width, s.width, rank, count)
-        return Case(f"adapter {s.some} rows, rank {rank}", run, want, out, *cost, between=True)
+        results = (result(out),) if total is None else (result(out), result(total, "sum", tolerance=ONCE))
+        name = f"{'add_' * delta}{'layer_' * layer}norm {rows} x {width}{of(dtype)}"
+        return Case(name, run, want, results, *add_norm.cost(rows, width, delta))
 
-    def sampled(self, rows: int, temperature: float, top_p: float) -> Case:
-        """Held against the reference's ids, which are computed on the host."""
-        from roofline.backends.reference.sampling import sample as reference
+    def gate(self, rows: int, kind: str = "silu", *, alone: bool = False, dtype: torch.dtype = BF16) -> Case:
+        ffn = self.shapes.ffn
+        both, out = self.normal(rows, ffn if alone else 2 * ffn, dtype=dtype), self.empty(rows, ffn, dtype=dtype)
 
-        logits = 4 * self.normal(rows, self.shapes.vocab, dtype=torch.float32)
-        how = SampleRows.greedy(rows)
-        how.temperature[:], how.top_p[:] = temperature, top_p
-        how.seed[:] = range(1, rows + 1)
-        out = torch.zeros(rows, dtype=torch.float32, device=self.device)
+        def want() -> tuple[Tensor]:
+            x, how = both[:, :ffn].double(), "tanh" if kind == "gelu_tanh" else "none"
+            y = torch.nn.functional.silu(x) if kind == "silu" else torch.nn.functional.gelu(x, approximate=how)
+            return (y if alone else y * both[:, ffn:].double(),)
+
+        run = partial(gated.activated if alone else gated.gated, self.chip, kind, both, out=out)
+        name = f"{kind}{'' if alone else '_mul'} {rows} x {ffn}{of(dtype)}"
+        return Case(name, run, want, (result(out),), *gated.cost(rows, ffn, not alone))
+
+    def embedded(self, tokens: int) -> Case:
+        table, ids = self.normal(self.shapes.vocab, self.shapes.width), self.below(self.shapes.vocab, tokens)
+        out = self.empty(tokens, self.shapes.width, dtype=F32)
+        run = partial(embed.embed, self.chip, ids, table, out=out)
+        cost = embed.cost(tokens, self.shapes.width)
+        return Case(f"embed {tokens}", run, lambda: (table[ids.long()],), (result(out, tolerance=0.0),), *cost)
+
+    def taken(self, rows: int) -> Case:
+        x, numbers = self.normal(self.shapes.many, self.shapes.width), self.below(self.shapes.many, rows)
+        out = self.empty(rows, self.shapes.width)
+        run = partial(embed.take_rows, self.chip, x, numbers, out=out)
+        cost = embed.cost(rows, self.shapes.width, out_bytes=2)
+        return Case(f"take_rows {rows}", run, lambda: (x[numbers.long()],), (result(out, tolerance=0.0),), *cost)
+
+    def slots(self, decodes: int, chunk: int) -> Case:
+        """Decodes whose ids the host does not know, a chunk, and rows beyond the step."""
+        context, beyond = self.shapes.context, 5
+        tokens, each = decodes + chunk, -(-max(context, chunk) // PAGE_TOKENS)
+        scratch, capacity = (decodes + 1) * each, tokens + beyond
+        order = self.random().permutation(scratch).reshape(-1, each)
+        batch = Batch(BatchLimits(capacity, decodes + 3, 1, scratch))
+        steps = [Segment([-1 - i], context - 1 - i % 20, order[i].tolist()) for i in range(decodes)]
+        batch.fill([*steps, Segment(range(chunk), 0, order[-1].tolist())], [0])
+        at = [(order[i], step.first_position) for i, step in enumerate(steps)] + [(order[-1], i) for i in range(chunk)]
+        right = [pages[i // PAGE_TOKENS] * PAGE_TOKENS + i % PAGE_TOKENS for pages, i in at]
+        right += [scratch * PAGE_TOKENS + i % PAGE_TOKENS for i in range(tokens, capacity)]
+        names = ("header", "positions", "seg_start", "page_start", "pages")
+        fields = {name: self.integers(getattr(batch, name)) for name in names}
+        sampled, start = self.below(1000, decodes), self.integers(batch.ids)
+        ids, out = start.clone(), self.empty(capacity, dtype=torch.int64)
+
+        def want() -> tuple[Tensor, ...]:
+            return self.integers(right, torch.int64), torch.cat([sampled, start[decodes:]])
+
+        run = partial(slots.slots, self.chip, ids=ids, sampled=sampled, scratch_page=scratch, out=out, **fields)
+        results = result(out), result(ids, "ids", start=start)
+        return Case(f"slots {decodes} + {chunk}", run, want, results, *slots.cost(tokens))
+
+    def routed(self, tokens: int, count: int, top: int, renormalise: bool) -> Case:
+        logits = self.normal(tokens, count, dtype=F32)
+        weights, ids = self.empty(tokens, top, dtype=F32), self.empty(tokens, top, dtype=torch.int32)
+
+        def want() -> tuple[Tensor, Tensor]:
+            shares, chosen = logits.double().softmax(1).topk(top, dim=1)
+            return shares / shares.sum(1, keepdim=True) if renormalise else shares, chosen.int()
+
+        run = partial(route.route, self.chip, logits, renormalise=renormalise, weights=weights, ids=ids)
+        results = result(weights, "weights", tolerance=1e-5), result(ids, "ids")
+        return Case(f"route {tokens} to {top} of {count}", run, want, results, *route.cost(tokens, count, top))
+
+    def combined(self, tokens: int, top: int, dtype: torch.dtype = BF16) -> Case:
+        width = self.shapes.width
+        x, out = self.normal(tokens * top, width, dtype=dtype), self.empty(tokens, width, dtype=dtype)
+        weights = torch.rand(tokens, top, device=self.device)
+
+        def want() -> tuple[Tensor]:
+            return ((weights.double()[:, :, None] * x.double().view(tokens, top, width)).sum(1),)
+
+        run = partial(route.combine, self.chip, x, weights, out=out)
+        cost = route.combine_cost(tokens, top, width)
+        return Case(f"combine {tokens} x {top}{of(dtype)}", run, want, (result(out),), *cost)
+
+    def _logits(self, rows: int) -> Tensor:
+        return 4 * self.normal(rows, self.shapes.vocab, dtype=F32)
+
+    def _asked(self, logits: Tensor, **values: float) -> SampleRows:
+        """Random seeds, and values for all rows. top_p is moved to the middle between two sums of weights, where no
+        rounding decides which id is the last."""
+        random, asked = self.random(), SampleRows.greedy(len(logits))
+        asked.seed[:] = random.integers(0, 2**63, asked.rows)
+        asked.position[:] = random.integers(0, 2**31 - 1, asked.rows)
+        for name, value in values.items():
+            getattr(asked, name)[:] = value
+        if values.get("top_p", 1.0) < 1:
+            for row, scaled in enumerate(logits.cpu().numpy() / asked.temperature[:, None]):
+                kept = -np.sort(-scaled)[: int(asked.top_k[row]) or None]
+                sums = np.cumsum(np.exp(kept - kept[0]).astype(np.float64))
+                last = int(np.searchsorted(sums, values["top_p"] * sums[-1]))
+                asked.top_p[row] = (2 * sums[last] - np.exp(kept[last] - kept[0])) / 2 / sums[-1]
+        return asked
+
+    def _adjust(self, asked: SampleRows) -> None:
+        """Penalties for 100 ids of each row, biases for 20, a mask that leaves half."""
+        random, count, vocab = self.random(), asked.rows, self.shapes.vocab
+        asked.repetition[:], asked.presence[:], asked.frequency[:] = 1.3, 0.6, 0.37
+        for name, most in (("hist", 100), ("bias", 20)):
+            setattr(asked, f"{name}_start", np.arange(0, (count + 1) * most, most, dtype=np.int32))
+            each = [random.permutation(vocab)[:most] for _ in range(count)]
+            setattr(asked, f"{name}_ids", np.concatenate(each).astype(np.int32))
+        asked.hist_counts = random.integers(0, 5, 100 * count).astype(np.int32)
+        asked.bias_values = random.choice(np.array([-np.inf, -2.5, 3.3], np.float32), 20 * count)
+        asked.mask = random.integers(0, 2**32, (count, -(-vocab // 32)), np.uint32)
+
+    def scored(self, rows: int) -> Case:
+        """Penalties, biases, a mask, a temperature: the reference's bits."""
+        logits = self._logits(rows)
+        asked = self._asked(logits, temperature=0.8)
+        self._adjust(asked)
+        settings = Settings.of(asked, self.device)
+
+        def want() -> tuple[Tensor]:
+            raw = logits.cpu().numpy()
+            found = [reference.penalised(raw[i], asked, i) / asked.temperature[i] for i in range(rows)]
+            return (torch.from_numpy(np.stack(found)).to(self.device),)
+
+        def run() -> tuple[Tensor]:
+            return (scores.scores(self.chip, logits, settings),)
+
+        cost = scores.cost(rows, self.shapes.vocab, True)
+        return Case(f"scores {rows} rows", run, want, (Result("scores", None, 0.0),), *cost)
+
+    def cut(self, rows: int, *, top_k: int = 0, top_p: float = 1.0) -> Case:
+        """Where top-k and top-p cut."""
+        scaled = self._logits(rows)
+        asked = self._asked(scaled, temperature=1.0, top_k=top_k, top_p=top_p)
+        settings = Settings.of(asked, self.device)
+
+        def want() -> tuple[Tensor, ...]:
+            raw = scaled.cpu().numpy()
+            kept = [reference.survivors(raw[i], top_k, float(asked.top_p[i]), 0.0) for i in range(rows)]
+            lasts = [ids[np.lexsort((ids, -raw[i, ids]))[-1]] for i, ids in enumerate(kept)]
+            ends = self.integers(lasts)
+            return scaled.gather(1, ends.long()[:, None])[:, 0], ends, scaled.amax(1)
+
+        run = partial(cutoff.cutoff, self.chip, scaled, settings)
+        results = tuple(Result(name, None, 0.0) for name in ("thresholds", "lasts", "peaks"))
+        cost = cutoff.cost(rows, self.shapes.vocab, bool(top_k) + (top_p < 1))
+        return Case(f"cutoff {rows} rows, top_k {top_k}, top_p {top_p}", run, want, results, *cost)
+
+    def chosen(self, rows: int, temperature: float, *, adjusted: bool = False, **values: float) -> Case:
+        """The two kernels of `sample` that choose, on scores that lie ready, without its copies from and to the host;
+        their ids are those of the reference's whole `sample`."""
+        logits, vocab = self._logits(rows), self.shapes.vocab
+        asked = self._asked(logits, temperature=temperature, **values)
+        if adjusted:
+            self._adjust(asked)
+        settings = Settings.of(asked, self.device)
+        scaled = settings.cut or adjusted
+        source = scores.scores(self.chip, logits, settings) if scaled else logits
+        ends = cutoff.cutoff(self.chip, source, settings) if settings.cut else (settings.words,) * 3
+        tile = tiles.choose(sample.NAME, self.chip)
+        splits = -(-vocab // tile.sizes["SPLIT"])
+        best, best_ids = self.empty(rows, splits, dtype=F32), self.empty(rows, splits, dtype=torch.int32)
+        ids = self.empty(rows, dtype=torch.int32)
 
         def run() -> None:
-            out.copy_(sample.sample(self.chip, logits, how).ids)
+            sample._choose[(rows, splits)](
+                source, settings.words, *ends, best, best_ids, vocab, source.stride(0), SCALED=scaled, CUT=settings.cut,
+                **tile.launch(),
+            )  # fmt: skip
+            merging = tile.compiler() | {"num_warps": 1}
+            sample._merge[(rows,)](best, best_ids, ids, splits, SPLITS=triton.next_power_of_2(splits), **merging)
 
-        def want() -> Tensor:
-            return torch.from_numpy(reference(logits.cpu().numpy(), how).ids).to(self.device).double()
+        def want() -> tuple[Tensor]:
+            return (self.integers(reference.sample(logits.cpu().numpy(), asked).ids),)
 
-        cost = sample.cost(rows, self.shapes.vocab)
-        return Case(f"sample {rows} rows, temperature {temperature}, top_p {top_p}", run, want, out, *cost)
+        told = "".join(f", {name} {value}" for name, value in values.items()) + ", penalties" * adjusted
+        name = f"sample {rows} rows, temperature {temperature}{told}"
+        return Case(name, run, want, (result(ids),), *sample.cost(rows, vocab), scratch=(best, best_ids))
 
+    def logprobs(self, rows: int, wanted: int) -> Case:
+        """Of the chosen id and of the largest; a row in four does not ask."""
+        logits = self._logits(rows)
+        asked = self._asked(logits, temperature=1.0, logprobs=wanted)
+        asked.logprobs[3::4] = -1
+        settings, found = Settings.of(asked, self.device), reference.sample(logits.cpu().numpy(), asked)
+        ids = self.integers(found.ids)
 
-def _product(x: Tensor, w: Tensor, gate: bool) -> Tensor:
-    both = x.double() @ w.double().T
-    if not gate:
-        return both
-    half = both.shape[1] // 2
-    return torch.nn.functional.silu(both[:, :half]) * both[:, half:]
+        def want() -> tuple[Tensor, ...]:
+            parts = (found.logprob, found.top_ids, found.top_logprobs)
+            return tuple(torch.from_numpy(part).to(self.device) for part in parts)
 
-
-def error(case: Case) -> float:
-    """||out - want|| / ||want|| of a fresh run into a poisoned result; NaN where something was left unwritten."""
-    case.out.fill_(float("nan"))
-    case.run()
-    want = case.want()
-    return float((case.out.double() - want).norm() / want.norm())
+        run = partial(logprobs.logprobs, self.chip, logits, settings, ids)
+        results = Result("logprob", None, 1e-5), Result("top ids", None, 0.0), Result("top logprobs", None, 1e-5)
+        cost = logprobs.cost(rows, self.shapes.vocab, wanted)
+        return Case(f"logprobs {rows} rows, {wanted} each", run, want, results, *cost)
