@@ -89,8 +89,9 @@ def kernels(given: Given) -> Record:
 
     limit = measure_roofs()
     rows: list[Record] = []
-    made: Record = {"roofs": limit.record(), "rows": rows, "wrong": []}
-    for make in Bench(find().chip, "cuda", Shapes()).cases():
+    bench = Bench(find().chip, "cuda", Shapes())
+    made: Record = {"roofs": limit.record(), "seed": bench.seed, "rows": rows, "wrong": []}
+    for make in bench.cases():
         try:
             row = _kernel(make, limit)
         except Exception as error:  # unless the device is gone: then the next case says so, and ends the part
@@ -108,13 +109,14 @@ def kernels(given: Given) -> Record:
 def _kernel(make: Callable[[], Any], limit: Any) -> Record:
     from triton.testing import do_bench
 
-    from benchmarks.gpu_kernels import error
+    from benchmarks.gpu_kernels_case import error, errors
 
     case = make()
     found = error(case)
     times = do_bench(case.run, warmup=20, rep=60, quantiles=[0.5, 0.2, 0.8])
     compute, move = case.flops / limit.flops, case.nbytes / limit.bytes_per_s
-    known = getattr(case, "roof", "bf16") == "bf16"  # of 8-bit products no roof was measured
+    known = case.roof == "bf16"  # of 8-bit products no roof was measured
+    wrong = {} if found <= case.tolerance else {"errors": errors(case)}
     return {
         "name": case.name,
         "error": found,
@@ -124,6 +126,7 @@ def _kernel(make: Callable[[], Any], limit: Any) -> Record:
         "ms_20_80": times[1:],
         "share": max(compute, move) * 1e3 / times[0] if known or move > compute else None,
         "bound": "compute" if compute > move else "bandwidth",
+        **wrong,
     }
 
 
