@@ -102,7 +102,7 @@ def prepare(
     rows = triton.next_power_of_2(heads // kv_heads)
     regime = "exact" if exact else _regime(heads // kv_heads, max_query)
     facts = {"regime": regime, "dim": _padded(head_dim), "bytes": element_bytes, "cache": cache_bytes}
-    tile, merge_tile = _tile(NAME, chip, exact, **facts), _tile(MERGE, chip, exact)
+    tile, merge_tile = _tile(NAME, chip, exact, **facts), _tile(MERGE, chip, exact, **facts)
     launch = Launch(
         heads, kv_heads, head_dim, window, exact, tile, merge_tile,
         head_rows=min(rows, tile.sizes["BLOCK_M"]), tokens=tokens, first_segment=first_segment, segments=segments,
