@@ -97,7 +97,7 @@ def test_vocabularies_of_several_splits(cut):
     logits = wide[:, :20_011]  # rows that lie apart
     logits[:, 20_010] = 9.0  # the last id of the last split ties with the first of the first
     logits[0, 0] = 9.0
-    logits[1, [3, 3 + 1024]] = 10.0  # and within a split two that the same lane sees
+    logits[1, [3, 3 + 512]] = 10.0  # and within a split two that the same lane sees
     rows = random_rows(random, 5, 20_011, cut=cut, adjust=False)
     rows.temperature[:2] = 0.0
     got = choose(logits, rows, "gfx942")

@@ -154,4 +154,4 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
         yield Compilation(NAME, case, _choose, signature, constants, tile, dots=False, aligned=aligned)
     joined = pointers(best_scores="f32", best_ids="i32", ids="i32") | {"splits": "i32"}
     one = tiles.Tile(1, tile.stages, {}, tile.options)
-    yield Compilation(NAME, "merge", _merge, joined, {"SPLITS": 16}, one, dots=False)
+    yield Compilation(NAME, "merge", _merge, joined, {"SPLITS": 128}, one, dots=False)
