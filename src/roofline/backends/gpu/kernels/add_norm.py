@@ -12,6 +12,7 @@ from torch import Tensor
 
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.compilation import Compilation, pointers
+from roofline.backends.gpu.integers import next_power_of_2
 from roofline.backends.gpu.tiles import Tile
 from roofline.hardware.chips import Chip
 
@@ -61,7 +62,7 @@ def add_norm(
     depends on that row alone.
     """
     rows, width = residual.shape
-    block = triton.next_power_of_2(width)
+    block = next_power_of_2(width)
     tile = _tile(chip, block)
     _add_norm[(rows,)](
         residual, residual if delta is None else delta, weight, weight if bias is None else bias,
@@ -86,7 +87,7 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
     """Widths of the models we know, with and without a delta, both norms."""
     for width in (576, 4096, 8192):
         for delta, layer in ((True, False), (False, False), (True, True)):
-            block = triton.next_power_of_2(width)
+            block = next_power_of_2(width)
             tile = _tile(chip, block)
             second = "bf16" if delta else "f32"  # the residual itself stands for what is not there
             signature = pointers(residual="f32", delta=second, weight="f32", bias="f32", summed="f32", out="bf16")
