@@ -23,3 +23,16 @@ def test_add_norm(rows, width, with_delta, layer):
     )  # fmt: skip
     assert (out - norm).abs().max() < 2e-5
     assert not with_delta or (summed - want).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("chip", ["sm_90", "gfx942", "gfx1100"])
+def test_no_more_threads_than_elements(chip):
+    """In place, an element has one thread: a second one could read what the first has written."""
+    from roofline.backends.gpu.kernels.add_norm import _tile
+    from roofline.hardware import chips
+
+    held = chips.get(chip)
+    for block in (1 << power for power in range(15)):
+        warps = _tile(held, block).warps
+        assert warps == 1 or warps * held.lanes <= block
+        assert warps * held.lanes <= 1024

@@ -97,7 +97,7 @@ def test_vocabularies_of_several_splits(cut):
     logits = wide[:, :20_011]  # rows that lie apart
     logits[:, 20_010] = 9.0  # the last id of the last split ties with the first of the first
     logits[0, 0] = 9.0
-    logits[1, [3, 3 + 1024]] = 10.0  # and within a split two that the same lane sees
+    logits[1, [3, 3 + 512]] = 10.0  # and within a split two that the same lane sees
     rows = random_rows(random, 5, 20_011, cut=cut, adjust=False)
     rows.temperature[:2] = 0.0
     got = choose(logits, rows, "gfx942")
@@ -180,6 +180,33 @@ def test_uniform_rows_are_cut_at_exact_counts():
     thresholds, lasts, _ = cutoff(chips.get("sm_90"), torch.full((4, 10), -2.25), Settings.of(rows, "cpu"))
     assert thresholds.tolist() == [-2.25] * 4
     assert lasts.tolist() == [4, 0, 2, 1]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_cuts_of_lists_and_of_whole_rows(listed, monkeypatch):
+    """Where few scores lie as high as a cut can, only these are searched; where many do, or top_k is large, all are."""
+    from roofline.backends.gpu import tiles
+    from roofline.backends.gpu.kernels import cutoff as module
+    from roofline.backends.gpu.kernels.settings import Settings
+
+    tile = tiles.choose("cutoff", chips.get("sm_90"))
+    monkeypatch.setattr(tiles, "choose", lambda *_, **facts: replace(tile, sizes={"BLOCK": 64}))
+    whole, searched = module._cut, []
+    monkeypatch.setattr(module, "_cut", lambda *given: searched.append(1) or whole(*given))
+    random = np.random.default_rng(7)
+    scores = (random.standard_normal((6, 300)) * (9 if listed else 0.01)).astype(np.float32)
+    scores[:, 30:40] = -np.inf
+    scores[:4] = np.round(scores[:4], 0 if listed else 2)  # with many equal ones
+    rows = SampleRows.greedy(6)
+    rows.temperature[:] = 1.0
+    rows.top_k[:] = [3, 0, 9, 0, 40, 1] if listed else [200, 0, 65, 0, 299, 100]
+    rows.top_p[:] = [1.0, 0.9, 0.7, 0.3, 0.99, 1.0]
+    thresholds, lasts, _ = module.cutoff(chips.get("sm_90"), torch.from_numpy(scores), Settings.of(rows, "cpu"))
+    ids = np.arange(300)
+    for row, (threshold, last) in enumerate(zip(thresholds.numpy(), lasts.numpy(), strict=True)):
+        got = ids[(scores[row] > threshold) | ((scores[row] == threshold) & (ids <= last))]
+        assert got.tolist() == naive.survivors(scores[row], int(rows.top_k[row]), rows.top_p[row], 0).tolist()
+    assert bool(searched) != listed
 
 
 def test_zeros_are_equal_whatever_their_sign():

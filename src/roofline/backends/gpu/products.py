@@ -153,7 +153,10 @@ def library_product(x: "Tensor", w: "Tensor", bias: "Tensor | None", out: "Tenso
     import torch
 
     if out.dtype != x.dtype:
-        out.copy_(torch.mm(x, w.t(), out_dtype=out.dtype) if x.is_cuda else x.float() @ w.float().t())
+        if x.is_cuda and out.is_contiguous():
+            torch.mm(x, w.t(), out_dtype=out.dtype, out=out)
+        else:
+            out.copy_(torch.mm(x, w.t(), out_dtype=out.dtype) if x.is_cuda else x.float() @ w.float().t())
         if bias is not None:
             out += bias
     elif bias is not None:

@@ -41,9 +41,14 @@ def choose(kernel: str, chip: Chip, **facts: Any) -> Tile:
 
     Raises ConfigError where none does: the last row of a kernel should fit everything.
     """
+    return _chosen(kernel, chip.name, **facts)
+
+
+@cache
+def _chosen(kernel: str, chip: str, **facts: Any) -> Tile:
     for row in _rows().get(kernel, []):
         when = row.get("when", {})
-        if chip.name.startswith(tuple(row.get("chips", ("",)))) and all(facts.get(k) == v for k, v in when.items()):
+        if chip.startswith(tuple(row.get("chips", ("",)))) and all(facts.get(k) == v for k, v in when.items()):
             sizes = {key: value for key, value in row.items() if key.isupper()}
             return Tile(row.get("warps", 4), row.get("stages", 2), sizes, row.get("options", {}))
-    raise ConfigError(f"tiles.toml has no row for the kernel {kernel!r} on {chip.name} with {facts}")
+    raise ConfigError(f"tiles.toml has no row for the kernel {kernel!r} on {chip} with {facts}")

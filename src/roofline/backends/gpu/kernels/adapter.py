@@ -14,6 +14,7 @@ from torch import Tensor
 
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.compilation import Compilation, pointers
+from roofline.backends.gpu.integers import cdiv, next_power_of_2
 from roofline.hardware.chips import Chip
 
 NAME = "adapter"
@@ -84,7 +85,7 @@ def adapter(chip: Chip, x: Tensor, a: Tensor, b: Tensor, scales: Tensor, ids: Te
     assert b.is_contiguous(), "b lies apart"
     block = _rank_block(rank)
     tile = tiles.choose(NAME, chip, bits=x.dtype.itemsize * 8)
-    blocks, columns = triton.cdiv(rows, tile.sizes["BLOCK_M"]), b.shape[1]
+    blocks, columns = cdiv(rows, tile.sizes["BLOCK_M"]), b.shape[1]
     middle = torch.empty((rows, block), dtype=x.dtype, device=x.device)  # [rows, rank, filled up]
     sizes = dict(tile.sizes)
     narrow, wide = sizes.pop("BLOCK_N"), sizes.pop("BLOCK_K")
@@ -92,14 +93,14 @@ def adapter(chip: Chip, x: Tensor, a: Tensor, b: Tensor, scales: Tensor, ids: Te
         x, a, ids, middle, rows, adapters, width, rank, x.stride(0), RANK=block, BLOCK_K=wide, **sizes,
         **tile.compiler(),
     )  # fmt: skip
-    _expand[(blocks, triton.cdiv(columns, narrow))](
+    _expand[(blocks, cdiv(columns, narrow))](
         middle, b, scales, ids, out, rows, adapters, columns, rank, out.stride(0), RANK=block, BLOCK_N=narrow, **sizes,
         **tile.compiler(),
     )  # fmt: skip
 
 
 def _rank_block(rank: int) -> int:
-    return max(16, triton.next_power_of_2(rank))
+    return max(16, next_power_of_2(rank))
 
 
 def cost(rows: int, width: int, columns: int, rank: int, hit: int, out_bytes: int = 4) -> tuple[int, int]:

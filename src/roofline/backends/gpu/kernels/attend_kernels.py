@@ -273,7 +273,10 @@ def merge_kernel(
     GROUP: tl.constexpr, HEAD_ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     SINGLE: tl.constexpr, WINDOW: tl.constexpr, EXACT: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """One row of one head: its splits from left to right. Grid (blocks, heads, queries of a block)."""
+    """One row of one head: its splits, in the exact order from left to right. Grid (blocks, heads, queries of a block).
+
+    Whatever lies in [where the row's keys begin, where they end) was written, and nothing else is read.
+    """
     QUERIES: tl.constexpr = BLOCK_M // HEAD_ROWS
     seg_start, context_len = seg_start + first_segment, context_len + first_segment
     _segment, start, queries, context, block = _locate(seg_start, context_len, segments, QUERIES, SINGLE)
@@ -298,11 +301,19 @@ def merge_kernel(
         totals = tl.load(state + part * 2 + 1, mask=there, other=0.0)
         kept = there[:, None] & (dims < DIM)[None, :]
         accs = tl.load(partial + part[:, None] * DIM + dims[None, :], mask=kept, other=0.0)
-        for i in tl.static_range(CHUNK):
-            chosen = place == i
-            top_part = tl.max(tl.where(chosen, tops, float("-inf")), axis=0) + tl.zeros([1], tl.float32)
-            total_part = tl.sum(tl.where(chosen, totals, 0.0), axis=0) + tl.zeros([1], tl.float32)
-            acc_part = tl.sum(tl.where(chosen[:, None], accs, 0.0), axis=0)[None, :]
-            top, total, acc = _merged(top, total, acc, top_part, total_part, acc_part, 1)
+        if EXACT:
+            for i in tl.static_range(CHUNK):
+                chosen = place == i
+                top_part = tl.max(tl.where(chosen, tops, float("-inf")), axis=0) + tl.zeros([1], tl.float32)
+                total_part = tl.sum(tl.where(chosen, totals, 0.0), axis=0) + tl.zeros([1], tl.float32)
+                acc_part = tl.sum(tl.where(chosen[:, None], accs, 0.0), axis=0)[None, :]
+                top, total, acc = _merged(top, total, acc, top_part, total_part, acc_part, 1)
+        else:
+            highest = tl.maximum(top, tl.max(tops, axis=0))
+            finite = tl.where(highest == float("-inf"), 0.0, highest)
+            old, weights = tl.exp2(top - finite), tl.exp2(tops - finite)
+            total = total * old + tl.sum(totals * weights, axis=0)
+            acc = acc * old[:, None] + tl.sum(accs * weights[:, None], axis=0)[None, :]
+            top = highest
     kept = out + (row + one)[:, None] * DIM + dims[None, :]
     tl.store(kept, (acc / total[:, None]).to(out.dtype.element_ty), mask=(dims < DIM)[None, :])

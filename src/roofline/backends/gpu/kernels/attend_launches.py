@@ -3,9 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-import triton
-
 from roofline.backends.gpu import tiles
+from roofline.backends.gpu.integers import cdiv, next_power_of_2
 from roofline.backends.gpu.kernels.attend_kernels import SPLIT
 from roofline.backends.gpu.tiles import Tile
 from roofline.common.errors import UnsupportedError
@@ -68,7 +67,7 @@ class Launch:
 
 
 def _padded(head_dim: int) -> int:
-    return max(16, triton.next_power_of_2(head_dim))
+    return max(16, next_power_of_2(head_dim))
 
 
 def prepare(
@@ -99,10 +98,10 @@ def prepare(
     """
     if head_dim % 8 or not 0 < head_dim <= LARGEST_HEAD:
         raise UnsupportedError(f"heads of {head_dim} dimensions", f"multiples of 8 up to {LARGEST_HEAD} are", ())
-    rows = triton.next_power_of_2(heads // kv_heads)
+    rows = next_power_of_2(heads // kv_heads)
     regime = "exact" if exact else _regime(heads // kv_heads, max_query)
     facts = {"regime": regime, "dim": _padded(head_dim), "bytes": element_bytes, "cache": cache_bytes}
-    tile, merge_tile = _tile(NAME, chip, exact, **facts), _tile(MERGE, chip, exact)
+    tile, merge_tile = _tile(NAME, chip, exact, **facts), _tile(MERGE, chip, exact, **facts)
     launch = Launch(
         heads, kv_heads, head_dim, window, exact, tile, merge_tile,
         head_rows=min(rows, tile.sizes["BLOCK_M"]), tokens=tokens, first_segment=first_segment, segments=segments,
@@ -131,7 +130,7 @@ def prepare_all(
 
 
 def _regime(group: int, max_query: int) -> str:
-    rows = triton.next_power_of_2(group) * max_query
+    rows = next_power_of_2(group) * max_query
     return next((name for name, limit in REGIMES if rows <= limit), "prefill")
 
 
@@ -143,7 +142,7 @@ def _tile(kernel: str, chip: Chip, exact: bool, **facts: Any) -> Tile:
 def _splits(launch: Launch, max_context: int, programs: int) -> int:
     """As many as there are programs to spare for, or in the exact order all that there can be."""
     first = launch.window + launch.max_query - 1 + SPLIT.value - 1  # keys from the first split that a window reaches
-    there = triton.cdiv(min(max_context, first) if launch.window else max_context, SPLIT.value)
+    there = cdiv(min(max_context, first) if launch.window else max_context, SPLIT.value)
     spare = min(there, programs // (launch.blocks * launch.head_blocks))
     return 1 if spare < 2 else there if launch.exact else spare
 

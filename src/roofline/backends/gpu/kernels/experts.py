@@ -15,6 +15,7 @@ from torch import Tensor
 
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.compilation import Compilation, pointers
+from roofline.backends.gpu.integers import cdiv
 from roofline.backends.gpu.tiles import Tile
 from roofline.hardware.chips import Chip
 
@@ -98,7 +99,7 @@ def expert_linear(chip: Chip, x: Tensor, w: Tensor, plan: Schedule, *, out: Tens
     assert w.shape[0] == experts, f"weights of {w.shape[0]} experts for a schedule of {experts}"
     assert x.shape[0] in (slots, slots // plan.top), "x has neither a row a token nor a row a slot"
     tile = _tile(chip, slots, experts, x.dtype, plan.exact)
-    grid = (plan.tile_expert.shape[0], triton.cdiv(w.shape[1], tile.sizes["BLOCK_N"]))
+    grid = (plan.tile_expert.shape[0], cdiv(w.shape[1], tile.sizes["BLOCK_N"]))
     _expert_linear[grid](
         x, w, plan.order, plan.starts, plan.tile_expert, plan.tile_start, out, experts, width, w.shape[1],
         x.stride(0), out.stride(0), SHARE=slots // x.shape[0], **tile.launch(),

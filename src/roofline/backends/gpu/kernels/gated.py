@@ -8,6 +8,7 @@ from torch import Tensor
 
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.compilation import Compilation, pointers
+from roofline.backends.gpu.integers import cdiv
 from roofline.hardware.chips import Chip
 
 NAME = "gated"
@@ -57,7 +58,7 @@ def _launch(chip: Chip, kind: str, gate: Tensor, up: Tensor | None, out: Tensor)
     rows, width = out.shape
     tile = tiles.choose(NAME, chip)
     second = gate if up is None else up
-    _gated[(rows, triton.cdiv(width, tile.sizes["BLOCK"]))](
+    _gated[(rows, cdiv(width, tile.sizes["BLOCK"]))](
         gate, second, out, width, gate.stride(0), second.stride(0), out.stride(0),
         KIND=kind, HAS_UP=up is not None, **tile.launch(),
     )  # fmt: skip

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.compilation import Compilation, pointers
+from roofline.backends.gpu.integers import cdiv
 from roofline.backends.gpu.tiles import Tile
 from roofline.hardware.chips import Chip
 
@@ -76,7 +77,7 @@ def linear_float(
     rows, width = x.shape
     tile = tile or tiles.choose(NAME, chip, regime=regime(rows, exact))
     results = w.shape[0] // 2 if gated else w.shape[0]
-    grid = (triton.cdiv(rows, tile.sizes["BLOCK_M"]), triton.cdiv(results, tile.sizes["BLOCK_N"]))
+    grid = (cdiv(rows, tile.sizes["BLOCK_M"]), cdiv(results, tile.sizes["BLOCK_N"]))
     _linear_float[grid](
         x, w, x if bias is None else bias, out, rows, w.shape[0], width, x.stride(0), out.stride(0),
         HAS_BIAS=bias is not None, GATED=gated, **tile.launch(),

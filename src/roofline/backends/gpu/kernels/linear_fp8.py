@@ -13,6 +13,7 @@ from torch import Tensor
 
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.compilation import Compilation, pointers
+from roofline.backends.gpu.integers import cdiv
 from roofline.backends.gpu.kernels.float8 import GROUP, Float8Weight, e4m3_values, factor
 from roofline.backends.gpu.kernels.linear_quant import regime
 from roofline.hardware.chips import Chip
@@ -93,7 +94,7 @@ def linear_fp8(
     tile = tiles.choose(NAME, chip, regime=regime(rows, exact), bits=8 * min(x.element_size(), 2), gated=gated)
     codes, by = weight.read_on(chip)
     results = weight.rows // 2 if gated else weight.rows
-    grid = (triton.cdiv(rows, tile.sizes["BLOCK_M"]), triton.cdiv(results, tile.sizes["BLOCK_N"]))
+    grid = (cdiv(rows, tile.sizes["BLOCK_M"]), cdiv(results, tile.sizes["BLOCK_N"]))
     _linear_fp8[grid](
         x, weight.scale if x_scale is None else x_scale, codes, weight.scale, weight.scale if bias is None else bias,
         out, rows, weight.rows, width, x.stride(0), out.stride(0), FACTOR=by, HAS_BIAS=bias is not None, GATED=gated,

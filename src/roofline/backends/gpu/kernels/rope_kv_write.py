@@ -13,6 +13,7 @@ from torch import Tensor
 
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.compilation import Compilation, pointers
+from roofline.backends.gpu.integers import cdiv, next_power_of_2
 from roofline.common.errors import UnsupportedError
 from roofline.hardware.chips import Chip
 from roofline.ops.batch import PAGE_TOKENS
@@ -136,7 +137,7 @@ def rope_kv_write(
     constants = _constants(head_dim, half, interleaved, norms is not None, k.dtype)
     tile = tiles.choose(NAME, chip, head_dim=head_dim)
     first = heads if q is None else 0
-    groups = triton.cdiv(heads + 2 * kv_heads - first, tile.sizes["HEADS"])
+    groups = cdiv(heads + 2 * kv_heads - first, tile.sizes["HEADS"])
     _rope_kv_write[(tokens, groups)](
         qkv, positions, slots, cos, sin, q_norm, k_norm, qkv if q is None else q, k, v,
         qkv.stride(0), 0 if q is None else q.stride(0), k.stride(0), first, heads, kv_heads, eps,
@@ -152,8 +153,8 @@ def _constants(head_dim: int, half: int, interleaved: bool, norm: bool, cache: t
         "NORM": norm,
         "FP8_MAX": torch.finfo(cache).max if cache in FP8 else 0.0,
         "PAGE": PAGE_TOKENS,
-        "HALF_BLOCK": triton.next_power_of_2(max(half, 1)),
-        "REST_BLOCK": triton.next_power_of_2(max(head_dim - 2 * half, 1)),
+        "HALF_BLOCK": next_power_of_2(max(half, 1)),
+        "REST_BLOCK": next_power_of_2(max(head_dim - 2 * half, 1)),
     }
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.compilation import Compilation, pointers
+from roofline.backends.gpu.integers import cdiv, next_power_of_2
 from roofline.hardware.chips import Chip
 
 NAME = "route"
@@ -63,7 +64,7 @@ def route(chip: Chip, logits: Tensor, *, renormalise: bool, weights: Tensor, ids
     tile = tiles.choose(NAME, chip)
     _route[(tokens,)](
         logits, weights, ids, experts, logits.stride(0), TOP=top, RENORMALISE=renormalise,
-        TOP_BLOCK=triton.next_power_of_2(top), BLOCK=triton.next_power_of_2(experts), **tile.compiler(),
+        TOP_BLOCK=next_power_of_2(top), BLOCK=next_power_of_2(experts), **tile.compiler(),
     )  # fmt: skip
 
 
@@ -74,7 +75,7 @@ def combine(chip: Chip, x: Tensor, weights: Tensor, *, out: Tensor) -> None:
     """
     tokens, top = weights.shape
     tile = tiles.choose("combine", chip)
-    _combine[(tokens, triton.cdiv(out.shape[1], tile.sizes["BLOCK"]))](
+    _combine[(tokens, cdiv(out.shape[1], tile.sizes["BLOCK"]))](
         x, weights, out, out.shape[1], x.stride(0), out.stride(0), TOP=top, **tile.launch()
     )
 
@@ -93,7 +94,7 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
     """8 experts of which 2, 128 of which 8, and their combinations."""
     routing, combining = tiles.choose(NAME, chip), tiles.choose("combine", chip)
     for experts, top, renormalise in ((8, 2, True), (128, 8, True), (60, 4, False)):
-        blocks = {"TOP_BLOCK": triton.next_power_of_2(top), "BLOCK": triton.next_power_of_2(experts)}
+        blocks = {"TOP_BLOCK": next_power_of_2(top), "BLOCK": next_power_of_2(experts)}
         signature = pointers(logits="f32", weights="f32", ids="i32") | {"experts": "i32", "logits_stride": "i32"}
         constants = {"TOP": top, "RENORMALISE": renormalise, **blocks}
         yield Compilation(NAME, f"experts={experts} top={top}", _route, signature, constants, routing, dots=False)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.compilation import Compilation, pointers
+from roofline.backends.gpu.integers import cdiv, next_power_of_2
 from roofline.backends.gpu.kernels.cutoff import cutoff
 from roofline.backends.gpu.kernels.logprobs import logprobs
 from roofline.backends.gpu.kernels.noise import gumbel, noise_key
@@ -123,7 +124,7 @@ def sample(chip: Chip, logits: Tensor, rows: SampleRows, *, out: Tensor | None =
     cut = cutoff(chip, source, settings) if settings.cut else (settings.words,) * 3
     count, vocab = logits.shape
     tile = tiles.choose(NAME, chip)
-    splits = triton.cdiv(vocab, tile.sizes["SPLIT"])
+    splits = cdiv(vocab, tile.sizes["SPLIT"])
     best_scores = torch.empty((count, splits), dtype=torch.float32, device=logits.device)  # [rows, splits]
     best_ids = torch.empty((count, splits), dtype=torch.int32, device=logits.device)  # [rows, splits]
     ids = torch.empty(count, dtype=torch.int32, device=logits.device) if out is None else out  # [rows]
@@ -132,7 +133,7 @@ def sample(chip: Chip, logits: Tensor, rows: SampleRows, *, out: Tensor | None =
         **tile.launch(),
     )  # fmt: skip
     merging = tile.compiler() | {"num_warps": 1}
-    _merge[(count,)](best_scores, best_ids, ids, splits, SPLITS=triton.next_power_of_2(splits), **merging)
+    _merge[(count,)](best_scores, best_ids, ids, splits, SPLITS=next_power_of_2(splits), **merging)
     return Chosen(ids, logprobs(chip, logits, settings, ids) if settings.logprobs else None)
 
 
@@ -154,4 +155,4 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
         yield Compilation(NAME, case, _choose, signature, constants, tile, dots=False, aligned=aligned)
     joined = pointers(best_scores="f32", best_ids="i32", ids="i32") | {"splits": "i32"}
     one = tiles.Tile(1, tile.stages, {}, tile.options)
-    yield Compilation(NAME, "merge", _merge, joined, {"SPLITS": 16}, one, dots=False)
+    yield Compilation(NAME, "merge", _merge, joined, {"SPLITS": 128}, one, dots=False)

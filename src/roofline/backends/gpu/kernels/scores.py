@@ -12,6 +12,7 @@ from torch import Tensor
 
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.compilation import Compilation, pointers
+from roofline.backends.gpu.integers import cdiv
 from roofline.backends.gpu.kernels.settings import (
     FREQUENCY,
     PRESENCE,
@@ -79,7 +80,7 @@ def scores(chip: Chip, logits: Tensor, settings: Settings) -> Tensor:
     rows, vocab = logits.shape
     out = torch.empty((rows, vocab), dtype=torch.float32, device=logits.device)  # [rows, vocab]
     tile = tiles.choose(NAME, chip)
-    grid, mask = (rows, triton.cdiv(vocab, tile.sizes["BLOCK"])), settings.mask
+    grid, mask = (rows, cdiv(vocab, tile.sizes["BLOCK"])), settings.mask
     adjusted = settings.bias is not None or settings.history is not None
     _copy[grid](
         logits, settings.words, settings.words if mask is None else mask, out, vocab, logits.stride(0),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.compilation import Compilation, pointers
+from roofline.backends.gpu.integers import cdiv
 from roofline.hardware.chips import Chip
 from roofline.ops.batch import PAGE_TOKENS, Header
 
@@ -64,7 +65,7 @@ def slots(
     there, so that a captured launch serves every step of at most `capacity` tokens.
     """
     tile = tiles.choose(NAME, chip)
-    _slots[(triton.cdiv(out.shape[0], tile.sizes["TOKENS"]),)](
+    _slots[(cdiv(out.shape[0], tile.sizes["TOKENS"]),)](
         header, ids, sampled, positions, seg_start, page_start, pages, out, out.shape[0], scratch_page,
         **_LAYOUT, **tile.launch(),
     )  # fmt: skip

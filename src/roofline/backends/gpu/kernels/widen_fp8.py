@@ -9,6 +9,7 @@ from torch import Tensor
 
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.compilation import Compilation, pointers
+from roofline.backends.gpu.integers import cdiv
 from roofline.backends.gpu.kernels.float8 import GROUP, Float8Weight, e4m3_values, factor
 from roofline.hardware.chips import Chip
 
@@ -42,7 +43,7 @@ def widen_fp8(chip: Chip, weight: Float8Weight, *, out: Tensor, ids: Tensor | No
     tile = tiles.choose(NAME, chip)
     codes, by = weight.read_on(chip)
     count = out.shape[0]
-    grid = (weight.columns // GROUP, triton.cdiv(count, tile.sizes["BLOCK"]))
+    grid = (weight.columns // GROUP, cdiv(count, tile.sizes["BLOCK"]))
     _widen_fp8[grid](
         codes, weight.scale, weight.scale if ids is None else ids, out, count, weight.rows, weight.columns,
         out.stride(0), FACTOR=by, PICKED=ids is not None, GROUP=GROUP, **tile.launch(),
