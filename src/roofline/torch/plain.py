@@ -1,9 +1,10 @@
 """What the ops of `roofline.torch.ops` do to tensors on the CPU: plain torch, float32 inside."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from roofline.backends.gpu.pack import LAYOUTS, SUPER
+from roofline.backends.gpu.pack import LAYOUTS, SUPER, order
 
 
 def norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, layer: bool) -> Tensor:
@@ -45,9 +46,9 @@ def dequantized(
     """float32 [rows, columns] of a matrix that backends.gpu.pack laid out."""
     layout = LAYOUTS[format]
     groups, rows = words.shape[:2]
-    codes = _bits(words, 8 if layout.bits == 8 else 4)[:, :, : layout.group]  # [groups, rows, group]
+    codes = _bits(words, 8 if layout.bits == 8 else 4)  # [groups, rows, group]
     if high is not None:
-        codes = codes | _bits(high[:, :, None], layout.bits - 4)[:, :, : layout.group] << 4
+        codes = codes | _bits(high[:, :, None], layout.bits - 4) << 4
     values = _scales(scale, super_scale, layout.group) * (codes - layout.zero)
     if minimum is not None:
         low = _scales(minimum, super_minimum, layout.group)
@@ -56,9 +57,10 @@ def dequantized(
 
 
 def _bits(words: Tensor, each: int) -> Tensor:
-    """int32 [groups, rows, n] -> the numbers of `each` bits in them, the first in the lowest, [groups, rows, more]."""
-    shifts = torch.arange(0, 32 // each * each, each, dtype=torch.int32)
-    return ((words[..., None] >> shifts) & ((1 << each) - 1)).flatten(2)
+    """int32 [groups, rows, n] -> the numbers of `each` bits in them, in the order of the codes, [groups, rows, more]."""
+    shifts = torch.arange(0, 32, each, dtype=torch.int32)
+    places = ((words[..., None] >> shifts) & ((1 << each) - 1)).flatten(2)
+    return places[:, :, torch.from_numpy(np.argsort(order(places.shape[2], each)))]
 
 
 def _scales(scale: Tensor, upper: Tensor | None, group: int) -> Tensor:

@@ -1,11 +1,16 @@
 """Weights of a file as the GPU kernels read them: planes of codes and their scales, nothing rounded, nothing widened.
 
 A quantised matrix [rows, columns] becomes
-    words int32 [groups, rows, n]: the low 4 bits (8 for 8-bit codes) of a group's codes, the first in the lowest bits:
-        what a tile of rows reads of a group lies side by side;
-    high int32 [groups, rows]: their fifth bits (32 codes), or fifth and sixth (16 codes), in the same manner;
+    words int32 [groups, rows, n]: the low 4 bits (8 for 8-bit codes) of a group's codes: what a tile of rows reads of a
+        group lies side by side;
+    high int32 [groups, rows]: their fifth bits (32 codes), or fifth and sixth (16 codes);
     scale, minimum [groups, rows]: float16; or int8 with a float16 beside it for every 256 columns (K-quants).
 value = scale * (code - zero) + minimum.
+
+8-bit codes lie in order, the first in the lowest bits; the others as `order` says. Both halves of a word hold codes of
+one pair at the same place, so one shift, one mask and one "or" make two 16-bit floats of them; and word q has what the
+lane q of four holds of a matrix instruction's operand, so what is loaded is unpacked where it is used
+(kernels/linear_whole.py). Any other order is as right, and sends every code through shared memory.
 """
 
 from collections.abc import Callable
@@ -95,10 +100,24 @@ def pack(raw: np.ndarray, name: str, rows: int, columns: int) -> Packed:
         layout,
         rows,
         columns,
-        _plane(codes & ((1 << each) - 1), each),
-        _plane(codes >> each, more)[:, :, 0] if more else None,
+        _plane((codes & ((1 << each) - 1))[:, :, order(layout.group, each)], each),
+        _plane((codes >> each)[:, :, order(layout.group, more)], more)[:, :, 0] if more else None,
         *(None if part is None else np.ascontiguousarray(part.T) for part in turned),  # type: ignore[arg-type]
     )
+
+
+def order(group: int, bits: int) -> np.ndarray:
+    """Which code of a group lies in which place, int [group]: places are so many bits, from the lowest on, word by word.
+
+    bits: 8 or 4 of the plane `words`, 1 or 2 of the plane `high`.
+    """
+    if bits == 8:
+        return np.arange(group)
+    lanes = group // 8  # words with 4 bits of a group's codes
+    half, nibble = np.arange(2)[:, None], np.arange(4)  # half of the word -> nibble of the half -> code of the lane
+    code = nibble // 2 * 4 * lanes + nibble % 2 * 2 + half  # [half, nibble]
+    codes = 4 * np.arange(lanes)[:, None, None] + code  # [lane, half, nibble]
+    return (codes if bits == 4 else codes.swapaxes(0, 1)).reshape(-1)
 
 
 def _plane(codes: np.ndarray, bits: int) -> np.ndarray:
