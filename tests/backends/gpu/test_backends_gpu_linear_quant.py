@@ -50,7 +50,7 @@ def test_columns_that_are_no_whole_chunk(name, columns):
     assert error(run(x, weight), x.double() @ values.T) < 4e-6
 
 
-WHOLE = [name for name, layout in LAYOUTS.items() if layout.group == 32 and layout.bits in (4, 5)]
+WHOLE = [name for name, layout in LAYOUTS.items() if layout.bits < 8]
 
 
 @pytest.mark.parametrize("name", WHOLE)

@@ -5,8 +5,8 @@ group's product is one tl.dot, scaled once in float32. Formats with minima need 
 with ones: what the power of two (BASE) added goes with it. Methods: weights unpacked in registers, Frantar et al. 2024
 (Marlin); codes as mantissas, Kim et al. 2022.
 
-Matrices of 4 and 5 bits that tiles divide have a loop of their own on NVIDIA chips, up to 64 rows and where results are
-exact (linear_whole.py). The loop here is for all others.
+Matrices of 4 to 6 bits that tiles divide have a loop of their own on NVIDIA chips (linear_whole.py). The loop here is
+for all others: unpacking spreads a word over lanes, so a tile goes through shared memory for each group.
 """
 
 from collections.abc import Iterator
@@ -32,21 +32,25 @@ _BASES = {torch.bfloat16: (0x4300, 128, 0), torch.float16: (0x5400, 64, 4), torc
 @triton.jit
 def group_codes(words, high, group, column, columns, inside, BITS: tl.constexpr, GROUP: tl.constexpr):
     """The codes of one group for a tile's rows, int32 [n, GROUP]; column: the rows of w, int [n]."""
-    EACH: tl.constexpr = 8 if BITS == 8 else 4
-    WORDS: tl.constexpr = GROUP * EACH // 32
     n: tl.constexpr = column.shape[0]
     at = group.to(tl.int64) * columns + column
-    held = tl.load(words + at[:, None] * WORDS + tl.arange(0, WORDS)[None, :], mask=inside[:, None], other=0)
     if BITS == 8:
-        shifts = 8 * tl.arange(0, 4)
-        codes = tl.reshape((held[:, :, None] >> shifts[None, None, :]) & 255, (n, GROUP))
+        held = tl.load(words + at[:, None] * 8 + tl.arange(0, 8)[None, :], mask=inside[:, None], other=0)
+        codes = tl.reshape((held[:, :, None] >> (8 * tl.arange(0, 4))[None, None, :]) & 255, (n, GROUP))
     else:  # see `order` in pack.py
-        half, code = 8 * tl.arange(0, 2), tl.arange(0, 4)
-        shifts = half[:, None, None] + (code // 2 * 4 + code % 2 * 16)[None, None, :]
-        codes = tl.reshape((held[:, None, :, None] >> shifts[None, :, :, :]) & 15, (n, GROUP))
+        EACH: tl.constexpr = 32 // GROUP
+        chunk = (group // EACH).to(tl.int64) * columns + column
+        held = tl.load(words + chunk[:, None] * 4 + tl.arange(0, 4)[None, :], mask=inside[:, None], other=0)
+        code = tl.arange(0, 4)
+        shifts = code // 2 * 4 + code % 2 * 16
+        if EACH == 1:
+            shifts = (8 * tl.arange(0, 2))[:, None, None] + shifts[None, None, :]
+            codes = tl.reshape((held[:, None, :, None] >> shifts[None, :, :, :]) & 15, (n, GROUP))
+        else:
+            codes = tl.reshape((held[:, :, None] >> (shifts + 8 * (group % EACH))[None, None, :]) & 15, (n, GROUP))
     if BITS == 5 or BITS == 6:
         k = tl.arange(0, GROUP)
-        place = 4 * (k // 4 % WORDS) + 2 * (k // (4 * WORDS)) + k // 2 % 2
+        place = k // 4 % 4 * (GROUP // 8) + k // 16 * 2 + k // 2 % 2
         shifts = (BITS - 4) * place + 16 * (k % 2)
         upper = tl.load(high + at, mask=inside, other=0)
         codes |= ((upper[:, None] >> shifts[None, :]) & ((1 << (BITS - 4)) - 1)) << 4
@@ -160,8 +164,8 @@ def _linear_quant(
     if WHOLE:
         acc = whole_product(
             x, words, high, scale, minimum, super_scale, super_minimum,
-            row, start, results, rows, columns, groups, stride, base,
-            BITS, ZERO, TWO_LEVEL, HAS_MINIMUM, BASE, BASE_SHIFT, BLOCK_M, BLOCK_N, UNROLL, WIDTH, STAGES,
+            row, start, results, rows, columns, groups // (32 // GROUP), stride, base,
+            GROUP, BITS, ZERO, TWO_LEVEL, HAS_MINIMUM, BASE, BASE_SHIFT, BLOCK_M, BLOCK_N, UNROLL, WIDTH, STAGES,
         )  # fmt: skip
     else:
         acc = _product(
@@ -272,7 +276,7 @@ def linear_quant(
     layout = weight.layout
     rows, width = x.shape
     columns = weight.rows
-    whole = regime(rows, exact) != "prefill" and takes_whole(chip, layout, x.dtype, columns, width)
+    whole = takes_whole(chip, layout, x.dtype, columns, width)
     tile = _tile(chip, layout, regime(rows, exact), rows, columns, whole)
     results = columns // 2 if gated else columns
     programs = triton.cdiv(columns if whole else results, tile.sizes["BLOCK_N"])
@@ -287,7 +291,7 @@ def linear_quant(
 
 def takes_whole(chip: Chip, layout: Layout, dtype: torch.dtype, columns: int, width: int) -> bool:
     """Whether a matrix has the loop of linear_whole.py: whatever tile is taken divides it."""
-    form = layout.group == 32 and layout.bits in (4, 5) and dtype != torch.float32
+    form = layout.bits < 8 and dtype != torch.float32
     return chip.vendor == "nvidia" and form and columns % WHOLE_ROWS == 0 and width % SUPER == 0
 
 
@@ -316,15 +320,15 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
             yield _compilation(chip, name, rows, "bf16", gated=False)
         if takes_whole(chip, layout, torch.bfloat16, WHOLE_ROWS, SUPER):
             for rows in ("few", "decode", "some", "exact"):
-                for narrow in (False, True):
-                    yield _compilation(chip, name, rows, "bf16", gated=False, whole=True, narrow=narrow)
+                yield _compilation(chip, name, rows, "bf16", gated=False, whole=True)
+            for rows in ("few", "decode", "some"):
+                yield _compilation(chip, name, rows, "bf16", gated=False, whole=True, narrow=True)
+            yield _compilation(chip, name, "few", "f16", gated=False, whole=True)
+            for rows in ("few", "decode", "some"):
+                yield _compilation(chip, name, rows, "bf16", gated=True, whole=True)
     for rows in ("decode", "prefill"):
         yield _compilation(chip, "Q4_0", rows, "f16", gated=False)
         yield _compilation(chip, "Q4_K", rows, "bf16", gated=True)
-    if chip.vendor == "nvidia":
-        yield _compilation(chip, "Q5_K", "few", "f16", gated=False, whole=True)
-        for rows in ("few", "decode", "some"):
-            yield _compilation(chip, "Q4_K", rows, "bf16", gated=True, whole=True)
 
 
 def _compilation(
