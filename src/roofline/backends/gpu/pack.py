@@ -7,10 +7,10 @@ A quantised matrix [rows, columns] becomes
     scale, minimum [groups, rows]: float16; or int8 with a float16 beside it for every 256 columns (K-quants).
 value = scale * (code - zero) + minimum.
 
-8-bit codes lie in order, the first in the lowest bits; the others as `order` and `high_order` say. Both halves of a word hold codes of
-one pair at the same place, so one shift, one mask and one "or" make two 16-bit floats of them; and word q has what the
-lane q of four holds of a matrix instruction's operand, so what is loaded is unpacked where it is used
-(kernels/linear_whole.py). Any other order is as right, and sends every code through shared memory.
+8-bit codes lie in order, the first in the lowest bits; the others as `order` and `high_order` say. Both halves of a word
+hold codes of one pair at the same place, so one shift and one instruction of logic make two 16-bit floats of them; and
+word q has what lane q of four holds of a matrix instruction's operand, so that codes are unpacked where they are
+multiplied (kernels/linear_whole.py). Any other order is as right, and sends every code through shared memory.
 """
 
 from collections.abc import Callable
@@ -103,7 +103,7 @@ def pack(raw: np.ndarray, name: str, rows: int, columns: int) -> Packed:
 
 
 def order(bits: int) -> np.ndarray:
-    """Which of 32 codes lies in which place, int [32]: places are so many bits (4 or 8), word by word from the lowest."""
+    """Which of 32 codes lies in which place, int [32]; places: so many bits (4 or 8), word by word from the lowest."""
     if bits == 8:
         return np.arange(CHUNK)
     return _lanes(CHUNK).transpose(1, 0, 2).reshape(-1)

@@ -96,8 +96,8 @@ def whole_product(
 ):  # fmt: skip
     """float32 [BLOCK_M, BLOCK_N] in the order of `_row`; chunks of 32 columns, a multiple of G of them.
 
-    row: int [BLOCK_M] of the result; start: first row of w; columns: rows of all of w; results: of them from gate to up.
-    Groups of 16: a row of x is two columns of its tile, one with its first 16 values of a chunk and one with the others.
+    row: int [BLOCK_M] of the result; start: first row of w; columns: rows of all of w; results: from gate to up.
+    Groups of 16: a row of x is two columns of its tile: its first 16 values of a chunk, and the others.
     """
     K: tl.constexpr = 32
     EACH: tl.constexpr = K // GROUP
