@@ -7,10 +7,10 @@ A quantised matrix [rows, columns] becomes
     scale, minimum [groups, rows]: float16; or int8 with a float16 beside it for every 256 columns (K-quants).
 value = scale * (code - zero) + minimum.
 
-8-bit codes lie in order, the first in the lowest bits; the others as `order` and `high_order` say. Both halves of a word
-hold codes of one pair at the same place, so one shift and one instruction of logic make two 16-bit floats of them; and
-word q has what lane q of four holds of a matrix instruction's operand, so that codes are unpacked where they are
-multiplied (kernels/linear_whole.py). Any other order is as right, and sends every code through shared memory.
+8-bit codes lie in order, the first in the lowest bits; the others as `order` and `high_order` say. Both halves of a
+word hold codes of one pair at the same place, so one shift and one instruction of logic make two 16-bit floats of them.
+Word q has what lane q of four holds of a matrix instruction's operand, so codes are unpacked where they are multiplied
+(kernels/linear_whole.py). Any other order is as right, and sends every code through shared memory.
 """
 
 from collections.abc import Callable
