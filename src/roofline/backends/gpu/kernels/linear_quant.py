@@ -321,14 +321,15 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
         if takes_whole(chip, layout, torch.bfloat16, WHOLE_ROWS, SUPER):
             for rows in ("few", "decode", "some", "exact"):
                 yield _compilation(chip, name, rows, "bf16", gated=False, whole=True)
-            for rows in ("few", "decode", "some"):
+            for rows in ("few", "decode"):
                 yield _compilation(chip, name, rows, "bf16", gated=False, whole=True, narrow=True)
-            yield _compilation(chip, name, "few", "f16", gated=False, whole=True)
-            for rows in ("few", "decode", "some"):
-                yield _compilation(chip, name, rows, "bf16", gated=True, whole=True)
     for rows in ("decode", "prefill"):
         yield _compilation(chip, "Q4_0", rows, "f16", gated=False)
         yield _compilation(chip, "Q4_K", rows, "bf16", gated=True)
+    if takes_whole(chip, LAYOUTS["Q4_K"], torch.bfloat16, WHOLE_ROWS, SUPER):
+        yield _compilation(chip, "Q4_0", "few", "f16", gated=False, whole=True)
+        for rows in ("few", "decode", "some"):
+            yield _compilation(chip, "Q4_K", rows, "bf16", gated=True, whole=True)
 
 
 def _compilation(
