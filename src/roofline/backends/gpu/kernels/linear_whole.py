@@ -1,11 +1,11 @@
 """The loop of a quantised product where nothing is left over, for chips whose matrix units 4 lanes feed (NVIDIA's).
 
-w is the first operand and x the second, [groups, rows of w, 32] x [groups, 32, rows of x]: a token costs a column, so
-eight are enough for a tile. Warps share groups, not rows: nothing is unpacked twice, and sums of groups are added once,
+w is the first operand and x the second, [chunks, rows of w, 32] x [chunks, 32, rows of x]: a row of x costs a column, so
+eight are enough for a tile. Warps share chunks, not rows: nothing is unpacked twice, and sums of chunks are added once,
 at the end. What a word of codes unpacks to is what its lane multiplies (`order` in backends/gpu/pack.py), and rows of a
-tile are numbered so that a lane's scales lie side by side: no value but x and what is loaded goes through shared
-memory. The compiler is to see no other layout: one `tl.where` of a mask on the codes, or a scale taken by twos, brings
-the shared memory back, and nothing but the assembly says so.
+tile are numbered so that a lane's scales lie side by side: in the loop nothing goes through shared memory but what is
+loaded. Only the assembly says whether the compiler sees it so. It did not where scales were computed before their rows
+were put in the tile's order (two barriers more), nor where the ones were not joined (x loaded and stored by hand).
 """
 
 import triton
