@@ -1,6 +1,6 @@
 """The loop of a quantised product where nothing is left over, for chips whose matrix units 4 lanes feed (NVIDIA's).
 
-w is the first operand and x the second, [chunks, rows of w, 32] x [chunks, 32, rows of x]: a row of x costs a column, so
+w is the first operand and x the second, [chunks, rows of w, 32] x [chunks, 32, rows of x]: a row of x is a column, so
 eight are enough for a tile. Warps share chunks, not rows: nothing is unpacked twice, and sums of chunks are added once,
 at the end. What a word of codes unpacks to is what its lane multiplies (`order` in backends/gpu/pack.py), and rows of a
 tile are numbered so that a lane's scales lie side by side: in the loop nothing goes through shared memory but what is
