@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from roofline.backends.gpu import dense
-from roofline.backends.gpu.pack import LAYOUTS
+from roofline.backends.gpu.pack import CHUNK, LAYOUTS
 from roofline.hardware.chips import Chip
 from roofline.torch import plain
 
@@ -228,5 +228,5 @@ def _check_attend(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 def _check_quant(x: Tensor, words: Tensor, format: str) -> None:
     torch._check(format in LAYOUTS, lambda: f"linear_quant: {format} is none of {', '.join(LAYOUTS)}")
-    columns = words.shape[0] * LAYOUTS[format].group
+    columns = words.shape[0] * CHUNK
     torch._check(x.shape[-1] == columns, lambda: f"linear_quant: the matrix has {columns} columns")

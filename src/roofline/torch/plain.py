@@ -1,9 +1,10 @@
 """What the ops of `roofline.torch.ops` do to tensors on the CPU: plain torch, float32 inside."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from roofline.backends.gpu.pack import LAYOUTS, SUPER
+from roofline.backends.gpu.pack import LAYOUTS, SUPER, high_order, order
 
 
 def norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, layer: bool) -> Tensor:
@@ -44,21 +45,23 @@ def dequantized(
 ) -> Tensor:
     """float32 [rows, columns] of a matrix that backends.gpu.pack laid out."""
     layout = LAYOUTS[format]
-    groups, rows = words.shape[:2]
-    codes = _bits(words, 8 if layout.bits == 8 else 4)[:, :, : layout.group]  # [groups, rows, group]
+    rows, each = words.shape[1], 8 if layout.bits == 8 else 4
+    codes = _codes(words, each, order(each))  # [rows, columns]
     if high is not None:
-        codes = codes | _bits(high[:, :, None], layout.bits - 4)[:, :, : layout.group] << 4
+        codes = codes | _codes(high[..., None], layout.bits - each, high_order(layout.group)) << each
+    codes = codes.reshape(rows, -1, layout.group).transpose(0, 1)  # [groups, rows, group]
     values = _scales(scale, super_scale, layout.group) * (codes - layout.zero)
     if minimum is not None:
         low = _scales(minimum, super_minimum, layout.group)
         values = values - low if layout.two_level else values + low
-    return values.transpose(0, 1).reshape(rows, groups * layout.group)
+    return values.transpose(0, 1).reshape(rows, -1)
 
 
-def _bits(words: Tensor, each: int) -> Tensor:
-    """int32 [groups, rows, n] -> the numbers of `each` bits in them, the first in the lowest, [groups, rows, more]."""
-    shifts = torch.arange(0, 32 // each * each, each, dtype=torch.int32)
-    return ((words[..., None] >> shifts) & ((1 << each) - 1)).flatten(2)
+def _codes(words: Tensor, each: int, places: np.ndarray) -> Tensor:
+    """int32 [n, rows, words] -> the numbers of `each` bits in them by row, where `places` says which lies where."""
+    shifts = torch.arange(0, 32, each, dtype=torch.int32)
+    found = ((words[..., None] >> shifts) & ((1 << each) - 1)).flatten(2)
+    return found[:, :, torch.from_numpy(np.argsort(places))].transpose(0, 1).reshape(words.shape[1], -1)
 
 
 def _scales(scale: Tensor, upper: Tensor | None, group: int) -> Tensor:

@@ -50,6 +50,48 @@ def test_columns_that_are_no_whole_chunk(name, columns):
     assert error(run(x, weight), x.double() @ values.T) < 4e-6
 
 
+WHOLE = [name for name, layout in LAYOUTS.items() if layout.bits < 8]
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize(("rows", "dtype"), [(3, "bfloat16"), (8, "float16"), (11, "bfloat16"), (40, "float16")])
+def test_a_matrix_that_tiles_divide(name, rows, dtype):
+    """The loop of linear_whole.py with each of its tiles: plain, gated, and in one order for all rows."""
+    weight, values = weight_of(name, 128, 512)
+    x = torch.randn(rows, 512).to(getattr(torch, dtype))
+    want = x.double() @ values.T
+    assert error(run(x, weight), want) < 4e-6
+    assert error(run(x, weight, exact=True), want) < 4e-6
+    gate, up = want.chunk(2, dim=1)
+    assert error(run(x, weight, gated=True), gate * torch.sigmoid(gate) * up) < 4e-6
+
+
+def test_a_wide_matrix_that_tiles_divide():
+    """More than 4,096 rows, whose tiles are wider; the last rows and columns, a bias, rows of x that lie apart."""
+    weight, values = weight_of("Q4_K", 4224, 256)
+    bias = torch.randn(4224)
+    x = torch.randn(33, 700).bfloat16()[:, 100:356]
+    want = x.double() @ values.T + bias
+    for rows in (5, 13, 33):
+        assert error(run(x[:rows], weight, bias=bias), want[:rows]) < 4e-6
+
+
+def test_matrices_that_tiles_divide_have_a_loop_of_their_own():
+    """Which the tests above would not notice, were it never taken."""
+    from roofline.backends.gpu.kernels.linear_quant import takes_whole
+    from roofline.hardware import chips
+
+    taken = {
+        (name, chip)
+        for name, layout in LAYOUTS.items()
+        for chip in ("sm_90", "gfx942")
+        if takes_whole(chips.get(chip), layout, torch.bfloat16, 128, 512)
+    }
+    assert taken == {(name, "sm_90") for name in WHOLE}
+    for columns, width, dtype in ((120, 512, torch.bfloat16), (128, 288, torch.bfloat16), (128, 512, torch.float32)):
+        assert not takes_whole(chips.get("sm_90"), LAYOUTS["Q4_0"], dtype, columns, width)
+
+
 def test_rows_beyond_a_tile_a_bias_and_strided_rows():
     weight, values = weight_of("Q4_K", 40, 512)
     bias = torch.randn(40)
@@ -75,8 +117,9 @@ def test_gated():
     assert error(run(x, weight, gated=True), want) < 4e-6
 
 
-def test_exact_rows_do_not_depend_on_the_batch():
-    weight, _ = weight_of("Q4_K", 40, 512)
+@pytest.mark.parametrize("rows", [40, 64])
+def test_exact_rows_do_not_depend_on_the_batch(rows):
+    weight, _ = weight_of("Q4_K", rows, 512)
     x = torch.randn(34, 512).bfloat16()
     together = run(x, weight, exact=True)
     alone = torch.cat([run(x[i : i + 1], weight, exact=True) for i in (0, 1, 15, 31, 33)])
@@ -89,6 +132,17 @@ def test_a_wrong_index_is_caught():
     wrong = type(weight)(**{**vars(weight), "scale": weight.scale.roll(1, 0)})
     x = torch.randn(3, 256).bfloat16()
     assert error(run(x, wrong), x.double() @ values.T) > 1e-2
+
+
+@pytest.mark.parametrize("array", ["words", "high", "scale", "minimum", "super_scale", "super_minimum"])
+def test_a_wrong_index_of_a_matrix_that_tiles_divide_is_caught(array):
+    """The same where each array is one row off."""
+    weight, values = weight_of("Q5_K", 64, 512)
+    held = getattr(weight, array)
+    wrong = type(weight)(**{**vars(weight), array: held.roll(1, 0 if held.shape[0] == 2 else 1)})
+    x = torch.randn(3, 512).bfloat16()
+    assert error(run(x, weight), x.double() @ values.T) < 4e-6
+    assert error(run(x, wrong), x.double() @ values.T) > 1e-3
 
 
 def test_pack_takes_no_more_than_the_file():

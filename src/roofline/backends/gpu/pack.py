@@ -1,11 +1,16 @@
 """Weights of a file as the GPU kernels read them: planes of codes and their scales, nothing rounded, nothing widened.
 
 A quantised matrix [rows, columns] becomes
-    words int32 [groups, rows, n]: the low 4 bits (8 for 8-bit codes) of a group's codes, the first in the lowest bits:
-        what a tile of rows reads of a group lies side by side;
-    high int32 [groups, rows]: their fifth bits (32 codes), or fifth and sixth (16 codes), in the same manner;
+    words int32 [columns / 32, rows, n]: the low 4 bits (8 for 8-bit codes) of 32 codes: what a tile of rows reads of
+        them lies side by side;
+    high int32 [groups, rows]: a group's fifth bits (32 codes), or fifth and sixth (16 codes);
     scale, minimum [groups, rows]: float16; or int8 with a float16 beside it for every 256 columns (K-quants).
 value = scale * (code - zero) + minimum.
+
+8-bit codes lie in order, the first in the lowest bits; the others as `order` and `high_order` say. Both halves of a
+word hold codes of one pair at the same place, so one shift and one instruction of logic make two 16-bit floats of them.
+Word q has what lane q of four holds of a matrix instruction's operand, so codes are unpacked where they are multiplied
+(kernels/linear_whole.py). Any other order is as right, and sends every code through shared memory.
 """
 
 from collections.abc import Callable
@@ -17,6 +22,7 @@ from roofline.common.errors import UnsupportedError
 from roofline.ops.formats import blocks256
 
 SUPER = 256  # columns that share the upper scale of a K-quant
+CHUNK = 32  # codes that words hold together
 
 
 @dataclass(frozen=True)
@@ -31,11 +37,6 @@ class Layout:
     zero: int
     two_level: bool
     has_minimum: bool
-
-    @property
-    def words(self) -> int:
-        """int32 of a row's group in the plane of low bits."""
-        return self.group * (8 if self.bits == 8 else 4) // 32
 
 
 LAYOUTS = {
@@ -87,18 +88,36 @@ def pack(raw: np.ndarray, name: str, rows: int, columns: int) -> Packed:
         raise UnsupportedError(f"format {name} on a GPU", "its kernels do not read it", [*sorted(LAYOUTS), "E4M3"])
     layout = LAYOUTS[name]
     parts = _PARTS[name](raw.reshape(rows, -1))
-    codes = parts.codes.reshape(rows, -1, layout.group).swapaxes(0, 1)  # [groups, rows, group]
     each = 8 if layout.bits == 8 else 4
     more = layout.bits - each
+    low, upper = (parts.codes.reshape(rows, -1, n).swapaxes(0, 1) for n in (CHUNK, layout.group))  # [groups, rows, n]
     turned = (parts.scale, parts.minimum, parts.super_scale, parts.super_minimum)
     return Packed(
         layout,
         rows,
         columns,
-        _plane(codes & ((1 << each) - 1), each),
-        _plane(codes >> each, more)[:, :, 0] if more else None,
+        _plane((low & ((1 << each) - 1))[:, :, order(each)], each),
+        _plane((upper >> each)[:, :, high_order(layout.group)], more)[:, :, 0] if more else None,
         *(None if part is None else np.ascontiguousarray(part.T) for part in turned),  # type: ignore[arg-type]
     )
+
+
+def order(bits: int) -> np.ndarray:
+    """Which of 32 codes lies in which place, int [32]; places: so many bits (4 or 8), word by word from the lowest."""
+    if bits == 8:
+        return np.arange(CHUNK)
+    return _lanes(CHUNK).transpose(1, 0, 2).reshape(-1)
+
+
+def high_order(group: int) -> np.ndarray:
+    """The same of `high`, whose places are one bit for groups of 32 and two for groups of 16; int [group]."""
+    return _lanes(group).reshape(-1)
+
+
+def _lanes(group: int) -> np.ndarray:
+    """The codes of a group by half of a word, lane and place in the half: a lane has 4 of each 16, by twos."""
+    half, lane, place = np.arange(2)[:, None, None], np.arange(4)[:, None], np.arange(group // 8)
+    return place // 2 * 16 + 4 * lane + place % 2 * 2 + half
 
 
 def _plane(codes: np.ndarray, bits: int) -> np.ndarray:

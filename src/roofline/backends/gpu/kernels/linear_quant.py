@@ -4,6 +4,9 @@ A group of codes becomes floats by setting their bits into the mantissa of a pow
 group's product is one tl.dot, scaled once in float32. Formats with minima need each group's sum of x anyway, a product
 with ones: what the power of two (BASE) added goes with it. Methods: weights unpacked in registers, Frantar et al. 2024
 (Marlin); codes as mantissas, Kim et al. 2022.
+
+Matrices of 4 to 6 bits that tiles divide have a loop of their own on NVIDIA chips (linear_whole.py). The loop here is
+for all others: unpacking spreads a word over lanes, so a tile goes through shared memory for each group.
 """
 
 from collections.abc import Iterator
@@ -16,10 +19,12 @@ from torch import Tensor
 
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.compilation import Compilation, pointers
+from roofline.backends.gpu.kernels.linear_whole import whole_product
 from roofline.backends.gpu.pack import LAYOUTS, SUPER, Layout, Packed
 from roofline.hardware.chips import Chip
 
 NAME = "linear_quant"
+WHOLE_ROWS = 64  # a multiple of every BLOCK_N of tiles for whole matrices
 # dtype of x -> the power of two whose mantissa takes the codes, as bits and as a number, and where codes begin in it.
 _BASES = {torch.bfloat16: (0x4300, 128, 0), torch.float16: (0x5400, 64, 4), torch.float32: (0, 0, 0)}
 
@@ -27,16 +32,27 @@ _BASES = {torch.bfloat16: (0x4300, 128, 0), torch.float16: (0x5400, 64, 4), torc
 @triton.jit
 def group_codes(words, high, group, column, columns, inside, BITS: tl.constexpr, GROUP: tl.constexpr):
     """The codes of one group for a tile's rows, int32 [n, GROUP]; column: the rows of w, int [n]."""
-    EACH: tl.constexpr = 8 if BITS == 8 else 4
-    WORDS: tl.constexpr = GROUP * EACH // 32
     n: tl.constexpr = column.shape[0]
     at = group.to(tl.int64) * columns + column
-    held = tl.load(words + at[:, None] * WORDS + tl.arange(0, WORDS)[None, :], mask=inside[:, None], other=0)
-    shifts = EACH * tl.arange(0, 32 // EACH)
-    codes = tl.reshape((held[:, :, None] >> shifts[None, None, :]) & ((1 << EACH) - 1), (n, GROUP))
+    if BITS == 8:
+        held = tl.load(words + at[:, None] * 8 + tl.arange(0, 8)[None, :], mask=inside[:, None], other=0)
+        codes = tl.reshape((held[:, :, None] >> (8 * tl.arange(0, 4))[None, None, :]) & 255, (n, GROUP))
+    else:  # see `order` in pack.py
+        EACH: tl.constexpr = 32 // GROUP
+        chunk = (group // EACH).to(tl.int64) * columns + column
+        held = tl.load(words + chunk[:, None] * 4 + tl.arange(0, 4)[None, :], mask=inside[:, None], other=0)
+        code = tl.arange(0, 4)
+        shifts = code // 2 * 4 + code % 2 * 16
+        if EACH == 1:
+            shifts = (8 * tl.arange(0, 2))[:, None, None] + shifts[None, None, :]
+            codes = tl.reshape((held[:, None, :, None] >> shifts[None, :, :, :]) & 15, (n, GROUP))
+        else:
+            codes = tl.reshape((held[:, :, None] >> (shifts + 8 * (group % EACH))[None, None, :]) & 15, (n, GROUP))
     if BITS == 5 or BITS == 6:
+        k = tl.arange(0, GROUP)
+        place = k // 4 % 4 * (GROUP // 8) + k // 16 * 2 + k // 2 % 2
+        shifts = (BITS - 4) * place + 16 * (k % 2)
         upper = tl.load(high + at, mask=inside, other=0)
-        shifts = (BITS - 4) * tl.arange(0, GROUP)
         codes |= ((upper[:, None] >> shifts[None, :]) & ((1 << (BITS - 4)) - 1)) << 4
     return codes
 
@@ -129,35 +145,47 @@ def _product(
     return acc
 
 
-@triton.jit(do_not_specialize=["rows", "groups"])
+@triton.jit(do_not_specialize=["rows", "groups", "base"])
 def _linear_quant(
     x, words, high, scale, minimum, super_scale, super_minimum, bias, out,
-    rows, columns, groups, stride, out_stride,
+    rows, columns, groups, stride, out_stride, base,
     GROUP: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, TWO_LEVEL: tl.constexpr,
     HAS_MINIMUM: tl.constexpr, BASE_BITS: tl.constexpr, BASE: tl.constexpr, BASE_SHIFT: tl.constexpr,
     SUPER_COLUMNS: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, UNROLL: tl.constexpr, STAGES: tl.constexpr, FOURS: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
-    start = tl.program_id(0) * BLOCK_N
-    n = start + tl.arange(0, BLOCK_N)
+    WIDTH: tl.constexpr = BLOCK_N // 2 if WHOLE and GATED else BLOCK_N  # results of a program
+    start = tl.program_id(0) * WIDTH
+    n = start + tl.arange(0, WIDTH)
     row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     results = columns // 2 if GATED else columns
     in_n = n < results
-    acc = _product(
-        x, words, high, scale, minimum, super_scale, super_minimum,
-        row, start, results - start, rows, columns, groups, stride,
-        GROUP, BITS, ZERO, TWO_LEVEL, HAS_MINIMUM, BASE_BITS, BASE, BASE_SHIFT,
-        BLOCK_M, BLOCK_N, UNROLL, SUPER_COLUMNS, STAGES, FOURS,
-    )  # fmt: skip
-    if HAS_BIAS:
-        acc += tl.load(bias + n, mask=in_n, other=0.0).to(tl.float32)[None, :]
-    if GATED:
-        up = _product(
+    if WHOLE:
+        acc = whole_product(
             x, words, high, scale, minimum, super_scale, super_minimum,
-            row, start + results, results - start, rows, columns, groups, stride,
+            row, start, results, rows, columns, groups // (32 // GROUP), stride, base,
+            GROUP, BITS, ZERO, TWO_LEVEL, HAS_MINIMUM, BASE, BASE_SHIFT, BLOCK_M, BLOCK_N, UNROLL, WIDTH, STAGES,
+        )  # fmt: skip
+    else:
+        acc = _product(
+            x, words, high, scale, minimum, super_scale, super_minimum,
+            row, start, results - start, rows, columns, groups, stride,
             GROUP, BITS, ZERO, TWO_LEVEL, HAS_MINIMUM, BASE_BITS, BASE, BASE_SHIFT,
             BLOCK_M, BLOCK_N, UNROLL, SUPER_COLUMNS, STAGES, FOURS,
         )  # fmt: skip
+    if HAS_BIAS:
+        acc += tl.load(bias + n, mask=in_n, other=0.0).to(tl.float32)[None, :]
+    if GATED:
+        if WHOLE:
+            acc, up = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, WIDTH)), (0, 2, 1)))
+        else:
+            up = _product(
+                x, words, high, scale, minimum, super_scale, super_minimum,
+                row, start + results, results - start, rows, columns, groups, stride,
+                GROUP, BITS, ZERO, TWO_LEVEL, HAS_MINIMUM, BASE_BITS, BASE, BASE_SHIFT,
+                BLOCK_M, BLOCK_N, UNROLL, SUPER_COLUMNS, STAGES, FOURS,
+            )  # fmt: skip
         # The unfused pair rounds gate and up on their way through memory.
         gate = acc.to(out.dtype.element_ty).to(tl.float32)
         up = up.to(out.dtype.element_ty).to(tl.float32)
@@ -247,15 +275,30 @@ def linear_quant(
     """
     layout = weight.layout
     rows, width = x.shape
-    tile = tiles.choose(NAME, chip, regime=regime(rows, exact), bits=layout.bits)
     columns = weight.rows
+    whole = takes_whole(chip, layout, x.dtype, columns, width)
+    tile = _tile(chip, layout, regime(rows, exact), rows, columns, whole)
     results = columns // 2 if gated else columns
-    grid = (triton.cdiv(results, tile.sizes["BLOCK_N"]), triton.cdiv(rows, tile.sizes["BLOCK_M"]))
-    _linear_quant[grid](
+    programs = triton.cdiv(columns if whole else results, tile.sizes["BLOCK_N"])
+    base = _BASES[x.dtype][0]
+    _linear_quant[programs, triton.cdiv(rows, tile.sizes["BLOCK_M"])](
         x, *weight.pointers(), x if bias is None else bias, out,
-        rows, columns, width // layout.group, x.stride(0), out.stride(0),
-        HAS_BIAS=bias is not None, GATED=gated, **_ahead(chip, tile, layout, results), **constants(layout, x.dtype),
-        **tile.launch(),
+        rows, columns, width // layout.group, x.stride(0), out.stride(0), base << 16 | base,
+        HAS_BIAS=bias is not None, GATED=gated, WHOLE=whole, **_ahead(chip, tile, layout, results),
+        **constants(layout, x.dtype), **tile.launch(),
+    )  # fmt: skip
+
+
+def takes_whole(chip: Chip, layout: Layout, dtype: torch.dtype, columns: int, width: int) -> bool:
+    """Whether a matrix has the loop of linear_whole.py: whatever tile is taken divides it."""
+    form = layout.bits < 8 and dtype != torch.float32
+    return chip.vendor == "nvidia" and form and columns % WHOLE_ROWS == 0 and width % SUPER == 0
+
+
+def _tile(chip: Chip, layout: Layout, regime: str, rows: int, columns: int, whole: bool) -> tiles.Tile:
+    """few: up to 8 rows of x; narrow: wide tiles would be fewer programs than a large chip has multiprocessors."""
+    return tiles.choose(
+        NAME, chip, regime=regime, bits=layout.bits, whole=whole, few=rows <= 8, narrow=columns <= 4096
     )  # fmt: skip
 
 
@@ -271,35 +314,50 @@ def cost(rows: int, weight: DeviceWeight, itemsize: int = 2) -> tuple[int, int]:
 
 
 def compilations(chip: Chip) -> Iterator[Compilation]:
-    """Every format in every regime, in bf16; 4 bits in f16 too, and gated."""
+    """Every format in every regime, in bf16; 4 bits in f16 too, and gated; whole matrices where they have a loop."""
     for name, layout in LAYOUTS.items():
         for rows in ("decode", "some", "prefill", "exact"):
-            yield _compilation(chip, name, layout, rows, "bf16", gated=False)
+            yield _compilation(chip, name, rows, "bf16", gated=False)
+        if takes_whole(chip, layout, torch.bfloat16, WHOLE_ROWS, SUPER):
+            for rows in ("few", "decode", "some", "exact"):
+                yield _compilation(chip, name, rows, "bf16", gated=False, whole=True)
+            for rows in ("few", "decode"):
+                yield _compilation(chip, name, rows, "bf16", gated=False, whole=True, narrow=True)
     for rows in ("decode", "prefill"):
-        yield _compilation(chip, "Q4_0", LAYOUTS["Q4_0"], rows, "f16", gated=False)
-        yield _compilation(chip, "Q4_K", LAYOUTS["Q4_K"], rows, "bf16", gated=True)
+        yield _compilation(chip, "Q4_0", rows, "f16", gated=False)
+        yield _compilation(chip, "Q4_K", rows, "bf16", gated=True)
+    if takes_whole(chip, LAYOUTS["Q4_K"], torch.bfloat16, WHOLE_ROWS, SUPER):
+        yield _compilation(chip, "Q4_0", "few", "f16", gated=False, whole=True)
+        for rows in ("few", "decode", "some"):
+            yield _compilation(chip, "Q4_K", rows, "bf16", gated=True, whole=True)
 
 
-def _compilation(chip: Chip, name: str, layout: Layout, rows: str, dtype: str, gated: bool) -> Compilation:
-    tile = tiles.choose(NAME, chip, regime=rows, bits=layout.bits)
+def _compilation(
+    chip: Chip, name: str, rows: str, dtype: str, gated: bool, whole: bool = False, narrow: bool = False
+) -> Compilation:
+    """rows: a regime, or "few" for "decode" with few rows."""
+    layout = LAYOUTS[name]
+    order, count = ("decode", 1) if rows == "few" else (rows, 16)
+    tile = _tile(chip, layout, order, count, 4096 if narrow else 8192, whole)
     scale = "i8" if layout.two_level else "f16"
     words = pointers(
         x=dtype, words="i32", high="i32", scale=scale,
         minimum=scale if layout.has_minimum else "i32", super_scale="f16" if layout.two_level else "i32",
         super_minimum="f16" if layout.two_level and layout.has_minimum else "i32", bias=dtype, out=dtype,
     )  # fmt: skip
-    sizes = ("rows", "columns", "groups", "stride", "out_stride")
-    torch_dtype = torch.bfloat16 if dtype == "bf16" else torch.float16
+    sizes = ("rows", "columns", "groups", "stride", "out_stride", "base")
+    kinds = {" gated": gated, " whole": whole, " narrow": narrow}
     return Compilation(
         NAME,
-        f"{name} {rows} {dtype}{' gated' if gated else ''}",
+        f"{name} {rows} {dtype}{''.join(word for word, said in kinds.items() if said)}",
         _linear_quant,
         words | dict.fromkeys(sizes, "i32"),
         {
             "HAS_BIAS": False,
             "GATED": gated,
+            "WHOLE": whole,
             **_ahead(chip, tile, layout, 4),
-            **constants(layout, torch_dtype),
+            **constants(layout, torch.bfloat16 if dtype == "bf16" else torch.float16),
             **tile.sizes,
         },
         tile,
