@@ -129,6 +129,11 @@ def test_packed_linear_is_a_module_like_others():
     other = PackedLinear.from_linear(torch.nn.Linear(64, 10), "Q8_0")
     other.load_state_dict(layer.state_dict())
     assert torch.equal(other(x), layer(x))
+    older = layer.state_dict() | {"_extra_state": torch.tensor([1])}
+    with pytest.raises(ConfigError, match="saved in layout 1 of its weights"):
+        other.load_state_dict(older)
+    with pytest.raises(RuntimeError, match="_extra_state"):
+        other.load_state_dict({name: value for name, value in older.items() if name != "_extra_state"})
     assert "format=Q8_0" in repr(layer)
     with pytest.raises(ConfigError, match="multiples of 32"):
         PackedLinear.from_linear(torch.nn.Linear(40, 10))

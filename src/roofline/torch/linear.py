@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from roofline.backends.gpu.pack import Packed, pack
+from roofline.backends.gpu.pack import ORDER, Packed, pack
 from roofline.common.errors import ConfigError
 from roofline.ops import formats
 from roofline.torch import ops
@@ -56,6 +56,16 @@ class PackedLinear(nn.Module):
         arrays: list[Any] = [getattr(self, name) for name in _ARRAYS]
         result: Tensor = ops.linear_quant(x, *arrays, self.bias, self.format)
         return result
+
+    def get_extra_state(self) -> Tensor:
+        """The version of the arrays' layout, which the formats of files do not change but ours may."""
+        return torch.tensor([ORDER])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Raises ConfigError where the arrays that come with it are laid out otherwise."""
+        if int(state[0]) != ORDER:
+            cause = f"a PackedLinear was saved in layout {int(state[0])} of its weights, and this version reads {ORDER}"
+            raise ConfigError(f"{cause}: quantise the model again")
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, format={self.format}"

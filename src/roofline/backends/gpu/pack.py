@@ -23,6 +23,7 @@ from roofline.ops.formats import blocks256
 
 SUPER = 256  # columns that share the upper scale of a K-quant
 CHUNK = 32  # codes that words hold together
+ORDER = 2  # version of what words hold where: one more with every change, for who keeps them
 
 
 @dataclass(frozen=True)
