@@ -55,7 +55,7 @@ demo: $(if $(wildcard $(VENV)/.development),setup,$(VENV)/.installed)
 
 test: setup
 	@$(BIN)/roofline pull $(MODEL) || echo "No model: the tests that need $(MODEL) will be skipped."
-	$(BIN)/python -m pytest -m "not slow" -n $(TEST_JOBS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow $(ARGS)
