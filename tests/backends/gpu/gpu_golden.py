@@ -37,12 +37,24 @@ def figures(proof):
     return {"tile": proof.tile, **{name: value for name, value in asdict(proof.facts).items() if value}}
 
 
-def differences(golden, proofs):
-    """What is not as the golden has it, in words. Another version of Triton makes other binaries: then nothing."""
+def heaviest(chip):
+    """Of the cases of each kernel and tile the one that spills most, and of those that holds most registers."""
+    found = {}
+    for kernel, cases in read(chip)["kernels"].items():
+        for case, facts in cases.items():
+            weight = facts.get("spills", 0), facts.get("registers", 0), case
+            found[kernel, facts["tile"]] = max(found.get((kernel, facts["tile"]), weight), weight)
+    return {(kernel, case) for (kernel, _), (_, _, case) in found.items()}
+
+
+def differences(golden, proofs, cases=None):
+    """What is not as the golden has it, in words; cases: of these (kernel, case) alone. Another version of Triton makes
+    other binaries: then nothing."""
     if golden["triton"] != proofs[0].triton:
         return []
     now = {(proof.kernel, proof.case): figures(proof) for proof in proofs if proof.facts}
-    then = {(kernel, case): old for kernel, cases in golden["kernels"].items() for case, old in cases.items()}
+    then = {(kernel, case): old for kernel, olds in golden["kernels"].items() for case, old in olds.items()}
+    then = {key: old for key, old in then.items() if cases is None or key in cases}
     found = [f"{kernel} [{case}] is not in the golden" for kernel, case in now.keys() - then.keys()]
     found += [f"{kernel} [{case}] is in the golden only" for kernel, case in then.keys() - now.keys()]
     for key in now.keys() & then.keys():

@@ -6,7 +6,7 @@ ends the process where it cannot go on: one that dies takes with it no more than
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -60,12 +60,14 @@ def prove(
     *,
     kernel: str | None = None,
     modules: Sequence[str] | None = None,
+    only: Collection[tuple[str, str, str]] | None = None,
     folder: Path | None = None,
     jobs: int | None = None,
 ) -> Iterator[Proof]:
     """Compile everything for these chips and check it, in the order in which it gets ready.
 
-    kernel: only that one; modules: those that hold kernels, by dotted name, ours if not given. The binaries stay in
+    kernel: only that one; modules: those that hold kernels, by dotted name, ours if not given; only: no other (chip,
+    kernel, case). The binaries stay in
     `folder`, the kernel cache if none is named; what lies there is not compiled again. jobs: processes at a time,
     usable cores if not given. Raises UnsupportedError where torch or triton is missing and for an unknown kernel.
     """
@@ -78,7 +80,11 @@ def prove(
     if kernel is not None and kernel not in {task.kernel for task in tasks}:
         known = sorted({task.kernel for task in tasks})
         raise UnsupportedError(f"the kernel {kernel!r}", "there is none of that name for these chips", known)
-    waiting = deque(task for task in tasks if kernel in (None, task.kernel))
+    waiting = deque(
+        task
+        for task in tasks
+        if kernel in (None, task.kernel) and (only is None or (task.chip, task.kernel, task.case) in only)
+    )
     while waiting:
         suspects: list[Task] = []
         yield from _until_one_dies(waiting, suspects, path, count)
