@@ -93,6 +93,7 @@ def in_process(args: argparse.Namespace) -> int:
     from benchmarks.gpu_parts import PARTS, Given
     from benchmarks.gpu_targets import judged
     from roofline.backends.gpu import kernel_cache
+    from roofline.common.errors import said
 
     (name,) = args.parts
     kernel_cache.use()
@@ -110,7 +111,7 @@ def in_process(args: argparse.Namespace) -> int:
         keep({**rows, "targets": judged(name, rows)}, complete=True, after=_state())
     except Exception as error:
         traceback.print_exc()
-        finish(args.out, key(name, args), error=f"{type(error).__name__}: {error}".splitlines()[0])
+        finish(args.out, key(name, args), error=said(error))
         return 1
     return 0
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from roofline.backends.gpu.integers import next_power_of_2
 from roofline.backends.gpu.needs import Needs
 from roofline.backends.gpu.prefetch import spread, step_seconds
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
@@ -143,7 +144,7 @@ def _moved(needs: Needs, hosted: tuple[int, ...]) -> int:
 
 def _pinned(needs: Needs, hosted: tuple[int, ...]) -> int:
     """Bytes of the host's memory that hosted layers take: torch rounds each pinned block up to a power of two."""
-    return sum(1 << (needs.layers[layer] - 1).bit_length() for layer in hosted)
+    return sum(next_power_of_2(needs.layers[layer]) for layer in hosted)
 
 
 def _fixed(needs: Needs, hosted: tuple[int, ...]) -> int:

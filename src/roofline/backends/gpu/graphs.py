@@ -8,6 +8,7 @@ what it needs, so that no first token waits for a capture. Where a capture fails
 from collections.abc import Callable
 from typing import Any
 
+from roofline.backends.gpu.integers import next_power_of_2
 from roofline.backends.gpu.step import Sizes, Step
 from roofline.common import log
 from roofline.common.errors import said
@@ -20,7 +21,7 @@ _LONGEST_DRAFT = 16  # queries of a segment, of a step that is captured: its log
 def bucket(tokens: int, most: int) -> int:
     """The number of rows a step of `tokens` is padded to: powers of two to 16, then multiples of 8, then of 32."""
     if tokens <= 16:
-        size = 1 << (tokens - 1).bit_length()
+        size = next_power_of_2(tokens)
     else:
         size = -(-tokens // 8) * 8 if tokens <= 64 else -(-tokens // 32) * 32
     return min(size, most)
@@ -37,12 +38,8 @@ def padded(sizes: Sizes, limits: BatchLimits, longest: int) -> Sizes | None:
     if not decoding and not verifying:
         return None
     size = bucket(sizes.tokens, min(limits.tokens, limits.rows, limits.segments if decoding else limits.tokens))
-    context = max(_SMALLEST_CONTEXT, _power_of_two(sizes.max_context))
-    return Sizes(size, size, min(size, limits.segments), _power_of_two(sizes.max_query), min(context, longest))
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
+    context = max(_SMALLEST_CONTEXT, next_power_of_2(sizes.max_context))
+    return Sizes(size, size, min(size, limits.segments), next_power_of_2(sizes.max_query), min(context, longest))
 
 
 class Graphs:

@@ -13,12 +13,12 @@ from roofline.hardware import tunableop, tuned_gemms
 from roofline.hardware.chips import Chip
 
 
-def sum_in_float32() -> None:
+def sum_in_float32(wanted: bool = True) -> None:
     """From now on, no product adds parts of its sums in 16 bits, which torch allows the libraries otherwise."""
     import torch
 
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = not wanted
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = not wanted
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def summing_in_float32(wanted: bool = True) -> Iterator[None]:
 
     switches: Any = torch.backends.cuda.matmul
     before = switches.allow_bf16_reduced_precision_reduction, switches.allow_fp16_reduced_precision_reduction
-    switches.allow_bf16_reduced_precision_reduction = switches.allow_fp16_reduced_precision_reduction = not wanted
+    sum_in_float32(wanted)
     try:
         yield
     finally:

@@ -67,9 +67,9 @@ def prove(
     """Compile everything for these chips and check it, in the order in which it gets ready.
 
     kernel: only that one; modules: those that hold kernels, by dotted name, ours if not given; only: no other (chip,
-    kernel, case). The binaries stay in
-    `folder`, the kernel cache if none is named; what lies there is not compiled again. jobs: processes at a time,
-    usable cores if not given. Raises UnsupportedError where torch or triton is missing and for an unknown kernel.
+    kernel, case). The binaries stay in `folder`, the kernel cache if none is named; what lies there is not compiled
+    again. jobs: processes at a time, usable cores if not given. Raises UnsupportedError where torch or triton is
+    missing and for an unknown kernel.
     """
     catalogue.require_compiler()
     count = jobs or _cores()

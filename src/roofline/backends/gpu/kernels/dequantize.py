@@ -9,6 +9,7 @@ from torch import Tensor
 
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.compilation import Compilation, pointers
+from roofline.backends.gpu.integers import cdiv
 from roofline.backends.gpu.kernels.linear_quant import DeviceWeight, group_codes, group_scale, layout_constants
 from roofline.backends.gpu.pack import LAYOUTS
 from roofline.hardware.chips import Chip
@@ -46,7 +47,7 @@ def dequantize(chip: Chip, weight: DeviceWeight, *, out: Tensor, ids: Tensor | N
     """
     tile = tiles.choose(NAME, chip)
     count = out.shape[0]
-    grid = (weight.columns // weight.layout.group, triton.cdiv(count, tile.sizes["BLOCK"]))
+    grid = (weight.columns // weight.layout.group, cdiv(count, tile.sizes["BLOCK"]))
     _dequantize[grid](
         *weight.pointers(), weight.words if ids is None else ids, out, count, weight.rows, out.stride(0),
         **layout_constants(weight.layout), PICKED=ids is not None, **tile.launch(),

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.compilation import Compilation, pointers
+from roofline.backends.gpu.integers import cdiv
 from roofline.hardware.chips import Chip
 
 NAME = "embed"
@@ -33,7 +34,7 @@ def embed(chip: Chip, ids: Tensor, table: Tensor, *, out: Tensor) -> None:
     tile = tiles.choose(NAME, chip)
     rows, width = table.shape
     assert table.stride(1) == out.stride(1) == 1, "a row lies apart"
-    _pick[(ids.shape[0], triton.cdiv(width, tile.sizes["BLOCK"]))](
+    _pick[(ids.shape[0], cdiv(width, tile.sizes["BLOCK"]))](
         table, ids, out, rows, width, table.stride(0), out.stride(0), **tile.launch()
     )
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.compilation import Compilation, pointers
+from roofline.backends.gpu.integers import cdiv
 from roofline.backends.gpu.kernels.linear_whole import whole_product
 from roofline.backends.gpu.pack import LAYOUTS, SUPER, Layout, Packed
 from roofline.hardware.chips import Chip
@@ -279,9 +280,9 @@ def linear_quant(
     whole = takes_whole(chip, layout, x.dtype, columns, width)
     tile = _tile(chip, layout, regime(rows, exact), rows, columns, whole)
     results = columns // 2 if gated else columns
-    programs = triton.cdiv(columns if whole else results, tile.sizes["BLOCK_N"])
+    programs = cdiv(columns if whole else results, tile.sizes["BLOCK_N"])
     base = _BASES[x.dtype][0]
-    _linear_quant[programs, triton.cdiv(rows, tile.sizes["BLOCK_M"])](
+    _linear_quant[programs, cdiv(rows, tile.sizes["BLOCK_M"])](
         x, *weight.pointers(), x if bias is None else bias, out,
         rows, columns, width // layout.group, x.stride(0), out.stride(0), base << 16 | base,
         HAS_BIAS=bias is not None, GATED=gated, WHOLE=whole, **_ahead(chip, tile, layout, results),
