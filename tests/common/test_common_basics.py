@@ -1,6 +1,7 @@
 """Errors, environment variables, units, log."""
 
 import logging
+import pickle
 import re
 from pathlib import Path
 
@@ -122,3 +123,19 @@ def test_bytes_are_read_as_people_write_them(text, size):
 def test_what_is_no_number_of_bytes_is_refused_by_name(text):
     with pytest.raises(ConfigError, match="limit"):
         units.parse_bytes("limit", text)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigError("a field"),
+        UnsupportedError("a thing", "no chip has it", ("another",)),
+        CapacityError("a model", 3, 2, "bytes", "Take less."),
+        RequestError(400, "invalid_value", "too long", "prompt"),
+    ],
+)
+def test_errors_cross_to_other_processes_whole(error):
+    """Those that a process pool cannot bring back end it, and nobody reads why."""
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert (str(again), vars(again)) == (str(error), vars(error))

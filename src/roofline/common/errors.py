@@ -1,10 +1,22 @@
 """The family of errors a user can meet. Everything else that escapes is a bug of ours."""
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class RooflineError(Exception):
-    """Base of all errors that carry a cause and a remedy for the user."""
+    """Base of all errors that carry a cause and a remedy for the user. They cross to other processes whole."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exception's own calls the class with the message, which is not what those below are made from.
+        return _again, (type(self), self.args, self.__dict__)
+
+
+def _again(kind: type[RooflineError], args: tuple[Any, ...], state: dict[str, Any]) -> RooflineError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class ConfigError(RooflineError):
