@@ -92,7 +92,7 @@ def in_process(args: argparse.Namespace) -> int:
     """Run the one part here, its rows into the record as they come; 1 where it failed."""
     from benchmarks.gpu_parts import PARTS, Given
     from benchmarks.gpu_targets import judged
-    from roofline.backends.gpu import kernel_cache
+    from roofline.backends.gpu.ahead import kernel_cache
     from roofline.common.errors import said
 
     (name,) = args.parts

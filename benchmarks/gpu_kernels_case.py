@@ -17,7 +17,7 @@ from torch import Tensor
 from roofline.backends.gpu.kernels.float8 import FLAVOURS, Float8Weight
 from roofline.backends.gpu.kernels.linear_quant import DeviceWeight
 from roofline.backends.gpu.pack import pack
-from roofline.hardware.chips import Chip
+from roofline.hardware.chips.chips import Chip
 from roofline.ops import formats
 
 # Of ||out - want|| / ||want||. A rounding moves a value by at most 2^-8 in bf16, 2^-11 in f16, by a third of that in

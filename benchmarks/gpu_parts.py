@@ -49,7 +49,7 @@ def typical_lengths(count: int, seed: int = 0, most: tuple[int, int] = (960, 80)
 def roofs(given: Given) -> Record:
     """Copy and GEMM, beside the data sheet; five times, as clocks and neighbours change."""
     from roofline.backends.gpu.devices import find
-    from roofline.backends.gpu.roofs import measure_roofs
+    from roofline.backends.gpu.measure.roofs import measure_roofs
 
     found = find()
     measured = [measure_roofs().record() for _ in range(5)]
@@ -84,7 +84,7 @@ def kernels(given: Given) -> Record:
 
     from benchmarks.gpu_kernels import Bench, Shapes
     from roofline.backends.gpu.devices import find
-    from roofline.backends.gpu.roofs import measure_roofs
+    from roofline.backends.gpu.measure.roofs import measure_roofs
     from roofline.common.errors import said
 
     limit = measure_roofs()
@@ -148,7 +148,7 @@ def grid_compiled(given: Given) -> Record:
 
 
 def _ladder(given: Given, rungs: str, repeats: int) -> Record:
-    from roofline.bench.latency import bench_latency
+    from roofline.bench.latency.grid import bench_latency
 
     sheet = {"datasheet": datasheet()}
     record = bench_latency(
@@ -227,7 +227,7 @@ def four_bit(given: Given) -> Record:
 
 def copied() -> float:
     """Bytes a second of a copy, now."""
-    from roofline.backends.gpu.roofs import measure_roofs
+    from roofline.backends.gpu.measure.roofs import measure_roofs
 
     return measure_roofs().bytes_per_s
 

@@ -15,7 +15,7 @@ def main() -> None:
     requests, answers = streams()
     from roofline import _native
     from roofline.bench import workloads
-    from roofline.bench.beside import Beside
+    from roofline.bench.adjacent_roofs import Beside
     from roofline.bench.engine import open_bench, setting
     from roofline.common.errors import RooflineError
 

@@ -115,7 +115,7 @@ def result(each: Contestant, task: Task) -> dict[str, Any]:
 
 def rows(task: Task, folder: Path, count: int) -> None:
     """A data set that has something to learn: random walks over the ids."""
-    from roofline.train.mds import ShardWriter
+    from roofline.train.data.mds import ShardWriter
 
     rng = np.random.default_rng(1)
     steps = rng.integers(0, 8, (count, task.length))

@@ -36,9 +36,9 @@ def say(seconds: list[float], losses: list[float]) -> None:
 
 def roofline(task: Task, folder: Path, compiled: bool) -> None:
     """Our loop, as `roofline train` runs it."""
-    from roofline.train.config import of
-    from roofline.train.loop import Run
-    from roofline.train.parallel import World
+    from roofline.train.config.run import of
+    from roofline.train.parallel.processes import World
+    from roofline.train.run.loop import Run
 
     config = of(
         {

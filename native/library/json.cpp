@@ -7,7 +7,7 @@
 namespace roofline {
 namespace {
 
-constexpr int kDepth = 64;  // text/outline.py keeps below it
+constexpr int kDepth = 64;  // text/templates/simple_template.py keeps below it
 
 void put_utf8(std::string& out, unsigned code) {
     if (code < 0x80) {

@@ -1,4 +1,4 @@
-// Continuous batching: which tokens of which sequences the next step computes (the policy of engine/scheduler.py).
+// Continuous batching: which tokens of which sequences the next step computes (the policy of engine/schedule/continuous.py).
 //
 // Decodes first, oldest first; then prompt chunks up to the token budget; then new requests, first come first served.
 // When pages run out, the youngest sequence gives all of its pages back and is computed again later, so the oldest

@@ -1,4 +1,4 @@
-// The bytes of each id, from a bundle's tokenizer.bin (written by text/stored.py).
+// The bytes of each id, from a bundle's tokenizer.bin (written by text/tokenizers/binary_file.py).
 #pragma once
 #include <cstdint>
 #include <string>

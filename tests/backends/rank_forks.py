@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from roofline.backends.launch import store_of
+from roofline.backends.parallel.launch import store_of
 
 Work = Callable[[str, int, Any, Path], None]  # (case, rank, store, folder for results)
 

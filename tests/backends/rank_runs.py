@@ -20,8 +20,8 @@ import torch.distributed
 from rank_forks import Unwatched, run_cases
 from shard_cases import CHUNKS, LIMITS, build
 
-from roofline.backends.parallel import ParallelExecutable, follow
-from roofline.backends.ranks import Grid, RankError, Ranks
+from roofline.backends.parallel.executable import ParallelExecutable, follow
+from roofline.backends.parallel.ranks import Grid, RankError, Ranks
 from roofline.backends.reference.parallel import parallel_reference, reference_share
 from roofline.program.target import CPU, PLAIN, with_fast_sums
 

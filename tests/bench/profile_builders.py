@@ -2,7 +2,7 @@
 
 import program_builders as builders
 
-from roofline.bench.profile import Profile, Step, Timing, summarise
+from roofline.bench.profile.profile import Profile, Step, Timing, summarise
 from roofline.hardware.roofs import Roofs
 from roofline.program.compile import compile_program
 from roofline.program.passes.price import price

@@ -51,7 +51,7 @@ FOREIGN_CODE = (
 
 
 def byte_alphabet() -> list[str]:
-    from roofline.text.vocabulary import byte_alphabet as alphabet
+    from roofline.text.tokenizers.vocabulary import byte_alphabet as alphabet
 
     return [character for character, _ in sorted(alphabet().items(), key=lambda pair: pair[1])]
 

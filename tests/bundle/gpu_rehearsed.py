@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import triton
 
-from roofline.backends.gpu import absent, kernel_cache
-from roofline.backends.gpu.executable import GpuExecutable, Runtime
+from roofline.backends.gpu.ahead import kernel_cache
+from roofline.backends.gpu.ahead import stub_driver as absent
+from roofline.backends.gpu.runtime.executable import GpuExecutable, Runtime
 from roofline.backends.sampling import SampleRows
-from roofline.bundle import rehearsal
+from roofline.bundle import compile_ahead as rehearsal
 from roofline.bundle.gpu import compile_for_gpu
-from roofline.hardware import chips
+from roofline.hardware.chips import chips
 from roofline.models.config import ModelConfig
 from roofline.ops.batch import BatchLimits, Segment
 from roofline.weights.random_weights import random_checkpoint

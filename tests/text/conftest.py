@@ -9,10 +9,10 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from roofline.text.from_gguf import from_gguf
-from roofline.text.from_json import from_json
-from roofline.text.tokenizer import Tokenizer
-from roofline.text.vocabulary import byte_alphabet
+from roofline.text.tokenizers.from_gguf import from_gguf
+from roofline.text.tokenizers.from_json import from_json
+from roofline.text.tokenizers.tokenizer import Tokenizer
+from roofline.text.tokenizers.vocabulary import byte_alphabet
 
 sys.path.insert(0, str(Path(__file__).parent))  # test folders are no packages, and text_samples lies beside the tests
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from text_samples import MESSAGES
 
-from roofline.text.template import ChatTemplate
+from roofline.text.templates.template import ChatTemplate
 
 
 def template(source: str | None, **options: Any) -> ChatTemplate:

@@ -19,9 +19,9 @@ from typing import Any, BinaryIO
 import torch
 import torch._dynamo  # the optimizer's first step would import it, in every child again
 
-from roofline.train import store_local
-from roofline.train.config import TrainConfig, of
-from roofline.train.loop import train
+from roofline.train.config.run import TrainConfig, of
+from roofline.train.run.loop import train
+from roofline.train.storage import local as store_local
 
 PIECES = 4  # of an object
 

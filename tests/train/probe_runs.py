@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from roofline.train.config import of
-from roofline.train.launch import launch
-from roofline.train.mds import ShardWriter
+from roofline.train.config.run import of
+from roofline.train.data.mds import ShardWriter
+from roofline.train.run.launch import launch
 from tests.train import small
 from tests.train.small import VOCAB
 
@@ -46,7 +46,7 @@ def mapping(data: Path, folder: Path, **changes: Any) -> dict[str, Any]:
 
 def train(data: Path, folder: Path, plant: Callable[[Any], None] | None = None, **changes: Any) -> Path:
     """A run's folder. plant: changes its model before it starts."""
-    from roofline.train import loop
+    from roofline.train.run import loop
 
     with pytest.MonkeyPatch.context() as patch:
         if plant is not None:

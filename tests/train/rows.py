@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from roofline.train.mds import Shards
+from roofline.train.data.mds import Shards
 
 ROWS, SHARDS = 20, 8  # samples of a shard, shards
 SAMPLES = ROWS * SHARDS

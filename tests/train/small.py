@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from roofline.train.config import TrainConfig, of
-from roofline.train.mds import ShardWriter
+from roofline.train.config.run import TrainConfig, of
+from roofline.train.data.mds import ShardWriter
 
 VOCAB, LENGTH = 96, 16
 

@@ -18,9 +18,10 @@ import torch._dynamo  # the optimizer's first step would import it, in every pro
 import torch.distributed as dist
 
 from roofline.common.errors import RooflineError
-from roofline.train import loop, parallel
-from roofline.train.config import of
-from roofline.train.parallel import World
+from roofline.train.config.run import of
+from roofline.train.parallel import processes as parallel
+from roofline.train.parallel.processes import World
+from roofline.train.run import loop
 
 start = parallel._start_group
 

@@ -1,7 +1,7 @@
 """The engine's own speed on the workloads every peer is timed on, each row beside the limit of this chip.
 
 Prefix cache and speculation are off. All repeats are kept; a row's figure is that of its fastest repeat. The roofs of a
-row are measured just before and after it (`bench/beside.py`).
+row are measured just before and after it (`bench/adjacent_roofs.py`).
 """
 
 import time
@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from roofline.backends.base import Executable, StepCost
 from roofline.bench import workloads
-from roofline.bench.beside import Beside, Roof
+from roofline.bench.adjacent_roofs import Beside, Roof
 from roofline.bundle import LoadedModel
 from roofline.common.errors import ConfigError, RooflineError
 from roofline.engine.config import EngineConfig

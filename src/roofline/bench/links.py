@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from roofline.common.errors import ConfigError
-from roofline.hardware import allreduce
-from roofline.hardware.topology import Links
+from roofline.hardware.links import allreduce
+from roofline.hardware.links.topology import Links
 
 SIZES = (16 << 10, 32 << 20)  # of one row and of 2048 rows of 8192 numbers of 16 bits: decoding and prefill
 
@@ -38,7 +38,7 @@ def bench_links(
     between_cpus = measured and devices is None  # no link of theirs is modelled
     rows = [_row(links, members, sizes, not between_cpus) for members in sets]
     if measured:
-        from roofline.backends.gpu.collectives_bench import measure
+        from roofline.backends.gpu.measure.collectives import measure
 
         for timing in measure(sets, sizes, len(links.names), devices, repeats):
             told = rows[sets.index(timing.members)]["sizes"][sizes.index(timing.nbytes)]

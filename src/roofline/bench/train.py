@@ -30,7 +30,7 @@ def bench_train(
 
     Raises ConfigError, UnsupportedError, CapacityError as a run does; RooflineError: one of several processes failed.
     """
-    from roofline.train import cards
+    from roofline.train.report import cards
 
     with tempfile.TemporaryDirectory(prefix="roofline-bench-") as place:
         folder = Path(place) / "run"
@@ -38,7 +38,7 @@ def bench_train(
         path = Path(place) / "config.json"
         path.write_text(json.dumps(config))
         if processes > 1:
-            from roofline.train.launch import launch
+            from roofline.train.run.launch import launch
 
             if launch(processes, path, [], out=STDERR):
                 raise RooflineError("one of the processes failed; what it said stands above")
@@ -51,7 +51,7 @@ def bench_train(
 def _config(what: str, changes: Sequence[str], folder: Path, steps: int, warmup: int) -> dict[str, Any]:
     """A run's configuration as plain data. Raises ConfigError."""
     from roofline.models import presets
-    from roofline.train import config as configuration
+    from roofline.train.config import run as configuration
 
     if what.endswith((".yaml", ".yml", ".json")):
         settled = configuration.read(Path(what), changes)
@@ -84,9 +84,9 @@ def _config(what: str, changes: Sequence[str], folder: Path, steps: int, warmup:
 
 
 def _alone(path: Path, show: bool) -> None:
-    from roofline.train.config import read
-    from roofline.train.console import Console
-    from roofline.train.loop import train
+    from roofline.train.config.run import read
+    from roofline.train.report.console import Console
+    from roofline.train.run.loop import train
 
     config = read(path)
     watch: Callable[[dict[str, Any]], None] | None = Console(config).show if show else None

@@ -1,8 +1,8 @@
 """load(source): the one place where program, weights, text and backend meet; and bundles, which keep the result."""
 
-from roofline.bundle.drafted import load_with_draft
+from roofline.bundle.draft_pair import load_with_draft
 from roofline.bundle.loader import LoadedModel, compile_model, load, load_text_of
-from roofline.bundle.texts import load_text, with_template
+from roofline.bundle.text_side import load_text, with_template
 from roofline.bundle.vocabulary import check_draft
 
 __all__ = [

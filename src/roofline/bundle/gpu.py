@@ -10,13 +10,13 @@ from roofline.ops.batch import PAGE_TOKENS, BatchLimits
 from roofline.program.ir import WHOLE, Share
 
 if TYPE_CHECKING:
-    from roofline.backends.gpu.capacity import Budget, OffloadOption, Placement
     from roofline.backends.gpu.devices import Found
-    from roofline.backends.gpu.executable import GpuExecutable
-    from roofline.backends.gpu.needs import Needs
-    from roofline.backends.ranks import Ranks
-    from roofline.hardware.chips import Chip
-    from roofline.hardware.products import Product
+    from roofline.backends.gpu.memory.capacity import Budget, OffloadOption, Placement
+    from roofline.backends.gpu.memory.requirements import Needs
+    from roofline.backends.gpu.runtime.executable import GpuExecutable
+    from roofline.backends.parallel.ranks import Ranks
+    from roofline.hardware.chips.chips import Chip
+    from roofline.hardware.chips.products import Product
     from roofline.models.config import ModelConfig
     from roofline.program.ir import Program
     from roofline.weights.checkpoint import Checkpoint
@@ -104,16 +104,16 @@ def load_gpu(
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    from roofline.backends.gpu import kernel_cache
-    from roofline.backends.gpu.capacity import place
+    from roofline.backends.gpu.ahead import kernel_cache
     from roofline.backends.gpu.devices import find
-    from roofline.backends.gpu.exactness import exact_over_fast
-    from roofline.backends.gpu.executable import GpuExecutable, Runtime
-    from roofline.backends.gpu.libraries import follow_store, sum_in_float32
-    from roofline.backends.gpu.linear_tuning import stored_choices
-    from roofline.backends.gpu.lost import what_is_lacking
-    from roofline.backends.gpu.needs import cheaper, needs_of
-    from roofline.backends.gpu.roofs import ensure_op_roofs
+    from roofline.backends.gpu.measure.roofs import ensure_op_roofs
+    from roofline.backends.gpu.memory.capacity import place
+    from roofline.backends.gpu.memory.requirements import cheaper, needs_of
+    from roofline.backends.gpu.runtime.device_errors import what_is_lacking
+    from roofline.backends.gpu.runtime.executable import GpuExecutable, Runtime
+    from roofline.backends.gpu.runtime.libraries import follow_store, sum_in_float32
+    from roofline.backends.gpu.tuning.exact_cost import exact_over_fast
+    from roofline.backends.gpu.tuning.linear import stored_choices
 
     share = ranks.share if ranks is not None else WHOLE
     found = find(device, *((ranks.rank, ranks.grid.size) if ranks is not None else (0, 1)))
@@ -181,7 +181,7 @@ def _beside(
     chip: "Chip",
 ) -> "Needs":
     """What will lie beside a model on its device: a draft model, and two other traces of the model itself."""
-    from roofline.backends.gpu.needs import Needs, needs_of
+    from roofline.backends.gpu.memory.requirements import Needs, needs_of
     from roofline.bundle.loader import open_source
     from roofline.models.config import ModelConfig
 
@@ -210,8 +210,8 @@ def _float8_products(program: "Program", chip: "Chip") -> str:
 
 def _budget(found: "Found", offload: "OffloadOption") -> "Budget":
     """What may be used; how fast layers are copied is measured where some are to stay on the host."""
-    from roofline.backends.gpu.capacity import Budget
-    from roofline.backends.gpu.offload import link_rate
+    from roofline.backends.gpu.memory.capacity import Budget
+    from roofline.backends.gpu.memory.offload import link_rate
     from roofline.hardware.detect import detect
 
     link = link_rate(found.torch_name) if offload else 0.0

@@ -9,23 +9,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from roofline.bundle import cached
+from roofline.bundle import bundle_cache as cached
 from roofline.bundle.cache_size import cache_size, max_context, resolve_kv_dtype, step_size
 from roofline.bundle.makers import Asked, by_reference, of_bundle, on_cpu, on_gpu, weights_hash
 from roofline.bundle.reader import is_bundle, open_bundle
-from roofline.bundle.texts import load_text, text_of_folder
+from roofline.bundle.text_side import load_text, text_of_folder
 from roofline.common import extensions, log
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
 from roofline.ops.batch import PAGE_TOKENS, BatchLimits
 
 if TYPE_CHECKING:
     from roofline.backends.base import Executable
-    from roofline.backends.ranks import Grid
+    from roofline.backends.parallel.ranks import Grid
     from roofline.bundle.reader import Bundle
     from roofline.bundle.writer import Written
     from roofline.models.config import ModelConfig
-    from roofline.text.template import ChatTemplate
-    from roofline.text.tokenizer import Tokenizer
+    from roofline.text.templates.template import ChatTemplate
+    from roofline.text.tokenizers.tokenizer import Tokenizer
     from roofline.weights.checkpoint import Checkpoint
 
 MOST_DRAFTED = 64  # logit rows for drafted tokens: with more sequences than these serve, a step is busy without drafts
@@ -262,7 +262,7 @@ def _grid(tensor: int, pipeline: int, backend: str, source: "str | Checkpoint") 
     """The ranks, where there are several. Raises UnsupportedError on what they cannot run."""
     if (tensor, pipeline) == (1, 1):
         return None
-    from roofline.backends.ranks import Grid
+    from roofline.backends.parallel.ranks import Grid
 
     grid = Grid(tensor, pipeline)
     if backend == "cpu" and pipeline > 1:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from roofline.backends.base import Executable
     from roofline.backends.cpu.executable import CpuExecutable
     from roofline.backends.cpu.select import Choice
-    from roofline.backends.ranks import Ranks
+    from roofline.backends.parallel.ranks import Ranks
     from roofline.bundle.reader import Bundle
     from roofline.models.config import ModelConfig
     from roofline.program.ir import Program

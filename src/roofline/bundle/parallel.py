@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, astuple, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from roofline.backends.ranks import PATIENCE, Grid, RankError, Ranks
+from roofline.backends.parallel.ranks import PATIENCE, Grid, RankError, Ranks
 from roofline.bundle.loader import open_source
 from roofline.bundle.makers import Asked, refuse_host_options, weights_hash
 from roofline.ops.batch import BatchLimits
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
     from roofline.backends.base import Executable
-    from roofline.backends.parallel import ParallelExecutable, ShareExecutable, Watch
+    from roofline.backends.parallel.executable import ParallelExecutable, ShareExecutable, Watch
     from roofline.backends.sampling import Sampled, SampleRows
     from roofline.models.config import ModelConfig
     from roofline.weights.checkpoint import Checkpoint
@@ -110,7 +110,7 @@ def launch_ranks(
         CapacityError: more ranks, or stages, than the model has parts, or the host devices.
         RankError: a rank could not load; it says which, and why.
     """
-    from roofline.backends.launch import JOIN_SECONDS, Launched
+    from roofline.backends.parallel.launch import JOIN_SECONDS, Launched
 
     maker, grid = _maker(options, checkpoint, config), options.grid
     maker.check()
@@ -190,7 +190,7 @@ class _Cpu:
         return on_cpu(asked, self.checkpoint, self.config, ranks)
 
     def lead(self, inner: Any, ranks: Ranks, watch: "Watch") -> "ParallelExecutable":
-        from roofline.backends.parallel import ParallelExecutable
+        from roofline.backends.parallel.executable import ParallelExecutable
 
         def sample_of(_: "Tensor", rows: "SampleRows") -> "Sampled":
             return inner.sample(rows)  # type: ignore[no-any-return]  # from its own logits: every rank has them all
@@ -276,7 +276,7 @@ class _Gpu:
         )
 
     def lead(self, inner: Any, ranks: Ranks, watch: "Watch") -> "ParallelExecutable":
-        from roofline.backends.parallel import ParallelExecutable
+        from roofline.backends.parallel.executable import ParallelExecutable
 
         vocab, sample = self.config.vocab, inner.sample_of
         return ParallelExecutable(
@@ -286,7 +286,7 @@ class _Gpu:
 
 def main(argument: str) -> int:
     """One of the other ranks, from start to end; its exit status."""
-    from roofline.backends.launch import run_rank
+    from roofline.backends.parallel.launch import run_rank
 
     given = json.loads(argument)
     rank, port = given.pop("rank"), given.pop("port")
@@ -294,7 +294,7 @@ def main(argument: str) -> int:
 
 
 def _follow(options: RankOptions, rank: int, store: "Store", tell: Callable[[str], None]) -> None:
-    from roofline.backends.parallel import follow
+    from roofline.backends.parallel.executable import follow
     from roofline.models.config import ModelConfig
 
     _, _, checkpoint = open_source(options.source, options.backend, options.weights, None, whole=False)

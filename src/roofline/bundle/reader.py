@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from roofline.backends.cpu.lowered import Identity, Lowered
     from roofline.backends.cpu.truth import Sample
     from roofline.program.ir import Program
-    from roofline.text.template import ChatTemplate
-    from roofline.text.tokenizer import Tokenizer
+    from roofline.text.templates.template import ChatTemplate
+    from roofline.text.tokenizers.tokenizer import Tokenizer
 
 
 def is_bundle(path: Path) -> bool:
@@ -49,8 +49,8 @@ class Bundle:
         if names.TOKENIZER not in self.manifest.files:
             why = self.manifest.generation["missing"]
             raise ConfigError(f"{self.path} has no tokenizer, as its source had none: {why}")
-        from roofline.text.template import ChatTemplate
-        from roofline.text.tokenizer import Tokenizer
+        from roofline.text.templates.template import ChatTemplate
+        from roofline.text.tokenizers.tokenizer import Tokenizer
 
         source = self.read(names.TEMPLATE).decode() if names.TEMPLATE in self.manifest.files else None
         tokens = {name: self.manifest.generation[name] for name in ("bos_token", "eos_token", "outline")}

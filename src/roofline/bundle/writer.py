@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from roofline.backends.cpu.layout import Layout
     from roofline.backends.cpu.truth import Sample
     from roofline.program.ir import Program
-    from roofline.text.template import ChatTemplate
-    from roofline.text.tokenizer import Tokenizer
+    from roofline.text.templates.template import ChatTemplate
+    from roofline.text.tokenizers.tokenizer import Tokenizer
     from roofline.weights.checkpoint import Checkpoint
 
 MAX_POSITIONS = 32768  # of the rope table; who serves more makes a longer table at load
@@ -146,7 +146,7 @@ def _text_files(text: Callable[["Checkpoint"], Any], source: "Checkpoint") -> tu
     files = {names.TOKENIZER: tokenizer.to_bytes()}
     if not template.is_default:
         files[names.TEMPLATE] = template.source.encode()
-    from roofline.text.outline import outline
+    from roofline.text.templates.simple_template import outline
 
     return files, {
         "outline": outline(template.source),

@@ -8,32 +8,15 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from roofline.cli import (
-    bench_engine,
-    bench_latency,
-    bench_links,
-    bench_train,
-    chat,
-    compile,
-    data,
-    doctor,
-    generate,
-    kernels,
-    lib,
-    list_models,
-    parity,
-    profile,
-    pull,
-    remove,
-    serve,
-    show,
-    train,
-    train_card,
-    tune,
-    tune_files,
-    tune_gemms,
-)
+from roofline.cli.measure import bench_engine, bench_latency, bench_links, bench_train, doctor, kernels, profile
+from roofline.cli.models import compile, lib, list_models, pull, remove, show
 from roofline.cli.options import typed
+from roofline.cli.run import chat, generate, serve
+from roofline.cli.training import card as train_card
+from roofline.cli.training import data, parity, train
+from roofline.cli.tuning import files as tune_files
+from roofline.cli.tuning import gemms as tune_gemms
+from roofline.cli.tuning import tune
 from roofline.common.errors import RooflineError
 
 

@@ -13,7 +13,11 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 from roofline.cli.options import Argument, Option, described
 from roofline.common.errors import RooflineError
 
-COMMANDS = {"generate": "generate", "serve": "serve", "chat": "chat"}  # those whose start is waited for -> module
+COMMANDS = {
+    "generate": "run.generate",
+    "serve": "run.serve",
+    "chat": "run.chat",
+}  # those whose start is waited for -> module
 
 
 def run(words: Sequence[str]) -> int | None:

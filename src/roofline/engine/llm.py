@@ -14,8 +14,8 @@ from roofline.engine.stats import EngineStats
 
 if TYPE_CHECKING:
     from roofline.bundle import LoadedModel
-    from roofline.text.template import ChatTemplate
-    from roofline.text.tokenizer import Tokenizer
+    from roofline.text.templates.template import ChatTemplate
+    from roofline.text.tokenizers.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
@@ -272,7 +272,7 @@ class _Collector:
     def __init__(
         self, tokenizer: "Tokenizer", request_id: str, index: int, params: SamplingParams, at_start: bool
     ) -> None:
-        from roofline.text.stops import TextStream
+        from roofline.text.streaming.stops import TextStream
 
         self.request_id, self.index = request_id, index
         self.answer: Answer | None = None

@@ -5,16 +5,17 @@ from collections.abc import Iterable
 
 from roofline.backends.base import Executable
 from roofline.common.errors import ConfigError, RequestError
-from roofline.engine import naive_scheduler, scheduler
-from roofline.engine.cache import Cache, PagedCache, root_key
+from roofline.engine.cache.naive import NaiveCache
+from roofline.engine.cache.paged import Cache, PagedCache, root_key
 from roofline.engine.checks import check_request, token_ids
 from roofline.engine.config import EngineConfig, StepLimits, resolve
 from roofline.engine.events import Event
-from roofline.engine.naive_cache import NaiveCache
 from roofline.engine.params import SamplingParams
-from roofline.engine.scheduler import State
-from roofline.engine.sequence import Request
-from roofline.engine.speculation import Drafter, Speculator
+from roofline.engine.schedule import continuous as scheduler
+from roofline.engine.schedule import naive as naive_scheduler
+from roofline.engine.schedule.continuous import State
+from roofline.engine.schedule.sequence import Request
+from roofline.engine.speculation.speculator import Drafter, Speculator
 from roofline.engine.stats import EngineStats, Meter
 from roofline.engine.step import Stepper
 
@@ -153,11 +154,11 @@ def _speculator(config: EngineConfig, executable: Executable, draft: Executable 
         return None
     drafter: Drafter
     if draft is None:
-        from roofline.engine.ngram import NgramDrafter
+        from roofline.engine.speculation.ngram import NgramDrafter
 
         drafter = NgramDrafter()
     else:
-        from roofline.engine.draft import DraftModel
+        from roofline.engine.speculation.draft_model import DraftModel
 
         if draft.vocab_size != executable.vocab_size:
             sizes = f"{draft.vocab_size:,} ids, the model {executable.vocab_size:,}"

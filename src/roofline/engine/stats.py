@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from roofline.backends.base import StepCost
-    from roofline.engine.scheduler import State, StepPlan
-    from roofline.engine.speculation import Speculator
+    from roofline.engine.schedule.continuous import State, StepPlan
+    from roofline.engine.speculation.speculator import Speculator
 
 
 @dataclass(slots=True)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from roofline.backends.base import Executable, LostError, StepCost
 from roofline.backends.sampling import Sampled, SampleRows
 from roofline.common import log
-from roofline.engine import scheduler
 from roofline.engine.events import Event, FinishReason, TokenLogprob
-from roofline.engine.fill import BatchFiller
-from roofline.engine.rows import RowBuilder
-from roofline.engine.scheduler import Ahead, State, StepPlan
-from roofline.engine.sequence import Sequence
-from roofline.engine.speculation import Speculator
+from roofline.engine.schedule import continuous as scheduler
+from roofline.engine.schedule.continuous import Ahead, State, StepPlan
+from roofline.engine.schedule.fill import BatchFiller
+from roofline.engine.schedule.rows import RowBuilder
+from roofline.engine.schedule.sequence import Sequence
+from roofline.engine.speculation.speculator import Speculator
 from roofline.engine.stats import Meter
 
 QueueSample = Callable[[SampleRows], Callable[[], Sampled]]  # see `Queueing` in backends/base.py

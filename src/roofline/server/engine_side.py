@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from roofline.engine.events import Event
 from roofline.engine.params import SamplingParams
-from roofline.engine.remote import RemoteEngine
+from roofline.engine.process.remote import RemoteEngine
 from roofline.engine.stats import EngineStats
 from roofline.server.facade import EngineFacts
 
 if TYPE_CHECKING:
-    from roofline.engine.replicas import Replicas
+    from roofline.engine.process.replicas import Replicas
 
 
 class EngineSide:

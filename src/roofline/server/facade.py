@@ -70,7 +70,7 @@ class Delta(Protocol):
 
 
 class AnswerText(Protocol):
-    """The text of one answer in the making; `roofline.text.stops.TextStream` is one."""
+    """The text of one answer in the making; `roofline.text.streaming.stops.TextStream` is one."""
 
     @property
     def stopped(self) -> str | None:

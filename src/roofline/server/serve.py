@@ -18,12 +18,12 @@ import msgspec
 from roofline.common import log
 from roofline.common.errors import ConfigError, RooflineError
 from roofline.engine.config import EngineConfig
-from roofline.engine.messages import EngineSpec
-from roofline.engine.remote import RemoteEngine
+from roofline.engine.process.messages import EngineSpec
+from roofline.engine.process.remote import RemoteEngine
 from roofline.server.limits import Limits
 
 if TYPE_CHECKING:
-    from roofline.engine.replicas import Replicas
+    from roofline.engine.process.replicas import Replicas
     from roofline.server.text_side import TextOfModel
 
 LOG = log.get("server")
@@ -122,7 +122,7 @@ def _engine(options: ServeOptions) -> "RemoteEngine | Replicas":
     if options.data_parallel == 1:
         return RemoteEngine(spec)
     from roofline.bundle.replicas import divided
-    from roofline.engine.replicas import Replicas
+    from roofline.engine.process.replicas import Replicas
 
     specs = [
         msgspec.structs.replace(

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from roofline import bundle
-from roofline.text.stops import TextStream
-from roofline.text.template import ChatTemplate
-from roofline.text.tokenizer import Tokenizer
+from roofline.text.streaming.stops import TextStream
+from roofline.text.templates.template import ChatTemplate
+from roofline.text.tokenizers.tokenizer import Tokenizer
 
 
 class TextOfModel:

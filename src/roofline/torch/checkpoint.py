@@ -11,8 +11,8 @@ from torch import Tensor
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.weights import names
 from roofline.weights.checkpoint import Checkpoint, stored_names
-from roofline.weights.config_hf import from_hf
-from roofline.weights.files import TensorInfo, shorten
+from roofline.weights.config.hf import from_hf
+from roofline.weights.files.mapped import TensorInfo, shorten
 
 _FORMATS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 

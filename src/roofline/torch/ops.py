@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from roofline.backends.gpu import dense
 from roofline.backends.gpu.pack import CHUNK, LAYOUTS
-from roofline.hardware.chips import Chip
+from roofline.backends.gpu.runtime import dense
+from roofline.hardware.chips.chips import Chip
 from roofline.torch import plain
 
 

@@ -4,9 +4,9 @@ from typing import Any
 
 from roofline.bundle import with_template
 from roofline.common.errors import UnsupportedError
-from roofline.text.from_json import from_json
-from roofline.text.template import ChatTemplate
-from roofline.text.tokenizer import Tokenizer
+from roofline.text.templates.template import ChatTemplate
+from roofline.text.tokenizers.from_json import from_json
+from roofline.text.tokenizers.tokenizer import Tokenizer
 
 
 def text_of(tokenizer: Any, eos_ids: tuple[int, ...] = ()) -> tuple[Tokenizer, ChatTemplate]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from roofline.common import env, log
 from roofline.common.errors import RooflineError
-from roofline.train.config import read
+from roofline.train.config.run import read
 
 
 def main() -> int:
@@ -17,8 +17,8 @@ def main() -> int:
     given = parser.parse_args()
     log.configure()
     try:
-        from roofline.train.console import Console
-        from roofline.train.loop import train
+        from roofline.train.report.console import Console
+        from roofline.train.run.loop import train
 
         config = read(given.config, given.changes)
         console = Console(config) if env.foreign("RANK") in (None, "0") else None

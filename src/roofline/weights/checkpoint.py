@@ -9,13 +9,13 @@ import numpy as np
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.ops import formats
 from roofline.weights import names
-from roofline.weights.config import model_config
-from roofline.weights.config_gguf import from_gguf
-from roofline.weights.config_hf import from_hf
-from roofline.weights.files import TensorInfo, map_file, refuse, shorten
-from roofline.weights.float8 import Float8Tensors
-from roofline.weights.gguf import GGUFFile
-from roofline.weights.safetensors import SafetensorsModel, read_json_file
+from roofline.weights.config.canonical import model_config
+from roofline.weights.config.gguf import from_gguf
+from roofline.weights.config.hf import from_hf
+from roofline.weights.files.float8 import Float8Tensors
+from roofline.weights.files.gguf import GGUFFile
+from roofline.weights.files.mapped import TensorInfo, map_file, refuse, shorten
+from roofline.weights.files.safetensors import SafetensorsModel, read_json_file
 
 
 class Checkpoint:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from roofline.common.errors import ConfigError, RooflineError
-from roofline.weights.files import shorten
+from roofline.weights.files.mapped import shorten
 from roofline.weights.storage import folder_bytes, need_space, sha256_of
 
 # (stage, bytes done, bytes in all or None)

@@ -14,7 +14,7 @@ from roofline.models.presets import preset
 from roofline.ops import formats
 from roofline.weights import names
 from roofline.weights.checkpoint import Checkpoint
-from roofline.weights.files import TensorInfo
+from roofline.weights.files.mapped import TensorInfo
 
 _PREFIX = "random:"
 PRESET = "preset:"

@@ -1,8 +1,9 @@
 """load(backend="gpu") on Triton's interpreter: a device that is none, with as much memory as a test wants."""
 
-from roofline.backends.gpu import devices, roofs
-from roofline.hardware import chips
-from roofline.hardware.device import Device
+from roofline.backends.gpu import devices
+from roofline.backends.gpu.measure import roofs
+from roofline.hardware.chips import chips
+from roofline.hardware.gpus.device import Device
 from roofline.hardware.roofs import Roofs
 
 

@@ -54,7 +54,7 @@ def paged(steps, heads, kv_heads, dim, dtype="f32", cache=None, unused=2, seed=0
 
 def prepared(step, heads, window=0, exact=False, programs=64, chip="sm_90"):
     from roofline.backends.gpu.kernels.attend_launches import prepare
-    from roofline.hardware import chips
+    from roofline.hardware.chips import chips
 
     starts, contexts = step.fields[:2]
     return prepare(

@@ -1,13 +1,13 @@
-"""Kernels with faults that the gates must catch; compiled by test_backends_gpu_static.py in processes of their own."""
+"""Kernels with faults that the gates must catch; compiled by test_static.py in processes of their own."""
 
 from collections.abc import Iterator
 
 import triton
 import triton.language as tl
 
-from roofline.backends.gpu.compilation import Compilation, pointers
+from roofline.backends.gpu.signatures import Compilation, pointers
 from roofline.backends.gpu.tiles import Tile
-from roofline.hardware.chips import Chip
+from roofline.hardware.chips.chips import Chip
 
 
 @triton.jit

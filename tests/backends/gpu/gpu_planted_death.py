@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 from gpu_planted import product
 
-from roofline.backends.gpu.compilation import Compilation
+from roofline.backends.gpu.signatures import Compilation
 from roofline.backends.gpu.tiles import Tile
-from roofline.hardware.chips import Chip
+from roofline.hardware.chips.chips import Chip
 
 
 class _Deadly:

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from rank_forks import Unwatched, run_cases
 
-from roofline.backends.gpu.executable import GpuExecutable, Runtime
-from roofline.backends.parallel import ParallelExecutable, follow
-from roofline.backends.ranks import Grid, Ranks
+from roofline.backends.gpu.runtime.executable import GpuExecutable, Runtime
+from roofline.backends.parallel.executable import ParallelExecutable, follow
+from roofline.backends.parallel.ranks import Grid, Ranks
 from roofline.backends.sampling import SampleRows
-from roofline.hardware import chips
+from roofline.hardware.chips import chips
 from roofline.models import registry
 from roofline.models.config import ModelConfig
 from roofline.ops.batch import BatchLimits, Segment

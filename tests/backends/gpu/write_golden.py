@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import gpu_golden as golden
 
-from roofline.backends.gpu import static
-from roofline.hardware import chips
+from roofline.backends.gpu.ahead import check as static
+from roofline.hardware.chips import chips
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()

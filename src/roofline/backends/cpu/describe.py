@@ -33,7 +33,8 @@ def describe() -> dict[str, Any]:
 def _tuned(isa: str, threads: int) -> str:
     """What the tuning store has for this machine, in a line."""
     from roofline.backends.cpu.select import setting_of
-    from roofline.hardware import detect, tunings
+    from roofline.hardware import detect
+    from roofline.hardware.tuning import store as tunings
 
     chip = detect.detect().fingerprint
     stored = tunings.load("cpu", chip)

@@ -8,7 +8,7 @@ from roofline.common.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from roofline.backends.cpu.executable import CpuExecutable
-    from roofline.hardware.tunings import Setting, Tunings, Verdict
+    from roofline.hardware.tuning.store import Setting, Tunings, Verdict
 
 DEFAULT = "default"  # the variant that the core has by itself
 REGIMES = ("1 row", "2-32 rows", "33+ rows")  # regime_of in native/variant.h
@@ -54,14 +54,15 @@ def choose_threads(wanted: int | None = None) -> Choice:
 def setting_of(isa: str, threads: int) -> "Setting":
     """What tuning figures depend on beside the machine."""
     from roofline import _native
-    from roofline.hardware.tunings import Setting
+    from roofline.hardware.tuning.store import Setting
 
     return Setting(f"{isa}, {threads} threads", _native.build_id(), _native.compiler())
 
 
 def choose_variants(executable: "CpuExecutable") -> Choice:
     """Sets the variants that `roofline tune` stored for this very program, machine and build; defaults otherwise."""
-    from roofline.hardware import detect, tunings
+    from roofline.hardware import detect
+    from roofline.hardware.tuning import store as tunings
 
     if env.read("ROOFLINE_TUNED") == "off":
         return Choice("default", "ROOFLINE_TUNED=off")

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from roofline.common.errors import CapacityError, UnsupportedError
-from roofline.hardware import gpus, wheel
-from roofline.hardware.chips import Chip
-from roofline.hardware.device import Device
-from roofline.hardware.wheel import PLATFORMS
+from roofline.hardware.chips.chips import Chip
+from roofline.hardware.gpus import inventory as gpus
+from roofline.hardware.gpus import torch_wheel as wheel
+from roofline.hardware.gpus.device import Device
+from roofline.hardware.gpus.torch_wheel import PLATFORMS
 
 AUTO = "auto"
 

@@ -8,7 +8,7 @@ from importlib import resources
 from typing import Any
 
 from roofline.common.errors import ConfigError
-from roofline.hardware.chips import Chip
+from roofline.hardware.chips.chips import Chip
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from roofline.backends.parallel import ParallelExecutable, Watch
-from roofline.backends.ranks import Ranks
+from roofline.backends.parallel.executable import ParallelExecutable, Watch
+from roofline.backends.parallel.ranks import Ranks
 from roofline.backends.reference.executable import ReferenceExecutable, digest_of
 from roofline.backends.reference.oracle import Checkpoint
 from roofline.backends.reference.sampling import sample

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from roofline.backends.gpu.compilation import Compilation, pointers
 from roofline.backends.gpu.kernels.attend_kernels import attend_kernel, merge_kernel
 from roofline.backends.gpu.kernels.attend_launches import MERGE, NAME, Launch, prepare, workspace_floats
-from roofline.hardware.chips import Chip
+from roofline.backends.gpu.signatures import Compilation, pointers
+from roofline.hardware.chips.chips import Chip
 
 WIDE = 2**31  # elements of a cache: from here on their places need 64 bits
 _COUNTS = ("first_segment", "segments", "kv_heads", "splits")  # numbers that both kernels get

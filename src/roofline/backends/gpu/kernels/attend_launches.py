@@ -8,7 +8,7 @@ from roofline.backends.gpu.integers import cdiv, next_power_of_2
 from roofline.backends.gpu.kernels.attend_kernels import SPLIT
 from roofline.backends.gpu.tiles import Tile
 from roofline.common.errors import UnsupportedError
-from roofline.hardware.chips import Chip
+from roofline.hardware.chips.chips import Chip
 
 NAME, MERGE = "attend", "attend_merge"
 LARGEST_HEAD = 256

@@ -8,11 +8,11 @@ import triton.language as tl
 from torch import Tensor
 
 from roofline.backends.gpu import tiles
-from roofline.backends.gpu.compilation import Compilation, pointers
 from roofline.backends.gpu.integers import cdiv
 from roofline.backends.gpu.kernels.linear_quant import DeviceWeight, group_codes, group_scale, layout_constants
 from roofline.backends.gpu.pack import LAYOUTS
-from roofline.hardware.chips import Chip
+from roofline.backends.gpu.signatures import Compilation, pointers
+from roofline.hardware.chips.chips import Chip
 
 NAME = "dequantize"
 

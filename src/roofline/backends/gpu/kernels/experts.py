@@ -14,10 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 from roofline.backends.gpu import tiles
-from roofline.backends.gpu.compilation import Compilation, pointers
 from roofline.backends.gpu.integers import cdiv
+from roofline.backends.gpu.signatures import Compilation, pointers
 from roofline.backends.gpu.tiles import Tile
-from roofline.hardware.chips import Chip
+from roofline.hardware.chips.chips import Chip
 
 NAME = "experts"
 REGIMES = ("decode", "prefill", "exact")

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from roofline.hardware.chips import Chip
+from roofline.hardware.chips.chips import Chip
 from roofline.ops.formats.float8 import BLOCK, NAN, split
 
 FLAVOURS = {"e4m3fn": torch.float8_e4m3fn, "e4m3fnuz": torch.float8_e4m3fnuz}

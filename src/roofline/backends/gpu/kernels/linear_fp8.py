@@ -12,11 +12,11 @@ import triton.language as tl
 from torch import Tensor
 
 from roofline.backends.gpu import tiles
-from roofline.backends.gpu.compilation import Compilation, pointers
 from roofline.backends.gpu.integers import cdiv
 from roofline.backends.gpu.kernels.float8 import GROUP, Float8Weight, e4m3_values, factor
 from roofline.backends.gpu.kernels.linear_quant import regime
-from roofline.hardware.chips import Chip
+from roofline.backends.gpu.signatures import Compilation, pointers
+from roofline.hardware.chips.chips import Chip
 
 NAME = "linear_fp8"
 

@@ -18,11 +18,11 @@ import triton.language as tl
 from torch import Tensor
 
 from roofline.backends.gpu import tiles
-from roofline.backends.gpu.compilation import Compilation, pointers
 from roofline.backends.gpu.integers import cdiv
 from roofline.backends.gpu.kernels.linear_whole import whole_product
 from roofline.backends.gpu.pack import LAYOUTS, SUPER, Layout, Packed
-from roofline.hardware.chips import Chip
+from roofline.backends.gpu.signatures import Compilation, pointers
+from roofline.hardware.chips.chips import Chip
 
 NAME = "linear_quant"
 WHOLE_ROWS = 64  # a multiple of every BLOCK_N of tiles for whole matrices

@@ -8,10 +8,10 @@ import triton.language as tl
 from torch import Tensor
 
 from roofline.backends.gpu import tiles
-from roofline.backends.gpu.compilation import Compilation, pointers
 from roofline.backends.gpu.kernels.settings import LOGPROBS, NO_ID, Settings, integer
+from roofline.backends.gpu.signatures import Compilation, pointers
 from roofline.backends.sampling import MAX_LOGPROBS
-from roofline.hardware.chips import Chip
+from roofline.hardware.chips.chips import Chip
 
 NAME = "logprobs"
 

@@ -12,10 +12,10 @@ import triton.language as tl
 from torch import Tensor
 
 from roofline.backends.gpu import tiles
-from roofline.backends.gpu.compilation import Compilation, pointers
 from roofline.backends.gpu.integers import cdiv, next_power_of_2
+from roofline.backends.gpu.signatures import Compilation, pointers
 from roofline.common.errors import UnsupportedError
-from roofline.hardware.chips import Chip
+from roofline.hardware.chips.chips import Chip
 from roofline.ops.batch import PAGE_TOKENS
 
 NAME = "rope_kv_write"

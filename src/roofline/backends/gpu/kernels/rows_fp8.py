@@ -8,9 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from roofline.backends.gpu import tiles
-from roofline.backends.gpu.compilation import Compilation, pointers
 from roofline.backends.gpu.kernels.float8 import FLAVOURS
-from roofline.hardware.chips import Chip
+from roofline.backends.gpu.signatures import Compilation, pointers
+from roofline.hardware.chips.chips import Chip
 
 NAME = "rows_fp8"
 

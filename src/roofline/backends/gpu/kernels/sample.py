@@ -13,7 +13,6 @@ import triton.language as tl
 from torch import Tensor
 
 from roofline.backends.gpu import tiles
-from roofline.backends.gpu.compilation import Compilation, pointers
 from roofline.backends.gpu.integers import cdiv, next_power_of_2
 from roofline.backends.gpu.kernels.cutoff import cutoff
 from roofline.backends.gpu.kernels.logprobs import logprobs
@@ -32,8 +31,9 @@ from roofline.backends.gpu.kernels.settings import (
     real,
 )
 from roofline.backends.gpu.kernels.transfer import to_host
+from roofline.backends.gpu.signatures import Compilation, pointers
 from roofline.backends.sampling import MAX_LOGPROBS, Sampled, SampleRows
-from roofline.hardware.chips import Chip
+from roofline.hardware.chips.chips import Chip
 
 NAME = "sample"
 

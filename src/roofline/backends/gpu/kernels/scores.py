@@ -11,7 +11,6 @@ import triton.language as tl
 from torch import Tensor
 
 from roofline.backends.gpu import tiles
-from roofline.backends.gpu.compilation import Compilation, pointers
 from roofline.backends.gpu.integers import cdiv
 from roofline.backends.gpu.kernels.settings import (
     FREQUENCY,
@@ -21,7 +20,8 @@ from roofline.backends.gpu.kernels.settings import (
     Settings,
     real,
 )
-from roofline.hardware.chips import Chip
+from roofline.backends.gpu.signatures import Compilation, pointers
+from roofline.hardware.chips.chips import Chip
 
 NAME = "scores"
 

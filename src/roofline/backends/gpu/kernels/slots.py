@@ -12,9 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from roofline.backends.gpu import tiles
-from roofline.backends.gpu.compilation import Compilation, pointers
 from roofline.backends.gpu.integers import cdiv
-from roofline.hardware.chips import Chip
+from roofline.backends.gpu.signatures import Compilation, pointers
+from roofline.hardware.chips.chips import Chip
 from roofline.ops.batch import PAGE_TOKENS, Header
 
 NAME = "slots"

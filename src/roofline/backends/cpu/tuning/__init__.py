@@ -1,0 +1,1 @@
+"""Which kernel variants are fastest for a model on this machine."""

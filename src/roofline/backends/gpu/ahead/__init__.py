@@ -1,0 +1,1 @@
+"""Kernels compiled for chips that need not be here, and the checks on their binaries."""

@@ -1,0 +1,1 @@
+"""A Program on a GPU, step by step: lowering, launches, graphs."""

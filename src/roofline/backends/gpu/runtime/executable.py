@@ -1,0 +1,316 @@
+"""A Program on a GPU: weights, cache and arena in device memory, a list of launches a step, graphs for decode steps."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roofline.backends.base import Clock, MonotonicClock, StepCost
+from roofline.backends.gpu.devices import give_back
+from roofline.backends.gpu.memory.weights import DeviceWeights, Read
+from roofline.backends.gpu.runtime.allocate import cache, scratch_bytes, turns
+from roofline.backends.gpu.runtime.device_errors import told_if_lost
+from roofline.backends.gpu.runtime.fields import Fields
+from roofline.backends.gpu.runtime.graphs import Graphs, padded
+from roofline.backends.gpu.runtime.lower import Lowering, by_layer
+from roofline.backends.gpu.runtime.matmul import Choices, Products, choices_text
+from roofline.backends.gpu.runtime.step import Sizes, Step, dtypes
+from roofline.backends.gpu.runtime.timing import timed
+from roofline.backends.prices import PriceTable, StepPrices
+from roofline.backends.sampling import Sampled, SampleRows
+from roofline.common.errors import CapacityError
+from roofline.hardware.chips.chips import Chip
+from roofline.hardware.roofs import Roofs as MeasuredRoofs
+from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits
+from roofline.ops.collectives import Group
+from roofline.program.ir import Program
+from roofline.program.passes.price import Roofs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Where a Program runs. device: torch's name ("cuda:0"; "cpu" for Triton's interpreter); graphs: capture decode
+    steps, which needs a GPU; exact: no order of sums that depends on the step; choices: see `Products`; roofs: measured
+    limits, for `step_cost`; hosted: layers that live on the host, with which steps are not captured; libraries: what
+    torch's follow (`libraries.follow_store`). On "meta" there is no memory and nothing computed: see
+    bundle/compile_ahead.py."""
+
+    chip: Chip
+    device: str
+    exact: bool = False
+    graphs: bool = True
+    choices: Choices = field(default_factory=dict)
+    roofs: Roofs | None = None
+    hosted: tuple[int, ...] = ()
+    libraries: str = ""
+
+    def here(self) -> "AbstractContextManager[Any]":
+        """In which kernels are launched on this device: they go to the thread's current one."""
+        import torch
+
+        return torch.cuda.device(self.device) if self.device.startswith("cuda") else nullcontext()
+
+
+class GpuExecutable:
+    """Runs a Program compiled for `program.target.gpu(...)`; see `backends.base.Executable`.
+
+    Args:
+        program: planned.
+        read: file tensor name -> its bytes.
+        runtime: chip and device.
+        limits, num_pages, max_context: of the batch and the cache.
+        weights_hash: identity of the weights, part of the fingerprint; it may be computed beside the copying of them.
+        group: the other ranks, where the Program is one rank's or one stage's. Its steps are not captured in graphs.
+        weights: of another executable of the same model, instead of what `read` would give.
+
+    Raises UnsupportedError for an op or format without a kernel.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        read: Read,
+        runtime: Runtime,
+        *,
+        limits: BatchLimits,
+        num_pages: int,
+        max_context: int,
+        weights_hash: str | Future[str],
+        group: Group | None = None,
+        weights: DeviceWeights | None = None,
+    ) -> None:
+        self.program, self.runtime = program, runtime
+        self.limits, self.num_pages, self.max_context = limits, num_pages, max_context
+        self.exact = runtime.exact
+        self.clock: Clock = MonotonicClock()
+        self.batch = Batch(limits)
+        self._types = program.types()
+        self.vocab_size = self._types[program.logits].width
+        self.page_bytes = sum(PAGE_TOKENS * group.token_bytes for group in program.kv_groups.values())
+        self._read, self._group = read, group
+        self._clocks, self._seconds = False, list[float]()
+        self.captures = True  # steps in graphs, where there are any: a bench also times them without
+        self._here = runtime.here()
+        with self._here:
+            self.weights = weights or DeviceWeights(
+                program, read, activations(program), runtime.device, runtime.hosted
+            )  # fmt: skip
+            self._allocate()
+        self._weights_hash = weights_hash if isinstance(weights_hash, str) else weights_hash.result()
+        self.weight_bytes = self.weights.nbytes
+        self._prices = StepPrices(PriceTable.of(program), runtime.roofs, self.weight_bytes)
+        self._last: Step | None = None
+        self.fingerprint = self._fingerprint()
+
+    def _allocate(self) -> None:
+        import torch
+
+        program, runtime, limits = self.program, self.runtime, self.limits
+        products = Products(runtime.chip, activations(program), runtime.exact, runtime.choices)
+        tables = {name: turns(table, self.max_context, runtime.device) for name, table in program.tables.items()}
+        lowering = Lowering(
+            program, runtime.chip, self.weights, products, tables, runtime.device, runtime.exact, self._group
+        )  # fmt: skip
+        self._launches = lowering.launches()
+        self._sections = by_layer(self._launches) if runtime.hosted else [(None, self._launches)]
+        self._caches = {name: cache(group, self.num_pages, runtime.device) for name, group in program.kv_groups.items()}
+        assert program.plan is not None, "a planned Program"
+        self._places = program.plan.places
+        size = program.plan.arena.at(tokens=limits.tokens, rows=limits.rows)
+        self._arena = torch.empty(size, dtype=torch.uint8, device=runtime.device)
+        scratch = scratch_bytes(program, self.weights, products, limits.tokens)
+        self._scratch = torch.empty(scratch, dtype=torch.uint8, device=runtime.device)
+        self._slots = torch.empty(limits.tokens, dtype=torch.int64, device=runtime.device)  # [tokens]
+        self._sampled = torch.zeros(limits.rows, dtype=torch.int32, device=runtime.device)  # [rows]
+        self._carried = {  # float32 [tokens, width]
+            value.name: torch.empty(limits.tokens, value.type.width, device=runtime.device) for value in program.carried
+        }
+        self._fields = Fields(self.batch, runtime.device)
+        captured = runtime.graphs and runtime.device != "cpu" and self._group is None and not runtime.hosted
+        self._graphs = Graphs(self.queue, self.step_of) if captured else None
+
+    def variant(self, program: Program, limits: BatchLimits, num_pages: int) -> "GpuExecutable":
+        """Another trace of the same model on the same weights, with a cache and a batch of its own.
+
+        program: compiled for the same target and cache; it may lack weights of ours, not have others. Raises
+        CapacityError where the device has no room left beside ours.
+        """
+        import torch
+
+        try:
+            return GpuExecutable(
+                program,
+                self._read,
+                self.runtime,
+                limits=limits,
+                num_pages=num_pages,
+                max_context=self.max_context,
+                weights_hash=self._weights_hash,
+                group=self._group,
+                weights=self.weights,
+            )
+        except torch.OutOfMemoryError as error:
+            assert program.plan is not None, "a planned Program"
+            needed = program.plan.arena.at(tokens=limits.tokens, rows=limits.rows) + num_pages * self.page_bytes
+            remedy = "Ask for a shorter sequence, or load the model with a smaller cache_tokens."
+            free = torch.cuda.mem_get_info(self.runtime.device)[0]
+            raise CapacityError("another trace of the model", needed, free, "bytes", remedy) from error
+
+    def forward(self) -> None:
+        """Queue the step described by `batch`; nothing waits for the device, but with clocks on. Raises LostError
+        where the device has gone, here and below."""
+        sizes = self._fields.sizes()
+        assert sizes.max_context <= self.max_context, "a position beyond the context"
+        graphs = self._graphs if self.captures and not self._clocks else None
+        larger = padded(sizes, self.limits, self.max_context) if graphs is not None else None
+        if larger is not None:
+            sizes = larger
+            self._fields.pad(sizes)
+        with told_if_lost(self.runtime.device), self._here:
+            self._fields.upload()
+            if graphs is not None and larger is not None:
+                self._last = graphs.step(sizes)
+                return
+            self._last = self.step_of(sizes)
+            (self._run_timed if self._clocks else self.queue)(self._last)
+
+    def run(self, carried: "Mapping[str, Tensor]") -> "Tensor":
+        """The logits of the step described by `batch`, or what the next stage goes on from, on the device; carried:
+        what a stage goes on from, by name."""
+        for name, value in carried.items():
+            self._carried[name][: self.batch.tokens].copy_(value)
+        self.forward()
+        return self._device_logits()
+
+    def step_of(self, sizes: Sizes) -> Step:
+        """The tensors that a step of these sizes works on."""
+        fields, slots = self._fields.of(sizes), self._slots[: sizes.tokens]
+        fields |= {name: value[: sizes.tokens] for name, value in self._carried.items()}
+        return Step(self._types, self._places, sizes, fields, slots, self._caches, self._arena, self._scratch)
+
+    def queue(self, step: Step) -> None:
+        """Queue the launches of a step whose fields are on the device."""
+        for launch in self._walk():
+            launch(step)
+
+    def _walk(self) -> Iterator[Callable[[Step], None]]:
+        """What a step launches, with each layer's weights there while its turn lasts."""
+        yield self._fill_slots
+        for layer, launches in self._sections:
+            with self.weights.using(layer):
+                for _, launch in launches:
+                    yield launch
+
+    def _run_timed(self, step: Step) -> None:
+        self._seconds = timed(self._walk, step, self.runtime.device)
+
+    def _fill_slots(self, step: Step) -> None:
+        from roofline.backends.gpu.kernels.slots import slots
+
+        names = ("header", "ids", "positions", "seg_start", "page_start", "pages")
+        fields = {name: step.fields[name] for name in names}
+        slots(self.runtime.chip, **fields, sampled=self._sampled, scratch_page=self.num_pages, out=step.slots)
+
+    def _device_logits(self) -> "Tensor":
+        """The logits [rows, vocab] of the last step, or what a stage that is not the last made [tokens, width]."""
+        assert self._last is not None, "no step was run"
+        name, batch = self.program.logits, self.batch
+        return self._last.value(name)[: batch.rows if self._types[name].leading == "rows" else batch.tokens]
+
+    def logits(self) -> np.ndarray:
+        """float32 [rows, vocab_size] of the last step, copied from the device."""
+        logits: np.ndarray = self._device_logits().float().cpu().numpy()
+        return logits
+
+    def sample(self, rows: SampleRows) -> Sampled:
+        """One id for each logit row; -1 where a row's logits hold NaN. Waits for the device."""
+        return self.queue_sample(rows)()
+
+    def queue_sample(self, rows: SampleRows) -> Callable[[], Sampled]:
+        """As `sample`, which waits for the device when what this returns is called; see `backends.base.Queueing`."""
+        return self._queue_sample_of(self._device_logits(), rows)
+
+    def sample_of(self, logits: "Tensor", rows: SampleRows) -> Sampled:
+        """One id for each row of logits [rows, vocab] on the device; see `sample`."""
+        return self._queue_sample_of(logits, rows)()
+
+    def _queue_sample_of(self, logits: "Tensor", rows: SampleRows) -> Callable[[], Sampled]:
+        from roofline.backends.gpu.kernels.sample import sample
+
+        with told_if_lost(self.runtime.device), self._here:
+            fetch = sample(self.runtime.chip, logits, rows, out=self._sampled[: rows.rows]).fetch
+
+        def fetched() -> Sampled:
+            with told_if_lost(self.runtime.device):
+                return fetch()
+
+        return fetched
+
+    def step_cost(self) -> StepCost:
+        """The price of the step now in `batch`, at the measured roofs where there are any."""
+        return self._prices.of(self.batch)
+
+    def limit_seconds(self, works: Sequence[tuple[float, ...]], roofs: Roofs, working_set: int) -> float:
+        """The least time for steps of these sizes (`StepCost.work`) at `roofs`, reads at `working_set` bytes."""
+        return self._prices.limit_seconds(works, roofs, working_set)
+
+    def measure_roofs(self, reads: Sequence[int]) -> MeasuredRoofs:
+        """The limits of the device now; reads: working sets in bytes, ascending."""
+        from roofline.backends.gpu.measure.roofs import measure_op_roofs
+
+        with self._here:
+            return measure_op_roofs(self.runtime.device, reads=reads)
+
+    def clocks(self, on: bool) -> None:
+        """Whether `forward` takes the time of each op on the device from now on; it runs from the list then, twice."""
+        self._clocks = on
+
+    def op_seconds(self) -> list[float]:
+        """Seconds of each instruction of the last `forward` that ran with clocks; 0 for views."""
+        taken = {id(instr): s for (instr, _), s in zip(self._launches, self._seconds[1:], strict=True)}
+        return [taken.get(id(instr), 0.0) for instr in self.program.body]
+
+    def time_ops(self) -> list[tuple[str, float]]:
+        """Run the step and return (op, seconds on the device) for each instruction."""
+        self.clocks(True)
+        self.forward()
+        self.clocks(False)
+        return list(zip((instr.op for instr in self.program.body), self.op_seconds(), strict=True))
+
+    def graphs_captured(self) -> str:
+        """How many steps have been captured in graphs, and why no more are, in words."""
+        if self._graphs is None:
+            return "none asked for"
+        return f"{self._graphs.count} captured" + (f", no more: {self._graphs.failed}" if self._graphs.failed else "")
+
+    def close(self) -> None:
+        """Free the device's memory."""
+        if self._graphs is not None:
+            self._graphs.close()
+        del self._arena, self._scratch, self._sampled, self._caches, self._carried
+        del self.weights, self._launches, self._sections
+        self._last = None
+        give_back(self.runtime.device)
+
+    def _fingerprint(self) -> str:
+        import torch
+        import triton
+
+        chip, exact = self.runtime.chip.name, self.runtime.exact
+        versions = torch.__version__, triton.__version__
+        parts = [self._weights_hash, self.program.digest(), "gpu", chip, *versions, f"exact:{exact}"]
+        if not exact:  # exact products follow neither
+            parts += [text for text in (choices_text(self.runtime.choices), self.runtime.libraries) if text]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def activations(program: Program) -> Any:
+    """torch's dtype of the rows that linears read."""
+    return dtypes()[program.rows_dtype()]

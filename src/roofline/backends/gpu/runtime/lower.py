@@ -1,0 +1,284 @@
+"""Instructions -> launches: one function an op, which looks up what it can once and returns what runs in each step."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from roofline.backends.gpu.memory.requirements import layer_of
+from roofline.backends.gpu.memory.weights import DeviceWeights
+from roofline.backends.gpu.runtime.matmul import Products
+from roofline.backends.gpu.runtime.step import Step, dtypes
+from roofline.common.errors import UnsupportedError
+from roofline.hardware.chips.chips import Chip
+from roofline.ops.collectives import Group, require_ranks
+from roofline.program.ir import Instr, Program, kv_group_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Launch = Callable[[Step], None]
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """What lowering knows. tables: name of a rope table -> cos and sin, float32 [positions, dim / 2]; group: who shares
+    the matrices of a Program that is one rank's."""
+
+    program: Program
+    chip: Chip
+    weights: DeviceWeights
+    products: Products
+    tables: "dict[str, tuple[Tensor, Tensor]]"
+    device: Any
+    exact: bool
+    group: Group | None = None
+
+    def launches(self) -> list[tuple[Instr, Launch]]:
+        """Instructions that do something, each with its launch. Raises UnsupportedError for an op without a kernel."""
+        found = []
+        for instr in self.program.body:
+            if instr.op == "split":  # a view
+                continue
+            if instr.op not in _LOWER:
+                raise UnsupportedError(f"op {instr.op!r} on a GPU", "it has no kernel", sorted(_LOWER))
+            found.append((instr, _LOWER[instr.op](self, instr)))
+        return found
+
+
+def by_layer(launches: Iterable[tuple[Instr, Launch]]) -> list[tuple[int | None, list[tuple[Instr, Launch]]]]:
+    """Launches cut where the layer changes whose weights they read; those that read none go with the ones before."""
+    cut: list[tuple[int | None, list[tuple[Instr, Launch]]]] = [(None, [])]
+    for instr, launch in launches:
+        layers = {layer_of(name) for name in instr.weights} or {cut[-1][0]}
+        assert len(layers) == 1, "an instruction reads weights of one layer"
+        (layer,) = layers
+        if layer != cut[-1][0]:
+            cut.append((layer, []))
+        cut[-1][1].append((instr, launch))
+    return cut
+
+
+def _embed(low: Lowering, instr: Instr) -> Launch:
+    from roofline.backends.gpu.kernels.dequantize import dequantize
+    from roofline.backends.gpu.kernels.embed import embed
+    from roofline.backends.gpu.kernels.widen_fp8 import widen_fp8
+
+    (part,) = low.weights.matrices[instr.weights[0]]
+    table, name, first = part.held, instr.inputs[0], instr.attr("first")
+
+    def look_up(ids: "Tensor", out: "Tensor") -> None:
+        if part.quantised:
+            (widen_fp8 if part.float8 else dequantize)(low.chip, table, out=out, ids=ids)
+        else:
+            embed(low.chip, ids, table, out=out)
+
+    def launch(step: Step) -> None:
+        ids, out = step.value(name), step.value(instr.output.name)
+        if first is None:
+            look_up(ids, out)
+            return
+        inside = (ids >= first) & (ids < first + part.rows)  # ids of other ranks' rows give zeros
+        look_up((ids - first).where(inside, 0), out)
+        out.masked_fill_(~inside[:, None], 0.0)
+
+    return launch
+
+
+def _all_reduce(low: Lowering, instr: Instr) -> Launch:
+    group, order = _group(low, instr.attr("ranks")), instr.attr("order")
+    x, out = instr.inputs[0], instr.output.name
+
+    def launch(step: Step) -> None:
+        step.value(out).copy_(group.sum(step.value(x), order))
+
+    return launch
+
+
+def _all_gather(low: Lowering, instr: Instr) -> Launch:
+    import torch
+
+    widths = instr.attr("widths")
+    group, x, out = _group(low, len(widths)), instr.inputs[0], instr.output.name
+
+    def launch(step: Step) -> None:
+        torch.cat(group.gather(step.value(x), widths), dim=1, out=step.value(out))
+
+    return launch
+
+
+def _group(low: Lowering, ranks: int) -> Group:
+    require_ranks(ranks, low.group)
+    assert low.group is not None, "an exchange is among several"
+    return low.group
+
+
+def _take_rows(low: Lowering, instr: Instr) -> Launch:
+    from roofline.backends.gpu.kernels.embed import take_rows
+
+    (x, rows), out = instr.inputs, instr.output.name
+    return lambda step: take_rows(low.chip, step.value(x), step.value(rows), out=step.value(out))
+
+
+def _norm(low: Lowering, instr: Instr) -> Launch:
+    from roofline.backends.gpu.kernels.add_norm import add_norm
+
+    heads, layer = instr.attrs.get("heads", 1), instr.op == "layer_norm"
+
+    def launch(step: Step) -> None:
+        weight, bias = _vectors(low, instr)
+        x, out = step.value(instr.inputs[0]), step.value(instr.output.name)
+        if heads > 1:  # of each head by itself: rows of one head
+            x, out = (t.reshape(t.shape[0] * heads, -1) for t in (x, out))
+        add_norm(low.chip, x, None, weight, bias, instr.attr("eps"), layer=layer, summed=None, out=out)
+
+    return launch
+
+
+def _add_norm(low: Lowering, instr: Instr) -> Launch:
+    from roofline.backends.gpu.kernels.add_norm import add_norm
+
+    eps, layer = instr.attr("eps"), instr.attr("layer")
+    (x, y), (total, out) = instr.inputs, (value.name for value in instr.outputs)
+
+    def launch(step: Step) -> None:
+        weight, bias = _vectors(low, instr)
+        operands = step.value(x), step.value(y)
+        add_norm(low.chip, *operands, weight, bias, eps, layer=layer, summed=step.value(total), out=step.value(out))
+
+    return launch
+
+
+def _vectors(low: Lowering, instr: Instr) -> "tuple[Tensor, Tensor | None]":
+    """Weight and bias of a norm, to be looked up in each step: a hosted layer's are elsewhere in the next one."""
+    weight, *bias = (low.weights.vectors[name] for name in instr.weights)
+    return weight, bias[0] if bias else None
+
+
+def _linear(low: Lowering, instr: Instr) -> Launch:
+    x, out, rows8 = instr.inputs[0], instr.output.name, instr.attr("x_dtype") != "f32"
+
+    def launch(step: Step) -> None:
+        parts = low.weights.matrices[instr.weights[0]]
+        bias = low.weights.vectors[instr.weights[1]] if len(instr.weights) > 1 else None
+        low.products.linear(step, step.value(x), parts, bias, step.value(out), rows8)
+
+    return launch
+
+
+def _linear_silu_mul(low: Lowering, instr: Instr) -> Launch:
+    x, out, rows8 = instr.inputs[0], instr.output.name, instr.attr("x_dtype") != "f32"
+
+    def launch(step: Step) -> None:
+        (part,) = low.weights.matrices[instr.weights[0]]
+        low.products.gated(step, step.value(x), part, step.value(out), rows8)
+
+    return launch
+
+
+def _rope_kv_write(low: Lowering, instr: Instr) -> Launch:
+    from roofline.backends.gpu.kernels.rope_kv_write import rope_kv_write
+
+    cache, layer = instr.outputs[-1].name, instr.attr("layer")
+    turns = interleaved = None
+    if instr.op == "rope_kv_write":
+        turns = low.tables[instr.attr("table")]
+        interleaved = low.program.tables[instr.attr("table")].style == "interleaved"
+    eps = instr.attrs.get("eps", 0.0)
+
+    def launch(step: Step) -> None:
+        norms = None
+        if instr.weights:
+            q_norm, k_norm = (low.weights.vectors[name] for name in instr.weights)
+            norms = q_norm, k_norm
+        k, v = (pages[layer] for pages in step.caches[kv_group_of(cache)])
+        rope_kv_write(
+            low.chip, step.value(instr.inputs[0]), step.fields["positions"], step.slots, turns, norms, eps,
+            interleaved=bool(interleaved), q=step.value(instr.output.name), k=k, v=v,
+        )  # fmt: skip
+
+    return launch
+
+
+def _attend(low: Lowering, instr: Instr) -> Launch:
+    import torch
+
+    from roofline.backends.gpu.kernels.attend import attend
+    from roofline.backends.gpu.kernels.attend_launches import prepare_all, workspace_floats
+    from roofline.ops.attention import log2_slopes
+
+    cache, layer, heads = instr.inputs[1], instr.attr("layer"), instr.attr("heads")
+    kv_heads, head_dim = low.program.types()[cache].trailing
+    among = heads, instr.attr("first_head"), instr.attr("all_heads")
+    slopes = torch.tensor(log2_slopes(*among), device=low.device) if instr.attr("alibi") else None
+    shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "window": instr.attr("window")}
+    shape["cache_bytes"] = dtypes()[low.program.kv_groups[kv_group_of(cache)].format].itemsize
+
+    def launch(step: Step) -> None:
+        key = tuple(shape.items())
+        if key not in step.launches:  # the same for all layers
+            sizes = {name: n for name, n in vars(step.sizes).items() if name != "rows"}
+            step.launches[key] = prepare_all(low.chip, **sizes, **shape, exact=low.exact)
+        k, v = (pages[layer] for pages in step.caches[kv_group_of(cache)])
+        names = ("seg_start", "context_len", "page_start", "pages")
+        for how in step.launches[key]:
+            floats = workspace_floats(how)
+            attend(
+                how, step.value(instr.inputs[0]), k, v, *(step.fields[name] for name in names),
+                scale=instr.attr("scale"), soft_cap=instr.attr("soft_cap"), slopes=slopes,
+                workspace=step.space(torch.float32, floats) if floats else None, out=step.value(instr.output.name),
+            )  # fmt: skip
+
+    return launch
+
+
+def _activated(low: Lowering, instr: Instr) -> Launch:
+    from roofline.backends.gpu.kernels.gated import activated, gated
+
+    kind = "silu" if instr.op.startswith("silu") else "gelu_tanh" if instr.attr("tanh") else "gelu_erf"
+    out = instr.output.name
+
+    def launch(step: Step) -> None:
+        operands = [step.value(name) for name in instr.inputs]
+        (gated if instr.op.endswith("_mul") else activated)(low.chip, kind, *operands, out=step.value(out))
+
+    return launch
+
+
+def _by_torch(compute: "Callable[[Instr, list[Tensor]], Tensor]") -> Callable[[Lowering, Instr], Launch]:
+    """Small ops that no model's layers are made of: torch's own kernels."""
+
+    def lower(low: Lowering, instr: Instr) -> Launch:
+        def launch(step: Step) -> None:
+            step.value(instr.output.name).copy_(compute(instr, [step.value(name) for name in instr.inputs]))
+
+        return launch
+
+    return lower
+
+
+def _soft_cap(instr: Instr, x: "list[Tensor]") -> "Tensor":
+    return (x[0].float() / instr.attr("cap")).tanh() * instr.attr("cap")
+
+
+_LOWER: dict[str, Callable[[Lowering, Instr], Launch]] = {
+    "embed": _embed,
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "take_rows": _take_rows,
+    "rms_norm": _norm,
+    "layer_norm": _norm,
+    "add_norm": _add_norm,
+    "linear": _linear,
+    "linear_silu_mul": _linear_silu_mul,
+    "rope_kv_write": _rope_kv_write,
+    "qkv_write": _rope_kv_write,
+    "attend": _attend,
+    "silu": _activated,
+    "gelu": _activated,
+    "silu_mul": _activated,
+    "gelu_mul": _activated,
+    "add": _by_torch(lambda instr, x: x[0] + x[1].to(x[0].dtype)),
+    "scale": _by_torch(lambda instr, x: x[0] * instr.attr("factor")),
+    "cast": _by_torch(lambda instr, x: x[0]),
+    "soft_cap": _by_torch(_soft_cap),
+}

@@ -1,0 +1,167 @@
+"""Which kernel multiplies: ours for few rows, quantised weights or exact results; the library's where rows are many.
+
+A quantised matrix is widened once for many rows: from there on the library's product is bound by arithmetic.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from roofline.backends.gpu.memory.weights import Part
+from roofline.backends.gpu.runtime.step import Step
+from roofline.backends.gpu.tiles import Tile
+from roofline.hardware.chips.chips import Chip
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FEW = 16  # rows up to which our product for few rows serves
+WIDEN = 128  # rows from which a quantised matrix is widened
+# (rows, out, width, with a bias) of a product with 16-bit weights -> our kernel's tile, None: the library's product.
+Choices = Mapping[tuple[int, int, int, bool], Tile | None]
+
+
+def choices_text(choices: Choices) -> str:
+    """Choices in one line each, in an order that is theirs alone: equal texts, equal bits."""
+    lines = (f"{shape}: {sorted(tile.launch().items()) if tile else None}" for shape, tile in choices.items())
+    return "\n".join(sorted(lines))
+
+
+@dataclass(frozen=True)
+class Products:
+    """dtype: of activations, torch's; exact: one order for every number of rows, so no library; choices: what was
+    measured to be fastest (see linear_tuning.py), followed where results need not be exact."""
+
+    chip: Chip
+    dtype: Any
+    exact: bool
+    choices: Choices = field(default_factory=dict)
+
+    def scratch_bytes(self, parts: tuple[Part, ...], tokens: int) -> int:
+        """Scratch that products of up to so many rows with this matrix need."""
+        needed = 0
+        for part in parts:
+            if not part.quantised:
+                needed = max(needed, 2 * tokens * part.rows)  # gate and up before they are joined
+                continue
+            columns = part.held.columns
+            wide = 2 * part.rows * columns + 2 * tokens * part.rows if tokens >= WIDEN else 0
+            eight = _scales_bytes(tokens) + tokens * columns if part.float8 else 0
+            needed = max(needed, wide, eight)
+        return needed
+
+    def linear(
+        self,
+        step: Step,
+        x: "Tensor",
+        parts: tuple[Part, ...],
+        bias: "Tensor | None",
+        out: "Tensor",
+        rows8: bool = False,
+    ) -> None:
+        """out [rows, sum of the parts' rows] = x @ w.T + bias; rows8: x is rounded to 8-bit floats first."""
+        for part in parts:
+            columns = slice(part.start, part.start + part.rows)
+            own = None if bias is None else bias[columns]
+            (self._in_eight if rows8 else self._part)(step, x, part, own, out[:, columns])
+
+    def gated(self, step: Step, x: "Tensor", part: Part, out: "Tensor", rows8: bool = False) -> None:
+        """out [rows, ffn] = silu(gate) * up of x @ w.T, w [2 * ffn, in]; rows8: as in `linear`."""
+        from roofline.backends.gpu.kernels.gated import gated
+        from roofline.backends.gpu.kernels.linear_float import linear_float
+
+        if rows8:
+            self._in_eight(step, x, part, None, out, gated=True)
+            return
+        if part.quantised:
+            if not self._widened(x):
+                self._quantised(x, part, None, out, gated=True)
+                return
+        elif self.exact or x.shape[0] <= FEW:
+            linear_float(self.chip, x, part.held, None, out, gated=True, exact=self.exact)
+            return
+        offset = 2 * part.rows * x.shape[1] if part.quantised else 0
+        both = self._beyond(step, offset, x.shape[0], part.rows)
+        self._part(step, x, part, None, both)
+        gated(self.chip, "silu", both, out=out)
+
+    def _beyond(self, step: Step, offset: int, rows: int, columns: int) -> "Tensor":
+        """Scratch behind what `_part` uses of it, [rows, columns]."""
+        size = rows * columns * self.dtype.itemsize
+        held: Tensor = step.scratch[offset : offset + size].view(self.dtype).view(rows, columns)
+        return held
+
+    def _widened(self, x: "Tensor") -> bool:
+        return x.shape[0] >= WIDEN and not self.exact
+
+    def _part(self, step: Step, x: "Tensor", part: Part, bias: "Tensor | None", out: "Tensor") -> None:
+        from roofline.backends.gpu.kernels.dequantize import dequantize
+        from roofline.backends.gpu.kernels.widen_fp8 import widen_fp8
+
+        if not part.quantised:
+            self._float(x, part.held, bias, out)
+        elif self._widened(x):
+            wide = step.space(self.dtype, part.rows, x.shape[1])
+            (widen_fp8 if part.float8 else dequantize)(self.chip, part.held, out=wide)
+            library_product(x, wide, bias, out)
+        else:
+            self._quantised(x, part, bias, out)
+
+    def _in_eight(
+        self, step: Step, x: "Tensor", part: Part, bias: "Tensor | None", out: "Tensor", gated: bool = False
+    ) -> None:
+        """The same with rows of 8-bit floats, for any number of them: what a token becomes is not for a step to say."""
+        import torch
+
+        from roofline.backends.gpu.kernels.float8 import FLAVOURS
+        from roofline.backends.gpu.kernels.linear_fp8 import linear_fp8
+        from roofline.backends.gpu.kernels.rows_fp8 import rows_fp8
+
+        rows, width = x.shape
+        start = _scales_bytes(rows)
+        scale = step.space(torch.float32, rows)
+        eight = step.scratch[start : start + rows * width].view(FLAVOURS[self.chip.fp8]).view(rows, width)
+        rows_fp8(self.chip, x, out=eight, scale=scale)
+        linear_fp8(self.chip, eight, part.held, bias, out, x_scale=scale, gated=gated, exact=self.exact)
+
+    def _float(self, x: "Tensor", w: "Tensor", bias: "Tensor | None", out: "Tensor") -> None:
+        from roofline.backends.gpu.kernels.linear_float import linear_float
+
+        rows, key = x.shape[0], (x.shape[0], *w.shape, bias is not None)
+        known = not self.exact and key in self.choices
+        tile = self.choices[key] if known else None
+        if tile is not None or (not known and (self.exact or rows <= FEW)):
+            linear_float(self.chip, x, w, bias, out, exact=self.exact, tile=tile)
+        else:
+            library_product(x, w, bias, out)
+
+    def _quantised(self, x: "Tensor", part: Part, bias: "Tensor | None", out: "Tensor", gated: bool = False) -> None:
+        from roofline.backends.gpu.kernels.linear_fp8 import linear_fp8
+        from roofline.backends.gpu.kernels.linear_quant import linear_quant
+
+        product = linear_fp8 if part.float8 else linear_quant
+        product(self.chip, x, part.held, bias, out, gated=gated, exact=self.exact)
+
+
+def _scales_bytes(rows: int) -> int:
+    """Of a float32 for each row, up to where the next tensor may begin."""
+    return -(-4 * rows // 16) * 16
+
+
+def library_product(x: "Tensor", w: "Tensor", bias: "Tensor | None", out: "Tensor") -> None:
+    """out = x @ w.T + bias by the library that torch brings; not rounded to 16 bits where out is float32."""
+    import torch
+
+    if out.dtype != x.dtype:
+        if x.is_cuda and out.is_contiguous():
+            torch.mm(x, w.t(), out_dtype=out.dtype, out=out)
+        else:
+            out.copy_(torch.mm(x, w.t(), out_dtype=out.dtype) if x.is_cuda else x.float() @ w.float().t())
+        if bias is not None:
+            out += bias
+    elif bias is not None:
+        out.copy_(torch.addmm(bias.to(x.dtype), x, w.t()))
+    elif out.is_contiguous():
+        torch.mm(x, w.t(), out=out)
+    else:
+        out.copy_(torch.mm(x, w.t()))

@@ -1,0 +1,1 @@
+"""Measured choices between kernels and tiles on a device."""

@@ -1,0 +1,1 @@
+"""A model on several ranks of this machine."""

@@ -1,0 +1,181 @@
+"""An Executable of which each rank has a share: rank 0's is the one an engine sees, the others follow its batches.
+
+Tensor ranks run every instruction together. Stages run one after the other: a step takes as long as on one device that
+holds everything, so stages make room for a model, not speed.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from roofline.backends.base import Clock, StepCost
+from roofline.backends.parallel.ranks import RankError, Ranks
+from roofline.backends.sampling import Sampled, SampleRows
+from roofline.ops.batch import Batch, BatchLimits, Header
+from roofline.program.ir import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+STOP = -1  # tokens of the batch that ends a follower
+
+
+class ShareExecutable(Protocol):
+    """What a backend makes of the Program of one rank."""
+
+    @property
+    def program(self) -> Program: ...
+
+    limits: BatchLimits
+    num_pages: int
+    max_context: int
+    page_bytes: int
+    batch: Batch
+    clock: Clock
+    exact: bool
+
+    def run(self, carried: "Mapping[str, Tensor]") -> "Tensor":
+        """Run the step in `batch`; see ReferenceExecutable.run."""
+
+    def step_cost(self) -> StepCost: ...
+
+    def close(self) -> None: ...
+
+
+class Watch(Protocol):
+    """Whoever started the other ranks (launch.Launched)."""
+
+    def reason(self) -> str | None:
+        """What is known of a rank that is gone."""
+
+    def close(self, wait: float) -> None:
+        """End the ranks that are left, by force after `wait` seconds."""
+
+
+class _Step:
+    """One rank's part of a step."""
+
+    def __init__(self, inner: ShareExecutable, ranks: Ranks) -> None:
+        self.inner, self.ranks = inner, ranks
+        tensor = ranks.grid.tensor
+        self.first, self.last = ranks.share.stage == 0, ranks.share.stage == ranks.grid.pipeline - 1
+        self.before, self.after = ranks.rank - tensor, ranks.rank + tensor
+
+    def run(self) -> "Tensor | None":
+        """The logits, on ranks of the last stage."""
+        carried, batch = {}, self.inner.batch
+        for value in self.inner.program.carried:
+            rows = batch.tokens if value.type.leading == "tokens" else batch.rows
+            carried[value.name] = self.ranks.receive((rows, value.type.width), self.before)
+        result = self.inner.run(carried)
+        if self.last:
+            return result
+        self.ranks.send(result, self.after)
+        return None
+
+
+def follow(inner: ShareExecutable, ranks: Ranks) -> None:
+    """Run rank 0's steps until it says stop. Raises RankError when another rank is lost."""
+    step = _Step(inner, ranks)
+    logits_to_0 = step.last and not step.first and ranks.share.rank == 0
+    while True:
+        ranks.share_batch(inner.batch.buffer)
+        if inner.batch.tokens == STOP:
+            return
+        logits = step.run()
+        if logits is not None and logits_to_0:
+            ranks.send(logits, 0)
+
+
+class ParallelExecutable:
+    """Rank 0 of a model that several processes run; see `backends.base.Executable`.
+
+    Args:
+        inner: this rank's share.
+        identity: what the model is, for the fingerprint: weights, whole Program, backend.
+        vocab_size: width of the logits, which another stage may make.
+        sample: the backend's sampling, over float32 logits [rows, vocab] where they were made.
+        watch: what ends with this, and knows why a rank is gone.
+    """
+
+    def __init__(
+        self,
+        inner: ShareExecutable,
+        ranks: Ranks,
+        *,
+        identity: str,
+        vocab_size: int,
+        sample: "Callable[[Tensor, SampleRows], Sampled]",
+        watch: Watch,
+    ) -> None:
+        self.limits, self.num_pages, self.max_context = inner.limits, inner.num_pages, inner.max_context
+        self.page_bytes, self.batch, self.clock = inner.page_bytes, inner.batch, inner.clock
+        self.vocab_size, self.program, self.exact = vocab_size, inner.program, inner.exact
+        facts = f"{identity} tp:{ranks.grid.tensor} pp:{ranks.grid.pipeline}"
+        self.fingerprint = hashlib.sha256(facts.encode()).hexdigest()
+        self._inner, self._ranks, self._sample, self._watch = inner, ranks, sample, watch
+        self._step = _Step(inner, ranks)
+        self._logits: Tensor | None = None
+        self._failure: RankError | None = None
+
+    def forward(self) -> None:
+        """Run the step in `batch` on all ranks.
+
+        Raises RankError, from then on every time, when one is lost. After any error the other ranks are ended: what
+        they would say next could be taken for an answer to another step.
+        """
+        if self._failure is not None:
+            raise self._failure
+        try:
+            self._logits = self._run()
+        except Exception as error:
+            lost = isinstance(error, RankError)
+            reason = (self._watch.reason() or str(error)) if lost else f"a step failed on rank 0: {error!r}"
+            self._failure = RankError(f"{reason}; load the model again")
+            self._end(0.0)
+            if lost:
+                raise self._failure from error
+            raise
+
+    def _run(self) -> "Tensor":
+        self._ranks.share_batch(self.batch.buffer)
+        logits = self._step.run()
+        if logits is not None:
+            return logits
+        return self._ranks.receive((self.batch.rows, self.vocab_size), self._ranks.grid.size - self._ranks.grid.tensor)
+
+    def logits(self) -> np.ndarray:
+        """float32 [rows, vocab_size] of the last step."""
+        logits: np.ndarray = self._last().cpu().numpy()
+        return logits
+
+    def sample(self, rows: SampleRows) -> Sampled:
+        """Choose one id for each logit row of the last step."""
+        return self._sample(self._last(), rows)
+
+    def step_cost(self) -> StepCost:
+        """The price of this rank's share of the step now in `batch`."""
+        return self._inner.step_cost()
+
+    def close(self) -> None:
+        """End all ranks."""
+        if self._failure is None:
+            self.batch.header[Header.TOKENS] = STOP
+            self._failure = RankError("the model was closed")
+            with contextlib.suppress(RankError):  # gone already, which is what is wanted
+                self._ranks.share_batch(self.batch.buffer)
+            self._end(5.0)
+
+    def _last(self) -> "Tensor":
+        assert self._logits is not None, "no step was run"
+        return self._logits
+
+    def _end(self, wait: float) -> None:
+        self._watch.close(wait)
+        self._ranks.close()
+        self._inner.close()

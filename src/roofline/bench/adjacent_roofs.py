@@ -1,0 +1,89 @@
+"""Roofs measured right beside what is timed.
+
+Other guests of a shared host move a chip's limits within minutes, so a share is taken of what the chip reached in the
+same minute: the higher of a measurement just before and one just after, reads at the row's own working set.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from roofline.backends.base import Executable
+from roofline.common.errors import RooflineError
+from roofline.hardware.roofs import Roofs, higher
+from roofline.ops.batch import PAGE_TOKENS
+
+if TYPE_CHECKING:
+    from roofline.backends.cpu.executable import CpuExecutable
+    from roofline.backends.gpu.runtime.executable import GpuExecutable
+
+TOLERANCE = 1.02  # a share of the roof above this is an error of the measurement
+TRIES = 3  # a neighbour can hide a roof, never raise it: measure again before giving up
+
+
+@dataclass(frozen=True)
+class Roof:
+    """The roofs beside a row, and the least time its steps can take at the higher of them.
+
+    working_set: bytes that the row's steps read; before, after: the measurements; limit_seconds: of `executable`'s
+    steps of the sizes it was made for.
+    """
+
+    working_set: int
+    before: Roofs
+    after: Roofs
+    limit_seconds: float
+
+    @property
+    def best(self) -> Roofs:
+        """The higher figure of each roof."""
+        return higher(self.before, self.after)
+
+    def record(self, seconds: float, moved: float) -> dict[str, Any]:
+        """The shares of a run of `seconds` that read `moved` bytes of weights and KV.
+
+        share_of_roof: each op at its own roof, added up, over the time; read_share: bytes a second over the read roof.
+        """
+        roof = self.best.read_bytes_per_s(self.working_set)
+        return {
+            "share_of_roof": round(self.limit_seconds / seconds, 4),
+            "read_share": round(moved / seconds / roof, 4),
+            "read_roof_gb_s": round(roof / 1e9, 2),
+            "working_set": self.working_set,
+            "roofs": {"before": asdict(self.before), "after": asdict(self.after)},
+        }
+
+
+class Beside:
+    """Measures the roofs when made, and again by `roof`, for a row that runs between.
+
+    Args:
+        executable: of the cpu backend, whose threads and ISA are the roofs', or of the gpu backend.
+        tokens: in the cache halfway through the row.
+    """
+
+    def __init__(self, executable: Executable, tokens: int) -> None:
+        self._executable = cast("CpuExecutable | GpuExecutable", executable)
+        kv_bytes = -(-tokens // PAGE_TOKENS) * self._executable.page_bytes
+        self.working_set = self._executable.weight_bytes + kv_bytes
+        self.before = self._measure()
+
+    def roof(self, name: str, seconds: float, works: Sequence[tuple[float, ...]]) -> Roof:
+        """The roofs now and before, for steps of the sizes `works` that took `seconds`.
+
+        Raises RooflineError when the steps were faster than the roofs: then one of the measurements is wrong.
+        """
+        after = self._measure()
+        for _ in range(TRIES):
+            best = higher(self.before, after)
+            limit = self._executable.limit_seconds(works, best, self.working_set)
+            if limit <= seconds * TOLERANCE:
+                return Roof(self.working_set, self.before, after, limit)
+            after = higher(after, self._measure())
+        raise RooflineError(
+            f"{name} reached {limit / seconds:.0%} of the roofs measured beside it, which cannot be. "
+            "Other programs keep the machine busy: run it again on an idle one."
+        )
+
+    def _measure(self) -> Roofs:
+        return self._executable.measure_roofs((self.working_set,))

@@ -1,0 +1,1 @@
+"""Prefill and decode latency for combinations of techniques."""

@@ -1,0 +1,130 @@
+"""The cells of a latency grid: how one is run by every rung, and what its figures are.
+
+latency = TTFT + TPOT x (n - 1), with TTFT from a prompt to its first token, TPOT the mean time of a further one and n
+the tokens made. A prefill cell has n = 1. The first call of a shape, in which things are compiled, is kept apart.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roofline.bench.adjacent_roofs import TOLERANCE
+from roofline.bench.latency.limits import Limit, ModelLimits, Speed
+from roofline.bench.latency.runners import Opened, Runner
+from roofline.common.errors import ConfigError, said
+
+NEW = 32  # tokens that a decode cell makes
+
+
+@dataclass(frozen=True)
+class Cell:
+    """`batch` sequences of `prompt` tokens each make `new` tokens each."""
+
+    batch: int
+    prompt: int
+    new: int
+
+    @property
+    def name(self) -> str:
+        """As in a table: "prefill 2048 x 8", "decode 1+32 x 8"."""
+        what = f"prefill {self.prompt}" if self.new == 1 else f"decode {self.prompt}+{self.new}"
+        return f"{what} x {self.batch}"
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one run of a cell. tpot: of a step, None where one token is made."""
+
+    ttft: float
+    tpot: float | None
+    new: int
+
+    @property
+    def latency(self) -> float:
+        """TTFT + TPOT x (n - 1)."""
+        return self.ttft + (self.tpot or 0.0) * (self.new - 1)
+
+
+def grid(batches: Sequence[int], prompt: int, new: int = NEW) -> tuple[Cell, ...]:
+    """Prefill of `prompt` tokens at each batch size, then decoding of `new` tokens after a prompt of one."""
+    if not batches or min(batches) < 1 or len({*batches}) != len(batches):
+        raise ConfigError(f"batch sizes {list(batches)} must be different whole numbers of at least 1")
+    if prompt < 2 or new < 2:
+        raise ConfigError(f"a prompt of {prompt} and {new} new tokens: both must be at least 2")
+    return (*(Cell(batch, prompt, 1) for batch in batches), *(Cell(batch, 1, new) for batch in batches))
+
+
+def run(runner: Runner, cell: Cell) -> Times:
+    """One run of a cell."""
+    ttft = runner.prefill(cell.batch, cell.prompt)
+    steps = cell.new - 1
+    return Times(ttft, runner.decode(cell.batch, cell.prompt, steps) / steps if steps else None, cell.new)
+
+
+def measure(
+    opened: Opened, cell: Cell, repeats: int, tell: Callable[[str], None]
+) -> tuple[dict[str, list[Times]], dict[str, str]]:
+    """(every run of each rung, the first one first; rung -> why it has none) of one cell.
+
+    The first run may compile and the second settles; then the rungs take turns, in both directions.
+    """
+    runs: dict[str, list[Times]] = {}
+    failed: dict[str, str] = {}
+    for name, runner in opened.runners.items():
+        tell(f"{cell.name}: {name}, first call")
+        try:
+            runs[name] = [run(runner, cell)]
+            run(runner, cell)
+        except Exception as error:  # whatever a rung says, the others are worth having
+            runs.pop(name, None)
+            failed[name] = said(error)
+    for turn in range(repeats):
+        tell(f"{cell.name}: round {turn + 1} of {repeats}")
+        for name in list(runs) if turn % 2 == 0 else list(runs)[::-1]:
+            try:
+                runs[name].append(run(opened.runners[name], cell))
+            except Exception as error:
+                del runs[name]
+                failed[name] = said(error)
+    return runs, failed
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, smallest and largest."""
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def limit_of(limits: ModelLimits, cell: Cell, speed: Speed) -> Limit:
+    """The least time of a cell: of its decoding steps, or of its prompts."""
+    if cell.new > 1:
+        return limits.steps(cell.batch, cell.prompt, cell.new - 1, speed)
+    return limits.step(cell.batch, cell.prompt, 0, speed)
+
+
+def row(cell: Cell, times: Sequence[Times], eager: Sequence[Times] | None, limit: Limit) -> dict[str, Any]:
+    """What is kept of a rung in a cell. times, eager: the first call first; the repeats were taken in turns.
+
+    share: of the limit, by the phase that the cell is about; None, with a reason, where it would be more than all.
+    """
+    first, repeats = times[0], times[1:]
+    latency = spread([each.latency for each in repeats])
+    tpots = [each.tpot for each in repeats if each.tpot is not None]
+    timed = statistics.median(tpots) * (cell.new - 1) if tpots else latency["median"]
+    share: dict[str, Any] = {"share": round(limit.seconds / timed, 4)}
+    if limit.seconds > timed * TOLERANCE:
+        why = f"{limit.seconds / timed:.0%} of the roofs measured beside it, which cannot be: measure again"
+        share = {"share": None, "no_share": why}
+    kept: dict[str, Any] = {
+        "first_s": first.latency,
+        "ttft_s": [each.ttft for each in repeats],
+        "tpot_s": tpots,
+        "ttft": spread([each.ttft for each in repeats]),
+        "tpot": spread(tpots) if tpots else None,
+        "latency": latency,
+        **share,
+    }
+    if eager is not None:
+        pairs = zip(eager[1:], repeats, strict=True)
+        kept["speedup"] = spread([one.latency / other.latency for one, other in pairs])
+    return kept

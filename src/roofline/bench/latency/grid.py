@@ -1,0 +1,197 @@
+"""roofline bench latency: prefill and decoding at several batch sizes, for every rung of the ladder.
+
+Rungs take turns within a cell of the grid (see cells.py); the roofs are measured just before and after it.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from roofline.bench.latency.cells import NEW, Cell, grid, limit_of, measure, row
+from roofline.bench.latency.ladder import EAGER, Rung, explained, rungs
+from roofline.bench.latency.limits import ModelLimits
+from roofline.bench.latency.runners import Most, Opened, Subject, open_rungs
+from roofline.common.errors import ConfigError, RooflineError
+
+if TYPE_CHECKING:
+    from roofline.bench.peers.available import Here
+
+SCHEMA = "bench.latency/1"
+BATCHES = (1, 8, 16)
+
+
+@dataclass(frozen=True)
+class Default:
+    """Of a device: shape, its layers (None: all), prompt of a prefill cell, repeats."""
+
+    preset: str
+    layers: int | None
+    prompt: int
+    repeats: int
+
+
+DEFAULTS = {"cuda": Default("llama-2-7b", None, 2048, 10), "cpu": Default("smollm2-135m", 4, 256, 3)}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run: cells, rungs, timed repeats of each."""
+
+    cells: tuple[Cell, ...]
+    ladder: tuple[Rung, ...]
+    repeats: int
+
+    @property
+    def most(self) -> Most:
+        """The largest of everything."""
+        return Most(
+            max(cell.batch for cell in self.cells),
+            max(cell.batch * (cell.prompt + cell.new) for cell in self.cells),
+            max(cell.prompt + cell.new for cell in self.cells),
+            max(cell.batch * cell.prompt for cell in self.cells if cell.new > 1),
+        )
+
+
+def bench_latency(
+    preset: str | None = None,
+    names: str | None = None,
+    *,
+    layers: int | None = None,
+    device: str = "auto",
+    batches: Sequence[int] = BATCHES,
+    prompt: int | None = None,
+    new: int = NEW,
+    repeats: int | None = None,
+    threads: int | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+    keep: Callable[[dict[str, Any]], None] = lambda record: None,
+) -> dict[str, Any]:
+    """Run the grid and give the record.
+
+    Args:
+        preset: a name of models.presets, or a folder with a config.json; None: Llama-2-7B's on a GPU, a part of a
+            smaller one's on a CPU. Weights are random.
+        layers: of them, where not all are to be run.
+        names: of rungs, as `ladder.rungs` takes them; None: each technique alone.
+        device: "auto", "cpu" or "cuda". batches, prompt, new, repeats: of the grid; None: by device.
+        threads: of a CPU; None: the usable cores.
+        tell: told what is being done. keep: given the record after every cell: a run that is cut off leaves those.
+
+    Raises ConfigError, UnsupportedError: what was asked for does not exist, fit together, or run here at all.
+    """
+    from roofline.bench.peers.available import here as look
+
+    here = look(device)
+    default = DEFAULTS[here.device]
+    subject = subject_of(preset, layers, default)
+    plan = Plan(grid(batches, prompt or default.prompt, new), tuple(rungs(names)), repeats or default.repeats)
+    if plan.most.length > subject.config["max_position"]:
+        positions = subject.config["max_position"]
+        raise ConfigError(f"{plan.most.length} tokens do not fit {subject.name}, which has {positions:,} positions")
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    opened = open_rungs(list(plan.ladder), subject, here, plan.most, threads)
+    try:
+        if not opened.runners:
+            raise RooflineError(f"no rung runs here: {'; '.join(f'{k}: {v}' for k, v in opened.missing.items())}")
+        record = _head(subject, here, plan, started, threads) | {
+            "smaller": smaller(subject if preset is None else None, prompt, here.device),
+            "rungs": {rung.name: explained(rung, opened.missing.get(rung.name, "")) for rung in plan.ladder},
+            "complete": False,
+            "cells": [],
+        }
+        for cell in _cells(plan, opened, ModelLimits(subject.config), here, threads, tell):
+            record["cells"].append(cell)
+            record["complete"] = len(record["cells"]) == len(plan.cells)
+            keep(record)
+        return record
+    finally:
+        opened.close()
+
+
+def _cells(
+    plan: Plan,
+    opened: Opened,
+    limits: ModelLimits,
+    here: "Here",
+    threads: int | None,
+    tell: Callable[[str], None],
+) -> Iterator[dict[str, Any]]:
+    from roofline.bench.latency.roofs import Speeds
+
+    for cell in plan.cells:
+        tell(f"{cell.name}: roofs")
+        speeds = Speeds(here.device, int(limits.work(cell.batch, 1, cell.prompt)[1]), threads)
+        runs, failed = measure(opened, cell, plan.repeats, tell)
+        speed = speeds.best()
+        limit = limit_of(limits, cell, speed)
+        eager = runs.get(EAGER)
+        yield {
+            "cell": cell.name,
+            **asdict(cell),
+            "limit": asdict(limit) | {"of": "all decoding steps" if cell.new > 1 else "the prompts"},
+            "roofs": asdict(speed),
+            "rungs": {name: row(cell, times, None if name == EAGER else eager, limit) for name, times in runs.items()},
+            "notes": {name: notes for name in runs if (notes := opened.runners[name].notes())},
+            "failed": failed,
+        }
+
+
+def subject_of(preset: str | None, layers: int | None, default: Default) -> Subject:
+    """A named shape, or the one of a folder's config.json, with so many of its layers. Raises ConfigError."""
+    from pathlib import Path
+
+    from roofline.models import presets
+    from roofline.weights.checkpoint import read_config
+
+    if preset is None:
+        preset, layers = default.preset, layers or default.layers
+    named = preset in presets.names() or not Path(preset).is_dir()
+    config = presets.preset(preset) if named else read_config(Path(preset))
+    most = config["layers"]
+    if layers is not None and layers > most:
+        raise ConfigError(f"{preset} has {most} layers, not {layers}")
+    source = f"preset:{preset}" if named else preset
+    return Subject(source, {**config, "layers": layers or most}, cut=layers is not None and layers < most)
+
+
+def smaller(subject: Subject | None, prompt: int | None, device: str) -> str:
+    """What a CPU runs instead of the grid of a GPU, empty where nothing was chosen for it.
+
+    subject: the default one, None where another was asked for.
+    """
+    ours, theirs = DEFAULTS["cpu"], DEFAULTS["cuda"]
+    instead = [] if subject is None else [f"the shape {subject.name} instead of {theirs.preset}"]
+    instead += [f"prompts of {ours.prompt} instead of {theirs.prompt:,} tokens"] if prompt is None else []
+    return f"on a CPU: {' and '.join(instead)}" if device == "cpu" and instead else ""
+
+
+def _head(subject: Subject, here: "Here", plan: Plan, started: str, threads: int | None) -> dict[str, Any]:
+    import roofline
+    from roofline.backends.cpu.select import choose_threads
+    from roofline.hardware.detect import detect
+
+    machine = detect()
+    cpu = {"chip": machine.chip, "cores": machine.usable_cores, "threads": choose_threads(threads).value}
+    return {
+        "schema": SCHEMA,
+        "bench": "latency",
+        "started": started,
+        "device": {"type": here.device, "name": here.name, "vendor": here.vendor},
+        "machine": cpu | {"memory_bytes": machine.memory_total},
+        "versions": {"roofline": roofline.__version__, "python": sys.version.split()[0], **here.versions},
+        "model": {
+            "name": subject.name,
+            "config": dict(subject.config),
+            "dtype": "bf16",
+            "weights": f"random:{subject.seed}",
+        },
+        "repeats": plan.repeats,
+        "definitions": {
+            "latency": "TTFT + TPOT x (n - 1)",
+            "first": "the latency of a shape's first call, in which things are compiled",
+            "vs eager": "eager's latency / the rung's in the same round, median",
+            "of limit": "least time at the roofs measured beside the cell / median time, of prompts or of all steps",
+        },
+    }

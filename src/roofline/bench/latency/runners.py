@@ -1,0 +1,215 @@
+"""What a rung of the ladder is timed through: one small interface over torch's model and over our engine."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from roofline.bench.latency.ladder import Rung, missing
+from roofline.common.errors import UnsupportedError, said
+
+if TYPE_CHECKING:
+    from roofline.bundle import LoadedModel
+
+STEP_TOKENS = {"cpu": 512, "gpu": 8192}  # of a step of our engine: prompts are cut into chunks of as many
+PAGE_ROOM = 16  # every sequence may leave its last page partly empty
+
+
+class Runner(Protocol):
+    """A model that is ready to run. The first call of a kind may compile; it is timed like any other."""
+
+    def prefill(self, batch: int, length: int) -> float:
+        """Seconds from `batch` prompts of `length` tokens to the first token of each."""
+
+    def decode(self, batch: int, context: int, steps: int) -> float:
+        """Seconds of `steps` decoding steps of `batch` sequences after `context` tokens, whose own pass is left out."""
+
+    def notes(self) -> dict[str, Any]:
+        """What a record says of it besides figures."""
+
+    def close(self) -> None:
+        """Free what it holds."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is run: source: as `bundle.load` takes it ("preset:NAME" or a folder); config: canonical; cut: it has fewer
+    layers than the source; seed: of its random weights."""
+
+    source: str
+    config: Mapping[str, Any]
+    cut: bool = False
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """Without the folder it lies in: records are shared."""
+        name = self.source.removeprefix("preset:").rstrip("/").rpartition("/")[2]
+        return f"{name} cut to {self.config['layers']} layers" if self.cut else name
+
+
+@dataclass(frozen=True)
+class Most:
+    """The largest that a grid asks of a runner: sequences at once, tokens of all of them, tokens of one, tokens of all
+    prompts that decoding starts from."""
+
+    batch: int
+    tokens: int
+    length: int
+    started: int
+
+
+class EngineRunner:
+    """Our engine, through its own scheduler and paged cache.
+
+    Args:
+        backend: "cpu" or "gpu". tuned: with what `roofline tune` chose. graphs: of decode steps, on a GPU. beside:
+            whose model it runs, where both want the same: two may not fit a device.
+
+    Raises UnsupportedError where `tuned` is asked for and nothing was tuned.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        backend: str,
+        most: Most,
+        *,
+        tuned: bool,
+        graphs: bool = False,
+        threads: int | None = None,
+        beside: "EngineRunner | None" = None,
+    ) -> None:
+        from roofline.bench.engine import Bench
+
+        self._tokens = max(STEP_TOKENS[backend], most.started)
+        self._backend, self._tuned, self._graphs, self._owner = backend, tuned, graphs, beside is None
+        self.loaded: LoadedModel = beside.loaded if beside is not None else self._load(subject, most, threads)
+        self._bench = Bench(self.loaded.executable, self._tokens)
+
+    def _load(self, subject: Subject, most: Most, threads: int | None) -> "LoadedModel":
+        from roofline import bundle
+        from roofline.weights.random_weights import pooled_checkpoint
+
+        loaded = bundle.load(
+            pooled_checkpoint(subject.config, subject.seed),
+            backend=self._backend,
+            threads=threads,
+            tuned=self._tuned,
+            text=False,
+            cache_tokens=max(most.tokens + most.batch * PAGE_ROOM, most.length),
+            max_model_len=most.length,
+            max_running=most.batch,
+            max_batch_tokens=self._tokens,
+        )
+        said = loaded.notes.get("variants", "")
+        if self._tuned and said.startswith("default"):
+            loaded.executable.close()
+            command = "tune" if self._backend == "cpu" else "tune gemms"
+            first = f"roofline {command} {subject.source} --weights random:{subject.seed}"
+            then = "then this again" + (" with all layers" if subject.cut else "")
+            raise UnsupportedError("our engine with tuned kernels", said, (f"{first}, {then}",))
+        return loaded
+
+    def serves(self, tuned: bool) -> bool:
+        """Whether its model can be another runner's too."""
+        return self._owner and self._tuned == tuned
+
+    def prefill(self, batch: int, length: int) -> float:
+        """See Runner."""
+        with self._switched():
+            return self._bench.generate(batch, length, 1).seconds
+
+    def decode(self, batch: int, context: int, steps: int) -> float:
+        """See Runner."""
+        with self._switched():
+            return self._bench.decode(context, steps, batch).seconds
+
+    def notes(self) -> dict[str, Any]:
+        """See Runner."""
+        executable: Any = self.loaded.executable
+        return dict(self.loaded.notes) | ({"graphs": executable.graphs_captured()} if self._graphs else {})
+
+    def close(self) -> None:
+        """See Runner."""
+        if self._owner:
+            self.loaded.executable.close()
+
+    @contextmanager
+    def _switched(self) -> Iterator[None]:
+        """torch's products, which a GPU's engine calls too, as this rung wants them: the switches are the process's.
+
+        After an error the engine is a new one: requests that it had left would be timed with the next run.
+        """
+        from roofline.backends.gpu.runtime.libraries import summing_in_float32, switched
+        from roofline.bench.engine import Bench
+
+        gpu = self._backend == "gpu"
+        if gpu:
+            executable: Any = self.loaded.executable
+            executable.captures = self._graphs
+        try:
+            with summing_in_float32() if gpu else nullcontext(), switched(self._tuned) if gpu else nullcontext():
+                yield
+        except Exception:
+            self._bench = Bench(self.loaded.executable, self._tokens)
+            raise
+
+
+@dataclass
+class Opened:
+    """runners: by rung, in the ladder's order; missing: rung -> why it does not run here."""
+
+    runners: dict[str, Runner] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """Close every runner."""
+        for runner in self.runners.values():
+            runner.close()
+
+
+def open_rungs(ladder: list[Rung], subject: Subject, here: Any, most: Most, threads: int | None = None) -> Opened:
+    """Open every rung that runs here; torch's rungs share one model. here: see backends.peers.here."""
+    opened, model = Opened(), None
+    for rung in ladder:
+        why = why_missing(rung, subject, here)
+        try:
+            if why:
+                opened.missing[rung.name] = why
+            elif rung.ours:
+                backend = "cpu" if here.device == "cpu" else "gpu"
+                tuned, graphs = (name in rung.techniques for name in ("tuned", "graphs"))
+                ours = [runner for runner in opened.runners.values() if isinstance(runner, EngineRunner)]
+                beside = next((runner for runner in ours if runner.serves(tuned)), None)
+                opened.runners[rung.name] = EngineRunner(
+                    subject, backend, most, tuned=tuned, graphs=graphs, threads=threads, beside=beside
+                )
+            else:
+                model = model or _torch_model(subject, here.device, threads)
+                opened.runners[rung.name] = _torch_runner(model, rung, subject.seed)
+        except Exception as error:  # a rung that cannot be opened is a result
+            opened.missing[rung.name] = said(error)
+    return opened
+
+
+def why_missing(rung: Rung, subject: Subject, here: Any) -> str:
+    """Why a rung cannot run in this process, empty where nothing is known against it."""
+    from importlib.util import find_spec
+
+    from roofline.bundle.loader import BACKENDS
+
+    return missing(rung, here, subject.config, BACKENDS, find_spec("roofline._native") is not None)
+
+
+def _torch_model(subject: Subject, device: str, threads: int | None) -> Any:
+    from roofline.bench.peers.transformers_model import random_model
+    from roofline.weights.files.to_hf import hf_config
+
+    return random_model(hf_config(subject.config), device, subject.seed, threads)
+
+
+def _torch_runner(model: Any, rung: Rung, seed: int) -> Runner:
+    from roofline.bench.peers.transformers_model import TransformersRunner
+
+    return TransformersRunner(model, rung.techniques, seed)

@@ -1,0 +1,208 @@
+"""A transformers model of random weights, run with one technique at a time and timed."""
+
+import inspect
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from roofline.backends.gpu.runtime import libraries
+from roofline.bench.peers import attention
+from roofline.common.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+RECOMPILES = 64  # shapes a step is compiled for; torch falls back to eager, in silence, beyond its default of 8
+CACHE_STEP = 64  # static caches are as long as a multiple of it: fewer shapes to compile for
+ATTENTION = ("sdpa", "flash", "xformers")
+
+
+def random_model(config: Mapping[str, Any], device: str, seed: int = 0, threads: int | None = None) -> Any:
+    """transformers' causal model of a config.json's content, in bf16, with its own random initialisation.
+
+    Nothing is read from a hub or a disk. threads: of torch in this process from now on; None leaves them. Raises
+    UnsupportedError where transformers cannot make it, or the device cannot hold it.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    torch.manual_seed(seed)
+    fields = {key: value for key, value in config.items() if key not in ("architectures", "torch_dtype")}
+    with _ours("transformers' model"), torch.device(device):
+        made = AutoConfig.for_model(**fields)
+        model = AutoModelForCausalLM.from_config(made, dtype=torch.bfloat16, attn_implementation="eager")
+    return model.eval()
+
+
+class TransformersRunner:
+    """Prefill and greedy decoding of one model with a set of techniques, as a plain loop over its forward.
+
+    The loop is kinder than `generate`: no logits processors, no stopping criteria, and one synchronisation at the end.
+    Several runners may share a model: each call sets what it needs.
+
+    Args:
+        model: of `random_model`.
+        techniques: any of "compile", "static" (which needs it), "tuned", and one of "sdpa", "flash", "xformers"; none
+            is eager mode.
+
+    Attributes:
+        ids: [batch, new] that the last call chose, its first from the prompt.
+    """
+
+    def __init__(self, model: Any, techniques: frozenset[str], seed: int = 0) -> None:
+        self.model, self.techniques, self.seed = model, techniques, seed
+        self.device = next(model.parameters()).device
+        self.static = "static" in techniques
+        chosen = [name for name in ATTENTION if name in techniques]
+        self._kernel = attention.SDPA.get(chosen[0]) if chosen else None
+        self._attention = attention.register(chosen[0]) if chosen else "eager"
+        self._prefill, self._decode = self._steps()
+        self._caches: dict[tuple[int, int], Any] = {}
+        self.ids: Tensor
+
+    def prefill(self, batch: int, length: int) -> float:
+        """Seconds from `batch` prompts of `length` tokens to the first token of each."""
+        with self._set():
+            cache, prompts = self._cache(batch, length), self._prompts(batch, length)
+            start = self._now()
+            self.ids = self._begin(prompts, cache)
+            return self._now() - start
+
+    def decode(self, batch: int, context: int, steps: int) -> float:
+        """Seconds of `steps` steps for `batch` sequences after `context` tokens, whose own pass is left out."""
+        import torch
+
+        with self._set():
+            cache = self._cache(batch, context + steps)
+            found = [self._begin(self._prompts(batch, context), cache)]
+            start = self._now()
+            for _ in range(steps):
+                found.append(self._next(found[-1], cache))
+            seconds = self._now() - start
+            self.ids = torch.cat(found, dim=1)
+        return seconds
+
+    def _begin(self, prompts: "Tensor", cache: Any) -> "Tensor":
+        """The first ids [batch, 1]; a prompt of one token is a decoding step, which is compiled anyway."""
+        if prompts.shape[1] > 1:
+            return self._prefill(prompts, cache)
+        return self._next(prompts, cache)
+
+    def _next(self, ids: "Tensor", cache: Any) -> "Tensor":
+        """A decoding step: ids [batch, 1] -> the next ones."""
+        if not self.static or self.device.type != "cuda":
+            return self._decode(ids, cache)
+        import torch
+
+        torch.compiler.cudagraph_mark_step_begin()
+        return self._decode(ids, cache).clone()  # a graph's output is overwritten by its next replay
+
+    def notes(self) -> dict[str, Any]:
+        """What a record says of it: nothing beside its rung."""
+        return {}
+
+    def close(self) -> None:
+        """Drop caches and what was compiled."""
+        self._caches.clear()
+        if "compile" in self.techniques:
+            import torch
+
+            torch._dynamo.reset()
+
+    def _steps(self) -> "tuple[Callable[..., Tensor], Callable[..., Tensor]]":
+        """The functions of prefill and of a decode step: (ids [batch, n], cache) -> the next ids [batch, 1]."""
+        model = self.model
+        takes_position = "cache_position" in inspect.signature(model.forward).parameters  # transformers before 5
+
+        def step(ids: "Tensor", cache: Any) -> "Tensor":
+            more = {}
+            if takes_position:
+                import torch
+
+                more["cache_position"] = torch.arange(ids.shape[1], device=ids.device) + cache.get_seq_length()
+            out = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **more)
+            return out.logits[:, -1].argmax(-1, keepdim=True)
+
+        if "compile" not in self.techniques:
+            return step, step
+        import torch
+
+        if not self.static:  # the cache grows with every step
+            whole = torch.compile(step, dynamic=True)
+            return whole, whole
+        mode = "reduce-overhead" if self.device.type == "cuda" else None
+        return torch.compile(step, dynamic=False), torch.compile(step, dynamic=False, fullgraph=True, mode=mode)
+
+    def _cache(self, batch: int, length: int) -> Any:
+        from transformers import DynamicCache, StaticCache
+
+        if not self.static:
+            return _made(DynamicCache, config=self.model.config)
+        length = -(-length // CACHE_STEP) * CACHE_STEP
+        if (batch, length) not in self._caches:
+            self._caches.clear()  # a grid goes on to other sizes, and on a GPU these are gigabytes
+            common = {"device": self.device, "dtype": self.model.dtype}
+            sizes = {"max_batch_size": batch, "max_cache_len": length}
+            cache = _made(StaticCache, config=self.model.config, **sizes, **common)
+            # Its tensors are made at first use, which must not be inside of what is compiled.
+            self.model(input_ids=self._prompts(batch, 1), past_key_values=cache, use_cache=True, logits_to_keep=1)
+            self._caches[batch, length] = cache
+        cache = self._caches[batch, length]
+        cache.reset()
+        return cache
+
+    def _prompts(self, batch: int, length: int) -> "Tensor":
+        """Random ids [batch, length], the same for every technique."""
+        import torch
+
+        generator = torch.Generator().manual_seed(self.seed)
+        ids = torch.randint(0, self.model.config.vocab_size, (batch, length), generator=generator)
+        return ids.to(self.device)
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    @contextmanager
+    def _set(self) -> Iterator[None]:
+        """What one call needs: attention and its kernel, TunableOp, no gradients; errors become ours."""
+        import torch
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        self.model.config._attn_implementation = self._attention
+        kernel = sdpa_kernel([getattr(SDPBackend, self._kernel)]) if self._kernel else nullcontext()
+        tuned = libraries.tuning() if "tuned" in self.techniques else libraries.switched(False)
+        what = "+".join(sorted(self.techniques)) or "eager"
+        stock = libraries.summing_in_float32(False)  # our engine's loading switches it on for the process
+        with _ours(f"transformers with {what}"), torch.no_grad(), kernel, _recompiles(torch), tuned, stock:
+            yield
+
+
+@contextmanager
+def _ours(what: str) -> Iterator[None]:
+    """Errors of torch and transformers become ours: a rung that does not run is a result, not the end of a bench."""
+    try:
+        yield
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
+        said = str(error).strip().splitlines() or [""]
+        raise UnsupportedError(what, f"{type(error).__name__}: {said[0]}") from error
+
+
+@contextmanager
+def _recompiles(torch: Any) -> Iterator[None]:
+    config = torch._dynamo.config
+    name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
+    with config.patch({name: RECOMPILES}):
+        yield
+
+
+def _made(kind: Any, **given: Any) -> Any:
+    """An object from those of `given` that its constructor takes: they differ between versions of transformers."""
+    takes = inspect.signature(kind.__init__).parameters
+    return kind(**{name: value for name, value in given.items() if name in takes})

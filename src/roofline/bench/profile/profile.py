@@ -1,0 +1,407 @@
+"""What each op of a step takes, beside what it must move and compute: the figures of `roofline profile`.
+
+A step is one `forward` and one `sample`, as the engine runs them. Steps with a clock round every op alternate with
+steps without, and of each the fastest eighth counts; the roofs are measured in the same process, in between.
+
+On a GPU ops are timed on the device, steps without clocks on the host: from filling the batch's fields to the ids.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from roofline.bench.adjacent_roofs import TOLERANCE, TRIES
+from roofline.bench.workloads import token_ids
+from roofline.common.errors import RooflineError
+from roofline.ops.batch import PAGE_TOKENS, Segment
+from roofline.program.overview import Label, labels
+from roofline.program.passes.price import Amount, Work, amount, arithmetic, price, seconds, segment_work
+from roofline.program.target import GPU
+
+if TYPE_CHECKING:
+    from roofline.backends.cpu.executable import CpuExecutable
+    from roofline.backends.gpu.runtime.executable import GpuExecutable
+    from roofline.hardware.roofs import Roofs
+    from roofline.program.ir import Program
+
+MIB = 1 << 20
+LATENCY = 1e-6  # seconds: an op that would need less at the roof is paid for its start and its barrier
+ROUNDS, BUDGET = 3, 1.0  # the roofs are measured before each round of runs and at the end; seconds of all rounds
+PAUSE = 0.5  # seconds, times the tries before: until roofs that were too low are measured again
+LEAST_RUNS, MOST_RUNS = 2, 70  # in a round, with clocks and without
+
+
+@dataclass(frozen=True)
+class Step:
+    """`batch` sequences, each with `tokens` new tokens after `context` in the cache; each wants one row of logits."""
+
+    tokens: int
+    context: int = 0
+    batch: int = 1
+
+    @property
+    def name(self) -> str:
+        many = f"{self.batch} x " if self.batch > 1 else ""
+        if self.tokens == 1:
+            return f"decode {many}1 token after {self.context:,} in the cache"
+        return f"prefill {many}{self.tokens:,} tokens"
+
+    @property
+    def pages(self) -> int:
+        """Pages of one sequence."""
+        return -(-(self.context + self.tokens) // PAGE_TOKENS)
+
+    def work(self, window: int = 0) -> Work:
+        """The step's size for prices; window: the kv group's (0: none)."""
+        context, pairs = segment_work(self.context, self.tokens, window)
+        return Work(self.tokens * self.batch, self.batch, context * self.batch, pairs * self.batch)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One run of a step with clocks. ops: seconds of each instruction; sample: of sampling; whole: of everything."""
+
+    ops: Sequence[float]
+    sample: float
+    whole: float
+
+
+@dataclass(frozen=True)
+class OpTime:
+    """One kind of op over all layers. Sums over `calls` instructions: seconds, FLOPs, bytes, least seconds at the roof.
+
+    bound: what its roof is: "memory", "int8", "bf16", "f32"; or "latency" where a call has too little work for any.
+    """
+
+    section: str
+    op: str
+    shape: str
+    format: str
+    calls: int
+    seconds: float
+    flops: int
+    weight_bytes: int
+    kv_bytes: int
+    act_bytes: int
+    limit_seconds: float
+    bound: str
+
+    @property
+    def share(self) -> float:
+        """Of the roof."""
+        return self.limit_seconds / self.seconds if self.seconds else 0.0
+
+    @property
+    def read_bytes(self) -> int:
+        """Weights and KV, as `roofline show` counts them."""
+        return self.weight_bytes + self.kv_bytes
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs for each byte of weights, KV and activations."""
+        return self.flops / max(1, self.read_bytes + self.act_bytes)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A step's figures.
+
+    ops: kinds in the order they run, sampling last; step_seconds: mean of the fastest runs without clocks;
+    timed_seconds: of those with clocks, where the ops' times come from (on a device the same as step_seconds);
+    on_device: timed there; limit_seconds: all ops at their roofs;
+    working_set: bytes of weights and KV; roofs: measured beside.
+    """
+
+    step: Step
+    ops: tuple[OpTime, ...]
+    step_seconds: float
+    timed_seconds: float
+    runs: int
+    working_set: int
+    roofs: "Roofs"
+    on_device: bool = False
+
+    @property
+    def limit_seconds(self) -> float:
+        return sum(op.limit_seconds for op in self.ops)
+
+    @property
+    def share(self) -> float:
+        """Of the roof: all ops at their own roofs / the step without clocks."""
+        return self.limit_seconds / self.step_seconds
+
+    @property
+    def unexplained_seconds(self) -> float:
+        """What the timed run took outside of its ops: starting threads, planning the step, Python; on a device gaps
+        between ops, and less than nothing where its graphs are faster than the list that is timed."""
+        return self.timed_seconds - sum(op.seconds for op in self.ops)
+
+    @property
+    def explained(self) -> float:
+        """Share of the timed run that lies inside ops."""
+        return 1 - self.unexplained_seconds / self.timed_seconds
+
+    @property
+    def clock_cost(self) -> float:
+        """How much slower the run with clocks was, as a share of the step."""
+        return self.timed_seconds / self.step_seconds - 1
+
+
+def counted(runs: int) -> int:
+    """How many of the fastest runs count: one alone may have met a moment that the roofs did not."""
+    return max(1, runs // 8)
+
+
+def fastest(timings: Sequence[Timing]) -> Timing:
+    """The mean of the fastest runs."""
+    best = sorted(timings, key=lambda timing: timing.whole)[: counted(len(timings))]
+    count = len(best)
+    ops = [sum(parts) / count for parts in zip(*(timing.ops for timing in best), strict=True)]
+    return Timing(ops, sum(t.sample for t in best) / count, sum(t.whole for t in best) / count)
+
+
+def working_set(program: "Program", step: Step) -> int:
+    """Bytes of weights and KV that a step touches."""
+    (group,) = program.kv_groups.values()
+    priced = price(program)
+    return priced.weight_bytes + amount(priced.total, step.work(group.window)).kv_bytes
+
+
+def summarise(
+    program: "Program", step: Step, timings: Sequence[Timing], plain: Sequence[float], roofs: "Roofs"
+) -> Profile:
+    """The figures of a step from its runs with clocks and its runs without (seconds each).
+
+    Raises RooflineError where a share of the roof is above 100 %.
+    """
+    best = fastest(timings)
+    untimed = sorted(plain)[: counted(len(plain))]
+    (group,) = program.kv_groups.values()
+    work, names, touched = step.work(group.window), _merged(program, step), working_set(program, step)
+    reads = roofs.read_bytes_per_s(touched)
+    kinds: dict[tuple[str, ...], list[_Part]] = {}
+    for (instr, cost), label, spent_seconds in zip(price(program).instrs, names, best.ops, strict=True):
+        spent = amount(cost, work)
+        limit = seconds(instr, spent, roofs, touched)
+        moves = (spent.weight_bytes + spent.kv_bytes) / reads >= limit
+        section = "head" if label.section == "head" else "embed" if label.section == "embed" else "layers"
+        key = (section, label.op, label.shape, label.format)
+        bound = "memory" if moves else arithmetic(instr)[0].partition("_")[0]
+        kinds.setdefault(key, []).append(_Part(instr.op, spent, spent_seconds, limit, bound))
+    ops = [_kind(key, parts) for key, parts in kinds.items()]
+    vocab = program.types()[program.logits].width
+    sampled = 4 * vocab * work.rows  # bytes of logits, which the head has just written
+    ops.append(OpTime("head", "sample", str(vocab), "f32", 1, best.sample, 0, 0, 0, sampled, 0.0, "latency"))
+    whole, on_device = sum(untimed) / len(untimed), program.target == GPU.name
+    if not on_device:
+        whole = min(whole, best.whole)  # clocks can only slow a step: the rest is noise
+    timed, runs = whole if on_device else best.whole, len(plain) + len(timings)
+    profile = Profile(step, tuple(ops), whole, timed, runs, touched, roofs, on_device)
+    _refuse_above_the_roof(profile)
+    return profile
+
+
+def _merged(program: "Program", step: Step) -> list[Label]:
+    """Labels, with cache writes named after the attend that does their work where every row is alone in its segment, on
+    a CPU."""
+    names = list(labels(program))
+    if step.tokens == 1 and program.target != GPU.name:
+        for at, name in enumerate(names):
+            if name.op in ("rope_kv_write", "qkv_write"):
+                names[at] = names[at + 1]
+    return names
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One instruction of a kind."""
+
+    op: str
+    spent: Amount
+    seconds: float
+    limit: float
+    bound: str
+
+
+def _kind(key: tuple[str, ...], parts: Sequence[_Part]) -> OpTime:
+    section, op, shape, form = key
+    longest = max(parts, key=lambda part: part.limit)
+    return OpTime(
+        section,
+        op,
+        shape,
+        form,
+        calls=sum(part.op == op for part in parts),
+        seconds=sum(part.seconds for part in parts),
+        flops=sum(part.spent.flops for part in parts),
+        weight_bytes=sum(part.spent.weight_bytes for part in parts),
+        kv_bytes=sum(part.spent.kv_bytes for part in parts),
+        act_bytes=sum(part.spent.act_bytes for part in parts),
+        limit_seconds=sum(part.limit for part in parts),
+        bound=longest.bound if longest.limit >= LATENCY else "latency",
+    )
+
+
+def _refuse_above_the_roof(profile: Profile) -> None:
+    for what, share in (*((op.op, op.share) for op in profile.ops), ("the step", profile.share)):
+        if share > TOLERANCE:
+            raise AboveRoofError(
+                f"{profile.step.name}: {what} reached {share:.0%} of the measured roof, which cannot be: "
+                "something else kept this machine busy while the roofs were measured. Try again when it is idle."
+            )
+
+
+class AboveRoofError(RooflineError):
+    """A share of the roof above 100 %: one of two measurements is wrong."""
+
+
+def fill(executable: "CpuExecutable | GpuExecutable", step: Step) -> None:
+    """Leave the step in the batch buffer, its context in the cache: what attention reads is in memory as in use."""
+    vocab = min(30000, executable.vocab_size)
+    ids = [token_ids(step.context + step.tokens, seed, vocab) for seed in range(step.batch)]
+    pages = [range(i * step.pages, (i + 1) * step.pages) for i in range(step.batch)]
+    for mine, owned in zip(ids, pages, strict=True):
+        for first in range(0, step.context, executable.limits.tokens):
+            chunk = mine[first : min(first + executable.limits.tokens, step.context)]
+            executable.batch.fill([Segment(chunk, first, owned)], [])
+            executable.forward()
+    segments = [Segment(mine[step.context :], step.context, owned) for mine, owned in zip(ids, pages, strict=True)]
+    executable.batch.fill(segments, [step.tokens * (i + 1) - 1 for i in range(step.batch)])
+
+
+def profile_step(executable: "CpuExecutable | GpuExecutable", step: Step, budget: float = BUDGET) -> Profile:
+    """Run a step with clocks and without, in turn, and measure the roofs in between.
+
+    Raises RooflineError where a share stays above 100 % although the roofs were measured again.
+    """
+    from roofline.hardware.roofs import higher
+
+    sizes = sorted({MIB, working_set(executable.program, step)})  # what a core's own cache holds, and the step's
+
+    def measured() -> "Roofs":
+        return executable.measure_roofs(sizes)
+
+    fill(executable, step)
+    timings: list[Timing] = []
+    plain: list[float] = []
+    roofs = measured()
+    for part in range(1, ROUNDS + 1):
+        run(executable, step, False), run(executable, step, True)  # the roofs' reads have emptied the caches
+        until = time.perf_counter() + budget / ROUNDS
+        while len(plain) < LEAST_RUNS * part or (len(plain) < MOST_RUNS * part and time.perf_counter() < until):
+            plain.append(run(executable, step, False).whole)
+            timings.append(run(executable, step, True))
+        roofs = higher(roofs, measured())
+    for attempt in range(TRIES):
+        try:
+            return summarise(executable.program, step, timings, plain, roofs)
+        except AboveRoofError:
+            time.sleep(PAUSE * attempt)  # whatever keeps the machine busy may be gone by then
+            roofs = higher(roofs, measured())
+    return summarise(executable.program, step, timings, plain, roofs)
+
+
+def run(executable: "CpuExecutable | GpuExecutable", step: Step, clocks: bool) -> Timing:
+    """The step in the batch buffer once: forward and greedy sampling."""
+    from roofline.backends.sampling import SampleRows
+
+    rows = SampleRows.greedy(step.batch)
+    executable.clocks(clocks)
+    began = time.perf_counter()
+    executable.forward()
+    middle = time.perf_counter()
+    executable.sample(rows)
+    end = time.perf_counter()
+    executable.clocks(False)
+    ops = executable.op_seconds() if clocks else ()
+    on_device = clocks and executable.program.target == GPU.name  # where forward with clocks runs more than the step
+    return Timing(ops, end - middle, sum(ops) + end - middle if on_device else end - began)
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """Profiles of a model. chosen: isa and threads, or the device, with the reason of each choice."""
+
+    model: str
+    chosen: dict[str, str]
+    profiles: tuple[Profile, ...]
+
+
+def profile_model(
+    model: str,
+    steps: Sequence[Step],
+    *,
+    threads: int | None = None,
+    isa: str | None = None,
+    weights: str | None = None,
+    kv_cache_dtype: str = "auto",
+    **where: Any,
+) -> "Profiled":
+    """Load `model` on the cpu backend, or on what `where` says (backend, device, exact), and profile steps of it.
+
+    Raises as `load` and `profile_step`.
+    """
+    from roofline import bundle
+
+    loaded = bundle.load(
+        model,
+        threads=threads,
+        isa=isa,
+        weights=weights,
+        kv_cache_dtype=kv_cache_dtype,
+        cache_tokens=max(step.pages * step.batch for step in steps) * PAGE_TOKENS,
+        max_batch_tokens=max(512, *(step.tokens * step.batch for step in steps)),
+        max_running=max(step.batch for step in steps),
+        text=False,
+        **where,
+    )
+    try:
+        _check_lengths(steps, loaded.executable.max_context)
+        profiles = [profile_step(loaded.executable, step) for step in steps]  # type: ignore[arg-type]
+    finally:
+        loaded.executable.close()
+    return Profiled(loaded.name, dict(loaded.notes), tuple(profiles))
+
+
+def _check_lengths(steps: Sequence[Step], longest: int) -> None:
+    from roofline.common.errors import CapacityError
+
+    for step in steps:
+        if step.context + step.tokens > longest:
+            remedy = "Choose a shorter --decode or --prefill."
+            raise CapacityError(step.name, step.context + step.tokens, longest, "positions of the model", remedy)
+
+
+def record(found: Profiled) -> dict[str, Any]:
+    """Everything as plain values, for JSON. Times in seconds, rates per second."""
+    from dataclasses import asdict
+
+    def op(row: OpTime) -> dict[str, Any]:
+        return {**asdict(row), "share_of_roof": row.share, "intensity": row.intensity}
+
+    return {
+        "model": found.model,
+        "chosen": found.chosen,
+        "steps": [
+            {
+                "name": p.step.name,
+                **asdict(p.step),
+                "seconds": p.step_seconds,
+                "timed_seconds": p.timed_seconds,
+                "on_device": p.on_device,
+                "clock_cost": p.clock_cost,
+                "explained": p.explained,
+                "unexplained_seconds": p.unexplained_seconds,
+                "limit_seconds": p.limit_seconds,
+                "share_of_roof": p.share,
+                "working_set": p.working_set,
+                "roofs": asdict(p.roofs),
+                "read_bytes": sum(row.read_bytes for row in p.ops),
+                "flops": sum(row.flops for row in p.ops),
+                "runs": p.runs,
+                "ops": [op(row) for row in p.ops],
+            }
+            for p in found.profiles
+        ],
+    }

@@ -1,0 +1,157 @@
+"""roofline bench latency: what each technique brings to prefill and to decoding, beside the limit of this chip."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from roofline.cli.options import AsJson, Threads
+from roofline.common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def command(
+    preset: Annotated[
+        str | None, typer.Option("--preset", help="A named shape, or a folder with a config.json. Weights are random.")
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option("--layers", min=1, help="Run only so many of its layers. Default: all.")
+    ] = None,
+    rungs: Annotated[
+        str | None, typer.Option("--rungs", help="With commas; + joins techniques: eager,compile,paged+tuned.")
+    ] = None,
+    batch: Annotated[str, typer.Option("--batch", help="Batch sizes, with commas.")] = "1,8,16",
+    prompt: Annotated[
+        int | None, typer.Option("--prompt", min=2, help="Tokens of a prefill: 2048, or 256 on a CPU.")
+    ] = None,
+    new: Annotated[int, typer.Option("--new", min=2, help="Tokens that decoding makes, after a prompt of one.")] = 32,
+    repeats: Annotated[
+        int | None, typer.Option("--repeats", min=1, help="Timed runs of each: 10, or 3 on a CPU.")
+    ] = None,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device", help="cuda: AMD's GPUs too.")] = "auto",
+    explain: Annotated[bool, typer.Option("--explain", help="Say what each rung is for, and run nothing.")] = False,
+    threads: Threads = None,
+    as_json: AsJson = False,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write the record into a file.")] = None,
+) -> None:
+    """Time prefill and decoding with one technique after the other: latency = TTFT + TPOT x (n - 1)."""
+    import json
+    import sys
+
+    if explain:
+        found: dict[str, Any] = _explained(rungs, preset, layers, device)
+        print(json.dumps(found)) if as_json else _show_rungs(found)
+        return
+    from roofline.bench.latency.grid import bench_latency
+    from roofline.common.files import write_atomically
+
+    if out is not None and not out.parent.is_dir():
+        raise ConfigError(f"--out {out}: there is no folder {out.parent}")
+    record = bench_latency(
+        preset,
+        rungs,
+        layers=layers,
+        device=device,
+        batches=numbers(batch),
+        prompt=prompt,
+        new=new,
+        repeats=repeats,
+        threads=threads,
+        tell=lambda text: print(text, file=sys.stderr, flush=True),
+        keep=lambda record: None if out is None else write_atomically(out, json.dumps(record, indent=1) + "\n"),
+    )
+    print(json.dumps(record)) if as_json else show(record)
+
+
+def numbers(text: str) -> list[int]:
+    """ "1,8,16" -> [1, 8, 16]. Raises ConfigError."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdecimal() for part in parts):
+        raise ConfigError(f"--batch {text!r} are not whole numbers with commas between, such as 1,8,16")
+    return [int(part) for part in parts]
+
+
+def _explained(rungs: str | None, preset: str | None, layers: int | None, device: str) -> dict[str, Any]:
+    from roofline.bench.latency import grid as latency
+    from roofline.bench.latency import ladder, runners
+    from roofline.bench.peers.available import here as look
+
+    here = look(device)
+    subject = latency.subject_of(preset, layers, latency.DEFAULTS[here.device])
+    return {rung.name: ladder.explained(rung, runners.why_missing(rung, subject, here)) for rung in ladder.rungs(rungs)}
+
+
+def _show_rungs(found: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    console = Console()
+    for name, said in found.items():
+        console.print(f"[bold]{name}[/] helps {' and '.join(dict.fromkeys(said['phases']))}", highlight=False)
+        console.print(f"  {said['why']}", highlight=False, markup=False)
+        if "missing" in said:
+            console.print(f"  not here: {said['missing']}", style="yellow", highlight=False, markup=False)
+
+
+def show(record: dict[str, Any]) -> None:
+    """A table for each cell, then what is missing, and what the figures are."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False)
+    device, model = record["device"], record["model"]
+    console.print(f"{model['name']} in {model['dtype']}, random weights, on {device['name']}")
+    if record["smaller"]:
+        console.print(record["smaller"])
+    for cell in record["cells"]:
+        console.print()
+        console.print(_title(cell), style="bold")
+        console.print(_table(cell))
+        for name, why in cell["failed"].items():
+            console.print(f"{name} failed: {why}", style="yellow")
+        for name, row in cell["rungs"].items():
+            if "no_share" in row:
+                console.print(f"{name}: {row['no_share']}", style="yellow")
+    console.print()
+    for name, rung in record["rungs"].items():
+        if "missing" in rung:
+            console.print(f"{name} is missing: {rung['missing']}")
+    for name, text in record["definitions"].items():
+        console.print(f"{name}: {text}", style="dim")
+    console.print(f"roofs: {record['cells'][-1]['roofs']['source']}", style="dim")
+
+
+def _title(cell: dict[str, Any]) -> str:
+    from roofline.common.units import human_seconds
+
+    limit = cell["limit"]
+    return f"{cell['cell']}: {limit['of']} take at least {human_seconds(limit['seconds'])}, bound by {limit['bound']}"
+
+
+def _table(cell: dict[str, Any]) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False)
+    table.add_column("ms", no_wrap=True)
+    for heading in ("first", "TTFT", "TPOT", "latency", "low", "high", "vs eager", "of limit"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, row in cell["rungs"].items():
+        table.add_row(name, *_figures(row))
+    return table
+
+
+def _figures(row: dict[str, Any]) -> list[str]:
+    latency, gain = row["latency"], row.get("speedup")
+    seconds = [row["first_s"], row["ttft"]["median"], row["tpot"] and row["tpot"]["median"], *latency.values()]
+    return [
+        *("" if value is None else _ms(value) for value in seconds),
+        "" if gain is None else f"{gain['median']:.2f}",
+        "-" if row["share"] is None else f"{row['share']:.1%}",
+    ]
+
+
+def _ms(seconds: float) -> str:
+    """Three digits, more where they are whole."""
+    ms = 1e3 * seconds
+    return f"{ms:,.0f}" if ms >= 100 else f"{ms:.3g}"

@@ -1,0 +1,136 @@
+"""roofline bench links: how the devices of this host are linked, and which of them tensor parallelism is fastest on."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from roofline.cli.options import AsJson
+
+
+def command(
+    tensor_parallel: Annotated[
+        int, typer.Option("--tensor-parallel", "-n", min=2, help="Devices that a model is to be shared by.")
+    ] = 2,
+    devices: Annotated[
+        str | None, typer.Option(help="Among which: amd:0,1,4,6, MI250, nvidia, ... Default: all that torch can use.")
+    ] = None,
+    sizes: Annotated[
+        str, typer.Option(help="Of all-reduces, with commas. Default: one row and 2048 rows of 8192.")
+    ] = "16KiB,32MiB",
+    candidates: Annotated[int, typer.Option(min=1, help="Sets to measure, the best by the model at each size.")] = 8,
+    repeats: Annotated[int, typer.Option(min=1, help="Of each measurement; the median counts.")] = 5,
+    topology: Annotated[
+        Path | None,
+        typer.Option(help="Only rank by a file: JSON of an earlier run, or the table of rocm-smi --shownodesbw."),
+    ] = None,
+    dies: Annotated[int, typer.Option(min=1, max=2, help="Devices in a package, for such a table: 2 for MI250.")] = 1,
+    cpu_processes: Annotated[
+        int | None, typer.Option(min=2, help="Measure between CPU processes instead, through gloo.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rank sets of devices by a modelled all-reduce over their links, and measure the first of them."""
+    from roofline.bench.links import bench_links
+    from roofline.common.units import parse_bytes
+
+    numbers = None
+    if topology is not None:
+        links = _from_file(topology, dies)
+    elif cpu_processes is not None:
+        from roofline.hardware.links.topology import of
+
+        links = of([f"cpu:{number}" for number in range(cpu_processes)], [])
+    else:
+        links, numbers = _here(devices)
+    record = bench_links(
+        links,
+        tensor_parallel,
+        sizes=[parse_bytes("--sizes", size) for size in sizes.split(",")],
+        candidates=candidates,
+        measured=topology is None,
+        devices=numbers,
+        repeats=repeats,
+    )
+    if as_json:
+        import json
+
+        print(json.dumps(record))
+    else:
+        _show(record)
+
+
+def _from_file(path: Path, dies: int) -> Any:
+    from roofline.common.errors import ConfigError
+    from roofline.hardware.links.topology import parse
+
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--topology {path} cannot be read: {error}") from error
+    return parse(text, dies)
+
+
+def _here(wanted: str | None) -> tuple[Any, list[int]]:
+    """The links of this host's devices, and torch's number of each."""
+    from roofline.backends.gpu import devices
+    from roofline.common.errors import UnsupportedError
+    from roofline.hardware.gpus import inventory as gpus
+    from roofline.hardware.links import read as topology_read
+
+    chosen = devices.choose(wanted)
+    if len({device.vendor for device in chosen}) > 1:
+        raise UnsupportedError("a set of several vendors' devices", "no library joins them", ("--devices amd",))
+    if len(chosen) < 2:
+        instead = ("--cpu-processes 2", "--topology FILE")
+        raise UnsupportedError("bench links", f"two devices are needed, torch can use {len(chosen)} of these", instead)
+    links = topology_read.read(chosen, amdsmi=gpus.installed("amdsmi"), pynvml=gpus.installed("pynvml"))
+    return links, [device.torch for device in chosen if device.torch is not None]
+
+
+def _show(record: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from roofline.common.units import human_bytes
+
+    console = Console()
+    if record["topology"]["links"]:
+        console.print(_matrix(record["topology"]))
+    for at, (size, members) in enumerate(record["best"].items()):
+        console.print(f"all-reduce of {human_bytes(int(size))}", style="bold")
+        console.print(_ranking(record["sets"], at))
+        how = f"measured with {record['library']}" if record["library"] else "by the model alone"
+        console.print(f"best {how}: {', '.join(members)}\n")
+
+
+def _matrix(topology: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    names = topology["devices"]
+    rates = {tuple(sorted(link["between"])): f"{link['gb_s']:.0f}" for link in topology["links"]}
+    kinds = sorted({link["kind"] for link in topology["links"]})
+    table = Table(f"GB/s one way ({', '.join(kinds)})", "package", *names, box=None)
+    for a, name in enumerate(names):
+        cells = ["." if a == b else rates.get((min(a, b), max(a, b)), "-") for b in range(len(names))]
+        table.add_row(name, names[topology["packages"][a]], *cells)
+    return table
+
+
+def _ranking(rows: list[dict[str, Any]], at: int) -> Any:
+    """The sets at one size, the best first."""
+    from rich.table import Table
+
+    from roofline.common.units import human_seconds
+
+    key = "measured_s" if "measured_s" in rows[0]["sizes"][at] else "modelled_s"
+    table = Table("devices (+: one package)", "modelled", "way", "links used", "measured", "bus GB/s", box=None)
+    for row in sorted(rows, key=lambda found: found["sizes"][at][key]):
+        size = row["sizes"][at]
+        model, measured = ("-", "-", "-"), ("-", "-")
+        if "modelled_s" in size:
+            pairs = " ".join("-".join(pair) for pair in size["used"])
+            model = human_seconds(size["modelled_s"]), f"{size['way']}, {size['slowest_gb_s']:.0f} GB/s", pairs
+        if "measured_s" in size:
+            measured = human_seconds(size["measured_s"]), f"{size['bus_gb_s']:.2f}"
+        table.add_row(" ".join("+".join(package) for package in row["packages"]), *model, *measured)
+    return table

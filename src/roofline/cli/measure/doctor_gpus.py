@@ -1,0 +1,55 @@
+"""What doctor says of GPUs: devices, the row of the table each uses or why none, what keeps them from being used."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from roofline.common.errors import UnsupportedError
+
+
+def examine(root: Path = Path("/")) -> dict[str, Any]:
+    """As plain values. torch is not imported: its wheel is looked at. `root` is where /sys, /proc and /dev are."""
+    from roofline.hardware.gpus import health as gpu_health
+    from roofline.hardware.gpus import inventory as gpus
+    from roofline.hardware.gpus import torch_wheel as wheel
+
+    devices = gpus.detect(root, amdsmi=gpus.installed("amdsmi"), pynvml=gpus.installed("pynvml"))
+    torch = wheel.installed()
+    return {
+        "devices": [_facts(device) for device in devices],
+        "torch": None if torch is None else asdict(torch),
+        "findings": [asdict(finding) for finding in gpu_health.findings(devices, torch, root)],
+    }
+
+
+def _facts(device: Any) -> dict[str, Any]:
+    product = device.product
+    facts = {**asdict(device), "id": device.id, "product": product and product.name, "usable": device.usable}
+    try:
+        chip = device.chip()
+    except UnsupportedError as error:
+        return {**facts, "chip": None, "status": "refused", "reason": error.reason}
+    return {**facts, "chip": chip.name, "status": chip.status, "reason": chip.notes}
+
+
+def rows(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """Lines of doctor's table."""
+    found = [(device["id"], _line(device)) for device in report["devices"]] or [("GPUs", "none")]
+    torch = report["torch"]
+    built = "not installed" if torch is None else f"{torch['version']} ({torch['platform'] or 'platform not known'})"
+    return [*found, ("torch", built)]
+
+
+def _line(device: dict[str, Any]) -> str:
+    from roofline.common.units import human_bytes
+
+    parts = [device["name"] or device["product"] or f"device {device['code'] or 'of unknown number'}"]
+    if device["chip"] is None:
+        parts.append(f"{device['arch'] or 'architecture not known'}: refused, {device['reason']}")
+    else:
+        relative = "" if device["chip"] == device["arch"] else f" as {device['chip']}"
+        parts.append(f"{device['arch']}{relative}, kernels {device['status']}")
+    if device["memory"] is not None:
+        unified = f", {human_bytes(device['usable'])} with the host's" if device["usable"] != device["memory"] else ""
+        parts.append(f"{human_bytes(device['memory'])}{unified}")
+    return "; ".join(parts)

@@ -1,0 +1,150 @@
+"""roofline profile: what each op of a step takes, beside what it must move and compute."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from roofline.cli.options import (
+    DEFAULT_MODEL,
+    Activations,
+    AsJson,
+    Device,
+    Exact,
+    Isa,
+    KvCacheDtype,
+    Offload,
+    Threads,
+    TimedBackend,
+    Weights,
+    placed,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from roofline.bench.profile.profile import OpTime, Profile
+
+Contexts = Annotated[
+    list[int] | None, typer.Option("--decode", min=0, help="Profile decoding after this many tokens. May be repeated.")
+]
+Prompts = Annotated[
+    list[int] | None,
+    typer.Option("--prefill", min=2, help="Profile a step of this many prompt tokens. May be repeated."),
+]
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="A name, hf:ORG/REPO[:FILE], or a path.")] = DEFAULT_MODEL,
+    decode: Contexts = None,
+    prefill: Prompts = None,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Sequences in the step.")] = 1,
+    as_json: AsJson = False,
+    svg: Annotated[Path | None, typer.Option("--svg", help="Draw the roofline picture into this file.")] = None,
+    backend: TimedBackend = "cpu",
+    device: Device = "auto",
+    exact: Exact = False,
+    activations: Activations = "auto",
+    offload: Offload = "0",
+    threads: Threads = None,
+    isa: Isa = None,
+    weights: Weights = None,
+    kv_cache_dtype: KvCacheDtype = "auto",
+) -> None:
+    """Time every op of a step. Without --decode and --prefill: decoding after 8 and after 1024, and prefill of 512."""
+    from roofline.bench.profile import profile
+
+    steps = [profile.Step(1, context, batch) for context in decode or ()]
+    steps += [profile.Step(tokens, 0, batch) for tokens in prefill or ()]
+    if not steps:
+        steps = [profile.Step(1, 8, batch), profile.Step(1, 1024, batch), profile.Step(512, 0, batch)]
+    loading: dict[str, Any] = {"threads": threads, "isa": isa, "weights": weights, "kv_cache_dtype": kv_cache_dtype}
+    found = profile.profile_model(
+        model, steps, **loading, **placed(backend, device, exact, offload, activations=activations)
+    )
+    if svg is not None:
+        from roofline.bench.profile.plot import draw
+
+        title = f"{found.model.rpartition('/')[2]} on {found.profiles[0].roofs.chip}"
+        svg.write_text(draw(found.profiles, title), encoding="utf-8")
+    if as_json:
+        import json
+
+        print(json.dumps(profile.record(found), indent=1))
+        return
+    _show(found.model, found.profiles)
+    for name in ("device", "datasheet"):
+        if name in found.chosen:
+            print(f"{name}: {found.chosen[name]}")
+    if svg is not None:
+        print(f"drawn: {svg}")
+
+
+def _show(model: str, profiles: "Sequence[Profile]") -> None:
+    from rich.console import Console
+
+    console = Console()
+    for profile in profiles:
+        console.print(_table(f"{model.rpartition('/')[2]}: {profile.step.name}", profile))
+        console.print(_footer(profile), highlight=False)
+        console.print()
+
+
+def _table(title: str, profile: "Profile") -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    from roofline.common.units import human_bytes, human_count
+
+    table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False)
+    table.title_style, table.title_justify = "bold", "left"
+    for heading in ("op", "shape", "format", "us", "step", "bytes", "FLOPs", "roof", "bound"):
+        table.add_column(heading, justify="left" if heading in ("op", "format", "bound") else "right", no_wrap=True)
+    before = ""
+    for row in profile.ops:
+        if row.section != before:
+            table.add_row(f"[bold]{row.section}")
+        before = row.section
+        table.add_row(*_cells(row, profile))
+    read, flops = sum(row.read_bytes for row in profile.ops), sum(row.flops for row in profile.ops)
+    rest = [("unexplained", profile.unexplained_seconds)]
+    if not profile.on_device:
+        rest.append(("clocks", profile.step_seconds - profile.timed_seconds))
+    table.add_section()
+    for name, seconds in rest:
+        table.add_row(f"[dim]{name}", "", "", _us(seconds), f"{seconds / profile.step_seconds:.1%}")
+    whole = (_us(profile.step_seconds), "", human_bytes(read), human_count(flops), f"{profile.share:.1%}")
+    table.add_row("[bold]the step", "", "", *whole, "")
+    return table
+
+
+def _cells(row: "OpTime", profile: "Profile") -> list[str]:
+    from roofline.common.units import human_bytes, human_count
+
+    colour = {"memory": "cyan", "latency": "dim"}.get(row.bound, "yellow")
+    moved = human_bytes(row.read_bytes) if row.read_bytes else ""
+    share = f"{row.share:.1%}" if row.limit_seconds else ""
+    times = [_us(row.seconds), f"{row.seconds / profile.step_seconds:.1%}"]
+    return [row.op, row.shape, f"[dim]{row.format}", *times, moved, human_count(row.flops), share,
+            f"[{colour}]{row.bound}"]  # fmt: skip
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:,.1f}" if seconds < 1e-3 else f"{seconds * 1e6:,.0f}"
+
+
+def _footer(profile: "Profile") -> str:
+    from roofline.common.units import human_bytes, human_rate, human_seconds
+
+    roofs = profile.roofs
+    reads = human_rate(roofs.read_bytes_per_s(profile.working_set), "B")
+    clocks = "they are timed on the device" if profile.on_device else f"clocks slow it by {profile.clock_cost:.1%}"
+    lines = [
+        f"the ops explain [bold]{profile.explained:.1%}[/] of the step; {clocks}; {profile.runs} runs",
+        f"at the roofs {human_seconds(profile.limit_seconds)}: reads of {human_bytes(profile.working_set)} at {reads},",
+        ", ".join(f"{name} {human_rate(rate, 'op')}" for name, rate in roofs.computes),
+    ]
+    if profile.explained < 0.95:
+        lines.append("[bold yellow]warning[/] something outside of the ops takes more than 5 % of the step")
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Commands about models and their files."""

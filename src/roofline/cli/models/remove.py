@@ -1,0 +1,28 @@
+"""roofline rm: delete a pulled model, or bundles that were compiled on first use."""
+
+from typing import Annotated
+
+import typer
+
+
+def command(
+    name: Annotated[str, typer.Argument(help="a model or a bundle that `roofline list` shows, or a bundle's source")],
+) -> None:
+    """Delete a pulled model and the bundles compiled from it, or the cached bundles of a path."""
+    from pathlib import Path
+
+    from roofline.bundle import bundle_cache as cached
+    from roofline.common.errors import ConfigError
+    from roofline.common.units import human_bytes
+    from roofline.weights import sources
+
+    try:
+        path = sources.stored(name)
+    except ConfigError:
+        path = None  # not a name that a model could have
+    wanted = (path or Path(name)).resolve()
+    bundles = [b for b in cached.entries() if b.path.name == name or b.source == wanted]
+    freed = sum(cached.remove(bundle) for bundle in bundles)
+    if path is not None or not bundles:
+        freed += sources.remove(name)
+    typer.echo(f"removed {name}, {human_bytes(freed)}")

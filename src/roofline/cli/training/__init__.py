@@ -1,0 +1,1 @@
+"""Commands about training runs and what they read."""

@@ -1,0 +1,59 @@
+"""roofline train card: throughput cards side by side."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from roofline.cli.options import AsJson
+
+
+def command(
+    places: Annotated[list[str], typer.Argument(help="Folders of runs, cards, or records of `roofline bench train`.")],
+    convention: Annotated[str, typer.Option(help="Of FLOPs: foundry, torchtitan or matmul.")] = "foundry",
+    as_json: AsJson = False,
+) -> None:
+    """Show what runs reached, in the columns of LLM Foundry's tables; cards that count otherwise are refused."""
+    import json
+
+    from roofline.train.report import cards
+
+    known(convention)
+    found = [cards.read(place) for place in places]
+    cards.check(found, places)
+    if as_json:
+        print(json.dumps(found))
+    else:
+        show(found, places, convention)
+
+
+def known(convention: str) -> None:
+    """Raises ConfigError for one that there is not."""
+    from roofline.common.errors import ConfigError
+    from roofline.common.names import unknown
+    from roofline.train.report.flops import CONVENTIONS
+
+    if convention not in CONVENTIONS:
+        raise ConfigError(unknown("convention of FLOPs", convention, CONVENTIONS))
+
+
+def show(found: Sequence[dict[str, Any]], names: Sequence[str], convention: str) -> None:
+    """A line for each figure and a column for each card: twenty columns fit no terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from roofline.train.report.cards import row
+    from roofline.train.report.flops import CONVENTIONS
+
+    table = Table("", *names, box=None)
+    rows = [row(card, convention) for card in found]
+    for name in rows[0]:
+        table.add_row(name, *(each[name] for each in rows))
+    console = Console()
+    console.print(table)
+    console.print(f"FLOPs as {convention}: {CONVENTIONS[convention]}", highlight=False)
+    for card, name in zip(found, names, strict=True):
+        first, last = card["speed"]["steps"]
+        left_out = card["speed"]["left_out"]["steps"]
+        against = card["peak"]["source"] if card["peak"] else f"no MFU: {card['no_peak']}"
+        console.print(f"{name}: steps {first} to {last}, the {left_out} before left out; {against}", highlight=False)

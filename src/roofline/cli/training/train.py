@@ -1,0 +1,83 @@
+"""roofline train: one loop for every chip."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def run(
+    config: Annotated[Path, typer.Argument(help="A YAML file with LLM Foundry's keys (docs/training.md).")],
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="KEY.KEY=VALUE instead of what the file says; may be repeated.")
+    ] = None,
+    nproc: Annotated[int, typer.Option(min=1, help="Processes on this machine, which share each step.")] = 1,
+) -> None:
+    """Train a model as a YAML file says."""
+    from roofline.train.config.run import read
+
+    given = changes or []
+    read(config, given)  # what is wrong with it is said once, not by each process
+    if nproc > 1:
+        from roofline.train.run.launch import launch
+
+        raise typer.Exit(launch(nproc, config, given))
+    from roofline.train.report.console import Console
+    from roofline.train.run.loop import train
+
+    settled = read(config, given)
+    console = Console(settled)
+    console.end(train(settled, console.show))
+
+
+def export(
+    checkpoint: Annotated[str, typer.Argument(help="A run's folder, a folder or URL of checkpoints, or one of them.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="A new folder, or a new file that ends in .bundle.")],
+    dtype: Annotated[str, typer.Option(help="bf16, f16 or f32.")] = "bf16",
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Whose tokenizer goes with it; default: the configuration's.")
+    ] = None,
+) -> None:
+    """Write a checkpoint as a Hugging Face folder, or as a bundle that `roofline serve` runs at once."""
+    import tempfile
+
+    from roofline.common.errors import ConfigError
+    from roofline.train.checkpoint.export import DTYPES
+    from roofline.train.checkpoint.export import export as write
+
+    if dtype.upper() not in DTYPES:
+        raise ConfigError(f"--dtype {dtype} is not one of {', '.join(name.lower() for name in DTYPES)}")
+    if out.suffix != ".bundle":
+        step = write(checkpoint, out, dtype.upper(), tokenizer)
+        print(f"{out}: the weights of step {step:,}")
+        return
+    from roofline import bundle
+
+    if out.exists():
+        raise ConfigError(f"{out} is there already: name a new file")
+    with tempfile.TemporaryDirectory(prefix="roofline-export-") as folder:
+        step = write(checkpoint, Path(folder) / out.stem, dtype.upper(), tokenizer)
+        bundle.compile_model(str(Path(folder) / out.stem), out)
+    print(f"{out}: the weights of step {step:,}")
+
+
+def relay(
+    config: Annotated[Path, typer.Argument(help="A YAML file as for `roofline train`, with run_folder.")],
+    legs: Annotated[list[str], typer.Option("--leg", help='"NAME: nproc=2 KEY=VALUE ...": a setting; two or more.')],
+    every: Annotated[int, typer.Option(min=1, help="Steps after which the next setting takes over.")] = 200,
+    changes: Annotated[list[str] | None, typer.Option("--set", help="KEY.KEY=VALUE, for all of them.")] = None,
+) -> None:
+    """Hand one run back and forth between settings through its checkpoints, and prove that it stays one run.
+
+    At each hand-over the state's fingerprint must be the same bit for bit, and at the end every receipt that of the
+    order of samples. save_folder may be an object store.
+    """
+    from roofline.train.run.relay import Runner
+    from roofline.train.run.relay import relay as run_legs
+
+    runners = [Runner.of(leg) for leg in legs]
+    report = run_legs(config, changes or [], every, runners, lambda line: typer.echo(line, err=True))
+    for handover in report.handovers:
+        jump = "" if handover.jump is None else f", held-out loss {handover.jump:+.2e} nats"
+        print(f"step {handover.step}: {handover.giver} -> {handover.taker}: the same state bit for bit{jump}")
+    print(f"{len(report.legs)} legs; all {report.order_steps:,} steps read the samples of the order")

@@ -1,0 +1,1 @@
+"""`roofline tune` and its subcommands."""

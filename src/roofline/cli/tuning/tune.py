@@ -1,0 +1,204 @@
+"""roofline tune: measure kernel variants on a model's own shapes and keep what wins; explain what was chosen."""
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from roofline.cli.options import DEFAULT_MODEL, AsJson, Isa, KvCacheDtype, Threads, Weights
+
+if TYPE_CHECKING:
+    from roofline.backends.cpu.executable import CpuExecutable
+    from roofline.backends.cpu.tuning.tune import Plan, Tuner
+    from roofline.hardware.tuning.store import Record, Tunings, Verdict
+
+Named = Annotated[str, typer.Argument(help="A name, hf:ORG/REPO[:FILE], or a path.")]
+
+
+class Commands(TyperGroup):
+    """`roofline tune MODEL` is `roofline tune run MODEL`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] != "--help"):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+def run(
+    model: Named = DEFAULT_MODEL,
+    budget: Annotated[float | None, typer.Option("--budget", min=1, help="Seconds it may take at most.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Measure also what is known already.")] = False,
+    threads: Threads = None,
+    isa: Isa = None,
+    weights: Weights = None,
+    kv_cache_dtype: KvCacheDtype = "auto",
+) -> None:
+    """Measure, compare end to end, store. Ctrl-C stops it; the next run goes on where it stopped.
+
+    No variant changes a bit of a result. A default is replaced only where the gain exceeds the noise.
+    """
+    from roofline.backends.cpu.tuning.tune import Tuner
+    from roofline.hardware import detect
+    from roofline.hardware.tuning import store as tunings
+
+    executable = _executable(model, threads, isa, weights, kv_cache_dtype)
+    machine = detect.detect()
+    stored = tunings.load("cpu", machine.fingerprint, machine.chip)
+    tuner = Tuner(executable, model, stored, budget=budget, again=again)
+    plan = tuner.plan()
+    _announce(plan, budget)
+    with _interrupts() as stop:
+        stopped = _work(tuner, plan, stop)
+    if stopped or any(contest.outcome is None for contests in plan.contests.values() for contest in contests):
+        print("stopped before all was measured; what was is kept: run the same command again to go on")
+    _show(stored, executable)
+    print(f"stored in {tunings.path('cpu', machine.fingerprint)}")
+
+
+def explain(
+    model: Named = DEFAULT_MODEL,
+    threads: Threads = None,
+    isa: Isa = None,
+    weights: Weights = None,
+    kv_cache_dtype: KvCacheDtype = "auto",
+    chip: Annotated[str | None, typer.Option("--chip", help="Instead: what is stored of this GPU's products.")] = None,
+    tunableop: Annotated[Path | None, typer.Option("--tunableop", help="Instead: what this file says.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What was chosen for each op and regime, against what, by how much and with how much noise, and why."""
+    from roofline.cli.tuning import files as tune_files
+    from roofline.hardware import detect
+    from roofline.hardware.tuning import store as tunings
+
+    if chip is not None or tunableop is not None:
+        tune_files.explain(chip, tunableop, as_json)
+        return
+    executable = _executable(model, threads, isa, weights, kv_cache_dtype)
+    machine = detect.detect()
+    stored = tunings.load("cpu", machine.fingerprint, machine.chip)
+    if as_json:
+        import json
+
+        print(json.dumps(_plain(stored, executable), indent=1))
+    else:
+        _show(stored, executable)
+
+
+def _executable(
+    model: str, threads: int | None, isa: str | None, weights: str | None, kv_cache_dtype: str
+) -> "CpuExecutable":
+    from roofline import bundle
+    from roofline.backends.cpu.executable import CpuExecutable
+
+    options: dict[str, Any] = {"threads": threads, "isa": isa, "weights": weights, "kv_cache_dtype": kv_cache_dtype}
+    loaded = bundle.load(model, text=False, tuned=False, **options)
+    assert isinstance(loaded.executable, CpuExecutable)
+    return loaded.executable
+
+
+def _announce(plan: "Plan", budget: float | None) -> None:
+    from roofline.common.units import human_seconds
+
+    count = sum(len(contests) for contests in plan.contests.values())
+    known = f"; {plan.known} are known already" if plan.known else ""
+    within = f", within the budget of {human_seconds(budget)}" if budget else ""
+    print(f"{count} pairs of shape and regime to measure{known}: about {human_seconds(plan.seconds)}{within}")
+    sys.stdout.flush()
+
+
+@contextmanager
+def _interrupts() -> Iterator[threading.Event]:
+    """An event that the first Ctrl-C sets; the second one ends the program as usual."""
+    stop = threading.Event()
+
+    def first(number: int, frame: object) -> None:
+        stop.set()
+        signal.signal(number, previous)
+
+    previous = signal.signal(signal.SIGINT, first)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _work(tuner: "Tuner", plan: "Plan", stop: threading.Event) -> bool:
+    """Runs the plan with a line of progress on a terminal; whether it was stopped."""
+    line = sys.stderr.isatty()
+    for step in tuner.run(plan, stop.is_set):
+        if line:
+            print(f"\r{step.share:4.0%}  {step.text:<60}", end="", file=sys.stderr, flush=True)
+    if line:
+        print(file=sys.stderr)
+    return stop.is_set()
+
+
+def _relevant(stored: "Tunings", executable: "CpuExecutable") -> "tuple[list[Record], list[Verdict]]":
+    """What the store says on this program's shapes and on itself, at these threads and this instruction set."""
+    from roofline.backends.cpu.select import setting_of
+    from roofline.backends.cpu.tuning.variants import groups
+
+    run = setting_of(executable.isa, executable.threads).run
+    shapes = [(group.kind, group.shape) for group in groups(executable.program)]
+    records = [r for r in stored.records.values() if (r.kind, r.shape) in shapes and r.setting.run == run]
+    records.sort(key=lambda r: (r.regime, shapes.index((r.kind, r.shape))))
+    mine = [v for v in stored.verdicts.values() if v.program == executable.program_hash and v.setting.run == run]
+    return records, sorted(mine, key=lambda v: v.regime)
+
+
+def _plain(stored: "Tunings", executable: "CpuExecutable") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    records, verdicts = _relevant(stored, executable)
+    return {
+        "backend": stored.backend,
+        "chip": stored.name,
+        "records": [asdict(r) | {"ignored": _stale(r, executable)} for r in records],
+        "verdicts": [asdict(v) | {"ignored": _stale(v, executable)} for v in verdicts],
+    }
+
+
+def _stale(entry: "Record | Verdict", executable: "CpuExecutable") -> str:
+    from roofline.backends.cpu.select import setting_of
+
+    return entry.setting.differs(setting_of(executable.isa, executable.threads))
+
+
+def _show(stored: "Tunings", executable: "CpuExecutable") -> None:
+    records, verdicts = _relevant(stored, executable)
+    if not records:
+        print("nothing is tuned for this model on this machine: `roofline tune MODEL` does it")
+        return
+    rows = [("", "op and shape", "chosen", "against", "us a step", "time")]
+    rows += [(r.regime, r.shape, r.variant, r.default, _microseconds(r), _measured(r)) for r in records]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    reasons = ["why", *(_stale(r, executable) or r.reason for r in records)]
+    for row, reason in zip(rows, reasons, strict=True):
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)), reason, sep="  ")
+    for verdict in verdicts:
+        stale = _stale(verdict, executable)
+        use = f"ignored: {stale}" if stale else "used" if verdict.kept else "not used"
+        print(f"the whole model, {verdict.regime}: {verdict.reason}; {_measured(verdict) or 'not compared'}; {use}")
+    if any(r.figures.get("busy") and r.variant == r.default for r in records):
+        print("the machine was busy: what differed too much between two runs of the same is measured again next time")
+    print("time: share of the default's, its 99 % interval, and in brackets what two runs of the default differ by")
+
+
+def _microseconds(record: "Record") -> str:
+    """All ops of the shape with the default."""
+    return f"{record.figures['default_us']:.1f}" if "default_us" in record.figures else ""
+
+
+def _measured(entry: "Record | Verdict") -> str:
+    """ "95.1% 94.0-96.2% (0.8%)", with the parts that were measured."""
+    figures = entry.figures
+    noise = f"({figures['noise']:.1%})" if figures.get("noise") is not None else ""
+    if "ratio" not in figures:
+        return noise
+    return f"{figures['ratio']:.1%} {100 * figures['low']:.1f}-{figures['high']:.1%} {noise}"

@@ -1,0 +1,1 @@
+"""The paged KV cache, and the naive one that tests compare it with."""

@@ -1,0 +1,218 @@
+"""The engine process: `python -m roofline.engine.process.main FD`, FD being its end of a socket pair.
+
+It loads what the first message says, then turns requests into reports, one a step. Between steps it takes whatever
+has arrived, so an abort holds from the next step on; with nothing to do it sleeps in poll. It ends when its owner
+closes the socket, or dies.
+"""
+
+import ctypes
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from importlib import import_module
+
+import msgspec
+
+from roofline.common import log
+from roofline.common.errors import RooflineError
+from roofline.engine.events import Event
+from roofline.engine.local import LocalEngine
+from roofline.engine.process import messages
+from roofline.engine.process.messages import Abort, Close, EngineSpec, Ready, Report, Submit, ToEngine, ToOwner
+from roofline.hardware.cores import keep_to
+
+PR_SET_PDEATHSIG = 1
+UNSENT_LIMIT = 1 << 26  # bytes of reports that may wait for a slow owner before the engine waits too
+
+
+class Channel:
+    """The socket to the owner. Sending never waits (up to UNSENT_LIMIT); receiving waits when told to."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.closed = False
+        self._sock, self._poll = sock, select.poll()
+        self._poll.register(sock, select.POLLIN)
+        self._in, self._out = bytearray(), bytearray()
+
+    def send(self, message: ToOwner) -> None:
+        """Queue a message and write what the socket takes."""
+        self._out += messages.frame(message)
+        self._flush()
+        while len(self._out) > UNSENT_LIMIT and not self.closed:
+            self._wait_writable()
+
+    def finish(self) -> None:
+        """Wait until everything queued is written."""
+        while self._out and not self.closed:
+            self._wait_writable()
+
+    def receive(self, wait: bool) -> list[ToEngine]:
+        """All messages that have arrived; with `wait`, at least one, unless the owner is gone (`closed`)."""
+        while True:
+            self._flush()
+            self._poll.modify(self._sock, select.POLLIN | (select.POLLOUT if self._out else 0))
+            if self._poll.poll(None if wait else 0):
+                self._read()
+            received = self._take()
+            if received or self.closed or not wait:
+                return received
+
+    def _read(self) -> None:
+        try:
+            while data := self._sock.recv(1 << 18):
+                self._in += data
+            self.closed = True
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            self.closed = True
+
+    def _take(self) -> list[ToEngine]:
+        taken: list[ToEngine] = []
+        at = 0
+        while len(self._in) - at >= messages.LENGTH.size:
+            (length,) = messages.LENGTH.unpack_from(self._in, at)
+            start = at + messages.LENGTH.size
+            if length > messages.MAX_MESSAGE:
+                raise RooflineError(f"a message of {length} bytes: the stream from the owner is broken")
+            if len(self._in) < start + length:
+                break
+            taken.append(messages.engine_decoder.decode(self._in[start : start + length]))
+            at = start + length
+        del self._in[:at]
+        return taken
+
+    def _flush(self) -> None:
+        try:
+            while self._out:
+                del self._out[: self._sock.send(self._out)]
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            self.closed = True
+
+    def _wait_writable(self) -> None:
+        self._poll.modify(self._sock, select.POLLOUT)
+        self._poll.poll()
+        self._flush()
+
+
+def main(arguments: list[str]) -> int:
+    """Run until the owner is done. Exit status 0, or 1 when nothing could be loaded."""
+    _die_with_parent()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # sent to a whole group, they are the owner's business: it may drain first
+    log.configure()
+    channel = Channel(socket.socket(fileno=int(arguments[0])))
+    first = channel.receive(wait=True)
+    if not first:
+        return 0
+    spec, *rest = first
+    assert isinstance(spec, EngineSpec), "the first message says what to load"
+    started = time.perf_counter()
+    gc.disable()  # loading makes objects that stay: nothing to collect
+    try:
+        keep_to(spec.cores)
+        name, engine = _load(spec)
+    except Exception as error:  # anything a loader raises is told to the owner, who raises it again
+        if not isinstance(error, RooflineError):
+            log.get("engine").exception("loading %s failed", spec.source)
+        channel.send(messages.refused(error))
+        channel.finish()
+        return 1
+    channel.send(ready(name, engine, time.perf_counter() - started))
+    gc.collect()
+    gc.freeze()  # no collection needs to look at them later
+    gc.enable()
+    work(channel, engine, rest)
+    engine.close()
+    return 0 if engine.lost is None else 1
+
+
+def ready(name: str, engine: LocalEngine, load_seconds: float) -> Ready:
+    """What the owner is told of a loaded engine."""
+    executable = engine.executable
+    return Ready(
+        name=name,
+        vocab_size=executable.vocab_size,
+        max_model_len=engine.max_model_len,
+        fingerprint=executable.fingerprint,
+        num_pages=executable.num_pages,
+        page_bytes=executable.page_bytes,
+        load_seconds=load_seconds,
+        pid=os.getpid(),
+        exact=executable.exact,
+    )
+
+
+def work(channel: Channel, engine: LocalEngine, arrived: list[ToEngine]) -> None:
+    """Turn messages into reports until the owner closes, or nothing can be computed any more. arrived: the first
+    messages."""
+    while not channel.closed:
+        rejected: list[Event] = []
+        for message in arrived:
+            match message:
+                case Submit():
+                    rejected += _submit(engine, message)
+                case Abort(request_id, index):
+                    engine.abort(request_id, index)
+                case Close():
+                    engine.abort_all()
+                    channel.send(Report(engine.step(), engine.stats()))
+                    channel.finish()
+                    return
+        if engine.has_work or rejected:
+            channel.send(Report(rejected + engine.step(), engine.stats()))
+        if engine.lost is not None:  # the owner starts a fresh process
+            channel.finish()
+            return
+        arrived = channel.receive(wait=not engine.has_work)
+
+
+def _submit(engine: LocalEngine, message: Submit) -> list[Event]:
+    """Queue a request; what is wrong with it becomes the last event of each of its answers."""
+    try:
+        engine.submit(
+            message.ids, message.params, eos_ids=message.eos_ids, request_id=message.request_id, salt=message.salt
+        )
+        return []
+    except RooflineError as error:
+        return [
+            Event(message.request_id, index, [], finish_reason="error", error=str(error))
+            for index in range(message.params.n)
+        ]
+
+
+def _load(spec: EngineSpec) -> tuple[str, LocalEngine]:
+    name, _, function = spec.factory.partition(":")
+    module = import_module(name)
+    load = getattr(module, function)
+    if spec.draft is None:
+        loaded = load(spec.source, **spec.options)
+        return loaded.name, LocalEngine(loaded.executable, spec.config)
+    loaded, draft = module.load_with_draft(spec.source, spec.options, spec.draft, spec.draft_options)
+    return loaded.name, LocalEngine(loaded.executable, spec.config, draft.executable)
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel for SIGKILL when the owner dies, even in the middle of a step: a backstop to the closed socket.
+
+    The kernel means the thread that spawned us, so owners spawn from a thread that lives as long as they do.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except msgspec.MsgspecError as error:
+        sys.exit(f"the stream from the owner is broken: {error}")

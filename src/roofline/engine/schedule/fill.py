@@ -1,0 +1,100 @@
+"""Step 5 in the life of a request: a plan becomes the flat buffer of integers that `forward` reads.
+
+`Batch.fill` is the naive version; both leave the same buffer. The gain: when a decode step follows a decode step of
+the same sequences, only what changed is written, in a handful of vectorised writes.
+"""
+
+from itertools import accumulate, chain
+
+from roofline.engine.schedule.continuous import StepPlan
+from roofline.engine.schedule.sequence import Sequence
+from roofline.ops.batch import Batch, Header, Segment
+
+
+class BatchFiller:
+    """Writes plans into one batch and remembers the last, if it was all decodes without drafts."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self._sequences: list[Sequence] = []
+        self._page_counts: list[int] = []
+
+    def fill(self, plan: StepPlan) -> None:
+        """Write a plan. The plan keeps to the batch's limits; more is a bug of the scheduler."""
+        limits = self.batch.limits
+        assert plan.tokens <= limits.tokens, "more tokens than the batch holds"
+        assert len(plan.sequences) <= limits.segments, "more segments than the batch holds"
+        assert len(plan.sampled) + plan.drafted <= limits.rows, "more logit rows than the batch holds"
+        assert plan.table_pages <= limits.pages, "more pages than the batch holds"
+        plain = plan.decode_only and not plan.drafted
+        if plain and plan.sequences == self._sequences:
+            self._advance(plan)
+        else:
+            self._rebuild(plan)
+        self._sequences = plan.sequences if plain else []
+        if plain:
+            self._page_counts = [len(s.pages) for s in plan.sequences]
+
+    def _rebuild(self, plan: StepPlan) -> None:
+        batch, sequences, counts = self.batch, plan.sequences, plan.counts
+        n = len(sequences)
+        starts = list(accumulate(counts, initial=0))
+        page_starts = list(accumulate((len(s.pages) for s in sequences), initial=0))
+        pairs = list(zip(sequences, counts, strict=True))
+        batch.ids[: plan.tokens] = list(chain.from_iterable(step_ids(s, k) for s, k in pairs))
+        batch.positions[: plan.tokens] = list(chain.from_iterable(range(s.computed, s.computed + k) for s, k in pairs))
+        batch.adapters[: plan.tokens] = 0
+        batch.seg_start[: n + 1] = starts
+        batch.context_len[:n] = [s.computed + k for s, k in pairs]
+        batch.page_start[: n + 1] = page_starts
+        batch.pages[: page_starts[-1]] = list(chain.from_iterable(s.pages for s in sequences))
+        rows = logit_rows(plan)
+        batch.logit_rows[: len(rows)] = rows
+        batch.header[: len(Header)] = (plan.tokens, n, len(rows), page_starts[-1])
+
+    def _advance(self, plan: StepPlan) -> None:
+        """Every sequence is one token further; a few have a new page at the end of their table."""
+        batch, sequences = self.batch, plan.sequences
+        n = len(sequences)
+        batch.ids[:n] = [s.ids[-1] for s in sequences]
+        batch.positions[:n] += 1
+        batch.context_len[:n] += 1
+        if plan.table_pages == int(batch.header[Header.PAGES]):
+            return
+        # From the last sequence to the first, so that each tail of the table moves by what lies before it.
+        grown = [i for i in range(n) if len(sequences[i].pages) != self._page_counts[i]]
+        end = int(batch.header[Header.PAGES])
+        for i in reversed(grown):
+            at = int(batch.page_start[i + 1])
+            new = sequences[i].pages[self._page_counts[i] :]
+            batch.pages[at + len(new) : end + len(new)] = batch.pages[at:end]
+            batch.pages[at : at + len(new)] = new
+            batch.page_start[i + 1 : n + 1] += len(new)
+            end += len(new)
+        assert end == plan.table_pages, "page tables changed other than by growing"
+        batch.header[Header.PAGES] = end
+
+
+def step_ids(sequence: Sequence, count: int) -> list[int]:
+    """The `count` ids that a step computes of a sequence: known ones, then its draft."""
+    first = sequence.computed
+    known = sequence.ids[first : first + count]
+    return known if len(known) == count else known + sequence.draft
+
+
+def logit_rows(plan: StepPlan) -> list[int]:
+    """Token rows of the step whose logits are wanted: the last known id of each sequence that samples and its draft."""
+    ends = accumulate(plan.counts)
+    return [
+        row
+        for end, s, count in zip(ends, plan.sequences, plan.counts, strict=True)
+        if s.computed + count >= len(s.ids)
+        for row in range(end - 1 - (s.computed + count - len(s.ids)), end)
+    ]
+
+
+def segments(plan: StepPlan) -> list[Segment]:
+    """The plan as `Batch.fill` takes it."""
+    return [
+        Segment(step_ids(s, count), s.computed, s.pages) for s, count in zip(plan.sequences, plan.counts, strict=True)
+    ]

@@ -1,0 +1,19 @@
+"""The naive scheduler: one sequence at a time, from its first token to its last. The oracle for `scheduler`."""
+
+from roofline.engine.schedule.continuous import State, StepPlan, place, plan_drafts
+
+
+def schedule(state: State) -> StepPlan:
+    """Continue the one running sequence, or start the first that waits. A prompt is cut only where the batch ends."""
+    plan = StepPlan()
+    if not state.running and (not state.waiting or not place(state, state.waiting[0], 0, state.limits.table_pages)):
+        return plan
+    sequence = state.running[0]
+    pending = len(sequence.ids) - sequence.computed
+    if pending == 1:
+        grown = state.cache.grow(sequence.pages, len(sequence.ids))
+        assert grown, "a sequence alone in the cache must fit"
+        plan.decodes = 1
+    plan.add(sequence, min(pending, state.limits.tokens))
+    plan_drafts(state, plan)
+    return plan

@@ -1,0 +1,1 @@
+"""Guessing tokens, and verifying the guesses in one step."""

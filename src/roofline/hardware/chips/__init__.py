@@ -1,0 +1,1 @@
+"""GPU architectures and products as data."""

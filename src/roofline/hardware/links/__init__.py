@@ -1,0 +1,1 @@
+"""How the devices of a host are linked."""

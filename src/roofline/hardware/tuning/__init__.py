@@ -1,0 +1,1 @@
+"""What tuning found on a machine, and the files that keep it."""

@@ -1,0 +1,99 @@
+"""TunableOp's results in the tuning store of a GPU's architecture, and back into a file.
+
+A row becomes a Record: kind the operator, shape as TunableOp spells it, regime the rows of the product. The setting's
+run holds all validators, so results of other versions have keys of their own and stay.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+
+from roofline.common.errors import ConfigError
+from roofline.hardware.chips import chips
+from roofline.hardware.tuning import store as tunings
+from roofline.hardware.tuning import tunableop
+from roofline.hardware.tuning.store import Record, Setting, Tunings
+from roofline.hardware.tuning.tunableop import Results, Row, Shape
+
+BACKEND = "gpu"
+ARCHITECTURE = "GCN_ARCH_NAME"  # the validator that names AMD's; NVIDIA's files do not say
+SOURCE = "TunableOp"
+
+
+def chip_of(results: Results, given: str | None = None) -> str:
+    """The architecture that results are of. given: for files that do not say.
+
+    Raises ConfigError where nothing says it, or file and `given` differ.
+    """
+    said = results.validators.get(ARCHITECTURE)
+    if said is None and given is None:
+        raise ConfigError(f"the results do not name their chip (no {ARCHITECTURE}): say --chip")
+    found = chips.architecture(said if said is not None else given or "")
+    if given is not None and chips.architecture(given) != found:
+        raise ConfigError(f"the results are of {found}, not of {given}")
+    return found
+
+
+def keep(results: Results, chip: str, source: str) -> Tunings:
+    """Results as a store to be merged into the chip's. source: where they are from, for people."""
+    run = json.dumps(results.validators, sort_keys=True)
+    checked = results.validators
+    setting = Setting(run, f"torch {checked.get(tunableop.MANDATORY, '')}", checked.get("ROCM_VERSION", ""))
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    store = Tunings(BACKEND, chip, chip)
+    for row in results.rows.values():
+        figures = {"source": SOURCE, "rest": row.rest} | ({} if row.ms is None else {"ms": row.ms})
+        record = Record(
+            kind=row.operator,
+            shape=str(row.shape),
+            regime=f"{row.shape.n} rows",
+            setting=setting,
+            variant=row.solution,
+            default=tunableop.DEFAULT,
+            reason=f"fastest of {SOURCE}'s candidates, from {source}",
+            figures=figures,
+            measured=now,
+        )
+        store.records[record.key] = record
+    return store
+
+
+def is_tunableop(record: Record) -> bool:
+    """Whether a record is one of these, and not another's."""
+    return record.figures.get("source") == SOURCE
+
+
+def kept(store: Tunings) -> list[Results]:
+    """The results in a chip's store, one for each set of validators, the latest measured last.
+
+    Raises ConfigError where a record is no result of TunableOp although it says so.
+    """
+    found: dict[str, Results] = {}
+    for record in sorted(store.records.values(), key=lambda record: record.measured):
+        if not is_tunableop(record):
+            continue
+        try:
+            validators = json.loads(record.setting.run)
+            ms = record.figures.get("ms")
+            row = Row(record.kind, Shape.parse(record.shape), record.variant, ms, record.figures["rest"])
+        except (ValueError, KeyError, ConfigError) as error:
+            raise ConfigError(f"the tuning store of {store.chip} is damaged at {record.kind}: {error}") from error
+        found.setdefault(record.setting.run, Results(validators)).add(row)
+    return list(found.values())
+
+
+def matching(found: Iterable[Results], wanted: Mapping[str, str]) -> Results:
+    """The one among them whose validators have these values. Raises ConfigError for none and for several."""
+    fitting = [r for r in found if all(r.validators.get(name) == value for name, value in wanted.items())]
+    if len(fitting) == 1:
+        return fitting[0]
+    if not fitting:
+        asked = "".join(f" with {name}={value}" for name, value in wanted.items())
+        raise ConfigError(f"nothing is stored{asked}: `roofline tune import FILE` stores it")
+    different = tunableop.differences(fitting[0].validators, fitting[1].validators)
+    raise ConfigError(f"{len(fitting)} sets of results are stored, which differ: {'; '.join(different)}; name one")
+
+
+def load(chip: str) -> Tunings:
+    """The store of an architecture."""
+    return tunings.load(BACKEND, chips.architecture(chip), chip)

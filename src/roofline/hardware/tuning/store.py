@@ -1,0 +1,240 @@
+"""What tuning found on a machine: records by shape, verdicts by program, and the file that keeps them between runs.
+
+Backends measure (`backends/cpu/tuning/tune.py`); this room owns what is kept and where. One file for each backend and
+kind of machine, so that no choice crosses to other hardware. A record says which variant of an op of some kind, shape
+and regime was fastest; a verdict says whether a whole program became faster with the chosen ones. A load uses
+verdicts alone.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from roofline.common import env, log
+from roofline.common.errors import ConfigError
+
+VERSION = 1  # of the file's layout and of what is measured
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What measurements depend on beside the machine.
+
+    run: instruction set and threads, or device options, as text; build: hash of the kernels' sources; compiler: its
+    name and version.
+    """
+
+    run: str
+    build: str
+    compiler: str
+
+    def differs(self, other: "Setting") -> str:
+        """Why figures of this setting say nothing in the `other`, empty where they do."""
+        if self.build != other.build:
+            return f"measured with kernels {self.build}, these are {other.build}"
+        if self.compiler != other.compiler:
+            return f"measured with compiler {self.compiler}, this one is {other.compiler}"
+        return f"measured with {self.run}, this is {other.run}" if self.run != other.run else ""
+
+
+@dataclass(frozen=True)
+class Record:
+    """The choice for ops of one kind and shape in one regime of rows.
+
+    variant: what was chosen; default: against what; reason: why, in words; figures: ratio of the variant's time to the
+    default's with its interval (low, high), `noise`, and what else the measurement has to say.
+    """
+
+    kind: str
+    shape: str
+    regime: str
+    setting: Setting
+    variant: str
+    default: str
+    reason: str
+    figures: Mapping[str, Any]
+    measured: str
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Records of one key replace each other: a new build's takes the place of the old one's."""
+        return (self.kind, self.shape, self.regime, self.setting.run)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A variant for ops of a program, by their indices."""
+
+    ops: tuple[int, ...]
+    variant: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A program with the chosen variants against the same with defaults, end to end, in one regime.
+
+    kept: whether a load uses `choices`; figures: as a record's.
+    """
+
+    program: str
+    model: str
+    regime: str
+    setting: Setting
+    choices: tuple[Choice, ...]
+    kept: bool
+    reason: str
+    figures: Mapping[str, Any]
+    measured: str
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return (self.program, self.regime, self.setting.run)
+
+
+@dataclass
+class Tunings:
+    """The content of a store: records, verdicts, and what unfinished measurements have so far."""
+
+    backend: str
+    chip: str
+    name: str
+    records: dict[tuple[str, ...], Record] = field(default_factory=dict)
+    verdicts: dict[tuple[str, ...], Verdict] = field(default_factory=dict)
+    unfinished: dict[str, Any] = field(default_factory=dict)
+
+
+def path(backend: str, chip: str) -> Path:
+    """Where the tunings of a machine (`Machine.fingerprint`) are kept."""
+    return env.home() / "tunings" / f"{backend}-{chip}.json"
+
+
+def load(backend: str, chip: str, name: str = "") -> Tunings:
+    """What is stored for this machine; empty where there is nothing that can be used.
+
+    A damaged file is put aside under another name, one of another machine is left; a warning says so.
+    """
+    empty, file = Tunings(backend, chip, name), path(backend, chip)
+    try:
+        text = file.read_text("utf-8")
+    except FileNotFoundError:
+        return empty
+    except (OSError, UnicodeDecodeError) as error:
+        _put_aside(file, str(error))
+        return empty
+    try:
+        raw = json.loads(text)
+        version = raw["version"]
+        if version != VERSION:
+            log.get("hardware").warning("%s is ignored: it has version %s, this is %s", file, version, VERSION)
+            return empty
+        found = _parse(raw)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        _put_aside(file, f"{type(error).__name__}: {error}")
+        return empty
+    if (found.backend, found.chip) != (backend, chip):
+        log.get("hardware").warning("%s is ignored: it was measured on %s (%s)", file, found.name, found.chip)
+        return empty
+    return found
+
+
+def elsewhere(backend: str, chip: str) -> list[str]:
+    """Names of the stores of other machines that lie beside this one's."""
+    folder = path(backend, chip).parent
+    return sorted(p.name for p in folder.glob(f"{backend}-*.json") if p.name != f"{backend}-{chip}.json")
+
+
+def save(tunings: Tunings) -> Path:
+    """Merge into the stored file, which appears whole or not at all; entries that others stored meanwhile stay.
+
+    `unfinished` is taken as it is here: entries of None are removed. Raises ConfigError where nothing can be written.
+    """
+    target = path(tunings.backend, tunings.chip)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(target):
+            stored = load(tunings.backend, tunings.chip, tunings.name)
+            stored.records |= tunings.records
+            stored.verdicts |= tunings.verdicts
+            stored.unfinished |= tunings.unfinished
+            unfinished = {key: value for key, value in stored.unfinished.items() if value is not None}
+            raw = {
+                "version": VERSION,
+                "backend": tunings.backend,
+                "chip": tunings.chip,
+                "name": tunings.name or stored.name,
+                "records": [asdict(record) for record in stored.records.values()],
+                "verdicts": [asdict(verdict) for verdict in stored.verdicts.values()],
+                "unfinished": unfinished,
+            }
+            import tempfile  # 4 ms
+
+            with tempfile.NamedTemporaryFile("w", dir=target.parent, suffix=".part", delete=False) as file:
+                json.dump(raw, file, indent=1)
+            os.replace(file.name, target)
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be written: {error}; set ROOFLINE_HOME to a folder that can") from error
+    return target
+
+
+def _parse(raw: Mapping[str, Any]) -> Tunings:
+    """Raises KeyError, TypeError, ValueError or AttributeError on anything that `save` would not have written."""
+    found = Tunings(str(raw["backend"]), str(raw["chip"]), str(raw["name"]))
+    for entry in raw["records"]:
+        record = Record(**{**entry, "setting": _setting(entry), "figures": dict(entry["figures"])})
+        _texts(record, "kind", "shape", "regime", "variant", "default", "reason", "measured")
+        found.records[record.key] = record
+    for entry in raw["verdicts"]:
+        choices = tuple(Choice(_indices(c["ops"]), str(c["variant"])) for c in entry["choices"])
+        verdict = Verdict(
+            **{**entry, "setting": _setting(entry), "choices": choices, "figures": dict(entry["figures"])}
+        )
+        _texts(verdict, "program", "model", "regime", "reason", "measured")
+        if not isinstance(verdict.kept, bool):
+            raise TypeError("kept is not true or false")
+        found.verdicts[verdict.key] = verdict
+    found.unfinished = dict(raw["unfinished"])
+    return found
+
+
+def _indices(numbers: Any) -> tuple[int, ...]:
+    found = tuple(int(number) for number in numbers)
+    if any(number < 0 for number in found):
+        raise ValueError("an op's index is negative")
+    return found
+
+
+def _setting(entry: Mapping[str, Any]) -> Setting:
+    setting = Setting(**entry["setting"])
+    _texts(setting, "run", "build", "compiler")
+    return setting
+
+
+def _texts(entry: object, *names: str) -> None:
+    for name in names:
+        if not isinstance(getattr(entry, name), str):
+            raise TypeError(f"{name} is not a text")
+
+
+def _put_aside(file: Path, why: str) -> None:
+    aside = file.with_name(f"{file.stem}.damaged-{time.time_ns():x}")
+    try:
+        os.replace(file, aside)
+        where = f"kept as {aside}"
+    except OSError:
+        where = "left where it is"
+    log.get("hardware").warning("the tuning store %s is damaged (%s): ignored, %s", file, why, where)
+
+
+@contextmanager
+def _locked(target: Path) -> Iterator[None]:
+    """One writer at a time: a read, a merge and a write belong together."""
+    import fcntl
+
+    with open(target.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,1 @@
+"""Ids to text as they arrive, and stop strings."""

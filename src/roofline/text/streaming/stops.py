@@ -1,0 +1,111 @@
+"""Stop strings, found across the borders of tokens."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from roofline.text.streaming.detokenize import Detokenizer
+from roofline.text.tokenizers.tokenizer import Tokenizer
+
+
+class StopStrings:
+    """Cuts a text at the stop string that is complete first (of those complete at once, the longest).
+
+    What is emitted never holds any part of a stop string that may still become complete, so the result does not depend
+    on how the text was portioned.
+
+    Args:
+        stops: strings that end the text; none may be empty.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        if "" in stops:
+            raise ValueError("an empty stop string would end every text before it begins")
+        self._stops = tuple(dict.fromkeys(stops))
+        self._longest = max(map(len, self._stops), default=0)
+        self._held = ""
+        self.stopped: str | None = None
+
+    def push(self, text: str) -> str:
+        """The text that is now certain. After `stopped` is set, always empty."""
+        if self.stopped is not None:
+            return ""
+        self._held += text
+        first = min(
+            ((at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0), default=None
+        )
+        if first is not None:
+            sure, self._held, self.stopped = self._held[: first[1]], "", first[2]
+            return sure
+        keep = self._unsure()
+        sure, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return sure
+
+    def finish(self) -> str:
+        """What was held back, when no more text comes."""
+        rest, self._held = self._held, ""
+        return rest
+
+    def _unsure(self) -> int:
+        """Length of the longest end of the held text that begins a stop string."""
+        for length in range(min(self._longest - 1, len(self._held)), 0, -1):
+            tail = self._held[-length:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return length
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What a push gave: certain text, the stop string met (None: none), how many of the pushed ids were used."""
+
+    text: str
+    stopped: str | None
+    used: int
+
+
+class TextStream:
+    """The text of one answer: detokenising and stop strings together.
+
+    Args:
+        include_stop: end the text with the stop string instead of before it.
+        at_start: see `Detokenizer`.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, stops: Sequence[str] = (), *, include_stop: bool = False, at_start: bool = True
+    ) -> None:
+        self._detokenizer = Detokenizer(tokenizer, at_start=at_start)
+        self._stops = StopStrings(stops)
+        self._any = bool(stops)
+        self._include_stop = include_stop
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string met, None before."""
+        return self._stops.stopped
+
+    def push(self, ids: Iterable[int]) -> Delta:
+        """Adds ids. Those after the one that completed a stop string are not used, and not to be billed."""
+        ids = list(ids)
+        if not self._any:
+            return Delta(self._detokenizer.push(ids), None, len(ids))
+        texts: list[str] = []
+        used = 0
+        for token_id in ids:
+            if self._stops.stopped is not None:
+                break
+            used += 1
+            texts.append(self._add(self._detokenizer.push((token_id,))))
+        return Delta("".join(texts), self._stops.stopped, used)
+
+    def finish(self) -> str:
+        """The rest of the text, when no more ids come; empty after a stop string."""
+        if self._stops.stopped is not None:
+            return ""
+        return self._add(self._detokenizer.flush()) + self._stops.finish()
+
+    def _add(self, text: str) -> str:
+        sure = self._stops.push(text)
+        if self._stops.stopped is not None and self._include_stop:
+            sure += self._stops.stopped
+        return sure

@@ -1,0 +1,194 @@
+"""The filters and functions a chat template may use: those of Jinja that published templates need, each bounded.
+
+Filters are not run while a template is compiled (they take the context), so every use is under the rendering's meter.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from functools import wraps
+from typing import Any
+
+from jinja2 import filters as jinja_filters
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.runtime import Context
+from jinja2.sandbox import safe_range
+from jinja2.utils import Cycler, Joiner, Namespace, _PassArg, pass_context
+
+from roofline.text.templates.budget import bounded, check_items, check_width, tick, ticking
+from roofline.text.templates.tracked_string import Text, admit, joined, literal, text, weight
+
+_AS_IN_JINJA = (
+    *("abs", "attr", "count", "d", "default", "dictsort", "first", "float", "groupby", "int", "items", "last"),
+    *("length", "map", "max", "min", "reject", "rejectattr", "reverse", "select", "selectattr", "sort", "sum"),
+    *("truncate", "unique"),
+)
+
+
+def tojson(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> Text:
+    """JSON without HTML escapes, as transformers defines the filter for chat templates."""
+    weight(value)
+    for part in (indent, *(separators or ())):
+        check_width(part if isinstance(part, int) else len(part or ""))
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators and tuple(separators), sort_keys=sort_keys
+    )
+    if indent is None:
+        return Text(encoder.encode(value))
+    return joined(_growing(encoder.iterencode(value)))  # indentation multiplies with depth, so watch it grow
+
+
+def _growing(chunks: Iterable[str]) -> Iterator[str]:
+    for chunk in ticking(chunks):
+        yield Text(chunk)
+
+
+def join(value: Iterable[Any], d: str = "", attribute: Any = None) -> Text:
+    items = bounded(value)
+    if attribute is not None:
+        raise SecurityError("join by attribute: use map(attribute=...) before join")
+    return text(d).join(items)
+
+
+def indent(s: str, width: int | str = 4, first: bool = False, blank: bool = False) -> Text:
+    check_width(width if isinstance(width, int) else len(width))
+    margin = literal(" " * width) if isinstance(width, int) else text(width)
+    newline = literal("\n")
+    lines = (text(s) + newline).splitlines()
+    parts = [line if at == 0 or not (line or blank) else margin + line for at, line in enumerate(lines)]
+    return (margin if first else literal("")) + newline.join(parts)
+
+
+def escape(value: Any) -> Text:
+    escaped = text(value)
+    for sign, name in (("&", "&amp;"), (">", "&gt;"), ("<", "&lt;"), ("'", "&#39;"), ('"', "&#34;")):
+        escaped = escaped.replace(sign, literal(name))
+    return escaped
+
+
+def round_number(value: float, precision: int = 0, method: str = "common") -> float:
+    check_width(abs(precision) * 10)
+    return jinja_filters.do_round(value, precision, method)  # type: ignore[arg-type]
+
+
+def batch(value: Iterable[Any], linecount: int, fill_with: Any = None) -> Iterator[list[Any]]:
+    check_items(linecount)
+    return jinja_filters.do_batch(value, linecount, fill_with)  # type: ignore[arg-type]
+
+
+def slices(value: Iterable[Any], slices: int, fill_with: Any = None) -> Iterator[list[Any]]:
+    check_items(slices)
+    return jinja_filters.sync_do_slice(value, slices, fill_with)  # type: ignore[arg-type]
+
+
+# Of these, those that would take a string apart into characters
+_BY_ITEM = frozenset(
+    {"batch", "do_groupby", "do_map", "do_max", "do_min", "do_reject", "do_rejectattr", "do_select", "do_selectattr"}
+    | {"do_sort", "do_sum", "do_unique", "slices"}
+    | {f"sync_do_{name}" for name in ("groupby", "map", "reject", "rejectattr", "select", "selectattr", "sum")}
+)
+
+_OWN: dict[str, Callable[..., Any]] = {
+    "tojson": tojson,
+    "join": join,
+    "indent": indent,
+    "escape": escape,
+    "e": escape,
+    "round": round_number,
+    "batch": batch,
+    "slice": slices,
+    "list": bounded,
+    "string": text,
+    "safe": lambda value: value,
+    "trim": lambda value, chars=None: text(value).strip(chars),
+    "replace": lambda value, old, new, count=-1: text(value).replace(
+        text(old), text(new), -1 if count is None else count
+    ),
+    "upper": lambda value: text(value).upper(),
+    "lower": lambda value: text(value).lower(),
+    "capitalize": lambda value: text(value).capitalize(),
+    "title": lambda value: text(value).title(),
+    "center": lambda value, width=80: text(value).center(width),
+    "format": lambda value, *args, **kwargs: text(value) % (kwargs or args),
+}
+
+
+def _guard(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The filter with a look at the clock, its iterable input watched and its result weighed."""
+    wanted = _PassArg.from_obj(function)
+
+    @wraps(function)
+    def run(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+        tick()
+        lead: tuple[Any, ...] = ()
+        if wanted is not None:
+            whole = {_PassArg.context: context, _PassArg.environment: context.environment}
+            lead = (whole.get(wanted, context.eval_ctx),)
+        if isinstance(value, str) and function.__name__ in _BY_ITEM:
+            check_items(len(value))
+        if isinstance(value, Iterator):
+            value = ticking(value)
+        return admit(function(*lead, value, *args, **kwargs))
+
+    for mark in ("jinja_pass_arg", "jinja_async_variant"):
+        run.__dict__.pop(mark, None)
+    return pass_context(run)
+
+
+FILTERS = {
+    **{name: _guard(jinja_filters.FILTERS[name]) for name in _AS_IN_JINJA},
+    **{name: _guard(function) for name, function in _OWN.items()},
+}
+
+
+class TemplateNamespace(Namespace):
+    """`namespace()` of chat templates: no names with a leading underscore, and nothing inside is printed."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # namespace(self=...) works
+        self, rest = args[0], args[1:]
+        attributes = dict(*rest, **kwargs)
+        for name in attributes:
+            TemplateNamespace._check(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        TemplateNamespace._check(name)
+        Namespace.__setitem__(self, name, value)
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
+
+    @staticmethod
+    def _check(name: str) -> None:
+        if name.startswith("_"):
+            raise SecurityError(f"a namespace has no attribute {name!r}: names must not begin with an underscore")
+
+
+def raise_exception(message: Any) -> None:
+    """Lets a template refuse its input."""
+    raise TemplateError(str(text(message)[:1000]))
+
+
+def strftime_now(pattern: str) -> str:
+    """The time now, as the template wants it."""
+    check_width(len(pattern))
+    return datetime.now().strftime(str.__str__(pattern))
+
+
+def make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    """`dict()`."""
+    pairs = [arg if isinstance(arg, Mapping) else bounded(arg) for arg in args]
+    return dict(*pairs, **kwargs)
+
+
+FUNCTIONS: dict[str, Any] = {
+    "range": safe_range,
+    "dict": make_dict,
+    "namespace": TemplateNamespace,
+    "cycler": Cycler,
+    "joiner": Joiner,
+    "raise_exception": raise_exception,
+    "strftime_now": strftime_now,
+}

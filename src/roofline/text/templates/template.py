@@ -1,0 +1,153 @@
+"""Chat templates: messages to the text and the ids a model was trained on."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from roofline.common.errors import ConfigError
+from roofline.text.tokenizers.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from roofline.text.templates.rendering import Rendering
+
+MAX_SOURCE = 128 * 1024  # characters of a template
+MAX_RENDERED = 4 * 1024 * 1024  # characters of a rendered chat, and of any one text on the way
+MAX_WORK = 64 * 1024 * 1024  # characters of all texts made on the way
+SECONDS = 1.0
+
+# Used when a model's files hold no template: ChatML, without a system message of its own.
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+# Some templates build a special token from the role ("<|" + role + "|>"), so the known roles count as the template's.
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython", "model"})
+OWN_NAMES = frozenset(
+    {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "pad_token", "unk_token"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of a rendered chat. Only in trusted ones, which the template wrote, are special tokens special."""
+
+    text: str
+    trusted: bool
+
+
+class ChatTemplate:
+    """A chat template in a sandbox with a budget of time and size (`sandbox` says what bounds what).
+
+    Args:
+        source: the Jinja source; None for ChatML, and then `is_default` is true.
+        bos_token, eos_token: what the variables of those names hold.
+        seconds: time budget of one rendering.
+        outline: of this source (outline.py): what it can render needs no Jinja, which is then imported when it must.
+    Raises:
+        ConfigError: the source is too long, or no valid template.
+    """
+
+    def __init__(
+        self,
+        source: str | None,
+        *,
+        bos_token: str = "",
+        eos_token: str = "",
+        seconds: float = SECONDS,
+        outline: list[Any] | None = None,
+    ) -> None:
+        self.is_default = source is None
+        self.source = CHATML if source is None else source
+        self.bos_token, self.eos_token = bos_token, eos_token
+        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._outline = outline
+        self._seconds = seconds
+        if len(self.source) > MAX_SOURCE:
+            raise ConfigError(f"the chat template has {len(self.source):,} characters; {MAX_SOURCE:,} are allowed")
+        if outline is None:
+            self.complete()
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> list[Part]:
+        """The chat as text, in stretches of the template's and of the users' characters.
+
+        Args:
+            messages: mappings with role and content, of plain data (str, numbers, None, lists, mappings).
+            kwargs: further variables of the template, e.g. ``enable_thinking``.
+        Raises:
+            RequestError: the template refuses the messages, fails on them, or goes over its budget.
+        """
+        parts: list[Part] = []
+        for text, trusted in self._rendered(messages, tools, add_generation_prompt, kwargs):
+            if parts and parts[-1].trusted == trusted:
+                text = parts.pop().text + text
+            if text:
+                parts.append(Part(text, trusted))
+        return parts
+
+    def encode_chat(
+        self,
+        tokenizer: Tokenizer,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> list[int]:
+        """The ids of the rendered chat; special tokens in what users wrote are plain text.
+
+        No BOS is added: templates write their own, as in transformers. Raises as `render` does.
+        """
+        parts = self._rendered(messages, tools, add_generation_prompt, kwargs)
+        mask = b"".join(bytes([trusted]) * len(text) for text, trusted in parts)
+        return tokenizer.encode_marked("".join(text for text, _ in parts), mask)
+
+    def complete(self) -> None:
+        """Compile the template for Jinja now, so that no later call has to. Raises ConfigError when it is none."""
+        _ = self._rendering
+
+    def _rendered(self, messages: Any, tools: Any, add_generation_prompt: bool, kwargs: Any) -> list[tuple[str, bool]]:
+        """Stretches of the chat, and whether the template wrote them."""
+        if self._outline is not None and tools is None and not kwargs and type(add_generation_prompt) is bool:
+            from roofline.text.templates.simple_template import render
+
+            parts = render(self._outline, messages, self._tokens, add_generation_prompt, ROLES)
+            if parts is not None:
+                return parts
+        text = self._rendering.render(messages, tools, add_generation_prompt, kwargs)
+        return [(str.__str__(text)[start:end], origin) for start, end, origin in _runs(text.mask)]
+
+    @cached_property
+    def _rendering(self) -> "Rendering":
+        from roofline.text.templates.rendering import Rendering
+
+        return Rendering(self.source, self._tokens, self._seconds)
+
+
+def _runs(mask: bytes) -> Iterator[tuple[int, int, bool]]:
+    """(start, end, value) of each run of equal bytes."""
+    at = 0
+    for value, run in groupby(mask):
+        start, at = at, at + sum(1 for _ in run)
+        yield start, at, bool(value)
+
+
+def encode_chat(
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+    **kwargs: Any,
+) -> list[int]:
+    """`ChatTemplate.encode_chat` as a function."""
+    return template.encode_chat(tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs)

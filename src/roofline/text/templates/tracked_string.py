@@ -1,0 +1,375 @@
+"""A string that knows, character by character, whether a chat template wrote it or a user."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from string import Formatter
+from typing import Any, SupportsIndex
+
+from jinja2.runtime import LoopContext, Undefined
+
+from roofline.common.errors import RequestError
+from roofline.text.templates.budget import (
+    MAX_BITS,
+    MAX_DEPTH,
+    MAX_ITEMS,
+    bounded,
+    charge,
+    check_items,
+    check_width,
+    longest,
+    over_budget,
+    tick,
+)
+
+_PERCENT = re.compile(r"%(?:\((?P<name>[^)]*)\))?(?P<flags>[-+ #0]*)(?P<size>[\d.*]*)(?P<kind>[a-zA-Z%])")
+
+
+class Text(str):
+    """A `str` with an origin for each character. Every operation is paid for and keeps the origins.
+
+    Attributes:
+        mask: one byte a character, 1: the template's own, 0: a user's or of unknown origin.
+    """
+
+    __slots__ = ("mask",)
+    mask: bytes
+
+    def __new__(cls, value: str, mask: bytes | None = None) -> "Text":
+        """Pays for `value`; without a mask every character is a user's."""
+        charge(len(value))
+        return _make(value, bytes(len(value)) if mask is None else mask)
+
+    def __str__(self) -> "Text":
+        return self
+
+    def __hash__(self) -> int:
+        return str.__hash__(self)
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other) is True
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __getitem__(self, key: SupportsIndex | slice) -> "Text":
+        if isinstance(key, slice):
+            return Text(str.__getitem__(self, key), self.mask[key])
+        at = key.__index__()
+        return Text(str.__getitem__(self, at), bytes((self.mask[at],)))
+
+    def __iter__(self) -> Iterator[str]:
+        for at, character in enumerate(str.__iter__(self)):
+            yield Text(character, self.mask[at : at + 1])
+
+    def __add__(self, other: str) -> "Text":
+        if not isinstance(other, str):
+            raise TypeError(f"a string and a {type(other).__name__} cannot be added")
+        return joined((self, other))
+
+    def __radd__(self, other: str) -> "Text":
+        return text(other) + self
+
+    def __mul__(self, count: SupportsIndex) -> "Text":
+        times = max(count.__index__(), 0)
+        charge(len(self) * times)
+        return Text(str.__mul__(self, times), self.mask * times)
+
+    __rmul__ = __mul__
+
+    def __mod__(self, values: Any) -> "Text":
+        """printf-style formatting, one conversion at a time."""
+        if not isinstance(values, (tuple, Mapping)):
+            values = (values,)
+        rest = iter(values) if isinstance(values, tuple) else iter(())
+        parts: list[str] = []
+        at = 0
+        for match in _PERCENT.finditer(self):
+            parts.append(self[at : match.start()])
+            at = match.end()
+            if match["kind"] == "%":
+                parts.append(self[at - 1 : at])
+                continue
+            check_width(match["size"])
+            value = values[match["name"]] if match["name"] is not None else next(rest)
+            if match["kind"] in "ra":
+                charge(10 * weight(value, printed=True))
+                parts.append(text(str.__mod__(f"%{match['flags']}{match['size']}{match['kind']}", (value,))))
+            elif match["kind"] == "s" and not match["size"]:
+                parts.append(text(value))
+            else:
+                parts.append(text(str.__mod__(f"%{match['flags']}{match['size']}{match['kind']}", (plain(value),))))
+        if next(rest, None) is not None:
+            raise TypeError("not all arguments converted during string formatting")
+        parts.append(self[at:])
+        return joined(parts)
+
+    def __rmod__(self, other: str) -> "Text":
+        return text(other) % self
+
+    def format(self, *args: Any, **kwargs: Any) -> "Text":
+        """`str.format` of fields by name or number; attributes and items of a value cannot be reached."""
+        return joined(_format(self, args, kwargs))
+
+    def format_map(self, mapping: Mapping[str, Any]) -> "Text":  # type: ignore[override]
+        return joined(_format(self, (), mapping))
+
+    def join(self, items: Iterable[Any]) -> "Text":
+        parts = [text(item) for item in bounded(items)]
+        if not self:
+            return joined(parts)
+        between: list[str] = [self] * (2 * len(parts) - 1) if parts else []
+        between[::2] = parts
+        return joined(between)
+
+    def strip(self, chars: str | None = None) -> "Text":
+        return self.lstrip(chars).rstrip(chars)
+
+    def lstrip(self, chars: str | None = None) -> "Text":
+        return self[len(self) - len(str.lstrip(self, chars)) :]
+
+    def rstrip(self, chars: str | None = None) -> "Text":
+        return self[: len(str.rstrip(self, chars))]
+
+    def removeprefix(self, prefix: str) -> "Text":
+        return self[len(prefix) :] if str.startswith(self, prefix) else self
+
+    def removesuffix(self, suffix: str) -> "Text":
+        return self[: len(self) - len(suffix)] if suffix and str.endswith(self, suffix) else self
+
+    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list["Text"]:  # type: ignore[override]
+        return self._pieces(str.split, sep, maxsplit)
+
+    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list["Text"]:  # type: ignore[override]
+        return self._pieces(str.rsplit, sep, maxsplit)
+
+    def splitlines(self, keepends: bool = False) -> list["Text"]:  # type: ignore[override]
+        check_items(sum(map(self.count, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")))
+        lines = []
+        at = 0
+        for full in str.splitlines(self, True):
+            shown = len(full) if keepends else len(str.splitlines(full)[0])
+            lines.append(self[at : at + shown])
+            at += len(full)
+        return lines
+
+    def partition(self, sep: str) -> tuple["Text", "Text", "Text"]:
+        at = self.find(sep)
+        if at < 0:
+            return self, self[:0], self[:0]
+        return self[:at], self[at : at + len(sep)], self[at + len(sep) :]
+
+    def rpartition(self, sep: str) -> tuple["Text", "Text", "Text"]:
+        at = self.rfind(sep)
+        if at < 0:
+            return self[:0], self[:0], self
+        return self[:at], self[at : at + len(sep)], self[at + len(sep) :]
+
+    def replace(self, old: str, new: str, count: SupportsIndex = -1) -> "Text":
+        if not old:
+            check_items(len(self))
+            return joined(_between([self[:0], *self, self[:0]], new, count.__index__()))  # type: ignore[list-item]
+        return text(new).join(self.split(old, count))
+
+    def center(self, width: SupportsIndex, fillchar: str = " ") -> "Text":
+        return self._padded(str.center, width, fillchar)
+
+    def ljust(self, width: SupportsIndex, fillchar: str = " ") -> "Text":
+        return self._padded(str.ljust, width, fillchar)
+
+    def rjust(self, width: SupportsIndex, fillchar: str = " ") -> "Text":
+        return self._padded(str.rjust, width, fillchar)
+
+    def zfill(self, width: SupportsIndex) -> "Text":
+        return self._padded(str.zfill, width)
+
+    def expandtabs(self, tabsize: SupportsIndex = 8) -> "Text":
+        check_width(tabsize.__index__())
+        charge(len(self) + self.count("\t") * tabsize.__index__())
+        return self._same_origin(str.expandtabs(self, tabsize))
+
+    def upper(self) -> "Text":
+        return self._mapped(str.upper)
+
+    def lower(self) -> "Text":
+        return self._mapped(str.lower)
+
+    def capitalize(self) -> "Text":
+        return self._mapped(str.capitalize)
+
+    def title(self) -> "Text":
+        return self._mapped(str.title)
+
+    def swapcase(self) -> "Text":
+        return self._mapped(str.swapcase)
+
+    def casefold(self) -> "Text":
+        return self._mapped(str.casefold)
+
+    def _pieces(self, split: Callable[..., list[str]], sep: str | None, maxsplit: SupportsIndex) -> list["Text"]:
+        limit = maxsplit.__index__()
+        pieces = split(self, sep, MAX_ITEMS if limit < 0 else min(limit, MAX_ITEMS))
+        check_items(len(pieces))
+        made = []
+        at = 0
+        for piece in pieces:
+            if sep is None:
+                at = self.find(piece, at)  # only white space lies between, so the first find is the piece
+            made.append(self[at : at + len(piece)])
+            at += len(piece) + len(sep or "")
+        return made
+
+    def _mapped(self, change: Callable[[str], str]) -> "Text":
+        charge(3 * len(self))  # no mapping of Unicode makes more than three of one
+        changed = change(self)
+        return Text(changed, self.mask) if len(changed) == len(self) else self._same_origin(changed)
+
+    def _padded(self, pad: Callable[..., str], width: SupportsIndex, *fill: str) -> "Text":
+        check_width(width.__index__())
+        return self._same_origin(pad(self, width, *fill))
+
+    def _same_origin(self, changed: str) -> "Text":
+        """A text made of this one: the template's only if all of this was."""
+        return Text(changed, b"\1" * len(changed) if 0 not in self.mask else None)
+
+
+# Methods of `str` a template may use: those above, and those that make no text.
+METHODS = frozenset(
+    (
+        *(
+            "capitalize",
+            "casefold",
+            "center",
+            "count",
+            "endswith",
+            "expandtabs",
+            "find",
+            "format",
+            "format_map",
+            "index",
+        ),
+        *("isalnum", "isalpha", "isascii", "isdecimal", "isdigit", "isidentifier", "islower", "isnumeric"),
+        *("isprintable", "isspace", "istitle", "isupper", "join", "ljust", "lower", "lstrip", "partition"),
+        *("removeprefix", "removesuffix", "replace", "rfind", "rindex", "rjust", "rpartition", "rsplit", "rstrip"),
+        *("split", "splitlines", "startswith", "strip", "swapcase", "title", "upper", "zfill"),
+    )
+)
+
+
+def literal(value: str) -> Text:
+    """A text of the template itself. Free of charge: its length is bounded by the template's."""
+    return _make(value, b"\1" * len(value))
+
+
+def joined(parts: Iterable[str]) -> Text:
+    """The concatenation of texts; a plain `str` among them counts as a user's."""
+    parts = list(parts)
+    charge(sum(map(len, parts)))
+    mask = b"".join([part.mask if isinstance(part, Text) else bytes(len(part)) for part in parts])
+    return Text("".join(parts), mask)
+
+
+def text(value: Any) -> Text:
+    """What a template prints for a value, as Jinja would; objects that are no data cannot be printed."""
+    if type(value) is Text:
+        return value
+    if isinstance(value, str):
+        return Text(str.__str__(value))
+    if value is None or isinstance(value, (bool, int, float)):
+        return Text(str(value))
+    charge(10 * weight(value, printed=True))  # an escaped character is up to ten long
+    return Text(str(value))
+
+
+def plain(value: Any) -> Any:
+    """A value for a C-level operation: texts as they are, anything but scalars printed."""
+    return value if value is None or isinstance(value, (str, int, float)) else text(value)
+
+
+def weight(value: Any, *, printed: bool = False) -> int:
+    """Characters and items in a value, shared parts counted each time they are met, as printing would meet them.
+
+    Lists that hold one list twice, thirty levels deep, are small in memory and endless to print, compare or hash; a
+    tuple in a tuple, 100,000 levels deep, ends the stack. `printed` refuses objects that are no data.
+    """
+    limit = longest()
+    total, depth = 0, 0
+    level: list[Any] = [value]
+    while level:
+        tick()
+        depth += 1
+        total += len(level)
+        inner: list[Any] = []
+        for item in level:
+            if isinstance(item, str):
+                total += len(item)
+            elif isinstance(item, dict):
+                inner += item.keys()
+                inner += item.values()
+            elif isinstance(item, (list, tuple)):
+                inner += item
+            elif printed and not (item is None or isinstance(item, (bool, int, float, Undefined))):
+                raise RequestError(400, "chat_template_error", f"the chat template prints a {type(item).__name__}")
+            if total + len(inner) > limit:
+                raise over_budget(f"makes a value of more than {limit:,} characters and items")
+        if depth > MAX_DEPTH:
+            raise over_budget(f"makes a value nested more than {MAX_DEPTH} deep")
+        level = inner
+    return total
+
+
+def admit(value: Any) -> Any:
+    """Lets the result of an operation into the template: strings tracked, containers weighed, iterators bounded.
+
+    An iterator is run at once (a chain of thousands would end the stack) and stays one to the template: always true,
+    without length, read once.
+    """
+    if value is None or type(value) in (Text, bool, float):
+        return value
+    if isinstance(value, str):
+        return Text(str.__str__(value))
+    if isinstance(value, int):
+        if value.bit_length() > MAX_BITS:
+            raise over_budget(f"makes a number of more than {MAX_BITS} bits")
+        return value
+    if isinstance(value, (list, tuple, dict)):
+        check_items(len(value))
+        charge(4 * len(value))
+        weight(value)
+        return value
+    if isinstance(value, Iterator) and not isinstance(value, LoopContext):
+        return iter(admit([admit(item) for item in bounded(value)]))
+    return value
+
+
+def _make(value: str, mask: bytes) -> Text:
+    made = str.__new__(Text, value)
+    made.mask = mask
+    return made
+
+
+def _between(items: list[Text], new: str, count: int) -> Iterator[str]:
+    """`str.replace("", new)`: `new` before each character and at the end, at most `count` times."""
+    gaps = len(items) - 1
+    put = gaps if count < 0 else min(count, gaps)
+    for at, item in enumerate(items):
+        if 0 < at <= put:
+            yield new
+        yield item
+
+
+def _format(pattern: Text, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str]:
+    numbers = iter(range(len(args)))
+    trusted = 0 not in pattern.mask
+    for shown, name, spec, conversion in Formatter().parse(str.__str__(pattern)):
+        yield literal(shown) if trusted else Text(shown)
+        if name is None:
+            continue
+        if "." in name or "[" in name:
+            raise RequestError(
+                400, "chat_template_error", f"the chat template formats {{{name}}}: only names are allowed"
+            )
+        check_width(spec or "")
+        value = args[next(numbers)] if name == "" else args[int(name)] if name.isdecimal() else kwargs[name]
+        if conversion == "r":
+            value = repr(plain(value))
+        yield format(plain(value), spec) if spec else text(value)

@@ -1,0 +1,392 @@
+"""The configuration of a run: LLM Foundry's YAML keys, checked, and ours where it has none.
+
+Unknown keys are refused by name. Keys that mean nothing here, because what they switch is always so or never there, are
+taken only with the value that is true of us.
+"""
+
+import copy
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from roofline.common.errors import ConfigError
+from roofline.train.config.errors import said
+from roofline.train.config.loggers import LoggersSection
+
+
+def _epochs(value: Any) -> Any:
+    """A number alone, as Composer reads it."""
+    return f"{value}ep" if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _some(value: int) -> int:
+    if not value:
+        raise ValueError("0 would keep nothing to resume from: -1 keeps all")
+    return value
+
+
+Duration = Annotated[str, BeforeValidator(_epochs)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Section(BaseModel):
+    """Part of a configuration: only its keys, with their types; a null is as good as no value."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _given(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        return {key: value for key, value in values.items() if value is not None or key not in cls.model_fields}
+
+
+class InitSection(Section):
+    """How matrices start (train.init.Init); None: kaiming_normal_ for mpt_causal_lm, else baseline_."""
+
+    name: Literal["kaiming_normal_", "baseline_"] | None = None
+    init_std: float = 0.02
+    init_div_is_residual: bool | float = True
+    fan_mode: Literal["fan_in"] = "fan_in"
+    init_nonlinearity: Literal["relu"] = "relu"
+
+
+class AttnSection(Section):
+    """attn_impl: all three are torch's scaled_dot_product_attention, which picks a kernel of the device."""
+
+    attn_type: Literal["multihead_attention"] = "multihead_attention"
+    attn_impl: Literal["flash", "torch", "triton"] = "torch"
+    attn_pdrop: Literal[0] = 0
+    alibi: bool = False
+    alibi_bias_max: Literal[8] = 8
+    attn_uses_sequence_id: bool = False
+    clip_qkv: None = None
+    softmax_scale: None = None
+    qk_ln: Literal[False] = False
+    prefix_lm: Literal[False] = False
+
+
+class ModelSection(Section):
+    """What is trained.
+
+    name: mpt_causal_lm (with d_model and its like), hf_causal_lm (a model's files: pretrained_model_name_or_path), or a
+        preset of ours ("mpt-125m", "llama-3.2-1b").
+    config_overrides: canonical fields (models.config.ModelConfig) that replace a preset's, or hf_causal_lm's where its
+        weights are not taken over.
+    loss_fn: fused_crossentropy: by chunks; torch_crossentropy: all logits at once.
+    """
+
+    name: str
+    d_model: int | None = None
+    n_heads: int | None = None
+    n_layers: int | None = None
+    expansion_ratio: float = 4
+    max_seq_len: int | None = None
+    vocab_size: int | None = None
+    no_bias: bool = False
+    learned_pos_emb: bool = True
+    tie_word_embeddings: bool = True
+    attn_config: AttnSection = AttnSection()
+    init_config: InitSection = InitSection()
+    loss_fn: Literal["fused_crossentropy", "torch_crossentropy"] = "fused_crossentropy"
+    norm_type: Literal["low_precision_layernorm", "layernorm"] = "layernorm"
+    resid_pdrop: Literal[0] = 0
+    emb_pdrop: Literal[0] = 0
+    init_device: Literal["meta", "cpu", "mixed"] = "meta"
+    pretrained_model_name_or_path: str | None = None
+    pretrained: bool = True
+    use_auth_token: Literal[False] = False
+    config_overrides: dict[str, Any] = {}
+
+
+class TokenizerSection(Section):
+    """name: a model or folder whose tokenizer it is, for samples and exports."""
+
+    name: str
+    kwargs: dict[str, Any] = {}
+
+
+class StreamSection(Section):
+    """One data set: a folder, or a URL with a local cache."""
+
+    local: str | None = None
+    remote: str | None = None
+    split: str | None = None
+    proportion: int | float | str = 1
+
+
+class DatasetSection(StreamSection):
+    """A data set, or several under `streams`. shuffle_seed: default the run's seed; cache_limit: bytes, or "20gb"."""
+
+    streams: dict[str, StreamSection] = {}
+    shuffle: bool = False
+    shuffle_seed: int | None = None
+    shuffle_block_size: int | None = None
+    max_seq_len: int | None = None
+    eos_token_id: int | None = None
+    cache_limit: int | str | None = None
+    predownload: int | None = None
+
+
+class LoaderSection(Section):
+    """name: "synthetic": random ids instead of a data set. num_workers: threads that read ahead; 0: none."""
+
+    name: Literal["text", "synthetic"] = "text"
+    dataset: DatasetSection = DatasetSection()
+    drop_last: bool = True
+    num_workers: Annotated[int, Field(ge=0)] = 1
+    pin_memory: bool = True
+    persistent_workers: bool = True
+    prefetch_factor: Annotated[int, Field(ge=1)] = 2
+    timeout: float = 0
+
+
+class SchedulerSection(Section):
+    """train.schedule says what the names are."""
+
+    name: Literal[
+        "constant_with_warmup",
+        "cosine_with_warmup",
+        "linear_decay_with_warmup",
+        "inv_sqrt_with_warmup",
+        "warmup_stable_decay",
+    ] = "constant_with_warmup"
+    t_warmup: Duration = "0ba"
+    t_max: Duration = "1dur"
+    t_decay: Duration = "0.1dur"
+    t_scale: Duration = "100ba"
+    decay: Literal["cosine", "linear", "1-sqrt"] = "1-sqrt"
+    alpha_f: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+
+class OptimizerSection(Section):
+    """decoupled_adamw: weight decay is not scaled by the learning rate but by its schedule (as Composer's); adamw:
+    torch's; muon: hidden matrices by Muon (Jordan et al. 2024), the rest by adamw with adamw_lr (default lr)."""
+
+    name: Literal["decoupled_adamw", "adamw", "muon"]
+    lr: Annotated[float, Field(gt=0)]
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    adamw_lr: float | None = None
+
+
+class ClippingSection(Section):
+    """norm: of all gradients together; value: of each element."""
+
+    clipping_type: Literal["norm", "value"] = "norm"
+    clipping_threshold: Annotated[float, Field(gt=0)] = 1.0
+
+
+class AlgorithmsSection(Section):
+    """What changes gradients before the optimizer sees them."""
+
+    gradient_clipping: ClippingSection | None = None
+
+
+class FsdpSection(Section):
+    """Sharding by torch's FSDP2.
+
+    sharding_strategy: FULL_SHARD; HYBRID_SHARD: shards in groups of hybrid_group ranks (default: those of a host),
+        copies across them; SHARD_GRAD_OP: parameters stay whole between forward and backward pass.
+    mixed_precision: PURE: gradients travel in the compute precision (of elastic runs in float32 all the same); DEFAULT,
+        FULL: in float32.
+    activation_checkpointing: True or "full"; "selective": products of matrices and attention are kept.
+    """
+
+    sharding_strategy: Literal["FULL_SHARD", "HYBRID_SHARD", "SHARD_GRAD_OP"] = "FULL_SHARD"
+    hybrid_group: Annotated[int, Field(ge=1)] | None = None
+    mixed_precision: Literal["PURE", "DEFAULT", "FULL"] = "DEFAULT"
+    activation_checkpointing: bool | Literal["full", "selective"] = False
+    activation_checkpointing_reentrant: Literal[False] = False
+    activation_cpu_offload: Literal[False] = False
+    limit_all_gathers: Literal[True] = True
+    use_orig_params: Literal[True] = True
+    sync_module_states: Literal[True] = True
+    state_dict_type: Literal["sharded"] = "sharded"
+    verbose: Literal[False] = False
+
+
+class ElasticSection(Section):
+    """Bit-equal weights on any number of processes that divides virtual_shards (a power of two)."""
+
+    virtual_shards: Annotated[int, Field(ge=1)]
+    threads: Annotated[int, Field(ge=1)] = 1
+
+
+class CompileSection(Section):
+    """Options of torch.compile, which is used where the section is there."""
+
+    mode: str | None = None
+    backend: str = "inductor"
+
+
+class CallbacksSection(Section):
+    """What is always measured. speed_monitor: window_size: steps of the speeds that are shown; warmup: steps that the
+    card leaves out; gpu_flops_available: a device's peak in FLOP/s, instead of what we know of it."""
+
+    class Speed(Section):
+        window_size: Annotated[int, Field(ge=1)] = 10
+        warmup: Annotated[int, Field(ge=0)] = 2
+        gpu_flops_available: Annotated[float, Field(gt=0)] | None = None
+
+    class Nothing(Section):
+        pass
+
+    speed_monitor: Speed = Speed()
+    lr_monitor: Nothing | None = None
+    memory_monitor: Nothing | None = None
+    runtime_estimator: Nothing | None = None
+
+
+class TrainConfig(Section):
+    """A run.
+
+    stop_after: end there, with a checkpoint where they are saved; the learning rate still goes by max_duration.
+    device_train_microbatch_size: rows at a time, "auto": halved until a step fits. precision: amp_* compute in 16 bits
+    over float32 parameters. run_folder: logs, receipts and, unless save_folder says otherwise, checkpoints.
+    memory_limit: bytes ("8gb") that a process may take on a CPU. tensor_parallel: ranks that share each matrix.
+    probes: record at the start and at each checkpoint what `roofline parity` finds a diverging layer by (train.probe).
+    """
+
+    run_name: str | None = None
+    run_folder: str | None = None
+    max_seq_len: Annotated[int, Field(ge=2)]
+    model: ModelSection
+    tokenizer: TokenizerSection | None = None
+    train_loader: LoaderSection
+    eval_loader: LoaderSection | None = None
+    scheduler: SchedulerSection = SchedulerSection()
+    optimizer: OptimizerSection
+    algorithms: AlgorithmsSection = AlgorithmsSection()
+    max_duration: Duration
+    stop_after: Duration | None = None
+    eval_interval: Duration = "0ba"
+    eval_first: bool = False
+    eval_subset_num_batches: int = -1
+    global_train_batch_size: Annotated[int, Field(ge=1)]
+    device_eval_batch_size: Annotated[int, Field(ge=1)] = 1
+    device_train_microbatch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    device_train_grad_accum: None = None
+    seed: int = 17
+    precision: Literal["fp32", "amp_bf16", "amp_fp16"] = "amp_bf16"
+    deterministic_mode: bool = False
+    fsdp_config: FsdpSection | None = None
+    tensor_parallel: Annotated[int, Field(ge=1)] = 1
+    elastic: ElasticSection | None = None
+    compile_config: CompileSection | None = None
+    memory_limit: int | str | None = None
+    device: Literal["auto", "cpu", "gpu"] = "auto"
+    progress_bar: bool = True
+    log_to_console: bool = False
+    console_log_interval: Duration = "1ba"
+    probes: bool = True
+    callbacks: CallbacksSection = CallbacksSection()
+    loggers: LoggersSection = LoggersSection()
+    save_interval: Duration = "0ba"
+    save_folder: str | None = None
+    save_num_checkpoints_to_keep: Annotated[int, Field(ge=-1), AfterValidator(_some)] = -1
+    save_overwrite: bool = False
+    load_path: str | None = None
+    load_weights_only: bool = False
+    autoresume: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _saved(cls, given: Any) -> Any:
+        """Who names a place for checkpoints wants one: at the end, unless save_interval says more."""
+        if isinstance(given, Mapping) and given.get("save_folder") is not None and given.get("save_interval") is None:
+            return {**given, "save_interval": "1dur"}
+        return given
+
+
+def read(path: Path, changes: Sequence[str] = ()) -> TrainConfig:
+    """A YAML file with changes such as "optimizer.lr=1e-3". Raises ConfigError naming key and cause."""
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: there is no such file") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} holds no keys")
+    return of(found, str(path), changes)
+
+
+def of(mapping: Mapping[str, Any], where: str = "configuration", changes: Sequence[str] = ()) -> TrainConfig:
+    """A parsed file, changed: ${names} replaced, top-level names that only they use taken out. Raises ConfigError."""
+    changed = copy.deepcopy(dict(mapping))
+    for change in changes:
+        _change(changed, change)
+    filled, used = _interpolated(changed, where)
+    plain = {key: value for key, value in filled.items() if key in TrainConfig.model_fields or key not in used}
+    plain.pop("variables", None)
+    if plain.get("run_name") is None:
+        plain["run_name"] = os.path.splitext(os.path.basename(where))[0]
+    try:
+        return TrainConfig.model_validate(plain)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {said(error, plain, TrainConfig)}") from error
+
+
+def _change(mapping: dict[str, Any], change: str) -> None:
+    import yaml
+
+    key, equals, text = change.partition("=")
+    if not equals or not all(key.split(".")):
+        raise ConfigError(f"--set {change}: it is written KEY.KEY=VALUE")
+    node = mapping
+    *path, last = key.split(".")
+    for step in path:
+        inner = node.get(step)
+        if inner is None:
+            inner = node[step] = {}
+        if not isinstance(inner, dict):
+            raise ConfigError(f"--set {change}: {step} holds no keys")
+        node = inner
+    try:
+        node[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {change}: the value is no YAML") from error
+
+
+def _interpolated(mapping: Mapping[str, Any], where: str) -> tuple[dict[str, Any], set[str]]:
+    """Every ${a.b} replaced by that key's value, and the top-level names used."""
+    used: set[str] = set()
+
+    def value_of(name: str, seen: tuple[str, ...]) -> Any:
+        if name in seen:
+            raise ConfigError(f"{where}: ${{{name}}} leads to itself")
+        node: Any = mapping
+        for step in name.split("."):
+            if not isinstance(node, Mapping) or step not in node:
+                raise ConfigError(f"{where}: ${{{name}}} names a key that is not there")
+            node = node[step]
+        used.add(name.split(".")[0])
+        return fill(node, (*seen, name))
+
+    def fill(node: Any, seen: tuple[str, ...] = ()) -> Any:
+        if isinstance(node, Mapping):
+            return {key: fill(value, seen) for key, value in node.items()}
+        if isinstance(node, list):
+            return [fill(value, seen) for value in node]
+        if not isinstance(node, str):
+            return node
+        whole = re.fullmatch(r"\$\{([\w.]+)\}", node)
+        if whole:
+            return value_of(whole[1], seen)
+        if other := re.search(r"\$\{(?![\w.]+\})[^}]*\}?", node):
+            raise ConfigError(f"{where}: {other[0]} is no key: only ${{name}} and ${{name.name}} are filled in")
+        return re.sub(r"\$\{([\w.]+)\}", lambda m: str(value_of(m[1], seen)), node)
+
+    return fill(mapping), used

@@ -1,0 +1,205 @@
+"""Rows of token ids for each step of a run: the order says which, this reads them, ahead of the step."""
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from roofline.common.errors import ConfigError
+from roofline.common.units import parse_bytes
+from roofline.train.config.run import DatasetSection, LoaderSection, StreamSection
+from roofline.train.data.mds import Shards
+from roofline.train.data.order import BLOCK, Order, Stream, share
+from roofline.train.data.synthetic import Synthetic
+from roofline.train.storage.store import open_store
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a rank computes of a step.
+
+    ids: the whole global batch's sample numbers, in order. parts: this rank's shares of it, one after the other: tokens
+    int64 [rows, length] and, where documents are kept apart, the document of each token, int64 [rows, length].
+    """
+
+    step: int
+    ids: np.ndarray
+    parts: "tuple[tuple[np.ndarray, np.ndarray | None], ...]"
+
+
+class Source:
+    """Samples by number, through all data sets of a loader section.
+
+    Args:
+        documents: read where each document ends: from the shards' column, or behind eos_token_id.
+
+    Attributes:
+        room: ids that the model has, once that is known.
+
+    Raises ConfigError for rows of another length than `length`, or with an id that there is no room for.
+    """
+
+    def __init__(self, section: DatasetSection, length: int, documents: bool) -> None:
+        self.length, self.section, self.documents = length, section, documents
+        self.room: int | None = None
+        if section.max_seq_len not in (None, length):
+            raise ConfigError(f"max_seq_len={length}, but the data set's is {section.max_seq_len}")
+        given = list(section.streams.values()) or [section]
+        limit = parse_bytes("cache_limit", section.cache_limit) if section.cache_limit is not None else None
+        self.shards = [_shards(stream, stream.split or section.split, limit) for stream in given]
+        self.weights = [str(stream.proportion) for stream in given]
+        self._starts = np.cumsum([0, *(len(shards) for shards in self.shards)])
+        self._lock = threading.Lock()  # a folder's open shards are not to be closed while another thread reads them
+
+    @property
+    def remote(self) -> bool:
+        """Whether shards have to be fetched."""
+        return any(stream.remote for stream in (self.section, *self.section.streams.values()))
+
+    @property
+    def vocab(self) -> int | None:
+        """Ids of the tokenizer the rows were written with, where `data tokenize` says so."""
+        from roofline.train.data.tokenize import ABOUT, read_about
+
+        known = [read_about(s.source).vocab for s in self.shards if open_store(s.source).exists(ABOUT)]
+        return max(known, default=None)
+
+    def order(self, global_batch: int, seed: int) -> Order:
+        """The order of a run over these data sets."""
+        seed = self.section.shuffle_seed if self.section.shuffle_seed is not None else seed
+        block = self.section.shuffle_block_size or BLOCK
+        streams = [
+            Stream(s.counts, weight, self.section.shuffle, block)
+            for s, weight in zip(self.shards, self.weights, strict=True)
+        ]
+        return Order(tuple(streams), global_batch, seed)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def rows(self, numbers: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Tokens int64 [rows, length] and documents (the same shape, or None) of samples."""
+        tokens = np.empty((len(numbers), self.length), np.int64)
+        documents = np.zeros_like(tokens) if self.documents else None
+        for row, number in enumerate(numbers):
+            at = int(np.searchsorted(self._starts, number, side="right")) - 1
+            with self._lock:
+                sample = self.shards[at][int(number) - int(self._starts[at])]
+            tokens[row] = self._tokens(sample, at)
+            if documents is not None:
+                documents[row] = self._documents(sample, tokens[row], at)
+        return tokens, documents
+
+    def prefetch(self, numbers: np.ndarray) -> None:
+        """Begin to fetch what these samples lie in, first ones first, where it is not here yet."""
+        at = np.searchsorted(self._starts, numbers, side="right") - 1
+        for index in np.unique(at).tolist():
+            self.shards[index].prefetch((numbers[at == index] - self._starts[index]).tolist())
+
+    def close(self) -> None:
+        """Unmap the shards."""
+        for shards in self.shards:
+            shards.close()
+
+    def _tokens(self, sample: dict[str, object], at: int) -> np.ndarray:
+        tokens = sample.get("tokens")
+        if isinstance(tokens, bytes):  # LLM Foundry's older data sets
+            tokens = np.frombuffer(tokens, "<i8")
+        if not isinstance(tokens, np.ndarray) or tokens.shape != (self.length,):
+            has = f"{len(tokens)} tokens" if isinstance(tokens, np.ndarray) else f"columns {', '.join(sample)}"
+            raise ConfigError(f"{self.shards[at].source}: a row has {has}, max_seq_len is {self.length}")
+        if self.room is not None and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.room:
+            other = next(int(token) for token in tokens if not 0 <= token < self.room)
+            raise ConfigError(
+                f"{self.shards[at].source}: a row has the id {other}, the model's vocabulary is {self.room:,}: "
+                "train a model of the data set's tokenizer"
+            )
+        return tokens
+
+    def _documents(self, sample: dict[str, object], tokens: np.ndarray, at: int) -> np.ndarray:
+        lengths = sample.get("documents")
+        if isinstance(lengths, np.ndarray) and lengths.sum() == self.length:
+            return np.repeat(np.arange(len(lengths)), lengths)
+        if self.section.eos_token_id is None:
+            raise ConfigError(
+                f"{self.shards[at].source}: its rows do not say where documents end; "
+                "attn_uses_sequence_id needs dataset.eos_token_id, or shards of `roofline data tokenize`"
+            )
+        ends = tokens == self.section.eos_token_id
+        return np.cumsum(ends) - ends
+
+
+def open_source(section: LoaderSection, length: int, documents: bool) -> Source | Synthetic:
+    """The samples of a loader section."""
+    return Synthetic(length, documents) if section.name == "synthetic" else Source(section.dataset, length, documents)
+
+
+class Loader:
+    """The steps of a run from `step` on, each read ahead by threads while the one before is computed.
+
+    Args:
+        shares: which parts of each global batch this rank computes: (index, count) as `order.share` takes them.
+    """
+
+    def __init__(
+        self,
+        source: Source | Synthetic,
+        order: Order,
+        section: LoaderSection,
+        shares: Sequence[tuple[int, int]],
+        step: int = 0,
+    ) -> None:
+        self._source, self._order, self._shares, self._next = source, order, tuple(shares), step
+        self._pool = ThreadPoolExecutor(max(1, section.num_workers), "roofline-loader")
+        self._ahead = section.num_workers * section.prefetch_factor
+        rows = sum(len(share(np.arange(order.global_batch), index, count)) for index, count in shares)
+        samples = section.dataset.predownload
+        # steps ahead of the one that is read
+        self._fetch = min(64, -(-(samples or 8 * rows) // max(1, rows))) if source.remote else 0
+        self._waiting: deque[Future[Rows]] = deque()
+
+    def __next__(self) -> Rows:
+        while len(self._waiting) <= self._ahead:
+            self._waiting.append(self._pool.submit(self._read, self._next))
+            self._next += 1
+        return self._waiting.popleft().result()
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _read(self, step: int) -> Rows:
+        ids = self._order.batch(step)
+        if self._fetch:
+            coming = [self._order.batch(step + ahead) for ahead in range(1, self._fetch + 1)]
+            self._source.prefetch(np.concatenate([share(later, *of) for later in coming for of in self._shares]))
+        parts = tuple(self._source.rows(share(ids, index, count)) for index, count in self._shares)
+        return Rows(step, ids, parts)
+
+
+def in_turn(
+    source: Source | Synthetic, batch: int, rank: int, world: int, limit: int
+) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    """Every sample once, in the order of the files, for evaluation: a rank's rows of each batch of batch * world.
+
+    limit: batches at most, below 0: all; batches of one process, so that the rows are the same for any number of them.
+    Every rank gets as many batches, so the last may have no row for some.
+    """
+    rows = len(source) if limit < 0 else min(len(source), limit * batch)
+    for start in range(0, rows, batch * world):
+        numbers = np.arange(start, min(start + batch * world, rows))
+        yield source.rows(share(numbers, rank, world))
+
+
+def _shards(section: StreamSection, split: str | None, limit: int | None) -> Shards:
+    """A data set's shards: of `remote`, with `local` as their cache, or of the folder `local`."""
+    if section.remote is None and section.local is None:
+        raise ConfigError("train_loader.dataset: local is missing, the folder of shards, or remote, their URL")
+    below = f"/{split}" if split else ""
+    if section.remote is None:
+        return Shards(Path(f"{section.local}{below}"))
+    return Shards(f"{section.remote.rstrip('/')}{below}", Path(section.local) if section.local else None, limit)

@@ -1,0 +1,211 @@
+"""Where the files of shards come from: the folder they lie in, or a cache that they are fetched or unpacked into."""
+
+import functools
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from roofline.common import log
+from roofline.common.errors import ConfigError
+from roofline.train.data.mds_index import INDEX, File, Shard, codec
+from roofline.train.storage.file_cache import Cache
+from roofline.train.storage.local import explained
+from roofline.train.storage.store import MissingError, Store
+
+THREADS = 4  # that fetch ahead
+GOODBYE = 5.0  # seconds that closing waits for them
+Fetch = Callable[[int, threading.Event], None]
+
+
+class _Stopped(Exception):
+    """Nobody wants any more what is being fetched."""
+
+
+class ShardFiles:
+    """The raw files of shards, mapped. Those that a folder of this machine has are read there, without a cache.
+
+    Args:
+        store: of index and shards.
+        key: 32 hexadecimal digits, of this source alone: the folder of the shards in the cache.
+        folder, limit: of the cache.
+    """
+
+    def __init__(self, store: Store, shards: Sequence[Shard], key: str, folder: Path | None, limit: int | None) -> None:
+        self._store, self._shards, self._key = store, shards, key
+        needed = store.path(INDEX) is None or any(shard.packed is not None for shard in shards)
+        self._cache = Cache(folder, limit) if needed else None
+        self._checked: set[int] = set()  # shards whose hashes were found right
+        self._ahead = _Ahead(self._fetch, [shard.raw.size for shard in shards], limit)
+
+    def map(self, at: int) -> tuple[mmap.mmap, str]:
+        """The raw bytes of a shard, checked, and where they lie; what is mapped stays there until it is closed."""
+        shard = self._shards[at]
+        path = self._store.path(shard.raw.basename)
+        if path is None:
+            if self._cache is None:
+                raise ConfigError(f"{self._where(shard.raw)} is missing")
+            data, where = self._cached(self._cache, at)
+        else:
+            with explained(path), path.open("rb") as file:
+                data, where = _map(file, path), str(path)
+            shard.raw.check(data, where, at not in self._checked)
+        self._checked.add(at)
+        self._ahead.taken(at)
+        return data, where
+
+    def prefetch(self, shards: Sequence[int]) -> None:
+        """Begin to fetch these, and no others."""
+        self._ahead.want([at for at in shards if self._store.path(self._shards[at].raw.basename) is None])
+
+    def close(self) -> None:
+        """End what is being fetched; remove the cache, if it has no name."""
+        self._ahead.close()
+        if self._cache is not None:
+            self._cache.close()
+
+    def _cached(self, cache: Cache, at: int) -> tuple[mmap.mmap, str]:
+        shard, name = self._shards[at].raw, f"{self._key}/{self._shards[at].raw.basename}"
+        where = str(cache.folder / name)
+        while True:
+            file, made = cache.open(name, shard.size, functools.partial(self._make, at, None))
+            with file:  # the map keeps the lock
+                try:
+                    data = _map(file, where)
+                    # What was just made has been checked; what lay there may be of an earlier run.
+                    shard.check(data, where, not made and at not in self._checked)
+                    return data, where
+                except ConfigError:
+                    if made:
+                        raise
+                    cache.drop(name)
+
+    def _fetch(self, at: int, stop: threading.Event) -> None:
+        """Have a shard in the cache."""
+        if self._cache is not None:
+            shard, make = self._shards[at].raw, functools.partial(self._make, at, stop)
+            self._cache.have(f"{self._key}/{shard.basename}", shard.size, make)
+
+    def _make(self, at: int, stop: threading.Event | None, file: BinaryIO) -> None:
+        shard = self._shards[at]
+        if shard.packed is not None:
+            try:
+                file.write(self._unpacked(shard, shard.packed, stop))
+                return
+            except MissingError:
+                if not self._store.exists(shard.raw.basename):
+                    raise
+        for data in self._pieces(shard.raw, stop):
+            file.write(data)
+        file.flush()
+        if shard.raw.hashes:
+            with _map(file, self._where(shard.raw)) as whole:
+                shard.raw.check(whole, self._where(shard.raw))
+
+    def _unpacked(self, shard: Shard, packed: File, stop: threading.Event | None) -> bytes:
+        data, where = b"".join(self._pieces(packed, stop)), self._where(packed)
+        packed.check(data, where)
+        try:
+            raw = codec(shard.compression or "")[1](data)
+        except (OSError, EOFError, ValueError) as error:
+            raise ConfigError(f"{where} cannot be unpacked: {error}") from error
+        shard.raw.check(raw, where)
+        return raw
+
+    def _pieces(self, file: File, stop: threading.Event | None) -> Iterator[bytes]:
+        """A file of the store, of the size that the index says, which is what there is room for."""
+        count = 0
+        for data in self._store.chunks(file.basename):
+            if stop is not None and stop.is_set():
+                raise _Stopped
+            count += len(data)
+            if count > file.size:
+                break
+            yield data
+        if count != file.size:
+            found = f"{count:,}" if count < file.size else f"{count:,} or more"
+            raise ConfigError(
+                f"{self._where(file)} has {found} bytes instead of {file.size:,}: it is cut or another file"
+            )
+
+    def _where(self, file: File) -> str:
+        return f"{self._store.url}/{file.basename}"
+
+
+def _map(file: BinaryIO, where: object) -> mmap.mmap:
+    if not os.fstat(file.fileno()).st_size:
+        raise ConfigError(f"{where} is empty")
+    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+class _Ahead:
+    """Threads that fetch what will be read next, within half of a limit of bytes: the rest is what is being read."""
+
+    def __init__(self, fetch: Fetch, sizes: Sequence[int], limit: int | None) -> None:
+        self._fetch, self._sizes, self._limit = fetch, sizes, limit
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._wanted: list[int] = []
+        self._ahead: set[int] = set()  # fetched or being fetched, and not read yet
+        self._threads: list[threading.Thread] = []
+        self._changed, self._stop = threading.Condition(), threading.Event()
+
+    def want(self, shards: Sequence[int]) -> None:
+        if self._process != os.getpid():
+            self._begin()  # threads do not come along in a fork, but locks that they hold do
+        with self._changed:
+            self._ahead &= set(shards)
+            self._wanted = [at for at in shards if at not in self._ahead]
+            while len(self._threads) < min(THREADS, len(self._wanted)) and not self._stop.is_set():
+                self._threads.append(threading.Thread(target=self._work, name="roofline-shards", daemon=True))
+                self._threads[-1].start()
+            self._changed.notify_all()
+
+    def taken(self, at: int) -> None:
+        """It has been read: room for others."""
+        if self._threads and self._process == os.getpid():
+            with self._changed:
+                self._ahead.discard(at)
+                self._wanted = [other for other in self._wanted if other != at]
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        if self._process != os.getpid():
+            return
+        self._stop.set()
+        with self._changed:
+            self._changed.notify_all()
+        until = time.monotonic() + GOODBYE
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _next(self) -> int | None:
+        if not self._wanted:
+            return None
+        size = sum(self._sizes[at] for at in (*self._ahead, self._wanted[0]))
+        if self._ahead and self._limit is not None and size > self._limit // 2:
+            return None
+        at = self._wanted.pop(0)
+        self._ahead.add(at)
+        return at
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._stop.is_set() and (at := self._next()) is None:
+                    self._changed.wait()
+                if self._stop.is_set():
+                    return
+            assert at is not None
+            try:
+                self._fetch(at, self._stop)
+            except Exception as error:
+                # The read of this shard does the same again, and raises.
+                log.get("train").info("shard %d could not be fetched ahead: %s", at, error)
+                with self._changed:
+                    self._ahead.discard(at)

@@ -1,0 +1,1 @@
+"""The model of a run: its shape, its modules, how its parameters start, and how they are optimised."""

@@ -1,0 +1,126 @@
+"""From the configuration's model section to a model: what shape it has, and what its parameters start from."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from roofline.common.errors import ConfigError
+from roofline.models import presets
+from roofline.models.registry import configure
+from roofline.train.config.run import ModelSection, TrainConfig
+from roofline.train.model.init import Init, initialize
+from roofline.train.model.modules import Model
+from roofline.train.model.tensor_parallel import part
+from roofline.weights.checkpoint import Checkpoint, open_checkpoint, read_config
+from roofline.weights.sources import resolve
+
+_ATTENTION = [
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+]
+_MPT_ONLY = ("d_model", "n_heads", "n_layers", "vocab_size")
+
+
+def model_config(section: ModelSection, length: int) -> dict[str, Any]:
+    """The canonical configuration of a model section. length: tokens of a row. Raises ConfigError, UnsupportedError."""
+    if section.name == "mpt_causal_lm":
+        config = _mpt(section, length)
+    elif section.name == "hf_causal_lm":
+        config = read_config(_files(section))
+        if section.pretrained and section.config_overrides:
+            raise ConfigError(
+                "model.config_overrides change a shape that pretrained weights have: set pretrained=false"
+            )
+    else:
+        config = presets.preset(section.name)
+    given = [name for name in _MPT_ONLY if getattr(section, name) is not None]
+    if section.name != "mpt_causal_lm" and given:
+        raise ConfigError(f"model.{given[0]} belongs to mpt_causal_lm: use config_overrides for {section.name}")
+    config = config | section.config_overrides
+    if "width" in section.config_overrides or "heads" in section.config_overrides:
+        config = config | _fitting(config, section.config_overrides)
+    configure(config)
+    if config["max_position"] < length:
+        raise ConfigError(f"max_seq_len={length}: the model has {config['max_position']} positions")
+    return config
+
+
+def start(model: Model, config: TrainConfig) -> None:
+    """Fill the parameters: with those of a model's files, or as init_config says."""
+    section = config.model
+    if section.name == "hf_causal_lm" and section.pretrained:
+        load(model, open_checkpoint(_files(section)))
+        return
+    init = section.init_config
+    name = init.name or ("kaiming_normal_" if section.name == "mpt_causal_lm" else "baseline_")
+    initialize(model, config.seed, Init(name, init.init_std, init.init_div_is_residual))
+
+
+def wrap(model: Model, config: TrainConfig) -> None:
+    """Activation checkpointing, then compilation around it, as configured."""
+    from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+    again = config.fsdp_config.activation_checkpointing if config.fsdp_config is not None else False
+    if again:
+        kept = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default, *_ATTENTION]
+        model.checkpoint_activations(
+            (lambda: create_selective_checkpoint_contexts(kept)) if again == "selective" else None
+        )
+    if config.compile_config is not None:
+        options = {"mode": config.compile_config.mode} if config.compile_config.mode else {}
+        model.compile(backend=config.compile_config.backend, **options)
+
+
+def load(model: Model, checkpoint: Checkpoint) -> None:
+    """Take over the weights of a file; block formats are widened."""
+    from roofline.train.model.init import fill
+
+    for _, param, tensor in model.canonical():
+        fill(tensor, part(param, model.ranks).of(torch.from_numpy(checkpoint.dequantize(param.name))))
+
+
+def _files(section: ModelSection) -> Path:
+    if section.pretrained_model_name_or_path is None:
+        raise ConfigError("model.pretrained_model_name_or_path is missing: the folder or name of a model")
+    return resolve(section.pretrained_model_name_or_path)
+
+
+def _mpt(section: ModelSection, length: int) -> dict[str, Any]:
+    missing = [name for name in _MPT_ONLY if getattr(section, name) is None]
+    if missing:
+        raise ConfigError(f"model.{missing[0]} is missing")
+    width, heads = int(section.d_model or 0), int(section.n_heads or 0)
+    if width < 1 or heads < 1 or width % heads:
+        raise ConfigError(f"model.n_heads: {heads} heads do not divide a width of {width}")
+    alibi = section.attn_config.alibi
+    if not alibi and not section.learned_pos_emb:
+        raise ConfigError("model: an MPT needs attn_config.alibi or learned_pos_emb")
+    ffn = section.expansion_ratio * width
+    if ffn != int(ffn):
+        raise ConfigError(f"model.expansion_ratio: {section.expansion_ratio} times {width} is not a whole number")
+    return presets.preset("mpt-125m") | {
+        "width": width,
+        "layers": section.n_layers,
+        "heads": heads,
+        "kv_heads": heads,
+        "head_dim": width // heads,
+        "ffn": int(ffn),
+        "vocab": section.vocab_size,
+        "max_position": section.max_seq_len or length,
+        "tied": section.tie_word_embeddings,
+        "positions": "alibi" if alibi else "learned",
+        "bias": not section.no_bias,
+    }
+
+
+def _fitting(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """head_dim, and for MPT kv_heads, that follow from an overridden width or number of heads."""
+    fitting: dict[str, Any] = {}
+    if "head_dim" not in given:
+        fitting["head_dim"] = config["width"] // config["heads"]
+    if "kv_heads" not in given and config["family"] == "mpt":
+        fitting["kv_heads"] = config["heads"]
+    return fitting

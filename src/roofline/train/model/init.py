@@ -1,0 +1,76 @@
+"""The start of a run: parameters as a function of (seed, name, shape) alone, whatever the devices and their number."""
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from roofline.common.errors import ConfigError
+from roofline.models.spec import Param
+from roofline.train.model.modules import Model
+from roofline.train.model.tensor_parallel import part
+
+SCHEMES = ("kaiming_normal_", "baseline_")
+
+
+@dataclass(frozen=True)
+class Init:
+    """How matrices start; norms are ones and biases zeros.
+
+    name: "kaiming_normal_": standard deviation sqrt(2 / columns), LLM Foundry's default; "baseline_": init_std.
+    init_div_is_residual: matrices that write into the residual stream are divided by sqrt(2 * layers) (Radford et al.
+    2019), or by the number given; False or 0: not at all.
+    """
+
+    name: str = "baseline_"
+    init_std: float = 0.02
+    init_div_is_residual: bool | float = True
+
+    def __post_init__(self) -> None:
+        if self.name not in SCHEMES:
+            raise ConfigError(f"init_config: name={self.name!r} is not one of {', '.join(SCHEMES)}")
+        if not self.init_std > 0 or self.init_div_is_residual < 0:
+            raise ConfigError("init_config: init_std must be above 0, init_div_is_residual at least 0")
+
+
+def initialize(model: Model, seed: int, init: Init) -> None:
+    """Fill a model's parameters in place; of a sharded one each rank fills its own part."""
+    for name, param, tensor in model.canonical():
+        values = torch.from_numpy(_values(f"{seed}/{name}", param, model.cfg.layers, init))
+        fill(tensor, part(param, model.ranks).of(values))
+
+
+def fill(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Copy the values of a parameter into it, or into this rank's shard of it."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    with torch.no_grad():
+        if isinstance(tensor, DTensor):
+            moved = values.to(tensor.device, tensor.dtype)
+            tensor.copy_(distribute_tensor(moved, tensor.device_mesh, tensor.placements, src_data_rank=None))
+        else:
+            tensor.copy_(values)
+
+
+def _values(key: str, param: Param, layers: int, init: Init) -> np.ndarray:
+    """float32 [shape]."""
+    if len(param.shape) == 1:
+        return np.full(param.shape, float(param.name.endswith("norm.weight")), np.float32)
+    std = init.init_std if init.name == "baseline_" else math.sqrt(2 / param.shape[1])
+    if param.split == "row" and init.init_div_is_residual:
+        given = init.init_div_is_residual
+        std /= math.sqrt(2 * layers) if given is True else float(given)
+    return _normal(key, math.prod(param.shape), std).reshape(param.shape)
+
+
+def _normal(key: str, count: int, std: float) -> np.ndarray:
+    """Normal numbers by Box and Muller 1958 in float64, from Philox's raw bits, which numpy keeps for ever."""
+    words = np.frombuffer(hashlib.sha256(key.encode()).digest()[:16], "<u8")
+    pairs = (count + 1) // 2
+    bits = np.random.Philox(key=words).random_raw(2 * pairs) >> np.uint64(11)
+    unit = (bits.astype(np.float64) + 0.5) * 2.0**-53  # above 0, below 1
+    radius, angle = np.sqrt(-2 * np.log(unit[:pairs])), 2 * np.pi * unit[pairs:]
+    out = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+    return (out * std).astype(np.float32)

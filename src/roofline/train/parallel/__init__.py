@@ -1,0 +1,1 @@
+"""The processes of a run, and how a model and its sums are divided among them."""

@@ -1,0 +1,1 @@
+"""Whether two training runs are the same run: statistics, findings, verdict and pictures."""

@@ -1,0 +1,1 @@
+"""What a run writes about itself: its log, other loggers, its card and its page."""

@@ -1,0 +1,119 @@
+"""What a run runs on: the device's name and peak, a measured roof where there is no peak, versions of what computes."""
+
+import functools
+import math
+import platform
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import roofline
+from roofline.hardware.chips.peaks import Peak, peak
+from roofline.hardware.detect import detect
+
+PRECISIONS = {"fp32": "fp32", "amp_bf16": "bf16", "amp_fp16": "fp16"}
+ROOF_SIDE = 2048
+ROOF_SECONDS = 0.1  # that one product of the measured roof may take: a run is to start at once
+_REPEATS = 3
+
+
+def device(kind: torch.device) -> dict[str, Any]:
+    """Name and kind of a process's device; of a CPU also the threads that compute."""
+    if kind.type == "cpu":
+        return {"name": detect().chip, "kind": "cpu", "threads": torch.get_num_threads()}
+    return {"name": torch.get_device_module(kind).get_device_name(kind), "kind": kind.type}
+
+
+def peak_of(kind: torch.device, precision: str, given: float | None) -> tuple[Peak | None, str | None]:
+    """The peak of a device in the run's precision, or why there is none.
+
+    given: FLOP/s that the configuration says (speed_monitor.gpu_flops_available).
+    """
+    if given is not None:
+        return Peak(given, "speed_monitor.gpu_flops_available"), None
+    if kind.type == "cpu":
+        return None, "a CPU's peak is not guessed"
+    module = torch.get_device_module(kind)
+    name, units = module.get_device_name(kind), module.get_device_properties(kind).multi_processor_count
+    found = peak(name, units, PRECISIONS[precision])
+    if found is None:
+        return None, f"no peak is known of {name!r} with {units} multiprocessors in {PRECISIONS[precision]}"
+    return found, None
+
+
+@functools.cache
+def measured_roof(kind: torch.device, dtype: torch.dtype | None) -> dict[str, Any]:
+    """The best FLOP/s of a square product on one device, in float32 or `dtype`, and how it was measured.
+
+    Of side ROOF_SIDE, or of a smaller power of two where one would take longer than ROOF_SECONDS.
+    """
+    dtype, side = dtype or torch.float32, 128
+    seconds = _product_seconds(kind, dtype, side)
+    while side < ROOF_SIDE and seconds * 8 < ROOF_SECONDS:
+        side *= 2
+        seconds = _product_seconds(kind, dtype, side)
+    name = str(dtype).removeprefix("torch.")
+    return {"flops": 2 * side**3 / seconds, "measured": f"matmul {side}^3 in {name}, best of {_REPEATS}"}
+
+
+def _product_seconds(kind: torch.device, dtype: torch.dtype, side: int) -> float:
+    """Of the fastest of some."""
+    # Not zeros, and not random: chips are faster on zeros, and the run's generator is not to be moved.
+    a = torch.linspace(-1, 1, side * side, device=kind).view(side, side).to(dtype)
+    out = a @ a
+    _finish(kind)
+    fastest = math.inf
+    for _ in range(_REPEATS):
+        started = time.perf_counter()
+        torch.mm(a, a, out=out)
+        _finish(kind)
+        fastest = min(fastest, time.perf_counter() - started)
+    return fastest
+
+
+def _finish(kind: torch.device) -> None:
+    if kind.type != "cpu":
+        torch.accelerator.synchronize()
+
+
+def versions() -> dict[str, str | None]:
+    """Of Roofline (and its commit, where it runs from a checkout), Python, torch and what is under it."""
+    return {
+        "roofline": roofline.__version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "driver": _driver(),
+    }
+
+
+def _driver() -> str | None:
+    """Of NVIDIA's or AMD's kernel module, where its file can be read."""
+    for place in ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version"):
+        try:
+            return " ".join(Path(place).read_text().splitlines()[0].split())
+        except (OSError, IndexError):
+            continue
+    return None
+
+
+@functools.cache
+def _commit() -> str | None:
+    """The checkout's commit, "+" for changes in it. A package installed below someone else's checkout has none."""
+    folder = Path(__file__).parent
+    try:
+        _git(folder, "ls-files", "--error-unmatch", Path(__file__).name)
+        changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+        return _git(folder, "rev-parse", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(folder: Path, *words: str) -> str:
+    done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()

@@ -1,0 +1,168 @@
+"""run.html: a run's curves, its configuration and its card on one page that needs nothing but itself."""
+
+import html
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from roofline.common.files import write_atomically
+from roofline.common.units import human_bytes, human_seconds
+from roofline.train.report import cards
+from roofline.train.report.flops import CONVENTIONS
+
+PAGE = "run.html"
+POINTS = 1500  # of a curve: with more steps each point is the mean of several
+CURVES = ("loss", "lr", "grad_norm", "tokens_per_s", "eval_loss")
+Row = tuple[str, ...]
+
+
+def write(folder: Path) -> None:
+    """Make the page of a run's folder from its log, its card and its configuration, as far as they are there."""
+    lines = _lines(folder / "log.jsonl")
+    card = json.loads((folder / cards.CARD).read_text())
+    config = json.loads((folder / "config.json").read_text())
+    write_atomically(folder / PAGE, page(lines, card, config))
+
+
+def page(lines: Sequence[Mapping[str, Any]], card: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """The text of the page. lines: of the log."""
+    name = str(card["run"])
+    device, model = card["device"], card["model"]
+    about = [model["name"], f"{model['parameters']:,} parameters", f"{card['devices']} x {device['name']}"]
+    about += [card["precision"], "finished" if card["done"] else "under way", card["written"]]
+    template = Template((files("roofline.train.report") / "page.html").read_text("utf-8"))
+    return template.safe_substitute(
+        title=html.escape(name),
+        about=html.escape(" · ".join(about)),
+        taken="<p>Dashed lines: the run was stopped there and taken up again.</p>" if _taken(lines) else "",
+        tiles="".join(_tile(*tile) for tile in _tiles(lines, card)),
+        tables="".join(_tables(card)),
+        configuration=_table(_flat(config)),
+        data=_embedded({"series": _series(lines), "taken": _taken(lines)}),
+    )
+
+
+def _series(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[list[float]]]:
+    """[step, value] of each curve."""
+    found: dict[str, list[list[float]]] = {name: [] for name in CURVES}
+    for line in lines:
+        for name in CURVES:
+            if isinstance(line.get(name), int | float):
+                found[name].append([line["step"], line[name]])
+    return {name: _thinned(points) for name, points in found.items()}
+
+
+def _thinned(points: list[list[float]]) -> list[list[float]]:
+    """Means of as many neighbours as leave POINTS at the most, each at the last of its steps."""
+    each = math.ceil(len(points) / POINTS)
+    groups = [points[start : start + each] for start in range(0, len(points), each)] if each > 1 else []
+    means = [[group[-1][0], sum(value for _, value in group) / len(group)] for group in groups]
+    return [[step, float(f"{value:.6g}")] for step, value in means or points]
+
+
+def _taken(lines: Iterable[Mapping[str, Any]]) -> list[int]:
+    """Steps at which the run was taken up again."""
+    return sorted({line["about"]["step"] for line in lines if "about" in line and line["about"]["step"]})
+
+
+def _tiles(lines: Sequence[Mapping[str, Any]], card: Mapping[str, Any]) -> list[tuple[str, str]]:
+    steps = [line for line in lines if line.get("loss") is not None]
+    held = [line for line in lines if line.get("eval_loss") is not None]
+    foundry, taken = card["flops"]["foundry"], card["memory"]["measured"]
+    found = [("steps", f"{steps[-1]['step']:,}"), ("loss", f"{steps[-1]['loss']:.4f}")] if steps else []
+    if held:
+        found.append(("held-out loss", f"{held[-1]['eval_loss']:.4f}"))
+    found.append(("tokens/s", f"{card['speed']['tokens_per_s']:,.0f}"))
+    if foundry["mfu"] is not None:
+        found.append(("MFU (foundry)", f"{foundry['mfu']:.1%}"))
+    elif card["roof"] is not None:
+        found.append(("of the matmul roof", f"{card['roof']['share']:.1%}"))
+    return [*found, *([("peak memory", human_bytes(taken))] if taken is not None else [])]
+
+
+def _tile(name: str, value: str) -> str:
+    return f"<div><span>{html.escape(name)}</span><b>{html.escape(value)}</b></div>"
+
+
+def _tables(card: Mapping[str, Any]) -> list[str]:
+    speed, memory, peak, roof = card["speed"], card["memory"], card["peak"], card["roof"]
+    first, last = speed["steps"]
+    p50, p95 = (human_seconds(speed["step_seconds"][name]) for name in ("p50", "p95"))
+    against = f"{peak['flops'] / 1e12:,.1f} TFLOP/s, {peak['source']}" if peak else f"no MFU: {card['no_peak']}"
+    rows = [
+        ("steps that count", f"{first:,} to {last:,}, the {speed['left_out']['steps']} before left out"),
+        ("tokens/s/device", f"{speed['tokens_per_s_per_device']:,.1f}"),
+        ("step, p50 and p95", f"{p50}, {p95}"),
+        ("waiting for data", f"{speed['wait_share']:.1%} of steps' time"),
+        ("batch", f"{card['global_batch']:,} rows of {card['seq_len']:,} tokens, {card['microbatch']} at a time"),
+        ("checkpointing, compile", f"{card['checkpointing'] or 'none'}, {'yes' if card['compile'] else 'no'}"),
+        ("peak", against),
+    ]
+    if roof:
+        rows.append(("measured roof", f"{roof['flops'] / 1e9:,.0f} GFLOP/s, {roof['measured']}"))
+    rows += [(name, str(value)) for name, value in card["versions"].items() if value is not None]
+    rows.append(("again", card["command"]))
+    return [
+        f"<section><h2>Card</h2>{_table(rows)}</section>",
+        f"<div><section><h2>FLOPs by convention</h2>{_utilization(card)}</section>"
+        f"<section><h2>Memory of a process</h2>{_memory(memory)}</section></div>",
+    ]
+
+
+def _utilization(card: Mapping[str, Any]) -> str:
+    rows = []
+    for name, found in card["flops"].items():
+        shares = ("-" if found[key] is None else f"{found[key]:.1%}" for key in ("mfu", "hfu"))
+        rows.append((name, f"{found['model_flops_per_token']:.4g}", f"{found['tflops_per_device']:.4g}", *shares))
+    notes = "".join(f"<p>{html.escape(name)}: {html.escape(text)}</p>" for name, text in CONVENTIONS.items())
+    return f'{_table(rows, ("", "FLOP/token", "TFLOP/s/device", "MFU", "HFU"))}<div class="notes">{notes}</div>'
+
+
+def _memory(memory: Mapping[str, Any]) -> str:
+    predicted, taken = memory["predicted"], memory["measured"]
+    rows: list[Row] = [("measured", "-" if taken is None else human_bytes(taken))]
+    if predicted is not None:
+        rows.append(("predicted", human_bytes(predicted["total"])))
+        rows += [(f"· {name}", human_bytes(size)) for name, size in predicted["parts"].items()]
+    return _table(rows, ("", memory["measured_as"]))
+
+
+def _table(rows: Iterable[Row], head: Row = ()) -> str:
+    titles = "".join(f"<th>{html.escape(name)}</th>" for name in head)
+    body = "".join(
+        f"<tr><th>{html.escape(name)}</th>{''.join(f'<td>{html.escape(value)}</td>' for value in values)}</tr>"
+        for name, *values in rows
+    )
+    kind = ' class="numbers"' if head else ""
+    above = f"<thead><tr>{titles}</tr></thead>" if head else ""
+    return f'<div class="wide"><table{kind}>{above}<tbody>{body}</tbody></table></div>'
+
+
+def _flat(given: Mapping[str, Any], stem: str = "") -> list[Row]:
+    """What is set, by names with dots."""
+    found: list[Row] = []
+    for key, value in given.items():
+        if isinstance(value, dict):
+            found += _flat(value, f"{stem}{key}.")
+        elif value is not None:
+            found.append((f"{stem}{key}", json.dumps(value) if isinstance(value, list) else str(value)))
+    return found
+
+
+def _embedded(value: Any) -> str:
+    """JSON that cannot end the script it stands in."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    found = []
+    for text in path.read_text("utf-8").splitlines():
+        try:
+            found.append(json.loads(text))
+        except json.JSONDecodeError:
+            continue  # the line that is being written
+    return found

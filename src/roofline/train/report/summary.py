@@ -1,0 +1,202 @@
+"""What a run says of its speed and memory: card.json, with what each figure is measured against, and run.html."""
+
+import json
+import math
+import shlex
+import statistics
+import time
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from roofline.common.files import write_atomically
+from roofline.models import presets
+from roofline.train.config.run import TrainConfig
+from roofline.train.memory.estimate import Memory
+from roofline.train.parallel.processes import COMPUTE, World
+from roofline.train.report import machine, page
+from roofline.train.report.cards import CARD, VERSION
+from roofline.train.report.flops import CONVENTIONS, per_token
+
+if TYPE_CHECKING:
+    from roofline.train.run.loop import Run
+
+PAGE_SHARE = 0.02  # of a run's time that its page may take to write
+
+
+class Report:
+    """Made before the model is built (what it takes is measured from here), on every rank.
+
+    Args:
+        shape: the canonical configuration.
+    """
+
+    def __init__(self, config: TrainConfig, shape: Mapping[str, Any], world: World) -> None:
+        self.config, self.shape, self.world = config, shape, world
+        section, apart = config.fsdp_config, config.model.attn_config.attn_uses_sequence_id
+        again = section.activation_checkpointing if section is not None else False
+        self.checkpointing = "full" if again is True else again or None
+        self.flops = per_token(shape, config.max_seq_len, self.checkpointing, apart)
+        given = config.callbacks.speed_monitor.gpu_flops_available
+        self.peak, self.no_peak = machine.peak_of(world.device, config.precision, given)
+        self.roof: dict[str, Any] | None = None
+        self.memory = Memory(config, shape, world)
+        self._seconds, self._waits, self._since = array("d"), array("d"), math.nan
+        self._next_page = 0.0
+
+    def begin(self, run: "Run") -> dict[str, Any]:
+        """Before the first step; what the log's first line says of it."""
+        self.memory.compiled(run.model)
+        if self.peak is None:
+            self.world.barrier()  # processes that share a machine are to share it here too
+            self.roof = machine.measured_roof(self.world.device, COMPUTE[self.config.precision])
+        self.memory.restart()
+        predicted = self.memory.predicted
+        return {
+            "memory": None if predicted is None else {"predicted": predicted.total, "parts": predicted.parts},
+            "share": self._share(),
+        }
+
+    def step(self, seconds: float, waited: float) -> None:
+        """A step of so many seconds, and of them so many for data."""
+        self._seconds.append(seconds)
+        self._waits.append(waited)
+        if len(self._seconds) <= self.config.callbacks.speed_monitor.warmup:
+            self._since = time.perf_counter()
+
+    def write(self, run: "Run", done: bool = False) -> None:
+        """The card and the page as of now; all ranks call it. A run that took no step leaves what is there."""
+        taken = self.memory.peak()
+        if self.world.rank != 0 or not self._seconds:
+            return
+        if run.gradients.size and self.memory.predicted is not None:
+            self.memory.halved(run.gradients.size)
+        card = self._card(run, taken, done)
+        write_atomically(run.folder / CARD, json.dumps(card, indent=1) + "\n")
+        started = time.perf_counter()
+        if done or started > self._next_page:
+            page.write(run.folder)
+            self._next_page = time.perf_counter() + (time.perf_counter() - started) / PAGE_SHARE
+        if done:
+            run.log.memory(card["memory"])
+
+    def _share(self) -> dict[str, Any]:
+        """What tokens/s of the run are multiplied with to get the share that is shown beside them, and its name."""
+        devices = self.world.size
+        if self.peak is not None:
+            return {"name": "MFU", "per_token_s": self.flops["foundry"].model / (devices * self.peak.flops)}
+        assert self.roof is not None
+        per_token_s = self.flops["matmul"].hardware / (devices * self.roof["flops"])
+        return {"name": "of the matmul roof", "per_token_s": per_token_s}
+
+    def _card(self, run: "Run", taken: int | None, done: bool) -> dict[str, Any]:
+        config, predicted = self.config, self.memory.predicted
+        speed = self._speed(run)
+        rows = -(-config.global_train_batch_size // self.world.data_size)
+        return {
+            "version": VERSION,
+            "conventions": CONVENTIONS,
+            "run": config.run_name,
+            "written": datetime.now(UTC).isoformat(timespec="seconds"),
+            "done": done,
+            "model": self._model(),
+            "seq_len": config.max_seq_len,
+            "global_batch": config.global_train_batch_size,
+            "microbatch": run.gradients.size,
+            "grad_accum": -(-rows // (run.gradients.size or rows)),
+            "devices": self.world.size,
+            "device": machine.device(self.world.device),
+            **self._setting(),
+            "speed": speed,
+            "flops": self._utilization(speed["tokens_per_s_per_device"]),
+            "peak": None if self.peak is None else asdict(self.peak),
+            "no_peak": self.no_peak,
+            "roof": self._roof_share(speed["tokens_per_s_per_device"]),
+            "memory": {
+                "predicted": None if predicted is None else {"total": predicted.total, "parts": predicted.parts},
+                "measured": taken,
+                "measured_as": "max_memory_allocated" if self.world.device.type != "cpu" else "peak resident, no files",
+            },
+            "versions": machine.versions(),
+            "command": _command(run.folder, self.world),
+        }
+
+    def _model(self) -> dict[str, Any]:
+        names = ("family", "layers", "width", "heads", "kv_heads", "head_dim", "ffn", "vocab")
+        parameters = presets.parameter_count(dict(self.shape))
+        return {"name": self._name(), "parameters": parameters} | {name: self.shape[name] for name in names}
+
+    def _name(self) -> str:
+        """Of the preset that has this shape, whatever its context; else what the configuration calls it."""
+        section, shape = self.config.model, dict(self.shape, max_position=0)
+        for name in presets.names():
+            if dict(presets.preset(name), max_position=0) == shape:
+                return name
+        files = section.pretrained_model_name_or_path if section.name == "hf_causal_lm" else None
+        return files or section.name + (" (changed)" if section.config_overrides else "")
+
+    def _setting(self) -> dict[str, Any]:
+        config, section = self.config, self.config.fsdp_config
+        grouped = self.world.grouped
+        return {
+            "precision": config.precision,
+            "mp_mode": (section.mixed_precision if section is not None else "DEFAULT") if grouped else None,
+            "sharding": (section.sharding_strategy if section is not None else "FULL_SHARD") if grouped else None,
+            "tensor_parallel": config.tensor_parallel,
+            "elastic": config.elastic is not None,
+            "checkpointing": self.checkpointing,
+            "compile": None if config.compile_config is None else config.compile_config.model_dump(),
+            "optimizer": config.optimizer.name,
+        }
+
+    def _speed(self, run: "Run") -> dict[str, Any]:
+        left_out = min(self.config.callbacks.speed_monitor.warmup, len(self._seconds) - 1)
+        counted, waits = self._seconds[left_out:], self._waits[left_out:]
+        spent, first = sum(counted), run.progress.step - len(self._seconds)
+        tokens = self.config.global_train_batch_size * self.config.max_seq_len * len(counted) / spent
+        since = time.perf_counter() - self._since if left_out else math.nan
+        return {
+            "tokens_per_s": tokens,
+            "tokens_per_s_per_device": tokens / self.world.size,
+            "rows_per_s": tokens / self.config.max_seq_len,
+            "step_seconds": {"p50": statistics.median(counted), "p95": _quantile(counted, 0.95)},
+            "wait_share": sum(waits) / spent,
+            "elsewhere_share": max(0.0, 1 - spent / since) if since > 0 else None,
+            "steps": [first + left_out + 1, run.progress.step],
+            "left_out": {"steps": left_out, "why": "the first steps compile, allocate and find the microbatch"},
+        }
+
+    def _utilization(self, rate: float) -> dict[str, Any]:
+        found = {}
+        for name, flops in self.flops.items():
+            model, hardware = rate * flops.model, rate * flops.hardware
+            found[name] = {
+                "model_flops_per_token": flops.model,
+                "hardware_flops_per_token": flops.hardware,
+                "tflops_per_device": model / 1e12,
+                "mfu": None if self.peak is None else model / self.peak.flops,
+                "hfu": None if self.peak is None else hardware / self.peak.flops,
+            }
+        return found
+
+    def _roof_share(self, rate: float) -> dict[str, Any] | None:
+        """Of the products that are done, masked and repeated ones too: those of the matmul convention's hardware."""
+        if self.roof is None:
+            return None
+        return {**self.roof, "share": rate * self.flops["matmul"].hardware / self.roof["flops"]}
+
+
+def _quantile(values: Sequence[float], part: float) -> float:
+    """The smallest value that at least so many of all do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
+
+
+def _command(folder: Path, world: World) -> str:
+    """What does the same again, into another folder."""
+    again = Path(f"{folder}-again")
+    words = ["roofline", "train", str(folder / "config.json"), "--set", f"run_folder={again}"]
+    return shlex.join([*words, *(["--nproc", str(world.size)] if world.size > 1 else [])])

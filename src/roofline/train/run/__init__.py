@@ -1,0 +1,1 @@
+"""The training loop and what it calls in every step."""

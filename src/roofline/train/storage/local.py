@@ -1,0 +1,203 @@
+"""A store that is a folder of this machine, and files that are written beside their place and moved into it."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from roofline.common.errors import ConfigError
+from roofline.train.storage.store import Data, Entry, ExistsError, MissingError, StoreError, checked
+
+BLOCK = 1 << 20
+# A file being written. Its writer holds a lock on it, so one without is what a killed process left.
+_PART = re.compile(r"\..+\.[0-9a-f]{8}\.part", re.DOTALL)
+
+
+class LocalStore:
+    """A folder, made with the first object. Objects are its files; folders that become empty go with the last one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def url(self) -> str:
+        return str(self._folder)
+
+    def path(self, name: str) -> Path | None:
+        path = self._at(name)
+        return path if path.is_file() else None
+
+    def get(self, name: str) -> bytes:
+        with self._explained(name):
+            return self._at(name).read_bytes()
+
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        with self._explained(name), self._at(name).open("rb") as file:
+            file.seek(start)
+            data = file.read(length)
+        if len(data) != length:
+            raise StoreError(f"{self._folder / name} ends before byte {start + length:,}: it is cut or another file")
+        return data
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        with self._explained(name), self._at(name).open("rb") as file:
+            while data := file.read(BLOCK):
+                yield data
+
+    def fetch(self, name: str, target: Path) -> None:
+        with self._explained(name):
+            source = self._at(name).open("rb")
+        with source, explained(target), written(target) as file:
+            shutil.copyfileobj(source, file, BLOCK)
+
+    def put(self, name: str, data: Data) -> None:
+        with self._explained(name), written(self._at(name)) as file:
+            file.write(data)
+
+    def put_file(self, name: str, path: Path) -> None:
+        with explained(path):
+            source = path.open("rb")
+        with source, self._explained(name), written(self._at(name)) as file:
+            shutil.copyfileobj(source, file, BLOCK)
+
+    def put_new(self, name: str, data: Data) -> None:
+        # A link, unlike a rename, fails where there is a file already.
+        with self._explained(name), written(self._at(name), os.link) as file:
+            file.write(data)
+
+    def list(self, prefix: str = "") -> Sequence[Entry]:
+        below = self._folder / checked(prefix, "prefix") if prefix else self._folder
+        found = []
+        for folder, _, names in os.walk(below):
+            for name in names:
+                path = Path(folder, name)
+                with contextlib.suppress(FileNotFoundError):  # deleted since
+                    if not _PART.fullmatch(name):
+                        found.append(Entry(str(path.relative_to(self._folder)), path.stat().st_size))
+        return sorted(found)
+
+    def exists(self, name: str) -> bool:
+        return self._at(name).is_file()
+
+    def version(self, name: str) -> str:
+        with self._explained(name):
+            about = self._at(name).stat()
+        return f"{about.st_ino}-{about.st_size}-{about.st_mtime_ns}"
+
+    def delete(self, name: str) -> None:
+        path = self._at(name)
+        with self._explained(name):
+            path.unlink(missing_ok=True)
+        self._prune(path.parent)
+
+    def delete_prefix(self, prefix: str) -> None:
+        folder = self._folder / checked(prefix, "prefix")
+        with self._explained(prefix), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            shutil.rmtree(folder)
+        self._prune(folder.parent)
+
+    def _at(self, name: str) -> Path:
+        path = self._folder / checked(name)
+        if _PART.fullmatch(path.name):
+            raise ConfigError(f"{name!r} is no name of an object: unfinished files are called that way")
+        return path
+
+    def _prune(self, folder: Path) -> None:
+        with contextlib.suppress(OSError):  # not empty, or gone already
+            while folder != self._folder:
+                folder.rmdir()
+                folder = folder.parent
+
+    def _explained(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return explained(self._folder / name)
+
+
+@contextlib.contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """The errors of the system, as a StoreError that names `path`."""
+    try:
+        yield
+    except FileExistsError as error:
+        raise ExistsError(f"{path} exists already") from error
+    except FileNotFoundError as error:
+        raise MissingError(f"{path} is missing: correct the name, or write it first") from error
+    except OSError as error:
+        raise StoreError(f"{path}: {error.strerror or error}: {_remedy(error)}") from error
+
+
+def _remedy(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "free some space there, or choose another place"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "choose a place that this user may use"
+    return "choose another place"
+
+
+@contextlib.contextmanager
+def written(path: Path, place: Callable[[Path, Path], None] = os.replace) -> Iterator[BinaryIO]:
+    """A stream for the new content of `path`; it is there, on the disk, once the block ends without an error.
+
+    Missing folders are made. place: how the finished file gets its name.
+    """
+    part, file = _part(path)
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            place(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    _sync(path.parent)
+
+
+def _part(path: Path) -> tuple[Path, BinaryIO]:
+    for _ in range(100):
+        part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+        try:
+            _make(path.parent)
+            _sweep(path.parent)
+            file = part.open("xb")
+        except FileNotFoundError:  # another process removed the folder, which was empty
+            continue
+        with contextlib.suppress(OSError):  # some network file systems have no locks: there, nothing is swept
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return part, file
+        file.close()  # swept away before it was locked
+    raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed processes left in a folder."""
+    for entry in os.scandir(folder):
+        if not _PART.fullmatch(entry.name):
+            continue
+        with contextlib.suppress(OSError), open(entry.path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(entry.path)
+
+
+def _make(folder: Path) -> None:
+    if folder.is_dir():
+        return
+    _make(folder.parent)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+        _sync(folder.parent)
+
+
+def _sync(folder: Path) -> None:
+    """Put the names in a folder on the disk: a rename is not there yet when the file's content is."""
+    with contextlib.suppress(OSError):  # some file systems refuse it for folders
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,96 @@
+"""One canonical configuration, whatever file it came from.
+
+The mapping has these keys: family ("llama" | "qwen" | "mpt"), width, layers, heads, kv_heads, head_dim, ffn, vocab,
+norm_eps, rope_theta, rope_scaling (None, or a mapping with Hugging Face's keys and "rope_type" linear | llama3 | yarn),
+rope_style ("half" | "interleaved"), max_position, tied, attention_bias (on q, k, v), qk_norm, sliding_window (or None),
+and of mpt positions and bias: the fields of `models.config.ModelConfig`.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from roofline.common.errors import UnsupportedError
+from roofline.weights.files.mapped import refuse
+
+# Upper bounds far above any model, so that a damaged field is named here and not met as a failed allocation.
+_INTEGERS = {
+    "width": 1 << 20,
+    "layers": 1 << 14,
+    "heads": 1 << 14,
+    "kv_heads": 1 << 14,
+    "head_dim": 1 << 14,
+    "ffn": 1 << 22,
+    "vocab": 1 << 24,
+    "max_position": 1 << 30,
+}
+
+
+class HasConfig(Protocol):
+    """What `model_config` needs: a Checkpoint or its random twin."""
+
+    @property
+    def config(self) -> Mapping[str, Any]: ...
+
+
+def model_config(checkpoint: HasConfig) -> tuple[str, dict[str, Any]]:
+    """(family, canonical configuration), the mapping as `ModelConfig.of` takes it."""
+    return checkpoint.config["family"], dict(checkpoint.config)
+
+
+def checked(path: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """The same mapping, its values within reason. Raises ConfigError naming file and field."""
+    for key, largest in _INTEGERS.items():
+        value = config[key]
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
+            refuse(path, key, f"{value!r} is not a whole number from 1 to {largest}")
+    for key in ("norm_eps", "rope_theta"):
+        value = config[key]
+        if not isinstance(value, int | float) or isinstance(value, bool) or not (0 < value < math.inf):
+            refuse(path, key, f"{value!r} is not a positive number")
+        config[key] = float(value)
+    if config["heads"] % config["kv_heads"]:
+        refuse(path, "kv_heads", f"{config['kv_heads']} does not divide the {config['heads']} heads")
+    if config["head_dim"] % 2:
+        refuse(path, "head_dim", f"{config['head_dim']} is odd; rope turns pairs")
+    window = config["sliding_window"]
+    if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
+        refuse(path, "sliding_window", f"{window!r} is not a whole number of at least 1")
+    return config
+
+
+_ROPE_NEEDED = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+}
+_ROPE_OPTIONAL = {"yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")}
+
+
+def checked_rope_scaling(path: Path, kind: str, given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The canonical rope scaling of a kind; values become floats. Raises ConfigError or UnsupportedError by field."""
+    if kind in ("default", "none"):
+        return None
+    if kind not in _ROPE_NEEDED:
+        reason = "only scalings fixed at load by the configuration give equal numbers for equal prefixes"
+        raise UnsupportedError(f"{path}: rope scaling {kind!r}", reason, ("none", *_ROPE_NEEDED))
+    scaling: dict[str, Any] = {"rope_type": kind}
+    for key in _ROPE_NEEDED[kind]:
+        if given.get(key) is None:
+            refuse(path, f"rope scaling {kind!r}", f"{key} is missing")
+        scaling[key] = _positive(path, key, given[key])
+    for key in _ROPE_OPTIONAL.get(kind, ()):
+        if given.get(key) is not None:
+            scaling[key] = _positive(path, key, given[key])
+    if kind == "yarn" and given.get("truncate") is not None:
+        scaling["truncate"] = bool(given["truncate"])
+    if kind == "llama3" and scaling["high_freq_factor"] <= scaling["low_freq_factor"]:
+        refuse(path, "rope scaling 'llama3'", "high_freq_factor is not above low_freq_factor")
+    return scaling
+
+
+def _positive(path: Path, key: str, value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not (0 < value < math.inf):
+        refuse(path, f"rope scaling {key}", f"{value!r} is not a positive number")
+    return float(value)

@@ -1,0 +1,168 @@
+"""Whole models through the gpu backend in Triton's interpreter, beside the reference on the same Program."""
+
+import numpy as np
+import pytest
+from gpu_models import LIMITS, LLAMA, distance, exact_whole, logits, steps
+
+from roofline.backends.sampling import SampleRows
+from roofline.engine.config import EngineConfig
+from roofline.engine.local import LocalEngine
+from roofline.engine.params import SamplingParams
+from roofline.hardware.chips import chips
+from roofline.models import registry
+from roofline.models.config import ModelConfig
+from roofline.ops.batch import Segment
+from roofline.program import target
+from roofline.program.compile import compile_program
+from roofline.weights.random_weights import random_checkpoint
+
+torch = pytest.importorskip("torch")
+MODELS = {
+    "llama": (LLAMA, "BF16"),
+    "mistral": ({**LLAMA, "sliding_window": 20, "rope_style": "interleaved", "tied": False}, "Q8_0"),
+    "qwen2": ({**LLAMA, "family": "qwen", "attention_bias": True}, "Q4_1"),
+    "qwen3": ({**LLAMA, "family": "qwen", "qk_norm": True, "width": 256, "heads": 8}, "Q4_K"),
+    "llama3": ({**LLAMA, "tied": False}, "E4M3"),
+    "mpt": ({**LLAMA, "family": "mpt", "kv_heads": 4, "positions": "alibi", "bias": True}, "F16"),
+}
+
+
+def models(name, exact=False):
+    """(gpu executable, reference executable) of one Program."""
+    from roofline.backends.gpu.runtime.executable import GpuExecutable, Runtime
+    from roofline.backends.reference.executable import ReferenceExecutable
+
+    config, form = MODELS[name]
+    source = random_checkpoint(config, seed=3, form=form)
+    cfg = ModelConfig.of(source.config)
+    activations = "f16" if form == "F16" else "bf16"
+    program = compile_program(registry.get(cfg.family), cfg, source.tensors, target.gpu(activations, exact))
+    shape = {"limits": LIMITS, "num_pages": 16, "max_context": 128, "weights_hash": "7e57"}
+    gpu = GpuExecutable(program, source.read, Runtime(chips.get("sm_90"), "cpu", exact), **shape)
+    return gpu, ReferenceExecutable(program, source.read, **shape)
+
+
+QUICK = ("llama", "mistral", "llama3")  # float, quantised, 8-bit floats; the others take their time: -m slow
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS])
+def test_steps_equal_the_reference(name):
+    """Up to where 16-bit rounding falls: sums in another order round differently now and then."""
+    gpu, reference = models(name)
+    for step in steps():
+        got, want = logits(gpu, step), logits(reference, step)
+        assert distance(got, want) < 0.02, distance(got, want)
+
+
+def test_exact_steps_do_not_depend_on_company_or_chunks():
+    gpu, _ = models("llama", exact=True)
+    ids, whole = exact_whole(gpu)
+    logits(gpu, [Segment(ids[:16], 0, [5, 6])])
+    for position in range(16, 20):
+        alone = logits(gpu, [Segment(ids[position : position + 1], position, [5, 6])])
+    assert np.array_equal(whole[0], alone[0])
+    beside = logits(gpu, [Segment(ids[19:], 19, [5, 6]), Segment(ids[:18], 0, [7, 8])])  # of attention, two launches
+    assert np.array_equal(whole[0], beside[0])
+
+
+def test_tuned_products_are_a_part_of_the_fingerprint():
+    """They change bits, so pages that one computed are nobody else's; where results are exact they change nothing."""
+    from dataclasses import replace
+
+    from roofline.backends.gpu.tiles import Tile
+
+    for exact in (False, True):
+        gpu, _ = models("llama", exact)
+        plain = gpu.fingerprint
+        seen = {plain}
+        for tile in (None, Tile(1, 2, {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 32})):
+            gpu.runtime = replace(gpu.runtime, choices={(2, 24, 96, False): tile})
+            seen.add(gpu._fingerprint())
+        for libraries in ("1 products by TunableOp (01234567)", "1 products by TunableOp (89abcdef)"):
+            gpu.runtime = replace(gpu.runtime, libraries=libraries)
+            seen.add(gpu._fingerprint())
+        assert len(seen) == (1 if exact else 5)
+
+
+def test_sampling_is_the_reference_s():
+    gpu, reference = models("llama")
+    step = steps()[1]
+    logits(gpu, steps()[0])
+    logits(gpu, step)
+    rows = SampleRows.greedy(2)
+    rows.temperature[:] = 0.7
+    rows.seed[:] = (1, 2)
+    reference._logits = np.array(gpu.logits())
+    assert gpu.sample(rows).ids.tolist() == reference.sample(rows).ids.tolist()
+
+
+def test_steps_that_are_queued_before_their_ids_are_known_give_the_same_answers():
+    answers = []
+    for overlap in (False, True):
+        engine = LocalEngine(models("llama", exact=True)[0], EngineConfig(max_batch_tokens=64, overlap=overlap))
+        for i in range(3):
+            params = SamplingParams(max_tokens=4 - i, temperature=0.5 * i, seed=i, logprobs=2)
+            engine.submit(range(10 * i, 10 * i + 7 + i), params, request_id=str(i))
+        told, calls = {}, 0
+        while engine.has_work:
+            events, calls = engine.step(), calls + 1
+            assert not overlap or calls > 1 or not events, "the first step is under way"
+            for event in events:
+                told.setdefault(event.request_id, []).append((event.ids, event.logprobs))
+        answers.append(told)
+    assert answers[0] == answers[1]
+    assert [len(answers[0][str(i)]) for i in range(3)] == [4, 3, 2]
+
+
+def test_the_time_of_each_op():
+    gpu, _ = models("llama")
+    logits(gpu, steps()[0])
+    times = gpu.time_ops()
+    assert [op for op, _ in times] == [instr.op for instr in gpu.program.body]
+    assert all(seconds > 0 for op, seconds in times if op != "split")
+
+
+def test_padded_verification_is_that_of_the_step_alone():
+    """Two drafts of other lengths, in a bucket with segments, queries and tokens of nobody."""
+    from roofline.backends.gpu.runtime.graphs import padded
+
+    gpu, _ = models("llama")
+    logits(gpu, steps()[0])
+    step = [Segment([5, 6, 7], 21, [3, 7]), Segment([9, 8], 0, [1])]
+    gpu.batch.fill(step, list(range(5)))
+    gpu.forward()
+    want = np.array(gpu.logits())
+    gpu.batch.fill(step, list(range(5)))
+    sizes = padded(gpu._fields.sizes(), LIMITS, 128)
+    assert (sizes.tokens, sizes.segments, sizes.rows, sizes.max_query) == (8, 4, 8, 4)
+    gpu._fields.pad(sizes)
+    gpu._fields.upload()
+    gpu._last = gpu.step_of(sizes)
+    gpu.queue(gpu._last)
+    assert np.array_equal(gpu.logits(), want)
+
+
+def test_padding_writes_to_the_scratch_page_only():
+    """A step padded to its bucket gives the bits of the same step without padding, and touches no other page."""
+    from roofline.backends.gpu.runtime.graphs import padded
+    from roofline.backends.gpu.runtime.step import Sizes
+
+    gpu, _ = models("llama")
+    first, second = steps()[0], [Segment([5], 21, [3, 7]), Segment([9], 0, [1])]
+    logits(gpu, first)
+    before = [pages.clone() for pages in gpu._caches["kv0"]]
+    want = logits(gpu, second)
+    after = [pages.clone() for pages in gpu._caches["kv0"]]
+    for pages, old in zip(gpu._caches["kv0"], before, strict=True):
+        pages.copy_(old)
+    sizes = padded(Sizes(2, 2, 2, 1, 22), LIMITS, 128)
+    assert (sizes.tokens, sizes.max_context) == (2, 128)
+    sizes = padded(Sizes(3, 3, 3, 1, 22), LIMITS, 128)
+    gpu.batch.fill(second, [0, 1])
+    gpu._fields.pad(sizes)
+    gpu._fields.upload()
+    gpu._last = gpu.step_of(sizes)
+    gpu.queue(gpu._last)
+    assert np.array_equal(gpu.logits(), want)
+    for pages, old in zip(gpu._caches["kv0"], after, strict=True):
+        assert torch.equal(pages[:, :16].view(torch.int16), old[:, :16].view(torch.int16))

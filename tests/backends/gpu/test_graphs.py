@@ -1,0 +1,86 @@
+"""When steps are captured, and what a capture that fails leaves behind."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from roofline.backends.gpu.runtime.graphs import Graphs, bucket, padded  # noqa: E402
+from roofline.backends.gpu.runtime.step import Sizes  # noqa: E402
+from roofline.ops.batch import BatchLimits  # noqa: E402
+
+ONE, FOUR = Sizes(1, 1, 1, 1, 256), Sizes(4, 4, 4, 1, 256)
+
+
+class Recorded(Graphs):
+    """Captures nothing; `done` is what ran, in order."""
+
+    def __init__(self):
+        super().__init__(self.listed, lambda sizes: sizes)
+        self.done, self.broken = [], None
+
+    def listed(self, step):
+        if self.broken == "run":
+            raise RuntimeError("no memory")
+        self.done.append(("list", step.rows))
+
+    def _capture(self, step):
+        if self.broken == "capture":
+            raise RuntimeError("operation not permitted\nwhen stream is capturing")
+        self.done.append(("capture", step.rows))
+        return self
+
+    def replay(self):
+        self.done.append(("replay",))
+
+
+def test_the_second_step_of_a_bucket_is_captured_and_later_ones_replayed():
+    graphs = Recorded()
+    for sizes in (ONE, FOUR, ONE, ONE):
+        assert graphs.step(sizes) is sizes
+    assert graphs.done == [("list", 1), ("list", 4), ("capture", 1), ("replay",), ("replay",)]
+
+
+def test_after_a_failed_capture_all_steps_run_from_the_list():
+    graphs = Recorded()
+    for sizes in (ONE, ONE, FOUR):
+        graphs.step(sizes)
+    graphs.broken = "capture"
+    graphs.done.clear()
+    for sizes in (FOUR, FOUR, ONE):
+        assert graphs.step(sizes) is sizes
+    assert graphs.done == [("list", 4), ("list", 4), ("replay",)]
+    assert graphs.failed == "RuntimeError: operation not permitted"
+    graphs.broken = None
+    graphs.step(FOUR)
+    assert graphs.done[-1] == ("list", 4)
+
+
+def test_a_first_step_that_failed_is_not_captured_next():
+    """What it did not get to was neither compiled nor loaded."""
+    graphs = Recorded()
+    graphs.broken = "run"
+    with pytest.raises(RuntimeError, match="no memory"):
+        graphs.step(ONE)
+    graphs.broken = None
+    graphs.step(ONE)
+    assert graphs.done == [("list", 1)]
+
+
+def test_buckets_hold_their_tokens():
+    for most in (1, 7, 64, 256):
+        for tokens in range(1, most + 1):
+            assert tokens <= bucket(tokens, most) <= most
+
+
+def test_what_steps_are_padded_to():
+    limits = BatchLimits(tokens=512, segments=64, rows=256, pages=64)
+    for sizes, wanted in (
+        (Sizes(3, 3, 3, 1, 300), Sizes(4, 4, 4, 1, 400)),
+        (Sizes(70, 70, 64, 3, 20), Sizes(96, 96, 64, 4, 256)),  # drafts
+        (Sizes(9, 9, 1, 9, 9, decodes=0), Sizes(16, 16, 16, 16, 256)),
+        (Sizes(10, 10, 3, 8, 9, decodes=2), Sizes(16, 16, 16, 8, 256)),
+        (Sizes(256, 256, 32, 8, 90), Sizes(256, 256, 64, 8, 256)),
+        (Sizes(10, 3, 3, 8, 9, decodes=2), None),  # a chunk of a prompt, of which one row of logits is wanted
+        (Sizes(17, 17, 1, 17, 17), None),
+    ):
+        assert padded(sizes, limits, 400) == wanted

@@ -1,0 +1,158 @@
+"""Bundles made on first use: made once, right for the source and the build, bounded, listed and removed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bundle_models import write_model
+
+from roofline.bundle import bundle_cache as cached
+from roofline.bundle import load
+from roofline.bundle.loader import load_text_of
+from roofline.common import env
+
+CLI = "from roofline.cli.main import main; main()"
+
+
+def bundles() -> list[Path]:
+    return sorted(entry.path for entry in cached.entries())
+
+
+def test_compiled_on_first_use_and_used_afterwards(model: Path, home: Path, capfd: Any) -> None:
+    first = load(str(model))
+    said = capfd.readouterr().err
+    assert f"Compiled {model} in " in said
+    (path,) = bundles()
+    assert path.parent == home / "bundles"
+    second = load(str(model))
+    load_text_of(str(model))
+    assert capfd.readouterr().err == ""
+    assert str(path) in second.notes["weights"]
+    assert first.executable.fingerprint == second.executable.fingerprint
+    assert (first.name, first.path) == (str(model), model)
+
+
+def test_switched_off(model: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROOFLINE_BUNDLES", "off")
+    assert "weights" not in load(str(model)).notes
+    assert bundles() == []
+
+
+def test_a_changed_source_and_another_build_are_compiled_anew(
+    model: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = load(str(model), text=False).executable.fingerprint
+    write_model(model, seed=5)
+    assert load(str(model), text=False).executable.fingerprint != before
+    assert len(bundles()) == 2
+    for build in ("a", "b", "c"):
+        monkeypatch.setattr("roofline._native.build_id", lambda build=build: build)
+        load(str(model), text=False)
+        assert len(bundles()) == 2  # bounded
+
+
+def test_bundles_whose_source_has_gone_are_removed(tmp_path: Path, home: Path) -> None:
+    one, two = write_model(tmp_path / "one"), write_model(tmp_path / "two")
+    load(str(one), text=False)
+    (one / "config.json").unlink()
+    (one / "model.safetensors").rename(tmp_path / "moved")
+    for file in one.iterdir():
+        file.unlink()
+    one.rmdir()
+    load(str(two), text=False)
+    assert [entry.source for entry in cached.entries()] == [two]
+
+
+@pytest.mark.parametrize("spoil", ["cut", "manifest", "missing", "foreign"])
+def test_a_damaged_one_is_compiled_again_with_the_reason(model: Path, home: Path, capfd: Any, spoil: str) -> None:
+    wanted = load(str(model), text=False).executable.fingerprint
+    (path,) = bundles()
+    if spoil == "cut":
+        os.truncate(path / "weights.bin", 1000)
+    elif spoil == "manifest":
+        raw = bytearray((path / "manifest.json").read_bytes())
+        raw[300] ^= 1
+        (path / "manifest.json").write_bytes(raw)
+    elif spoil == "missing":
+        (path / "code.bin").unlink()
+    else:
+        raw = bytearray((path / "code.bin").read_bytes())
+        raw[24] += 1
+        (path / "code.bin").write_bytes(raw)
+    capfd.readouterr()
+    assert load(str(model), text=False).executable.fingerprint == wanted
+    assert f"Compiling {model} again: " in capfd.readouterr().err
+    load(str(model), text=False)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_cache_that_cannot_be_written_costs_nothing_but_time(
+    model: Path, home: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    home.write_text("a file where the folder should be")
+    assert "weights" not in load(str(model), text=False).notes
+    assert "is loaded without a bundle" in caplog.text
+
+
+def test_two_processes_compile_once(model: Path, home: Path) -> None:
+    code = f"from roofline.bundle import load; print(load({str(model)!r}, text=False).executable.fingerprint)"
+    command = [sys.executable, "-c", code]
+    both = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ.copy())
+        for _ in range(2)
+    ]
+    results = [process.communicate(timeout=60) for process in both]
+    assert len({out for out, _ in results}) == 1
+    assert "".join(said for _, said in results).count("Compiled") == 1
+
+
+def test_list_and_rm(model: Path, home: Path) -> None:
+    def roofline(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", CLI, *words], capture_output=True, text=True, timeout=60, env=os.environ.copy()
+        )
+
+    load(str(model), text=False)
+    (path,) = bundles()
+    (entry,) = json.loads(roofline("list", "--json").stdout)
+    assert (entry["path"], entry["source"]) == (str(path), str(model))
+    assert path.name[:10] in roofline("list").stdout
+    done = roofline("rm", str(model))
+    assert done.returncode == 0, done.stderr
+    assert bundles() == []
+    done = roofline("rm", str(model))
+    assert done.returncode == 1
+    assert env.home() == home
+
+
+def test_removing_a_model_removes_its_bundles(model: Path, home: Path) -> None:
+    from dataclasses import asdict
+
+    from roofline.weights import sources
+
+    entry = sources.catalog()["smollm2-135m"]
+    folder = home / "models" / entry.name
+    folder.mkdir(parents=True)
+    shape = {"name": entry.name, "source": "x", "file": "", "sha256": "", "size": 1, "licence": "x", "pulled_at": "x"}
+    write_model(folder)
+    (folder / "manifest.json").write_text(json.dumps(asdict(sources.StoredModel(**shape))))
+    load(entry.name, text=False)
+    (found,) = list(cached.entries())
+    assert found.source == folder
+    command = [sys.executable, "-c", CLI, "list", "--json"]
+    listed = json.loads(subprocess.run(command, capture_output=True, text=True, env=os.environ.copy()).stdout)
+    assert listed[0]["bundle_bytes"] == found.nbytes
+    subprocess.run([sys.executable, "-c", CLI, "rm", entry.name], check=True, env=os.environ.copy())
+    assert not folder.exists()
+    assert bundles() == []
+
+
+def test_the_text_side_of_another_backend_compiles_nothing(model: Path, home: Path) -> None:
+    load_text_of(str(model), "gpu")
+    assert not home.exists()
+    load_text_of(str(model))
+    assert home.exists()

@@ -1,0 +1,168 @@
+"""load(..., tensor_parallel, pipeline_parallel): processes started, followed, lost and ended."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the reference is written in torch")
+
+from roofline.backends.parallel.ranks import RankError  # noqa: E402
+from roofline.bundle import load  # noqa: E402
+from roofline.bundle.parallel import RankOptions, launch_ranks  # noqa: E402
+from roofline.common.errors import CapacityError, ConfigError, UnsupportedError  # noqa: E402
+from roofline.engine.local import LocalEngine  # noqa: E402
+from roofline.engine.params import SamplingParams  # noqa: E402
+from roofline.models.config import ModelConfig  # noqa: E402
+from roofline.ops.batch import Segment  # noqa: E402
+from roofline.weights.checkpoint import read_config  # noqa: E402
+from roofline.weights.random_weights import random_checkpoint  # noqa: E402
+
+LOADING: dict[str, Any] = {
+    "backend": "reference",
+    "weights": "random:7",
+    "cache_tokens": 64,
+    "max_running": 2,
+    "max_batch_tokens": 8,
+    "text": False,
+    "threads": 1,
+}
+PROMPT = [5, 17, 42, 3, 9, 60, 61, 2, 8, 1]  # more than one step
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny_llama: dict[str, Any]) -> str:
+    """A configuration; its weights are random."""
+    place = tmp_path_factory.mktemp("tiny")
+    (place / "config.json").write_text(json.dumps(tiny_llama))
+    return str(place)
+
+
+def answer(engine: LocalEngine) -> tuple[list[int], str | None]:
+    """Ids, and the error that ended them."""
+    engine.submit(PROMPT, SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
+    events = []
+    while engine.has_work:
+        events += engine.step()
+    return [token for event in events for token in event.ids], events[-1].error
+
+
+def ranks_of(options: RankOptions) -> Any:
+    checkpoint = random_checkpoint(read_config(Path(options.source)), 7)
+    return launch_ranks(options, checkpoint, ModelConfig.of(checkpoint.model_config()[1]))[0]
+
+
+def options(folder: str, **changes: Any) -> RankOptions:
+    limits = (8, 2, 8, 8)
+    given = {"tensor": 2, "pipeline": 1, "arithmetic": "plain", "patience": 3.0} | changes
+    return RankOptions(folder, "random:7", "f32", limits, 4, 64, 1, **given)
+
+
+def step(executable: Any) -> None:
+    executable.batch.fill([Segment([1, 2], 0, [0])], [1])
+    executable.forward()
+
+
+def pids(executable: Any) -> dict[int, int]:
+    return {rank: process.pid for rank, process in executable._watch._processes.items()}
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_ranks_and_stages_answer_as_one_process_does(folder: str) -> None:
+    one = load(folder, **LOADING)
+    alone, error = answer(LocalEngine(one.executable))
+    assert error is None
+    prints = {one.executable.fingerprint}
+    for grid in ({"tensor_parallel": 2}, {"pipeline_parallel": 2}):
+        loaded = load(folder, **LOADING, **grid)
+        assert loaded.notes["ranks"].startswith("2: ")
+        assert loaded.executable.vocab_size == 96
+        others = pids(loaded.executable)
+        engine = LocalEngine(loaded.executable)
+        assert answer(engine) == (alone, None)  # with these weights; elsewhere rounding may choose another id
+        assert engine.stats().steps == len(alone) + 1
+        prints.add(loaded.executable.fingerprint)
+        engine.close()
+        assert not any(alive(pid) for pid in others.values())
+    assert len(prints) == 3
+
+
+def test_ranks_of_the_cpu_backend_answer_as_the_reference_s_ranks_do(folder: str) -> None:
+    pytest.importorskip("roofline._native", reason="the C++ core is not built")
+    found = []
+    for backend in ("cpu", "reference"):
+        loaded = load(folder, **LOADING | {"backend": backend}, tensor_parallel=2)
+        engine = LocalEngine(loaded.executable)
+        assert loaded.executable.exact
+        found.append(answer(engine))
+        loaded.executable.batch.fill([Segment(PROMPT[:8], 0, [0])], [6, 7])
+        loaded.executable.forward()
+        found[-1] = *found[-1], loaded.executable.logits().tolist()
+        engine.close()
+    assert found[0] == found[1]
+    assert found[0][1] is None
+
+
+def test_a_rank_that_dies_ends_the_step_with_its_name(folder: str) -> None:
+    loaded = load(folder, **LOADING, tensor_parallel=2, pipeline_parallel=2)
+    engine, others = LocalEngine(loaded.executable), pids(loaded.executable)
+    answered, error = answer(engine)
+    assert len(answered) == 6
+    assert error is None
+    os.kill(others[2], signal.SIGKILL)
+    start = time.monotonic()
+    for _ in range(2):  # the second request finds it so at once
+        answered, error = answer(engine)
+        assert answered == []
+        assert error == "RankError: rank 2 of 4 ended (signal 9); load the model again"
+    assert time.monotonic() - start < 20
+    assert not any(alive(pid) for pid in others.values())
+    engine.close()
+
+
+def test_a_rank_that_is_stuck_is_not_waited_for(folder: str) -> None:
+    executable = ranks_of(options(folder))
+    step(executable)
+    (other,) = pids(executable).values()
+    os.kill(other, signal.SIGSTOP)
+    start = time.monotonic()
+    with pytest.raises(RankError, match="rank 0 of 2: another rank has not answered in time; load the model again"):
+        step(executable)
+    assert time.monotonic() - start < 30
+    assert not alive(other)
+
+
+def test_a_rank_that_cannot_load_says_why(folder: str, tmp_path: Path) -> None:
+    given = options(folder)
+    moved = options(str(tmp_path / "gone"))
+    checkpoint = random_checkpoint(read_config(Path(given.source)), 7)
+    with pytest.raises(RankError, match=r"rank 1 of 2 failed: ConfigError: .*gone"):
+        launch_ranks(moved, checkpoint, ModelConfig.of(checkpoint.model_config()[1]))
+    assert not torch.distributed.is_initialized()
+
+
+def test_what_cannot_be_divided_is_refused_before_anything_starts(folder: str) -> None:
+    with pytest.raises(CapacityError, match=r"tensor_parallel=8 needs 8 parts of 1 query heads, 4 are available"):
+        load(folder, **LOADING, tensor_parallel=8)
+    with pytest.raises(CapacityError, match=r"pipeline_parallel=3 needs 3 layers, 2 are available"):
+        load(folder, **LOADING, pipeline_parallel=3)
+    with pytest.raises(ConfigError, match="tensor_parallel=0"):
+        load(folder, **LOADING, tensor_parallel=0)
+    with pytest.raises(UnsupportedError, match="isa='avx2' with the reference"):
+        load(folder, **LOADING, tensor_parallel=2, isa="avx2")
+    with pytest.raises(UnsupportedError, match=r"pipeline_parallel=2 with backend 'cpu'.*tensor_parallel"):
+        load(folder, **LOADING | {"backend": "cpu"}, pipeline_parallel=2)
+    checkpoint = random_checkpoint(read_config(Path(folder)), 7)
+    with pytest.raises(UnsupportedError, match="a checkpoint in memory on several ranks"):
+        load(checkpoint, backend="reference", tensor_parallel=2)

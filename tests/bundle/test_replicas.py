@@ -1,0 +1,61 @@
+"""What each of several copies of a model takes of the machine."""
+
+import os
+
+import pytest
+
+from roofline.backends.gpu import devices
+from roofline.bundle import cache_size, load, replicas
+from roofline.common.errors import CapacityError
+from roofline.hardware import cores, detect
+from roofline.hardware.gpus.device import Device
+
+SETTINGS = {"layers": 2, "kv_heads": 2, "head_dim": 32, "max_position": 4096}
+EMPTY = dict.fromkeys(detect.Machine.__dataclass_fields__)
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    monkeypatch.delenv("ROOFLINE_THREADS", raising=False)
+    monkeypatch.setattr(detect, "cores_allowed", lambda: 9)
+    monkeypatch.setattr(detect, "cpu_quota", lambda root=None: None)
+    monkeypatch.setattr(cores, "cpu_quota", lambda root: None)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(9)))
+    monkeypatch.setattr(cores, "_place", lambda root, cpu: (0, cpu))
+
+
+def test_cores_and_threads_are_divided_in_equal_parts():
+    places = replicas.divided({}, 2)
+    assert [place.cores for place in places] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [place.options for place in places] == [{"replica": (i, 2), "threads": 4} for i in range(2)]
+
+
+def test_asked_threads_are_those_of_all_and_ranks_share_theirs(monkeypatch):
+    assert [place.options["threads"] for place in replicas.divided({"threads": 6}, 3)] == [2, 2, 2]
+    ranks = replicas.divided({"backend": "reference", "tensor_parallel": 2}, 2)
+    assert [place.options["threads"] for place in ranks] == [2, 2]
+    monkeypatch.setenv("ROOFLINE_THREADS", "2")
+    assert [place.options["threads"] for place in replicas.divided({}, 2)] == [1, 1]
+    with pytest.raises(CapacityError, match="data_parallel=3 needs 3 threads, 2 are available"):
+        replicas.divided({}, 3)
+
+
+def test_devices_need_no_threads():
+    places = replicas.divided({"backend": "gpu", "tensor_parallel": 2}, 20)
+    assert places[19] == replicas.Place({"replica": (19, 20)}, {"replica": (38, 40)}, [])
+
+
+def test_caches_share_what_the_memory_allows(monkeypatch):
+    token_bytes = 2 * 2 * 2 * 32 * 2
+    free = 4 * 1600 * token_bytes
+    monkeypatch.setattr(detect, "detect", lambda: detect.Machine(**{**EMPTY, "memory_available": free}))
+    assert cache_size.cache_size(SETTINGS, None, None, "bf16") == (100, 1600)
+    assert cache_size.cache_size(SETTINGS, None, None, "bf16", copies=4) == (25, 400)
+    assert cache_size.cache_size(SETTINGS, 4096, None, "bf16", copies=4) == (256, 4096), "what is asked is of each"
+
+
+def test_loading_takes_the_replica_s_group_of_devices(monkeypatch):
+    """Before the model is looked for: what cannot be placed should cost nothing."""
+    monkeypatch.setattr(devices, "_usable", lambda _: tuple(Device("amd", n, arch="gfx90a", torch=n) for n in range(3)))
+    with pytest.raises(CapacityError, match=r"data_parallel=2 of 2 ranks needs 4 devices, 3 are available. Lower it"):
+        load("no such model", backend="gpu", replica=(0, 2), tensor_parallel=2)

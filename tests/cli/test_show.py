@@ -1,0 +1,61 @@
+"""roofline show on a real file: one screen, with and without measured roofs."""
+
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from roofline.cli.models.show import command
+from roofline.hardware import detect, roofs
+
+
+@pytest.fixture
+def run(tmp_path: Path, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("ROOFLINE_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "80")
+    app = typer.Typer()
+    app.command()(command)
+    return lambda *args: CliRunner().invoke(app, [str(smollm2_path), *args])
+
+
+def test_one_layer_fits_one_screen(run) -> None:  # type: ignore[no-untyped-def]
+    out = run()
+    assert out.exit_code == 0, out.output
+    lines = out.output.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert "576 → 3072" in out.output
+    assert "9/3 × 64" in out.output
+    assert "roofline doctor" in out.output
+    assert "…" not in out.output
+
+
+def test_measured_roofs_give_microseconds(run) -> None:  # type: ignore[no-untyped-def]
+    pytest.importorskip("roofline._native", reason="it tells the instruction sets of this build")
+    from roofline.backends.cpu.select import choose_isa, choose_threads
+
+    threads, isa = int(choose_threads().value), str(choose_isa().value)
+    made = roofs.Roofs(2e12, 1e12, 5e11, ((1 << 23, 1e11), (1 << 32, 5e10)), threads, isa, "chip", "now")
+    roofs.store(made, detect.detect().fingerprint)
+    decode, prefill = run("--context", "1024"), run("--tokens", "512", "--context", "0")
+    assert "at the roof" in decode.output
+    assert "us" in decode.output
+    assert "prefill 512 tokens" in prefill.output
+    assert "…" not in prefill.output
+
+
+def test_pass_prints_the_program_text(run) -> None:  # type: ignore[no-untyped-def]
+    from roofline.program.text import parse_program
+
+    assert len(parse_program(run("--pass", "plan").output).body) == 1 + 30 * 10 + 4
+    assert "fuse" in str(run("--pass", "fuze").exception)
+
+
+def test_a_shape_without_weights_can_be_shown(run) -> None:  # type: ignore[no-untyped-def]
+    app = typer.Typer()
+    app.command()(command)
+    out = CliRunner().invoke(app, ["preset:mpt-125m"])
+    assert out.exit_code == 0, out.output
+    for op, shape in (("layer_norm", "768"), ("qkv_write", "12/12 × 64"), ("gelu", "3072"), ("embed", "2048 × 768")):
+        assert any(op in line and shape in line for line in out.output.splitlines()), op

@@ -1,0 +1,91 @@
+"""roofline tune: what it prints, Ctrl-C, going on, explain, and the switches that leave the store aside."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+native = pytest.importorskip("roofline._native", reason="the C++ core is not built")
+sys.path.insert(0, str(Path(__file__).parents[1] / "backends"))
+
+from cpu_models import checkpoint, executable  # noqa: E402
+
+from roofline.backends.cpu.tuning import tune as tuning  # noqa: E402
+from roofline.cli import app  # noqa: E402
+from roofline.cli.tuning import tune  # noqa: E402
+from roofline.common import env  # noqa: E402
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """run(*words) -> result, over a small random model."""
+    monkeypatch.setenv("ROOFLINE_HOME", str(tmp_path))
+    model = executable(checkpoint("llama", "Q4_1"), isa=native.isas()[0], threads=1, pages=128)
+    asked = []
+    monkeypatch.setattr(tune, "_executable", lambda name, *_: asked.append(name) or model)
+
+    def call(*words):
+        result = CliRunner().invoke(app.app, ["tune", *words])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    call.asked = asked
+    return call
+
+
+def test_tune_says_how_long_it_takes_measures_stores_and_explains(run):
+    before = run("explain", "tiny")
+    assert "nothing is tuned" in before
+    told = run("--budget", "2", "tiny")
+    first = told.splitlines()[0]
+    assert "pairs of shape and regime to measure" in first
+    assert "within the budget of 2.0 s" in first
+    assert "the whole model, 1 row: " in told
+    assert "stored in" in told
+    again = run("tiny")
+    assert "are known already" in again.splitlines()[0] or "stopped before" in told
+    explained = run("explain", "tiny")
+    for part in ("linear 256x512 Q4_1", "1 row", "2-32 rows", "33+ rows", "against", "default", "time: share of"):
+        assert part in explained
+    plain = json.loads(run("explain", "tiny", "--json"))
+    assert {r["regime"] for r in plain["records"]} == {"1 row", "2-32 rows", "33+ rows"}
+    assert all(r["reason"] and r["ignored"] == "" for r in plain["records"])
+    assert run.asked == ["tiny"] * len(run.asked)
+
+
+def test_ctrl_c_keeps_what_was_measured_and_the_next_run_goes_on(run, monkeypatch):
+    slots = 0
+    slot = tuning.Tuner._slot
+
+    def interrupted(self, *options):
+        nonlocal slots
+        slots += 1
+        if slots == 30:
+            os.kill(os.getpid(), signal.SIGINT)
+        return slot(self, *options)
+
+    monkeypatch.setattr(tuning.Tuner, "_slot", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    told = run("tiny")
+    assert slots == 30
+    assert "run the same command again to go on" in told
+    assert signal.getsignal(signal.SIGINT) is before
+    told = run("tiny")
+    assert "stopped before" not in told
+    assert "the whole model, 33+ rows: " in told
+
+
+def test_no_tune_switches_the_store_off(monkeypatch, run):
+    monkeypatch.setenv("ROOFLINE_TUNED", "on")
+    CliRunner().invoke(app.app, ["--no-tune", "tune", "explain", "tiny"])
+    assert env.read("ROOFLINE_TUNED") == "off"
+
+
+def test_tune_has_help():
+    text = CliRunner().invoke(app.app, ["tune", "--help"]).output
+    assert "explain" in text
+    assert "--budget" in CliRunner().invoke(app.app, ["tune", "run", "--help"], env={"COLUMNS": "200"}).output

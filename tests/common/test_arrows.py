@@ -1,0 +1,147 @@
+"""The house's arrows: a room imports rooms below it, never above; the serving rooms work without torch."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import roofline
+
+PACKAGE = Path(roofline.__file__).parent
+# room: what it may import. `hardware` and above all see `common`.
+BELOW = {"common": set()}
+for room, lower in (
+    ("hardware", ("common",)),
+    ("ops", ("hardware",)),
+    ("models", ("ops",)),
+    ("program", ("models",)),
+    ("weights", ("models",)),
+    ("text", ("models",)),
+    ("backends", ("program",)),
+    ("bundle", ("backends", "weights", "text")),
+    ("engine", ("bundle",)),
+    ("train", ("bundle",)),
+    ("server", ("engine",)),
+    ("torch", ("server",)),
+    ("bench", ("train", "torch")),
+    ("cli", ("bench",)),
+):
+    BELOW[room] = set(lower).union(*(BELOW[below] for below in lower))
+
+# Folders that may import torch, and never at the top of a module: outside of these no import at all. Training is torch,
+# but what it reads is not; a Triton kernel needs both at the top; `roofline.torch` is for who has torch.
+TORCH_ROOMS = {"ops", "models", "backends", "train", "torch", "bench"}
+NO_TORCH_IN_TRAIN = {
+    *("config", "data", "storage", "parity", "schedule", "flops", "sketch"),
+    *("cards", "page"),
+}
+HEAVY = {"torch", "transformers", "triton"}
+NO_TORCH = (
+    "common",
+    "hardware",
+    "text",
+    "weights",
+    "bundle",
+    "engine",
+    "server",
+    "bench",
+    "cli",
+    "program",
+    "ops",
+    "models",
+    "backends",
+)
+
+
+def _is_torch(parts):
+    if parts[0] == "torch" or parts[:3] == ("backends", "gpu", "kernels"):
+        return parts[-1] != "__init__.py"
+    free = NO_TORCH_IN_TRAIN.intersection(part.removesuffix(".py") for part in parts[1:])
+    return parts[0] == "train" and parts[-1] != "__init__.py" and not free
+
+
+def sources():
+    return sorted(path for path in PACKAGE.rglob("*.py"))
+
+
+def imports(path):
+    """(module, at the top level of the file, only for type checking) of every import in a file."""
+    tree = ast.parse(path.read_text())
+    typing_only = {
+        node
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
+        for node in ast.walk(block)
+    }
+    inside = {
+        node
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                yield name.name, node not in inside, node in typing_only
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            for name in node.names:
+                yield f"{node.module}.{name.name}", node not in inside, node in typing_only
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_arrows(path):
+    parts = path.relative_to(PACKAGE).parts
+    for module, top, typing_only in imports(path):
+        root, *rest = module.split(".")
+        if root in HEAVY and not typing_only:
+            assert parts[0] in TORCH_ROOMS, f"{path} imports {module}"
+            assert not top or _is_torch(parts), f"{path} imports {module} at import time"
+        if root != "roofline" or len(parts) == 1 or not rest or rest[0] in ("__version__", "_native"):
+            continue
+        room = parts[0]
+        assert rest[0] == room or rest[0] in BELOW[room], f"{path}: {room} may not import {module}"
+
+
+def test_no_pickle_and_no_eval():
+    """Nothing that runs code found in data: no pickle, marshal, eval, exec."""
+    for path in sources():
+        for module, _, _ in imports(path):
+            assert module.split(".")[0] not in ("pickle", "dill", "marshal", "shelve", "cloudpickle"), path
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in ("eval", "exec"), f"{path}:{node.lineno}"
+
+
+def test_every_room_imports_without_torch(run_python):
+    modules = [
+        ".".join(("roofline", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+        for path in sources()
+        if not _is_torch(path.relative_to(PACKAGE).parts)
+        and path.relative_to(PACKAGE).parts[0] in (*NO_TORCH, "train")
+        and path.name != "__main__.py"
+    ]
+    run_python(
+        "import sys, importlib\n"
+        "for name in ('torch', 'transformers', 'triton'): sys.modules[name] = None\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n",
+        timeout=120,
+    )
+
+
+def test_importing_the_package_does_nothing(run_python):
+    """It is quick (best of several in this order of magnitude: 0.15 s) and brings in nothing heavy."""
+    code = (
+        "import sys, time; start = time.process_time(); import roofline; took = time.process_time() - start\n"
+        "heavy = {'numpy', 'torch', 'msgspec', 'fastapi', 'typer', 'jinja2', 'tokenizers'} & set(sys.modules)\n"
+        "print(took, *heavy)"
+    )
+    took, *heavy = min((run_python(code).split() for _ in range(5)), key=lambda words: float(words[0]))
+    assert not heavy
+    assert float(took) < 0.15
+    assert "SamplingParams" in dir(roofline) or "SamplingParams" in roofline.__all__
+
+
+def test_unknown_names_are_attribute_errors():
+    with pytest.raises(AttributeError, match="nothing_here"):
+        roofline.nothing_here

@@ -1,0 +1,56 @@
+"""An engine process whose model several ranks run: when one is lost, the process and all ranks start anew."""
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roofline.engine.events import Event
+from roofline.engine.params import SamplingParams
+from roofline.engine.process.messages import EngineSpec
+from roofline.engine.process.remote import RemoteEngine
+
+pytest.importorskip("torch", reason="the reference is written in torch")
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+async def answer(engine: RemoteEngine) -> list[Event]:
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    return [event async for event in await engine.submit([5, 17], params)]
+
+
+async def lose_a_rank(spec: EngineSpec) -> None:
+    engine = RemoteEngine(spec)
+    await engine.start()
+    try:
+        first = await answer(engine)
+        assert [event.error for event in first] == [None] * 3
+        assert engine.pid is not None
+        (other,) = children(engine.pid)
+        os.kill(other, signal.SIGKILL)
+        (failed,) = await answer(engine)
+        assert failed.error is not None
+        assert "rank 1 of 2 ended (signal 9)" in failed.error
+        async with asyncio.timeout(30):
+            while not engine.restarts:
+                await asyncio.sleep(0.02)
+        again = await answer(engine)  # waits for the fresh process
+        assert [event.ids for event in again] == [event.ids for event in first]
+        assert engine.restarts == 1
+        assert children(engine.pid) != [other]
+    finally:
+        await engine.close()
+
+
+def test_a_lost_rank_costs_a_restart(tmp_path: Path, tiny_llama: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(tiny_llama))
+    options = {"backend": "reference", "weights": "random:7", "cache_tokens": 64, "max_running": 2, "text": False}
+    spec = EngineSpec(source=str(tmp_path), options={**options, "threads": 1, "tensor_parallel": 2})
+    asyncio.run(lose_a_rank(spec))

@@ -1,0 +1,284 @@
+"""Several engines behind one interface: where requests go, who ends them, and what is left when one dies."""
+
+import asyncio
+import os
+import random
+import signal
+
+import pytest
+from engine_fakes import FakeExecutable
+from engine_streams import collect, local, until
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roofline.common.errors import CapacityError, ConfigError, RequestError, UnsupportedError
+from roofline.engine.config import EngineConfig
+from roofline.engine.local import LocalEngine
+from roofline.engine.params import SamplingParams
+from roofline.engine.process.messages import EngineSpec
+from roofline.engine.process.remote import RemoteEngine
+from roofline.engine.process.replicas import Replicas
+from roofline.engine.process.threaded import ThreadedEngine
+
+pytestmark = pytest.mark.usefixtures("fakes_everywhere")
+GREEDY = SamplingParams(temperature=0, max_tokens=20)
+LONG = SamplingParams(temperature=0, max_tokens=400)
+
+
+def processes(*sources, config=None, cores=(), **options):
+    sources = sources or ("toy", "toy")
+    specs = [
+        EngineSpec(
+            source=source,
+            options=options,
+            config=config or EngineConfig(),
+            factory="engine_fakes:load_fake",
+            cores=list(cores),
+        )
+        for source in sources
+    ]
+    return [RemoteEngine(spec, backoff=0.01, max_restarts=2) for spec in specs]
+
+
+def threads(count=2, **options):
+    return [ThreadedEngine("toy", LocalEngine(FakeExecutable(**options))) for _ in range(count)]
+
+
+def run(test, engines):
+    """Run an async test with started replicas, closed afterwards."""
+
+    async def body():
+        replicas = Replicas(engines)
+        try:
+            async with asyncio.timeout(60):
+                await replicas.start()
+                await test(replicas)
+        finally:
+            await replicas.close()
+
+    asyncio.run(body())
+
+
+def placed(replicas):
+    """The requests of each engine."""
+    return [sorted(engine.streams) for engine in replicas.engines]
+
+
+def test_the_same_ids_as_one_engine_and_work_is_shared():
+    requests = [([i, 2, 3] * (i + 1), SamplingParams(seed=i, max_tokens=9, n=1 + i % 2)) for i in range(8)]
+
+    async def test(replicas):
+        assert replicas.ready
+        assert replicas.description.max_model_len == 512
+        streams = [await replicas.submit(ids, params) for ids, params in requests]
+        results = await asyncio.gather(*[collect(stream) for stream in streams])
+        assert [ids for ids, _ in results] == local(requests)
+        each = [engine.stats() for engine in replicas.engines]
+        assert all(stats.requests for stats in each)
+        whole = replicas.stats()
+        assert whole.generated_tokens == sum(stats.generated_tokens for stats in each) == 9 * 12
+        assert whole.finished == {"length": 12}
+        assert (whole.pages_total, whole.page_bytes) == (128, 1024)
+        assert replicas.outstanding() == [0, 0]
+
+    run(test, threads())
+
+
+def test_a_conversation_stays_and_an_abort_finds_its_request():
+    async def test(replicas):
+        first = await replicas.submit([7] * 100, GREEDY, request_id="a")
+        await collect(first)
+        await replicas.submit([8] * 100, LONG, request_id="b")
+        await replicas.submit([7] * 101, LONG, request_id="c")
+        assert placed(replicas) == [["c"], ["b"]]
+        with pytest.raises(RequestError, match="in use"):
+            await replicas.submit([1], GREEDY, request_id="c")
+        stream = replicas.engines[0].streams["c"]
+        replicas.abort("c")
+        replicas.abort("never was")
+        _, last = await collect(stream)
+        assert last[0].finish_reason == "abort"
+        assert placed(replicas) == [[], ["b"]]
+
+    run(test, threads(step_seconds=0.002))
+
+
+def test_without_a_prefix_cache_there_is_no_preference():
+    async def test(replicas):
+        for name in ("a", "b"):
+            await collect(await replicas.submit([7] * 100, GREEDY, request_id=name))
+        assert [engine.stats().requests for engine in replicas.engines] == [1, 1]
+
+    config = EngineConfig(prefix_cache=False)
+    run(test, [ThreadedEngine("toy", LocalEngine(FakeExecutable(), config)) for _ in range(2)])
+
+
+def test_refusals_come_back_at_once_and_leave_nothing():
+    async def test(replicas):
+        with pytest.raises(CapacityError, match="513 tokens, 512 are available"):
+            await replicas.submit([1] * 500, SamplingParams(max_tokens=13))
+        for ids in ([], [50], [1 << 40], [-1], ["x"]):
+            with pytest.raises(RequestError):
+                await replicas.submit(ids)
+        assert placed(replicas) == [[], []]
+
+    run(test, threads())
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 60), st.integers(1, 3), st.integers(1, 12), st.sampled_from(["", "abort", "leave"])),
+        max_size=12,
+    ),
+    st.integers(1, 3),
+)
+def test_every_answer_ends_exactly_once(requests, count):
+    """Prompts of few kinds, n answers each, some aborted or left: one last event for each answer, books empty."""
+
+    async def one(replicas, length, n, most, then):
+        params = SamplingParams(n=n, max_tokens=most, temperature=0)
+        stream = await replicas.submit([length % 3] * length, params)
+        await asyncio.sleep(0)
+        if then == "abort":
+            replicas.abort(stream.request_id)
+        if then == "leave":
+            await stream.aclose()
+            return
+        ids, last = await collect(stream)
+        assert sorted(last) == list(range(n))
+        assert all(len(ids[i]) == most for i in last if last[i].finish_reason == "length")
+
+    async def test(replicas):
+        await asyncio.gather(*(one(replicas, *request) for request in requests))
+        await until(lambda: placed(replicas) == [[]] * count)
+        assert replicas.outstanding() == [0] * count
+
+    run(test, threads(count))
+
+
+@pytest.mark.e2e
+def test_one_dies_while_the_others_serve_and_comes_back():
+    async def test(replicas):
+        streams = [await replicas.submit([i] * 40, LONG, request_id=str(i)) for i in range(4)]
+        for stream in streams:
+            await anext(stream)
+        assert placed(replicas) == [["0", "2"], ["1", "3"]]
+        dead, alive = replicas.engines
+        old = dead.pid
+        os.kill(old, signal.SIGKILL)
+        for lost in (streams[0], streams[2]):
+            _, last = await collect(lost)
+            assert last[0].finish_reason == "error"
+            assert "exit status -9" in last[0].error
+        assert replicas.ready
+        meanwhile = await replicas.submit([0] * 40, GREEDY, request_id="meanwhile")
+        assert "meanwhile" in alive.streams, "its pages were on the one that died"
+        ids, _ = await collect(meanwhile)
+        assert ids == local([([0] * 40, GREEDY)])[0]
+        await until(lambda: dead.ready)
+        assert dead.pid != old
+        assert replicas.restarts == 1
+        await collect(await replicas.submit([9] * 40, GREEDY, request_id="back"))
+        assert dead.stats().requests == 1
+        for kept in (streams[1], streams[3]):
+            kept.abort()
+            _, last = await collect(kept)
+            assert last[0].finish_reason == "abort"
+
+    run(test, processes(step_seconds=0.005))
+
+
+@pytest.mark.e2e
+def test_when_all_are_down_requests_wait_and_when_all_are_given_up_they_are_refused():
+    async def test(replicas):
+        for _ in range(3):  # a request that kills whoever computes it, until both have died three times
+            for _ in replicas.engines:
+                _, last = await collect(await replicas.submit([13], GREEDY))
+                assert last[0].finish_reason == "error"
+        await until(lambda: all(engine.failure for engine in replicas.engines))
+        with pytest.raises(RequestError, match="given up after 2 restarts") as caught:
+            await replicas.submit([1], GREEDY)
+        assert caught.value.status == 503
+        assert not replicas.ready
+        assert replicas.restarts == 4
+
+    run(test, processes(die_on_id=13))
+
+
+@pytest.mark.e2e
+def test_under_random_deaths_every_answer_ends_exactly_once():
+    async def one(replicas, rng):
+        stream = await replicas.submit([rng.randrange(3)] * rng.randint(1, 60), SamplingParams(n=2, max_tokens=20))
+        _, last = await collect(stream)
+        assert sorted(last) == [0, 1]
+        return {event.finish_reason for event in last.values()}
+
+    async def test(replicas):
+        rng = random.Random(5)
+        asked = []
+        for victim in (*replicas.engines, None):
+            asked += [asyncio.create_task(one(replicas, rng)) for _ in range(12)]
+            await asyncio.sleep(rng.random() / 10)
+            if victim is not None and victim.pid is not None:
+                os.kill(victim.pid, signal.SIGKILL)
+                await asyncio.sleep(0.02)  # what is sent before it is noticed fails too
+        reasons = set().union(*await asyncio.gather(*asked))
+        assert {"length", "error"} == reasons
+        assert placed(replicas) == [[], []]
+
+    run(test, processes(step_seconds=0.005))
+
+
+@pytest.mark.e2e
+def test_what_cannot_be_loaded_ends_the_start():
+    async def body(*sources):
+        replicas = Replicas(processes(*sources))
+        replicas.launch()
+        try:
+            await replicas.start()
+        finally:
+            assert not replicas.ready
+            await replicas.close()
+            with pytest.raises(RequestError, match=r"closed|loaded"):
+                await replicas.submit([1])
+
+    with pytest.raises(ConfigError, match="field x is wrong"):
+        asyncio.run(body("slow", "config error"))
+
+
+def test_engines_that_compute_differently_are_refused():
+    engines = threads()
+    engines[1]._engine.executable.fingerprint = "other"
+    with pytest.raises(UnsupportedError, match="replicas that compute differently"):
+        run(None, engines)
+
+
+@pytest.mark.e2e
+def test_closing_ends_all_of_them():
+    async def body():
+        replicas = Replicas(processes(step_seconds=0.01))
+        await replicas.start()
+        streams = [await replicas.submit([i], LONG) for i in range(2)]
+        for stream in streams:
+            await anext(stream)
+        ends = [engine._process for engine in replicas.engines]
+        await replicas.close()
+        for stream in streams:
+            _, last = await collect(stream)
+            assert last[0].finish_reason == "abort"
+        assert [process.returncode for process in ends] == [0, 0]
+        with pytest.raises(RequestError, match="closed"):
+            await replicas.submit([1])
+
+    asyncio.run(body())
+
+
+@pytest.mark.e2e
+def test_a_process_keeps_to_its_cores():
+    one = min(os.sched_getaffinity(0))
+
+    async def test(replicas):
+        assert os.sched_getaffinity(replicas.engines[0].pid) == {one}
+
+    run(test, processes("toy", cores=[one]))

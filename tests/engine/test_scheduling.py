@@ -1,0 +1,325 @@
+"""Whatever the schedule, chunking, page count, sharing, pre-emption or aborts: the same ids, and nothing leaks."""
+
+import pytest
+from engine_fakes import FakeExecutable, QueueingFake
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roofline.common.errors import CapacityError, RequestError
+from roofline.engine.config import EngineConfig
+from roofline.engine.local import LocalEngine
+from roofline.engine.params import SamplingParams
+from roofline.engine.schedule.fill import logit_rows, segments
+from roofline.engine.schedule.rows import RowBuilder
+from roofline.ops.batch import PAGE_TOKENS, Batch
+
+NAIVE = EngineConfig(scheduler="naive", cache="naive")
+
+
+class Watched:
+    """An engine whose every step is checked: buffer and rows equal the naive ones, no page written that is shared."""
+
+    def __init__(self, config, toy=FakeExecutable, **executable):
+        self.executable = toy(**executable)
+        self.engine = LocalEngine(self.executable, config)
+        self.outputs, self.ended, self.arrivals = {}, {}, []
+        self.executable.before_forward = self.check_step
+        stepper = self.engine._stepper
+        schedule, build = stepper.schedule, stepper._rows.build
+
+        def recording_schedule(state):
+            self.plan = schedule(state)
+            return self.plan
+
+        def recording_build(sequences):
+            self.rows = build(sequences)
+            return self.rows
+
+        stepper.schedule, stepper._rows.build = recording_schedule, recording_build
+
+    def check_step(self, executable):
+        plan, batch, state = self.plan, executable.batch, self.engine.state
+        expected = Batch(batch.limits)
+        expected.fill(segments(plan), logit_rows(plan))
+        tokens, n, rows, pages = expected.header[:4].tolist()
+        sizes = {"header": 16, "ids": tokens, "positions": tokens, "adapters": tokens, "seg_start": n + 1}
+        sizes |= {"page_start": n + 1, "context_len": n, "pages": pages, "logit_rows": rows}
+        for name, size in sizes.items():
+            assert getattr(batch, name)[:size].tolist() == getattr(expected, name)[:size].tolist(), name
+        fresh = RowBuilder().build(plan.sampled)
+        for name, array in vars(fresh).items():
+            if array is not None:
+                assert getattr(self.rows, name).tolist() == array.tolist(), name
+        assert plan.tokens <= state.limits.tokens
+        assert plan.table_pages <= state.limits.table_pages
+        tables = [s.pages for s in state.running]
+        for sequence, count in zip(plan.sequences, plan.counts, strict=True):
+            written = sequence.pages[
+                sequence.computed // PAGE_TOKENS : (sequence.computed + count - 1) // PAGE_TOKENS + 1
+            ]
+            for page in written:
+                assert sum(table.count(page) for table in tables) == 1, "a page is written while shared"
+
+    def submit(self, ids, params, **kw):
+        self.arrivals.append(self.engine.submit(ids, params, **kw))
+
+    def step(self):
+        for event in self.engine.step():
+            key = (event.request_id, event.index)
+            assert key not in self.ended, "an event after the last"
+            self.outputs.setdefault(key, []).extend(event.ids)
+            if event.finish_reason:
+                self.ended[key] = event
+                assert event.usage.completion_tokens == len(self.outputs[key])
+        state = self.engine.state
+        state.cache.check([s.pages for s in state.running])
+        assert not any(s.pages for s in state.waiting)
+        order = [(self.arrivals.index(s.request.id), s.index) for s in (*state.running, *state.waiting)]
+        assert order == sorted(order), "running before waiting, and each in order of arrival"
+
+    def run(self, limit=5000):
+        steps = 0
+        while self.engine.has_work:
+            self.step()
+            steps += 1
+            assert steps < limit, "the engine does not finish"
+        state = self.engine.state
+        state.cache.check([])
+        assert state.cache.used == 0
+        assert not self.engine._requests
+        return self.outputs
+
+
+PROMPTS = (
+    st.integers(1, 60)
+    .flatmap(
+        lambda n: st.tuples(st.just(n), st.integers(0, 2))  # a few families of prefixes, so that prompts share them
+    )
+    .map(lambda t: [(5 * i + t[1] * (i // 20)) % 50 for i in range(t[0])])
+)
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.8]),
+    seed=st.integers(0, 3),
+    n=st.sampled_from([1, 1, 1, 2, 3]),
+    max_tokens=st.integers(1, 24),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    frequency_penalty=st.sampled_from([0.0, 0.5]),
+    stop_token_ids=st.sampled_from([(), (3, 4, 5)]),
+    logit_bias=st.sampled_from([(), ((7, 2.0),)]),
+)
+REQUESTS = st.lists(st.tuples(PROMPTS, PARAMS), min_size=1, max_size=8)
+CONFIGS = st.builds(
+    EngineConfig,
+    max_batch_tokens=st.sampled_from([1, 3, 16, 17, 64]),
+    max_running=st.integers(1, 6),
+    prefix_cache=st.booleans(),
+    max_model_len=st.just(84),
+    cache=st.sampled_from(["paged", "paged", "naive"]),
+    scheduler=st.sampled_from(["continuous", "continuous", "naive"]),
+)
+
+
+def alone(requests):
+    watched = Watched(NAIVE)
+    for i, (ids, params) in enumerate(requests):
+        watched.submit(ids, params, request_id=str(i))
+    return watched.run()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    requests=REQUESTS,
+    config=CONFIGS,
+    num_pages=st.integers(6, 20),
+    late=st.integers(0, 8),
+    toy=st.sampled_from([FakeExecutable, QueueingFake]),
+)
+def test_outputs_do_not_depend_on_the_schedule(requests, config, num_pages, late, toy):
+    watched = Watched(config, toy, num_pages=num_pages)
+    for i, (ids, params) in enumerate(requests):
+        watched.submit(ids, params, request_id=str(i))
+        if i >= late:
+            watched.step()
+    assert watched.run() == alone(requests)
+    expected = {(str(i), k) for i, (_, params) in enumerate(requests) for k in range(params.n)}
+    assert set(watched.ended) == expected, "every answer ends exactly once"
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    requests=REQUESTS,
+    config=CONFIGS,
+    num_pages=st.integers(6, 20),
+    aborts=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 7), st.sampled_from([None, 0, 1])), max_size=6),
+    failures=st.sets(st.integers(1, 20), max_size=2),
+    unfetched=st.none() | st.sets(st.integers(1, 20), max_size=2),
+)
+def test_aborts_and_failing_steps_free_everything_and_disturb_nobody(
+    requests, config, num_pages, aborts, failures, unfetched
+):
+    reference = alone(requests)
+    watched = Watched(config, FakeExecutable if unfetched is None else QueueingFake, num_pages=num_pages)
+    watched.executable.fail_at, watched.executable.fail_fetch = failures, unfetched
+    for i, (ids, params) in enumerate(requests):
+        watched.submit(ids, params, request_id=str(i))
+    for step in range(13):
+        for at, request, index in aborts:
+            if at == step:
+                watched.engine.abort(str(request), index)
+        watched.step()
+    outputs = watched.run()
+    for key, last in watched.ended.items():
+        ids = outputs[key]
+        assert ids == reference[key][: len(ids)]
+        if last.finish_reason in ("stop", "length"):
+            assert ids == reference[key]
+    assert set(watched.ended) == set(reference)
+
+
+@pytest.mark.parametrize("toy", [FakeExecutable, QueueingFake])
+def test_pre_emption_happens_and_changes_nothing(toy):
+    requests = [([i] * 20, SamplingParams(temperature=0.8, seed=i, max_tokens=60)) for i in range(4)]
+    watched = Watched(EngineConfig(max_batch_tokens=16), toy, num_pages=9)
+    for i, (ids, params) in enumerate(requests):
+        watched.submit(ids, params, request_id=str(i))
+    outputs = watched.run()
+    assert watched.engine.stats().preemptions > 0
+    assert outputs == alone(requests)
+
+
+def test_nothing_is_started_that_would_be_pre_empted_at_once():
+    watched = Watched(EngineConfig(), num_pages=3)
+    watched.submit([1] * 17, SamplingParams(max_tokens=30), request_id="a")
+    watched.step()
+    watched.submit([2] * 4, SamplingParams(max_tokens=40), request_id="b")
+    watched.step()
+    assert len(watched.engine.state.waiting) == 1, "a page is free, and the running sequence will need it"
+    watched.run()
+    assert watched.engine.stats().preemptions == 0
+
+
+def test_decodes_go_on_while_a_long_prompt_is_computed_in_chunks():
+    watched = Watched(EngineConfig(max_batch_tokens=16))
+    watched.submit([1] * 4, SamplingParams(temperature=0, max_tokens=30), request_id="a")
+    watched.step()
+    watched.submit([2] * 100, SamplingParams(temperature=0, max_tokens=2), request_id="b")
+    for generated in range(2, 8):
+        watched.step()
+        assert len(watched.outputs["a", 0]) == generated, "each step decodes"
+        assert watched.plan.tokens == 16, "and computes 15 tokens of the prompt"
+    watched.run()
+
+
+def test_first_come_first_served_and_nobody_starves():
+    watched = Watched(EngineConfig(max_batch_tokens=64), num_pages=8, tokens=64)
+    watched.submit([1] * 16, SamplingParams(max_tokens=40), request_id="first")
+    watched.step()
+    watched.submit([2] * 100, SamplingParams(max_tokens=4), request_id="big")
+    for i in range(6):
+        watched.submit([3] * 4, SamplingParams(max_tokens=4), request_id=f"small{i}")
+    watched.run()
+    order = [request for request, _ in watched.ended]
+    assert order[:2] == ["first", "big"], "the small ones do not overtake the big one"
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_the_answers_of_one_request_share_its_prompt(prefix_cache):
+    watched = Watched(EngineConfig(prefix_cache=prefix_cache))
+    watched.submit([(3 * i) % 50 for i in range(100)], SamplingParams(n=4, seed=1, max_tokens=8), request_id="a")
+    watched.run()
+    # 100 tokens once, the 4 after the last full page again for each of three siblings, 7 decodes for each answer.
+    assert watched.executable.tokens_computed == 100 + 3 * 4 + 4 * 7
+    assert len({tuple(ids) for ids in watched.outputs.values()}) == 4, "sample_index tells the answers apart"
+
+
+def test_a_known_prefix_is_not_computed_again_and_is_reported():
+    watched = Watched(EngineConfig())
+    ids = [(3 * i) % 50 for i in range(64)]
+    for name in "ab":
+        watched.submit(ids, SamplingParams(temperature=0, max_tokens=1), request_id=name)
+        watched.run()
+    assert watched.ended["a", 0].usage.cached_tokens == 0
+    assert watched.ended["b", 0].usage.cached_tokens == 48, "the page with the last prompt token is computed"
+    assert watched.executable.tokens_computed == 64 + 16
+    assert (watched.engine.stats().prefix_queries, watched.engine.stats().prefix_hits) == (128, 48)
+    watched.submit(ids, SamplingParams(temperature=0, max_tokens=1), request_id="c", salt="another tenant")
+    watched.run()
+    assert watched.ended["c", 0].usage.cached_tokens == 0
+
+
+def test_what_can_never_fit_is_refused_with_numbers():
+    engine = LocalEngine(FakeExecutable(num_pages=4))
+    with pytest.raises(CapacityError, match=r"60 tokens with an answer of 5 needs 65 tokens, 64 are available"):
+        engine.submit([1] * 60, SamplingParams(max_tokens=5))
+    with pytest.raises(CapacityError, match="needs 65 tokens"):
+        engine.submit([1] * 64)
+    for ids, field in (([], "prompt"), ([50], "prompt"), ([-1], "prompt"), ([1.5], "prompt")):
+        with pytest.raises(RequestError) as caught:
+            engine.submit(ids)
+        assert caught.value.param == field
+    for params, field in (
+        (SamplingParams(logit_bias={50: 1.0}), "logit_bias"),
+        (SamplingParams(stop_token_ids=[50]), "stop_token_ids"),
+    ):
+        with pytest.raises(RequestError) as caught:
+            engine.submit([1], params)
+        assert caught.value.param == field
+    assert not engine.has_work, "nothing refused leaves a trace"
+
+
+def test_without_max_tokens_the_answer_goes_on_to_the_models_length():
+    watched = Watched(EngineConfig(max_model_len=40))
+    watched.submit([1] * 10, SamplingParams(temperature=0), request_id="a")
+    assert len(watched.run()["a", 0]) == 30
+    assert watched.ended["a", 0].finish_reason == "length"
+
+
+def test_a_small_page_table_limits_the_step_not_the_answers():
+    requests = [([i] * 40, SamplingParams(temperature=0.8, seed=i, max_tokens=20)) for i in range(5)]
+    watched = Watched(EngineConfig(max_batch_tokens=64), table_pages=9, max_context=100)
+    for i, (ids, params) in enumerate(requests):
+        watched.submit(ids, params, request_id=str(i))
+    assert watched.run() == alone(requests)
+
+
+def test_a_device_is_given_the_next_step_before_the_ids_of_this_one_are_fetched():
+    watched = Watched(EngineConfig(), QueueingFake)
+    watched.submit([1, 2, 3], SamplingParams(temperature=0, max_tokens=8), request_id="a")
+    watched.step()
+    assert (watched.executable.forwards, watched.outputs) == (1, {}), "the first step is under way"
+    watched.step()
+    assert watched.executable.forwards == 2
+    assert len(watched.outputs["a", 0]) == 1, "the first id is told while the second is computed"
+    assert watched.run()["a", 0] == alone([([1, 2, 3], SamplingParams(temperature=0, max_tokens=8))])["0", 0]
+    assert watched.executable.forwards == 8, "the length is known beforehand: nothing is computed in vain"
+    assert watched.executable.most_unfetched == 2
+
+
+def test_a_stop_id_costs_a_device_one_row_in_vain():
+    answer = alone([([1, 2, 3], SamplingParams(temperature=0, max_tokens=20))])["0", 0]
+    stop = next(token for i, token in enumerate(answer) if i > 3 and token not in answer[:i])
+    watched = Watched(EngineConfig(), QueueingFake)
+    watched.submit([1, 2, 3], SamplingParams(temperature=0, max_tokens=20, stop_token_ids=[stop]), request_id="a")
+    ids = watched.run()["a", 0]
+    assert ids == answer[: answer.index(stop) + 1]
+    assert watched.executable.forwards == len(ids) + 1
+    assert watched.executable.unfetched == [len(ids) + 1], "and nobody waits for it"
+
+
+def test_penalties_wait_for_the_ids_they_count():
+    requests = [([5, 6, 7], SamplingParams(temperature=0, max_tokens=12, frequency_penalty=1.5))]
+    watched = Watched(EngineConfig(), QueueingFake)
+    watched.submit(*requests[0], request_id="a")
+    assert watched.run()["a", 0] == alone(requests)["0", 0]
+    assert watched.executable.most_unfetched == 1
+
+
+@pytest.mark.parametrize("config", [EngineConfig(overlap=False), EngineConfig(scheduler="naive"), NAIVE])
+def test_without_overlap_each_step_ends_before_the_next(config):
+    watched = Watched(config, QueueingFake)
+    watched.submit([1, 2, 3], SamplingParams(max_tokens=4), request_id="a")
+    watched.step()
+    assert len(watched.outputs["a", 0]) == 1
+    watched.run()
+    assert watched.executable.most_unfetched == 0

@@ -1,0 +1,79 @@
+"""Peaks by the names that torch gives devices; nothing is guessed."""
+
+import pytest
+
+from roofline.hardware.chips.peaks import peak
+
+
+@pytest.mark.parametrize(
+    ("name", "units", "flops"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 108, 312e12),
+        ("NVIDIA A100-SXM4-80GB", 108, 312e12),
+        ("NVIDIA A100 80GB PCIe", 108, 312e12),
+        ("NVIDIA A100-PCIE-40GB", 108, 312e12),
+        ("NVIDIA H100 80GB HBM3", 132, 989e12),
+        ("NVIDIA H100 PCIe", 114, 756e12),
+        ("NVIDIA H100 NVL", 132, 835e12),
+        ("NVIDIA H200", 132, 989e12),
+        ("NVIDIA B200", 148, 2250e12),
+        ("AMD Instinct MI250", 104, 181.05e12),
+        ("AMD Instinct MI250X", 110, 191.5e12),
+        ("AMD Instinct MI250X / MI250", 104, 181.05e12),
+        ("AMD Instinct MI250X/MI250", 110, 191.5e12),
+        ("AMD Instinct MI300X", 304, 1307.4e12),
+        ("AMD Instinct MI300X VF", 304, 1307.4e12),
+        ("AMD Instinct MI325X", 304, 1307.4e12),
+        ("AMD Instinct MI355X", 256, 2500e12),
+        ("AMD Instinct MI300A", 228, 980.6e12),
+    ],
+)
+def test_known_devices(name: str, units: int, flops: float) -> None:
+    found = peak(name, units)
+    assert found is not None
+    assert found.flops == flops
+    assert "data sheet" in found.source
+    assert peak(name, units, "fp16") == found
+    assert peak(name, units, "fp32") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "units"),
+    [
+        ("AMD EPYC 9B45", 2),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 14),
+        ("NVIDIA A10", 72),
+        ("NVIDIA A100X", 108),
+        ("NVIDIA GH200 480GB", 132),
+        ("NVIDIA H200 NVL", 132),
+        ("NVIDIA GB200", 152),
+        ("AMD Instinct MI300X", 38),  # a chip split in eight
+        ("AMD Instinct MI300A", 304),
+        ("NVIDIA GeForce RTX 4090 D", 114),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 76),
+        ("NVIDIA GeForce RTX 3090", 82),
+        ("AMD Radeon 8060S Graphics", 20),  # no source gives its products
+        ("", 0),
+    ],
+)
+def test_no_other_chips_figure_is_taken(name: str, units: int) -> None:
+    assert peak(name, units) is None
+
+
+def test_a_package_of_two_devices() -> None:
+    found = peak("AMD Instinct MI250", 104)
+    assert found is not None
+    assert (found.package, found.devices, found.devices * found.flops) == ("MI250", 2, 362.1e12)
+
+
+def test_geforce_has_the_rate_of_products_with_fp32_accumulation() -> None:
+    full, halved = peak("NVIDIA RTX A6000", 84), peak("NVIDIA GeForce RTX 3090 Ti", 84)
+    assert full is not None
+    assert halved is not None
+    assert halved.flops == 80e12
+    assert full.flops / halved.flops > 1.9
+
+
+def test_mi100_multiplies_bf16_at_half_the_rate() -> None:
+    found = [peak("AMD Instinct MI100", 120, precision) for precision in ("bf16", "fp16")]
+    assert [one and one.flops for one in found] == [92.3e12, 184.6e12]

