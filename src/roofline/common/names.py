@@ -1,11 +1,12 @@
 """Looking names up: what a registry says when it has no such name."""
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``"; did you mean 'linear'?"``, or nothing where no known name is near."""
+    from difflib import get_close_matches  # only for an error: it takes milliseconds to import
+
     near = get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 

@@ -1,0 +1,178 @@
+"""The options of loading a model: of `roofline.bundle.load`, of `LLM`, and of commands that run a model."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from roofline.common.errors import UnsupportedError
+from roofline.common.options import Options, declared, option
+
+BACKENDS = ("cpu", "gpu", "reference")
+COMPUTE, NUMBERS, MEMORY, BATCH, PARALLEL, MODEL = (
+    "What computes",
+    "Numbers and exactness",
+    "Memory",
+    "Size of a step",
+    "Several ranks",
+    "Model",
+)
+
+
+@dataclass(frozen=True)
+class LoadOptions(Options):
+    """Options of loading a model. Raises ConfigError and UnsupportedError, with cause and remedy."""
+
+    backend: str = option("cpu", "What computes; reference is torch, slow and simple.", choices=BACKENDS, topic=COMPUTE)
+    device: str = option(
+        "auto",
+        "GPU: amd:0, nvidia:1, a product or an architecture (see `roofline doctor`). auto: the first usable one.",
+        topic=COMPUTE,
+        backends=("gpu",),
+    )
+    threads: int | None = option(
+        None,
+        "Compute threads. Default: the usable cores.",
+        minimum=1,
+        unit="threads",
+        topic=COMPUTE,
+        backends=("cpu", "reference"),
+    )
+    isa: str | None = option(
+        None,
+        "Instruction set: avx512, avx2, neon, portable. Default: the best of this chip.",
+        topic=COMPUTE,
+        backends=("cpu",),
+    )
+    graphs: bool = option(
+        True,
+        "Capture decode steps as device graphs and replay them; off to measure what that brings.",
+        topic=COMPUTE,
+        backends=("gpu",),
+        elsewhere="ignored",
+    )
+    tuned: bool = option(
+        True,
+        "Use the kernel variants that `roofline tune` found for this model on this machine.",
+        topic=COMPUTE,
+        backends=("cpu", "gpu"),
+        elsewhere="ignored",
+    )
+    verify: bool = option(
+        True,
+        "Check the chosen kernels against the reference on the file's own bytes.",
+        topic=COMPUTE,
+        backends=("cpu",),
+        elsewhere="ignored",
+    )
+    exact: bool = option(
+        False,
+        "Results do not depend on what else is in a step: slower on a GPU, true anyway elsewhere.",
+        topic=NUMBERS,
+        backends=("gpu",),
+        elsewhere="ignored",
+    )
+    activations: Literal["auto", "fp8"] = option(
+        "auto",
+        "fp8: where weights are fp8, what is multiplied with them is rounded to fp8 too, with a scale for each row. "
+        "auto: the weights are widened to 16 bits, exactly.",
+        topic=NUMBERS,
+        backends=("gpu",),
+    )
+    arithmetic: Literal["cpu", "plain"] = option(
+        "cpu",
+        "What the reference computes in: with the cpu backend's roundings, or plain float32 throughout.",
+        topic=NUMBERS,
+        backends=("reference",),
+    )
+    kv_cache_dtype: str = option(
+        "auto",
+        "Format of the key-value cache. auto: bf16, on a GPU the model's 16 bits. Half the bytes: int8, not on a GPU; "
+        "fp8, on GPUs that have it.",
+        choices=("auto", "bf16", "int8", "fp8", "f16"),
+        topic=MEMORY,
+    )
+    cache_tokens: int | None = option(
+        None,
+        "Tokens that the key-value cache holds. Default: 16,384, or what a quarter of the free memory holds if less; "
+        "on a GPU what its memory holds.",
+        minimum=1,
+        unit="tokens",
+        topic=MEMORY,
+    )
+    offload: int | Literal["auto"] = option(
+        0,
+        "Layers whose weights stay in the host's memory and are copied to the GPU in each step. auto: as few as it "
+        "takes for the rest to fit.",
+        minimum=0,
+        unit="layers",
+        topic=MEMORY,
+        backends=("gpu",),
+    )
+    max_model_len: int | None = option(
+        None,
+        "Longest prompt plus answer. Default: the model's own, cut to the cache.",
+        minimum=1,
+        unit="tokens",
+        topic=MEMORY,
+        for_draft=False,
+    )
+    max_running: int | None = option(
+        None,
+        "Answers that are computed at the same time. Default: 64; on a GPU 256.",
+        minimum=1,
+        unit="answers",
+        topic=BATCH,
+    )
+    max_batch_tokens: int | None = option(
+        None,
+        "Tokens that are computed in one step. Default: 512; on a GPU 2,048.",
+        minimum=1,
+        unit="tokens",
+        topic=BATCH,
+    )
+    draft_tokens: int = option(
+        0,
+        "Longest draft of a sequence that a step verifies; follows from speculate_tokens.",
+        minimum=0,
+        unit="tokens",
+        topic=BATCH,
+        for_draft=False,
+        command_line=False,
+    )
+    tensor_parallel: int = option(
+        1,
+        "Ranks, each a process, that share each layer.",
+        flags=("--tensor-parallel", "--tp"),
+        minimum=1,
+        unit="ranks",
+        topic=PARALLEL,
+        for_draft=False,
+    )
+    pipeline_parallel: int = option(
+        1,
+        "Stages that share the layers.",
+        flags=("--pipeline-parallel", "--pp"),
+        minimum=1,
+        unit="stages",
+        topic=PARALLEL,
+        backends=("gpu", "reference"),
+        instead=("tensor_parallel",),
+        for_draft=False,
+    )
+    weights: str | None = option(
+        None,
+        "random:SEED[:FORMAT] runs the model's configuration on random weights; a folder with a config.json is enough.",
+        topic=MODEL,
+        for_draft=False,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, about in declared(type(self)).items():
+            about.check_backend(getattr(self, name), self.backend)
+        if self.offload != 0 and self.ranks > 1:
+            raise UnsupportedError("offload on several ranks", "what a rank copies holds up the others", ("offload=0",))
+
+    @property
+    def ranks(self) -> int:
+        """Processes, or devices, that share the model."""
+        return self.tensor_parallel * self.pipeline_parallel

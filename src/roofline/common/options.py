@@ -1,0 +1,204 @@
+"""Options declared once: a frozen dataclass whose fields say their help, choices, bounds and which backends have them.
+
+A subclass of `Options` declares a group of options (loading, engine, serving). From the declaration come the checks of
+values, the command line (cli/parser.py), the keywords of `load` and `LLM`, what other processes are sent (`changes`),
+what a draft model inherits (`for_draft`), and the table in docs/options.md.
+
+    @dataclass(frozen=True)
+    class LoadOptions(Options):
+        threads: int | None = option(None, "Compute threads. None: the usable cores.", minimum=1, backends=("cpu",))
+"""
+
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from functools import cache
+from typing import Literal, Self, TypeVar, Union, get_args, get_origin
+
+from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.common.names import did_you_mean
+
+T = TypeVar("T")
+Choices = Sequence[str] | Callable[[], Sequence[str]]
+
+_KIND_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is declared of one option.
+
+    Args:
+        help: one line, for `--help` and the docs.
+        flags: names on the command line; none: `--name`, and for a switch that is on by default `--name/--no-name`.
+        choices: allowed texts, or a function that lists them.
+        minimum, maximum: bounds of a number, inclusive.
+        unit: what a number counts: tokens, layers, seconds.
+        topic: heading under which `--help` and the docs list it.
+        backends: those that have it; none: all. elsewhere: whether another value than the default is "refused" by
+            other backends, or "ignored" because there it makes no difference.
+        instead: what else may help where a backend does not have it.
+        for_draft: a draft model that is loaded beside the model inherits the value.
+        command_line: whether commands offer it.
+
+    The rest is filled in from the field: its name, default (... where there is none), the types of its values,
+    whether None is allowed; texts that its type lists (Literal) are choices, or, beside a number, allowed words.
+    """
+
+    help: str
+    flags: tuple[str, ...] = ()
+    choices: Choices = ()
+    minimum: float | None = None
+    maximum: float | None = None
+    unit: str = ""
+    topic: str = ""
+    backends: tuple[str, ...] = ()
+    elsewhere: Literal["refused", "ignored"] = "refused"
+    instead: tuple[str, ...] = ()
+    for_draft: bool = True
+    command_line: bool = True
+    name: str = ""
+    default: object = ...
+    kinds: tuple[type, ...] = ()
+    words: tuple[str, ...] = ()
+    optional: bool = False
+
+    def bind(self, name: str, annotation: object, default: object) -> "Option":
+        """This option as the field or parameter of that name, type and default."""
+        parts = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+        words = tuple(word for part in parts if get_origin(part) is Literal for word in get_args(part))
+        kinds = tuple(part for part in parts if part in _KIND_NAMES)
+        optional = types.NoneType in parts
+        return replace(self, name=name, default=default, kinds=kinds, words=words, optional=optional)
+
+    def allowed(self) -> tuple[str, ...]:
+        """All texts that may be given; empty where any may, or where the values are numbers."""
+        choices = self.choices() if callable(self.choices) else self.choices
+        return tuple(choices) or self.words
+
+    def remedy(self) -> str:
+        """What to give, for an error message: "choose one of a, b", "give a whole number of at least 1"."""
+        if not self.kinds or (self.kinds == (str,) and self.allowed()):
+            return f"choose one of {', '.join(self.allowed())}"
+        text = "give " + _KIND_NAMES[self.kinds[0]]
+        text += f" of {self.unit}" if self.unit and self.kinds[0] is not str else ""
+        bounds = [("at least", self.minimum), ("at most", self.maximum)]
+        limits = " and ".join(f"{name} {limit:,g}" for name, limit in bounds if limit is not None)
+        text += f", {limits}" if limits else ""
+        return text + "".join(f", or {word!r}" for word in self.words)
+
+    def check(self, value: object) -> None:
+        """Raises ConfigError, which names option, value and remedy, for a value that the option cannot have."""
+        if value is None and self.optional:
+            return
+        if isinstance(value, bool):
+            fits = bool in self.kinds
+        elif isinstance(value, str):
+            fits = value in self.allowed() if self.allowed() else str in self.kinds
+        elif isinstance(value, int | float):
+            fits = float in self.kinds or (int in self.kinds and isinstance(value, int))
+            fits = fits and (self.minimum is None or value >= self.minimum)
+            fits = fits and (self.maximum is None or value <= self.maximum)
+        else:
+            fits = False
+        if not fits:
+            near = did_you_mean(value, self.allowed()) if isinstance(value, str) else ""
+            raise ConfigError(f"{self.name}={value!r} cannot be used: {self.remedy()}{near}")
+
+    def check_backend(self, value: object, backend: str) -> None:
+        """Raises UnsupportedError for a value other than the default where the backend does not have the option."""
+        if self.backends and self.elsewhere == "refused" and backend not in self.backends and value != self.default:
+            only = f"only backend {' and '.join(self.backends)} has this option"
+            instead = (*self.instead, *(f"backend={name}" for name in self.backends))
+            raise UnsupportedError(f"{self.name}={value!r} with backend {backend!r}", only, instead)
+
+    def parse(self, text: str) -> object:
+        """The value that a text of the command line stands for. Raises ConfigError as `check`."""
+        value: object = text
+        if text not in self.words:
+            for kind in (int, float):
+                if kind in self.kinds:
+                    try:
+                        value = kind(text)
+                    except ValueError:
+                        continue
+                    break
+        self.check(value)
+        return value
+
+
+def option(
+    default: T,
+    help: str,
+    *,
+    flags: tuple[str, ...] = (),
+    choices: Choices = (),
+    minimum: float | None = None,
+    maximum: float | None = None,
+    unit: str = "",
+    topic: str = "",
+    backends: tuple[str, ...] = (),
+    elsewhere: Literal["refused", "ignored"] = "refused",
+    instead: tuple[str, ...] = (),
+    for_draft: bool = True,
+    command_line: bool = True,
+) -> T:
+    """A field of an `Options` class; the arguments are those of `Option`."""
+    about = Option(
+        help, flags, choices, minimum, maximum, unit, topic, backends, elsewhere, instead, for_draft, command_line
+    )
+    return field(default=default, metadata={"option": about})
+
+
+def declared(kind: "type[Options]") -> Mapping[str, Option]:
+    """The declared options of a class, by name, in their order."""
+    return _bind_all(fields(kind))
+
+
+@cache
+def _bind_all(all_fields: tuple[Field[object], ...]) -> Mapping[str, Option]:
+    declarations = [(f, f.metadata["option"]) for f in all_fields if "option" in f.metadata]
+    bound = {
+        f.name: about.bind(f.name, f.type, ... if f.default is MISSING else f.default) for f, about in declarations
+    }
+    return types.MappingProxyType(bound)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Base of declared groups of options; values are checked at construction."""
+
+    def __post_init__(self) -> None:
+        for name, about in declared(type(self)).items():
+            about.check(getattr(self, name))
+
+    @classmethod
+    def from_keywords(cls, keywords: Mapping[str, object], owner: str = "") -> Self:
+        """The options that keywords give. Raises TypeError, with the nearest name, for one that does not exist.
+
+        owner: who takes the keywords, for the message; default the class.
+        """
+        known = [f.name for f in fields(cls)]
+        for name in keywords:
+            if name not in known:
+                raise TypeError(f"{owner or cls.__name__} has no option {name!r}{did_you_mean(name, known)}")
+        return cls(**keywords)
+
+    def changes(self) -> dict[str, object]:
+        """The options whose values are not the defaults: what is sent to another process, to be made anew there."""
+        return {name: getattr(self, name) for name, about in declared(type(self)).items() if self._changed(about)}
+
+    def for_draft(self) -> Self:
+        """The options of a draft model that is loaded beside this one: those that it inherits, the others' defaults."""
+        values = {name: getattr(self, name) for name, about in declared(type(self)).items() if about.for_draft}
+        return type(self)(**values)
+
+    def _changed(self, about: Option) -> bool:
+        value = getattr(self, about.name)
+        return type(value) is not type(about.default) or value != about.default
+
+
+def shared_names(*kinds: type[Options]) -> Iterable[str]:
+    """Names that more than one of the classes declare: one keyword, or one flag, sets them all."""
+    names = [name for kind in kinds for name in declared(kind)]
+    return dict.fromkeys(name for name in names if names.count(name) > 1)

@@ -1,0 +1,84 @@
+"""Options that are declared once: what is checked, what is sent on, what a draft model inherits."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+from roofline.backends.options import LoadOptions
+from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.common.options import Options, declared, option
+
+
+@dataclass(frozen=True)
+class Kitchen(Options):
+    oven: Literal["gas", "wood"] = option("gas", "What burns.")
+    plates: int = option(2, "Places laid.", minimum=1, maximum=12, unit="plates", for_draft=False)
+    heat: float = option(0.5, "Share of the full heat.", minimum=0, maximum=1)
+    pan: str | None = option(None, "A pan's name.")
+    salt: int | Literal["auto"] = option("auto", "Grains.", minimum=0, unit="grains")
+    open: bool = option(True, "Whether guests may enter.")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("oven", "gass", "oven='gass' cannot be used: choose one of gas, wood; did you mean 'gas'"),
+        ("plates", 0, "plates=0 cannot be used: give a whole number of plates, at least 1 and at most 12"),
+        ("plates", 13, "plates=13 cannot"),
+        ("plates", True, "plates=True cannot"),
+        ("plates", None, "plates=None cannot"),
+        ("plates", 2.0, "plates=2.0 cannot"),
+        ("heat", 2, "heat=2 cannot be used: give a number, at least 0 and at most 1"),
+        ("heat", float("nan"), "heat=nan cannot"),
+        ("salt", "much", "salt='much' cannot be used: give a whole number of grains, at least 0, or 'auto'"),
+        ("open", 1, "open=1 cannot be used: give true or false"),
+        ("pan", 7, "pan=7 cannot"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_option_and_what_to_give(name, value, message):
+    with pytest.raises(ConfigError) as caught:
+        Kitchen(**{name: value})
+    assert message in str(caught.value)
+
+
+def test_right_values_are_taken_as_they_are():
+    kitchen = Kitchen("wood", 12, 1, "iron", 3, False)
+    again = Kitchen(**kitchen.changes())
+    assert (again.oven, again.heat, again.pan, again.salt, again.open) == ("wood", 1, "iron", 3, False)
+    assert again == kitchen
+
+
+def test_only_changes_travel_and_a_draft_inherits_what_is_declared_for_it():
+    assert Kitchen().changes() == {}
+    kitchen = Kitchen(plates=3, salt=0)
+    assert kitchen.changes() == {"plates": 3, "salt": 0}
+    assert kitchen.for_draft() == Kitchen(salt=0)
+
+
+def test_an_unknown_keyword_is_refused_with_the_nearest_name():
+    with pytest.raises(TypeError, match=r"Kitchen has no option 'plate'; did you mean 'plates'"):
+        Kitchen.from_keywords({"plate": 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [("plates", "3", 3), ("heat", "0.25", 0.25), ("salt", "auto", "auto"), ("salt", "7", 7), ("pan", "7", "7")],
+)
+def test_texts_of_the_command_line_become_values(name, text, value):
+    assert declared(Kitchen)[name].parse(text) == value
+
+
+def test_a_backend_refuses_the_options_that_only_others_have():
+    with pytest.raises(UnsupportedError, match=r"isa='avx2' with backend 'gpu'.*backend=cpu"):
+        LoadOptions(backend="gpu", isa="avx2")
+    with pytest.raises(UnsupportedError, match=r"offload='auto' with backend 'cpu'.*only backend gpu.*backend=gpu"):
+        LoadOptions(offload="auto")
+    with pytest.raises(ConfigError, match=r"backend='gqu' cannot be used: choose one of cpu, .*did you mean 'gpu'"):
+        LoadOptions(backend="gqu")
+    assert LoadOptions(exact=True, graphs=False).backend == "cpu"  # make no difference there
+
+
+def test_a_draft_model_inherits_where_the_model_runs_but_not_its_weights_or_ranks():
+    options = LoadOptions(backend="reference", threads=2, weights="random:1", tensor_parallel=2, max_model_len=64)
+    assert options.for_draft().changes() == {"backend": "reference", "threads": 2}
