@@ -36,11 +36,11 @@ def say(seconds: list[float], losses: list[float]) -> None:
 
 def roofline(task: Task, folder: Path, compiled: bool) -> None:
     """Our loop, as `roofline train` runs it."""
-    from roofline.train.config.run import of
+    from roofline.train.config.read import parse_config
     from roofline.train.parallel.processes import World
     from roofline.train.run.loop import Run
 
-    config = of(
+    config = parse_config(
         {
             "run_name": "bench",
             "run_folder": str(folder / f"run-{os.getpid()}"),

@@ -32,7 +32,7 @@ for room, lower in (
 # but what it reads is not; a Triton kernel needs both at the top; `roofline.torch` is for who has torch.
 TORCH_ROOMS = {"ops", "models", "backends", "train", "torch", "bench"}
 NO_TORCH_IN_TRAIN = {
-    *("config", "data", "storage", "parity", "schedule", "flops", "sketch"),
+    *("config", "data", "storage", "parity", "schedule", "flops", "projection"),
     *("cards", "page"),
 }
 HEAVY = {"torch", "transformers", "triton"}

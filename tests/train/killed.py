@@ -19,7 +19,8 @@ from typing import Any, BinaryIO
 import torch
 import torch._dynamo  # the optimizer's first step would import it, in every child again
 
-from roofline.train.config.run import TrainConfig, of
+from roofline.train.config.read import parse_config
+from roofline.train.config.schema import TrainConfig
 from roofline.train.run.loop import train
 from roofline.train.storage import local as store_local
 
@@ -96,7 +97,7 @@ def left(checkpoints: Path) -> dict[str, int]:
 
 
 def main() -> None:
-    whole, config = (of(json.loads(Path(path).read_text())) for path in sys.argv[1:3])
+    whole, config = (parse_config(json.loads(Path(path).read_text())) for path in sys.argv[1:3])
     choose = random.Random(int(sys.argv[4]))
     assert forked(whole, 0, None) == 0
     found = []

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from roofline.train.config.run import of
+from roofline.train.config.read import parse_config
 from roofline.train.data.mds import ShardWriter
 from roofline.train.run.launch import launch
 from tests.train import small
@@ -58,7 +58,7 @@ def train(data: Path, folder: Path, plant: Callable[[Any], None] | None = None, 
                 return made
 
             patch.setattr(loop.Run, "_model", model)
-        loop.train(of(mapping(data, folder, **changes)))
+        loop.train(parse_config(mapping(data, folder, **changes)))
     return folder
 
 

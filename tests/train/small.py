@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from roofline.train.config.run import TrainConfig, of
+from roofline.train.config.read import parse_config
+from roofline.train.config.schema import TrainConfig
 from roofline.train.data.mds import ShardWriter
 
 VOCAB, LENGTH = 96, 16
@@ -60,7 +61,7 @@ def mapping(data: Path, folder: Path, **changes: Any) -> dict[str, Any]:
 
 def config(data: Path, folder: Path, **changes: Any) -> TrainConfig:
     """`mapping`, read."""
-    return of(mapping(data, folder, **changes))
+    return parse_config(mapping(data, folder, **changes))
 
 
 def steps_of(checkpoints: Path) -> list[int]:

@@ -8,7 +8,8 @@ import yaml
 
 from roofline.common.errors import ConfigError
 from roofline.train.config.duration import Batches, batches
-from roofline.train.config.run import TrainConfig, of, read
+from roofline.train.config.read import parse_config, read_config
+from roofline.train.config.schema import TrainConfig
 from roofline.train.model import build
 from tests.train.small import mapping
 
@@ -123,7 +124,7 @@ save_folder: s3://my-bucket/{run_name}/checkpoints
 
 
 def made(**changes: Any) -> TrainConfig:
-    return of(mapping(HERE, HERE, **changes))
+    return parse_config(mapping(HERE, HERE, **changes))
 
 
 def refusal(**changes: Any) -> str:
@@ -143,7 +144,7 @@ def foundry(tmp_path: Path) -> Path:
 
 
 def test_an_mpt_file_of_llm_foundry_means_what_it_meant(foundry: Path) -> None:
-    config = read(foundry)
+    config = read_config(foundry)
     assert (config.run_name, config.seed, config.max_seq_len) == ("mpt-1b", 17, 2048)
     assert config.train_loader.dataset.local == "./my-copy-c4"
     assert config.train_loader.dataset.remote is None
@@ -173,12 +174,12 @@ def test_names_may_lie_under_variables(foundry: Path) -> None:
     """The form of 2024: the same keys one level down, some of them unused."""
     found = yaml.safe_load(FOUNDRY.replace("${global_seed}", "${variables.global_seed}"))
     found["variables"] = {"global_seed": found.pop("global_seed"), "never_used": 1}
-    assert of(found).seed == 17
+    assert parse_config(found).seed == 17
 
 
 def test_a_configuration_reads_back_what_it_wrote(foundry: Path) -> None:
-    config = read(foundry)
-    assert of(config.model_dump(mode="json")) == config
+    config = read_config(foundry)
+    assert parse_config(config.model_dump(mode="json")) == config
 
 
 def test_alibi_is_the_released_form() -> None:
@@ -267,13 +268,13 @@ def test_nulls_are_as_good_as_no_value() -> None:
     ):
         given = mapping(HERE, HERE)
         given.pop("precision")
-        without = of(given)
+        without = parse_config(given)
         *path, last = key.split("__")
         node = given
         for step in path:
             node = node.setdefault(step, {})
         node[last] = None
-        assert of(given) == without, key
+        assert parse_config(given) == without, key
     overrides = made(model__name="llama-3.2-1b", model__config_overrides={"sliding_window": None}).model
     assert overrides.config_overrides == {"sliding_window": None}, "a null in there is a value"
     assert plain.precision == "fp32"
@@ -301,7 +302,7 @@ def test_changes_from_the_command_line(foundry: Path) -> None:
         *("optimizer.lr=1e-3", "global_seed=4", "fsdp_config=", "compile_config.mode=max-autotune"),
         *("optimizer.betas=[0.8, 0.9]", "train_loader.dataset.remote=s3://bucket/c4", "run_name=a=b"),
     )
-    config = read(foundry, changes)
+    config = read_config(foundry, changes)
     assert (config.optimizer.lr, config.seed, config.train_loader.dataset.shuffle_seed) == (1e-3, 4, 4)
     assert config.fsdp_config is None
     assert config.compile_config is not None
@@ -318,7 +319,7 @@ def test_changes_from_the_command_line(foundry: Path) -> None:
         ("optimizer.lrr=1", "unknown key optimizer.lrr; did you mean 'lr'"),
     ):
         with pytest.raises(ConfigError, match=message):
-            read(foundry, [change])
+            read_config(foundry, [change])
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -335,7 +336,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ("", "cannot be read"),
     ):
         with pytest.raises(ConfigError, match=message) as caught:
-            read(tmp_path / name)
+            read_config(tmp_path / name)
         assert "\n" not in str(caught.value)
 
 

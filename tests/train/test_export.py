@@ -14,7 +14,7 @@ from roofline.train.checkpoint.export import export  # noqa: E402
 from roofline.train.checkpoint.state import WEIGHTS  # noqa: E402
 from roofline.train.model.init import Init, initialize  # noqa: E402
 from roofline.train.model.modules import Model  # noqa: E402
-from roofline.train.storage.store import open_store  # noqa: E402
+from roofline.train.storage.open import open_store  # noqa: E402
 
 SHAPE = {"width": 64, "layers": 2, "heads": 4, "head_dim": 16, "vocab": 96, "max_position": 64}
 LLAMA = presets.preset("smollm2-135m") | SHAPE | {"kv_heads": 2, "ffn": 128}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from roofline.common.errors import ConfigError
-from roofline.train.config.run import DatasetSection, LoaderSection
+from roofline.train.config.schema import DatasetSection, LoaderSection
 from roofline.train.data.loader import Loader, Source, in_turn
 from roofline.train.data.mds import ShardWriter
 from roofline.train.data.order import share
@@ -207,7 +207,7 @@ def test_evaluation_sees_every_sample_once(data: dict[int, Path], world: int, ba
 
 
 def test_rows_of_an_object_store_are_those_of_the_folder(data: dict[int, Path], s3: str, tmp_path: Path) -> None:
-    from roofline.train.storage.store import open_store
+    from roofline.train.storage.open import open_store
 
     folder = data[max(data)]
     store = open_store(f"{s3}/train")

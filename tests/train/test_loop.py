@@ -17,8 +17,8 @@ from roofline.train.data.receipts import RECEIPTS, compare, read, verify  # noqa
 from roofline.train.parallel.processes import World  # noqa: E402
 from roofline.train.report.console import Console  # noqa: E402
 from roofline.train.run import loop  # noqa: E402
+from roofline.train.run.gradients import Gradients  # noqa: E402
 from roofline.train.run.loop import Run, train  # noqa: E402
-from roofline.train.run.step import Gradients  # noqa: E402
 from tests.train.small import LENGTH, VOCAB, config, digest, log_of, steps_of, stored, write_rows  # noqa: E402
 
 
@@ -375,7 +375,7 @@ def test_optimizers_are_what_they_are_called(data: Path, tmp_path: Path, name: s
     grads = []
     for step in range(3):
         rows = loop.Loader(run.source, run.order, made.train_loader, [(0, 1)], step)
-        run.gradients.of(next(rows))
+        run.gradients.backward(next(rows))
         rows.close()
         grads.append({n: p.grad.numpy().copy() for n, p in run.model.named_parameters()})
         run.optimizer.step()
@@ -508,7 +508,7 @@ def test_fp16_that_no_scale_saves_ends_the_run(data: Path, tmp_path: Path) -> No
 
 
 def test_a_growing_scale(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roofline.train.run.step.GROWTH", 3)
+    monkeypatch.setattr("roofline.train.run.gradients.GROWTH", 3)
     train(config(data, tmp_path / "whole", precision="amp_fp16", max_duration="10ba", save_interval="4ba"))
     scales = [line["loss_scale"] for line in log_of(tmp_path / "whole")]
     assert scales == [2.0 ** (16 + i) for i in (0, 0, 1, 1, 1, 2, 2, 2, 3, 3)]

@@ -14,7 +14,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 torch = pytest.importorskip("torch", reason="training is torch")
 
 from roofline.models import presets  # noqa: E402
-from roofline.train.config.run import TrainConfig, of  # noqa: E402
+from roofline.train.config.read import parse_config  # noqa: E402
+from roofline.train.config.schema import TrainConfig  # noqa: E402
 from roofline.train.memory import estimate as memory  # noqa: E402
 from roofline.train.memory.dry_run import ACTIVATIONS, GRADIENTS, LOGITS, Ledger, rehearse  # noqa: E402
 from roofline.train.memory.estimate import Memory, Meter  # noqa: E402
@@ -40,7 +41,7 @@ def made(**changes: Any) -> TrainConfig:
         "precision": "fp32",
         "device": "cpu",
     }
-    return of(given | changes)
+    return parse_config(given | changes)
 
 
 def test_a_ledger_counts_until_a_tensor_is_dropped() -> None:

@@ -70,7 +70,7 @@ def test_the_sequence_is_the_same_for_every_world_and_from_every_step(mixed, bat
     order = Order(tuple(mixed), batch, seed)
     wanted = [order.batch(step) for step in range(10)]
     resumed = data.draw(st.integers(0, 9))
-    fresh = Order.of(order.record())
+    fresh = Order.from_record(order.record())
     for step in range(resumed, 10):
         assert np.array_equal(fresh.batch(step), wanted[step])
         for world in WORLDS:
@@ -127,7 +127,7 @@ def test_places():
 )
 def test_what_is_refused(change, message):
     with pytest.raises(ConfigError, match=message):
-        Order.of({"streams": [{"shards": [3]}], "global_batch": 4, "seed": 1} | change)
+        Order.from_record({"streams": [{"shards": [3]}], "global_batch": 4, "seed": 1} | change)
     with pytest.raises(ConfigError, match="step=-1"):
         order_of(4).batch(-1)
 

@@ -53,7 +53,7 @@ def test_parts_lie_where_they_say(param: Param, size: int) -> None:
     seen = torch.zeros(param.shape)
     for rank in range(size):
         held = part(param, Ranks(rank, size))
-        tensor = held.of(whole)
+        tensor = held.cut(whole)
         assert tuple(tensor.shape) == held.local
         for at, view in pieces(tensor, held):
             place = tuple(slice(start, start + n) for start, n in zip(at, view.shape, strict=True))
@@ -86,11 +86,11 @@ def test_ranks_that_share_matrices_train_the_same_model(name: str, tmp_path: Pat
     data = small.write_rows(tmp_path / "data", 60)
     common = {**MODELS[name], "algorithms__gradient_clipping": {}, "save_interval": "4ba", "max_duration": "6ba"}
     alone = small.mapping(data, tmp_path / "alone", **common)
-    train(small.of(alone))
+    train(small.parse_config(alone))
     launch(2, small.mapping(data, tmp_path / "two", **common, tensor_parallel=2, stop_after="4ba"))
     # What two ranks wrote in pieces, one takes up whole: its fingerprint is compared on the way.
     resumed = small.mapping(data, tmp_path / "resumed", **common, load_path=str(tmp_path / "two" / "checkpoints"))
-    train(small.of(resumed))
+    train(small.parse_config(resumed))
     expected, found = losses(tmp_path / "alone"), losses(tmp_path / "two") + losses(tmp_path / "resumed")
     assert len(found) == len(expected) == 6
     for a, b in zip(expected, found, strict=True):
@@ -111,7 +111,7 @@ import sys, torch
 from pathlib import Path
 import roofline.train.model.modules as modules
 from roofline.common import env
-from roofline.train.config.run import read
+from roofline.train.config.read import read_config
 from roofline.train.run.loop import train
 
 plain, calls = modules.Block.forward, [0]
@@ -133,7 +133,7 @@ def forward(self, x, rows, *rest):
     return plain(self, x, rows, *rest)
 
 modules.Block.forward = forward
-train(read(Path(sys.argv[1])))
+train(read_config(Path(sys.argv[1])))
 """
 
 

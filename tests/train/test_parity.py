@@ -13,10 +13,10 @@ import pytest
 from roofline.common.errors import ConfigError
 from roofline.train.data.order import Order, Stream
 from roofline.train.data.receipts import ReceiptLog
-from roofline.train.parity import read as parity_read
+from roofline.train.parity import recorded_run
 from roofline.train.parity.compare import compare, pair
 from roofline.train.parity.findings import Parity
-from roofline.train.parity.read import Recorded, read
+from roofline.train.parity.recorded_run import Recorded, read
 from roofline.train.parity.statistics import change, correlation_time, jumps, mean, t_quantile, t_tail
 
 STEPS = 240
@@ -283,7 +283,7 @@ def test_it_reads_the_files_that_training_writes() -> None:
     from roofline.train.report import log
     from roofline.train.run import probe
 
-    assert (parity_read.LOG, parity_read.PROBES) == (log.LOG, probe.PROBES)
+    assert (recorded_run.LOG, recorded_run.PROBES) == (log.LOG, probe.PROBES)
 
 
 @pytest.mark.parametrize(

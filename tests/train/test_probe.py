@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch", reason="training is torch")
 
 from roofline.train.checkpoint import checkpoint  # noqa: E402
 from roofline.train.run.probe import PROBES  # noqa: E402
-from roofline.train.run.sketch import SIZE, signs, sums  # noqa: E402
-from roofline.train.storage.store import open_store  # noqa: E402
+from roofline.train.run.projection import SIZE, signs, sums  # noqa: E402
+from roofline.train.storage.open import open_store  # noqa: E402
 from tests.train.probe_runs import LAYERS, LENGTH, VOCAB, probes, train, train_together, write_rows  # noqa: E402
 
 
@@ -81,14 +81,14 @@ def test_training_is_bit_equal_with_and_without(data: Path, tmp_path: Path, chan
 
 
 def test_it_says_what_the_model_computes(data: Path, tmp_path: Path) -> None:
-    from roofline.train.config.run import of
+    from roofline.train.config.read import parse_config
     from roofline.train.parallel.processes import World
+    from roofline.train.run.gradients import targets
     from roofline.train.run.loop import Run
-    from roofline.train.run.step import targets
     from tests.train.probe_runs import mapping
 
     line = probes(train(data, tmp_path / "a", device_train_microbatch_size=3))[0]
-    run = Run(of(mapping(data, tmp_path / "b")), World())
+    run = Run(parse_config(mapping(data, tmp_path / "b")), World())
     rows = run.order.batch(0)[:4]
     tokens, documents = run.source.rows(rows)
     seen: list[Any] = []

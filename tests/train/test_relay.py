@@ -13,7 +13,7 @@ from roofline.train.checkpoint import checkpoint  # noqa: E402
 from roofline.train.data import receipts  # noqa: E402
 from roofline.train.report import log  # noqa: E402
 from roofline.train.run.relay import RELAY, Leg, Runner, relay  # noqa: E402
-from roofline.train.storage.store import open_store  # noqa: E402
+from roofline.train.storage.open import open_store  # noqa: E402
 from tests.train import small  # noqa: E402
 
 
@@ -30,7 +30,7 @@ def test_a_relay_through_an_object_store_is_one_run(tmp_path: Path, s3: str) -> 
     from roofline.train.run.loop import train
 
     path = written(tmp_path, save_folder=s3)
-    runners = [Runner.of("one:"), Runner.of("two: nproc=2 device_train_microbatch_size=2 precision=amp_bf16")]
+    runners = [Runner.parse("one:"), Runner.parse("two: nproc=2 device_train_microbatch_size=2 precision=amp_bf16")]
     said: list[str] = []
     report = relay(path, [], 2, runners, said.append)
     assert [(leg.name, leg.first, leg.last) for leg in report.legs] == [("one", 0, 2), ("two", 2, 4), ("one", 4, 5)]
@@ -66,10 +66,10 @@ def test_state_that_changed_by_one_bit_is_refused(tmp_path: Path, monkeypatch: p
 
 
 def test_runners_are_read_and_refused_by_word() -> None:
-    assert Runner.of("gpu: nproc=4 device=gpu a.b=c") == Runner("gpu", 4, ("device=gpu", "a.b=c"))
+    assert Runner.parse("gpu: nproc=4 device=gpu a.b=c") == Runner("gpu", 4, ("device=gpu", "a.b=c"))
     for text in ("nproc=2", ": nproc=2", "a: nproc=0", "a: nproc=x", "a: fast"):
         with pytest.raises(ConfigError, match="--leg"):
-            Runner.of(text)
+            Runner.parse(text)
 
 
 def test_what_a_relay_cannot_do_is_said_first(tmp_path: Path) -> None:

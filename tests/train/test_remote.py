@@ -23,7 +23,8 @@ from roofline.common.errors import CapacityError, ConfigError
 from roofline.train.data.mds import Shards, ShardWriter
 from roofline.train.storage import file_cache as cache_module
 from roofline.train.storage.file_cache import Cache
-from roofline.train.storage.store import MissingError, StoreError, UnreachableError, open_store
+from roofline.train.storage.open import open_store
+from roofline.train.storage.store import MissingError, StoreError, UnreachableError
 from tests.train.rows import ROWS, SAMPLES, SHARDS, right, sample
 from tests.train.seaweed import Proxy
 from tests.train.test_store import running, until

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="training is torch")
 from roofline.common.errors import ConfigError  # noqa: E402
 from roofline.hardware.chips.peaks import Peak  # noqa: E402
 from roofline.models import presets  # noqa: E402
-from roofline.train.config.run import read  # noqa: E402
+from roofline.train.config.read import read_config  # noqa: E402
 from roofline.train.parallel.processes import World  # noqa: E402
 from roofline.train.report import cards, machine  # noqa: E402
 from roofline.train.report import summary as report  # noqa: E402
@@ -125,7 +125,7 @@ def test_its_command_does_the_same_again(data: Path, tmp_path: Path) -> None:
     train(made)
     words = cards.read(str(tmp_path / "run"))["command"].split()
     assert words[:3] == ["roofline", "train", str(tmp_path / "run" / "config.json")]
-    again = read(Path(words[2]), [words[words.index("--set") + 1]])
+    again = read_config(Path(words[2]), [words[words.index("--set") + 1]])
     assert again == made.model_copy(update={"run_folder": str(tmp_path / "run-again")})
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from roofline.common.errors import ConfigError
 from roofline.train.config.duration import Batches
-from roofline.train.config.run import SchedulerSection
+from roofline.train.config.schema import SchedulerSection
 from roofline.train.run.schedule import schedule
 
 RUN = Batches(samples=8, tokens=16, epoch=400, whole=100)  # 50 batches an epoch

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.train.storage.local import written
+from roofline.train.storage.open import open_store
 from roofline.train.storage.store import (
     ExistsError,
     MissingError,
@@ -27,7 +28,6 @@ from roofline.train.storage.store import (
     Store,
     StoreError,
     UnreachableError,
-    open_store,
 )
 from tests.train.seaweed import Proxy, Seaweed
 
@@ -391,7 +391,7 @@ def test_what_is_wrong_is_said(seaweed: Seaweed, s3: str, monkeypatch: pytest.Mo
 PUTS = """
 import sys
 from pathlib import Path
-from roofline.train.storage.store import open_store
+from roofline.train.storage.open import open_store
 open_store(sys.argv[1]).put_file("a", Path(sys.argv[2]))
 """
 

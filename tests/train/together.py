@@ -18,7 +18,7 @@ import torch._dynamo  # the optimizer's first step would import it, in every pro
 import torch.distributed as dist
 
 from roofline.common.errors import RooflineError
-from roofline.train.config.run import of
+from roofline.train.config.read import parse_config
 from roofline.train.parallel import processes as parallel
 from roofline.train.parallel.processes import World
 from roofline.train.run import loop
@@ -41,7 +41,7 @@ def work(rank: int, count: int, port: int, runs: list[dict[str, Any]]) -> None:
     loop.leave = lambda world: None
     for given in runs:
         try:
-            loop.train(of(given))
+            loop.train(parse_config(given))
         except RooflineError as error:
             folder = Path(given["run_folder"])
             folder.mkdir(parents=True, exist_ok=True)

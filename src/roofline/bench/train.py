@@ -51,10 +51,10 @@ def bench_train(
 def _config(what: str, changes: Sequence[str], folder: Path, steps: int, warmup: int) -> dict[str, Any]:
     """A run's configuration as plain data. Raises ConfigError."""
     from roofline.models import presets
-    from roofline.train.config import run as configuration
+    from roofline.train.config.read import parse_config, read_config
 
     if what.endswith((".yaml", ".yml", ".json")):
-        settled = configuration.read(Path(what), changes)
+        settled = read_config(Path(what), changes)
     else:
         given = {
             "run_name": f"bench-{what}",
@@ -65,7 +65,7 @@ def _config(what: str, changes: Sequence[str], folder: Path, steps: int, warmup:
             "max_duration": "1ba",
             "global_train_batch_size": BATCH,
         }
-        settled = configuration.of(given, f"bench-{what}.yaml", changes)
+        settled = parse_config(given, f"bench-{what}.yaml", changes)
     found = settled.model_dump(mode="json")
     for key in ("eval_loader", "loggers", "save_folder", "load_path", "stop_after", "console_log_interval"):
         found.pop(key)
@@ -84,11 +84,11 @@ def _config(what: str, changes: Sequence[str], folder: Path, steps: int, warmup:
 
 
 def _alone(path: Path, show: bool) -> None:
-    from roofline.train.config.run import read
+    from roofline.train.config.read import read_config
     from roofline.train.report.console import Console
     from roofline.train.run.loop import train
 
-    config = read(path)
+    config = read_config(path)
     watch: Callable[[dict[str, Any]], None] | None = Console(config).show if show else None
     train(config, watch)
 

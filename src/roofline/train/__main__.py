@@ -6,7 +6,7 @@ from pathlib import Path
 
 from roofline.common import env, log
 from roofline.common.errors import RooflineError
-from roofline.train.config.run import read
+from roofline.train.config.read import read_config
 
 
 def main() -> int:
@@ -20,7 +20,7 @@ def main() -> int:
         from roofline.train.report.console import Console
         from roofline.train.run.loop import train
 
-        config = read(given.config, given.changes)
+        config = read_config(given.config, given.changes)
         console = Console(config) if env.foreign("RANK") in (None, "0") else None
         finished = train(config, console.show if console else None)
         if console:

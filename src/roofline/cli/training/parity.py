@@ -42,7 +42,7 @@ def command(
     Exits with 0 where they are identical or equivalent, else with 1.
     """
     from roofline.train.parity.compare import compare
-    from roofline.train.parity.read import read
+    from roofline.train.parity.recorded_run import read
 
     runs = read(a), read(b)
     found = compare(*runs, [read(folder) for folder in repeat or []], margin, handover or [])

@@ -14,10 +14,10 @@ def run(
     nproc: Annotated[int, typer.Option(min=1, help="Processes on this machine, which share each step.")] = 1,
 ) -> None:
     """Train a model as a YAML file says."""
-    from roofline.train.config.run import read
+    from roofline.train.config.read import read_config
 
     given = changes or []
-    read(config, given)  # what is wrong with it is said once, not by each process
+    read_config(config, given)  # what is wrong with it is said once, not by each process
     if nproc > 1:
         from roofline.train.run.launch import launch
 
@@ -25,7 +25,7 @@ def run(
     from roofline.train.report.console import Console
     from roofline.train.run.loop import train
 
-    settled = read(config, given)
+    settled = read_config(config, given)
     console = Console(settled)
     console.end(train(settled, console.show))
 
@@ -75,7 +75,7 @@ def relay(
     from roofline.train.run.relay import Runner
     from roofline.train.run.relay import relay as run_legs
 
-    runners = [Runner.of(leg) for leg in legs]
+    runners = [Runner.parse(leg) for leg in legs]
     report = run_legs(config, changes or [], every, runners, lambda line: typer.echo(line, err=True))
     for handover in report.handovers:
         jump = "" if handover.jump is None else f", held-out loss {handover.jump:+.2e} nats"

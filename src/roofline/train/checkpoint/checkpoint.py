@@ -32,7 +32,8 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future as TorchFuture
 
 from roofline.common.errors import ConfigError
-from roofline.train.storage.store import MissingError, Store, open_store
+from roofline.train.storage.open import open_store
+from roofline.train.storage.store import MissingError, Store
 
 MANIFEST = "manifest.json"
 VERSION = 1

@@ -75,7 +75,7 @@ def restore(run: "Run", said: Mapping[str, Any], held: Mapping[str, torch.Tensor
     Raises ConfigError where the order of samples is another (ReceiptLog checks that it leads to the receipt), or where
     the state is not, bit for bit, what was saved.
     """
-    order = Order.of(said["order"])
+    order = Order.from_record(said["order"])
     if order != run.order:
         raise ConfigError(f"the checkpoint's run reads another order of samples: {_other(order, run.order)}")
     progress = run.progress

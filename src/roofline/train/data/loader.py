@@ -11,11 +11,11 @@ import numpy as np
 
 from roofline.common.errors import ConfigError
 from roofline.common.units import parse_bytes
-from roofline.train.config.run import DatasetSection, LoaderSection, StreamSection
+from roofline.train.config.schema import DatasetSection, LoaderSection, StreamSection
 from roofline.train.data.mds import Shards
 from roofline.train.data.order import BLOCK, Order, Stream, share
 from roofline.train.data.synthetic import Synthetic
-from roofline.train.storage.store import open_store
+from roofline.train.storage.open import open_store
 
 
 @dataclass(frozen=True)

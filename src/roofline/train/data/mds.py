@@ -24,7 +24,8 @@ from roofline.common.files import write_atomically
 from roofline.train.data.mds_encodings import Encoding, encoding
 from roofline.train.data.mds_index import INDEX, Shard, codec, digest
 from roofline.train.data.shard_files import ShardFiles
-from roofline.train.storage.store import MissingError, Store, open_store
+from roofline.train.storage.open import open_store
+from roofline.train.storage.store import MissingError, Store
 
 SIZE_LIMIT = 1 << 26  # bytes of a shard, unless said otherwise
 OPEN_SHARDS = 64  # mapped at the same time
@@ -120,7 +121,7 @@ def _index(store: Store) -> tuple[tuple[Shard, ...], str]:
         index = json.loads(text)
         if index["version"] != 2:
             raise UnsupportedError(f"{path} of version {index['version']}", "only MDS version 2 is read")
-        shards = tuple(Shard.of(entry) for entry in index["shards"])
+        shards = tuple(Shard.from_index(entry) for entry in index["shards"])
     except MissingError as error:
         raise ConfigError(f"{store.url} is no folder of shards: {INDEX} is missing") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:

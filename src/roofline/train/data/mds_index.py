@@ -23,7 +23,7 @@ class File:
     hashes: Mapping[str, str]
 
     @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> "File":
+    def from_index(cls, entry: Mapping[str, Any]) -> "File":
         """From the index. Raises ConfigError on a name that leads out of the folder."""
         name = str(entry["basename"])
         if name in ("", ".", "..") or name != Path(name).name or "\\" in name or "\0" in name:
@@ -50,17 +50,17 @@ class Shard:
     columns: tuple[tuple[str, str, int | None], ...]  # name, encoding, fixed size
 
     @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> "Shard":
+    def from_index(cls, entry: Mapping[str, Any]) -> "Shard":
         """From the index. Raises ConfigError, UnsupportedError."""
         if (entry["version"], entry["format"]) != (2, "mds"):
             raise UnsupportedError(f"shard format {entry['format']} {entry['version']}", "only MDS version 2 is read")
         names, encodings, sizes = (entry[f"column_{what}"] for what in ("names", "encodings", "sizes"))
-        packed = File.of(entry["zip_data"]) if entry.get("zip_data") else None
+        packed = File.from_index(entry["zip_data"]) if entry.get("zip_data") else None
         columns = tuple(zip(names, encodings, sizes, strict=True))
         samples = int(entry["samples"])
         if samples < 0:
             raise ConfigError(f"a shard of {samples} samples")
-        return cls(samples, File.of(entry["raw_data"]), packed, entry["compression"], columns)
+        return cls(samples, File.from_index(entry["raw_data"]), packed, entry["compression"], columns)
 
 
 def digest(algorithm: str, data: bytes | mmap.mmap) -> str:

@@ -78,7 +78,7 @@ class Order:
             raise ConfigError(f"global_batch={self.global_batch} is not at least 1")
 
     @classmethod
-    def of(cls, mapping: Mapping[str, Any]) -> "Order":
+    def from_record(cls, mapping: Mapping[str, Any]) -> "Order":
         """What `record` gave. Raises ConfigError on anything else."""
         try:
             _only(mapping, ("streams", "global_batch", "seed"), "order")

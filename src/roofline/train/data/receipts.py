@@ -87,7 +87,7 @@ class Comparison:
 def read(folder: Path) -> Run:
     """What a ReceiptLog wrote. Raises ConfigError. A last line that was cut by a crash is left out."""
     try:
-        order = Order.of(json.loads((folder / CONFIG).read_text()))
+        order = Order.from_record(json.loads((folder / CONFIG).read_text()))
         lines = (folder / RECEIPTS).read_text().split("\n")
     except FileNotFoundError as error:
         raise ConfigError(f"{folder} holds no order receipts: {Path(error.filename).name} is missing") from error

@@ -16,7 +16,8 @@ import numpy as np
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.files import write_atomically
 from roofline.train.data.mds import ShardWriter
-from roofline.train.storage.store import MissingError, open_store
+from roofline.train.storage.open import open_store
+from roofline.train.storage.store import MissingError
 
 if TYPE_CHECKING:
     from roofline.text.tokenizers.tokenizer import Tokenizer

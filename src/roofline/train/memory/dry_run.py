@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from roofline.train.config.run import TrainConfig
+from roofline.train.config.schema import TrainConfig
 from roofline.train.model import build
 from roofline.train.model.modules import Model
 from roofline.train.parallel.processes import COMPUTE, World

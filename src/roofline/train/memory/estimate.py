@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from roofline.common import log
 from roofline.models.registry import configure
 from roofline.models.spec import expand
-from roofline.train.config.run import FsdpSection, TrainConfig
+from roofline.train.config.schema import FsdpSection, TrainConfig
 from roofline.train.memory.dry_run import ACTIVATIONS, GRADIENTS, LOGITS, PASSING, Rehearsed, rehearse
 from roofline.train.model.modules import Model, chunk_rows
 from roofline.train.model.optim import is_hidden_matrix

@@ -9,7 +9,7 @@ import torch
 from roofline.common.errors import ConfigError
 from roofline.models import presets
 from roofline.models.registry import configure
-from roofline.train.config.run import ModelSection, TrainConfig
+from roofline.train.config.schema import ModelSection, TrainConfig
 from roofline.train.model.init import Init, initialize
 from roofline.train.model.modules import Model
 from roofline.train.model.tensor_parallel import part
@@ -79,7 +79,7 @@ def load(model: Model, checkpoint: Checkpoint) -> None:
     from roofline.train.model.init import fill
 
     for _, param, tensor in model.canonical():
-        fill(tensor, part(param, model.ranks).of(torch.from_numpy(checkpoint.dequantize(param.name))))
+        fill(tensor, part(param, model.ranks).cut(torch.from_numpy(checkpoint.dequantize(param.name))))
 
 
 def _files(section: ModelSection) -> Path:

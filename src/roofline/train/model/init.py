@@ -39,7 +39,7 @@ def initialize(model: Model, seed: int, init: Init) -> None:
     """Fill a model's parameters in place; of a sharded one each rank fills its own part."""
     for name, param, tensor in model.canonical():
         values = torch.from_numpy(_values(f"{seed}/{name}", param, model.cfg.layers, init))
-        fill(tensor, part(param, model.ranks).of(values))
+        fill(tensor, part(param, model.ranks).cut(values))
 
 
 def fill(tensor: torch.Tensor, values: torch.Tensor) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from roofline.models.spec import Param
-from roofline.train.config.run import OptimizerSection
+from roofline.train.config.schema import OptimizerSection
 from roofline.train.model.modules import Model
 
 

@@ -49,7 +49,7 @@ class Part:
         held = sum(stop - start for start, stop in self.ranges)
         return tuple(held if dim == self.dim else size for dim, size in enumerate(self.shape))
 
-    def of(self, whole: Tensor) -> Tensor:
+    def cut(self, whole: Tensor) -> Tensor:
         """Cut it out of the whole parameter."""
         if self.dim is None:
             return whole

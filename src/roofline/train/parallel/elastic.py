@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 from roofline.common.errors import ConfigError, UnsupportedError
-from roofline.train.config.run import TrainConfig
+from roofline.train.config.schema import TrainConfig
 
 
 def rounds(virtual: int, rank: int, world: int) -> list[tuple[int, int]]:

@@ -10,7 +10,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 
 from roofline.common import env
 from roofline.common.errors import ConfigError
-from roofline.train.config.run import FsdpSection, TrainConfig
+from roofline.train.config.schema import FsdpSection, TrainConfig
 from roofline.train.model.modules import Model
 from roofline.train.model.tensor_parallel import Ranks
 from roofline.train.parallel.elastic import TreeReduceScatter

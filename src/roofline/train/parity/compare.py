@@ -16,7 +16,7 @@ from roofline.train.data import receipts
 from roofline.train.parity import layers as parity_layers
 from roofline.train.parity.findings import Difference, HandOver, Joint, Noise, Pair, Parity, Samples
 from roofline.train.parity.layers import Layers
-from roofline.train.parity.read import Recorded
+from roofline.train.parity.recorded_run import Recorded
 from roofline.train.parity.statistics import Series, change, jumps, mean
 from roofline.train.parity.verdict import FEWEST, decide, notes
 

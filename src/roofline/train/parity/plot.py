@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roofline.train.parity.findings import Parity
-from roofline.train.parity.read import Recorded
+from roofline.train.parity.recorded_run import Recorded
 
 WIDTH = 960
 LEFT, RIGHT = 84, 24

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roofline.common.units import human_bytes
-from roofline.train.config.run import TrainConfig
+from roofline.train.config.schema import TrainConfig
 from roofline.train.report import cards
 
 if TYPE_CHECKING:

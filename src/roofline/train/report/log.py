@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from roofline.common.files import write_atomically
-from roofline.train.config.run import TrainConfig
+from roofline.train.config.schema import TrainConfig
 from roofline.train.parallel.processes import World
 from roofline.train.report.loggers import Loggers
 

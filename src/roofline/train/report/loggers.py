@@ -17,7 +17,7 @@ from roofline.common import log
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.files import write_atomically
 from roofline.train.config.loggers import LoggersSection, MlflowLogger, TensorboardLogger, WandbLogger
-from roofline.train.config.run import TrainConfig
+from roofline.train.config.schema import TrainConfig
 
 IDS = "loggers.json"  # in the run's folder: the runs of others that belong to it
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from roofline.common.files import write_atomically
 from roofline.models import presets
-from roofline.train.config.run import TrainConfig
+from roofline.train.config.schema import TrainConfig
 from roofline.train.memory.estimate import Memory
 from roofline.train.parallel.processes import COMPUTE, World
 from roofline.train.report import machine, page

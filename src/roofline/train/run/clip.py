@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from roofline.train.config.run import ClippingSection
+from roofline.train.config.schema import ClippingSection
 from roofline.train.model.modules import Model
 from roofline.train.model.tensor_parallel import part
 from roofline.train.parallel.processes import World

@@ -18,7 +18,7 @@ from roofline.models import presets
 from roofline.train.checkpoint import checkpoint, state
 from roofline.train.checkpoint.checkpoint import Saver
 from roofline.train.config.duration import Batches, batches
-from roofline.train.config.run import TrainConfig
+from roofline.train.config.schema import TrainConfig
 from roofline.train.data.loader import Loader, in_turn, open_source
 from roofline.train.data.receipts import START, ReceiptLog
 from roofline.train.memory.estimate import keep_freed_memory
@@ -32,10 +32,11 @@ from roofline.train.report.log import RunLog
 from roofline.train.report.summary import Report
 from roofline.train.run.clip import clip
 from roofline.train.run.determinism import deterministic
+from roofline.train.run.gradients import Gradients, limit_memory
 from roofline.train.run.probe import Probe
 from roofline.train.run.schedule import schedule
-from roofline.train.run.step import Gradients, limit_memory
-from roofline.train.storage.store import Store, open_store
+from roofline.train.storage.open import open_store
+from roofline.train.storage.store import Store
 
 
 @dataclass
@@ -184,7 +185,7 @@ class Run:
         rows = next(self._loader)
         waited = time.perf_counter() - started
         self.optimizer.set_factor(self.factor(rows.step))
-        loss_sum, tokens = self.gradients.of(rows)
+        loss_sum, tokens = self.gradients.backward(rows)
         scaler = self.gradients.scaler
         clipping = self.config.algorithms.gradient_clipping
         norm = clip(self.model, self.world, clipping, scaler.scale if scaler else 1.0, self.config.elastic is not None)

@@ -20,8 +20,8 @@ from torch.distributed.tensor import DTensor, Shard
 from roofline.common.files import write_atomically
 from roofline.train.data.order import share
 from roofline.train.model.modules import IGNORED, Model
-from roofline.train.run.sketch import SIZE, sums
-from roofline.train.run.step import targets
+from roofline.train.run.gradients import targets
+from roofline.train.run.projection import SIZE, sums
 
 if TYPE_CHECKING:
     from roofline.train.run.loop import Run

@@ -12,7 +12,7 @@ from typing import Any
 
 from roofline.common.errors import ConfigError
 from roofline.common.files import write_atomically
-from roofline.train.config.run import read
+from roofline.train.config.read import read_config
 from roofline.train.data import receipts
 from roofline.train.report import log
 from roofline.train.run.launch import launch
@@ -29,7 +29,7 @@ class Runner:
     changes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, text: str) -> "Runner":
+    def parse(cls, text: str) -> "Runner":
         """From "NAME: nproc=2 KEY=VALUE ...". Raises ConfigError."""
         name, colon, rest = text.partition(":")
         processes, changes = 1, []
@@ -90,12 +90,12 @@ def relay(
     """
     if len(runners) < 2 or every < 1:
         raise ConfigError("a relay needs two runners (--leg) and at least one step each (--every)")
-    config = read(path, changes)
+    config = read_config(path, changes)
     if config.run_folder is None:
         raise ConfigError("run_folder is missing: a relay keeps its log and receipts there")
     folder = Path(config.run_folder)
     for runner in runners:
-        read(path, [*changes, *runner.changes])  # what is wrong is said before the first leg
+        read_config(path, [*changes, *runner.changes])  # what is wrong is said before the first leg
     legs = _before(folder)
     whole, step = _whole(folder) if legs else None, legs[-1].last if legs else 0
     common = ["autoresume=true", "save_interval=1dur", "eval_first=true"]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from roofline.common.errors import ConfigError
 from roofline.train.config.duration import Batches, batches
-from roofline.train.config.run import SchedulerSection
+from roofline.train.config.schema import SchedulerSection
 
 
 def schedule(section: SchedulerSection, run: Batches) -> Callable[[int], float]:

@@ -102,27 +102,6 @@ class Store(Protocol):
         """Delete what `list(prefix)` would name. Raises ConfigError on an empty prefix, which would mean all."""
 
 
-def open_store(url: str | Path, patience: Patience | None = None) -> Store:
-    """The store at a local folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix.
-
-    Keys and endpoint of an object store come from the variables that its other clients use: AWS_ACCESS_KEY_ID,
-    AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL, AWS_ALLOW_HTTP and so on; GOOGLE_*; AZURE_*. Nothing is asked
-    of it before the first call. Raises ConfigError on a URL of another kind.
-    """
-    from roofline.train.storage.bucket import SCHEMES, ObjectStore
-    from roofline.train.storage.local import LocalStore
-
-    scheme, colon, rest = str(url).partition("://")
-    if isinstance(url, Path) or not colon:
-        return LocalStore(Path(url))
-    if scheme == "file" and rest.startswith("/"):
-        return LocalStore(Path(rest))
-    if scheme not in SCHEMES:
-        places = ", ".join(f"{name}://" for name in SCHEMES)
-        raise ConfigError(f"{url}: no place that objects are kept in: use a folder, or one of {places}")
-    return ObjectStore(str(url), patience or Patience())
-
-
 def checked(name: str, what: str = "name") -> str:
     """The name itself. Raises ConfigError on one that is no relative path, or that leads elsewhere."""
     parts = name.split("/")

@@ -13,16 +13,16 @@ torch = pytest.importorskip("torch", reason="training is torch")
 
 from roofline.common.errors import CapacityError  # noqa: E402
 from roofline.models import presets  # noqa: E402
-from roofline.train.config.run import ClippingSection  # noqa: E402
+from roofline.train.config.schema import ClippingSection  # noqa: E402
 from roofline.train.data.loader import Rows  # noqa: E402
 from roofline.train.data.order import share  # noqa: E402
 from roofline.train.model.init import Init, initialize  # noqa: E402
 from roofline.train.model.modules import IGNORED, Model  # noqa: E402
 from roofline.train.parallel.elastic import TreeSum  # noqa: E402
 from roofline.train.parallel.processes import World  # noqa: E402
-from roofline.train.run import step as module  # noqa: E402
+from roofline.train.run import gradients as module  # noqa: E402
 from roofline.train.run.clip import clip  # noqa: E402
-from roofline.train.run.step import GROWTH, LARGEST_SCALE, Gradients, Scaler, is_out_of_memory, targets  # noqa: E402
+from roofline.train.run.gradients import GROWTH, LARGEST_SCALE, Gradients, Scaler, is_out_of_memory, targets  # noqa: E402
 
 VOCAB, LENGTH, ROWS = 96, 12, 10
 SHAPE = presets.preset("mpt-125m") | {
@@ -86,7 +86,7 @@ def agree(found: dict[str, Any], wanted: dict[str, Any], tolerance: float = 1e-5
 def test_the_gradient_does_not_depend_on_the_microbatch(model: Any, size: int | None, documents: bool) -> None:
     wanted, losses, count = expected(model, documents)
     computed = gradients(model, size)
-    found, tokens = computed.of(batch(documents=documents))
+    found, tokens = computed.backward(batch(documents=documents))
     assert tokens == count == (ROWS * (LENGTH - 1) - (45 if documents else 0))
     assert found == pytest.approx(losses, rel=1e-6)
     agree(taken(model), wanted)
@@ -99,7 +99,7 @@ def test_the_gradient_does_not_depend_on_the_microbatch(model: Any, size: int | 
 def test_nor_on_the_parts_of_the_batch(model: Any, size: int | None, parts: int, tree: bool) -> None:
     """16 parts of 10 rows: some have none."""
     wanted, losses, _ = expected(model, documents=True)
-    found, _ = gradients(model, size, tree=tree).of(batch(parts, documents=True))
+    found, _ = gradients(model, size, tree=tree).backward(batch(parts, documents=True))
     assert found == pytest.approx(losses, rel=1e-6)
     agree(taken(model), wanted)
 
@@ -107,7 +107,7 @@ def test_nor_on_the_parts_of_the_batch(model: Any, size: int | None, parts: int,
 def test_a_batch_where_nothing_counts_has_no_gradient(model: Any) -> None:
     every = np.arange(2)
     alone = np.broadcast_to(np.arange(LENGTH), (2, LENGTH))
-    loss, tokens = gradients(model, None).of(Rows(0, every, ((np.ones((2, LENGTH), np.int64), alone.copy()),)))
+    loss, tokens = gradients(model, None).backward(Rows(0, every, ((np.ones((2, LENGTH), np.int64), alone.copy()),)))
     assert (loss, tokens) == (0.0, 0)
     assert all(not grad.any() for grad in taken(model).values())
 
@@ -173,13 +173,13 @@ def test_auto_halves_until_a_step_fits(model: Any, kind: str, backward: bool) ->
     wanted, losses, _ = expected(model, documents=True)
     computed = gradients(model, None)
     memory = Limited(computed, 2, ERRORS[kind], backward)
-    found, _ = computed.of(batch(documents=True))
+    found, _ = computed.backward(batch(documents=True))
     assert memory.asked == [10, 5, 3, 2, 2, 2, 2, 2]
     assert (computed.size, computed.halved) == (2, 3)
     assert found == pytest.approx(losses, rel=1e-6)
     agree(taken(model), wanted)
     memory.asked.clear()
-    computed.of(batch(documents=True))
+    computed.backward(batch(documents=True))
     assert memory.asked == [2] * 5, "the next step begins with what fitted"
     agree(taken(model), wanted)
 
@@ -197,7 +197,7 @@ def test_memory_that_ends_in_a_later_microbatch_leaves_nothing_of_the_earlier_on
         return plain(tokens, documents)
 
     computed.loss = loss  # type: ignore[method-assign]
-    found, _ = computed.of(batch())
+    found, _ = computed.backward(batch())
     assert (computed.size, calls) == (2, [8])
     assert found == pytest.approx(losses, rel=1e-6)
     agree(taken(model), wanted)
@@ -208,7 +208,7 @@ def test_parts_are_begun_again_together(model: Any, tree: bool) -> None:
     wanted, _, _ = expected(model, documents=False)
     computed = gradients(model, None, tree=tree)
     memory = Limited(computed, 1, ERRORS["torch"])
-    computed.of(batch(4))
+    computed.backward(batch(4))
     assert computed.size == 1
     assert memory.asked[-10:] == [1] * 10
     agree(taken(model), wanted)
@@ -233,7 +233,7 @@ def test_what_a_failed_attempt_held_is_freed_before_the_next(model: Any) -> None
     gc.collect()
     gc.disable()
     try:
-        computed.of(batch())
+        computed.backward(batch())
     finally:
         gc.enable()
     assert alive == [0] * len(alive)
@@ -244,7 +244,7 @@ def test_not_even_one_row(model: Any) -> None:
     computed = gradients(model, None)
     memory = Limited(computed, 0, ERRORS["hip"])
     with pytest.raises(CapacityError, match=r"a microbatch of one row.*HIP out of memory") as caught:
-        computed.of(batch())
+        computed.backward(batch())
     assert "max_seq_len" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert memory.asked == [10, 5, 3, 2, 1]
@@ -260,7 +260,7 @@ def test_other_errors_are_not_swallowed(model: Any, error: Exception) -> None:
     computed = gradients(model, None)
     memory = Limited(computed, 0, lambda: error)
     with pytest.raises(type(error)) as caught:
-        computed.of(batch())
+        computed.backward(batch())
     assert caught.value is error
     assert memory.asked == [10]
 
@@ -269,7 +269,7 @@ def test_a_size_that_was_asked_for_is_not_changed(model: Any) -> None:
     computed = gradients(model, 5)
     memory = Limited(computed, 4, ERRORS["torch"])
     with pytest.raises(torch.OutOfMemoryError):
-        computed.of(batch())
+        computed.backward(batch())
     assert memory.asked == [5]
     assert (computed.size, computed.halved) == (5, 0)
 
@@ -306,7 +306,7 @@ def test_a_scaler_halves_and_doubles() -> None:
 def test_16_bit_gradients_are_near_those_of_32(model: Any, precision: str) -> None:
     wanted, losses, _ = expected(model, documents=True)
     computed = gradients(model, 3, precision)
-    found, _ = computed.of(batch(documents=True))
+    found, _ = computed.backward(batch(documents=True))
     scale = computed.scaler.scale if computed.scaler else 1.0
     assert (scale > 1) == (precision == "amp_fp16")
     assert found == pytest.approx(losses, rel=2e-2)
@@ -322,14 +322,14 @@ def test_loss_scaling_keeps_small_gradients_from_vanishing(model: Any) -> None:
         computed = gradients(model, None, "amp_fp16")
         assert computed.scaler is not None
         computed.scaler.scale = scale * 2.0**-20
-        computed.of(batch())
+        computed.backward(batch())
         zeros.append(sum(int((grad == 0).sum()) for name, grad in taken(model).items() if "blocks" in name))
     assert zeros[0] < zeros[1]
 
 
 @pytest.fixture
 def grads(model: Any) -> tuple[Any, list[Any]]:
-    gradients(model, None).of(batch())
+    gradients(model, None).backward(batch())
     return model, [parameter.grad.clone() for parameter in model.parameters()]
 
 
@@ -392,5 +392,5 @@ def test_an_empty_share_keeps_the_accelerators_cache(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module.torch.accelerator, "empty_cache", lambda: pytest.fail("there is none"))
     computed = gradients(model, None)
     Limited(computed, 5, ERRORS["cpu"])
-    computed.of(batch())
+    computed.backward(batch())
     assert computed.size == 5

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from roofline.common.errors import ConfigError
 from roofline.train.data import receipts
 from roofline.train.parity.layers import UNIT
-from roofline.train.run.sketch import SIZE
+from roofline.train.run.projection import SIZE
 
 LOG, PROBES, RELAY, CONFIG = "log.jsonl", "probes.jsonl", "relay.json", "config.json"
 

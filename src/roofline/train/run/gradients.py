@@ -67,7 +67,7 @@ class Gradients:
         self.compute = COMPUTE[precision]
         self.scaler = Scaler() if precision == "amp_fp16" else None
 
-    def of(self, rows: Rows) -> tuple[float, int]:
+    def backward(self, rows: Rows) -> tuple[float, int]:
         """Leaves the gradients of a global batch in the parameters; the sum of its losses, and of tokens that count.
 
         Raises CapacityError where not even one row fits.
