@@ -124,7 +124,7 @@ def test_what_a_busy_machine_kept_is_measured_again(monkeypatch):
 def verdict_of(run, **changes) -> tunings.Verdict:
     group = next(g for g in variants.groups(run.program) if g.kind == "linear")
     setting = tuning.setting_of(run.isa, run.threads)
-    choices = (tunings.Choice(group.ops, "2x4"),)
+    choices = (tunings.Choice(group.ops, variants.blocks(ISA, group)[-1]),)
     facts = (run.program_hash, "llama", REGIMES[2], setting, choices, True, "faster", {"ratio": 0.9}, "today")
     return replace(tunings.Verdict(*facts), **changes)
 
@@ -168,7 +168,7 @@ def test_a_load_takes_only_what_was_measured_for_it(monkeypatch):
         tunings.Choice((2,), "9x9"),
         tunings.Choice((2,), "best"),
         tunings.Choice((10**6,), DEFAULT),
-        tunings.Choice((0,), "2x4"),
+        tunings.Choice((0,), "1x1"),
     ],
 )
 def test_unknown_variants_in_a_store_are_refused_and_nothing_of_it_is_used(choice, caplog, monkeypatch):

@@ -10,11 +10,11 @@ native = pytest.importorskip("roofline._native", reason="the C++ core is not bui
 sys.path.insert(0, str(Path(__file__).parent))
 
 from cpu_models import checkpoint, executable  # noqa: E402
-from test_backends_cpu_kernels import CASES, Matrix, activations  # noqa: E402
 
 from roofline.backends.cpu.select import REGIMES  # noqa: E402
 from roofline.backends.cpu.tuning import variants  # noqa: E402
 from roofline.ops.batch import Segment  # noqa: E402
+from tests.backends.test_cpu_kernels import CASES, Matrix, activations  # noqa: E402
 
 ISAS = native.isas()
 

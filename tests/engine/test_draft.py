@@ -7,7 +7,6 @@ import pytest
 from engine_fakes import FakeExecutable
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_engine_scheduling import CONFIGS, REQUESTS, Watched, alone
 
 from roofline.common.errors import ConfigError
 from roofline.engine.config import EngineConfig
@@ -17,6 +16,7 @@ from roofline.engine.process.messages import EngineSpec
 from roofline.engine.process.remote import RemoteEngine
 from roofline.engine.speculation.draft_model import DraftModel
 from roofline.engine.speculation.speculator import Speculator
+from tests.engine.test_scheduling import CONFIGS, REQUESTS, Watched, alone
 
 ALWAYS = EngineConfig(speculate="draft", speculate_always=True)
 

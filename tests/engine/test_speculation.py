@@ -6,13 +6,13 @@ import pytest
 from engine_fakes import FakeExecutable
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_engine_scheduling import REQUESTS, Watched, alone
 
 from roofline.common.errors import ConfigError
 from roofline.engine.config import EngineConfig
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
 from roofline.engine.speculation.speculator import REFRESH, RETRY, SOON, SURE, Record, Speculator, StepTimes
+from tests.engine.test_scheduling import REQUESTS, Watched, alone
 
 
 class Planted:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from test_program_passes import GOLDEN, MODELS, programs
-from test_program_shard import golden_texts
+from test_passes import GOLDEN, MODELS, programs
+from test_shard import golden_texts
 
 from roofline.program.text import print_program
 

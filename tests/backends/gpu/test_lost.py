@@ -34,7 +34,7 @@ def test_an_error_of_a_dead_device_is_a_lost_one(monkeypatch, dead):
 def test_either_call_of_a_step_notices(monkeypatch):
     """Whether the step fails at once or its ids never come."""
     import gpu_models
-    from test_backends_gpu_hosted import SMALL, executable_of
+    from tests.backends.gpu.test_hosted import SMALL, executable_of
 
     from roofline.backends.gpu.kernels import sample as module
     from roofline.backends.gpu.runtime import device_errors as lost
