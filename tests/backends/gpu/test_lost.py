@@ -34,11 +34,11 @@ def test_an_error_of_a_dead_device_is_a_lost_one(monkeypatch, dead):
 def test_either_call_of_a_step_notices(monkeypatch):
     """Whether the step fails at once or its ids never come."""
     import gpu_models
-    from tests.backends.gpu.test_hosted import SMALL, executable_of
 
     from roofline.backends.gpu.kernels import sample as module
     from roofline.backends.gpu.runtime import device_errors as lost
     from roofline.backends.sampling import SampleRows
+    from tests.backends.gpu.test_hosted import SMALL, executable_of
 
     monkeypatch.setattr(lost, "answers", lambda _: False)
     gpu = executable_of(SMALL, "BF16", ())
