@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 STARTS = 2  # how often an engine that died is started again within a group
+# Run by a shell: its input ends when we die, however that happens; a line says that the engine has ended.
+GUARD = 'read line || kill -s KILL -- "-$1"'
 
 
 class Missing(Exception):
@@ -23,6 +25,8 @@ class Worker:
     """A child process, started when first asked, and again when it died; `close` ends it.
 
     Between its turns it is stopped with all that it started, so that no pool of threads spins beside the next engine.
+    A stopped engine cannot see the end of its input. A second small process, the guard, kills it when we die: the
+    kernel itself wakes the stopped groups of a dead parent, but not one whose stop has been sent and has not arrived.
 
     Args:
         log: file for everything it prints.
@@ -45,6 +49,7 @@ class Worker:
         self.head: dict[str, Any] = {}
         self.starts = 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
         self._rest = b""
         self._why = ""
 
@@ -67,8 +72,11 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=self.env,
-                process_group=0,  # of our session: if we are killed, the kernel ends a group of ours that is stopped
+                process_group=0,
             )
+        guard = ["/bin/sh", "-c", GUARD, "guard", str(self._process.pid)]
+        # Before the first stop, and in a session of its own: what ends our group must not end the guard.
+        self._guard = subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True)
         self.head = self._read(self.start_timeout)
         self._signal(signal.SIGSTOP)
         return self.head
@@ -102,6 +110,9 @@ class Worker:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # what it started and left behind
         process.wait()
+        if self._guard is not None:
+            self._guard.communicate(b"\n")
+            self._guard = None
 
     def _signal(self, number: signal.Signals) -> None:
         """To the whole group, which is its own."""
