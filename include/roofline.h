@@ -1,4 +1,4 @@
-/* libroofline: a bundle answers prompts, without Python. docs/library.md has a whole program.
+/* libroofline: a bundle answers prompts, without Python. docs/how-to/library.md has a whole program.
  *
  * Ids go in, ids come out. For the same bundle, prompt, sampling parameters and seed they are those of Roofline's other
  * front doors, whatever else runs beside them.

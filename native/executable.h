@@ -15,7 +15,7 @@ namespace roofline {
 // Positions of the fields of the batch buffer (ops/batch.py), in its order.
 enum BatchField : int { kHeader = 0, kIds, kPositions, kSegStart, kContextLen, kPageStart, kPages, kLogitRows, kAdapters, kFieldCount };
 
-// Version of the operations' records and meaning, as bundles keep them: raise it when either changes (docs/bundle.md). A
+// Version of the operations' records and meaning, as bundles keep them: raise it when either changes (docs/reference/bundle.md). A
 // new operation alone needs no new version: readers refuse operations that they do not know.
 inline constexpr int kCodeVersion = 1;
 

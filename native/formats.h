@@ -10,7 +10,7 @@
 
 namespace roofline {
 
-// Version of the packed layout, as bundles keep it: raise it when a packed byte changes (docs/bundle.md).
+// Version of the packed layout, as bundles keep it: raise it when a packed byte changes (docs/reference/bundle.md).
 inline constexpr int kLayoutVersion = 1;
 
 enum class Format : int { F32 = 0, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Count };

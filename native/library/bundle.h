@@ -1,4 +1,4 @@
-// Opens bundles (docs/bundle.md): what is read and checked at every start.
+// Opens bundles (docs/reference/bundle.md): what is read and checked at every start.
 #pragma once
 #include <cstdint>
 #include <memory>

@@ -1,4 +1,4 @@
-"""What extensions import: the four registries, and what their entries are made of (docs/extending.md).
+"""What extensions import: the four registries, and what their entries are made of (docs/how-to/extending.md).
 
 A registration holds for the process it is made in. An installed package is found by every `roofline` command when it
 names a function in the entry-point group ``roofline.extensions``.

@@ -33,7 +33,9 @@ Answer = list[tuple[int, int, str]]  # id, finish, log-probability
 
 
 def documented() -> str:
-    (program,) = re.findall(r"^```c\n(.*?)^```", (ROOT / "docs/library.md").read_text(), re.MULTILINE | re.DOTALL)
+    (program,) = re.findall(
+        r"^```c\n(.*?)^```", (ROOT / "docs/how-to/library.md").read_text(), re.MULTILINE | re.DOTALL
+    )
     return str(program)
 
 

@@ -1,4 +1,4 @@
-"""docs/extending.md does what it says: its Python blocks are run in order, in a process of their own."""
+"""docs/how-to/extending.md does what it says: its Python blocks are run in order, in a process of their own."""
 
 import os
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "extending.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "how-to" / "extending.md"
 
 
 def test_the_document_runs(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""docs/torch.md does what it says: its Python blocks are run in order, in a process of their own."""
+"""docs/how-to/torch.md does what it says: its Python blocks are run in order, in a process of their own."""
 
 import re
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "torch.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "how-to" / "torch.md"
 
 
 def test_the_document_runs():

@@ -119,7 +119,7 @@ def load(
         arithmetic: what the reference computes in: "cpu", with the cpu's own roundings, or "plain", float32 throughout.
         tensor_parallel, pipeline_parallel: ranks that share each layer's matrices, and stages that share the layers: as
             many processes as their product, each with `threads`, or a device of those that `device` names. The cpu
-            backend has no stages (see docs/parallel.md).
+            backend has no stages (see docs/how-to/parallel.md).
         replica: (i, n), where n processes load the model beside each other: this one takes the i-th of the devices, or
             of the groups of them that its ranks need, and an n-th of the memory that caches may have.
         draft: a model that is loaded next, on the same GPU: room is left for it and for as many tokens in its cache

@@ -1,4 +1,4 @@
-"""manifest.json: what a bundle is, what it was made from, and what its files must be (docs/bundle.md)."""
+"""manifest.json: what a bundle is, what it was made from, and what its files must be (docs/reference/bundle.md)."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Extensions: packages of others that register ops, passes, model families and weight formats (docs/extending.md).
+"""Extensions: packages of others that register ops, passes, model families, weight formats (docs/how-to/extending.md).
 
 A package names a function in the entry-point group ``roofline.extensions``; it is called once in a process, before the
 first model is read. What was registered, here or by hand, is part of what a compiled bundle is kept under.

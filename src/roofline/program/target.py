@@ -33,7 +33,7 @@ class Target:
     fusions: tuple[str, ...] = ("linear_silu_mul", "quantize", "linear_add", "rope_kv_write", "qkv_write")
 
 
-# The orders themselves are written out in docs/exactness.md and, as code, in backends/reference/orders.py.
+# The orders themselves are written out in docs/explanation/exactness.md and, as code, in backends/reference/orders.py.
 CPU = Target(
     name="cpu",
     quantised_order="q8g32",

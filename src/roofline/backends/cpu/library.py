@@ -25,6 +25,6 @@ def library_files() -> LibraryFiles:
         raise UnsupportedError(
             "the C library",
             f"there is no libroofline.so in {folder}",
-            ["cmake -DROOFLINE_PYTHON=OFF (docs/library.md)"],
+            ["cmake -DROOFLINE_PYTHON=OFF (docs/how-to/library.md)"],
         )
     return files

@@ -73,7 +73,9 @@ NORMS = ("rms_norm", "norm_quantize", "layer_norm", "layer_norm_quantize")
 QUANTISING = ("norm_quantize", "layer_norm_quantize", "quantize_rows", "silu_mul_quantize", "gelu_quantize")
 WRITES = ("rope_kv_write", "qkv_write")
 NONE = (-1, 0, 0, 0)
-NO_KERNEL = "the cpu backend has no kernel for it, and no pass rewrites it into ops that have one (docs/extending.md)"
+NO_KERNEL = (
+    "the cpu backend has no kernel for it, and no pass rewrites it into ops that have one (docs/how-to/extending.md)"
+)
 
 
 def keep_operands(program: Program) -> Program:

@@ -1,4 +1,4 @@
-"""A lowered Program as plain numbers, and its binary form: a bundle's code.bin (docs/bundle.md has the table)."""
+"""A lowered Program as plain numbers, and its binary form: a bundle's code.bin (table: docs/reference/bundle.md)."""
 
 import struct
 import zlib

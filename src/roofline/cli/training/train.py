@@ -7,7 +7,7 @@ import typer
 
 
 def run(
-    config: Annotated[Path, typer.Argument(help="A YAML file with LLM Foundry's keys (docs/training.md).")],
+    config: Annotated[Path, typer.Argument(help="A YAML file with LLM Foundry's keys (docs/reference/training.md).")],
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="KEY.KEY=VALUE instead of what the file says; may be repeated.")
     ] = None,
