@@ -93,7 +93,7 @@ def in_process(args: argparse.Namespace) -> int:
     from benchmarks.gpu_parts import PARTS, Given
     from benchmarks.gpu_targets import judged
     from roofline.backends.gpu.ahead import kernel_cache
-    from roofline.common.errors import said
+    from roofline.common.errors import describe_error
 
     (name,) = args.parts
     kernel_cache.use()
@@ -111,7 +111,7 @@ def in_process(args: argparse.Namespace) -> int:
         keep({**rows, "targets": judged(name, rows)}, complete=True, after=_state())
     except Exception as error:
         traceback.print_exc()
-        finish(args.out, key(name, args), error=said(error))
+        finish(args.out, key(name, args), error=describe_error(error))
         return 1
     return 0
 

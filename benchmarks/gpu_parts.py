@@ -85,7 +85,7 @@ def kernels(given: Given) -> Record:
     from benchmarks.gpu_kernels import Bench, Shapes
     from roofline.backends.gpu.devices import find
     from roofline.backends.gpu.measure.roofs import measure_roofs
-    from roofline.common.errors import said
+    from roofline.common.errors import describe_error
 
     limit = measure_roofs()
     rows: list[Record] = []
@@ -96,7 +96,7 @@ def kernels(given: Given) -> Record:
             row = _kernel(make, limit)
         except Exception as error:  # unless the device is gone: then the next case says so, and ends the part
             torch.cuda.synchronize()
-            row = {"name": getattr(make, "__name__", str(make)), "ok": False, "failed": said(error)}
+            row = {"name": getattr(make, "__name__", str(make)), "ok": False, "failed": describe_error(error)}
         rows.append(row)
         if not row["ok"]:
             made["wrong"].append(row["name"])

@@ -43,7 +43,7 @@ def smollm2_path() -> Path:
         return Path(named)
     from roofline.weights import sources
 
-    stored = sources.stored("smollm2-135m")
+    stored = sources.stored_path("smollm2-135m")
     if stored is None:
         pytest.skip("the model smollm2-135m is not there: run `roofline pull smollm2-135m`")
     return stored

@@ -128,7 +128,7 @@ def test_bytes_are_what_show_says(profiled: tuple[dict, str], smollm2_path: Path
     from roofline.weights.checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(smollm2_path)
-    family, cfg = configure(checkpoint.model_config()[1])
+    family, cfg = configure(checkpoint.config)
     program = compile_program(family, cfg, checkpoint.tensors, made.CPU)
     decode, prefill = profiled[0]["steps"]
     for step, tokens, context in ((decode, 1, 64), (prefill, 32, 0)):

@@ -31,7 +31,7 @@ TOKENS, RUNNING = 160, 12
 
 def served(chip, checkpoint, kv_dtype, activations):
     """The model with its weights, on CPU tensors; a cache that is never touched takes no memory."""
-    config = ModelConfig.of(checkpoint.model_config()[1])
+    config = ModelConfig.of(checkpoint.config)
     program = compile_for_gpu(checkpoint, config, kv_dtype, False, chip=chip, activations=activations)
     limits = BatchLimits(tokens=TOKENS, segments=RUNNING, rows=RUNNING, pages=RUNNING * 128)
     (group,) = program.kv_groups.values()

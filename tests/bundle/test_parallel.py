@@ -53,7 +53,7 @@ def answer(engine: LocalEngine) -> tuple[list[int], str | None]:
 
 def ranks_of(options: RankOptions) -> Any:
     checkpoint = random_checkpoint(read_config(Path(options.source)), 7)
-    return launch_ranks(options, checkpoint, ModelConfig.of(checkpoint.model_config()[1]))[0]
+    return launch_ranks(options, checkpoint, ModelConfig.of(checkpoint.config))[0]
 
 
 def options(folder: str, **changes: Any) -> RankOptions:
@@ -148,7 +148,7 @@ def test_a_rank_that_cannot_load_says_why(folder: str, tmp_path: Path) -> None:
     moved = options(str(tmp_path / "gone"))
     checkpoint = random_checkpoint(read_config(Path(given.source)), 7)
     with pytest.raises(RankError, match=r"rank 1 of 2 failed: ConfigError: .*gone"):
-        launch_ranks(moved, checkpoint, ModelConfig.of(checkpoint.model_config()[1]))
+        launch_ranks(moved, checkpoint, ModelConfig.of(checkpoint.config))
     assert not torch.distributed.is_initialized()
 
 

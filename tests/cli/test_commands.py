@@ -225,7 +225,7 @@ def test_serve_gives_each_replica_a_place_of_its_own(run, monkeypatch):
     served, prepared = [], []
     monkeypatch.setattr(ready, "prepare", lambda *args: prepared.append(args))
     monkeypatch.setattr(serve, "serve", served.append)
-    monkeypatch.setattr(cores, "divided", lambda parts: [[]] * parts)
+    monkeypatch.setattr(cores, "split_cores", lambda parts: [[]] * parts)
     assert run("serve", "large", "--dp", "3", "--threads", "7", "--speculate", "ngram").exit_code == 0
     assert prepared == [("large", 2, None, "cpu")], "roofs are those of one replica's threads"
     engines = serve._engine(served[0]).engines

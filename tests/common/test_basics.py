@@ -57,11 +57,11 @@ def test_a_secret_is_never_shown(monkeypatch):
     monkeypatch.setenv("ROOFLINE_API_KEY", "s3cret")
     monkeypatch.setenv("ROOFLINE_LOG", "debug")
     assert env.read("ROOFLINE_API_KEY") == "s3cret"
-    assert env.shown()["ROOFLINE_LOG"] == "debug"
-    assert "s3cret" not in str(env.shown())
-    assert env.shown()["ROOFLINE_API_KEY"]
+    assert env.printable_values()["ROOFLINE_LOG"] == "debug"
+    assert "s3cret" not in str(env.printable_values())
+    assert env.printable_values()["ROOFLINE_API_KEY"]
     monkeypatch.delenv("ROOFLINE_API_KEY")
-    assert env.shown()["ROOFLINE_API_KEY"] is None
+    assert env.printable_values()["ROOFLINE_API_KEY"] is None
 
 
 def test_only_env_reads_the_environment():

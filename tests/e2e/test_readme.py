@@ -48,7 +48,7 @@ def _store(variables: dict[str, str], model: Path) -> None:
         "facts = (entry.name, entry.source, entry.file, entry.sha256, entry.size, entry.licence, 'today')\n"
         "made = sources.StoredModel(*facts)\n"
         "(folder / 'manifest.json').write_text(json.dumps(asdict(made)))\n"
-        "assert sources.stored(entry.name)\n"
+        "assert sources.stored_path(entry.name)\n"
     )
     subprocess.run([ROOFLINE[0], "-c", code, str(model)], env=variables, check=True, timeout=60)
 

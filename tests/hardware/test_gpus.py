@@ -294,9 +294,9 @@ def test_libraries_that_are_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_p
     write(tmp_path, "library_without_driver.py", "{}['libamd_smi.so']\n")
     write(tmp_path, "library_with_driver.py", "init = None\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert gpus.installed("library_without_driver") is None
-    assert gpus.installed("no_such_library") is None
-    assert gpus.installed("library_with_driver") is not None
+    assert gpus.import_or_none("library_without_driver") is None
+    assert gpus.import_or_none("no_such_library") is None
+    assert gpus.import_or_none("library_with_driver") is not None
 
 
 @pytest.mark.parametrize(

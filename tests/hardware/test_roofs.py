@@ -72,7 +72,7 @@ def test_bad_arguments_are_refused():
 
 
 def test_measure_and_ensure():
-    from roofline.backends.cpu.roofs import ensure_roofs, higher, measure_roofs, stored_roofs
+    from roofline.backends.cpu.roofs import ensure_roofs, highest, measure_roofs, stored_roofs
 
     assert stored_roofs(threads=1, isa="portable") is None
     first = ensure_roofs(quick=True, threads=1, isa="portable")
@@ -80,7 +80,7 @@ def test_measure_and_ensure():
     assert ensure_roofs(threads=1, isa="portable") == first
     assert (first.threads, first.isa) == (1, "portable")
     again = measure_roofs(quick=True, threads=1, isa="portable")
-    both = higher(first, again)
+    both = highest(first, again)
     assert both.f32_flops == max(first.f32_flops, again.f32_flops)
     assert all(rate >= dict(first.reads)[size] for size, rate in both.reads)
 

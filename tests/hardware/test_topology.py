@@ -14,7 +14,7 @@ from roofline.common.errors import ConfigError
 from roofline.hardware.gpus import inventory as gpus
 from roofline.hardware.gpus.device import Device
 from roofline.hardware.links import allreduce, topology
-from roofline.hardware.links import read as topology_read
+from roofline.hardware.links import detect as links_detect
 from tests.hardware.trees import GIB, KFD, amd, cpu_node, lines, nvidia, write
 
 TABLE = Path(__file__).with_name("mi250_host.txt").read_text()
@@ -34,11 +34,11 @@ def test_the_table_of_the_blog_post(mi250: topology.Links) -> None:
     between = {(0, 4): 100, (2, 6): 100, (0, 6): 50, (1, 3): 50, (1, 7): 50, (2, 4): 50, (3, 5): 50, (5, 7): 50}
     assert linked == inside | between
     assert mi250.by_package((0, 1, 4, 6)) == [["GPU0", "GPU1"], ["GPU4"], ["GPU6"]]
-    assert mi250.within((0, 1, 4, 6)) == 350e9
+    assert mi250.total_rate((0, 1, 4, 6)) == 350e9
 
 
 def test_tensor_parallel_over_four_dies_is_best_where_the_blog_post_says(mi250: topology.Links) -> None:
-    first, second, *_ = allreduce.best(mi250, 4, DECODE)
+    first, second, *_ = allreduce.ranked_sets(mi250, 4, DECODE)
     assert first.members == (0, 1, 4, 6)
     assert (first.way, first.used) == ("tree", ((0, 1), (0, 4), (0, 6)))  # all of them one link from die 0
     assert first.slowest == 50e9
@@ -47,18 +47,18 @@ def test_tensor_parallel_over_four_dies_is_best_where_the_blog_post_says(mi250: 
 
 
 def test_long_messages_want_wide_links_more_than_few_steps(mi250: topology.Links) -> None:
-    first = allreduce.best(mi250, 4, PREFILL)[0]
+    first = allreduce.ranked_sets(mi250, 4, PREFILL)[0]
     assert (first.members, first.slowest) == ((0, 1, 4, 5), 100e9)
     assert allreduce.estimate(mi250, (0, 1, 4, 6), PREFILL).seconds > 1.4 * first.seconds
 
 
 def test_a_pair_is_a_package(mi250: topology.Links) -> None:
-    assert allreduce.best(mi250, 2, DECODE)[0].members == (0, 1)
-    assert {plan.members for plan in allreduce.best(mi250, 2, DECODE)[:4]} == {(0, 1), (2, 3), (4, 5), (6, 7)}
+    assert allreduce.ranked_sets(mi250, 2, DECODE)[0].members == (0, 1)
+    assert {plan.members for plan in allreduce.ranked_sets(mi250, 2, DECODE)[:4]} == {(0, 1), (2, 3), (4, 5), (6, 7)}
 
 
 def test_all_eight_go_round_a_ring_of_direct_links(mi250: topology.Links) -> None:
-    (plan,) = allreduce.best(mi250, 8, PREFILL)
+    (plan,) = allreduce.ranked_sets(mi250, 8, PREFILL)
     assert (plan.way, plan.slowest) == ("ring", 50e9)
     assert plan.seconds == pytest.approx(14 * (allreduce.STEP + PREFILL / 8 / 50e9))
 
@@ -66,7 +66,7 @@ def test_all_eight_go_round_a_ring_of_direct_links(mi250: topology.Links) -> Non
 def test_no_set_is_left_out_with_eight_devices(mi250: topology.Links) -> None:
     for count in (3, 4, 5):
         every = [allreduce.estimate(mi250, chosen, DECODE) for chosen in itertools.combinations(range(8), count)]
-        found = allreduce.best(mi250, count, DECODE)
+        found = allreduce.ranked_sets(mi250, count, DECODE)
         assert {plan.members for plan in found} == {plan.members for plan in every}
         assert found[0].seconds == min(plan.seconds for plan in every)
 
@@ -102,37 +102,39 @@ def test_any_links_against_the_model_written_out(data: st.DataObject) -> None:
     count = data.draw(st.integers(2, 5))
     pairs = [(a, b) for b in range(count) for a in range(b)]
     rates = data.draw(st.lists(st.sampled_from([0, 50e9, 100e9, 200e9]), min_size=len(pairs), max_size=len(pairs)))
-    links = topology.of("abcde"[:count], [(a, b, rate, "xgmi") for (a, b), rate in zip(pairs, rates, strict=True)])
+    links = topology.links_from_pairs(
+        "abcde"[:count], [(a, b, rate, "xgmi") for (a, b), rate in zip(pairs, rates, strict=True)]
+    )
     nbytes = data.draw(st.sampled_from([0, DECODE, PREFILL]))
     plan = allreduce.estimate(links, tuple(range(count)), nbytes)
     want = naive(links, tuple(range(count)), nbytes)
     assert plan.seconds <= want * (1 + 1e-9)  # deeper trees can be shorter still
     if plan.way == "ring":
         assert plan.seconds == pytest.approx(want)
-    again = topology.parse(json.dumps(links.record()))
+    again = topology.parse(json.dumps(links.as_dict()))
     assert again == links
 
 
 def test_devices_behind_a_switch_share_their_port() -> None:
     names = [f"nvidia:{number}" for number in range(8)]
-    links = topology.of(names, [(a, b, 450e9, "switch") for b in range(8) for a in range(b)])
-    plan = allreduce.best(links, 8, PREFILL)[0]
+    links = topology.links_from_pairs(names, [(a, b, 450e9, "switch") for b in range(8) for a in range(b)])
+    plan = allreduce.ranked_sets(links, 8, PREFILL)[0]
     assert (plan.way, plan.slowest) == ("ring", 450e9)
     assert allreduce.estimate(links, (0, 1, 2, 3), 0).way == "tree"
-    assert allreduce.best(links, 4, DECODE)[0].members == (0, 1, 2, 3)
+    assert allreduce.ranked_sets(links, 4, DECODE)[0].members == (0, 1, 2, 3)
 
 
 def test_sixteen_devices_are_searched_without_all_their_sets() -> None:
     pairs = [(a + 8 * host, b + 8 * host, rate * 1e9, "xgmi") for host in (0, 1) for a, b, rate in LINKS]
-    links = topology.of([str(number) for number in range(16)], pairs, dies=[2] * 16)
-    assert allreduce.best(links, 4, DECODE)[0].members == (0, 1, 4, 6)
-    assert len(allreduce.best(links, 8, DECODE)[0].members) == 8
+    links = topology.links_from_pairs([str(number) for number in range(16)], pairs, dies=[2] * 16)
+    assert allreduce.ranked_sets(links, 4, DECODE)[0].members == (0, 1, 4, 6)
+    assert len(allreduce.ranked_sets(links, 8, DECODE)[0].members) == 8
 
 
 @pytest.mark.parametrize("count", [0, 9, -1])
 def test_more_devices_than_there_are(mi250: topology.Links, count: int) -> None:
     with pytest.raises(ConfigError, match="there are 8"):
-        allreduce.best(mi250, count, DECODE)
+        allreduce.ranked_sets(mi250, count, DECODE)
 
 
 @pytest.mark.parametrize(
@@ -178,10 +180,10 @@ def mi250_tree(root: Path) -> tuple[Device, ...]:
 
 def test_links_as_the_kernel_tells_them(tmp_path: Path, mi250: topology.Links) -> None:
     devices = mi250_tree(tmp_path)
-    links = topology_read.read(devices, tmp_path)
+    links = links_detect.detect(devices, tmp_path)
     assert (links.rates, links.packages) == (mi250.rates, mi250.packages)
     assert links.names == tuple(f"amd:{number}" for number in range(8))
-    some = topology_read.read(gpus.select(devices, "amd:6,0,4"), tmp_path)
+    some = links_detect.detect(gpus.select(devices, "amd:6,0,4"), tmp_path)
     assert some.names == ("amd:6", "amd:0", "amd:4")
     assert some.rates == ((0, 50e9, 0), (50e9, 0, 100e9), (0, 100e9, 0))
 
@@ -208,12 +210,12 @@ def test_links_as_amdsmi_tells_them(tmp_path: Path, mi250: topology.Links) -> No
         amdsmi_get_minmax_bandwidth_between_processors=bandwidth,
     )
     devices = tuple(Device("amd", number, pci=f"0000:{0x20 + number:02x}:00.0") for number in range(8))
-    links = topology_read.read(devices, tmp_path, amdsmi=amdsmi)
+    links = links_detect.detect(devices, tmp_path, amdsmi=amdsmi)
     assert links.rates == mi250.rates
     assert links.packages == tuple(range(8))  # the names of the devices do not say that they are dies
     for broken in ("amdsmi_init", "amdsmi_get_processor_handles"):
         facts = {**vars(amdsmi), broken: fail}
-        assert topology_read.from_amdsmi(SimpleNamespace(**facts), devices) == []
+        assert links_detect.from_amdsmi(SimpleNamespace(**facts), devices) == []
 
 
 def nvml(remotes: dict[int, list[str]], speed: int = 25000, status: int = 0) -> Any:
@@ -254,13 +256,13 @@ def test_nvlinks_between_pairs(tmp_path: Path) -> None:
     """Two bridged pairs, and one that is linked to something else."""
     other, here = "0000:11:00.0", "0000:10:00.0"
     module = nvml({0: [other] * 4, 1: [here] * 4, 2: [], 3: ["0000:99:00.0"]})
-    links = topology_read.read(nvidia_host(tmp_path, 4), tmp_path, pynvml=module)
-    assert links.record()["links"] == [{"between": [0, 1], "gb_s": 100.0, "kind": "nvlink"}]
+    links = links_detect.detect(nvidia_host(tmp_path, 4), tmp_path, pynvml=module)
+    assert links.as_dict()["links"] == [{"between": [0, 1], "gb_s": 100.0, "kind": "nvlink"}]
 
 
 def test_nvlinks_to_switches(tmp_path: Path) -> None:
     module = nvml({number: [""] * (18 if number else 12) for number in range(4)})
-    links = topology_read.read(nvidia_host(tmp_path, 4), tmp_path, pynvml=module)
+    links = links_detect.detect(nvidia_host(tmp_path, 4), tmp_path, pynvml=module)
     assert links.rates[0][1:] == (300e9, 300e9, 300e9)
     assert links.rates[1][2:] == (450e9, 450e9)
     assert links.kinds[1][2] == "switch"
@@ -270,12 +272,12 @@ def test_nvlinks_to_switches(tmp_path: Path) -> None:
 def test_nvml_that_does_not_say(tmp_path: Path) -> None:
     devices = nvidia_host(tmp_path, 2)
     for module in (nvml({0: [""], 1: [""]}, status=3), nvml({0: [], 1: []})):
-        assert topology_read.from_nvml(module, devices) == []
+        assert links_detect.from_nvml(module, devices) == []
     module = nvml({0: [""], 1: [""]})
     for broken in ("nvmlInit", "nvmlDeviceGetCount"):
-        assert topology_read.from_nvml(SimpleNamespace(**{**vars(module), broken: fail}), devices) == []
+        assert links_detect.from_nvml(SimpleNamespace(**{**vars(module), broken: fail}), devices) == []
 
 
 def test_packages_without_links_are_neighbours() -> None:
-    assert topology.paired([[0] * 5] * 5, [2, 2, 1, 2, 2]) == (0, 0, 2, 3, 3)
-    assert topology.paired([[0] * 3] * 3, [2, 2, 2]) == (0, 0, 2)  # a die that is hidden
+    assert topology.package_of_each([[0] * 5] * 5, [2, 2, 1, 2, 2]) == (0, 0, 2, 3, 3)
+    assert topology.package_of_each([[0] * 3] * 3, [2, 2, 2]) == (0, 0, 2)  # a die that is hidden

@@ -48,7 +48,7 @@ def results(*rows, **validators):
 
 def row(n=16, solution="Gemm_Rocblas_1", ms=0.5, ld=True):
     shape = Shape("tn", 4096, n, 11008)
-    return Row("GemmTunableOp_BFloat16_TN", shape.whole if ld else shape, solution, ms)
+    return Row("GemmTunableOp_BFloat16_TN", shape.with_strides if ld else shape, solution, ms)
 
 
 def test_a_published_file():
@@ -59,7 +59,7 @@ def test_a_published_file():
     assert second.shape == Shape("tn", 4096, 16, 11008, ld=(11008, 11008, 4096))
     assert second.shape.words == "[16, 11008] @ [11008, 4096]"
     assert (third.shape.batch, third.solution, third.ms) == (32, "Default", None)
-    assert tunableop.text(found) == PUBLISHED
+    assert tunableop.to_text(found) == PUBLISHED
 
 
 @given(CHECKED, st.lists(ROWS, max_size=5))
@@ -67,16 +67,16 @@ def test_what_is_written_comes_back(validators, rows):
     wanted = Results(validators)
     for each in rows:
         wanted.rows.setdefault(each.key, each)
-    assert tunableop.parse(tunableop.text(wanted), "file") == wanted
+    assert tunableop.parse(tunableop.to_text(wanted), "file") == wanted
 
 
 @given(SHAPES)
 def test_shapes_come_back_in_either_spelling(shape):
     assert Shape.parse(str(shape)) == shape
-    assert shape.whole.ld is not None
-    assert shape.whole.whole == shape.whole
+    assert shape.with_strides.ld is not None
+    assert shape.with_strides.with_strides == shape.with_strides
     if shape.ld is None:
-        assert Row("op", shape, "a").key == Row("op", shape.whole, "b").key
+        assert Row("op", shape, "a").key == Row("op", shape.with_strides, "b").key
 
 
 @given(st.text(max_size=60))
@@ -181,9 +181,9 @@ def test_a_file_that_is_something_else_is_not_replaced(tmp_path):
 @pytest.mark.parametrize("bad", ["a,b", "a\nb", ""])
 def test_a_field_that_breaks_the_line_is_refused(bad):
     with pytest.raises(ConfigError, match="cannot be a field"):
-        tunableop.text(results(row(solution=bad)))
+        tunableop.to_text(results(row(solution=bad)))
     with pytest.raises(ConfigError, match="would be refused by torch"):
-        tunableop.text(Results({"ROCM_VERSION": "6"}))
+        tunableop.to_text(Results({"ROCM_VERSION": "6"}))
 
 
 def test_a_journal_has_every_row_on_disk_and_goes_on(tmp_path):

@@ -23,7 +23,7 @@ def results(*rows, **validators):
 
 
 def row(n=16, solution="Gemm_Rocblas_1", ms=0.5, rest=""):
-    return Row("GemmTunableOp_BFloat16_TN", Shape("tn", 4096, n, 11008).whole, solution, ms, rest)
+    return Row("GemmTunableOp_BFloat16_TN", Shape("tn", 4096, n, 11008).with_strides, solution, ms, rest)
 
 
 @pytest.fixture(autouse=True)

@@ -20,9 +20,9 @@ def test_the_libraries_take_over_with_the_same_answers() -> None:
     text = TextOfModel(Tokenizer.from_bytes(words), ChatTemplate(CHATML, outline=outline(CHATML)))
     chat = [{"role": "user", "content": "hello"}]
     before = text.encode("hello there"), text.encode_chat(chat)
-    assert text.tokenizer.is_quick
+    assert text.tokenizer.has_short_text_encoder
     _later(text.complete)
-    assert not text.tokenizer.is_quick
+    assert not text.tokenizer.has_short_text_encoder
     assert (text.encode("hello there"), text.encode_chat(chat)) == before
 
 

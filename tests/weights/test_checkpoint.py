@@ -17,7 +17,6 @@ from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.models.config import ModelConfig
 from roofline.weights import names
 from roofline.weights.checkpoint import open_checkpoint, read_config
-from roofline.weights.config.canonical import model_config
 from roofline.weights.config.gguf import from_gguf
 from roofline.weights.config.hf import from_hf
 
@@ -29,9 +28,8 @@ Write = Callable[..., Path]
 
 def test_gguf_model_opens_under_canonical_names(write: Write) -> None:
     checkpoint = open_checkpoint(write(tiny_llama()))
-    family, config = checkpoint.model_config()
+    family, config = checkpoint.config["family"], checkpoint.config
     assert (family, config) == ("llama", {**CONFIG, "norm_eps": float(np.float32(1e-5))})
-    assert (family, config) == model_config(checkpoint)
     assert {n: t.shape for n, t in checkpoint.tensors.items()} == names.parameter_shapes(CONFIG)
     info = checkpoint.tensors["layers.1.mlp.down.weight"]
     assert (info.name, info.format, info.shape) == ("layers.1.mlp.down.weight", "Q4_0", (64, 96))
@@ -44,7 +42,7 @@ def test_gguf_model_opens_under_canonical_names(write: Write) -> None:
 
 def test_real_file_opens(smollm2_path: Path) -> None:
     checkpoint = open_checkpoint(smollm2_path)
-    family, config = checkpoint.model_config()
+    family, config = checkpoint.config["family"], checkpoint.config
     assert family == "llama"
     assert (config["layers"], config["heads"], config["kv_heads"], config["vocab"]) == (30, 9, 3, 49152)
     assert config["tied"]
@@ -345,7 +343,7 @@ def test_models_saved_by_transformers_open(case: str, sharded: bool, tmp_path: P
     model.save_pretrained(tmp_path, max_shard_size="20KB" if sharded else "1GB")
     assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == sharded
     checkpoint = open_checkpoint(tmp_path)
-    _family, config = checkpoint.model_config()
+    config = checkpoint.config
     assert {key: config[key] for key in expected} == expected
     assert config["rope_style"] == "half"
     assert read_config(tmp_path) == config

@@ -34,7 +34,8 @@ def test_scales_and_kinds() -> None:
     assert {n: t.shape for n, t in checkpoint.tensors.items()} == names.parameter_shapes(config)
     assert {t.format for t in checkpoint.tensors.values()} == {"BF16"}
     assert checkpoint.kind == "random"
-    assert checkpoint.model_config() == ("qwen", config)
+    assert checkpoint.config == config
+    assert checkpoint.config["family"] == "qwen"
     checkpoint.check_names(names.parameter_shapes(config))
     down = checkpoint.dequantize("layers.0.mlp.down.weight")
     assert down.std() * math.sqrt(96) == pytest.approx(1, rel=0.05)

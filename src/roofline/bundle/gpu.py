@@ -189,7 +189,7 @@ def _beside(
     if draft is not None:
         _, _, checkpoint = open_source(draft, "gpu", None, None)
         assert checkpoint is not None, "a GPU runs no bundles"
-        config = ModelConfig.of(checkpoint.model_config()[1])
+        config = ModelConfig.of(checkpoint.config)
         other = compile_for_gpu(checkpoint, config, kv_dtype, exact, chip=chip)
         found = found.beside(needs_of(other, limits, extra=_scratch(other, limits)))
     if traces is not None:

@@ -159,7 +159,7 @@ def load(
         settings = bundle.manifest.config
     else:
         assert checkpoint is not None, "without a bundle there is a checkpoint"
-        settings = checkpoint.model_config()[1]
+        settings = checkpoint.config
     if backend == "gpu":
         pages, longest = 0, max_context(settings["max_position"], max_model_len)
     else:
@@ -346,7 +346,7 @@ def _cached(path: Path, name: str) -> "Bundle | None":
 @contextmanager
 def _completing(tokenizer: "Tokenizer | None") -> Iterator[None]:
     """The tokenizer's tables are built by another thread meanwhile, where the first prompt is sure to need them."""
-    if tokenizer is None or tokenizer.is_quick:
+    if tokenizer is None or tokenizer.has_short_text_encoder:
         yield
         return
     from concurrent.futures import ThreadPoolExecutor  # 10 ms to import

@@ -299,7 +299,7 @@ def _follow(options: RankOptions, rank: int, store: "Store", tell: Callable[[str
 
     _, _, checkpoint = open_source(options.source, options.backend, options.weights, None, whole=False)
     assert checkpoint is not None, "no rank of several runs a bundle"
-    maker = _maker(options, checkpoint, ModelConfig.of(checkpoint.model_config()[1]))
+    maker = _maker(options, checkpoint, ModelConfig.of(checkpoint.config))
     device = maker.device(rank)
     tell("here")
     ranks = Ranks(rank, options.grid, store, options.patience, device)

@@ -32,7 +32,7 @@ def divided(load: Mapping[str, Any], copies: int) -> list[Place]:
     if load.get("backend") == "gpu":
         return [Place({"replica": own}, {"replica": draft}) for own, draft in zip(replicas, drafts, strict=True)]
     from roofline.backends.cpu.select import choose_threads
-    from roofline.hardware.cores import divided as divided_cores
+    from roofline.hardware.cores import split_cores
 
     threads = int(choose_threads(load.get("threads")).value)
     if copies > threads:
@@ -41,5 +41,5 @@ def divided(load: Mapping[str, Any], copies: int) -> list[Place]:
     share = max(1, threads // copies // ranks)
     return [
         Place({"replica": own, "threads": share}, {"replica": draft, "threads": share}, cores)
-        for own, draft, cores in zip(replicas, drafts, divided_cores(copies), strict=True)
+        for own, draft, cores in zip(replicas, drafts, split_cores(copies), strict=True)
     ]

@@ -81,7 +81,7 @@ def write_bundle(
     from roofline.program import target
     from roofline.program.compile import compile_program
 
-    config = ModelConfig.of(checkpoint.model_config()[1])
+    config = ModelConfig.of(checkpoint.config)
     program = compile_program(registry.get(config.family), config, checkpoint.tensors, target.CPU)
     layout = lay_out(program, min(config.max_position, MAX_POSITIONS))
     planned = keep_operands(program)
@@ -120,7 +120,7 @@ def _origin(checkpoint: "Checkpoint", files: Mapping[str, Any], weights: str) ->
         "layout": layout,
         "code": code,
         "files": files,
-        "config": dict(checkpoint.model_config()[1]),
+        "config": dict(checkpoint.config),
         "tensors": {n: [t.format, list(t.shape)] for n, t in checkpoint.tensors.items()},
         "weights_hash": weights,
     }

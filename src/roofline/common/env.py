@@ -66,7 +66,7 @@ def quiet_numpy() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-def shown() -> dict[str, str | None]:
+def printable_values() -> dict[str, str | None]:
     """All variables by name as they may be printed: of a secret only that it is set."""
     values = {variable.name: read(variable.name) for variable in VARIABLES}
     return {v.name: "(set)" if v.secret and values[v.name] else values[v.name] for v in VARIABLES}

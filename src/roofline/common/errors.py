@@ -66,6 +66,6 @@ class RequestError(RooflineError):
         super().__init__(message)
 
 
-def said(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """What a report says of an error: ours are whole sentences, of others the kind and the first line."""
     return str(error) if isinstance(error, RooflineError) else f"{type(error).__name__}: {error}".splitlines()[0]

@@ -10,7 +10,7 @@ from roofline.common.files import integer, text_of
 from roofline.hardware.detect import cpu_quota
 
 
-def divided(parts: int, root: Path = Path("/")) -> list[list[int]]:
+def split_cores(parts: int, root: Path = Path("/")) -> list[list[int]]:
     """The allowed cores in `parts` groups of one size, neighbours together: threads of one core, cores of one package
     and of one NUMA node. Cores left over are in no group.
 
@@ -29,21 +29,21 @@ def divided(parts: int, root: Path = Path("/")) -> list[list[int]]:
     return [ordered[part * size : (part + 1) * size] for part in range(parts)]
 
 
-def keep_to(cores: Sequence[int]) -> None:
+def pin_to(cores: Sequence[int]) -> None:
     """Have this thread, and those it starts from now on, run on these cores only; an empty list changes nothing."""
     if cores:
         os.sched_setaffinity(0, cores)
 
 
 @contextmanager
-def kept_to(cores: Sequence[int]) -> Iterator[None]:
-    """`keep_to` for a while."""
+def pinned_to(cores: Sequence[int]) -> Iterator[None]:
+    """`pin_to` for a while."""
     before = sorted(os.sched_getaffinity(0)) if cores else []
-    keep_to(cores)
+    pin_to(cores)
     try:
         yield
     finally:
-        keep_to(before)
+        pin_to(before)
 
 
 def _nodes(root: Path) -> dict[int, int]:

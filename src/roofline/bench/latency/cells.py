@@ -12,7 +12,7 @@ from typing import Any
 from roofline.bench.adjacent_roofs import TOLERANCE
 from roofline.bench.latency.limits import Limit, ModelLimits, Speed
 from roofline.bench.latency.runners import Opened, Runner
-from roofline.common.errors import ConfigError, said
+from roofline.common.errors import ConfigError, describe_error
 
 NEW = 32  # tokens that a decode cell makes
 
@@ -78,7 +78,7 @@ def measure(
             run(runner, cell)
         except Exception as error:  # whatever a rung says, the others are worth having
             runs.pop(name, None)
-            failed[name] = said(error)
+            failed[name] = describe_error(error)
     for turn in range(repeats):
         tell(f"{cell.name}: round {turn + 1} of {repeats}")
         for name in list(runs) if turn % 2 == 0 else list(runs)[::-1]:
@@ -86,7 +86,7 @@ def measure(
                 runs[name].append(run(opened.runners[name], cell))
             except Exception as error:
                 del runs[name]
-                failed[name] = said(error)
+                failed[name] = describe_error(error)
     return runs, failed
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from roofline.bench.latency.ladder import Rung, missing
-from roofline.common.errors import UnsupportedError, said
+from roofline.common.errors import UnsupportedError, describe_error
 
 if TYPE_CHECKING:
     from roofline.bundle import LoadedModel
@@ -189,7 +189,7 @@ def open_rungs(ladder: list[Rung], subject: Subject, here: Any, most: Most, thre
                 model = model or _torch_model(subject, here.device, threads)
                 opened.runners[rung.name] = _torch_runner(model, rung, subject.seed)
         except Exception as error:  # a rung that cannot be opened is a result
-            opened.missing[rung.name] = said(error)
+            opened.missing[rung.name] = describe_error(error)
     return opened
 
 

@@ -275,7 +275,7 @@ def profile_step(executable: "CpuExecutable | GpuExecutable", step: Step, budget
 
     Raises RooflineError where a share stays above 100 % although the roofs were measured again.
     """
-    from roofline.hardware.roofs import higher
+    from roofline.hardware.roofs import highest
 
     sizes = sorted({MIB, working_set(executable.program, step)})  # what a core's own cache holds, and the step's
 
@@ -292,13 +292,13 @@ def profile_step(executable: "CpuExecutable | GpuExecutable", step: Step, budget
         while len(plain) < LEAST_RUNS * part or (len(plain) < MOST_RUNS * part and time.perf_counter() < until):
             plain.append(run(executable, step, False).whole)
             timings.append(run(executable, step, True))
-        roofs = higher(roofs, measured())
+        roofs = highest(roofs, measured())
     for attempt in range(TRIES):
         try:
             return summarise(executable.program, step, timings, plain, roofs)
         except AboveRoofError:
             time.sleep(PAUSE * attempt)  # whatever keeps the machine busy may be gone by then
-            roofs = higher(roofs, measured())
+            roofs = highest(roofs, measured())
     return summarise(executable.program, step, timings, plain, roofs)
 
 

@@ -38,9 +38,9 @@ def command(
     if topology is not None:
         links = _from_file(topology, dies)
     elif cpu_processes is not None:
-        from roofline.hardware.links.topology import of
+        from roofline.hardware.links.topology import links_from_pairs
 
-        links = of([f"cpu:{number}" for number in range(cpu_processes)], [])
+        links = links_from_pairs([f"cpu:{number}" for number in range(cpu_processes)], [])
     else:
         links, numbers = _here(devices)
     record = bench_links(
@@ -76,7 +76,7 @@ def _here(wanted: str | None) -> tuple[Any, list[int]]:
     from roofline.backends.gpu import devices
     from roofline.common.errors import UnsupportedError
     from roofline.hardware.gpus import inventory as gpus
-    from roofline.hardware.links import read as topology_read
+    from roofline.hardware.links import detect as links_detect
 
     chosen = devices.choose(wanted)
     if len({device.vendor for device in chosen}) > 1:
@@ -84,7 +84,7 @@ def _here(wanted: str | None) -> tuple[Any, list[int]]:
     if len(chosen) < 2:
         instead = ("--cpu-processes 2", "--topology FILE")
         raise UnsupportedError("bench links", f"two devices are needed, torch can use {len(chosen)} of these", instead)
-    links = topology_read.read(chosen, amdsmi=gpus.installed("amdsmi"), pynvml=gpus.installed("pynvml"))
+    links = links_detect.detect(chosen, amdsmi=gpus.import_or_none("amdsmi"), pynvml=gpus.import_or_none("pynvml"))
     return links, [device.torch for device in chosen if device.torch is not None]
 
 

@@ -65,7 +65,7 @@ def examine(measure: bool, threads: int | None, isa: str | None) -> dict[str, An
         "kernels": cpu.describe(),
         "gpus": doctor_gpus.examine(),
         "extensions": [asdict(found) for found in extensions.load()],
-        "environment": env.shown(),
+        "environment": env.printable_values(),
     }
 
 

@@ -13,7 +13,7 @@ def examine(root: Path = Path("/")) -> dict[str, Any]:
     from roofline.hardware.gpus import inventory as gpus
     from roofline.hardware.gpus import torch_wheel as wheel
 
-    devices = gpus.detect(root, amdsmi=gpus.installed("amdsmi"), pynvml=gpus.installed("pynvml"))
+    devices = gpus.detect(root, amdsmi=gpus.import_or_none("amdsmi"), pynvml=gpus.import_or_none("pynvml"))
     torch = wheel.installed()
     return {
         "devices": [_facts(device) for device in devices],

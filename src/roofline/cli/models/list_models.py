@@ -16,7 +16,7 @@ def command(
     from roofline.weights import sources
 
     models, bundles = sources.list_models(), list(cached.entries())
-    paths = {model.name: sources.stored(model.name) for model in models}
+    paths = {model.name: sources.stored_path(model.name) for model in models}
     sizes = {m.name: sum(b.nbytes for b in bundles if _of(b.source, paths[m.name])) for m in models}
     others = [bundle for bundle in bundles if not any(_of(bundle.source, path) for path in paths.values())]
     if as_json:

@@ -17,7 +17,7 @@ def command(
     from roofline.weights import sources
 
     try:
-        path = sources.stored(name)
+        path = sources.stored_path(name)
     except ConfigError:
         path = None  # not a name that a model could have
     wanted = (path or Path(name)).resolve()

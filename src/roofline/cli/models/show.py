@@ -44,7 +44,7 @@ def command(
     name = model or sources.DEFAULT_MODEL
     shaped = name.startswith(PRESET)  # whose weights would be random; here nobody reads them
     checkpoint = preset_checkpoint(name, "random:0") if shaped else open_checkpoint(sources.resolve(name))
-    family, cfg = configure(checkpoint.model_config()[1])
+    family, cfg = configure(checkpoint.config)
     programs = dict(stages(family, cfg, checkpoint.tensors, with_cache(CPU, resolve_kv_dtype(kv_cache_dtype))))
     if after:
         typer.echo(print_program(programs[after]), nl=False)

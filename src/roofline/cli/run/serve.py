@@ -60,7 +60,7 @@ def command(
     """Serve a model: /v1/chat/completions, /v1/completions, /v1/models, /health, /ready, /metrics, /stats."""
     from roofline.cli.run.prepare import prepare
     from roofline.common import env
-    from roofline.hardware.cores import kept_to
+    from roofline.hardware.cores import pinned_to
     from roofline.server.serve import ServeOptions, serve
 
     given = {
@@ -73,7 +73,7 @@ def command(
     }
     load = {name: value for name, value in given.items() if value is not None}
     cores, threads = _place(load, data_parallel) if data_parallel > 1 else ([], threads)
-    with kept_to(cores):
+    with pinned_to(cores):
         for name in filter(None, (model, draft)):
             prepare(name, threads, isa, backend)
     serve(

@@ -42,7 +42,7 @@ def export(
         raise ConfigError("say either --tunableop FILE --chip CHIP, or MODEL --untuned FILE")
     if file is not None and chip is not None:
         wanted = dict(_pair(text) for text in only or ())
-        results = tuned_gemms.matching(tuned_gemms.kept(tuned_gemms.load(chip)), wanted)
+        results = tuned_gemms.select_results(tuned_gemms.results_from(tuned_gemms.load(chip)), wanted)
         print(f"{len(results.rows)} results: {tunableop.write(results, file)}")
     elif model is not None and untuned is not None:
         _export_untuned(products_of(model, weights, batch, prompt)[0], untuned)
@@ -65,7 +65,7 @@ def explain(chip: str | None, file: Path | None, as_json: bool) -> None:
     choices: list[Record] = []
     if file is None and chip is not None:
         stored = tuned_gemms.load(chip)
-        found = tuned_gemms.kept(stored)
+        found = tuned_gemms.results_from(stored)
         choices = [record for record in stored.records.values() if not tuned_gemms.is_tunableop(record)]
     elif file is not None and chip is None:
         found = [tunableop.read(file)]
@@ -113,9 +113,9 @@ def store(files: Sequence[Path], chip: str | None) -> None:
 
     results = tunableop.merge(tunableop.read(path) for path in files)
     found = tuned_gemms.chip_of(results, chip)
-    same = [r for r in tuned_gemms.kept(tuned_gemms.load(found)) if r.validators == results.validators]
+    same = [r for r in tuned_gemms.results_from(tuned_gemms.load(found)) if r.validators == results.validators]
     merged = tunableop.merge([*same, results])
-    place = tunings.save(tuned_gemms.keep(merged, found, ", ".join(path.name for path in files)))
+    place = tunings.save(tuned_gemms.tunings_from(merged, found, ", ".join(path.name for path in files)))
     print(f"{len(results.rows)} results of {found}, {len(merged.rows)} with those stored before: {place}")
 
 
@@ -166,7 +166,7 @@ def _programs(model: str, weights: str | None) -> "tuple[Program, Program]":
         checkpoint = preset_checkpoint(model, weights or "random:0")
     else:
         checkpoint = open_checkpoint(sources.resolve(model))
-    family, cfg = configure(checkpoint.model_config()[1])
+    family, cfg = configure(checkpoint.config)
     programs = dict(stages(family, cfg, checkpoint.tensors, GPU))
     return programs["trace"], programs["plan"]
 

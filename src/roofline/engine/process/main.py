@@ -23,7 +23,7 @@ from roofline.engine.events import Event
 from roofline.engine.local import LocalEngine
 from roofline.engine.process import messages
 from roofline.engine.process.messages import Abort, Close, EngineSpec, Ready, Report, Submit, ToEngine, ToOwner
-from roofline.hardware.cores import keep_to
+from roofline.hardware.cores import pin_to
 
 PR_SET_PDEATHSIG = 1
 UNSENT_LIMIT = 1 << 26  # bytes of reports that may wait for a slow owner before the engine waits too
@@ -119,7 +119,7 @@ def main(arguments: list[str]) -> int:
     started = time.perf_counter()
     gc.disable()  # loading makes objects that stay: nothing to collect
     try:
-        keep_to(spec.cores)
+        pin_to(spec.cores)
         name, engine = _load(spec)
     except Exception as error:  # anything a loader raises is told to the owner, who raises it again
         if not isinstance(error, RooflineError):

@@ -76,8 +76,10 @@ def resolve(name: str) -> Chip:
     reason = refused(name)
     if reason is not None:
         raise UnsupportedError(f"chip {name!r}", reason, ("the cpu backend",))
-    family, number = place(name)
-    relatives = sorted((place(known)[1], known) for known in chips() if place(known)[0] == family)
+    family, number = family_and_number(name)
+    relatives = sorted(
+        (family_and_number(known)[1], known) for known in chips() if family_and_number(known)[0] == family
+    )
     if not family or not relatives:
         raise UnsupportedError(f"chip {name!r}", "it is of no known family", (*chips(), "the cpu backend"))
     lower = [known for at, known in relatives if at < number]
@@ -106,7 +108,7 @@ def architecture(name: str) -> str:
     return name
 
 
-def place(name: str) -> tuple[str, int]:
+def family_and_number(name: str) -> tuple[str, int]:
     """Family and place in it: ("gfx9", 0x0a), ("sm", 90); ("", 0) for a name of neither form."""
     if match := re.fullmatch(r"(gfx\d+?)([0-9a-f]{2})", name):
         return match[1], int(match[2], 16)

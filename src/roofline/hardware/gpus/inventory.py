@@ -27,7 +27,7 @@ def detect(root: Path = Path("/"), torch: Any = None, amdsmi: Any = None, pynvml
     """All GPUs, by vendor and PCI address.
 
     root: where /sys and /proc are looked for (tests give a made-up tree); torch, amdsmi, pynvml: the modules, None
-    where they are not to be asked (see `installed`).
+    where they are not to be asked (see `import_or_none`).
     """
     found = gpus_sysfs.sources(root)
     if amdsmi is not None:
@@ -36,10 +36,10 @@ def detect(root: Path = Path("/"), torch: Any = None, amdsmi: Any = None, pynvml
         found.append(gpus_libraries.from_nvml(pynvml))
     if torch is not None:
         found.append(gpus_libraries.from_torch(torch))
-    return merged(found)
+    return merge_sources(found)
 
 
-def installed(library: str) -> Any | None:
+def import_or_none(library: str) -> Any | None:
     """The module "amdsmi" or "pynvml", None where it cannot be imported: both need a driver's shared library."""
     try:
         return importlib.import_module(library)
@@ -47,7 +47,7 @@ def installed(library: str) -> Any | None:
         return None
 
 
-def merged(sources: Iterable[Sequence[Device]]) -> tuple[Device, ...]:
+def merge_sources(sources: Iterable[Sequence[Device]]) -> tuple[Device, ...]:
     """One list of several: devices of one PCI address (the nth at that address with the nth) are one device.
 
     Earlier sources win but for the name, which a library knows better than /sys, and the memory, of which the smallest

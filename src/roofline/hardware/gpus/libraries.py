@@ -58,8 +58,8 @@ def from_nvml(pynvml: Any) -> list[Device]:
 
 
 def _from_handle(pynvml: Any, handle: Any) -> Device:
-    capability = asked(pynvml.NVMLError, pynvml.nvmlDeviceGetCudaComputeCapability, handle)
-    memory = asked(pynvml.NVMLError, pynvml.nvmlDeviceGetMemoryInfo, handle)
+    capability = answer_or_none(pynvml.NVMLError, pynvml.nvmlDeviceGetCudaComputeCapability, handle)
+    memory = answer_or_none(pynvml.NVMLError, pynvml.nvmlDeviceGetMemoryInfo, handle)
     return Device(
         "nvidia",
         name=_text(pynvml.nvmlDeviceGetName(handle)),
@@ -78,10 +78,10 @@ def nvml_address(info: Any) -> str:
 
 def from_amdsmi(amdsmi: Any) -> list[Device]:
     """All that AMD's driver manages; none where it is not loaded."""
-    return of_processors(amdsmi, lambda handles: [_from_processor(amdsmi, handle) for handle in handles])
+    return with_processors(amdsmi, lambda handles: [_from_processor(amdsmi, handle) for handle in handles])
 
 
-def of_processors(amdsmi: Any, read: Callable[[list[Any]], list[T]]) -> list[T]:
+def with_processors(amdsmi: Any, read: Callable[[list[Any]], list[T]]) -> list[T]:
     """What `read` makes of the handles of all processors, the library being open meanwhile; nothing where its driver is
     not loaded, or does not answer."""
     try:
@@ -98,10 +98,10 @@ def of_processors(amdsmi: Any, read: Callable[[list[Any]], list[T]]) -> list[T]:
 
 def _from_processor(amdsmi: Any, handle: Any) -> Device:
     error, kinds = amdsmi.AmdSmiException, amdsmi.AmdSmiMemoryType
-    facts = asked(error, amdsmi.amdsmi_get_gpu_asic_info, handle) or {}
+    facts = answer_or_none(error, amdsmi.amdsmi_get_gpu_asic_info, handle) or {}
     name = facts.get("market_name", "")
     arch = facts.get("target_graphics_version", "")
-    arch = arch if chips.place(arch)[0] else ""
+    arch = arch if chips.family_and_number(arch)[0] else ""
     units = facts.get("num_compute_units")
     return Device(
         "amd",
@@ -109,13 +109,13 @@ def _from_processor(amdsmi: Any, handle: Any) -> Device:
         arch=arch,
         pci=amdsmi.amdsmi_get_gpu_device_bdf(handle).lower(),
         units=torch_units(arch, units) if arch and isinstance(units, int) else None,
-        memory=asked(error, amdsmi.amdsmi_get_gpu_memory_total, handle, kinds.VRAM),
-        shared=asked(error, amdsmi.amdsmi_get_gpu_memory_total, handle, kinds.GTT),
+        memory=answer_or_none(error, amdsmi.amdsmi_get_gpu_memory_total, handle, kinds.VRAM),
+        shared=answer_or_none(error, amdsmi.amdsmi_get_gpu_memory_total, handle, kinds.GTT),
         sources=("amdsmi",),
     )
 
 
-def asked(error: type[Exception], question: Callable[..., Any], *given: Any) -> Any | None:
+def answer_or_none(error: type[Exception], question: Callable[..., Any], *given: Any) -> Any | None:
     """The answer, None where the library cannot give it for this device."""
     try:
         return question(*given)

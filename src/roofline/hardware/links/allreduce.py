@@ -31,7 +31,7 @@ class Plan:
     slowest: float
 
 
-def best(links: Links, count: int, nbytes: int) -> list[Plan]:
+def ranked_sets(links: Links, count: int, nbytes: int) -> list[Plan]:
     """Sets of `count` devices, that with the shortest all-reduce of `nbytes` first; equal ones by the rates of all
     their links, then by packages, then by number.
 
@@ -55,7 +55,7 @@ def best(links: Links, count: int, nbytes: int) -> list[Plan]:
 
 def _rank(links: Links, plan: Plan) -> tuple[float, float, int, tuple[int, ...]]:
     packages = len({links.packages[member] for member in plan.members})
-    return plan.seconds, -links.within(plan.members), packages, plan.members
+    return plan.seconds, -links.total_rate(plan.members), packages, plan.members
 
 
 def estimate(links: Links, members: Sequence[int], nbytes: int) -> Plan:

@@ -1,6 +1,6 @@
 """How the devices of a host are linked: a matrix of rates, its forms as text, and which devices share a package.
 
-Where the matrix comes from is in topology_read.py; what it means for collectives in allreduce.py.
+Where the matrix comes from is in detect.py; what it means for collectives in allreduce.py.
 """
 
 import json
@@ -38,7 +38,7 @@ class Links:
         if any(self.rates[a][b] != self.rates[b][a] for a in range(count) for b in range(a)):
             raise ConfigError("a link's rate differs by direction: the matrix is damaged")
 
-    def within(self, members: Sequence[int]) -> float:
+    def total_rate(self, members: Sequence[int]) -> float:
         """Bytes a second of all direct links among these devices together."""
         return sum(self.rates[a][b] for a in members for b in members if a < b)
 
@@ -49,7 +49,7 @@ class Links:
             found.setdefault(self.packages[member], []).append(self.names[member])
         return list(found.values())
 
-    def record(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """As plain values; `from_json` reads the same."""
         linked = [(a, b) for b in range(len(self.names)) for a in range(b) if self.rates[a][b]]
         return {
@@ -61,7 +61,7 @@ class Links:
         }
 
 
-def of(
+def links_from_pairs(
     names: Sequence[str],
     pairs: Iterable[tuple[int, int, float, str]],
     packages: Sequence[int] | None = None,
@@ -69,7 +69,7 @@ def of(
 ) -> Links:
     """The matrix of `pairs`: two devices, bytes a second in one direction, kind; later ones of a pair replace earlier.
 
-    packages: of each device, or `dies`: how many devices its package has, from which they are told (see `paired`).
+    packages: of each device, or `dies`: how many devices its package has (see `package_of_each`).
     """
     count = len(names)
     rates = [[0.0] * count for _ in names]
@@ -78,11 +78,11 @@ def of(
         if a != b and rate > 0:
             rates[a][b] = rates[b][a] = rate
             kinds[a][b] = kinds[b][a] = kind
-    told = paired(rates, dies or [1] * count) if packages is None else packages
+    told = package_of_each(rates, dies or [1] * count) if packages is None else packages
     return Links(tuple(names), tuple(told), tuple(map(tuple, rates)), tuple(map(tuple, kinds)))
 
 
-def paired(rates: Sequence[Sequence[float]], dies: Sequence[int]) -> tuple[int, ...]:
+def package_of_each(rates: Sequence[Sequence[float]], dies: Sequence[int]) -> tuple[int, ...]:
     """The package of each device, numbered by its first. Two dies of one package are joined by its widest link.
 
     dies: how many devices each one's package has, 1 or 2. Where no link is known, neighbours are a pair.
@@ -98,7 +98,7 @@ def paired(rates: Sequence[Sequence[float]], dies: Sequence[int]) -> tuple[int, 
 
 
 def parse(text: str, dies: int = 1) -> Links:
-    """A matrix from text: JSON as `record` has it, or the table that `rocm-smi --shownodesbw` prints.
+    """A matrix from text: JSON as `Links.as_dict` has it, or the table that `rocm-smi --shownodesbw` prints.
 
     dies: devices in each package, for a table, which does not say it. Raises ConfigError saying what cannot be read.
     """
@@ -114,7 +114,7 @@ def parse(text: str, dies: int = 1) -> Links:
         )
     rates = tuple(tuple(_megabytes(cell) for cell in words[1:]) for words in body)
     kinds = tuple(tuple("xgmi" if rate else "" for rate in row) for row in rates)
-    return Links(tuple(names), paired(rates, [dies] * len(names)), rates, kinds)
+    return Links(tuple(names), package_of_each(rates, [dies] * len(names)), rates, kinds)
 
 
 def _megabytes(cell: str) -> float:
@@ -128,7 +128,7 @@ def _megabytes(cell: str) -> float:
 
 
 def from_json(text: str) -> Links:
-    """What `Links.record` gave. Raises ConfigError naming what is missing or wrong."""
+    """What `Links.as_dict` gave. Raises ConfigError naming what is missing or wrong."""
     try:
         given = json.loads(text)
         names = [str(name) for name in given["devices"]]
@@ -139,6 +139,6 @@ def from_json(text: str) -> Links:
                 raise ConfigError(f"{link} is no link between two of {len(names)} devices")
             pairs.append((a, b, float(link["gb_s"]) * 1e9, str(link.get("kind", "xgmi"))))
         packages = given.get("packages")
-        return of(names, pairs, None if packages is None else [int(package) for package in packages])
+        return links_from_pairs(names, pairs, None if packages is None else [int(package) for package in packages])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"the links cannot be read from JSON: {type(error).__name__}: {error}") from error

@@ -34,7 +34,7 @@ def chip_of(results: Results, given: str | None = None) -> str:
     return found
 
 
-def keep(results: Results, chip: str, source: str) -> Tunings:
+def tunings_from(results: Results, chip: str, source: str) -> Tunings:
     """Results as a store to be merged into the chip's. source: where they are from, for people."""
     run = json.dumps(results.validators, sort_keys=True)
     checked = results.validators
@@ -63,7 +63,7 @@ def is_tunableop(record: Record) -> bool:
     return record.figures.get("source") == SOURCE
 
 
-def kept(store: Tunings) -> list[Results]:
+def results_from(store: Tunings) -> list[Results]:
     """The results in a chip's store, one for each set of validators, the latest measured last.
 
     Raises ConfigError where a record is no result of TunableOp although it says so.
@@ -82,7 +82,7 @@ def kept(store: Tunings) -> list[Results]:
     return list(found.values())
 
 
-def matching(found: Iterable[Results], wanted: Mapping[str, str]) -> Results:
+def select_results(found: Iterable[Results], wanted: Mapping[str, str]) -> Results:
     """The one among them whose validators have these values. Raises ConfigError for none and for several."""
     fitting = [r for r in found if all(r.validators.get(name) == value for name, value in wanted.items())]
     if len(fitting) == 1:

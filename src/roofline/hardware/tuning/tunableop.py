@@ -65,7 +65,7 @@ class Shape:
         return f"{self.transposed}_{self.m}_{self.n}_{self.k}{batch}{ld}{self.rest}"
 
     @property
-    def whole(self) -> "Shape":
+    def with_strides(self) -> "Shape":
         """With leading dimensions: those of tensors without gaps where none are given."""
         if self.ld is not None:
             return self
@@ -97,7 +97,7 @@ class Row:
     @property
     def key(self) -> tuple[str, str]:
         """Equal for the two spellings of one shape."""
-        return self.operator, str(self.shape.whole)
+        return self.operator, str(self.shape.with_strides)
 
     def __str__(self) -> str:
         time = "" if self.ms is None else f",{self.ms!r}"
@@ -131,7 +131,7 @@ def gemm(form: str, rows: int, out: int, width: int, bias: bool = False) -> tupl
     """
     if form not in DTYPES:
         raise ConfigError(f"TunableOp has no product of {form}; it has {', '.join(DTYPES)}")
-    return f"Gemm{'AndBias' if bias else ''}TunableOp_{DTYPES[form]}_TN", Shape("tn", out, rows, width).whole
+    return f"Gemm{'AndBias' if bias else ''}TunableOp_{DTYPES[form]}_TN", Shape("tn", out, rows, width).with_strides
 
 
 def untuned(shapes: Iterable[tuple[str, Shape]]) -> str:
@@ -193,7 +193,7 @@ def read(path: Path) -> Results:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
-def text(results: Results) -> str:
+def to_text(results: Results) -> str:
     """A results file: validators, then rows. Raises ConfigError where a field would break the line."""
     _writable(results.validators, results.rows.values())
     lines = [f"{VALIDATOR},{key},{value}" for key, value in results.validators.items()]
@@ -239,7 +239,7 @@ def merge(parts: Iterable[Results]) -> Results:
     return merged
 
 
-def place(path: Path, validators: Mapping[str, str]) -> Path:
+def target_path(path: Path, validators: Mapping[str, str]) -> Path:
     """Where results with these validators may be written: `path`, or a name beside it where others' results lie there.
 
     Raises ConfigError where a file lies there that is no results file.
@@ -258,12 +258,12 @@ def place(path: Path, validators: Mapping[str, str]) -> Path:
 def write(results: Results, path: Path) -> Path:
     """Write results, merged into those of the same validators that lie there; results of other validators stay.
 
-    Returns the file: `path`, or one beside it (see `place`). Raises ConfigError where it cannot be written.
+    Returns the file: `path`, or one beside it (see `target_path`). Raises ConfigError where it cannot be written.
     """
-    target = place(path, results.validators)
+    target = target_path(path, results.validators)
     if target.exists() and target.stat().st_size:
         results = merge([read(target), results])
-    content = text(results)
+    content = to_text(results)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, content)
@@ -281,7 +281,7 @@ class Journal:
     """
 
     def __init__(self, path: Path, validators: Mapping[str, str]) -> None:
-        self.path = place(path, validators)
+        self.path = target_path(path, validators)
         known = self.path.exists() and self.path.stat().st_size > 0
         self.results = read(self.path) if known else Results(dict(validators))
         write(self.results, self.path)  # whole: without the line that a run before was stopped in

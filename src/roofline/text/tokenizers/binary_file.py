@@ -13,7 +13,7 @@ from dataclasses import asdict, fields
 from typing import overload
 
 from roofline.common.errors import ConfigError
-from roofline.text.tokenizers.short_text import QuickEncoder, little, tables
+from roofline.text.tokenizers.short_text import ShortTextEncoder, little, tables
 from roofline.text.tokenizers.vocabulary import AddedToken, Vocabulary
 
 _MAGIC = b"RLTOK2\n"
@@ -47,7 +47,7 @@ def to_bytes(vocabulary: Vocabulary) -> bytes:
     return b"".join([_MAGIC, struct.pack("<I", len(packed)), packed, *sections])
 
 
-def from_bytes(data: bytes | memoryview) -> tuple[Vocabulary, QuickEncoder | None]:
+def from_bytes(data: bytes | memoryview) -> tuple[Vocabulary, ShortTextEncoder | None]:
     """The vocabulary, whose texts are split when they are first asked for, and its quick encoder, where it has one.
 
     Raises ConfigError on anything that `to_bytes` did not write.
@@ -78,7 +78,7 @@ def from_bytes(data: bytes | memoryview) -> tuple[Vocabulary, QuickEncoder | Non
         encoder = None
         if quick is not None and sys.byteorder == "little":
             patterns, bytes_ids = quick
-            encoder = QuickEncoder(patterns, bytes_ids, pairs, results)
+            encoder = ShortTextEncoder(patterns, bytes_ids, pairs, results)
         return Vocabulary(**header), encoder
     except (ValueError, TypeError, KeyError, IndexError, struct.error) as error:
         raise ConfigError(f"the stored tokenizer is damaged: {error}") from error

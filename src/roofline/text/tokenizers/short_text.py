@@ -56,7 +56,7 @@ def tables(vocabulary: Vocabulary) -> tuple[list[str], list[int], bytes, bytes] 
     )
 
 
-class QuickEncoder:
+class ShortTextEncoder:
     """Encodes with the tables that `tables` made."""
 
     def __init__(self, patterns: Sequence[str], starts: Sequence[int], pairs: memoryview, results: memoryview) -> None:

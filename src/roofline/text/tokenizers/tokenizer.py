@@ -11,7 +11,7 @@ from roofline.text.tokenizers.vocabulary import AddedToken, Vocabulary, byte_alp
 if TYPE_CHECKING:
     import tokenizers
 
-    from roofline.text.tokenizers.short_text import QuickEncoder
+    from roofline.text.tokenizers.short_text import ShortTextEncoder
 
 SPACE = "▁"  # SentencePiece's visible space
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -29,7 +29,9 @@ class Tokenizer:
         add_bos: whether ``encode(add_special=True)`` begins with `bos_id`.
     """
 
-    def __init__(self, vocabulary: Vocabulary, quick: "QuickEncoder | None" = None, *, complete: bool = True) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, quick: "ShortTextEncoder | None" = None, *, complete: bool = True
+    ) -> None:
         """quick: encodes short texts until the library's tables are built. With complete=False they are built when
         they are first needed, or by `complete`."""
         self.vocabulary = vocabulary
@@ -57,7 +59,7 @@ class Tokenizer:
         return cls(*from_bytes(data), complete=False)
 
     @property
-    def is_quick(self) -> bool:
+    def has_short_text_encoder(self) -> bool:
         """Whether short plain texts can be encoded without the library's tables."""
         return self._quick is not None
 

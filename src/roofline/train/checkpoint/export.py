@@ -11,7 +11,7 @@ from roofline.models.spec import expand
 from roofline.train.checkpoint import checkpoint
 from roofline.train.checkpoint.state import WEIGHTS
 from roofline.train.storage.store import Store
-from roofline.weights.files.to_hf import write
+from roofline.weights.files.to_hf import write_folder
 from roofline.weights.names import to_hf
 from roofline.weights.sources import find_tokenizer_files, resolve
 
@@ -48,7 +48,7 @@ def export(place: str, folder: Path, dtype: str = "BF16", tokenizer: str | None 
     checkpoint.load(store, step, {f"{WEIGHTS}{to_hf(cfg.family, name)}": tensor for name, tensor in held.items()})
     kind = DTYPES[dtype]
     rows = ((n, tuple(t.shape), t.to(kind).view(torch.uint8).numpy().reshape(-1)) for n, t in held.items())
-    write(folder, config, rows, dtype, beside)
+    write_folder(folder, config, rows, dtype, beside)
     return step
 
 

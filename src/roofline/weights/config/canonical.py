@@ -9,7 +9,7 @@ and of mpt positions and bias: the fields of `models.config.ModelConfig`.
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from roofline.common.errors import UnsupportedError
 from roofline.weights.files.mapped import refuse
@@ -25,18 +25,6 @@ _INTEGERS = {
     "vocab": 1 << 24,
     "max_position": 1 << 30,
 }
-
-
-class HasConfig(Protocol):
-    """What `model_config` needs: a Checkpoint or its random twin."""
-
-    @property
-    def config(self) -> Mapping[str, Any]: ...
-
-
-def model_config(checkpoint: HasConfig) -> tuple[str, dict[str, Any]]:
-    """(family, canonical configuration), the mapping as `ModelConfig.of` takes it."""
-    return checkpoint.config["family"], dict(checkpoint.config)
 
 
 def checked(path: Path, config: dict[str, Any]) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def _mpt(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def write(
+def write_folder(
     folder: Path,
     config: Mapping[str, Any],
     tensors: Iterable[tuple[str, tuple[int, ...], bytes | np.ndarray]],

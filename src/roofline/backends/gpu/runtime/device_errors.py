@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from roofline.backends.base import LostError
 from roofline.backends.gpu.devices import Found
-from roofline.common.errors import CapacityError, said
+from roofline.common.errors import CapacityError, describe_error
 from roofline.common.units import human_bytes
 
 
@@ -21,7 +21,7 @@ def told_if_lost(device: str) -> Iterator[None]:
         if answers(device):
             raise
         raise LostError(
-            f"{device} computes nothing any more after {said(error)}; the process has to start anew"
+            f"{device} computes nothing any more after {describe_error(error)}; the process has to start anew"
         ) from error
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from roofline.backends.gpu.integers import next_power_of_2
 from roofline.backends.gpu.runtime.step import Sizes, Step
 from roofline.common import log
-from roofline.common.errors import said
+from roofline.common.errors import describe_error
 from roofline.ops.batch import BatchLimits
 
 _SMALLEST_CONTEXT = 256
@@ -74,7 +74,7 @@ class Graphs:
         try:
             self._graphs[sizes] = self._capture(self._seen[sizes])
         except Exception as error:  # whatever a driver says: the list computes the same
-            self.failed = said(error)
+            self.failed = describe_error(error)
             log.get("gpu").warning("steps of %d rows could not be captured, none will be: %s", sizes.rows, self.failed)
 
     def _capture(self, step: Step) -> Any:

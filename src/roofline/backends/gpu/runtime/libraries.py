@@ -56,7 +56,9 @@ def follow_store(chip: Chip) -> str:
 
     current = validators()
     same = [
-        r for r in tuned_gemms.kept(tuned_gemms.load(chip.name)) if not tunableop.differences(r.validators, current)
+        r
+        for r in tuned_gemms.results_from(tuned_gemms.load(chip.name))
+        if not tunableop.differences(r.validators, current)
     ]
     if not same:
         return ""

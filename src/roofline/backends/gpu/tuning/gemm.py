@@ -69,7 +69,7 @@ class GemmTuner:
 
     Args:
         path: of the results file; what is in it already is not measured again. Results of other versions that lie
-            there stay, and a file beside it is begun (see `tunableop.place`).
+            there stay, and a file beside it is begun (see `tunableop.target_path`).
         products: of `split`.
     """
 

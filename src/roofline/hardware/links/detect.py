@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from roofline.hardware.gpus.device import Device
-from roofline.hardware.gpus.libraries import asked, nvml_address, of_processors
+from roofline.hardware.gpus.libraries import answer_or_none, nvml_address, with_processors
 from roofline.hardware.gpus.sysfs import kfd_address, kfd_nodes, properties
 from roofline.hardware.links import topology
 
@@ -13,7 +13,7 @@ _XGMI = 11  # KFD's type of such a link (CRAT_IOLINK_TYPE_XGMI)
 Pair = tuple[int, int, float, str]
 
 
-def read(devices: Sequence[Device], root: Path = Path("/"), amdsmi: Any = None, pynvml: Any = None) -> topology.Links:
+def detect(devices: Sequence[Device], root: Path = Path("/"), amdsmi: Any = None, pynvml: Any = None) -> topology.Links:
     """The matrix of these devices, in their order. Pairs that nobody tells of have no link.
 
     root: where /sys is looked for; amdsmi, pynvml: the modules, None where they are not to be asked.
@@ -24,7 +24,7 @@ def read(devices: Sequence[Device], root: Path = Path("/"), amdsmi: Any = None, 
     if pynvml is not None:
         pairs += from_nvml(pynvml, devices)
     dies = [device.product.dies if device.product else 1 for device in devices]
-    return topology.of([device.id for device in devices], pairs, dies=dies)
+    return topology.links_from_pairs([device.id for device in devices], pairs, dies=dies)
 
 
 def _numbers(devices: Sequence[Device], vendor: str) -> dict[tuple[str, int], int]:
@@ -72,11 +72,11 @@ def from_amdsmi(amdsmi: Any, devices: Sequence[Device]) -> list[Pair]:
         for one, a in known:
             for other, b in known:
                 if a < b:
-                    rate = asked(error, amdsmi.amdsmi_get_minmax_bandwidth_between_processors, one, other)
+                    rate = answer_or_none(error, amdsmi.amdsmi_get_minmax_bandwidth_between_processors, one, other)
                     found.append((a, b, (rate or {}).get("max_bandwidth", 0) * 1e6, "xgmi"))
         return found
 
-    return of_processors(amdsmi, read_pairs)
+    return with_processors(amdsmi, read_pairs)
 
 
 def from_nvml(pynvml: Any, devices: Sequence[Device]) -> list[Pair]:
@@ -108,15 +108,17 @@ def from_nvml(pynvml: Any, devices: Sequence[Device]) -> list[Pair]:
 def _nvlinks(pynvml: Any, handle: Any) -> dict[str, float]:
     """Bytes a second in one direction by the address of what is at the other end, "" for all NVSwitches together."""
     error = pynvml.NVMLError
-    values = asked(error, pynvml.nvmlDeviceGetFieldValues, handle, [pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON])
+    values = answer_or_none(
+        error, pynvml.nvmlDeviceGetFieldValues, handle, [pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON]
+    )
     if not values or values[0].nvmlReturn:
         return {}
     each, rates = values[0].value.uiVal * 1e6, dict[str, float]()
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        if asked(error, pynvml.nvmlDeviceGetNvLinkState, handle, link) != pynvml.NVML_FEATURE_ENABLED:
+        if answer_or_none(error, pynvml.nvmlDeviceGetNvLinkState, handle, link) != pynvml.NVML_FEATURE_ENABLED:
             continue
-        kind = asked(error, pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
-        remote = asked(error, pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+        kind = answer_or_none(error, pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
+        remote = answer_or_none(error, pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
         if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
             rates[""] = rates.get("", 0.0) + each
         elif remote is not None:

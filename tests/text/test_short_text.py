@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roofline.text.tokenizers import short_text as quick
+from roofline.text.tokenizers import short_text
 from roofline.text.tokenizers.pretokenizers import PATTERNS, byte_level_pipeline
 from roofline.text.tokenizers.tokenizer import Tokenizer
 from roofline.text.tokenizers.vocabulary import AddedToken, Vocabulary, byte_alphabet
@@ -51,7 +51,7 @@ def fast(smollm2: Tokenizer) -> Tokenizer:
 def test_every_known_splitting_rule(kind: str) -> None:
     whole = Tokenizer(made(kind))
     again = Tokenizer.from_bytes(whole.to_bytes())
-    assert again.is_quick is (again._quick is not None)
+    assert again.has_short_text_encoder is (again._quick is not None)
     if again._quick is None:
         pytest.skip("left to the library")
     again._quick._left = 1 << 60
@@ -68,7 +68,7 @@ def test_every_known_splitting_rule(kind: str) -> None:
 
 def test_the_common_rules_are_quick() -> None:
     for kind in ("gpt-2", "smollm", "qwen2"):
-        assert quick.tables(made(kind)) is not None, kind
+        assert short_text.tables(made(kind)) is not None, kind
 
 
 @settings(max_examples=300, deadline=None)
@@ -94,7 +94,7 @@ def test_added_tokens_that_are_not_special(byte_bpe: Tokenizer, pieces: list[str
     text, tokenizer = "".join(pieces), stored(byte_bpe)
     mask = b"\1" * len(text)
     assert tokenizer.encode_marked(text, mask) == byte_bpe.encode_marked(text, mask)
-    assert tokenizer.is_quick is not any(token in text for token in ("<think>", "</think>"))
+    assert tokenizer.has_short_text_encoder is not any(token in text for token in ("<think>", "</think>"))
     assert stored(byte_bpe).encode(text, add_special=True) == byte_bpe.encode(text, add_special=True)
 
 
@@ -124,7 +124,7 @@ def test_a_trusted_chat_is_quick(smollm2: Tokenizer, fast: Tokenizer) -> None:
 
 def test_what_is_left_to_the_library(smollm2: Tokenizer) -> None:
     tokenizer = stored(smollm2)
-    for text in ("é", "\x00", "a" * (quick.MAX_TEXT + 1)):
+    for text in ("é", "\x00", "a" * (short_text.MAX_TEXT + 1)):
         assert tokenizer._quick_plain(text) is None
     assert tokenizer.encode("é", add_special=False) == smollm2.encode("é", add_special=False)
     assert tokenizer._quick is None  # its tables are there now
@@ -145,7 +145,7 @@ def test_what_is_left_to_the_library(smollm2: Tokenizer) -> None:
         {"pipeline": {**base.pipeline, "pre_tokenizer": {"type": "Whitespace"}}},
         {"pipeline": {**base.pipeline, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}},
     ):
-        assert quick.tables(Vocabulary(**{**base.__dict__, **changed})) is None, changed
+        assert short_text.tables(Vocabulary(**{**base.__dict__, **changed})) is None, changed
 
 
 def test_patterns_that_cannot_be_translated() -> None:
@@ -166,10 +166,10 @@ def test_patterns_that_cannot_be_translated() -> None:
         "[[a]]",
     )
     for pattern in (r"\p{Han}+", r"\p{P}", "é+", r"[a&&b]", r"(?<x", r"\bx", *odd):
-        assert quick._ascii(pattern) is None, pattern
+        assert short_text._ascii(pattern) is None, pattern
     for pattern in (r"[$^]|\$\^", r"(?:a|b)(?!c)", r"(?i:'S)+[a-z]"):
-        assert quick._ascii(pattern) == pattern
-    assert quick._ascii(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}") == r"[^\r\nA-Za-z0-9]?[A-Za-z]+|[0-9]{1,3}"
+        assert short_text._ascii(pattern) == pattern
+    assert short_text._ascii(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}") == r"[^\r\nA-Za-z0-9]?[A-Za-z]+|[0-9]{1,3}"
 
 
 def test_the_library_is_not_even_imported(run_python: Callable[..., str], smollm2: Tokenizer, tmp_path: Path) -> None:
