@@ -1,4 +1,4 @@
-"""TunableOp's results in the tuning store: what is kept comes back, and other versions' stay beside it."""
+"""TunableOp's results in the tuning store: what is stored comes back, and other versions' stay beside it."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from roofline.common.errors import ConfigError
 from roofline.hardware.tuning import gemms as tuned_gemms
 from roofline.hardware.tuning import store as tunings
-from roofline.hardware.tuning.gemms import chip_of, keep, kept, matching
+from roofline.hardware.tuning.gemms import chip_of, results_from, select_results, tunings_from
 from roofline.hardware.tuning.tunableop import Results, Row, Shape
 
 AMD = {"PT_VERSION": "2.13.0", "ROCM_VERSION": "7.0", "GCN_ARCH_NAME": "gfx942:sramecc+:xnack-"}
@@ -34,39 +34,39 @@ def home(tmp_path, monkeypatch):
 @given(st.lists(st.builds(row, st.integers(1, 99), st.sampled_from("abc"), st.none() | st.floats(0, 9)), max_size=6))
 def test_what_is_kept_comes_back(rows):
     found = results(*rows)
-    assert kept(keep(found, "gfx942", "a file")) == ([found] if rows else [])
+    assert results_from(tunings_from(found, "gfx942", "a file")) == ([found] if rows else [])
 
 
 def test_other_versions_have_a_place_of_their_own():
     old, new = results(row(ms=0.5, rest="BLAS_PARAMS: x")), results(row(ms=0.9), PT_VERSION="2.14.0")
     for found in (old, new):
-        tunings.save(keep(found, "gfx942", "a file"))
+        tunings.save(tunings_from(found, "gfx942", "a file"))
     stored = tuned_gemms.load("gfx942:sramecc+")
-    assert {r.validators["PT_VERSION"]: r for r in kept(stored)} == {"2.13.0": old, "2.14.0": new}
-    assert matching(kept(stored), {"PT_VERSION": "2.14.0"}) == new
+    assert {r.validators["PT_VERSION"]: r for r in results_from(stored)} == {"2.13.0": old, "2.14.0": new}
+    assert select_results(results_from(stored), {"PT_VERSION": "2.14.0"}) == new
     with pytest.raises(ConfigError, match=r"2 sets .* PT_VERSION is 2\.1\d\.0 and 2\.1\d\.0; name one"):
-        matching(kept(stored), {})
+        select_results(results_from(stored), {})
     with pytest.raises(ConfigError, match=r"nothing is stored with PT_VERSION=1"):
-        matching(kept(stored), {"PT_VERSION": "1"})
+        select_results(results_from(stored), {"PT_VERSION": "1"})
 
 
 def test_records_say_where_they_are_from():
-    (record,) = keep(results(row()), "gfx942", "tuned.csv").records.values()
+    (record,) = tunings_from(results(row()), "gfx942", "tuned.csv").records.values()
     assert (record.regime, record.variant, record.default) == ("16 rows", "Gemm_Rocblas_1", "Default")
     assert "tuned.csv" in record.reason
     assert record.setting.build == "torch 2.13.0"
 
 
 def test_what_others_stored_is_left_alone():
-    store = keep(results(row()), "gfx942", "a file")
+    store = tunings_from(results(row()), "gfx942", "a file")
     (record,) = store.records.values()
     tile = replace(record, kind="linear_quant", figures={"ratio": 0.9})
     store.records[tile.key] = tile
-    assert len(kept(store)) == 1
+    assert len(results_from(store)) == 1
     damaged = replace(record, shape="tn_4")
     store.records[damaged.key] = damaged
     with pytest.raises(ConfigError, match="damaged"):
-        kept(store)
+        results_from(store)
 
 
 def test_the_chip_is_the_files_or_the_one_given():
