@@ -20,7 +20,7 @@ def test_every_row_is_whole() -> None:
     for chip in chips.chips().values():
         assert chip.vendor == ("amd" if chip.name.startswith("gfx") else "nvidia")
         assert chip.lanes == (64 if chip.name.startswith("gfx9") else 32)
-        assert chip.status in chips.STATUSES
+        assert chip.status in ("compiled", "interpreted", "run")
         assert chip.notes
         assert chip.fp8 in ("", "e4m3fn", "e4m3fnuz")
         assert chip.local_bytes + chip.local_overhead <= chip.local_total

@@ -2,7 +2,7 @@
 
 import pytest
 
-from roofline.hardware.chips.peaks import peak
+from roofline.hardware.chips.products import peak
 
 
 @pytest.mark.parametrize(

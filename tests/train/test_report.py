@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 torch = pytest.importorskip("torch", reason="training is torch")
 
 from roofline.common.errors import ConfigError  # noqa: E402
-from roofline.hardware.chips.peaks import Peak  # noqa: E402
+from roofline.hardware.chips.products import Peak  # noqa: E402
 from roofline.models import presets  # noqa: E402
 from roofline.train.config.read import read_config  # noqa: E402
 from roofline.train.parallel.processes import World  # noqa: E402

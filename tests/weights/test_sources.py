@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from roofline.common.errors import CapacityError, ConfigError
+from roofline.common.files import locked
 from roofline.weights import download, sources, storage
 
 MODEL = b"GGUF" + bytes(range(256)) * 5000  # 1.3 MB: more than one chunk
@@ -229,9 +230,9 @@ def test_waiting_for_another_pull_is_reported(tmp_path: Path) -> None:
         raise Waited
 
     path = tmp_path / "l"
-    with storage.locked(path, lambda: None), pytest.raises(Waited), storage.locked(path, waiting):
+    with locked(path, lambda: None), pytest.raises(Waited), locked(path, waiting):
         raise AssertionError("the lock was taken twice")
-    with storage.locked(tmp_path / "l", waiting):
+    with locked(tmp_path / "l", waiting):
         pass
 
 

@@ -51,7 +51,7 @@ def get(source: Path, compile_to: "Callable[[Path, str], Written]", say: Callabl
     bundle, reason = _usable(path, key)
     if bundle is not None:
         return bundle
-    from roofline.weights.storage import locked
+    from roofline.common.files import locked
 
     try:
         with locked(env.home() / "locks" / f"bundle-{key[:16]}.lock", lambda: None):

@@ -1,12 +1,14 @@
-"""Files that are there whole or not at all, and small ones that may not be there."""
+"""Writing files atomically, locking them, and reading small ones that may not exist."""
 
 import os
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
 def write_atomically(path: Path, data: str | bytes) -> None:
-    """All of the data (text as UTF-8) is in `path`, or what was there before; several processes may write at once."""
+    """Write `path` (text as UTF-8) so that it holds all of the data or what it held before, whoever else writes it."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as stream:
@@ -16,6 +18,24 @@ def write_atomically(path: Path, data: str | bytes) -> None:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold a lock file; `waiting` is called while another process holds it. The kernel drops it when we die."""
+    import fcntl
+    import time
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as stream:
+        while True:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                waiting()
+                time.sleep(0.1)
+        yield  # closing the file unlocks it
 
 
 def text_of(path: Path) -> str | None:

@@ -1,13 +1,12 @@
-"""Which cores each of several processes that compute side by side keeps to."""
+"""Which cores each of several processes that compute side by side is pinned to."""
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from roofline.common.files import integer, text_of
-from roofline.hardware.detect import cpu_quota
+from roofline.hardware.detect import cpu_numbers, cpu_quota
 
 
 def split_cores(parts: int, root: Path = Path("/")) -> list[list[int]]:
@@ -37,7 +36,7 @@ def pin_to(cores: Sequence[int]) -> None:
 
 @contextmanager
 def pinned_to(cores: Sequence[int]) -> Iterator[None]:
-    """`pin_to` for a while."""
+    """`pin_to` while the body runs."""
     before = sorted(os.sched_getaffinity(0)) if cores else []
     pin_to(cores)
     try:
@@ -47,12 +46,12 @@ def pinned_to(cores: Sequence[int]) -> Iterator[None]:
 
 
 def _nodes(root: Path) -> dict[int, int]:
-    """The NUMA node of each core, as far as the kernel tells."""
-    found = {}
-    for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
-        for cpu in _listed(text_of(folder / "cpulist") or ""):
-            found[cpu] = int(folder.name.removeprefix("node"))
-    return found
+    """The NUMA node of each core, where the kernel says it."""
+    return {
+        cpu: int(folder.name.removeprefix("node"))
+        for folder in (root / "sys/devices/system/node").glob("node[0-9]*")
+        for cpu in cpu_numbers(text_of(folder / "cpulist") or "")
+    }
 
 
 def _place(root: Path, cpu: int) -> tuple[int, int]:
@@ -60,9 +59,3 @@ def _place(root: Path, cpu: int) -> tuple[int, int]:
     folder = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
     package, core = (integer(text_of(folder / name)) for name in ("physical_package_id", "core_id"))
     return package or 0, cpu if core is None else core
-
-
-def _listed(text: str) -> Iterator[int]:
-    """The numbers of the kernel's "0-3,8"."""
-    for match in re.finditer(r"(\d+)(?:-(\d+))?", text):
-        yield from range(int(match[1]), int(match[2] or match[1]) + 1)

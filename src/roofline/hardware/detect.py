@@ -6,7 +6,9 @@ guess.
 
 import hashlib
 import os
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -93,7 +95,7 @@ def detect(root: Path = Path("/")) -> Machine:
         huge_pages=_bracketed(text_of(root / "sys/kernel/mm/transparent_hugepage/enabled")),
         caches=_caches(root),
     )
-    return Machine(**{**machine.__dict__, "warnings": _warnings(machine)})
+    return replace(machine, warnings=_warnings(machine))
 
 
 def cores_allowed() -> int:
@@ -160,25 +162,25 @@ def _cgroup_number(root: Path, v2: str, v1: str) -> int | None:
 
 
 def _warnings(machine: Machine) -> tuple[str, ...]:
-    """What slows this machine down, each with the command that mends it."""
-    found = []
+    """What slows this machine down, each with the command that corrects it."""
+    warnings = []
     if machine.numa_balancing and machine.numa_nodes > 1:
-        found.append(
+        warnings.append(
             "NUMA balancing is on: the kernel unmaps pages to watch who uses them, which stalls compute threads and "
             "GPUs that have them mapped. "
             "Mend: sudo sysctl kernel.numa_balancing=0"
         )
     if machine.huge_pages == "never":
-        found.append(
+        warnings.append(
             "Transparent huge pages are off: weights are read through 4 KiB pages. "
             "Mend: echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
         )
     if machine.cpu_quota is not None and machine.cpu_quota < 1:
-        found.append(
+        warnings.append(
             f"The cgroup grants {machine.cpu_quota:.2f} of a core: every step is stopped in its middle. "
             "Mend: grant at least one whole core"
         )
-    return tuple(found)
+    return tuple(warnings)
 
 
 @cache
@@ -190,17 +192,14 @@ def _caches(root: Path) -> tuple[Cache, ...]:
         number = integer(size.rstrip("KM"))
         if level is None or number is None or kind == "Instruction":
             continue
-        caches.append(Cache(level, number * scale, _count(text_of(folder / "shared_cpu_list") or "0")))
+        caches.append(Cache(level, number * scale, len(list(cpu_numbers(text_of(folder / "shared_cpu_list") or "0")))))
     return tuple(caches)
 
 
-def _count(cpu_list: str) -> int:
-    """'0-3,8' -> 5."""
-    total = 0
-    for part in cpu_list.split(","):
-        first, _, last = part.partition("-")
-        total += int(last or first) - int(first) + 1
-    return total
+def cpu_numbers(text: str) -> Iterator[int]:
+    """The numbers in the kernel's form of a list, "0-3,8"."""
+    for match in re.finditer(r"(\d+)(?:-(\d+))?", text):
+        yield from range(int(match[1]), int(match[2] or match[1]) + 1)
 
 
 @cache  # the kernel asks every core for its clock when this is read, which takes milliseconds
@@ -221,13 +220,13 @@ def _cpuinfo(root: Path) -> dict[str, str]:
 
 def _meminfo(root: Path) -> dict[str, int]:
     """Bytes by name."""
-    found = {}
+    sizes = {}
     for line in (text_of(root / "proc/meminfo") or "").splitlines():
         name, _, rest = line.partition(":")
         words = rest.split()
         if words and words[0].isdigit():
-            found[name] = int(words[0]) * (1024 if words[1:] == ["kB"] else 1)
-    return found
+            sizes[name] = int(words[0]) * (1024 if words[1:] == ["kB"] else 1)
+    return sizes
 
 
 def _bracketed(text: str | None) -> str | None:

@@ -1,16 +1,16 @@
-"""The measured limits of a chip: the type, and where measurements are kept between runs.
+"""The measured limits of a chip, its roofs: the type, and the files that keep measurements between runs.
 
-Backends measure (`backends/cpu/roofs.py`); this room owns what is measured and where it lies.
+Backends measure them (`backends/cpu/roofs.py`).
 """
 
 import json
 import math
-import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from roofline.common import env
 from roofline.common.errors import ConfigError
+from roofline.common.files import write_atomically
 
 VERSION = 1  # of the file's layout and of what the loops measure: older files are measured again
 
@@ -95,11 +95,7 @@ def load(fingerprint: str, threads: int, isa: str) -> Roofs | None:
 
 def store(roofs: Roofs, fingerprint: str) -> Path:
     """Keep `roofs`; the file appears whole or not at all. Returns its path."""
-    import tempfile
-
     target = path(fingerprint, roofs.threads, roofs.isa)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=target.parent, suffix=".part", delete=False) as file:
-        json.dump({"version": VERSION, **asdict(roofs)}, file, indent=1)
-    os.replace(file.name, target)
+    write_atomically(target, json.dumps({"version": VERSION, **asdict(roofs)}, indent=1))
     return target

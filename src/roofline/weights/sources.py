@@ -15,10 +15,10 @@ from pathlib import Path
 
 from roofline.common import env
 from roofline.common.errors import ConfigError
-from roofline.common.files import write_atomically
+from roofline.common.files import locked, write_atomically
 from roofline.weights import download
 from roofline.weights.download import Progress
-from roofline.weights.storage import disk_errors, locked, sha256_of
+from roofline.weights.storage import disk_errors, sha256_of
 
 DEFAULT_MODEL = "smollm2-135m"
 _MANIFEST = "manifest.json"

@@ -1,11 +1,9 @@
-"""Files that are written once and whole: locks, hashes, and disk errors a user can act on."""
+"""Disk of the model store: hashes, free space, and disk errors turned into messages a user can act on."""
 
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,21 +29,6 @@ def disk_errors(path: Path) -> Iterator[None]:
         cause = _REMEDIES.get(error.errno or 0, error.strerror or str(error))
         where = error.filename or path
         raise ConfigError(f"{where}: {cause}, or set ROOFLINE_HOME to another folder") from error
-
-
-@contextmanager
-def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold a lock file; `waiting` is called while another process holds it. The kernel drops it when we die."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as stream:
-        while True:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                waiting()
-                time.sleep(0.1)
-        yield  # closing the file unlocks it
 
 
 def sha256_of(path: Path, progress: Callable[[int], None]) -> str:

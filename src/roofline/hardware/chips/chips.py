@@ -1,4 +1,4 @@
-"""GPU architectures as data: what a kernel may use of each. The table is chips.toml, who is left out refused.toml."""
+"""GPU architectures as data: what a kernel may use of each (chips.toml), and which are not served (refused.toml)."""
 
 import re
 import tomllib
@@ -9,8 +9,6 @@ from typing import Any
 
 from roofline.common import log
 from roofline.common.errors import UnsupportedError
-
-STATUSES = ("compiled", "interpreted", "run")
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class Chip:
 @cache
 def chips() -> dict[str, Chip]:
     """All architectures by name."""
-    return {name: Chip(name=name, **row) for name, row in _read("chips.toml").items()}
+    return {name: Chip(name=name, **row) for name, row in read_table("chips.toml").items()}
 
 
 def get(name: str) -> Chip:
@@ -77,12 +75,11 @@ def resolve(name: str) -> Chip:
     if reason is not None:
         raise UnsupportedError(f"chip {name!r}", reason, ("the cpu backend",))
     family, number = family_and_number(name)
-    relatives = sorted(
-        (family_and_number(known)[1], known) for known in chips() if family_and_number(known)[0] == family
-    )
+    rows = ((*family_and_number(row), row) for row in chips())
+    relatives = sorted((at, row) for row_family, at, row in rows if row_family == family)
     if not family or not relatives:
         raise UnsupportedError(f"chip {name!r}", "it is of no known family", (*chips(), "the cpu backend"))
-    lower = [known for at, known in relatives if at < number]
+    lower = [row for at, row in relatives if at < number]
     relative = lower[-1] if lower else relatives[0][1]
     log.get("hardware").warning(
         "the chip %s is not in hardware/chips/chips.toml: the limits and tiles of %s are used", name, relative
@@ -92,7 +89,7 @@ def resolve(name: str) -> Chip:
 
 def refused(name: str) -> str | None:
     """Why no kernel is compiled for this architecture, None where nothing speaks against it."""
-    for row in _read("refused.toml")["refused"]:
+    for row in read_table("refused.toml")["refused"]:
         if re.fullmatch(row["names"], architecture(name)):
             return str(row["reason"])
     return None
@@ -109,7 +106,7 @@ def architecture(name: str) -> str:
 
 
 def family_and_number(name: str) -> tuple[str, int]:
-    """Family and place in it: ("gfx9", 0x0a), ("sm", 90); ("", 0) for a name of neither form."""
+    """("gfx9", 0x0a) of "gfx90a", ("sm", 90) of "sm_90"; ("", 0) for a name of neither form."""
     if match := re.fullmatch(r"(gfx\d+?)([0-9a-f]{2})", name):
         return match[1], int(match[2], 16)
     if match := re.fullmatch(r"sm_(\d{2,3})", name):
@@ -118,5 +115,6 @@ def family_and_number(name: str) -> tuple[str, int]:
 
 
 @cache
-def _read(file: str) -> dict[str, Any]:
+def read_table(file: str) -> dict[str, Any]:
+    """A TOML file of this folder."""
     return tomllib.loads(resources.files("roofline.hardware.chips").joinpath(file).read_text("utf-8"))

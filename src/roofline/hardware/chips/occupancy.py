@@ -18,7 +18,7 @@ class Occupancy:
 
 
 def occupancy(chip: Chip, registers: int, warps: int, local_bytes: int = 0) -> Occupancy:
-    """Of a kernel whose threads have that many registers, in programs of `warps` waves with `local_bytes` each.
+    """How a kernel fits whose threads have that many registers, in programs of `warps` waves with `local_bytes` each.
 
     As LLVM's AMDGPU backend and CUDA's occupancy calculator count: registers are given out in multiples of
     register_step, a SIMD holds whole waves. LLVM leaves local memory out where it is dynamic, as Triton's is. Raises

@@ -29,7 +29,7 @@ class Finding:
 
 
 def _may_use(node: Path) -> bool:
-    """Read and write, by mode or by an access list: udev gives such a list to who sits at the screen."""
+    """Whether this user may read and write it, by mode or by the access list that udev gives a user at the screen."""
     return os.access(node, os.R_OK | os.W_OK)
 
 
@@ -42,13 +42,13 @@ def findings(
     """All that is wrong, the most basic first. Devices that no kernel is compiled for have nothing to mend."""
     served = [device for device in devices if chips.refused(device.arch or device.vendor) is None]
     vendors = list(dict.fromkeys(device.vendor for device in served))
-    found: list[Finding] = []
+    problems: list[Finding] = []
     if "amd" in vendors:
-        found += _amd_nodes(root, may_use)
+        problems += _amd_nodes(root, may_use)
     if "nvidia" in vendors and not any("nvml" in device.sources for device in devices):
-        found += _nvidia_driver(root)
-    found += [finding for vendor in vendors for finding in _wheel(vendor, served, wheel)]
-    return found
+        problems += _nvidia_driver(root)
+    problems += [finding for vendor in vendors for finding in _wheel(vendor, served, wheel)]
+    return problems
 
 
 def _wheel(vendor: str, served: Sequence[Device], wheel: Wheel | None) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""The GPUs of a host, of whatever vendors, under names that stay: what drivers, libraries and torch know, joined.
+"""The GPUs of a host, of all vendors, under stable ids: what drivers, libraries and torch report, merged into one list.
 
 Nothing here imports torch: it is handed in. Nothing starts a GPU: /sys and /proc are read, and amdsmi and NVML where
 their packages are installed.
@@ -8,12 +8,11 @@ import importlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from roofline.common.errors import ConfigError
 from roofline.hardware.chips import chips
-from roofline.hardware.gpus import libraries as gpus_libraries
-from roofline.hardware.gpus import sysfs as gpus_sysfs
+from roofline.hardware.gpus import libraries, sysfs
 from roofline.hardware.gpus.device import Device
 
 VENDORS = ("amd", "nvidia", "intel")
@@ -23,23 +22,28 @@ _INTEGRATED = {
 }
 
 
-def detect(root: Path = Path("/"), torch: Any = None, amdsmi: Any = None, pynvml: Any = None) -> tuple[Device, ...]:
+def detect(
+    root: Path = Path("/"),
+    torch: ModuleType | None = None,
+    amdsmi: ModuleType | None = None,
+    pynvml: ModuleType | None = None,
+) -> tuple[Device, ...]:
     """All GPUs, by vendor and PCI address.
 
     root: where /sys and /proc are looked for (tests give a made-up tree); torch, amdsmi, pynvml: the modules, None
     where they are not to be asked (see `import_or_none`).
     """
-    found = gpus_sysfs.sources(root)
+    lists = sysfs.sources(root)
     if amdsmi is not None:
-        found.append(gpus_libraries.from_amdsmi(amdsmi))
+        lists.append(libraries.from_amdsmi(amdsmi))
     if pynvml is not None:
-        found.append(gpus_libraries.from_nvml(pynvml))
+        lists.append(libraries.from_nvml(pynvml))
     if torch is not None:
-        found.append(gpus_libraries.from_torch(torch))
-    return merge_sources(found)
+        lists.append(libraries.from_torch(torch))
+    return merge_sources(lists)
 
 
-def import_or_none(library: str) -> Any | None:
+def import_or_none(library: str) -> ModuleType | None:
     """The module "amdsmi" or "pynvml", None where it cannot be imported: both need a driver's shared library."""
     try:
         return importlib.import_module(library)
@@ -52,20 +56,20 @@ def merge_sources(sources: Iterable[Sequence[Device]]) -> tuple[Device, ...]:
 
     Earlier sources win but for the name, which a library knows better than /sys, and the memory, of which the smallest
     figure counts: torch may have a slice of a device. A device without an address takes the place of the first that its
-    source has not told of yet and whose architecture agrees.
+    source has not matched yet and whose architecture agrees.
     """
     joined: list[Device] = []
     for devices in sources:
-        told: set[int] = set()
-        for device in sorted(devices, key=lambda found: not found.pci):
-            place = next((i for i, known in enumerate(joined) if i not in told and _same(known, device)), None)
+        matched: set[int] = set()  # places in `joined` of this source's devices
+        for device in sorted(devices, key=lambda device: not device.pci):
+            place = next((i for i, old in enumerate(joined) if i not in matched and _may_be_same(old, device)), None)
             if place is None:
                 place = len(joined)
                 joined.append(device)
             else:
                 joined[place] = _joined(joined[place], device)
-            told.add(place)
-    ordered = sorted(joined, key=lambda found: (VENDORS.index(found.vendor), not found.pci, found.pci))
+            matched.add(place)
+    ordered = sorted(joined, key=lambda device: (VENDORS.index(device.vendor), not device.pci, device.pci))
     counts = dict.fromkeys(VENDORS, 0)
     numbered = []
     for device in ordered:
@@ -74,40 +78,40 @@ def merge_sources(sources: Iterable[Sequence[Device]]) -> tuple[Device, ...]:
     return tuple(numbered)
 
 
-def _same(known: Device, device: Device) -> bool:
-    if known.vendor != device.vendor:
+def _may_be_same(one: Device, other: Device) -> bool:
+    if one.vendor != other.vendor:
         return False
-    if known.pci and device.pci:
-        return known.pci == device.pci
-    return not known.arch or not device.arch or known.arch == device.arch
+    if one.pci and other.pci:
+        return one.pci == other.pci
+    return not one.arch or not other.arch or one.arch == other.arch
 
 
-def _joined(known: Device, more: Device) -> Device:
+def _joined(first: Device, second: Device) -> Device:
     return Device(
-        vendor=known.vendor,
-        name=more.name or known.name,
-        arch=known.arch or more.arch,
-        pci=known.pci or more.pci,
-        code=known.code or more.code,
-        units=known.units if known.units is not None else more.units,
-        memory=min((told for told in (known.memory, more.memory) if told is not None), default=None),
-        shared=known.shared if known.shared is not None else more.shared,
-        unified=known.unified or more.unified,
-        torch=known.torch if known.torch is not None else more.torch,
-        sources=(*known.sources, *more.sources),
+        vendor=first.vendor,
+        name=second.name or first.name,
+        arch=first.arch or second.arch,
+        pci=first.pci or second.pci,
+        code=first.code or second.code,
+        units=first.units if first.units is not None else second.units,
+        memory=min((size for size in (first.memory, second.memory) if size is not None), default=None),
+        shared=first.shared if first.shared is not None else second.shared,
+        unified=first.unified or second.unified,
+        torch=first.torch if first.torch is not None else second.torch,
+        sources=(*first.sources, *second.sources),
     )
 
 
 def _completed(device: Device) -> Device:
-    """With what follows from what it was sold as."""
+    """The device with what its product implies: its architecture, and whether it shares the CPU's memory."""
     product = device.product
     arch = device.arch or (product.chip if product else "")
     unified = device.unified or arch in _INTEGRATED or bool(product and product.unified)
     return replace(device, arch=arch, unified=unified)
 
 
-def select(devices: Sequence[Device], wanted: str) -> tuple[Device, ...]:
-    """The devices that a text names: ids ("amd:0", "nvidia:1"), vendors, products ("MI100") or architectures.
+def select(devices: Sequence[Device], text: str) -> tuple[Device, ...]:
+    """The devices that `text` lists: ids ("amd:0", "nvidia:1"), vendors, products ("MI100") or architectures.
 
     Several with commas, in that order, each once; a bare number goes on with the vendor of the id before it
     ("amd:0,1,4,6"). A vendor's name leaves out what no kernel is compiled for, such as the part of a CPU that drives
@@ -115,17 +119,17 @@ def select(devices: Sequence[Device], wanted: str) -> tuple[Device, ...]:
     """
     chosen: list[Device] = []
     vendor = ""
-    for part in (piece.strip().lower() for piece in wanted.split(",")):
+    for part in (piece.strip().lower() for piece in text.split(",")):
         if part.isdigit() and vendor:
             part = f"{vendor}:{part}"
-        found = [device for device in devices if part and part in _names(device)]
+        matching = [device for device in devices if part and part in _names(device)]
         if part in VENDORS:
-            found = [device for device in found if chips.refused(device.arch) is None] or found
-        if not found:
+            matching = [device for device in matching if chips.refused(device.arch) is None] or matching
+        if not matching:
             there = ", ".join(f"{device.title} ({device.arch or 'architecture not known'})" for device in devices)
-            raise ConfigError(f"no GPU of this host is {part or wanted!r}; there are: {there or 'none'}")
+            raise ConfigError(f"no GPU of this host is {part or text!r}; there are: {there or 'none'}")
         vendor = part.partition(":")[0] if ":" in part else ""
-        chosen += [device for device in found if device not in chosen]
+        chosen += [device for device in matching if device not in chosen]
     return tuple(chosen)
 
 

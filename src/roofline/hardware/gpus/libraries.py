@@ -1,7 +1,8 @@
-"""GPUs as torch, NVML and amdsmi list them. Each function is handed the module, so that made-up ones can test it."""
+"""GPUs as torch, NVML and amdsmi list them. Functions take the module, so that tests can pass a made-up one."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from types import ModuleType
+from typing import TypeVar
 
 from roofline.hardware.chips import chips
 from roofline.hardware.gpus.device import Device
@@ -10,7 +11,7 @@ from roofline.hardware.gpus.sysfs import torch_units
 T = TypeVar("T")
 
 
-def from_torch(torch: Any) -> list[Device]:
+def from_torch(torch: ModuleType) -> list[Device]:
     """What torch.cuda can use: NVIDIA's devices with a CUDA wheel, AMD's with a ROCm one, none with a CPU one.
 
     CUDA_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES hide devices from torch and renumber the others.
@@ -18,15 +19,14 @@ def from_torch(torch: Any) -> list[Device]:
     vendor = "amd" if torch.version.hip else "nvidia" if torch.version.cuda else None
     if vendor is None or not torch.cuda.is_available():
         return []
-    found = []
+    devices = []
     for number in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(number)
         arch = f"sm_{facts.major}{facts.minor}" if vendor == "nvidia" else chips.architecture(facts.gcnArchName)
         pci = ""
         if hasattr(facts, "pci_bus_id"):
-            domain, bus, device = (getattr(facts, f"pci_{part}_id") for part in ("domain", "bus", "device"))
-            pci = f"{domain:04x}:{bus:02x}:{device:02x}.0"
-        found.append(
+            pci = f"{facts.pci_domain_id:04x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0"
+        devices.append(
             Device(
                 vendor,
                 name=facts.name,
@@ -39,64 +39,79 @@ def from_torch(torch: Any) -> list[Device]:
                 sources=("torch",),
             )
         )
-    return found
+    return devices
 
 
-def from_nvml(pynvml: Any) -> list[Device]:
+def from_nvml(pynvml: ModuleType) -> list[Device]:
     """All that NVIDIA's driver manages, of whatever age; none where the driver is not loaded."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
-        return [_from_handle(pynvml, handle) for handle in handles]
-    except pynvml.NVMLError:  # a device that fell off the bus
-        return []
-    finally:
-        pynvml.nvmlShutdown()
+    return with_nvml(pynvml, lambda handles: [_from_handle(pynvml, handle) for handle in handles])
 
 
-def _from_handle(pynvml: Any, handle: Any) -> Device:
+def with_nvml(pynvml: ModuleType, read: Callable[[list[object]], list[T]]) -> list[T]:
+    """What `read` makes of the handles of NVIDIA's devices while NVML is open; nothing where its driver is not loaded,
+    or a device does not answer (it fell off the bus)."""
+
+    def read_all() -> list[T]:
+        return read([pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())])
+
+    return _in_session(pynvml.NVMLError, pynvml.nvmlInit, read_all, pynvml.nvmlShutdown)
+
+
+def _from_handle(pynvml: ModuleType, handle: object) -> Device:
     capability = answer_or_none(pynvml.NVMLError, pynvml.nvmlDeviceGetCudaComputeCapability, handle)
     memory = answer_or_none(pynvml.NVMLError, pynvml.nvmlDeviceGetMemoryInfo, handle)
     return Device(
         "nvidia",
         name=_text(pynvml.nvmlDeviceGetName(handle)),
         arch="sm_{}{}".format(*capability) if capability else "",
-        pci=nvml_address(pynvml.nvmlDeviceGetPciInfo(handle)),
+        pci=nvml_address(pynvml, handle),
         memory=memory.total if memory else None,
         sources=("nvml",),
     )
 
 
-def nvml_address(info: Any) -> str:
-    """PCI address as /sys writes it, of an nvmlPciInfo_t, where the domain has eight digits."""
-    domain, _, rest = _text(info.busId).lower().partition(":")
+def nvml_address(pynvml: ModuleType, handle: object) -> str:
+    """PCI address of a device as /sys writes it; NVML writes eight digits of the domain."""
+    return pci_address(pynvml.nvmlDeviceGetPciInfo(handle).busId)
+
+
+def pci_address(bus_id: str | bytes) -> str:
+    """ "00000000:17:00.0" of an nvmlPciInfo_t -> "0000:17:00.0"."""
+    domain, _, rest = _text(bus_id).lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"
 
 
-def from_amdsmi(amdsmi: Any) -> list[Device]:
+def from_amdsmi(amdsmi: ModuleType) -> list[Device]:
     """All that AMD's driver manages; none where it is not loaded."""
-    return with_processors(amdsmi, lambda handles: [_from_processor(amdsmi, handle) for handle in handles])
+    return with_amdsmi(amdsmi, lambda handles: [_from_processor(amdsmi, handle) for handle in handles])
 
 
-def with_processors(amdsmi: Any, read: Callable[[list[Any]], list[T]]) -> list[T]:
-    """What `read` makes of the handles of all processors, the library being open meanwhile; nothing where its driver is
-    not loaded, or does not answer."""
+def with_amdsmi(amdsmi: ModuleType, read: Callable[[list[object]], list[T]]) -> list[T]:
+    """What `read` makes of the handles of AMD's devices while amdsmi is open; nothing where its driver is not loaded,
+    or does not answer."""
+
+    def read_all() -> list[T]:
+        return read(amdsmi.amdsmi_get_processor_handles())
+
+    return _in_session(amdsmi.AmdSmiException, amdsmi.amdsmi_init, read_all, amdsmi.amdsmi_shut_down)
+
+
+def _in_session(
+    error: type[Exception], start: Callable[[], object], read: Callable[[], list[T]], stop: Callable[[], object]
+) -> list[T]:
     try:
-        amdsmi.amdsmi_init()
-    except amdsmi.AmdSmiException:
+        start()
+    except error:
         return []
     try:
-        return read(amdsmi.amdsmi_get_processor_handles())
-    except amdsmi.AmdSmiException:
+        return read()
+    except error:
         return []
     finally:
-        amdsmi.amdsmi_shut_down()
+        stop()
 
 
-def _from_processor(amdsmi: Any, handle: Any) -> Device:
+def _from_processor(amdsmi: ModuleType, handle: object) -> Device:
     error, kinds = amdsmi.AmdSmiException, amdsmi.AmdSmiMemoryType
     facts = answer_or_none(error, amdsmi.amdsmi_get_gpu_asic_info, handle) or {}
     name = facts.get("market_name", "")
@@ -115,14 +130,14 @@ def _from_processor(amdsmi: Any, handle: Any) -> Device:
     )
 
 
-def answer_or_none(error: type[Exception], question: Callable[..., Any], *given: Any) -> Any | None:
-    """The answer, None where the library cannot give it for this device."""
+def answer_or_none(error: type[Exception], question: Callable[..., T], *arguments: object) -> T | None:
+    """What `question` returns, None where the library cannot answer it for this device (it raises `error`)."""
     try:
-        return question(*given)
+        return question(*arguments)
     except error:
         return None
 
 
 def _text(value: str | bytes) -> str:
-    """Older bindings give bytes."""
+    """Older bindings of NVML give bytes."""
     return value.decode() if isinstance(value, bytes) else value

@@ -1,4 +1,4 @@
-"""GPUs as the kernel's drivers show them in /sys and /proc: no package is needed, and no right to use them.
+"""GPUs as the kernel's drivers show them in /sys and /proc, which needs no package and no permission to use them.
 
 amdkfd's topology has AMD's architectures and memory (Documentation/ABI and include/uapi/linux/kfd_sysfs.h of Linux),
 /sys/class/drm every vendor's cards, /proc/driver/nvidia the names of NVIDIA's.
@@ -15,18 +15,18 @@ _VIDEO_HEAPS = (1, 2)  # KFD's heap types of a device's own memory, public and p
 
 
 def sources(root: Path) -> list[list[Device]]:
-    """What each of the kernel's places below `root` lists."""
+    """The devices that each of the kernel's places below `root` lists."""
     return [_kfd(root), _drm(root), _nvidia(root)]
 
 
 def kfd_nodes(root: Path) -> dict[int, Path]:
     """Folders of KFD's nodes that are GPUs, by node number."""
-    found = {}
-    for folder in (root / _NODES).glob("[0-9]*"):
-        number = integer(folder.name)
-        if number is not None and properties(folder / "properties").get("simd_count"):
-            found[number] = folder
-    return dict(sorted(found.items()))
+    folders = {integer(folder.name): folder for folder in (root / _NODES).glob("[0-9]*")}
+    return {
+        number: folder
+        for number, folder in sorted((number, folder) for number, folder in folders.items() if number is not None)
+        if properties(folder / "properties").get("simd_count")
+    }
 
 
 def kfd_address(facts: dict[str, int]) -> str:
@@ -50,14 +50,14 @@ def torch_units(arch: str, compute_units: int | None) -> int | None:
 
 
 def _kfd(root: Path) -> list[Device]:
-    found = []
+    devices = []
     for folder in kfd_nodes(root).values():
         facts = properties(folder / "properties")
         arch = _architecture(facts.get("gfx_target_version", 0))
         per_unit = facts.get("simd_per_cu", 0)
         banks = [properties(file) for file in (folder / "mem_banks").glob("*/properties")]
         memory = sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in _VIDEO_HEAPS)
-        found.append(
+        devices.append(
             Device(
                 "amd",
                 arch=arch,
@@ -69,7 +69,7 @@ def _kfd(root: Path) -> list[Device]:
                 sources=("kfd",),
             )
         )
-    return found
+    return devices
 
 
 def _architecture(version: int) -> str:
@@ -78,14 +78,14 @@ def _architecture(version: int) -> str:
 
 
 def _drm(root: Path) -> list[Device]:
-    found = []
+    devices = []
     for folder in sorted((root / "sys/class/drm").glob("card*/device")):
         vendor = _VENDORS.get(text_of(folder / "vendor") or "")
         if vendor is None or "-" in folder.parent.name:  # card0-DP-1 is a plug of card0
             continue
         lines = (text_of(folder / "uevent") or "").splitlines()
         facts = dict(line.split("=", 1) for line in lines if "=" in line)
-        found.append(
+        devices.append(
             Device(
                 vendor,
                 name=text_of(folder / "product_name") or "",
@@ -96,14 +96,14 @@ def _drm(root: Path) -> list[Device]:
                 sources=("drm",),
             )
         )
-    return found
+    return devices
 
 
 def _nvidia(root: Path) -> list[Device]:
-    found = []
+    devices = []
     for folder in sorted((root / "proc/driver/nvidia/gpus").glob("*")):
         lines = [line.partition(":") for line in (text_of(folder / "information") or "").splitlines()]
         name = next((value.strip() for key, _, value in lines if key.strip() == "Model"), "")
         name = name if not name or name.startswith("NVIDIA") else f"NVIDIA {name}"
-        found.append(Device("nvidia", name=name, pci=folder.name.lower(), sources=("/proc/driver/nvidia",)))
-    return found
+        devices.append(Device("nvidia", name=name, pci=folder.name.lower(), sources=("/proc/driver/nvidia",)))
+    return devices

@@ -1,4 +1,4 @@
-"""Which GPUs the installed torch was built for, found out without importing it."""
+"""Which GPUs the installed torch was built for, read without importing it."""
 
 import ast
 import re
@@ -26,16 +26,16 @@ def installed(package: str = "torch") -> Wheel | None:
     but, as every wheel does, in torch/version.py, which is read as text.
     """
     try:
-        found = metadata.distribution(package)
+        torch = metadata.distribution(package)
     except metadata.PackageNotFoundError:
         return None
-    if match := re.search(r"\+(rocm|cpu|xpu|cu(?=\d))", found.version):
-        return Wheel(found.version, "cuda" if match[1] == "cu" else match[1])
-    return Wheel(found.version, _platform(text_of(Path(str(found.locate_file(f"{package}/version.py"))))))
+    if match := re.search(r"\+(rocm|cpu|xpu|cu(?=\d))", torch.version):
+        return Wheel(torch.version, "cuda" if match[1] == "cu" else match[1])
+    return Wheel(torch.version, _platform(text_of(Path(str(torch.locate_file(f"{package}/version.py"))))))
 
 
 def _platform(text: str | None) -> str:
-    """Of the text of torch/version.py, where `hip`, `cuda` and `xpu` are versions or None."""
+    """The platform that the text of torch/version.py names, where `hip`, `cuda` and `xpu` are versions or None."""
     try:
         statements = ast.parse(text or "").body
     except SyntaxError:
@@ -45,5 +45,5 @@ def _platform(text: str | None) -> str:
         if isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(statement.value, ast.Constant):
             target = statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
             values[ast.unparse(target)] = statement.value.value
-    found = [platform for name, platform in (("hip", "rocm"), ("cuda", "cuda"), ("xpu", "xpu")) if values.get(name)]
-    return found[0] if found else "cpu" if "cuda" in values else ""
+    platforms = [platform for name, platform in (("hip", "rocm"), ("cuda", "cuda"), ("xpu", "xpu")) if values.get(name)]
+    return platforms[0] if platforms else "cpu" if "cuda" in values else ""

@@ -1,9 +1,9 @@
-"""What an all-reduce should take over given links, and which devices it is shortest over: a model to rank with.
+"""A model of how long an all-reduce takes over given links, to rank sets of devices with.
 
 A ring passes 1/n of the data in each of 2 (n - 1) steps (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms
 for clusters of workstations", 2009); a tree reduces to its root and broadcasts from it, each in as many steps as it is
-deep, with all the data on each link (pieces follow each other). The shorter counts. Only a measurement says what a
-library makes of a set of devices (backends/gpu/measure/collectives.py); this says which sets to measure.
+deep, with all the data on each link (in pieces that follow each other). The shorter of the two counts. Only a
+measurement says how long a library takes (backends/gpu/measure/collectives.py); the model says which sets to measure.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from roofline.common.errors import ConfigError
 from roofline.hardware.links.topology import OWN, Links
 
-# Assumed, not measured: what a step takes beside its bytes. A way through the host has two.
+# Seconds that a step takes beside moving its bytes: assumed, not measured. A way through the host has two steps.
 STEP = 5e-6
 # Bytes a second through the host, where there is no link: PCI Express 4.0 x16 in one direction, by its specification.
 HOST = 31.5e9
-_KEPT = 100  # sets of each size from which larger ones are grown: all of them with up to 8 devices
+_SETS_GROWN = 100  # sets of each size from which larger ones are grown: all of them with up to 8 devices
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,9 @@ def ranked_sets(links: Links, count: int, nbytes: int) -> list[Plan]:
         raise ConfigError(f"{count} devices are wanted, there are {len(links.names)}")
     plans = [estimate(links, (number,), nbytes) for number in range(len(links.names))]
     for _ in range(count - 1):
-        kept = (plan.members for plan in plans[:_KEPT])
         grown = {
             tuple(sorted((*members, more)))
-            for members in kept
+            for members in (plan.members for plan in plans[:_SETS_GROWN])
             for more in range(len(links.names))
             if more not in members
         }

@@ -1,20 +1,25 @@
-"""The links of this host's devices, from what the kernel, amdsmi and NVML say of them."""
+"""The links between this host's devices, from what the kernel, amdsmi and NVML report."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from roofline.hardware.gpus.device import Device
-from roofline.hardware.gpus.libraries import answer_or_none, nvml_address, with_processors
+from roofline.hardware.gpus.libraries import answer_or_none, nvml_address, pci_address, with_amdsmi, with_nvml
 from roofline.hardware.gpus.sysfs import kfd_address, kfd_nodes, properties
 from roofline.hardware.links import topology
 
 _XGMI = 11  # KFD's type of such a link (CRAT_IOLINK_TYPE_XGMI)
-Pair = tuple[int, int, float, str]
+Pair = tuple[int, int, float, str]  # two devices' numbers, bytes a second in one direction, kind of link
 
 
-def detect(devices: Sequence[Device], root: Path = Path("/"), amdsmi: Any = None, pynvml: Any = None) -> topology.Links:
-    """The matrix of these devices, in their order. Pairs that nobody tells of have no link.
+def detect(
+    devices: Sequence[Device],
+    root: Path = Path("/"),
+    amdsmi: ModuleType | None = None,
+    pynvml: ModuleType | None = None,
+) -> topology.Links:
+    """The matrix of these devices, in their order. Pairs of which no source reports a link have none.
 
     root: where /sys is looked for; amdsmi, pynvml: the modules, None where they are not to be asked.
     """
@@ -28,18 +33,19 @@ def detect(devices: Sequence[Device], root: Path = Path("/"), amdsmi: Any = None
 
 
 def _numbers(devices: Sequence[Device], vendor: str) -> dict[tuple[str, int], int]:
-    """A device's place among `devices` by its address and which of that address it is: partitions share one."""
-    seen: dict[str, int] = {}
-    found = {}
+    """(PCI address, which of the devices at that address: partitions share one) -> a device's number."""
+    counts: dict[str, int] = {}
+    numbers = {}
     for number, device in enumerate(devices):
         if device.vendor == vendor and device.pci:
-            found[device.pci, seen.get(device.pci, 0)] = number
-            seen[device.pci] = seen.get(device.pci, 0) + 1
-    return found
+            at_address = counts.get(device.pci, 0)
+            numbers[device.pci, at_address] = number
+            counts[device.pci] = at_address + 1
+    return numbers
 
 
 def _places(addresses: Sequence[str], numbers: dict[tuple[str, int], int]) -> list[int | None]:
-    """The numbers of what a source lists, None for what is not among the devices."""
+    """The numbers of the devices that a source lists, None for one that is not among ours."""
     return [numbers.get((address, addresses[:at].count(address))) for at, address in enumerate(addresses)]
 
 
@@ -56,61 +62,49 @@ def from_kfd(root: Path, devices: Sequence[Device]) -> Iterator[Pair]:
                 yield a, b, link.get("max_bandwidth", 0) * 1e6, "xgmi"
 
 
-def from_amdsmi(amdsmi: Any, devices: Sequence[Device]) -> list[Pair]:
-    """The same from AMD's library, which gives a rate for pairs that XGMI joins directly and for no other."""
+def from_amdsmi(amdsmi: ModuleType, devices: Sequence[Device]) -> list[Pair]:
+    """XGMI links from AMD's library, which gives a rate for pairs that XGMI joins directly and for no other."""
 
-    error = amdsmi.AmdSmiException
-
-    def read_pairs(handles: list[Any]) -> list[Pair]:
+    def read_pairs(handles: list[object]) -> list[Pair]:
+        error, question = amdsmi.AmdSmiException, amdsmi.amdsmi_get_minmax_bandwidth_between_processors
         addresses = [amdsmi.amdsmi_get_gpu_device_bdf(handle).lower() for handle in handles]
-        known = [
-            (handle, place)
-            for handle, place in zip(handles, _places(addresses, _numbers(devices, "amd")), strict=True)
-            if place is not None
-        ]
-        found = []
-        for one, a in known:
-            for other, b in known:
-                if a < b:
-                    rate = answer_or_none(error, amdsmi.amdsmi_get_minmax_bandwidth_between_processors, one, other)
-                    found.append((a, b, (rate or {}).get("max_bandwidth", 0) * 1e6, "xgmi"))
-        return found
+        places = list(zip(handles, _places(addresses, _numbers(devices, "amd")), strict=True))
+        pairs = []
+        for one, a in places:
+            for other, b in places:
+                if a is not None and b is not None and a < b:
+                    rate = answer_or_none(error, question, one, other) or {}
+                    pairs.append((a, b, rate.get("max_bandwidth", 0) * 1e6, "xgmi"))
+        return pairs
 
-    return with_processors(amdsmi, read_pairs)
+    return with_amdsmi(amdsmi, read_pairs)
 
 
-def from_nvml(pynvml: Any, devices: Sequence[Device]) -> list[Pair]:
+def from_nvml(pynvml: ModuleType, devices: Sequence[Device]) -> list[Pair]:
     """NVLinks: those between two devices added up; a device's links to NVSwitches serve all the others on them."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
+
+    def read_pairs(handles: list[object]) -> list[Pair]:
         numbers = _numbers(devices, "nvidia")
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
-        places = _places([nvml_address(pynvml.nvmlDeviceGetPciInfo(handle)) for handle in handles], numbers)
-        found: list[Pair] = []
+        places = _places([nvml_address(pynvml, handle) for handle in handles], numbers)
+        pairs: list[Pair] = []
         ports: dict[int, float] = {}
         for handle, place in zip(handles, places, strict=True):
             if place is None:
                 continue
             rates = _nvlinks(pynvml, handle)
             ports[place] = rates.pop("", 0.0)
-            found += [(place, numbers[pci, 0], rate, "nvlink") for pci, rate in rates.items() if (pci, 0) in numbers]
-        found += [(a, b, min(ports[a], ports[b]), "switch") for a in ports for b in ports if a < b and ports[a] > 0]
-        return found
-    except pynvml.NVMLError:
-        return []
-    finally:
-        pynvml.nvmlShutdown()
+            pairs += [(place, numbers[pci, 0], rate, "nvlink") for pci, rate in rates.items() if (pci, 0) in numbers]
+        pairs += [(a, b, min(ports[a], ports[b]), "switch") for a in ports for b in ports if a < b and ports[a] > 0]
+        return pairs
+
+    return with_nvml(pynvml, read_pairs)
 
 
-def _nvlinks(pynvml: Any, handle: Any) -> dict[str, float]:
+def _nvlinks(pynvml: ModuleType, handle: object) -> dict[str, float]:
     """Bytes a second in one direction by the address of what is at the other end, "" for all NVSwitches together."""
     error = pynvml.NVMLError
-    values = answer_or_none(
-        error, pynvml.nvmlDeviceGetFieldValues, handle, [pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON]
-    )
+    speed = [pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON]
+    values = answer_or_none(error, pynvml.nvmlDeviceGetFieldValues, handle, speed)
     if not values or values[0].nvmlReturn:
         return {}
     each, rates = values[0].value.uiVal * 1e6, dict[str, float]()
@@ -122,6 +116,6 @@ def _nvlinks(pynvml: Any, handle: Any) -> dict[str, float]:
         if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
             rates[""] = rates.get("", 0.0) + each
         elif remote is not None:
-            address = nvml_address(remote)
+            address = pci_address(remote.busId)
             rates[address] = rates.get(address, 0.0) + each
     return rates

@@ -1,17 +1,16 @@
-"""How the devices of a host are linked: a matrix of rates, its forms as text, and which devices share a package.
+"""The links among a host's devices: a matrix of rates, how it is read from text, and which devices share a package.
 
-Where the matrix comes from is in detect.py; what it means for collectives in allreduce.py.
+detect.py fills the matrix from this host; allreduce.py estimates what it means for collectives.
 """
 
 import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from roofline.common.errors import ConfigError
 
-OWN, SWITCH = ("xgmi", "nvlink"), "switch"  # wires of a pair's own; a port that serves all pairs of a device
+OWN = ("xgmi", "nvlink")  # links that serve one pair alone; the port of a "switch" serves all pairs of a device
 
 
 @dataclass(frozen=True)
@@ -44,12 +43,12 @@ class Links:
 
     def by_package(self, members: Sequence[int]) -> list[list[str]]:
         """The members' names, those of one package together."""
-        found: dict[int, list[str]] = {}
+        names: dict[int, list[str]] = {}
         for member in members:
-            found.setdefault(self.packages[member], []).append(self.names[member])
-        return list(found.values())
+            names.setdefault(self.packages[member], []).append(self.names[member])
+        return list(names.values())
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, list[str] | list[int] | list[dict[str, object]]]:
         """As plain values; `from_json` reads the same."""
         linked = [(a, b) for b in range(len(self.names)) for a in range(b) if self.rates[a][b]]
         return {
@@ -78,8 +77,8 @@ def links_from_pairs(
         if a != b and rate > 0:
             rates[a][b] = rates[b][a] = rate
             kinds[a][b] = kinds[b][a] = kind
-    told = package_of_each(rates, dies or [1] * count) if packages is None else packages
-    return Links(tuple(names), tuple(told), tuple(map(tuple, rates)), tuple(map(tuple, kinds)))
+    packages = package_of_each(rates, dies or [1] * count) if packages is None else packages
+    return Links(tuple(names), tuple(packages), tuple(map(tuple, rates)), tuple(map(tuple, kinds)))
 
 
 def package_of_each(rates: Sequence[Sequence[float]], dies: Sequence[int]) -> tuple[int, ...]:
@@ -130,15 +129,15 @@ def _megabytes(cell: str) -> float:
 def from_json(text: str) -> Links:
     """What `Links.as_dict` gave. Raises ConfigError naming what is missing or wrong."""
     try:
-        given = json.loads(text)
-        names = [str(name) for name in given["devices"]]
+        table = json.loads(text)
+        names = [str(name) for name in table["devices"]]
         pairs = []
-        for link in given["links"]:
+        for link in table["links"]:
             a, b = (int(end) for end in link["between"])
             if not (0 <= a < len(names) and 0 <= b < len(names) and a != b) or not float(link["gb_s"]) > 0:
                 raise ConfigError(f"{link} is no link between two of {len(names)} devices")
             pairs.append((a, b, float(link["gb_s"]) * 1e9, str(link.get("kind", "xgmi"))))
-        packages = given.get("packages")
+        packages = table.get("packages")
         return links_from_pairs(names, pairs, None if packages is None else [int(package) for package in packages])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"the links cannot be read from JSON: {type(error).__name__}: {error}") from error

@@ -1,7 +1,7 @@
-"""TunableOp's results in the tuning store of a GPU's architecture, and back into a file.
+"""Moves TunableOp's results into the tuning store of a GPU's architecture, and back.
 
-A row becomes a Record: kind the operator, shape as TunableOp spells it, regime the rows of the product. The setting's
-run holds all validators, so results of other versions have keys of their own and stay.
+A row becomes a Record: kind is the operator, shape is spelt as TunableOp spells it, regime is the product's number of
+rows. The setting's run holds all validators, so results of other versions have other keys and stay.
 """
 
 import json
@@ -20,18 +20,18 @@ ARCHITECTURE = "GCN_ARCH_NAME"  # the validator that names AMD's; NVIDIA's files
 SOURCE = "TunableOp"
 
 
-def chip_of(results: Results, given: str | None = None) -> str:
-    """The architecture that results are of. given: for files that do not say.
+def chip_of(results: Results, chip: str | None = None) -> str:
+    """The architecture that results were measured on. chip: its name, for files that do not say.
 
-    Raises ConfigError where nothing says it, or file and `given` differ.
+    Raises ConfigError where neither says it, or they differ.
     """
-    said = results.validators.get(ARCHITECTURE)
-    if said is None and given is None:
+    name = results.validators.get(ARCHITECTURE, chip)
+    if name is None:
         raise ConfigError(f"the results do not name their chip (no {ARCHITECTURE}): say --chip")
-    found = chips.architecture(said if said is not None else given or "")
-    if given is not None and chips.architecture(given) != found:
-        raise ConfigError(f"the results are of {found}, not of {given}")
-    return found
+    architecture = chips.architecture(name)
+    if chip is not None and chips.architecture(chip) != architecture:
+        raise ConfigError(f"the results are of {architecture}, not of {chip}")
+    return architecture
 
 
 def tunings_from(results: Results, chip: str, source: str) -> Tunings:
@@ -68,7 +68,7 @@ def results_from(store: Tunings) -> list[Results]:
 
     Raises ConfigError where a record is no result of TunableOp although it says so.
     """
-    found: dict[str, Results] = {}
+    by_validators: dict[str, Results] = {}
     for record in sorted(store.records.values(), key=lambda record: record.measured):
         if not is_tunableop(record):
             continue
@@ -78,18 +78,18 @@ def results_from(store: Tunings) -> list[Results]:
             row = Row(record.kind, Shape.parse(record.shape), record.variant, ms, record.figures["rest"])
         except (ValueError, KeyError, ConfigError) as error:
             raise ConfigError(f"the tuning store of {store.chip} is damaged at {record.kind}: {error}") from error
-        found.setdefault(record.setting.run, Results(validators)).add(row)
-    return list(found.values())
+        by_validators.setdefault(record.setting.run, Results(validators)).add(row)
+    return list(by_validators.values())
 
 
-def select_results(found: Iterable[Results], wanted: Mapping[str, str]) -> Results:
+def select_results(stored: Iterable[Results], validators: Mapping[str, str]) -> Results:
     """The one among them whose validators have these values. Raises ConfigError for none and for several."""
-    fitting = [r for r in found if all(r.validators.get(name) == value for name, value in wanted.items())]
+    fitting = [r for r in stored if all(r.validators.get(name) == value for name, value in validators.items())]
     if len(fitting) == 1:
         return fitting[0]
     if not fitting:
-        asked = "".join(f" with {name}={value}" for name, value in wanted.items())
-        raise ConfigError(f"nothing is stored{asked}: `roofline tune import FILE` stores it")
+        condition = "".join(f" with {name}={value}" for name, value in validators.items())
+        raise ConfigError(f"nothing is stored{condition}: `roofline tune import FILE` stores it")
     different = tunableop.differences(fitting[0].validators, fitting[1].validators)
     raise ConfigError(f"{len(fitting)} sets of results are stored, which differ: {'; '.join(different)}; name one")
 

@@ -1,7 +1,7 @@
-"""What tuning found on a machine: records by shape, verdicts by program, and the file that keeps them between runs.
+"""The results of tuning on a machine: records by shape, verdicts by program, and the file that keeps them between runs.
 
-Backends measure (`backends/cpu/tuning/tune.py`); this room owns what is kept and where. One file for each backend and
-kind of machine, so that no choice crosses to other hardware. A record says which variant of an op of some kind, shape
+Backends measure (`backends/cpu/tuning/tune.py`). There is one file for each backend and
+kind of machine, so that no choice is used on other hardware. A record says which variant of an op of some kind, shape
 and regime was fastest; a verdict says whether a whole program became faster with the chosen ones. A load uses
 verdicts alone.
 """
@@ -9,15 +9,16 @@ verdicts alone.
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from roofline.common import env, log
 from roofline.common.errors import ConfigError
+from roofline.common.files import locked, write_atomically
 
+JsonObject = Mapping[str, Any]  # values are checked where they are read
 VERSION = 1  # of the file's layout and of what is measured
 
 
@@ -57,7 +58,7 @@ class Record:
     variant: str
     default: str
     reason: str
-    figures: Mapping[str, Any]
+    figures: JsonObject
     measured: str
 
     @property
@@ -88,7 +89,7 @@ class Verdict:
     choices: tuple[Choice, ...]
     kept: bool
     reason: str
-    figures: Mapping[str, Any]
+    figures: JsonObject
     measured: str
 
     @property
@@ -132,14 +133,14 @@ def load(backend: str, chip: str, name: str = "") -> Tunings:
         if version != VERSION:
             log.get("hardware").warning("%s is ignored: it has version %s, this is %s", file, version, VERSION)
             return empty
-        found = _parse(raw)
+        tunings = _parse(raw)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         _put_aside(file, f"{type(error).__name__}: {error}")
         return empty
-    if (found.backend, found.chip) != (backend, chip):
-        log.get("hardware").warning("%s is ignored: it was measured on %s (%s)", file, found.name, found.chip)
+    if (tunings.backend, tunings.chip) != (backend, chip):
+        log.get("hardware").warning("%s is ignored: it was measured on %s (%s)", file, tunings.name, tunings.chip)
         return empty
-    return found
+    return tunings
 
 
 def elsewhere(backend: str, chip: str) -> list[str]:
@@ -156,7 +157,7 @@ def save(tunings: Tunings) -> Path:
     target = path(tunings.backend, tunings.chip)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(target):
+        with locked(target.with_suffix(".lock")):
             stored = load(tunings.backend, tunings.chip, tunings.name)
             stored.records |= tunings.records
             stored.verdicts |= tunings.verdicts
@@ -171,23 +172,19 @@ def save(tunings: Tunings) -> Path:
                 "verdicts": [asdict(verdict) for verdict in stored.verdicts.values()],
                 "unfinished": unfinished,
             }
-            import tempfile  # 4 ms
-
-            with tempfile.NamedTemporaryFile("w", dir=target.parent, suffix=".part", delete=False) as file:
-                json.dump(raw, file, indent=1)
-            os.replace(file.name, target)
+            write_atomically(target, json.dumps(raw, indent=1))
     except OSError as error:
         raise ConfigError(f"{target} cannot be written: {error}; set ROOFLINE_HOME to a folder that can") from error
     return target
 
 
-def _parse(raw: Mapping[str, Any]) -> Tunings:
+def _parse(raw: JsonObject) -> Tunings:
     """Raises KeyError, TypeError, ValueError or AttributeError on anything that `save` would not have written."""
-    found = Tunings(str(raw["backend"]), str(raw["chip"]), str(raw["name"]))
+    tunings = Tunings(str(raw["backend"]), str(raw["chip"]), str(raw["name"]))
     for entry in raw["records"]:
         record = Record(**{**entry, "setting": _setting(entry), "figures": dict(entry["figures"])})
         _texts(record, "kind", "shape", "regime", "variant", "default", "reason", "measured")
-        found.records[record.key] = record
+        tunings.records[record.key] = record
     for entry in raw["verdicts"]:
         choices = tuple(Choice(_indices(c["ops"]), str(c["variant"])) for c in entry["choices"])
         verdict = Verdict(
@@ -196,19 +193,19 @@ def _parse(raw: Mapping[str, Any]) -> Tunings:
         _texts(verdict, "program", "model", "regime", "reason", "measured")
         if not isinstance(verdict.kept, bool):
             raise TypeError("kept is not true or false")
-        found.verdicts[verdict.key] = verdict
-    found.unfinished = dict(raw["unfinished"])
-    return found
+        tunings.verdicts[verdict.key] = verdict
+    tunings.unfinished = dict(raw["unfinished"])
+    return tunings
 
 
-def _indices(numbers: Any) -> tuple[int, ...]:
-    found = tuple(int(number) for number in numbers)
-    if any(number < 0 for number in found):
+def _indices(numbers: Sequence[int]) -> tuple[int, ...]:
+    indices = tuple(int(number) for number in numbers)
+    if any(index < 0 for index in indices):
         raise ValueError("an op's index is negative")
-    return found
+    return indices
 
 
-def _setting(entry: Mapping[str, Any]) -> Setting:
+def _setting(entry: JsonObject) -> Setting:
     setting = Setting(**entry["setting"])
     _texts(setting, "run", "build", "compiler")
     return setting
@@ -228,13 +225,3 @@ def _put_aside(file: Path, why: str) -> None:
     except OSError:
         where = "left where it is"
     log.get("hardware").warning("the tuning store %s is damaged (%s): ignored, %s", file, why, where)
-
-
-@contextmanager
-def _locked(target: Path) -> Iterator[None]:
-    """One writer at a time: a read, a merge and a write belong together."""
-    import fcntl
-
-    with open(target.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

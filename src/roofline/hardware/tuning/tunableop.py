@@ -1,4 +1,4 @@
-"""PyTorch TunableOp's files: which BLAS kernel is fastest for a GEMM, under the versions that this was measured with.
+"""Reads and writes the files of PyTorch's TunableOp: the fastest BLAS kernel for each GEMM, with the versions measured.
 
 A results file has validators first ("Validator,ROCM_VERSION,6.0.0"), then a row for each operation:
 
@@ -52,10 +52,10 @@ class Shape:
     @classmethod
     def parse(cls, text: str) -> "Shape":
         """Either spelling, with and without leading dimensions. Raises ConfigError."""
-        found = _SHAPE.fullmatch(text)
-        if found is None:
+        match = _SHAPE.fullmatch(text)
+        if match is None:
             raise ConfigError(f"{text!r} is no shape of TunableOp such as tn_4096_16_11008_ld_11008_11008_4096")
-        a, b, m, n, k, batch, *ld, rest = found.groups()
+        a, b, m, n, k, batch, *ld, rest = match.groups()
         leading = None if ld[0] is None else (int(ld[0]), int(ld[1]), int(ld[2]))
         return cls(a + b, int(m), int(n), int(k), None if batch is None else int(batch), leading, rest or "")
 
@@ -82,7 +82,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Row:
-    """What was found for one operation.
+    """The fastest kernel of one operation.
 
     solution: a kernel's name in its library, or "Default"; ms: milliseconds, None where the file does not say; rest:
     further fields, kept as they are.
@@ -113,8 +113,8 @@ class Results:
 
     def add(self, row: Row) -> bool:
         """Keep the row unless one of its key is as fast; whether it was kept."""
-        known = self.rows.get(row.key)
-        if known is not None and _ms(known) <= _ms(row):
+        old = self.rows.get(row.key)
+        if old is not None and _ms(old) <= _ms(row):
             return False
         self.rows[row.key] = row
         return True
@@ -146,29 +146,29 @@ def parse(text: str, name: str) -> Results:
 
     Raises ConfigError naming file and line: it is no results file, or parts of it were measured with other versions.
     """
-    found = Results({})
+    results = Results({})
     *lines, cut = text.split("\n")
     if cut:
         log.get("hardware").warning("%s: the last line was cut off and is left out: %s", name, cut)
     for number, line in enumerate(lines, 1):
         line = line.removesuffix("\r")
         if line.startswith(f"{VALIDATOR},"):
-            _validator(line, found.validators, f"{name}, line {number}")
+            _validator(line, results.validators, f"{name}, line {number}")
         elif line:
             row = _row(line, f"{name}, line {number}")
-            found.rows.setdefault(row.key, row)
-    if MANDATORY not in found.validators:
+            results.rows.setdefault(row.key, row)
+    if MANDATORY not in results.validators:
         raise ConfigError(f"{name} has no line 'Validator,{MANDATORY},...': it is no results file of TunableOp")
-    return found
+    return results
 
 
-def _validator(line: str, known: dict[str, str], where: str) -> None:
+def _validator(line: str, validators: dict[str, str], where: str) -> None:
     parts = line.split(",", 2)
     if len(parts) < 3:
         raise ConfigError(f"{where}: a validator needs a name and a value: {line!r}")
     key, value = parts[1:]
-    if known.setdefault(key, value) != value:
-        raise ConfigError(f"{where}: {key} is {value} here and {known[key]} above: these are two files in one")
+    if validators.setdefault(key, value) != value:
+        raise ConfigError(f"{where}: {key} is {value} here and {validators[key]} above: these are two files in one")
 
 
 def _row(line: str, where: str) -> Row:
@@ -247,12 +247,12 @@ def target_path(path: Path, validators: Mapping[str, str]) -> Path:
     if not path.exists() or not path.stat().st_size or not differences(read(path).validators, validators):
         return path
     key = hashlib.sha256(repr(sorted(validators.items())).encode()).hexdigest()[:8]
-    beside = path.with_name(f"{path.stem}-{key}{path.suffix}")
-    if beside.exists() and beside.stat().st_size:
-        different = differences(read(beside).validators, validators)
+    other = path.with_name(f"{path.stem}-{key}{path.suffix}")
+    if other.exists() and other.stat().st_size:
+        different = differences(read(other).validators, validators)
         if different:
-            raise ConfigError(f"{beside} holds results of something else: {'; '.join(different)}")
-    return beside
+            raise ConfigError(f"{other} holds results of something else: {'; '.join(different)}")
+    return other
 
 
 def write(results: Results, path: Path) -> Path:
@@ -282,8 +282,8 @@ class Journal:
 
     def __init__(self, path: Path, validators: Mapping[str, str]) -> None:
         self.path = target_path(path, validators)
-        known = self.path.exists() and self.path.stat().st_size > 0
-        self.results = read(self.path) if known else Results(dict(validators))
+        has_rows = self.path.exists() and self.path.stat().st_size > 0
+        self.results = read(self.path) if has_rows else Results(dict(validators))
         write(self.results, self.path)  # whole: without the line that a run before was stopped in
 
     def add(self, row: Row) -> bool:

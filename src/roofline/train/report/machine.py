@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import roofline
-from roofline.hardware.chips.peaks import Peak, peak
+from roofline.hardware.chips.products import Peak, peak
 from roofline.hardware.detect import detect
 
 PRECISIONS = {"fp32": "fp32", "amp_bf16": "bf16", "amp_fp16": "fp16"}
