@@ -4,8 +4,8 @@ A registration holds for the process it is made in. An installed package is foun
 names a function in the entry-point group ``roofline.extensions``.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from roofline.common import extensions
 from roofline.models import registry as _families
@@ -16,7 +16,7 @@ from roofline.ops import formats as _formats
 from roofline.ops import registry as _ops
 from roofline.ops.cost import Affine
 from roofline.ops.formats import Format
-from roofline.ops.registry import Call
+from roofline.ops.registry import Call, CostRule, Result, Trait, TypeRule
 from roofline.ops.symbol import Type, WeightType
 from roofline.program import compile as _passes
 from roofline.program.ir import Instr, Program, Value
@@ -35,6 +35,7 @@ __all__ = [
     "ModelConfig",
     "Param",
     "Program",
+    "Trait",
     "Type",
     "Value",
     "WeightType",
@@ -54,22 +55,23 @@ __all__ = [
 def op(
     *,
     values: tuple[str, ...],
+    infer: TypeRule,
     weights: tuple[str, ...] = (),
-    infer: Callable[[Call], Any],
-    flops: Callable[[Call], Affine] | None = None,
-    kv_bytes: Callable[[Call], Affine] | None = None,
-    weight_bytes: Callable[[Call], Affine] | None = None,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    traits: Iterable[Trait] = (),
+    flops: CostRule | None = None,
+    kv_bytes: CostRule | None = None,
+    weight_bytes: CostRule | None = None,
+) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Register an op by decorating its torch reference; see `roofline.ops.registry.op`.
 
     It runs on the reference backend at once. On the cpu a pass must rewrite it into ops that have kernels (`expand`).
-    Raises ConfigError when the name is taken.
+    traits: what passes may rely on; none are assumed. Raises ConfigError when the name is taken.
     """
 
-    def declare(reference: Callable[..., Any]) -> Callable[..., Any]:
+    def declare(reference: Callable[..., Result]) -> Callable[..., Result]:
         _ops.names()  # ours first, so that a name of ours is refused here
-        rules = {"infer": infer, "flops": flops, "kv_bytes": kv_bytes, "weight_bytes": weight_bytes}
-        call = _ops.op(values=values, weights=weights, **rules)(reference)  # type: ignore[arg-type]
+        costs = {"flops": flops, "kv_bytes": kv_bytes, "weight_bytes": weight_bytes}
+        call = _ops.op(values=values, weights=weights, infer=infer, traits=traits, **costs)(reference)
         extensions.note("op", reference.__name__, reference.__module__)
         return call
 

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "program"))
 import program_builders as builders
 
 from roofline.backends.cpu.layout import lay_out
-from roofline.backends.cpu.lower import QUANTISING, keep_operands, lower
+from roofline.backends.cpu.lower import keep_operands, lower
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.program.compile import compile_program
 from roofline.program.ir import Instr, Program, Share
@@ -45,7 +45,7 @@ def test_operands_of_rows_quantised_without_a_barrier_are_not_overwritten_by_the
         for quantising in followed:
             checked += 1
             assert not overlap(program, instr.output.name, quantising.inputs[0]), (instr, quantising)
-        followed = [*followed, instr] if instr.op in QUANTISING else []
+        followed = [*followed, instr] if instr.makes_integers else []
     assert checked >= 4 * config["layers"]
 
 

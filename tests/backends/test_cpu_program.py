@@ -12,7 +12,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from cpu_models import MODELS, checkpoint, executable  # noqa: E402
 
-from roofline.backends.cpu.lower import WRITES  # noqa: E402
 from roofline.ops.batch import Segment  # noqa: E402
 from roofline.weights.random_weights import random_checkpoint  # noqa: E402
 
@@ -100,13 +99,13 @@ def test_each_instruction_equals_the_reference(model: str, form: str, kv_dtype: 
         for instr in program.body:
             operands = []
             for name in instr.inputs:
-                written = any(i.op in WRITES and i.output.name == name for i in program.body)
+                written = any(i.writes_cache and i.output.name == name for i in program.body)
                 known = name in fields or types[name].dtype == "cache" or written
                 operands.append(values[name] if known else value(name))
             with torch.no_grad():
                 results = reference.step(instr, operands)
             values |= dict(zip((v.name for v in instr.outputs), results, strict=True))
-            if instr.op in WRITES:
+            if instr.writes_cache:
                 continue  # its results are the core's own: what attend makes of them is compared
             got, wanted = value(instr.output.name), results[0]
             if isinstance(wanted, Q8Rows):

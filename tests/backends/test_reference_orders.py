@@ -8,7 +8,7 @@ import pytest
 from roofline.backends.reference import orders
 from roofline.backends.reference.unpack import unpack
 from roofline.ops import formats, quantize_rows
-from roofline.ops.attention import alibi_slopes, quantize_heads
+from roofline.ops.attention import alibi_slopes, log2_slopes, quantize_heads
 from roofline.ops.exp2 import exp2_falling, exp2_signed
 
 torch = pytest.importorskip("torch", reason="the reference is written in torch")
@@ -79,20 +79,22 @@ def test_attend_pages64_is_close_to_softmax(queries: int, context: int, options:
     heads, dim, first = 4, 32, context - queries
     q = torch.randn(queries, heads, dim)
     k, v = (torch.randn(context, heads, dim).bfloat16().float() for _ in range(2))
-    options = {"window": 0, "soft_cap": 0.0, "alibi": False} | options
-    got = orders.attend_pages64(q, k, v, first, dim**-0.5, **options)
+    options = {"window": 0, "soft_cap": 0.0} | options
+    if options.pop("alibi", False):
+        options["slopes"] = log2_slopes(heads)
+    got = orders.attend_pages64(q, orders.Context(k, v), first, dim**-0.5, **options)
     scores = torch.einsum("qhd,khd->qhk", q.double(), k.double()) * dim**-0.5
     at, keys = torch.arange(first, context)[:, None], torch.arange(context)[None]
     if options["soft_cap"]:
         scores = options["soft_cap"] * torch.tanh(scores / options["soft_cap"])
-    if options["alibi"]:
+    if "slopes" in options:
         scores = scores + torch.tensor(alibi_slopes(heads))[None, :, None] * (keys - at)[:, None]
     hidden = (keys > at) | ((keys <= at - options["window"]) if options["window"] else keys < 0)
     p = torch.softmax(scores.masked_fill(hidden[:, None], -math.inf), -1)
     exact = torch.einsum("qhk,khd->qhd", p, v.double())
     assert (got - exact).abs().max() < 0.02  # bf16 q and p
     # Each query alone gives the same bits as in its chunk.
-    last = orders.attend_pages64(q[-1:], k, v, context - 1, dim**-0.5, **options)
+    last = orders.attend_pages64(q[-1:], orders.Context(k, v), context - 1, dim**-0.5, **options)
     assert torch.equal(last[0], got[-1])
 
 
@@ -103,18 +105,19 @@ def test_attend_over_an_int8_cache_is_close_to_softmax_over_its_values(window: i
     q, k, v = torch.randn(queries, heads, dim), *(torch.randn(context, heads, dim) * 3 for _ in range(2))
     (k_q, k_scale), (v_q, v_scale) = quantize_heads(k), quantize_heads(v)
     first = context - queries
-    got = orders.attend_pages64(q, k_q, v_q, first, dim**-0.5, window, 0.0, False, k_scale, v_scale)
+    stored = orders.Context(k_q, v_q, k_scale, v_scale)
+    got = orders.attend_pages64(q, stored, first, dim**-0.5, window)
     wide = k_q * k_scale[..., None], v_q * v_scale[..., None]
     assert max((wide[0] - k).abs().max(), (wide[1] - v).abs().max()) < 0.501 * max(k_scale.max(), v_scale.max())
-    plain = orders.attend_pages64(q, *wide, first, dim**-0.5, window, 0.0, False)
+    plain = orders.attend_pages64(q, orders.Context(*wide), first, dim**-0.5, window)
     assert (got - plain).abs().max() < 0.02
     assert not torch.equal(got, plain)
     if window:
         k_scale[: first - window], v_scale[: first - window] = math.nan, math.nan  # seen by nobody
-    seen = orders.attend_pages64(q, k_q, v_q, first, dim**-0.5, window, 0.0, False, k_scale, v_scale)
+    seen = orders.attend_pages64(q, stored, first, dim**-0.5, window)
     assert torch.equal(seen, got)
     v_scale[-1] = math.nan  # seen by the last query alone
-    last = orders.attend_pages64(q, k_q, v_q, first, dim**-0.5, window, 0.0, False, k_scale, v_scale)
+    last = orders.attend_pages64(q, stored, first, dim**-0.5, window)
     assert torch.equal(last[:-1], got[:-1])
     assert last[-1].isnan().all()
 
@@ -133,9 +136,9 @@ def test_heads_are_quantised_by_their_rule_and_nan_stays() -> None:
 def test_attend_never_multiplies_a_hidden_value() -> None:
     """A block no query sees may hold anything; here it lies before the window."""
     q, k, v = (torch.randn(n, 1, 16).bfloat16().float() for n in (1, 130, 130))
-    clean = orders.attend_pages64(q, k, v, 129, 0.25, 4, 0.0, False)
+    clean = orders.attend_pages64(q, orders.Context(k, v), 129, 0.25, 4)
     k[:64] = math.nan
-    assert torch.equal(orders.attend_pages64(q, k, v, 129, 0.25, 4, 0.0, False), clean)
+    assert torch.equal(orders.attend_pages64(q, orders.Context(k, v), 129, 0.25, 4), clean)
 
 
 def test_divisions_and_roots_are_rounded_once() -> None:

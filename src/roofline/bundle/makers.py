@@ -66,7 +66,9 @@ def of_bundle(bundle: "Bundle", mapping: Any, asked: Asked) -> "tuple[Executable
     identity, prices = bundle.identity, PriceTable(**bundle.manifest.prices)
     recast = cache(lambda: _recast(bundle, asked.kv_dtype))
     if asked.kv_dtype != BUNDLED_KV_DTYPE:  # the weights and the code are the same for all formats of the cache
-        identity, prices = replace(identity, program_hash=recast().digest()), PriceTable.of(recast())
+        from roofline.program.text import program_hash
+
+        identity, prices = replace(identity, program_hash=program_hash(recast())), PriceTable.of(recast())
 
     def program() -> Any:
         from roofline.backends.cpu.lower import keep_operands

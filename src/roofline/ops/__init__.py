@@ -6,7 +6,7 @@ a process that only runs a bundle needs none of them.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from roofline.ops.activations import gelu, gelu_mul, silu, silu_mul
@@ -27,44 +27,19 @@ if TYPE_CHECKING:
     from roofline.ops.matmul import Q8Rows, linear, quantize_rows
     from roofline.ops.norms import layer_norm, rms_norm
 
-__all__ = [
-    "Q8Rows",
-    "add",
-    "add_norm",
-    "all_gather",
-    "all_reduce",
-    "attend",
-    "cast",
-    "combine",
-    "embed",
-    "expert_linear",
-    "gelu",
-    "gelu_mul",
-    "gelu_quantize",
-    "kv_write",
-    "layer_norm",
-    "layer_norm_quantize",
-    "linear",
-    "linear_add",
-    "norm_quantize",
-    "qkv_write",
-    "quantize_rows",
-    "rms_norm",
-    "rope",
-    "rope_kv_write",
-    "route",
-    "scale",
-    "silu",
-    "silu_mul",
-    "silu_mul_quantize",
-    "soft_cap",
-    "split",
-    "take_rows",
-]
+__all__ = ["gelu", "gelu_mul", "silu", "silu_mul"]
+__all__ += ["attend", "kv_write", "rope"]
+__all__ += ["all_gather", "all_reduce"]
+__all__ += ["add", "cast", "embed", "scale", "soft_cap", "split", "take_rows"]
+__all__ += ["combine", "expert_linear", "route"]
+__all__ += ["add_norm", "gelu_quantize", "layer_norm_quantize", "linear_add", "norm_quantize"]
+__all__ += ["qkv_write", "rope_kv_write", "silu_mul_quantize"]
+__all__ += ["Q8Rows", "linear", "quantize_rows"]
+__all__ += ["layer_norm", "rms_norm"]
 _MODULES = ("activations", "attention", "collectives", "elementwise", "experts", "fused", "matmul", "norms")
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'roofline.ops' has no attribute {name!r}")
     load()
@@ -73,6 +48,6 @@ def __getattr__(name: str) -> Any:
 
 def load() -> None:
     """Import every op of ours, which registers it."""
-    for module in _MODULES:
-        found = import_module(f"roofline.ops.{module}")
-        globals().update({name: getattr(found, name) for name in __all__ if hasattr(found, name)})
+    for name in _MODULES:
+        module = import_module(f"roofline.ops.{name}")
+        globals().update({name: getattr(module, name) for name in __all__ if hasattr(module, name)})

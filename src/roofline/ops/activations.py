@@ -4,15 +4,18 @@ from typing import TYPE_CHECKING
 
 from roofline.common.errors import ConfigError
 from roofline.ops.cost import Affine
-from roofline.ops.elementwise import per_element, same_as_x
-from roofline.ops.registry import Call, op
+from roofline.ops.elementwise import ELEMENTWISE, per_element, same_as_x
+from roofline.ops.registry import Call, CostRule, Trait, op
 from roofline.ops.symbol import Type
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-@op(values=("x",), infer=same_as_x, flops=per_element(8), inplace="x")
+_ACTIVATION = (*ELEMENTWISE, Trait.ROUNDED)
+
+
+@op(values=("x",), infer=same_as_x, traits=_ACTIVATION, flops=per_element(8), inplace="x")
 def silu(x: "Tensor") -> "Tensor":
     """x / (1 + exp(-x)). Source: Elfwing et al. 2017."""
     from torch.nn import functional
@@ -20,7 +23,7 @@ def silu(x: "Tensor") -> "Tensor":
     return functional.silu(x)
 
 
-@op(values=("x",), infer=same_as_x, flops=per_element(12), inplace="x")
+@op(values=("x",), infer=same_as_x, traits=_ACTIVATION, flops=per_element(12), inplace="x")
 def gelu(x: "Tensor", tanh: bool = True) -> "Tensor":
     """x * Phi(x), by its tanh form unless tanh is False. Source: Hendrycks and Gimpel 2016."""
     from torch.nn import functional
@@ -36,10 +39,11 @@ def gated_type(call: Call) -> Type:
         return Type(call.gate.dtype, call.gate.leading, (call.gate.width // 2,))
     if call.gate != call.up:
         raise ConfigError(f"gate {call.gate} and up {call.up} differ")
-    return call.gate
+    gate: Type = call.gate
+    return gate
 
 
-def gated_flops(count: int):  # type: ignore[no-untyped-def]  # a Call -> Affine
+def gated_flops(count: int) -> CostRule:
     """FLOPs rule: `count` operations for each element of the result."""
     return lambda call: Affine.per(call.gate.leading, count * gated_type(call).width)
 
@@ -52,7 +56,10 @@ def halves(gate: "Tensor", up: "Tensor | None") -> "tuple[Tensor, Tensor]":
     return gate[:, :ffn], gate[:, ffn:]
 
 
-@op(values=("gate", "up"), infer=gated_type, flops=gated_flops(9))
+_GATED = (*_ACTIVATION, Trait.GATED)
+
+
+@op(values=("gate", "up"), infer=gated_type, traits=_GATED, flops=gated_flops(9))
 def silu_mul(gate: "Tensor", up: "Tensor | None" = None) -> "Tensor":
     """silu(gate) * up, both [rows, ffn]; or one operand [rows, 2 * ffn] with gate left and up right (SwiGLU)."""
     from torch.nn import functional
@@ -61,7 +68,7 @@ def silu_mul(gate: "Tensor", up: "Tensor | None" = None) -> "Tensor":
     return functional.silu(left) * right
 
 
-@op(values=("gate", "up"), infer=gated_type, flops=gated_flops(13))
+@op(values=("gate", "up"), infer=gated_type, traits=_GATED, flops=gated_flops(13))
 def gelu_mul(gate: "Tensor", up: "Tensor | None" = None, tanh: bool = True) -> "Tensor":
     """gelu(gate) * up with the operands of silu_mul (GeGLU)."""
     from torch.nn import functional

@@ -8,12 +8,12 @@ A cache, for the references, is any object with
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from roofline.common.errors import ConfigError
 from roofline.ops.cost import Affine
 from roofline.ops.elementwise import per_element
-from roofline.ops.registry import Call, op
+from roofline.ops.registry import Call, Trait, op
 from roofline.ops.rope_tables import RopeTable, frequencies
 from roofline.ops.rows import Rows, TurnedPositions, alibi_slopes, attend_rows
 from roofline.ops.symbol import FLOAT8, Type, kv_head_bytes
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 class KvCache(Protocol):
     """What kv_write and attend need of a cache."""
+
+    @property
+    def kv_heads(self) -> int: ...
 
     @property
     def segments(self) -> Sequence[tuple[int, int, int]]: ...
@@ -48,19 +51,22 @@ def rotate(x: "Tensor", cos: "Tensor", sin: "Tensor", heads: int, style: str) ->
 
     parts = x.view(x.shape[0], heads, -1).float()  # also in a 16-bit run: cosines of 8 bits lose distant positions
     dim = 2 * cos.shape[1]
-    turned, kept = parts[..., :dim], parts[..., dim:]
+    turned, rest = parts[..., :dim], parts[..., dim:]
     cos, sin = cos[:, None, :], sin[:, None, :]
     if style == "half":
         a, b = turned[..., : dim // 2], turned[..., dim // 2 :]
-        out = torch.cat([a * cos - b * sin, b * cos + a * sin, kept], dim=-1)
+        out = torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
     else:
         a, b = turned[..., 0::2], turned[..., 1::2]
         pairs = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1)
-        out = torch.cat([pairs.flatten(-2), kept], dim=-1)
+        out = torch.cat([pairs.flatten(-2), rest], dim=-1)
     return out.reshape(x.shape).to(x.dtype)
 
 
-@op(values=("x", "positions"), infer=_rope_type, flops=per_element(3))
+_ROPE = (Trait.ROW_WISE, Trait.BY_HEAD, Trait.ROUNDED, Trait.READS_WIDE)
+
+
+@op(values=("x", "positions"), infer=_rope_type, traits=_ROPE, flops=per_element(3))
 def rope(x: "Tensor", positions: "Tensor", table: RopeTable, heads: int) -> "Tensor":
     """Rotary embedding of x [tokens, heads * head_dim] at absolute positions int [tokens]; angles in float64."""
     return rotate(x, *rope_angles(positions, table), heads, table.style)
@@ -94,7 +100,7 @@ def kv_write_bytes(call: Call) -> Affine:
 
 
 @op(values=("cache", "k", "v"), infer=_kv_write_type, kv_bytes=kv_write_bytes)
-def kv_write(cache: Any, k: "Tensor", v: "Tensor", layer: int, kv_dtype: str = "f32") -> Any:
+def kv_write(cache: KvCache, k: "Tensor", v: "Tensor", layer: int, kv_dtype: str = "f32") -> KvCache:
     """The cache with this step's k and v [tokens, kv_heads * head_dim] in it, rounded to kv_dtype."""
     kv_heads = cache.kv_heads
     k, v = (round_to(t.reshape(t.shape[0], kv_heads, -1), kv_dtype) for t in (k, v))
@@ -166,10 +172,13 @@ def log2_slopes(heads: int, first_head: int = 0, all_heads: int = 0) -> list[flo
     return [slope * math.log2(math.e) for slope in slopes_of(heads, first_head, all_heads)]
 
 
-@op(values=("q", "cache"), infer=_attend_type, flops=_attend_flops, kv_bytes=_attend_bytes)
+_ATTEND = (Trait.BY_HEAD, Trait.ROUNDED, Trait.LONG_SUM)
+
+
+@op(values=("q", "cache"), infer=_attend_type, traits=_ATTEND, flops=_attend_flops, kv_bytes=_attend_bytes)
 def attend(
     q: "Tensor",
-    cache: Any,
+    cache: "KvCache | Rows",
     layer: int,
     heads: int,
     scale: float,
@@ -193,8 +202,8 @@ def attend(
 
     if isinstance(cache, Rows):
         return attend_rows(q, cache, heads, scale, soft_cap)
-    held = slopes_of(heads, first_head, all_heads) if alibi else None
-    slopes = torch.tensor(held, dtype=torch.float32, device=q.device) if held else None
+    steps = slopes_of(heads, first_head, all_heads) if alibi else None
+    slopes = torch.tensor(steps, dtype=torch.float32, device=q.device) if steps else None
     parts = []
     for index, (start, stop, first) in enumerate(cache.segments):
         k, v = cache.read(layer, index)  # [context, kv_heads, head_dim]

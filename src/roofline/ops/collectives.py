@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.ops.cost import Affine
 from roofline.ops.elementwise import same_as_x
-from roofline.ops.registry import Call, op
+from roofline.ops.registry import Call, Trait, op
 from roofline.ops.symbol import Type
 
 if TYPE_CHECKING:
@@ -65,7 +65,10 @@ def _reduced_bytes(call: Call) -> Affine:
     return Affine.per(call.x.leading, whole if call.order == RANK_ORDER else -(-2 * whole // call.ranks))
 
 
-@op(values=("x",), infer=_reduced_type, flops=_reduced_flops, link_bytes=_reduced_bytes, inplace="x")
+_REDUCED = (Trait.ROW_WISE, Trait.BY_COLUMN, Trait.LONG_SUM)
+
+
+@op(values=("x",), infer=_reduced_type, traits=_REDUCED, flops=_reduced_flops, link_bytes=_reduced_bytes, inplace="x")
 def all_reduce(x: "Tensor", ranks: int, group: Group | None = None) -> "Tensor":
     """The sum of the ranks' x [rows, width], in x's dtype; x itself where there is one rank.
 
@@ -86,7 +89,7 @@ def _gathered_bytes(call: Call) -> Affine:
     return Affine.per(call.x.leading, (sum(call.widths) - call.x.width) * call.x.row_bytes // call.x.width)
 
 
-@op(values=("x",), infer=_gathered_type, link_bytes=_gathered_bytes)
+@op(values=("x",), infer=_gathered_type, traits=(Trait.ROW_WISE,), link_bytes=_gathered_bytes)
 def all_gather(x: "Tensor", widths: tuple[int, ...], group: Group | None = None) -> "Tensor":
     """The ranks' parts side by side: x [rows, widths[rank]] -> [rows, sum of widths].
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from roofline.common.errors import ConfigError
 from roofline.ops.cost import Affine
-from roofline.ops.registry import Call, op
+from roofline.ops.registry import Call, CostRule, Trait, op
 from roofline.ops.symbol import ELEMENT_BYTES, Type
 
 if TYPE_CHECKING:
@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 def same_as_x(call: Call) -> Type:
     """The type rule of ops whose result looks like their first operand."""
-    return call.x
+    x: Type = call.x
+    return x
 
 
-def per_element(count: int):  # type: ignore[no-untyped-def]  # a Call -> Affine
+def per_element(count: int) -> CostRule:
     """FLOPs rule: `count` operations for each element of x."""
     return lambda call: Affine.per(call.x.leading, count * call.x.width)
 
@@ -25,22 +26,26 @@ def per_element(count: int):  # type: ignore[no-untyped-def]  # a Call -> Affine
 def same_pair(call: Call) -> Type:
     if replace(call.x, dtype=call.y.dtype) != call.y:
         raise ConfigError(f"add: {call.x} and {call.y} differ")
-    return call.x
+    return same_as_x(call)
 
 
-@op(values=("x", "y"), infer=same_pair, flops=per_element(1), inplace="x")
+# Of ops that compute each element by itself.
+ELEMENTWISE = (Trait.ROW_WISE, Trait.BY_COLUMN)
+
+
+@op(values=("x", "y"), infer=same_pair, traits=ELEMENTWISE, flops=per_element(1), inplace="x")
 def add(x: "Tensor", y: "Tensor") -> "Tensor":
     """x + y, both [rows, width], in x's dtype."""
     return x + y.to(x.dtype)
 
 
-@op(values=("x",), infer=same_as_x, flops=per_element(1), inplace="x")
+@op(values=("x",), infer=same_as_x, traits=ELEMENTWISE, flops=per_element(1), inplace="x")
 def scale(x: "Tensor", factor: float) -> "Tensor":
     """x * factor."""
     return x * factor
 
 
-@op(values=("x",), infer=same_as_x, flops=per_element(10), inplace="x")
+@op(values=("x",), infer=same_as_x, traits=ELEMENTWISE, flops=per_element(10), inplace="x")
 def soft_cap(x: "Tensor", cap: float) -> "Tensor":
     """cap * tanh(x / cap): squeezes x smoothly into (-cap, cap). Source: Gemma 2."""
     import torch
@@ -54,7 +59,7 @@ def _cast_type(call: Call) -> Type:
     return Type(call.dtype, call.x.leading, call.x.trailing)
 
 
-@op(values=("x",), infer=_cast_type)
+@op(values=("x",), infer=_cast_type, traits=ELEMENTWISE)
 def cast(x: "Tensor", dtype: str) -> "Tensor":
     """x in another dtype ("f32", "bf16", "f16"), rounded to nearest even."""
     import torch
@@ -68,7 +73,7 @@ def _split_type(call: Call) -> Type:
     return Type(call.x.dtype, call.x.leading, (call.stop - call.start,))
 
 
-@op(values=("x",), infer=_split_type)
+@op(values=("x",), infer=_split_type, traits=(Trait.ROW_WISE, Trait.VIEW))
 def split(x: "Tensor", start: int, stop: int) -> "Tensor":
     """Columns start..stop of x: a view."""
     return x[:, start:stop]
@@ -78,7 +83,7 @@ def _take_type(call: Call) -> Type:
     return Type(call.x.dtype, "rows", call.x.trailing)
 
 
-@op(values=("x", "rows"), infer=_take_type)
+@op(values=("x", "rows"), infer=_take_type, traits=(Trait.BY_COLUMN,))
 def take_rows(x: "Tensor", rows: "Tensor") -> "Tensor":
     """The given rows of x [tokens, width]; rows: int [rows]."""
     return x[rows]
@@ -92,7 +97,10 @@ def _embed_bytes(call: Call) -> Affine:
     return Affine.per(call.ids.leading, call.w.nbytes // call.w.shape[0])
 
 
-@op(values=("ids",), weights=("w",), infer=_embed_type, weight_bytes=_embed_bytes)
+_EMBED = (Trait.ROW_WISE, Trait.SPLITS)
+
+
+@op(values=("ids",), weights=("w",), infer=_embed_type, traits=_EMBED, weight_bytes=_embed_bytes)
 def embed(ids: "Tensor", w: "Tensor", first: int | None = None) -> "Tensor":
     """Rows of w [vocab, width] by id; ids int [tokens].
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from roofline.common.errors import ConfigError
 from roofline.ops.cost import Affine
 from roofline.ops.elementwise import per_element
-from roofline.ops.registry import Call, op
+from roofline.ops.registry import Call, Trait, op
 from roofline.ops.symbol import Type
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def _route_type(call: Call) -> tuple[Type, Type]:
     return Type("f32", call.x.leading, (call.top,)), Type("i32", call.x.leading, (call.top,))
 
 
-@op(values=("x",), infer=_route_type, flops=per_element(4))
+@op(values=("x",), infer=_route_type, traits=(Trait.ROW_WISE,), flops=per_element(4))
 def route(x: "Tensor", top: int, renormalise: bool = True) -> "tuple[Tensor, Tensor]":
     """(weights float32, ids int32), both [tokens, top], of router logits x [tokens, experts].
 
@@ -52,7 +52,10 @@ def _expert_linear_flops(call: Call) -> Affine:
     return Affine.per(call.x.leading, 2 * call.ids.width * (call.w.shape[0] // call.experts) * call.w.shape[1])
 
 
-@op(values=("x", "ids"), weights=("w",), infer=_expert_linear_type, flops=_expert_linear_flops)
+_EXPERTS = (Trait.ROW_WISE, Trait.LONG_SUM)
+
+
+@op(values=("x", "ids"), weights=("w",), infer=_expert_linear_type, traits=_EXPERTS, flops=_expert_linear_flops)
 def expert_linear(x: "Tensor", ids: "Tensor", w: "Tensor", experts: int) -> "Tensor":
     """x @ w[id].T for each of a token's experts: [tokens, top * out].
 
@@ -76,7 +79,7 @@ def _combine_type(call: Call) -> Type:
     return Type(call.x.dtype, call.x.leading, (call.x.width // call.weights.width,))
 
 
-@op(values=("x", "weights"), infer=_combine_type, flops=per_element(2))
+@op(values=("x", "weights"), infer=_combine_type, traits=(Trait.ROW_WISE,), flops=per_element(2))
 def combine(x: "Tensor", weights: "Tensor") -> "Tensor":
     """The sum over a token's experts, in their order, of weight * x; x [tokens, top * width], weights [tokens, top]."""
     parts = x.view(*weights.shape, -1).unbind(1)

@@ -1,11 +1,11 @@
 """Ops that only passes make. Each rounds where the ops it stands for round; its reference is their composition."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from roofline.common.errors import ConfigError
 from roofline.ops import activations, attention, elementwise, matmul, norms
 from roofline.ops.cost import Affine
-from roofline.ops.registry import Call, op
+from roofline.ops.registry import Call, Trait, TypeRule, op
 from roofline.ops.rope_tables import RopeTable
 from roofline.ops.symbol import Q8_GROUP, Type
 
@@ -13,12 +13,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def _norm_quantize_type(call: Call) -> Type:
-    norms.norm_type(call)
-    return matmul.quantized_type(call)
+def _quantized(rule: TypeRule) -> TypeRule:
+    """The type rule of integer rows made of what an op with this rule makes."""
+    return lambda call: matmul.quantized_type(Call(x=rule(call), group=call.group, bits=call.bits))
 
 
-@op(values=("x",), weights=("w",), infer=_norm_quantize_type, flops=elementwise.per_element(8), fused=True)
+_ROWS = (Trait.ROW_WISE,)
+
+
+@op(
+    values=("x",),
+    weights=("w",),
+    infer=_quantized(norms.norm_type),
+    traits=_ROWS,
+    flops=elementwise.per_element(8),
+    fuses=("rms_norm", "quantize_rows"),
+)
 def norm_quantize(
     x: "Tensor", w: "Tensor", eps: float, heads: int = 1, group: int = Q8_GROUP, bits: int = 8
 ) -> matmul.Q8Rows:
@@ -26,13 +36,13 @@ def norm_quantize(
     return matmul.quantize_rows(norms.rms_norm(x, w, eps, heads), group, bits)
 
 
-def _layer_norm_quantize_type(call: Call) -> Type:
-    norms.layer_norm_type(call)
-    return matmul.quantized_type(call)
-
-
 @op(
-    values=("x",), weights=("w", "bias"), infer=_layer_norm_quantize_type, flops=elementwise.per_element(10), fused=True
+    values=("x",),
+    weights=("w", "bias"),
+    infer=_quantized(norms.layer_norm_type),
+    traits=_ROWS,
+    flops=elementwise.per_element(10),
+    fuses=("layer_norm", "quantize_rows"),
 )
 def layer_norm_quantize(
     x: "Tensor", w: "Tensor", bias: "Tensor | None" = None, *, eps: float, group: int = Q8_GROUP, bits: int = 8
@@ -41,10 +51,30 @@ def layer_norm_quantize(
     return matmul.quantize_rows(norms.layer_norm(x, w, bias, eps=eps), group, bits)
 
 
-@op(values=("x",), infer=matmul.quantized_type, flops=elementwise.per_element(16), fused=True)
+@op(
+    values=("x",),
+    infer=_quantized(elementwise.same_as_x),
+    traits=_ROWS,
+    flops=elementwise.per_element(16),
+    fuses=("gelu", "quantize_rows"),
+)
 def gelu_quantize(x: "Tensor", tanh: bool = True, group: int = Q8_GROUP, bits: int = 8) -> matmul.Q8Rows:
     """quantize_rows(gelu(x))."""
     return matmul.quantize_rows(activations.gelu(x, tanh), group, bits)
+
+
+@op(
+    values=("gate", "up"),
+    infer=_quantized(activations.gated_type),
+    traits=(*_ROWS, Trait.GATED),
+    flops=activations.gated_flops(13),
+    fuses=("silu_mul", "quantize_rows"),
+)
+def silu_mul_quantize(
+    gate: "Tensor", up: "Tensor | None" = None, group: int = Q8_GROUP, bits: int = 8
+) -> matmul.Q8Rows:
+    """quantize_rows(silu_mul(gate, up)); up left out: gate holds both side by side."""
+    return matmul.quantize_rows(activations.silu_mul(gate, up), group, bits)
 
 
 def _add_norm_type(call: Call) -> tuple[Type, Type]:
@@ -56,9 +86,10 @@ def _add_norm_type(call: Call) -> tuple[Type, Type]:
     values=("x", "y"),
     weights=("w", "bias"),
     infer=_add_norm_type,
+    traits=_ROWS,
     flops=elementwise.per_element(5),
     inplace="x",
-    fused=True,
+    fuses=("add", "rms_norm"),
 )
 def add_norm(
     x: "Tensor", y: "Tensor", w: "Tensor", bias: "Tensor | None" = None, *, eps: float, layer: bool = False
@@ -79,11 +110,12 @@ def _linear_add_type(call: Call) -> Type:
     values=("x", "residual"),
     weights=("w", "bias"),
     infer=_linear_add_type,
+    traits=matmul.PRODUCT,
     flops=matmul.linear_flops,
     inplace="residual",
-    fused=True,
+    fuses=("linear", "add"),
 )
-def linear_add(x: Any, residual: "Tensor", w: "Tensor", bias: "Tensor | None" = None) -> "Tensor":
+def linear_add(x: "Tensor | matmul.Q8Rows", residual: "Tensor", w: "Tensor", bias: "Tensor | None" = None) -> "Tensor":
     """residual + (linear(x, w) + bias)."""
     return residual + matmul.linear(x, w, bias)
 
@@ -92,32 +124,21 @@ def _linear_silu_mul_type(call: Call) -> Type:
     return activations.gated_type(Call(gate=matmul.linear_type(Call(x=call.x, w=call.w, bias=None)), up=None))
 
 
-@op(values=("x",), weights=("w",), infer=_linear_silu_mul_type, flops=matmul.linear_flops, fused=True)
-def linear_silu_mul(x: Any, w: "Tensor", gate_order: str = "", x_dtype: str = "f32") -> "Tensor":
+@op(
+    values=("x",),
+    weights=("w",),
+    infer=_linear_silu_mul_type,
+    traits=matmul.PRODUCT,
+    flops=matmul.linear_flops,
+    fuses=("linear", "silu_mul"),
+)
+def linear_silu_mul(x: "Tensor | matmul.Q8Rows", w: "Tensor", gate_order: str = "", x_dtype: str = "f32") -> "Tensor":
     """silu_mul(linear(x, w)): w [2 * ffn, in] holds gate and up side by side; gate_order: the order of silu_mul;
     x_dtype: of linear.
 
     Its FLOPs are the products; those of silu run at another roof and beside them.
     """
     return activations.silu_mul(matmul.linear(x, w, x_dtype=x_dtype))
-
-
-def _silu_mul_quantize_type(call: Call) -> Type:
-    mid = activations.gated_type(call)
-    return matmul.quantized_type(Call(x=mid, group=call.group, bits=call.bits))
-
-
-@op(
-    values=("gate", "up"),
-    infer=_silu_mul_quantize_type,
-    flops=activations.gated_flops(13),
-    fused=True,
-)
-def silu_mul_quantize(
-    gate: "Tensor", up: "Tensor | None" = None, group: int = Q8_GROUP, bits: int = 8
-) -> matmul.Q8Rows:
-    """quantize_rows(silu_mul(gate, up)); up left out: gate holds both side by side."""
-    return matmul.quantize_rows(activations.silu_mul(gate, up), group, bits)
 
 
 def _qkv_write_type(call: Call) -> tuple[Type, Type]:
@@ -127,8 +148,15 @@ def _qkv_write_type(call: Call) -> tuple[Type, Type]:
     return Type(call.qkv.dtype, call.qkv.leading, (call.heads * head_dim,)), call.cache
 
 
-@op(values=("qkv", "cache"), infer=_qkv_write_type, kv_bytes=attention.kv_write_bytes, fused=True)
-def qkv_write(qkv: "Tensor", cache: Any, heads: int, layer: int, kv_dtype: str = "f32") -> "tuple[Tensor, Any]":
+@op(
+    values=("qkv", "cache"),
+    infer=_qkv_write_type,
+    kv_bytes=attention.kv_write_bytes,
+    fuses=("split", "split", "split", "kv_write"),
+)
+def qkv_write(
+    qkv: "Tensor", cache: attention.KvCache, heads: int, layer: int, kv_dtype: str = "f32"
+) -> "tuple[Tensor, attention.KvCache]":
     """q, and the cache with k and v in it, where positions are not in q and k: learned ones, or ALiBi.
 
     qkv [tokens, (heads + 2 * kv_heads) * head_dim]: q, k, v side by side.
@@ -156,12 +184,12 @@ def _rope_kv_write_flops(call: Call) -> Affine:
     infer=_rope_kv_write_type,
     flops=_rope_kv_write_flops,
     kv_bytes=attention.kv_write_bytes,
-    fused=True,
+    fuses=("split", "split", "split", "rope", "rope", "kv_write"),
 )
 def rope_kv_write(
     qkv: "Tensor",
     positions: "Tensor",
-    cache: Any,
+    cache: attention.KvCache,
     q_norm: "Tensor | None" = None,
     k_norm: "Tensor | None" = None,
     *,
@@ -170,7 +198,7 @@ def rope_kv_write(
     layer: int,
     eps: float = 0.0,
     kv_dtype: str = "f32",
-) -> "tuple[Tensor, Any]":
+) -> "tuple[Tensor, attention.KvCache]":
     """q after rope, and the cache with k after rope and v in it.
 
     qkv [tokens, (heads + 2 * kv_heads) * head_dim]: q, k, v side by side. q_norm, k_norm [head_dim]: an RMS norm of

@@ -7,7 +7,7 @@ from roofline.common.errors import ConfigError
 from roofline.ops.attention import round_to
 from roofline.ops.cost import Affine
 from roofline.ops.elementwise import per_element
-from roofline.ops.registry import Call, op
+from roofline.ops.registry import Call, Trait, op
 from roofline.ops.symbol import Q8_GROUP, Type
 
 if TYPE_CHECKING:
@@ -74,7 +74,11 @@ def round_rows(x: "Tensor", dtype: str) -> "Tensor":
     return (round_to(x.float() * inverse, dtype) * (amax / top)).to(x.dtype)
 
 
-@op(values=("x",), weights=("w", "bias"), infer=linear_type, flops=linear_flops)
+PRODUCT = (Trait.ROW_WISE, Trait.PRODUCT, Trait.LONG_SUM)
+_LINEAR = (*PRODUCT, Trait.ROUNDED, Trait.SPLITS)
+
+
+@op(values=("x",), weights=("w", "bias"), infer=linear_type, traits=_LINEAR, flops=linear_flops)
 def linear(x: "Tensor | Q8Rows", w: "Tensor", bias: "Tensor | None" = None, x_dtype: str = "f32") -> "Tensor":
     """x @ w.T + bias; x [rows, in] (or Q8Rows of that shape), w [out, in], bias [out]. x_dtype: what rows of floats are
     rounded to before, see `round_rows`."""
@@ -95,7 +99,7 @@ def quantized_type(call: Call) -> Type:
     return Type(f"q{call.bits}g32", call.x.leading, call.x.trailing)
 
 
-@op(values=("x",), infer=quantized_type, flops=per_element(4))
+@op(values=("x",), infer=quantized_type, traits=(Trait.ROW_WISE,), flops=per_element(4))
 def quantize_rows(x: "Tensor", group: int = Q8_GROUP, bits: int = 8) -> Q8Rows:
     """Symmetric integer rows with one scale for each (row, group of inputs).
 

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from roofline.common.errors import ConfigError
-from roofline.ops.elementwise import per_element
-from roofline.ops.registry import Call, op
+from roofline.ops.elementwise import per_element, same_as_x
+from roofline.ops.registry import Call, Trait, op
 from roofline.ops.symbol import Type
 
 if TYPE_CHECKING:
@@ -15,10 +15,13 @@ def norm_type(call: Call) -> Type:
     """Type rule: the weight covers one head, or the whole row when heads is 1."""
     if call.w.shape != (call.x.width // call.heads,) or call.x.width % call.heads:
         raise ConfigError(f"norm: weight of shape {call.w.shape} for {call.heads} heads in {call.x.width}")
-    return call.x
+    return same_as_x(call)
 
 
-@op(values=("x",), weights=("w",), infer=norm_type, flops=per_element(4))
+_NORM = (Trait.ROW_WISE, Trait.ROUNDED, Trait.READS_WIDE)
+
+
+@op(values=("x",), weights=("w",), infer=norm_type, traits=(*_NORM, Trait.BY_HEAD), flops=per_element(4))
 def rms_norm(x: "Tensor", w: "Tensor", eps: float, heads: int = 1) -> "Tensor":
     """x / sqrt(mean(x^2) + eps) * w, over each of `heads` equal parts of a row. Source: Zhang and Sennrich 2019."""
     import torch
@@ -32,10 +35,10 @@ def layer_norm_type(call: Call) -> Type:
     """Type rule: weight and bias, if there is one, cover the whole row."""
     if call.w.shape != (call.x.width,) or (call.bias is not None and call.bias.shape != call.w.shape):
         raise ConfigError(f"layer_norm: weight of shape {call.w.shape} for width {call.x.width}")
-    return call.x
+    return same_as_x(call)
 
 
-@op(values=("x",), weights=("w", "bias"), infer=layer_norm_type, flops=per_element(6))
+@op(values=("x",), weights=("w", "bias"), infer=layer_norm_type, traits=_NORM, flops=per_element(6))
 def layer_norm(x: "Tensor", w: "Tensor", bias: "Tensor | None" = None, *, eps: float) -> "Tensor":
     """(x - mean) / sqrt(variance + eps) * w + bias. Source: Ba et al. 2016."""
     from torch.nn import functional

@@ -1,11 +1,13 @@
-"""Declaring an op: one decorator over its torch reference gives callable, trace, type rule and price."""
+"""Declaring an op: one decorator over its torch reference gives the callable, the trace, the type rule, the price and
+the traits that passes and backends ask for."""
 
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 from roofline.common.errors import ConfigError
 from roofline.common.names import unknown
@@ -15,6 +17,28 @@ from roofline.ops.symbol import Symbol, Type, WeightType
 # A call under inspection: one attribute per parameter of the op. Values are Types, weights WeightTypes (None when an
 # optional one is left out), the rest the attributes as passed.
 Call = SimpleNamespace
+TypeRule = Callable[[Call], "Type | tuple[Type, ...]"]
+CostRule = Callable[[Call], Affine]
+Result = TypeVar("Result")
+
+
+class Trait(Enum):
+    """What is true of an op, declared with it. Passes and backends ask for traits; they keep no lists of op names.
+
+    That an op reads or writes the cache, or makes integer rows, needs no trait: the types of its operands and results
+    say so (`Instr.writes_cache`, `Instr.makes_integers`).
+    """
+
+    ROW_WISE = "row i of each result depends on row i of the values alone"
+    BY_COLUMN = "column i of the result depends on column i of the values alone"
+    BY_HEAD = "with `heads` heads: a head of the result depends on the same head of the first value alone"
+    GATED = "takes gate and up as two values, or as one with both side by side"
+    PRODUCT = "multiplies the rows of its first value with its first weight, a matrix [out, in]"
+    VIEW = "the result is some columns of the value, in the same memory"
+    ROUNDED = "on a target with 16-bit activations the result is rounded to them"
+    READS_WIDE = "computes in float32 inside, so results that only such ops read are not rounded before them"
+    SPLITS = "its matrix may be divided among ranks, as the family's spec says"
+    LONG_SUM = "adds up many terms, which libraries do in an order that may depend on the number of rows"
 
 
 @dataclass(frozen=True)
@@ -23,24 +47,26 @@ class Op:
 
     values, weights, attributes: parameter names by kind, in the order of the signature.
     infer: Call -> Type or tuple of Types, raising ConfigError when the operands do not fit.
-    flops, kv_bytes, weight_bytes, link_bytes: Call -> Affine; weight_bytes None means every weight is read once, whole.
-    inplace: the value whose buffer the result may take over. fused: made by passes only.
+    flops, kv_bytes, weight_bytes, link_bytes: Call -> Affine; weight_bytes None means every weight is read once.
+    inplace: the value whose buffer the result may take over. traits: what is true of it.
+    fuses: the ops that this one stands for, where it is made by passes only.
     """
 
     name: str
     values: tuple[str, ...]
-    weights: tuple[str, ...]
-    attributes: Mapping[str, Any]
     reference: Callable[..., Any]
-    infer: Callable[[Call], Any]
-    flops: Callable[[Call], Affine] | None = None
-    kv_bytes: Callable[[Call], Affine] | None = None
-    weight_bytes: Callable[[Call], Affine] | None = None
+    infer: TypeRule
+    weights: tuple[str, ...] = ()
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    traits: frozenset[Trait] = frozenset()
+    flops: CostRule | None = None
+    kv_bytes: CostRule | None = None
+    weight_bytes: CostRule | None = None
+    link_bytes: CostRule | None = None
     inplace: str | None = None
-    fused: bool = False
-    link_bytes: Callable[[Call], Affine] | None = None
+    fuses: tuple[str, ...] = ()
 
-    def call(self, values: Iterable[Type], weights: Iterable[WeightType], attributes: Mapping[str, Any]) -> Call:
+    def call(self, values: Iterable[Type], weights: Iterable[WeightType], attributes: Mapping[str, object]) -> Call:
         """The Call of positional values and weights; left-out trailing ones are None."""
         values, weights = list(values), list(weights)
         if len(values) > len(self.values) or len(weights) > len(self.weights):
@@ -48,9 +74,15 @@ class Op:
         unknown = set(attributes) - set(self.attributes)
         if unknown:
             raise ConfigError(f"{self.name} has no attribute {', '.join(sorted(unknown))}")
-        named = dict.fromkeys((*self.values, *self.weights))
-        named |= dict(zip(self.values, values, strict=False)) | dict(zip(self.weights, weights, strict=False))
-        return Call(**named, **{**self.attributes, **attributes})
+        operands = dict.fromkeys((*self.values, *self.weights))
+        operands |= dict(zip(self.values, values, strict=False)) | dict(zip(self.weights, weights, strict=False))
+        return Call(**operands, **{**self.attributes, **attributes})
+
+    def results(
+        self, values: Iterable[Type], weights: Iterable[WeightType], attributes: Mapping[str, object]
+    ) -> tuple[Type, ...]:
+        """Types of the results of a call of these operands."""
+        return self.types(self.call(values, weights, attributes))
 
     def types(self, call: Call) -> tuple[Type, ...]:
         """Types of the results; the attribute `out` is the dtype of the last one that is no cache."""
@@ -64,16 +96,11 @@ class Op:
     def price(self, call: Call) -> Cost:
         """The cost of one call. Activations: every value read once and written once."""
         moved = [getattr(call, name) for name in self.values] + list(self.types(call))
-        act = sum((Affine.per(t.leading, t.row_bytes) for t in moved if t is not None), Affine())
-        held = [getattr(call, name) for name in self.weights]
-        weight = Affine(const=sum(w.nbytes for w in held if w is not None))
-        return Cost(
-            flops=self.flops(call) if self.flops else Affine(),
-            weight_bytes=self.weight_bytes(call) if self.weight_bytes else weight,
-            kv_bytes=self.kv_bytes(call) if self.kv_bytes else Affine(),
-            act_bytes=act,
-            link_bytes=self.link_bytes(call) if self.link_bytes else Affine(),
-        )
+        weights = [getattr(call, name) for name in self.weights]
+        rules = {name: getattr(self, name) for name in ("flops", "weight_bytes", "kv_bytes", "link_bytes")}
+        costs = {"weight_bytes": Affine(const=sum(w.nbytes for w in weights if w is not None))}
+        costs |= {name: rule(call) for name, rule in rules.items() if rule is not None}
+        return Cost(act_bytes=sum((Affine.per(t.leading, t.row_bytes) for t in moved if t), Affine()), **costs)
 
 
 _OPS: dict[str, Op] = {}
@@ -101,8 +128,19 @@ def names() -> tuple[str, ...]:
     return tuple(_OPS)
 
 
+def has(name: str, *traits: Trait) -> bool:
+    """Whether the op of that name has one of these traits."""
+    return not get(name).traits.isdisjoint(traits)
+
+
+def fusions(last: str) -> dict[str, str]:
+    """For two ops in a row of which the second is `last`: name of the first -> the op that stands for both."""
+    _load()
+    return {op.fuses[0]: op.name for op in _OPS.values() if len(op.fuses) == 2 and op.fuses[1] == last}
+
+
 def _load() -> None:
-    """Ours, unless they are there already."""
+    """Import the ops of this package, which registers them."""
     from roofline import ops
 
     ops.load()
@@ -111,37 +149,36 @@ def _load() -> None:
 def op(
     *,
     values: tuple[str, ...],
+    infer: TypeRule,
     weights: tuple[str, ...] = (),
-    infer: Callable[[Call], Any],
-    flops: Callable[[Call], Affine] | None = None,
-    kv_bytes: Callable[[Call], Affine] | None = None,
-    weight_bytes: Callable[[Call], Affine] | None = None,
-    inplace: str | None = None,
-    fused: bool = False,
-    link_bytes: Callable[[Call], Affine] | None = None,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    traits: Iterable[Trait] = (),
+    **declaration: Any,
+) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Declare an op over its reference: a function on torch tensors whose parameters are values, weights, attributes.
 
     The result computes at once on tensors, and records on Symbols. All ops have two attributes that `legalize` sets:
     `order` names the order of a call's arithmetic, `out` the dtype that its result is rounded to ("": as it infers).
+
+    Args:
+        declaration: the other fields of `Op`: flops, kv_bytes, weight_bytes, link_bytes, inplace, fuses.
     """
 
-    def declare(reference: Callable[..., Any]) -> Callable[..., Any]:
+    def declare(reference: Callable[..., Result]) -> Callable[..., Result]:
         signature = inspect.signature(reference)
         rest = [p for p in signature.parameters.values() if p.name not in (*values, *weights)]
         attributes = {p.name: None if p.default is p.empty else p.default for p in rest} | {"order": "", "out": ""}
         name = reference.__name__
-        rules = (infer, flops, kv_bytes, weight_bytes, inplace, fused, link_bytes)
-        declared = Op(name, values, weights, attributes, reference, *rules)
+        declared = Op(name, values, reference, infer, weights, attributes, frozenset(traits), **declaration)
         register(declared)
 
         @functools.wraps(reference)
-        def call(first: Any, /, *rest: Any, **named: Any) -> Any:
+        def call(first: object, /, *rest: object, **keywords: object) -> Result:
             if isinstance(first, Symbol):
-                bound = signature.bind(first, *rest, **named)
+                bound = signature.bind(first, *rest, **keywords)
                 bound.apply_defaults()
-                return first.recorder.record(declared, bound.arguments)
-            return reference(first, *rest, **named)
+                recorded: Any = first.recorder.record(declared, bound.arguments)
+                return recorded  # type: ignore[no-any-return]  # Symbols, where the caller is being traced
+            return reference(first, *rest, **keywords)
 
         return call
 

@@ -1,10 +1,17 @@
 """What ops receive while a model is traced: types instead of numbers."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from roofline.ops.registry import Op
+
+# What a family computes with: numbers, or what stands for them while the family is traced.
+Value: TypeAlias = "Tensor | Symbol"
 
 # Bytes an element takes. q8g32 is not here: its rows carry scales and sums beside the integers (see `row_bytes`).
 ELEMENT_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "i32": 4, "i8": 1}
@@ -35,10 +42,7 @@ class Type:
     @property
     def width(self) -> int:
         """Elements in one row."""
-        count = 1
-        for n in self.trailing:
-            count *= n
-        return count
+        return math.prod(self.trailing)
 
     @property
     def row_bytes(self) -> int:
@@ -78,8 +82,11 @@ class Parameter:
 class Recorder(Protocol):
     """Whoever writes a trace down."""
 
-    def record(self, op: "Op", arguments: dict[str, Any]) -> Any:
+    def record(self, op: "Op", arguments: Mapping[str, object]) -> "Symbol | tuple[Symbol, ...]":
         """Append one call; returns the Symbol (or tuple of Symbols) of its results."""
+
+    def add(self, x: "Symbol", y: Value) -> "Symbol":
+        """Append the op `add`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +97,5 @@ class Symbol:
     type: Type
     recorder: Recorder
 
-    def __add__(self, other: "Symbol") -> "Symbol":
-        from roofline.ops.elementwise import add
-
-        return add(self, other)
+    def __add__(self, other: Value) -> "Symbol":
+        return self.recorder.add(self, other)

@@ -1,11 +1,11 @@
 """Which matrix products a Program runs, from its text alone: what there is to tune before anything has run."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from roofline.ops.registry import Trait
 from roofline.program.ir import Program
-
-LINEARS = ("linear", "linear_add", "linear_silu_mul")
 
 
 @dataclass(frozen=True)
@@ -19,26 +19,25 @@ class Gemm:
     bias: bool
 
 
-def gemms(program: Program, steps: Iterable[tuple[int, int]], ops: Collection[str] = LINEARS) -> dict[Gemm, int]:
+def gemms(program: Program, steps: Iterable[tuple[int, int]], *, fused_gates: bool = True) -> dict[Gemm, int]:
     """The products of steps of so many (tokens, logit rows), and how often one such step runs each; in order of use.
 
     Args:
-        steps: the bucket plan: one entry for each size of step that is run. ops: those among them that count.
+        steps: the bucket plan: one entry for each size of step that is run.
+        fused_gates: whether products that a gate is fused into count.
     """
-    found: dict[Gemm, int] = {}
+    most: Counter[Gemm] = Counter()
     for tokens, rows in steps:
-        mine: dict[Gemm, int] = {}
+        step: Counter[Gemm] = Counter()
         for instr in program.body:
-            if instr.op not in ops:
+            if not instr.has(Trait.PRODUCT) or (instr.op == "linear_silu_mul" and not fused_gates):
                 continue
             recipe = program.weights[instr.weights[0]]
             form = "+".join(dict.fromkeys(piece.format for piece in recipe.pieces))
             leading = rows if instr.output.type.leading == "rows" else tokens
-            gemm = Gemm(leading, recipe.shape[0], recipe.columns, form, len(instr.weights) > 1)
-            mine[gemm] = mine.get(gemm, 0) + 1
-        for gemm, times in mine.items():
-            found[gemm] = max(times, found.get(gemm, 0))
-    return found
+            step[Gemm(leading, recipe.shape[0], recipe.columns, form, len(instr.weights) > 1)] += 1
+        most |= step
+    return most
 
 
 def bucket_plan(batches: Sequence[int], prompt: int) -> list[tuple[int, int]]:

@@ -3,15 +3,15 @@
 Everything here is immutable; passes make new Programs. The text form is in text.py, the rules in verify.py.
 """
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from roofline.ops import formats, registry
 from roofline.ops.cost import Affine, Cost
+from roofline.ops.registry import Trait
 from roofline.ops.rope_tables import RopeTable
-from roofline.ops.symbol import Type, WeightType, kv_head_bytes
+from roofline.ops.symbol import Q_BYTES, Type, WeightType, kv_head_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -107,6 +107,27 @@ class Instr:
         """The first result: the only one, or the one that is not a cache."""
         return self.outputs[0]
 
+    def has(self, *traits: Trait) -> bool:
+        """Whether its op has one of these traits."""
+        return registry.has(self.op, *traits)
+
+    @property
+    def writes_cache(self) -> bool:
+        """Whether one of its results is a cache."""
+        return any(value.type.dtype == "cache" for value in self.outputs)
+
+    @property
+    def makes_integers(self) -> bool:
+        """Whether its result are rows of integers: the input of integer products."""
+        return self.output.type.dtype in Q_BYTES
+
+    @property
+    def layer(self) -> int | None:
+        """The layer it belongs to, by its attribute or its weights' names; None where neither says."""
+        if "layer" in registry.get(self.op).attributes:
+            return int(self.attr("layer"))
+        return max((int(name.split(".")[1]) for name in self.weights if name.startswith("layers.")), default=None)
+
     def attr(self, name: str) -> Any:
         """An attribute, or the op's default for it."""
         return self.attrs.get(name, registry.get(self.op).attributes[name])
@@ -183,11 +204,6 @@ class Program:
     share: Share = WHOLE
 
     @property
-    def symbols(self) -> tuple[str, ...]:
-        """The symbols that leading dimensions may be."""
-        return SYMBOLS
-
-    @property
     def logits(self) -> str:
         """Name of the value that holds the logits [rows, vocab]."""
         return self.outputs[0]
@@ -210,22 +226,24 @@ class Program:
     def rows_dtype(self) -> str:
         """The dtype of the rows that linears read: the `activations` of the target it was legalised for."""
         types = self.types()
-        found = {types[instr.inputs[0]].dtype for instr in self.body if instr.op.startswith("linear")}
-        assert len(found) == 1, "linears read rows of one dtype"
-        return found.pop()
+        dtypes = {types[instr.inputs[0]].dtype for instr in self.body if instr.has(Trait.PRODUCT)}
+        assert len(dtypes) == 1, "linears read rows of one dtype"
+        return dtypes.pop()
+
+    def matrix(self, instr: Instr) -> Recipe | None:
+        """The matrix that an instruction multiplies with or looks rows up in."""
+        reads = instr.op == "embed" or instr.has(Trait.PRODUCT)
+        return self.weights[instr.weights[0]] if reads else None
+
+    def weight_types(self, instr: Instr) -> list[WeightType]:
+        """The types of an instruction's weights."""
+        return [self.weights[name].type for name in instr.weights]
 
     def price(self, instr: Instr, types: Mapping[str, Type] | None = None) -> Cost:
         """The cost of one instruction of this Program."""
         types = types or self.types()
         op = registry.get(instr.op)
-        held = (self.weights[name].type for name in instr.weights)
-        return op.price(op.call((types[name] for name in instr.inputs), held, instr.attrs))
-
-    def digest(self) -> str:
-        """SHA-256 of the text form, hex."""
-        from roofline.program.text import print_program
-
-        return hashlib.sha256(print_program(self).encode()).hexdigest()
+        return op.price(op.call((types[name] for name in instr.inputs), self.weight_types(instr), instr.attrs))
 
 
 def kv_group_of(cache: str) -> str:

@@ -83,8 +83,8 @@ def overview(program: Program, work: Work, roofs: Roofs | None) -> Overview:
 
 def _joined(row: Row, spent: Amount, time: float | None) -> Row:
     """A row that stands for one more instruction."""
-    both = Amount(*(a + b for a, b in zip(astuple(row.spent), astuple(spent), strict=True)))
-    return replace(row, spent=both, seconds=None if time is None else (row.seconds or 0.0) + time)
+    total = Amount(*(a + b for a, b in zip(astuple(row.spent), astuple(spent), strict=True)))
+    return replace(row, spent=total, seconds=None if time is None else (row.seconds or 0.0) + time)
 
 
 def _like(instr: Instr) -> tuple[object, ...]:
@@ -94,31 +94,21 @@ def _like(instr: Instr) -> tuple[object, ...]:
 
 def labels(program: Program) -> tuple[Label, ...]:
     """What to call each instruction, in order."""
-    types, section, made = program.types(), "embed", []
+    types, section, rows = program.types(), "embed", []
     inner = [at for at, i in enumerate(program.body) if any(name.startswith("layers.") for name in i.weights)]
     for at, instr in enumerate(program.body):
         if instr.output.type.leading == "rows":
             section = LAST if inner and at <= inner[-1] else "head"
-        else:
-            section = _section(instr, section)
-        made.append(Label(section, instr.op, _shape(instr, program, types), _format(instr, program)))
-    return tuple(made)
-
-
-def _section(instr: Instr, before: str) -> str:
-    """Which part of the model an instruction over tokens belongs to; those that do not say follow the one before."""
-    if "layer" in get(instr.op).attributes:
-        return f"layer {instr.attr('layer')}"
-    for name in instr.weights:
-        if name.startswith("layers."):
-            return f"layer {name.split('.')[1]}"
-    return before
+        elif instr.layer is not None:  # others go with the one before
+            section = f"layer {instr.layer}"
+        rows.append(Label(section, instr.op, _shape(instr, program, types), _format(instr, program)))
+    return tuple(rows)
 
 
 def _shape(instr: Instr, program: Program, types: dict[str, Type]) -> str:
-    if instr.op in ("linear", "linear_add", "linear_silu_mul", "embed"):
-        shape = program.weights[instr.weights[0]].shape
-        return f"{shape[0]} × {shape[1]}" if instr.op == "embed" else f"{shape[1]} → {shape[0]}"
+    if matrix := program.matrix(instr):
+        rows, columns = matrix.shape
+        return f"{rows} × {columns}" if instr.op == "embed" else f"{columns} → {rows}"
     cache = next((types[name] for name in instr.inputs if types[name].dtype == "cache"), None)
     if cache is not None and "heads" in get(instr.op).attributes:
         return f"{instr.attr('heads')}/{cache.trailing[0]} × {cache.trailing[1]}"
@@ -127,15 +117,14 @@ def _shape(instr: Instr, program: Program, types: dict[str, Type]) -> str:
 
 def _format(instr: Instr, program: Program) -> str:
     """The formats of what it reads from memory: weights, else the cache, else what it makes."""
-    if instr.op in ("linear", "linear_add", "linear_silu_mul", "embed"):
-        pieces = program.weights[instr.weights[0]].pieces
-        return "+".join(dict.fromkeys(_held(piece.format) for piece in pieces))
+    if matrix := program.matrix(instr):
+        return "+".join(dict.fromkeys(_format_name(piece.format) for piece in matrix.pieces))
     if "kv_dtype" in get(instr.op).attributes:
         return str(instr.attr("kv_dtype"))
     return instr.output.type.dtype
 
 
-def _held(form: str) -> str:
+def _format_name(form: str) -> str:
     """A format's name, with the one it is packed as where that is another."""
     ours = formats.packed(form).name
     return form if ours == form else f"{form} as {ours}"

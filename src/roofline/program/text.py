@@ -6,6 +6,7 @@ One line a thing. `name: dtype[leading, row...]` is a value; an instruction is
 """
 
 import ast
+import hashlib
 import re
 from typing import Any
 
@@ -46,6 +47,11 @@ def print_program(program: Program) -> str:
         lines += ["", f"arena {program.plan.arena}"]
         lines += [f"place {name} = {p.offset} stride {p.stride}" for name, p in program.plan.places.items()]
     return "\n".join(lines) + "\n"
+
+
+def program_hash(program: Program) -> str:
+    """SHA-256 of the text form, hex."""
+    return hashlib.sha256(print_program(program).encode()).hexdigest()
 
 
 def print_instr(instr: Instr) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, Protocol
 
+from roofline import ops
 from roofline.common.errors import ConfigError
 from roofline.models.config import ModelConfig
 from roofline.models.forward import ForwardBatch, forward
@@ -12,6 +13,7 @@ from roofline.models.spec import check, expand
 from roofline.ops.registry import Op
 from roofline.ops.rope_tables import RopeTable
 from roofline.ops.symbol import Parameter, Symbol, Type
+from roofline.ops.symbol import Value as Operand
 from roofline.program.ir import Instr, KvGroup, Piece, Program, Recipe, Value, kv_group_of
 
 CACHE = "kv0"
@@ -78,7 +80,12 @@ class Recorder:
         self.inputs.append(Value(name, kind))
         return Symbol(name, kind, self)
 
-    def record(self, op: Op, arguments: dict[str, Any]) -> Any:
+    def add(self, x: Symbol, y: Operand) -> Symbol:
+        added: Symbol = ops.add(x, y)  # type: ignore[assignment]  # typed as on tensors
+        return added
+
+    def record(self, op: Op, arguments: Mapping[str, object]) -> Symbol | tuple[Symbol, ...]:
+        """Append one call of an op."""
         values = _leading(op, op.values, arguments)
         weights = _leading(op, op.weights, arguments)
         attrs = {
@@ -86,7 +93,7 @@ class Recorder:
             for key, value in arguments.items()
             if key in op.attributes and value != op.attributes[key]
         }
-        types = op.types(op.call((v.type for v in values), (w.type for w in weights), attrs))
+        types = op.results((v.type for v in values), (w.type for w in weights), attrs)
         source = next((v.name for v in values if v.type.dtype == "cache"), "")
         results = [Symbol(self.name(kind, source), kind, self) for kind in types]
         outputs = tuple(Value(r.name, r.type) for r in results)
@@ -106,11 +113,11 @@ class Recorder:
         return f"x{self.count - 1}"
 
 
-def _leading(op: Op, names: tuple[str, ...], arguments: dict[str, Any]) -> list[Any]:
-    """The operands given; a left-out one may only be followed by left-out ones."""
-    given = [arguments.get(name) for name in names]
-    while given and given[-1] is None:
-        given.pop()
-    if any(operand is None for operand in given):
-        raise ConfigError(f"{op.name}: {names[given.index(None)]} is missing")
-    return given
+def _leading(op: Op, names: tuple[str, ...], arguments: Mapping[str, Any]) -> list[Any]:
+    """The operands of a call; one that is left out may only be followed by others left out."""
+    operands = [arguments.get(name) for name in names]
+    while operands and operands[-1] is None:
+        operands.pop()
+    if any(operand is None for operand in operands):
+        raise ConfigError(f"{op.name}: {names[operands.index(None)]} is missing")
+    return operands

@@ -50,8 +50,7 @@ def _verify_body(program: Program) -> dict[str, Type]:
                 raise ConfigError(f"{instr.op} uses the unknown weight {name}")
         if "table" in instr.attrs and instr.attrs["table"] not in program.tables:
             raise ConfigError(f"{instr.op} uses the unknown table {instr.attrs['table']}")
-        held = (program.weights[name].type for name in instr.weights)
-        inferred = op.types(op.call((types[name] for name in instr.inputs), held, instr.attrs))
+        inferred = op.results((types[name] for name in instr.inputs), program.weight_types(instr), instr.attrs)
         if inferred != tuple(value.type for value in instr.outputs):
             raise ConfigError(f"{instr.op}: results {instr.outputs} should be of types {inferred}")
         for value in instr.outputs:

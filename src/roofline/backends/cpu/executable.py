@@ -136,11 +136,12 @@ class CpuExecutable:
         from roofline.backends.cpu.layout import lay_out
         from roofline.backends.cpu.lower import keep_operands, lower
         from roofline.backends.cpu.memory import pack_image
+        from roofline.program.text import program_hash
 
         planned, layout = keep_operands(program), lay_out(program, max_context)
         lowered = lower(planned, layout)
         image = pack_image(program, layout, source, threads)
-        identity = Identity(weights_hash.result(), program.digest())
+        identity = Identity(weights_hash.result(), program_hash(program))
         prices = PriceTable.of(planned)
         (cache,) = program.kv_groups.values()
         options["exchange"] = lambda arena, batch: exchanges(planned, arena, batch, group)
@@ -154,12 +155,13 @@ class CpuExecutable:
         """
         from roofline.backends.cpu.exchange import exchanges
         from roofline.backends.cpu.lower import keep_operands, lower
+        from roofline.program.text import program_hash
 
         planned = keep_operands(program)
         return CpuExecutable(
             lower(planned, self.layout),
             self.image,
-            Identity(self._identity.weights_hash, program.digest()),
+            Identity(self._identity.weights_hash, program_hash(program)),
             PriceTable.of(planned),
             lambda: planned,
             limits=limits,

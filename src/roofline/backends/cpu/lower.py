@@ -15,6 +15,7 @@ import numpy as np
 from roofline.backends.cpu.layout import Layout
 from roofline.backends.cpu.lowered import Attention, Lowered
 from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.ops.registry import Trait
 from roofline.ops.symbol import Q_BYTES, Type
 from roofline.program.ir import Instr, Program
 from roofline.program.passes.plan import plan
@@ -68,10 +69,6 @@ CODES = {
     "all_gather": Code.EXCHANGE,
 }
 TANH = {Code.GELU: Code.GELU_TANH, Code.GELU_QUANTISE: Code.GELU_TANH_QUANTISE}
-LINEARS = ("linear", "linear_add", "linear_silu_mul")
-NORMS = ("rms_norm", "norm_quantize", "layer_norm", "layer_norm_quantize")
-QUANTISING = ("norm_quantize", "layer_norm_quantize", "quantize_rows", "silu_mul_quantize", "gelu_quantize")
-WRITES = ("rope_kv_write", "qkv_write")
 NONE = (-1, 0, 0, 0)
 NO_KERNEL = (
     "the cpu backend has no kernel for it, and no pass rewrites it into ops that have one (docs/how-to/extending.md)"
@@ -85,13 +82,13 @@ def keep_operands(program: Program) -> Program:
     barrier in between: their q|k|v must not be overwritten by attend's own result. And a few rows are quantised by each
     thread for itself, again without a barrier: what they are made from must outlast the next instruction that has one.
     """
-    source = {i.output.name: i.inputs[0] for i in program.body if i.op in WRITES}
+    source = {i.output.name: i.inputs[0] for i in program.body if i.writes_cache}
     body = []
     without_barrier: list[str] = []
     for instr in program.body:
         kept = [source[instr.inputs[0]]] if instr.op == "attend" else []
         body.append(replace(instr, inputs=(*instr.inputs, *kept, *without_barrier)))
-        without_barrier = [*without_barrier, instr.inputs[0]] if instr.op in QUANTISING else []
+        without_barrier = [*without_barrier, instr.inputs[0]] if instr.makes_integers else []
     planned = plan(replace(program, body=tuple(body), plan=None))
     return replace(program, plan=planned.plan)
 
@@ -101,19 +98,20 @@ def check(program: Program) -> None:
     if program.share.stages > 1:
         reason = "the cpu backend has no place for what a stage goes on from"
         raise UnsupportedError("a stage of a pipeline", reason, ["tensor_parallel", "backend=reference"])
-    types, previous, integers = program.types(), "", ""
+    types, integers = program.types(), ""
+    previous: Instr | None = None
     for instr in program.body:
         if instr.op not in CODES:
             raise UnsupportedError(f"op {instr.op!r}", NO_KERNEL, sorted(CODES))
         if instr.op == "attend":
             if instr.attr("soft_cap"):
                 raise UnsupportedError("attend with soft_cap", "the cpu backend has no kernel for it")
-            if previous not in WRITES:
+            if previous is None or not previous.writes_cache:
                 reason = "the cpu backend runs the two together"
-                raise UnsupportedError(f"attend without {' or '.join(WRITES)} before it", reason)
+                raise UnsupportedError("attend without rope_kv_write or qkv_write before it", reason)
         if instr.op == "embed" and instr.inputs[0] not in ("ids", "positions"):
             raise UnsupportedError(f"embed of {instr.inputs[0]}", "the cpu backend looks up ids and positions alone")
-        if instr.op in ("silu_mul", "silu_mul_quantize") and len(instr.inputs) != 1:
+        if instr.has(Trait.GATED) and len(instr.inputs) != 1:
             raise UnsupportedError(f"{instr.op} on two values", "the cpu backend takes gate and up side by side")
         for name in instr.inputs:
             # A few rows are quantised by each thread for itself, into one place: the next that are made take it.
@@ -122,7 +120,7 @@ def check(program: Program) -> None:
                 raise UnsupportedError(f"{instr.op} on {name} after {integers}", reason, ["quantize_rows once more"])
         if types[instr.output.name].dtype in Q_BYTES:
             integers = instr.output.name
-        previous = instr.op
+        previous = instr
 
 
 def lower(program: Program, layout: Layout) -> Lowered:
@@ -143,7 +141,7 @@ def lower(program: Program, layout: Layout) -> Lowered:
         code += [_code(instr), int(over_rows), _digits(instr, types)]
         code += ref(instr.inputs[0]) if instr.op != "embed" else NONE
         code += ref(instr.output.name)
-        code += ref(instr.inputs[1]) if instr.op in ("linear_add", "add") else NONE
+        code += next((ref(name) for name in instr.inputs[1:] if name in places), NONE)  # what is added
         code += _sizes(instr, types)
         code += _weights(instr, layout)
     arena = program.plan.arena
@@ -182,7 +180,7 @@ def _attention(program: Program) -> Attention:
     table = next(iter(program.tables.values()), None)
     if group.head_dim % 16 or group.head_dim > 512:
         raise UnsupportedError(f"head_dim {group.head_dim}", "the cpu backend needs a multiple of 16 up to 512")
-    write = next(i for i in program.body if i.op in WRITES)
+    write = next(i for i in program.body if i.writes_cache)
     attend = next(i for i in program.body if i.op == "attend")
     return Attention(
         layers=group.layers,
@@ -198,7 +196,7 @@ def _attention(program: Program) -> Attention:
 
 def _digits(instr: Instr, types: Mapping[str, Type]) -> int:
     """Bytes an integer activation has, in what the instruction reads or makes."""
-    read = instr.inputs[0] if instr.op in LINEARS else instr.output.name
+    read = instr.inputs[0] if instr.has(Trait.PRODUCT) else instr.output.name
     return Q_BYTES.get(types[read].dtype, 1)
 
 
@@ -207,22 +205,23 @@ def _sizes(instr: Instr, types: Mapping[str, Type]) -> list[int]:
     out = types[instr.output.name].width
     if CODES[instr.op] == Code.EXCHANGE:  # the core needs no scratch for such rows
         return [0, 0]
-    if instr.op in (*LINEARS, *WRITES):
+    if instr.has(Trait.PRODUCT) or instr.writes_cache:
         inputs = types[instr.inputs[0]].width
-        return [inputs, inputs if instr.op in WRITES else out]
+        return [inputs, inputs if instr.writes_cache else out]
     return [out, out]
 
 
 def _weights(instr: Instr, layout: Layout) -> list[int]:
     """norm weight (or attention's slopes), bias, eps, layer (or an embedding's first id), q_norm, k_norm, pieces of a
     matrix."""
-    matrix, norms = instr.op in ("embed", *LINEARS), instr.op in NORMS
+    matrix = bool(instr.weights) and instr.weights[0] in layout.matrices
+    norms = bool(instr.weights) and not matrix and not instr.writes_cache
     norm = layout.vectors[instr.weights[0]] if norms else -1
     if instr.op == "attend" and instr.attr("alibi"):
         norm = layout.slopes
     bias = layout.vectors[instr.weights[1]] if (matrix or norms) and len(instr.weights) > 1 else -1
     eps = float(instr.attr("eps")) if norms else 0.0
-    layer = int(instr.attr("layer")) if instr.op in (*WRITES, "attend") else int(instr.attrs.get("first") or 0)
+    layer = int(instr.attrs.get("first") or 0) if instr.op == "embed" else int(instr.attrs.get("layer", 0))
     q_norm, k_norm = -1, -1
     if instr.op == "rope_kv_write" and instr.weights:
         q_norm, k_norm = (layout.vectors[name] for name in instr.weights)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from roofline.backends.reference.orders import Context
 from roofline.models.cache import segments_of
 from roofline.ops.attention import quantize_heads
 from roofline.ops.batch import PAGE_TOKENS, Batch
@@ -52,27 +53,21 @@ class PagedCache:
             page, slot = table[at // PAGE_TOKENS], at % PAGE_TOKENS
             self.k[layer, page, slot] = k[start:stop].detach()
             self.v[layer, page, slot] = v[start:stop].detach()
-            for held, scale in zip(self.scales, (k_scale, v_scale), strict=False):
-                held[layer, page, slot] = scale[start:stop]
+            for scales, scale in zip(self.scales, (k_scale, v_scale), strict=False):
+                scales[layer, page, slot] = scale[start:stop]
         return self
 
     def read(self, layer: int, index: int) -> "tuple[Tensor, Tensor]":
         """k, v [context, kv_heads, head_dim] of one segment, this step included."""
-        k, v = (self._of(store, layer, index) for store in (self.k, self.v))
-        if self.int8:
-            k_scale, v_scale = self.read_scales(layer, index)
-            k, v = k * k_scale[..., None], v * v_scale[..., None]
-        return k, v
+        stored = self.read_stored(layer, index)
+        if stored.k_scale is None or stored.v_scale is None:
+            return stored.k, stored.v
+        return stored.k * stored.k_scale[..., None], stored.v * stored.v_scale[..., None]
 
-    def read_stored(self, layer: int, index: int) -> "tuple[Tensor, Tensor]":
-        """k, v as `read`, without the scales of an int8 cache."""
-        return self._of(self.k, layer, index), self._of(self.v, layer, index)
+    def read_stored(self, layer: int, index: int) -> Context:
+        """The same as it is stored: an int8 cache's whole numbers and scales."""
+        return Context(*(self._segment(store, layer, index) for store in (self.k, self.v, *self.scales)))
 
-    def read_scales(self, layer: int, index: int) -> "tuple[Tensor, Tensor]":
-        """The scales of an int8 cache's k and v [context, kv_heads]."""
-        k_scale, v_scale = (self._of(store, layer, index) for store in self.scales)
-        return k_scale, v_scale
-
-    def _of(self, store: "Tensor", layer: int, index: int) -> "Tensor":
+    def _segment(self, store: "Tensor", layer: int, index: int) -> "Tensor":
         start, stop, first = self.segments[index]
         return store[layer, self.tables[index]].flatten(0, 1)[: first + stop - start]

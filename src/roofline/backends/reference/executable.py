@@ -18,10 +18,12 @@ from roofline.models.config import ModelConfig
 from roofline.models.registry import get
 from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits
 from roofline.ops.collectives import Group
+from roofline.ops.registry import Trait
 from roofline.program.compile import compile_program
 from roofline.program.ir import Instr, Program
 from roofline.program.passes.price import amount, price, work_of
 from roofline.program.target import CPU, GPU_ORDERS, Target
+from roofline.program.text import program_hash
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +47,7 @@ class ReferenceExecutable:
     group: Group | None = None
 
     def __post_init__(self) -> None:
-        facts = f"reference {self.program.digest()} {self.weights_hash}"
+        facts = f"reference {program_hash(self.program)} {self.weights_hash}"
         self.fingerprint = hashlib.sha256(facts.encode()).hexdigest()
         self.vocab_size = self.program.types()[self.program.logits].width
         self.page_bytes = sum(PAGE_TOKENS * group.token_bytes for group in self.program.kv_groups.values())
@@ -105,8 +107,7 @@ class ReferenceExecutable:
 def _ordered(instr: Instr) -> bool:
     """Whether an instruction adds in an order that the step does not change: torch chooses where none of the CPU's is
     asked for."""
-    sums = instr.op.startswith("linear") or instr.op in ("attend", "all_reduce")
-    return not sums or instr.attr("order") not in ("", *GPU_ORDERS)
+    return not instr.has(Trait.LONG_SUM) or instr.attr("order") not in ("", *GPU_ORDERS)
 
 
 def reference_executable(

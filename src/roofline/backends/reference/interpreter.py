@@ -5,7 +5,8 @@ reference; 16-bit values are held in float32 and rounded where the Program round
 as the ops they stand for, which is what they promise to equal.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from roofline.backends.reference import orders
@@ -14,7 +15,7 @@ from roofline.backends.reference.weights import Read, Weights
 from roofline.common.errors import UnsupportedError
 from roofline.ops import registry
 from roofline.ops.activations import halves
-from roofline.ops.attention import kv_write, rotate, round_to
+from roofline.ops.attention import kv_write, log2_slopes, rotate, round_to
 from roofline.ops.collectives import Group, require_ranks
 from roofline.ops.matmul import Q8Rows, quantize_rows
 from roofline.ops.rope_tables import cos_sin
@@ -45,13 +46,21 @@ class Interpreter:
 
     def step(self, instr: Instr, operands: list[Any]) -> tuple[Any, ...]:
         """The results of one instruction."""
-        run = _RUN.get(instr.op)
-        result = run(self, instr, *operands) if run else self._by_reference(instr, operands)
+        result = self._compute(instr, operands)
         results = list(result) if isinstance(result, tuple) else [result]
         if out := instr.attr("out"):
             at = max(i for i, value in enumerate(instr.outputs) if value.type.dtype != "cache")
             results[at] = round_to(results[at], out)
         return tuple(results)
+
+    def _compute(self, instr: Instr, operands: list[Any]) -> Any:
+        op = registry.get(instr.op)
+        if op.fuses[1:] == ("quantize_rows",):
+            attrs = {key: value for key, value in instr.attrs.items() if key in registry.get(op.fuses[0]).attributes}
+            rows = self._compute(replace(instr, op=op.fuses[0], attrs=attrs), operands)
+            return quantize_rows(rows, instr.attr("group"), instr.attr("bits"))
+        method = getattr(self, f"_op_{instr.op}", None)
+        return method(instr, *operands) if method else self._by_reference(instr, operands)
 
     def _by_reference(self, instr: Instr, operands: list[Any]) -> Any:
         op = registry.get(instr.op)
@@ -60,11 +69,11 @@ class Interpreter:
         attrs = {key: value for key, value in instr.attrs.items() if key not in ("order", "out")}
         if "table" in attrs:
             attrs["table"] = self.program.tables[attrs["table"]]
-        named = dict(zip(op.values, operands, strict=False))
-        named |= {key: self.weights.tensor(name) for key, name in zip(op.weights, instr.weights, strict=False)}
-        return op.reference(**named, **attrs)
+        parameters = dict(zip(op.values, operands, strict=False))
+        parameters |= {key: self.weights.tensor(name) for key, name in zip(op.weights, instr.weights, strict=False)}
+        return op.reference(**parameters, **attrs)
 
-    def embed(self, instr: Instr, ids: "Tensor") -> "Tensor":
+    def _op_embed(self, instr: Instr, ids: "Tensor") -> "Tensor":
         import torch
 
         name, first = instr.weights[0], instr.attr("first")
@@ -74,7 +83,7 @@ class Interpreter:
         rows = self.weights.rows(name, (ids - first).where(inside, 0).numpy())
         return torch.where(inside[:, None], rows, 0.0)
 
-    def linear(self, instr: Instr, x: "Tensor | Q8Rows") -> "Tensor":
+    def _op_linear(self, instr: Instr, x: "Tensor | Q8Rows") -> "Tensor":
         import torch
 
         order, name = instr.attr("order"), instr.weights[0]
@@ -89,97 +98,76 @@ class Interpreter:
             return registry.get("linear").reference(x, *weights, x_dtype=instr.attrs.get("x_dtype", "f32"))
         return out + self.weights.tensor(instr.weights[1]) if len(instr.weights) > 1 else out
 
-    def linear_add(self, instr: Instr, x: Any, residual: "Tensor") -> "Tensor":
-        return residual + self.linear(instr, x)
+    def _op_linear_add(self, instr: Instr, x: Any, residual: "Tensor") -> "Tensor":
+        return residual + self._op_linear(instr, x)
 
-    def linear_silu_mul(self, instr: Instr, x: Any) -> "Tensor":
-        both = self.linear(instr, x)
+    def _op_linear_silu_mul(self, instr: Instr, x: Any) -> "Tensor":
+        gate, up = halves(self._op_linear(instr, x), None)
         if instr.attr("gate_order") == "exp2":
-            return orders.silu_mul_exp2(*halves(both, None))
-        return registry.get("silu_mul").reference(both)
-
-    def rms_norm(self, instr: Instr, x: "Tensor") -> "Tensor":
-        return self._norm(instr, x, instr.weights[0], instr.attr("heads"))
-
-    def norm_quantize(self, instr: Instr, x: "Tensor") -> Q8Rows:
-        return quantize_rows(self.rms_norm(instr, x), instr.attr("group"), instr.attr("bits"))
-
-    def layer_norm(self, instr: Instr, x: "Tensor") -> "Tensor":
-        w, bias = [self.weights.tensor(name) for name in instr.weights] + [None] * (2 - len(instr.weights))
-        assert w is not None, "a norm has a weight"
-        if instr.attr("order") == "lanes16":
-            return orders.layer_norm_lanes16(x.contiguous(), w, bias, instr.attr("eps"))
-        return registry.get("layer_norm").reference(x, w, bias, eps=instr.attr("eps"))
-
-    def layer_norm_quantize(self, instr: Instr, x: "Tensor") -> Q8Rows:
-        return quantize_rows(self.layer_norm(instr, x), instr.attr("group"), instr.attr("bits"))
-
-    def cast(self, instr: Instr, x: "Tensor") -> "Tensor":
-        return round_to(x, instr.attr("dtype"))
-
-    def gelu(self, instr: Instr, x: "Tensor") -> "Tensor":
-        if instr.attr("order") == "exp2":
-            return orders.gelu_exp2(x, instr.attr("tanh"))
-        return registry.get("gelu").reference(x, instr.attr("tanh"))
-
-    def gelu_quantize(self, instr: Instr, x: "Tensor") -> Q8Rows:
-        return quantize_rows(self.gelu(instr, x), instr.attr("group"), instr.attr("bits"))
-
-    def silu_mul(self, instr: Instr, gate: "Tensor", up: "Tensor | None" = None) -> "Tensor":
-        if instr.attr("order") == "exp2":
-            return orders.silu_mul_exp2(*halves(gate, up))
+            return orders.silu_mul_exp2(gate, up)
         return registry.get("silu_mul").reference(gate, up)
 
-    def silu_mul_quantize(self, instr: Instr, gate: "Tensor", up: "Tensor | None" = None) -> Q8Rows:
-        return quantize_rows(self.silu_mul(instr, gate, up), instr.attr("group"), instr.attr("bits"))
+    def _op_rms_norm(self, instr: Instr, x: "Tensor") -> "Tensor":
+        return self._norm(instr, x, instr.weights[0], instr.attr("heads"))
 
-    def rope(self, instr: Instr, x: "Tensor", positions: "Tensor") -> "Tensor":
+    def _op_layer_norm(self, instr: Instr, x: "Tensor") -> "Tensor":
+        if instr.attr("order") != "lanes16":
+            return self._by_reference(instr, [x])
+        w, *bias = (self.weights.tensor(name) for name in instr.weights)
+        return orders.layer_norm_lanes16(x.contiguous(), w, bias[0] if bias else None, instr.attr("eps"))
+
+    def _op_cast(self, instr: Instr, x: "Tensor") -> "Tensor":
+        return round_to(x, instr.attr("dtype"))
+
+    def _op_gelu(self, instr: Instr, x: "Tensor") -> "Tensor":
+        exact = instr.attr("order") == "exp2"
+        return orders.gelu_exp2(x, instr.attr("tanh")) if exact else self._by_reference(instr, [x])
+
+    def _op_silu_mul(self, instr: Instr, gate: "Tensor", up: "Tensor | None" = None) -> "Tensor":
+        exact = instr.attr("order") == "exp2"
+        return orders.silu_mul_exp2(*halves(gate, up)) if exact else self._by_reference(instr, [gate, up])
+
+    def _op_rope(self, instr: Instr, x: "Tensor", positions: "Tensor") -> "Tensor":
         return self._rope(instr, x, positions, instr.attr("heads"))
 
-    def rope_kv_write(self, instr: Instr, qkv: "Tensor", positions: "Tensor", cache: PagedCache) -> tuple[Any, ...]:
+    def _op_rope_kv_write(self, instr: Instr, qkv: "Tensor", positions: "Tensor", cache: PagedCache) -> tuple[Any, ...]:
         heads, kv_heads = instr.attr("heads"), cache.kv_heads
-        dim = qkv.shape[1] // (heads + 2 * kv_heads)
-        q, k, v = qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=1)
+        q, k, v = _parts(qkv, heads, kv_heads)
         if instr.weights:
             q = self._norm(instr, q, instr.weights[0], heads)
             k = self._norm(instr, k, instr.weights[1], kv_heads)
         q, k = self._rope(instr, q, positions, heads), self._rope(instr, k, positions, kv_heads)
-        return q, self.kv_write(instr, cache, k, v)
+        return q, self._op_kv_write(instr, cache, k, v)
 
-    def qkv_write(self, instr: Instr, qkv: "Tensor", cache: PagedCache) -> tuple[Any, ...]:
-        head_dim = qkv.shape[1] // (instr.attr("heads") + 2 * cache.kv_heads)
-        q_width, kv_width = instr.attr("heads") * head_dim, cache.kv_heads * head_dim
-        q, k, v = qkv.split([q_width, kv_width, kv_width], dim=1)
-        return q, self.kv_write(instr, cache, k, v)
+    def _op_qkv_write(self, instr: Instr, qkv: "Tensor", cache: PagedCache) -> tuple[Any, ...]:
+        q, k, v = _parts(qkv, instr.attr("heads"), cache.kv_heads)
+        return q, self._op_kv_write(instr, cache, k, v)
 
-    def kv_write(self, instr: Instr, cache: PagedCache, k: "Tensor", v: "Tensor") -> PagedCache:
+    def _op_kv_write(self, instr: Instr, cache: PagedCache, k: "Tensor", v: "Tensor") -> PagedCache:
         dtype = "f32" if instr.attr("kv_dtype") == "int8" else instr.attr("kv_dtype")  # an int8 cache quantises itself
         return kv_write(cache, k, v, instr.attr("layer"), dtype)
 
-    def attend(self, instr: Instr, q: "Tensor", cache: PagedCache) -> "Tensor":
+    def _op_attend(self, instr: Instr, q: "Tensor", cache: PagedCache) -> "Tensor":
         import torch
 
         if instr.attr("order") not in CACHE_ORDERS.values():
             return self._by_reference(instr, [q, cache])
         heads, out = instr.attr("heads"), []
-        options = [instr.attr(name) for name in ("scale", "window", "soft_cap", "alibi")]
-        among = {name: instr.attr(name) for name in ("first_head", "all_heads")}
+        slopes = log2_slopes(heads, instr.attr("first_head"), instr.attr("all_heads")) if instr.attr("alibi") else None
+        bends = {"window": instr.attr("window"), "soft_cap": instr.attr("soft_cap"), "slopes": slopes}
         for index, (start, stop, first) in enumerate(cache.segments):
-            held = [*cache.read_stored(instr.attr("layer"), index)]
-            if cache.int8:
-                held += cache.read_scales(instr.attr("layer"), index)
-            k, v, *scales = (part.repeat_interleave(heads // cache.kv_heads, dim=1) for part in held)
+            context = cache.read_stored(instr.attr("layer"), index).for_heads(heads)
             rows = q[start:stop].view(stop - start, heads, -1)
-            out.append(orders.attend_pages64(rows, k, v, first, *options, *scales, **among).flatten(1))
+            out.append(orders.attend_pages64(rows, context, first, instr.attr("scale"), **bends).flatten(1))
         return torch.cat(out)
 
-    def all_reduce(self, instr: Instr, x: "Tensor") -> "Tensor":
+    def _op_all_reduce(self, instr: Instr, x: "Tensor") -> "Tensor":
         order = instr.attr("order")
         if self.group is None or not order:
             return registry.get("all_reduce").reference(x, instr.attr("ranks"), self.group)
         return self.group.sum(x, order)
 
-    def all_gather(self, instr: Instr, x: "Tensor") -> "Tensor":
+    def _op_all_gather(self, instr: Instr, x: "Tensor") -> "Tensor":
         return registry.get("all_gather").reference(x, instr.attr("widths"), self.group)
 
     def _norm(self, instr: Instr, x: "Tensor", weight: str, heads: int) -> "Tensor":
@@ -196,28 +184,7 @@ class Interpreter:
         return rotate(x.contiguous(), cos, sin, heads, table.style)
 
 
-_RUN: dict[str, Callable[..., Any]] = {
-    name: getattr(Interpreter, name)
-    for name in (
-        "embed",
-        "linear",
-        "linear_add",
-        "linear_silu_mul",
-        "rms_norm",
-        "norm_quantize",
-        "layer_norm",
-        "layer_norm_quantize",
-        "cast",
-        "gelu",
-        "gelu_quantize",
-        "silu_mul",
-        "silu_mul_quantize",
-        "rope",
-        "kv_write",
-        "rope_kv_write",
-        "qkv_write",
-        "attend",
-        "all_reduce",
-        "all_gather",
-    )
-}
+def _parts(qkv: "Tensor", heads: int, kv_heads: int) -> "tuple[Tensor, ...]":
+    """q, k and v, which lie side by side."""
+    dim = qkv.shape[1] // (heads + 2 * kv_heads)
+    return qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=1)

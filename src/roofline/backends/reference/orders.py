@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from roofline.backends.reference.unpack import Groups
-from roofline.ops.attention import log2_slopes
 from roofline.ops.exp2 import LOG2E, exp2_falling, exp2_signed, fma
 from roofline.ops.matmul import Q8Rows
 from roofline.ops.normal_tail import normal_tail
@@ -127,44 +126,57 @@ class _State:
     acc: "Tensor"  # [queries, heads, head_dim]
 
 
+@dataclass
+class Context:
+    """K and V of one segment as a cache stores them: k, v [context, heads, head_dim].
+
+    Order "pages64" stores bf16 values; "pages64.int8" whole numbers, and scales [context, heads].
+    """
+
+    k: "Tensor"
+    v: "Tensor"
+    k_scale: "Tensor | None" = None
+    v_scale: "Tensor | None" = None
+
+    def for_heads(self, heads: int) -> "Context":
+        """The same with a kv head for each of `heads` query heads."""
+        times = heads // self.k.shape[1]
+        tensors = (self.k, self.v, self.k_scale, self.v_scale)
+        return Context(*(t if t is None else t.repeat_interleave(times, dim=1) for t in tensors))  # type: ignore[arg-type]
+
+
 def attend_pages64(
     q: "Tensor",
-    k: "Tensor",
-    v: "Tensor",
+    context: Context,
     first: int,
     scale: float,
-    window: int,
-    soft_cap: float,
-    alibi: bool,
-    k_scale: "Tensor | None" = None,
-    v_scale: "Tensor | None" = None,
-    first_head: int = 0,
-    all_heads: int = 0,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    slopes: list[float] | None = None,
 ) -> "Tensor":
     """Order "pages64", one segment: q [queries, heads, head_dim] at positions first.. -> the same shape.
 
-    k, v [context, heads, head_dim]: already bf16 values, a kv head for each query head. Order "pages64.int8" has whole
-    numbers there, and scales [context, heads]: k's are multiplied into scores, v's into softmax weights before these
-    are rounded to bf16.
+    context: with a kv head for each query head. Scales of "pages64.int8" are multiplied into scores (k's), and into
+    softmax weights before these are rounded to bf16 (v's). slopes: ALiBi's, in units of log2.
 
     Scores are in units of log2. A block in which a query sees no key changes nothing for it.
     """
     import torch
 
-    context = k.shape[0]
+    k, v, k_scale, v_scale = context.k, context.v, context.k_scale, context.v_scale
+    count = k.shape[0]
     q = (q * torch.tensor(scale * math.log2(math.e), dtype=torch.float32)).bfloat16().float()
     at = torch.arange(first, first + q.shape[0])[:, None]
-    keys = torch.arange(context)[None, :]
-    seen = (keys <= at) & (keys > at - window) if window else keys <= at  # [queries, context]
+    keys = torch.arange(count)[None, :]
+    visible = (keys <= at) & (keys > at - window) if window else keys <= at  # [queries, context]
     scores = _scores(q, k) if k_scale is None else _scores(q, k) * k_scale.T[None]
-    slopes = log2_slopes(q.shape[1], first_head, all_heads) if alibi else None
     scores = _bend(scores, keys - at, soft_cap, slopes)
-    scores = scores.masked_fill(~seen[:, None, :], -math.inf)
-    factor = torch.ones_like(scores) if v_scale is None else v_scale.T[None].masked_fill(~seen[:, None, :], 0.0)
+    scores = scores.masked_fill(~visible[:, None, :], -math.inf)
+    factor = torch.ones_like(scores) if v_scale is None else v_scale.T[None].masked_fill(~visible[:, None, :], 0.0)
     total: _State | None = None
-    for start in range(0, context, SPLIT):
-        stop = min(start + SPLIT, context)
-        part = _split(scores[..., start:stop], factor[..., start:stop], v[start:stop], seen[:, start:stop])
+    for start in range(0, count, SPLIT):
+        stop = min(start + SPLIT, count)
+        part = _split(scores[..., start:stop], factor[..., start:stop], v[start:stop], visible[:, start:stop])
         total = part if total is None else _merge(total, part)
     assert total is not None
     return total.acc * (1.0 / tree16(total.lanes))[..., None] + 0.0
@@ -194,7 +206,7 @@ def _bend(scores: "Tensor", distance: "Tensor", soft_cap: float, slopes: list[fl
     return scores
 
 
-def _split(scores: "Tensor", factor: "Tensor", v: "Tensor", seen: "Tensor") -> _State:
+def _split(scores: "Tensor", factor: "Tensor", v: "Tensor", visible: "Tensor") -> _State:
     """The state after all blocks of one split; m stays -inf where a query sees nothing of it."""
     import torch
 
@@ -203,7 +215,7 @@ def _split(scores: "Tensor", factor: "Tensor", v: "Tensor", seen: "Tensor") -> _
     scores = torch.nn.functional.pad(scores, (0, pad), value=-math.inf)
     factor = torch.nn.functional.pad(factor, (0, pad))
     v = torch.nn.functional.pad(v, (0, 0, 0, 0, 0, pad))
-    seen = torch.nn.functional.pad(seen, (0, pad))
+    visible = torch.nn.functional.pad(visible, (0, pad))
     state = _State(
         torch.full((queries, heads), -math.inf),
         torch.zeros(queries, heads, LANES),
@@ -211,7 +223,7 @@ def _split(scores: "Tensor", factor: "Tensor", v: "Tensor", seen: "Tensor") -> _
     )
     for start in range(0, count, BLOCK):
         block = slice(start, start + BLOCK)
-        state = _block(state, scores[..., block], factor[..., block], v[block], seen[:, block].any(dim=1))
+        state = _block(state, scores[..., block], factor[..., block], v[block], visible[:, block].any(dim=1))
     return state
 
 
@@ -235,18 +247,18 @@ def _block(state: _State, scores: "Tensor", factor: "Tensor", v: "Tensor", sees:
     )
 
 
-def _merge(left: _State, right: _State) -> _State:
+def _merge(a: _State, b: _State) -> _State:
     """Two splits as one; a side that saw nothing leaves the other as it is."""
     import torch
 
-    m = torch.maximum(left.m, right.m)
+    m = torch.maximum(a.m, b.m)
     anything = torch.isfinite(m)
     base = torch.where(anything, m, torch.zeros_like(m))
-    a, b = exp2_falling(left.m - base)[..., None], exp2_falling(right.m - base)[..., None]
-    both = (torch.isfinite(left.m) & torch.isfinite(right.m))[..., None]
-    only_right = torch.isfinite(right.m)[..., None]
+    a_factor, b_factor = exp2_falling(a.m - base)[..., None], exp2_falling(b.m - base)[..., None]
+    in_both = (torch.isfinite(a.m) & torch.isfinite(b.m))[..., None]
+    in_b = torch.isfinite(b.m)[..., None]
 
     def joined(x: "Tensor", y: "Tensor") -> "Tensor":
-        return torch.where(both, x * a + y * b, torch.where(only_right, y, x))
+        return torch.where(in_both, x * a_factor + y * b_factor, torch.where(in_b, y, x))
 
-    return _State(m, joined(left.lanes, right.lanes), joined(left.acc, right.acc))
+    return _State(m, joined(a.lanes, b.lanes), joined(a.acc, b.acc))

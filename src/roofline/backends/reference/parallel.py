@@ -13,6 +13,7 @@ from roofline.models.registry import get
 from roofline.ops.batch import BatchLimits
 from roofline.program.compile import compile_program
 from roofline.program.target import Target
+from roofline.program.text import program_hash
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,7 +42,7 @@ def parallel_reference(
 ) -> ParallelExecutable:
     """Rank 0's executable over its share of the checkpoint."""
     whole = compile_program(get(config.family), config, checkpoint.tensors, target)
-    identity = f"reference {whole.digest()} {digest_of(checkpoint)}"
+    identity = f"reference {program_hash(whole)} {digest_of(checkpoint)}"
 
     def sample_of(logits: "Tensor", rows: SampleRows) -> Sampled:
         return sample(logits.numpy(), rows)

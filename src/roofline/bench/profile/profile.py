@@ -207,8 +207,8 @@ def _merged(program: "Program", step: Step) -> list[Label]:
     a CPU."""
     names = list(labels(program))
     if step.tokens == 1 and program.target != GPU.name:
-        for at, name in enumerate(names):
-            if name.op in ("rope_kv_write", "qkv_write"):
+        for at, instr in enumerate(program.body):
+            if instr.writes_cache:
                 names[at] = names[at + 1]
     return names
 

@@ -151,7 +151,7 @@ def products_of(model: str, weights: str | None, batch: str, prompt: int) -> "tu
         raise ConfigError(f"{model} has weights in {formats} alone, which no BLAS library multiplies: nothing to tune")
     if products.others:
         print(f"{len(products.others)} products are left out: our own kernels multiply weights in block formats")
-    return products, list(gemms(ours, steps, ("linear", "linear_add")))
+    return products, list(gemms(ours, steps, fused_gates=False))
 
 
 def _programs(model: str, weights: str | None) -> "tuple[Program, Program]":

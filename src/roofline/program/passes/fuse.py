@@ -8,18 +8,15 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
+from roofline.ops.registry import fusions as fusions_into
 from roofline.program.ir import Instr, Program
 from roofline.program.passes.rewrite import makers, readers, without_dead
 from roofline.program.target import CPU
 
 Made = Mapping[str, Instr]
 Read = Mapping[str, int]
-_QUANTISED = {
-    "rms_norm": "norm_quantize",
-    "layer_norm": "layer_norm_quantize",
-    "silu_mul": "silu_mul_quantize",
-    "gelu": "gelu_quantize",
-}
+# Op -> what add_norm is told where it stands for that norm.
+_ADD_NORM = {"rms_norm": {}, "layer_norm": {"layer": True}}
 
 
 def fuse(program: Program, fusions: Collection[str] = CPU.fusions) -> Program:
@@ -74,12 +71,11 @@ def _linear_silu_mul(program: Program, instr: Instr, made: Made, read: Read) -> 
 
 
 def _quantize(instr: Instr, made: Made, read: Read) -> Instr | None:
-    if instr.op != "quantize_rows":
+    part = made.get(instr.inputs[0]) if instr.op == "quantize_rows" else None
+    fused = fusions_into("quantize_rows").get(part.op) if part is not None else None
+    if part is None or fused is None or read[instr.inputs[0]] != 1:
         return None
-    for op, fused in _QUANTISED.items():
-        if part := _only(instr.inputs[0], op, made, read):
-            return Instr(fused, part.inputs, part.weights, {**instr.attrs, **part.attrs}, instr.outputs)
-    return None
+    return Instr(fused, part.inputs, part.weights, {**instr.attrs, **part.attrs}, instr.outputs)
 
 
 def _linear_add(instr: Instr, made: Made, read: Read) -> Instr | None:
@@ -93,11 +89,10 @@ def _linear_add(instr: Instr, made: Made, read: Read) -> Instr | None:
 
 def _add_norm(instr: Instr, made: Made, read: Read) -> Instr | None:
     """add, norm of the whole sum -> add_norm, which makes both: the sum keeps its name for those who read it later."""
-    total = made.get(instr.inputs[0]) if instr.op in ("rms_norm", "layer_norm") else None
+    total = made.get(instr.inputs[0]) if instr.op in _ADD_NORM else None
     if total is None or total.op != "add" or instr.attrs.get("heads", 1) != 1:
         return None
-    layer = {"layer": True} if instr.op == "layer_norm" else {}
-    attrs = {**instr.attrs, **layer}
+    attrs = {**instr.attrs, **_ADD_NORM[instr.op]}
     return Instr("add_norm", total.inputs, instr.weights, attrs, (*total.outputs, *instr.outputs))
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from roofline.common.errors import UnsupportedError
-from roofline.ops.registry import get
+from roofline.ops.registry import Trait, get
 from roofline.ops.symbol import Q8_GROUP, Type
 from roofline.program.ir import Instr, KvGroup, Program, Value
 from roofline.program.passes.rewrite import makers
@@ -44,10 +44,6 @@ def legalize(program: Program, target: Target) -> Program:
     return replace(program, body=tuple(body), weights=weights, kv_groups=groups, target=target.name)
 
 
-# Ops whose results are rounded to the activations' dtype.
-_ROUNDED = ("linear", "rms_norm", "layer_norm", "rope", "attend", "silu_mul", "gelu_mul", "silu", "gelu")
-
-
 def _rounded(program: Program, activations: str) -> Program:
     """Rows between linears in 16 bits, where the target has them so: what a linear reads and writes, but the logits.
 
@@ -55,27 +51,22 @@ def _rounded(program: Program, activations: str) -> Program:
     """
     if activations == "f32":
         return program
-    readers: dict[str, set[str]] = {}
     logits = _head(program)
-    for instr in program.body:
-        for name in instr.inputs:
-            readers.setdefault(name, set()).add(instr.op)
+    read_narrow = {name for i in program.body if not i.has(Trait.READS_WIDE) for name in i.inputs}
     types = {value.name: value.type for value in program.inputs}
     body: list[Instr] = []
     for instr in program.body:
         name, attrs = instr.output.name, dict(instr.attrs)
-        straight = instr.op != "linear" and readers.get(name, set()) <= {"rope", "rms_norm", "layer_norm"}
-        if instr.op in _ROUNDED and name != logits and not straight:
+        rounded = instr.op == "linear" or name in read_narrow
+        if instr.has(Trait.ROUNDED) and name != logits and rounded:
             attrs["out"] = activations
         if instr.op == "linear" and types[instr.inputs[0]].dtype == "f32":
             instr, cast = _cast_before(instr, types[instr.inputs[0]], activations)
             if cast.output.name not in types:
                 types[cast.output.name] = cast.output.type
                 body.append(cast)
-        op = get(instr.op)
-        held = (program.weights[weight].type for weight in instr.weights)
-        found = op.types(op.call((types[i] for i in instr.inputs), held, attrs))
-        outputs = tuple(Value(v.name, kind) for v, kind in zip(instr.outputs, found, strict=True))
+        kinds = get(instr.op).results((types[i] for i in instr.inputs), program.weight_types(instr), attrs)
+        outputs = tuple(Value(v.name, kind) for v, kind in zip(instr.outputs, kinds, strict=True))
         types |= {value.name: value.type for value in outputs}
         body.append(replace(instr, attrs=attrs, outputs=outputs))
     return replace(program, body=tuple(body))
@@ -129,7 +120,6 @@ def _float8(program: Program, instr: Instr) -> bool:
 
 def _choices(instr: Instr, target: Target) -> dict[str, Any]:
     attrs = dict(instr.attrs)
-    known = get(instr.op).attributes
-    attrs |= {name: dtype for name, dtype in target.attend_dtypes.items() if name in known}
+    attrs |= {name: dtype for name, dtype in target.attend_dtypes.items() if name in get(instr.op).attributes}
     order = target.float_order if instr.op == "linear" else target.orders.get(instr.op)
     return attrs | ({"order": order} if order else {})

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from roofline.ops.registry import Trait
 from roofline.ops.symbol import Type
 from roofline.program.ir import Instr, Program, Recipe, Value
 from roofline.program.passes.rewrite import makers, without_dead
-
-_GATED = ("silu_mul", "gelu_mul")
 
 
 def merge(program: Program) -> Program:
@@ -36,7 +35,7 @@ def merge(program: Program) -> Program:
         elif instr.output.name not in gone:
             body.append(instr)
     made = makers(body)
-    body = [_side_by_side(instr, made) if instr.op in _GATED else instr for instr in body]
+    body = [_side_by_side(instr, made) if instr.has(Trait.GATED) else instr for instr in body]
     return without_dead(replace(program, weights=weights), body)
 
 

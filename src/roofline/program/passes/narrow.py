@@ -6,12 +6,8 @@ mlp there. Each remaining row is computed as before, to the bit.
 
 from dataclasses import replace
 
+from roofline.ops.registry import Trait
 from roofline.program.ir import Instr, Program, Value
-
-# Row i of the result depends on row i of the operands alone.
-ROWWISE = frozenset(
-    ("linear", "rms_norm", "layer_norm", "silu_mul", "gelu", "add", "scale", "soft_cap", "cast", "quantize_rows")
-)
 
 
 def narrow(program: Program) -> Program:
@@ -24,7 +20,7 @@ def narrow(program: Program) -> Program:
 
 def _narrow_above(program: Program, at: int) -> Program:
     take = program.body[at]
-    wanted, rows = take.inputs
+    source, rows = take.inputs
     inside = _only_for(program, at)
     if not inside:
         return program
@@ -47,7 +43,7 @@ def _narrow_above(program: Program, at: int) -> Program:
             body.append(replace(instr, inputs=inputs, outputs=outputs))
         elif number != at:
             body.append(instr)
-    renamed = {take.output.name: wanted}
+    renamed = {take.output.name: source}
     body = [replace(i, inputs=tuple(renamed.get(name, name) for name in i.inputs)) for i in body]
     return replace(program, body=tuple(body), outputs=tuple(renamed.get(name, name) for name in program.outputs))
 
@@ -61,7 +57,7 @@ def _only_for(program: Program, at: int) -> set[int]:
     inside: set[int] = set()
     for number in range(at - 1, -1, -1):
         instr = program.body[number]
-        if instr.op not in ROWWISE:
+        if not instr.has(Trait.ROW_WISE):
             continue
         used = set().union(*(readers.get(v.name, set()) for v in instr.outputs))
         escapes = any(v.name in program.outputs for v in instr.outputs)

@@ -7,7 +7,7 @@ per token (per row), a multiple of 64, so no two live values overlap whatever th
 from dataclasses import replace
 
 from roofline.ops.cost import Affine
-from roofline.ops.registry import get
+from roofline.ops.registry import Trait, get
 from roofline.program.ir import SYMBOLS, Instr, Place, Plan, Program
 
 ALIGN = 64
@@ -26,7 +26,7 @@ def plan(program: Program) -> Program:
             kind = value.type
             if kind.dtype == "cache":
                 continue
-            if instr.op == "split":
+            if instr.has(Trait.VIEW):
                 base, column = slot[instr.inputs[0]]
                 slot[value.name] = base, column + instr.attr("start") * kind.row_bytes // kind.width
                 stride[value.name] = stride[instr.inputs[0]]
@@ -55,7 +55,7 @@ def _last_use(program: Program) -> dict[str, int]:
         instr = program.body[at]
         for name in instr.inputs:
             last.setdefault(name, at)
-            if instr.op == "split":
+            if instr.has(Trait.VIEW):
                 last[name] = max(last[name], last.get(instr.output.name, at))
     for name in program.outputs:
         last[name] = len(program.body)
@@ -68,7 +68,7 @@ def _taken_over(instr: Instr, slot: dict[str, tuple[int, int]], last: dict[str, 
     if op.inplace is None:
         return ""
     name = instr.inputs[op.values.index(op.inplace)]
-    viewed = any(i.op == "split" and name in (i.inputs[0], i.output.name) for i in program.body)
+    viewed = any(i.has(Trait.VIEW) and name in (i.inputs[0], i.output.name) for i in program.body)
     read_twice = instr.inputs.count(name) > 1
     return name if name in slot and last[name] == at and not viewed and not read_twice else ""
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from roofline.ops.batch import Batch
 from roofline.ops.cost import Cost
+from roofline.ops.registry import Trait
 from roofline.program.target import CACHE_ORDERS, GPU_ORDERS
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def seconds(instr: "Instr", spent: Amount, roofs: Roofs, working_set: int) -> fl
 def arithmetic(instr: "Instr") -> tuple[str, int]:
     """The roof of an instruction's operations, as `Roofs` names it, and what it is divided by."""
     order = instr.attr("order")
-    if instr.op in ("linear", "linear_add", "linear_silu_mul") and order in ("q8g32", "q15g32"):
+    if instr.has(Trait.PRODUCT) and order in ("q8g32", "q15g32"):
         return "int8_ops", 1 if order == "q8g32" else 2  # two products of bytes for one of 15 bits
     sixteen_bits = order in CACHE_ORDERS.values() or order in GPU_ORDERS  # of which f16 is as fast as bf16
     return "bf16_flops" if sixteen_bits else "f32_flops", 1

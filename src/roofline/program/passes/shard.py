@@ -16,15 +16,12 @@ from typing import Any
 from roofline.common.errors import UnsupportedError
 from roofline.models.spec import Param
 from roofline.ops import formats, registry
+from roofline.ops.registry import Trait
 from roofline.ops.symbol import Type
 from roofline.program.ir import Columns, Instr, KvGroup, Piece, Program, Recipe, Value
 from roofline.program.passes.divide import Heads, Range, divide_columns, divide_heads, divide_rows
 
 Cut = tuple[Range, ...]  # the columns of a value that a rank has, in ascending order
-# Column i of the result depends on column i of the operands alone.
-_BY_COLUMN = frozenset(("silu", "silu_mul", "gelu", "gelu_mul", "add", "scale", "soft_cap", "cast", "take_rows"))
-# The same, head by head.
-_BY_HEAD = frozenset(("rope", "rms_norm"))
 
 
 def shard(program: Program, params: Iterable[Param], rank: int, ranks: int) -> Program:
@@ -63,7 +60,7 @@ class _Cuts:
 
     def split(self, instr: Instr) -> str:
         """How the instruction's matrix is split: "column", "row", "vocab"; "" for a whole one or none."""
-        split = self._splits.get(instr.weights[0], "") if instr.op in ("linear", "embed") else ""
+        split = self._splits.get(instr.weights[0], "") if instr.has(Trait.SPLITS) else ""
         return split if split in ("column", "row", "vocab") else ""
 
     def _heads(self) -> Heads | None:
@@ -187,8 +184,8 @@ class _Writer:
         names: tuple[str, ...],
     ) -> None:
         """Append an instruction, its results of the types that its op infers."""
-        declared, held = registry.get(op), (self.weights[name].type for name in weights)
-        types = declared.types(declared.call((self.types[name] for name in inputs), held, attrs))
+        weight_types = (self.weights[name].type for name in weights)
+        types = registry.get(op).results((self.types[name] for name in inputs), weight_types, attrs)
         outputs = tuple(Value(name, kind) for name, kind in zip(names, types, strict=True))
         self.types |= {value.name: value.type for value in outputs}
         self.body.append(Instr(op, inputs, weights, attrs, outputs))
@@ -205,9 +202,9 @@ class _Writer:
             first, last = heads.heads
             among = {"first_head": first, "all_heads": instr.attr("heads")} if instr.attr("alibi") else {}
             return {"heads": last - first, **among}
-        if instr.op in _BY_HEAD and self.cuts.values.get(instr.output.name) is not None:
-            here, whole = self.types[instr.inputs[0]].width, instr.output.type.width
-            return {"heads": int(instr.attr("heads")) * here // whole}
+        if instr.has(Trait.BY_HEAD) and self.cuts.values.get(instr.output.name) is not None:
+            part, full = self.types[instr.inputs[0]].width, instr.output.type.width
+            return {"heads": int(instr.attr("heads")) * part // full}
         return {}
 
     def _recipe(self, name: str, recipe: Recipe) -> Recipe:
@@ -229,19 +226,19 @@ class _Writer:
 
 def _attended(program: Program) -> set[str]:
     """Values whose columns are those of an attention's heads."""
-    found: set[str] = set()
+    names: set[str] = set()
     for instr in program.body:
-        passed = instr.op in _BY_COLUMN and any(name in found for name in instr.inputs)
+        passed = instr.has(Trait.BY_COLUMN) and any(name in names for name in instr.inputs)
         if instr.op == "attend" or passed:
-            found.add(instr.output.name)
-    return found
+            names.add(instr.output.name)
+    return names
 
 
 def _part_by_part(instr: Instr) -> bool:
     """Whether the columns that a rank has of the result need these of the operands alone."""
-    if instr.op == "rms_norm" and instr.attr("heads") == 1:
+    if instr.op == "rms_norm" and instr.attr("heads") == 1:  # over the full row
         return False
-    return instr.op in _BY_COLUMN | _BY_HEAD or instr.op == "attend"
+    return instr.has(Trait.BY_COLUMN, Trait.BY_HEAD)
 
 
 def _block(recipe: Recipe) -> int:

@@ -4,11 +4,11 @@ Values that cross a cut become outputs of one stage and inputs of the next. Ever
 last stage's logits are those of the whole Program, to the bit.
 """
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 
 from roofline.common.errors import CapacityError, UnsupportedError
-from roofline.ops.registry import get
 from roofline.program.ir import Instr, Program, Value, kv_group_of
 from roofline.program.passes.divide import evenly
 
@@ -36,7 +36,7 @@ def stage(program: Program, number: int, stages: int) -> Program:
     first, last = parts[number]
     names = _cache_names(program, body)
     carried = _crossing(program, edges[number]) if number else []
-    given = _crossing(program, edges[number + 1]) if number + 1 < stages else [program.logits]
+    results = _crossing(program, edges[number + 1]) if number + 1 < stages else [program.logits]
     body = tuple(_renumbered(instr, first, names) for instr in body)
     read, types = {name for instr in body for name in instr.inputs}, program.types()
     used = {name for instr in body for name in instr.weights}
@@ -46,7 +46,7 @@ def stage(program: Program, number: int, stages: int) -> Program:
     return replace(
         program,
         inputs=(*inputs, *(Value(name, types[name]) for name in carried)),
-        outputs=(*given, *_last_caches(body, groups)),
+        outputs=(*results, *_last_caches(body, groups)),
         weights={name: recipe for name, recipe in program.weights.items() if name in used},
         body=body,
         kv_groups=groups,
@@ -56,28 +56,15 @@ def stage(program: Program, number: int, stages: int) -> Program:
 
 
 def _layers(program: Program) -> list[int]:
-    """The layer of each instruction, by its `layer` attribute or the names of its weights; one that says neither
-    belongs to the one before it."""
-    found, at = [], 0
-    for instr in program.body:
-        at = max([at, *_said(instr)])
-        found.append(at)
-    return found
-
-
-def _said(instr: Instr) -> Iterable[int]:
-    if "layer" in get(instr.op).attributes:
-        yield int(instr.attr("layer"))
-    for name in instr.weights:
-        if name.startswith("layers."):
-            yield int(name.split(".")[1])
+    """The layer of each instruction; one that does not say belongs to the one before it."""
+    return list(itertools.accumulate((instr.layer or 0 for instr in program.body), max))
 
 
 def _crossing(program: Program, edge: int) -> list[str]:
     """The value made before an edge of the body and read after it."""
-    made = {v.name for instr in program.body[:edge] for v in instr.outputs if v.type.dtype != "cache"}
+    written = {v.name for instr in program.body[:edge] for v in instr.outputs if v.type.dtype != "cache"}
     read = {name for instr in program.body[edge:] for name in instr.inputs}
-    crossing = sorted(made & read)
+    crossing = sorted(written & read)
     if len(crossing) != 1:
         reason = f"{len(crossing)} values cross a cut between layers: {', '.join(crossing)}"
         raise UnsupportedError(f"pipeline stages of {program.name}", reason, ["pipeline_parallel=1"])

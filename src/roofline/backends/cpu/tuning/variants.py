@@ -6,12 +6,11 @@ A name is a few words that native/variant.h describes; each candidate here chang
 
 from dataclasses import dataclass, replace
 
-from roofline.backends.cpu.lower import LINEARS, QUANTISING
 from roofline.backends.cpu.select import DEFAULT
-from roofline.ops.symbol import Q_BYTES
+from roofline.ops.registry import Trait
+from roofline.ops.symbol import FLOAT_FORMATS, Q_BYTES
 from roofline.program.ir import Instr, Program
 
-FLOATS = ("F32", "F16", "BF16")
 FEW_ROWS = 32
 
 
@@ -40,30 +39,30 @@ class Group:
 def groups(program: Program) -> list[Group]:
     """The Program's ops that have variants, those of equal shape together, in the order of their first."""
     types = program.types()
-    found: dict[tuple[str, str], Group] = {}
+    by_shape: dict[tuple[str, str], Group] = {}
     for index, instr in enumerate(program.body):
         described = _describe(instr, program)
         if described is None:
             continue
         kind, shape = described
-        read = instr.inputs[0] if instr.op in LINEARS else instr.output.name
+        read = instr.inputs[0] if instr.has(Trait.PRODUCT) else instr.output.name
         digits = Q_BYTES.get(types[read].dtype, 1)
         shape = f"{shape} two digits" if digits == 2 else shape
-        known = found.get((kind, shape), Group(kind, shape, (), (), digits, instr.op == "linear_silu_mul"))
+        group = by_shape.get((kind, shape), Group(kind, shape, (), (), digits, instr.op == "linear_silu_mul"))
         over_rows = types[instr.output.name].leading == "rows"
-        ops, leads = (*known.ops, index), (*known.over_rows, over_rows)
-        found[kind, shape] = replace(known, ops=ops, over_rows=leads)
-    return list(found.values())
+        ops, leads = (*group.ops, index), (*group.over_rows, over_rows)
+        by_shape[kind, shape] = replace(group, ops=ops, over_rows=leads)
+    return list(by_shape.values())
 
 
 def _describe(instr: Instr, program: Program) -> tuple[str, str] | None:
     types = program.types()
-    if instr.op in LINEARS:
+    if instr.has(Trait.PRODUCT):
         recipe = program.weights[instr.weights[0]]
         formats = "+".join(dict.fromkeys(piece.format for piece in recipe.pieces))
-        kind = "float_linear" if recipe.pieces[0].format in FLOATS else "linear"
+        kind = "float_linear" if recipe.pieces[0].format in FLOAT_FORMATS else "linear"
         return kind, f"{instr.op} {recipe.shape[1]}x{recipe.shape[0]} {formats}"
-    if instr.op in QUANTISING:
+    if instr.makes_integers:
         out = types[instr.output.name]
         return "rows", f"{instr.op} {out.width} {out.dtype}"
     if instr.op == "attend":

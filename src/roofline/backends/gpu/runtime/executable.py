@@ -29,6 +29,7 @@ from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits
 from roofline.ops.collectives import Group
 from roofline.program.ir import Program
 from roofline.program.passes.price import Roofs
+from roofline.program.text import program_hash
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -305,7 +306,7 @@ class GpuExecutable:
 
         chip, exact = self.runtime.chip.name, self.runtime.exact
         versions = torch.__version__, triton.__version__
-        parts = [self._weights_hash, self.program.digest(), "gpu", chip, *versions, f"exact:{exact}"]
+        parts = [self._weights_hash, program_hash(self.program), "gpu", chip, *versions, f"exact:{exact}"]
         if not exact:  # exact products follow neither
             parts += [text for text in (choices_text(self.runtime.choices), self.runtime.libraries) if text]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

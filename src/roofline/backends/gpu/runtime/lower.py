@@ -11,6 +11,7 @@ from roofline.backends.gpu.runtime.step import Step, dtypes
 from roofline.common.errors import UnsupportedError
 from roofline.hardware.chips.chips import Chip
 from roofline.ops.collectives import Group, require_ranks
+from roofline.ops.registry import Trait
 from roofline.program.ir import Instr, Program, kv_group_of
 
 if TYPE_CHECKING:
@@ -35,14 +36,14 @@ class Lowering:
 
     def launches(self) -> list[tuple[Instr, Launch]]:
         """Instructions that do something, each with its launch. Raises UnsupportedError for an op without a kernel."""
-        found = []
+        launches = []
         for instr in self.program.body:
-            if instr.op == "split":  # a view
+            if instr.has(Trait.VIEW):
                 continue
             if instr.op not in _LOWER:
                 raise UnsupportedError(f"op {instr.op!r} on a GPU", "it has no kernel", sorted(_LOWER))
-            found.append((instr, _LOWER[instr.op](self, instr)))
-        return found
+            launches.append((instr, _LOWER[instr.op](self, instr)))
+        return launches
 
 
 def by_layer(launches: Iterable[tuple[Instr, Launch]]) -> list[tuple[int | None, list[tuple[Instr, Launch]]]]:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from roofline.backends.gpu.runtime.matmul import Products
 from roofline.backends.gpu.runtime.step import Sizes
+from roofline.ops.registry import Trait
 
 if TYPE_CHECKING:
     from roofline.backends.gpu.runtime.executable import GpuExecutable
@@ -30,7 +31,7 @@ def _products(executable: "GpuExecutable", rows: int, exact: bool) -> Callable[[
     step = executable.step_of(Sizes(rows, rows, 1, rows, rows))
     work = []
     for instr in executable.program.body:
-        if instr.op.startswith("linear") and instr.weights[0].startswith("layers.0."):
+        if instr.has(Trait.PRODUCT) and instr.weights[0].startswith("layers.0."):
             parts = executable.weights.matrices[instr.weights[0]]
             columns = executable.program.weights[instr.weights[0]].columns
             x = torch.randn(rows, columns, device=device).to(dtype)
