@@ -21,7 +21,7 @@ with contextlib.suppress(ImportError):
     import triton.language  # noqa: F401
 del os.environ["TRITON_INTERPRET"]
 
-sys.path.insert(0, str(Path(__file__).parent))  # gpu_golden; gpu_planted, which compiling processes import by name too
+sys.path.insert(0, str(Path(__file__).parent))  # gpu_planted, which compiling processes import by name
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -90,6 +90,12 @@ def interpreted():
     interpreter._patch_lang = patch_lang
     del tl.float8e4b8.to_ir
     del os.environ["TRITON_INTERPRET"]
+
+
+@pytest.fixture(scope="session")
+def kernel_cache(request):
+    """Binaries that later runs find again, as long as neither their source nor the compiler changes."""
+    return Path(request.config.cache.mkdir("kernels"))
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import struct
 from dataclasses import replace
 from types import SimpleNamespace
 
+import kernel_limits
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -130,24 +131,17 @@ def test_each_gate_names_what_it_found(gate, change):
     assert violation.remedy in text
 
 
-def test_wanted_occupancy_is_what_the_goldens_have():
-    """Not less, and not so much more that a tile could lose half of it unnoticed."""
-    import gpu_golden
-
-    from roofline.hardware.chips.occupancy import occupancy
-
+def test_gates_ask_for_the_occupancy_that_the_limits_have():
+    """Not more, and not so much less that a kernel without limits yet could lose half of it unnoticed."""
     least = {}
-    for name in chips.chips():
-        chip = chips.get(name)
-        for kernel, cases in gpu_golden.read(name)["kernels"].items():
-            for case, found in cases.items():
-                row = gates.row("occupancy", SimpleNamespace(kernel=kernel, case=case), chip)
-                reached = occupancy(chip, found["registers"], found["warps"], found.get("local_bytes", 0)).waves
-                key = row["why"], row["waves"]
-                least[key] = min(least.get(key, reached), reached)
+    for name, cases in kernel_limits.read().items():
+        for (kernel, case), limit in cases.items():
+            row = gates.row("occupancy", SimpleNamespace(kernel=kernel, case=case), chips.get(name))
+            key = row["why"], row["waves"]
+            least[key] = min(least.get(key, limit.waves), limit.waves)
     assert len(least) > 10
-    for (why, wanted), reached in least.items():
-        assert wanted <= reached < 2 * wanted, why
+    for (why, waves), reached in least.items():
+        assert waves <= reached < 2 * waves, why
 
 
 def test_a_number_that_is_compiled_for_is_caught():

@@ -1,18 +1,13 @@
 """Kernels are compiled for chips that are not here, and faults in them are caught."""
 
-from pathlib import Path
+from dataclasses import replace
 
-import gpu_golden as golden
+import kernel_limits
 import pytest
 
 from roofline.backends.gpu.ahead import check as static
+from roofline.backends.gpu.ahead import gates
 from roofline.hardware.chips import chips
-
-
-@pytest.fixture(scope="session")
-def kernel_cache(request):
-    """Binaries that later runs find again, as long as neither their source nor the compiler changes."""
-    return Path(request.config.cache.mkdir("kernels"))
 
 
 @pytest.fixture(scope="session")
@@ -70,16 +65,34 @@ def test_what_lies_in_the_cache_is_not_compiled_again(planted, kernel_cache):
     assert binaries() == before
 
 
-def test_the_golden_notices(planted):
-    proofs = [planted["gfx1201", "good"], planted["gfx1201", "f32"]]
-    figures = {"good": golden.figures(proofs[0]), "f32": golden.figures(proofs[1])}
-    same = {"triton": proofs[0].triton, "kernels": {"product": figures}}
-    assert not golden.differences(same, proofs)
-    drifted = same | {"kernels": {"product": figures | {"good": figures["good"] | {"registers": 86}}}}
-    assert not golden.differences(drifted, proofs)
-    for name, value in (("registers", 70), ("spills", 1), ("local_bytes", 0), ("matrix", {}), ("tile", "8w 2s")):
-        other = same | {"kernels": {"product": figures | {"good": figures["good"] | {name: value}}}}
-        (difference,) = golden.differences(other, proofs)
-        assert name in difference
-        assert not golden.differences(other | {"triton": "1.0.0"}, proofs)
-    assert len(golden.differences(same | {"kernels": {"product": {"old": {}}}}, proofs)) == 3
+def test_limits_notice_a_lost_step_of_occupancy_and_a_lost_instruction(planted):
+    """One register more passes, one that costs a wave does not."""
+    chip = chips.get("gfx1201")
+    proof = planted["gfx1201", "good"]
+    key = (proof.kernel, proof.case)
+    limits = kernel_limits.limits_of([proof], chip)
+    assert limits[key].matrix
+    assert kernel_limits.broken(limits, [proof], chip) == []
+
+    def changed(**facts):
+        facts = replace(proof.facts, **facts)
+        return replace(proof, facts=facts, occupancy=gates.reached(facts, chip))
+
+    granted = -(-proof.facts.registers // chip.register_step) * chip.register_step
+    assert kernel_limits.broken(limits, [changed(registers=granted)], chip) == []
+    registers = next(n for n in range(granted, 1000) if changed(registers=n).occupancy.waves < limits[key].waves)
+    for facts, words in (({"registers": registers}, "waves"), ({"matrix": {}}, "v_wmma")):
+        (sentence,) = kernel_limits.broken(limits, [changed(**facts)], chip)
+        assert words in sentence
+    assert len(kernel_limits.broken({("product", "old"): limits[key]}, [proof], chip)) == 2
+
+
+def test_a_small_matrix_instruction_in_the_place_of_a_large_one_breaks_a_limit(planted):
+    chip, proof = chips.get("sm_90"), planted["sm_90", "good"]
+    limits = kernel_limits.limits_of([proof], chip)
+    assert limits[proof.kernel, proof.case].matrix
+    small = replace(
+        proof, facts=replace(proof.facts, matrix={"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32": 8})
+    )
+    (sentence,) = kernel_limits.broken(limits, [small], chip)
+    assert "wgmma" in sentence
