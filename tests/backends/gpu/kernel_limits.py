@@ -2,9 +2,10 @@
 
 A section is a kernel, a row one of its cases, a column a chip. A cell holds the waves that must be resident on each
 SIMD (warps on each quarter of a multiprocessor), which registers and local memory decide: a register more changes
-nothing until it passes a step. "m" after the number: the chip's largest matrix instruction (the first of `matrix` in chips.toml) is in the
-assembly. "*": of its kernel and tile the case that holds most registers, which is compiled in every test run of its
-chip. What else a kernel must be like, spills above all, is in gates.toml and is the same for every version of Triton.
+nothing until it passes a step. "m" after the number: the chip's largest matrix instruction (the first of `matrix` in
+chips.toml) is in the assembly. "*": of its kernel and tile the case that holds most registers, which is compiled in
+every test run of its chip. What else a kernel must be like, spills above all, is in gates.toml and is the same for
+every version of Triton.
 """
 
 from dataclasses import dataclass

@@ -17,7 +17,7 @@ TRITON_TYPES = {
 class Compilation:
     """One binary of one kernel.
 
-    kernel: its name in goldens and tile tables; case: what distinguishes this binary ("head_dim=128 decode");
+    kernel: its name in tables of tiles, gates and limits; case: what distinguishes this binary ("head_dim=128 decode");
     function: the jitted function; signature: parameter -> Triton type ("*bf16", "i32"), constants left out;
     constants: constexpr parameter -> value, the tile's sizes included; tile: warps, stages and options;
     dots: whether matrix instructions must be in it; aligned: parameters that are multiples of 16 (all pointers are);
