@@ -9,11 +9,13 @@ what a draft model inherits (`for_draft`), and the table in docs/options.md.
         threads: int | None = option(None, "Compute threads. None: the usable cores.", minimum=1, backends=("cpu",))
 """
 
+import contextlib
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cache
-from typing import Literal, Self, TypeVar, Union, get_args, get_origin
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.names import did_you_mean
@@ -21,7 +23,7 @@ from roofline.common.names import did_you_mean
 T = TypeVar("T")
 Choices = Sequence[str] | Callable[[], Sequence[str]]
 
-_KIND_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+_KIND_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Path: "a path"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class Option:
         command_line: whether commands offer it.
 
     The rest is filled in from the field: its name, default (... where there is none), the types of its values,
-    whether None is allowed; texts that its type lists (Literal) are choices, or, beside a number, allowed words.
+    whether None is allowed and whether it is a list; texts that its type lists (Literal) are choices, or, beside a
+    number, allowed words.
     """
 
     help: str
@@ -62,14 +65,18 @@ class Option:
     kinds: tuple[type, ...] = ()
     words: tuple[str, ...] = ()
     optional: bool = False
+    repeated: bool = False
 
     def bind(self, name: str, annotation: object, default: object) -> "Option":
         """This option as the field or parameter of that name, type and default."""
         parts = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+        optional, repeated = types.NoneType in parts, any(get_origin(part) is list for part in parts)
+        parts = tuple(get_args(part)[0] if get_origin(part) is list else part for part in parts)
         words = tuple(word for part in parts if get_origin(part) is Literal for word in get_args(part))
         kinds = tuple(part for part in parts if part in _KIND_NAMES)
-        optional = types.NoneType in parts
-        return replace(self, name=name, default=default, kinds=kinds, words=words, optional=optional)
+        return replace(
+            self, name=name, default=default, kinds=kinds, words=words, optional=optional, repeated=repeated
+        )
 
     def allowed(self) -> tuple[str, ...]:
         """All texts that may be given; empty where any may, or where the values are numbers."""
@@ -91,6 +98,10 @@ class Option:
         """Raises ConfigError, which names option, value and remedy, for a value that the option cannot have."""
         if value is None and self.optional:
             return
+        if self.repeated and isinstance(value, list):
+            for element in value:
+                replace(self, repeated=False).check(element)
+            return
         if isinstance(value, bool):
             fits = bool in self.kinds
         elif isinstance(value, str):
@@ -100,7 +111,7 @@ class Option:
             fits = fits and (self.minimum is None or value >= self.minimum)
             fits = fits and (self.maximum is None or value <= self.maximum)
         else:
-            fits = False
+            fits = Path in self.kinds and isinstance(value, Path)
         if not fits:
             near = did_you_mean(value, self.allowed()) if isinstance(value, str) else ""
             raise ConfigError(f"{self.name}={value!r} cannot be used: {self.remedy()}{near}")
@@ -113,17 +124,12 @@ class Option:
             raise UnsupportedError(f"{self.name}={value!r} with backend {backend!r}", only, instead)
 
     def parse(self, text: str) -> object:
-        """The value that a text of the command line stands for. Raises ConfigError as `check`."""
+        """The value, or the element of a list, that a text of the command line stands for. Raises as `check`."""
         value: object = text
-        if text not in self.words:
-            for kind in (int, float):
-                if kind in self.kinds:
-                    try:
-                        value = kind(text)
-                    except ValueError:
-                        continue
-                    break
-        self.check(value)
+        kind = next((kind for kind in (int, float, Path) if kind in self.kinds and text not in self.words), str)
+        with contextlib.suppress(ValueError):
+            value = kind(text)
+        replace(self, repeated=False).check(value)
         return value
 
 
@@ -153,6 +159,13 @@ def option(
 def declared(kind: "type[Options]") -> Mapping[str, Option]:
     """The declared options of a class, by name, in their order."""
     return _bind_all(fields(kind))
+
+
+def same_option(kind: "type[Options]", name: str, default: object = ..., **changes: Any) -> Any:
+    """A field that is declared as the option of that name of another class; changes: arguments of `Option`."""
+    about = declared(kind)[name]
+    default = about.default if default is ... else default
+    return field(default=default, metadata={"option": replace(about, **changes)})
 
 
 @cache
@@ -198,7 +211,13 @@ class Options:
         return type(value) is not type(about.default) or value != about.default
 
 
-def shared_names(*kinds: type[Options]) -> Iterable[str]:
-    """Names that more than one of the classes declare: one keyword, or one flag, sets them all."""
-    names = [name for kind in kinds for name in declared(kind)]
-    return dict.fromkeys(name for name in names if names.count(name) > 1)
+def split_keywords(keywords: Mapping[str, object], *kinds: type[Options], owner: str) -> list[Options]:
+    """One instance of each class, each with the keywords that it declares; a keyword that several declare goes to all.
+
+    Raises TypeError, with the nearest name, for a keyword that none declares.
+    """
+    known = [name for kind in kinds for name in declared(kind)]
+    for name in keywords:
+        if name not in known:
+            raise TypeError(f"{owner} has no option {name!r}{did_you_mean(name, known)}")
+    return [kind.from_keywords({n: v for n, v in keywords.items() if n in declared(kind)}) for kind in kinds]

@@ -1,66 +1,56 @@
 """The engine's own settings, and their resolution against what the executable can hold."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from roofline.backends.options import LoadOptions
 from roofline.common.errors import CapacityError, ConfigError
+from roofline.common.options import Options, option, same_option
 
 if TYPE_CHECKING:
     from roofline.backends.base import Executable
 
-
 MAX_DRAFT = 15
-CHOICES = {"scheduler": ("continuous", "naive"), "cache": ("paged", "naive"), "speculate": ("off", "ngram", "draft")}
+ENGINE, SPECULATION = "Engine", "Speculation"
 
 
 @dataclass(frozen=True)
-class EngineConfig:
-    """Settings of an engine, checked at construction.
+class EngineConfig(Options):
+    """Options of an engine. Raises ConfigError, which names the option."""
 
-    Args:
-        max_batch_tokens: most tokens in a step; decodes come first, prompt chunks take what is left. None: as many as
-            the executable was loaded for.
-        max_running: most sequences that hold pages at the same time; None likewise.
-        prefix_cache: reuse full pages of equal prefixes.
-        max_model_len: longest prompt plus answer in tokens; None takes what the model and the cache allow.
-        scheduler: "continuous", or "naive": one sequence at a time, its prompt in as few steps as the batch allows.
-        cache: "paged", or "naive": nothing is ever shared.
-        overlap: schedule a step while a device computes the one before; where the backend cannot queue steps, where
-            drafts are made, and with the naive scheduler, one step ends before the next begins.
-        measure: price each step, so that stats tell the share of the roof.
-        speculate: "off", "ngram" (guess from the text itself) or "draft" (guess with a second, smaller model); the
-            output is the same, bit for bit.
-        speculate_tokens: longest draft, 1 to 15 tokens.
-        speculate_always: draft also where measured times and acceptance promise a loss.
+    max_batch_tokens: int | None = same_option(LoadOptions, "max_batch_tokens")  # None: as the executable was loaded
+    max_running: int | None = same_option(LoadOptions, "max_running")
+    max_model_len: int | None = same_option(LoadOptions, "max_model_len")
+    prefix_cache: bool = option(True, "Reuse full pages of equal prefixes.", topic=ENGINE)
+    scheduler: Literal["continuous", "naive"] = option(
+        "continuous", "naive: one sequence at a time, its prompt in as few steps as the batch allows.", topic=ENGINE
+    )
+    cache: Literal["paged", "naive"] = option("paged", "naive: nothing is ever shared.", topic=ENGINE)
+    overlap: bool = option(
+        True,
+        "Schedule a step while a device computes the one before; where the backend cannot queue steps, where drafts "
+        "are made, and with the naive scheduler, one step ends before the next begins.",
+        topic=ENGINE,
+    )
+    measure: bool = option(True, "Price each step, so that stats tell the share of the roof.", topic=ENGINE)
+    speculate: Literal["off", "ngram", "draft"] = option(
+        "off",
+        "Guess tokens and verify them together: from the text itself (ngram), or with a second, smaller model (draft). "
+        "The output is the same, bit for bit.",
+        topic=SPECULATION,
+    )
+    speculate_tokens: int = option(
+        4, "Longest guess.", minimum=1, maximum=MAX_DRAFT, unit="tokens", topic=SPECULATION
+    )
+    speculate_always: bool = option(
+        False, "Guess also where measured times and acceptance promise a loss.", topic=SPECULATION
+    )
 
-    Raises:
-        ConfigError: the message names the field.
-    """
-
-    max_batch_tokens: int | None = None
-    max_running: int | None = None
-    prefix_cache: bool = True
-    max_model_len: int | None = None
-    scheduler: Literal["continuous", "naive"] = "continuous"
-    cache: Literal["paged", "naive"] = "paged"
-    overlap: bool = True
-    measure: bool = True
-    speculate: Literal["off", "ngram", "draft"] = "off"
-    speculate_tokens: int = 4
-    speculate_always: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("max_batch_tokens", "max_running", "max_model_len", "speculate_tokens"):
-            value = getattr(self, name)
-            if name != "speculate_tokens" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name}={value!r} is not a whole number of at least 1")
-        if self.speculate_tokens > MAX_DRAFT:
-            raise ConfigError(f"speculate_tokens={self.speculate_tokens} is more than {MAX_DRAFT}")
-        for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"{name}={getattr(self, name)!r} is not one of {', '.join(choices)}")
+    def prepare_load(self, load: LoadOptions) -> LoadOptions:
+        """The options of loading a model for this engine: its steps have room for the drafts that are verified."""
+        if self.speculate == "off" or load.draft_tokens:
+            return load
+        return replace(load, draft_tokens=self.speculate_tokens)
 
 
 @dataclass(frozen=True)

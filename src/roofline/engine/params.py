@@ -6,56 +6,62 @@ from dataclasses import dataclass
 from typing import Any
 
 from roofline.common.errors import RequestError
+from roofline.common.options import Options, option
 
 MAX_LOGPROBS = 20
 MAX_N = 128
 SEED_RANGE = 2**64
+SAMPLING = "Sampling"
 
 
 @dataclass(frozen=True)
-class SamplingParams:
+class SamplingParams(Options):
     """How to choose the next ids of a request.
 
     Order of effects: logit bias, penalties, temperature, top-k, top-p, min-p, then Gumbel-max with noise that depends
     on (seed, index of n, position, id) alone, so the same request gives the same ids in any batch.
 
     Args:
-        temperature: 0 takes the most likely id.
-        top_k: keep the k most likely ids; 0 keeps all.
-        top_p: keep the smallest set of ids with this probability (nucleus sampling, Holtzman et al. 2020); 1 keeps all.
-        min_p: drop ids below this fraction of the most likely id's probability; 0 drops none.
-        repetition_penalty: divides positive and multiplies negative logits of ids in prompt or answer; 1 is off.
-        presence_penalty, frequency_penalty: subtracted once, or once per occurrence, for ids in the answer; -2 to 2.
         logit_bias: (id, value) pairs or a mapping, values -100 to 100, added to the raw logits.
-        seed: any 64-bit integer; None draws a fresh one, which the last event of the request reports.
         logprobs: None, or how many of the most likely ids to report beside each chosen one (0 to 20).
         n: answers to the same prompt, 1 to 128.
-        max_tokens: longest answer in tokens; None goes on to the model's length.
-        min_tokens: end-of-generation and stop ids are banned until the answer has this many tokens.
         stop: strings that end the answer, at any length, and are not part of it; found where ids become text.
         stop_token_ids: ids that end the answer, beside the model's own.
-        ignore_eos: do not end at the model's own end-of-generation ids.
 
     Raises:
         RequestError: status 400, `param` names the field.
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    temperature: float = option(1.0, "0 takes the most likely token.", minimum=0, topic=SAMPLING)
+    top_k: int = option(0, "Keep the k most likely tokens; 0 keeps all.", minimum=0, topic=SAMPLING)
+    top_p: float = option(1.0, "Keep the smallest set of tokens with this probability.", topic=SAMPLING)
+    min_p: float = option(
+        0.0, "Drop tokens below this fraction of the most likely one's probability.", minimum=0, maximum=1, topic=SAMPLING
+    )
+    repetition_penalty: float = option(
+        1.0, "Divides positive and multiplies negative logits of tokens in prompt or answer.", topic=SAMPLING
+    )
+    presence_penalty: float = option(
+        0.0, "Subtracted once from the logits of tokens in the answer.", minimum=-2, maximum=2, topic=SAMPLING
+    )
+    frequency_penalty: float = option(
+        0.0, "Subtracted for each occurrence of a token in the answer.", minimum=-2, maximum=2, topic=SAMPLING
+    )
     logit_bias: tuple[tuple[int, float], ...] = ()
-    seed: int | None = None
+    seed: int | None = option(
+        None, "The same seed, any 64-bit integer, gives the same answer. Default: a fresh one.", topic=SAMPLING
+    )
     logprobs: int | None = None
     n: int = 1
-    max_tokens: int | None = None
-    min_tokens: int = 0
+    max_tokens: int | None = option(
+        None, "Longest answer. Default: what fits.", minimum=1, unit="tokens", topic=SAMPLING
+    )
+    min_tokens: int = option(
+        0, "The answer does not end by itself before it has this many tokens.", minimum=0, unit="tokens", topic=SAMPLING
+    )
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
+    ignore_eos: bool = option(False, "Do not end at the model's own end-of-generation ids.", topic=SAMPLING)
 
     def __post_init__(self) -> None:
         _number(self, "temperature", 0.0, math.inf)

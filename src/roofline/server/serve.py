@@ -31,53 +31,6 @@ LOG = log.get("server")
 _NOT_THE_DRAFT_S = ("weights", "tensor_parallel", "pipeline_parallel")
 
 
-@dataclass(frozen=True)
-class ServeOptions:
-    """What to serve, and where.
-
-    Args:
-        model: a name, hub id or path.
-        host, port: address to listen on; port 0 takes a free one.
-        api_key: needed on every route but /health when given.
-        max_model_len: longest prompt plus answer in tokens; None takes what the model and the cache allow.
-        served_model_name: the name that requests give; None takes `model`.
-        max_running, max_batch_tokens: sequences and tokens of a step, of each replica; see `roofline.bundle.load`.
-        data_parallel: engines that share the requests, each with the whole model (see engine.replicas).
-        speculate, draft, speculate_tokens: see `EngineConfig`; `draft` is the name, hub id or path of the draft model.
-        load: further options of `roofline.bundle.load` (threads, isa, cache_tokens, ...).
-    """
-
-    model: str
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_key: str | None = None
-    max_model_len: int | None = None
-    served_model_name: str | None = None
-    max_running: int | None = None
-    max_batch_tokens: int | None = None
-    data_parallel: int = 1
-    speculate: Literal["off", "ngram", "draft"] = "off"
-    draft: str | None = None
-    speculate_tokens: int = 4
-    load: dict[str, Any] = field(default_factory=dict)
-    limits: Limits = field(default_factory=Limits)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.port < 65536:
-            raise ConfigError(f"port {self.port} is not within 0 and 65535")
-        if (self.speculate == "draft") != (self.draft is not None):
-            raise ConfigError("speculating with a draft model needs both --speculate draft and --draft MODEL")
-        if self.api_key is not None and (not self.api_key.strip() or not self.api_key.isascii()):
-            raise ConfigError("the API key must be ASCII and not empty")
-
-    @property
-    def local(self) -> bool:
-        """Whether only this machine can reach the address."""
-        with contextlib.suppress(ValueError):
-            return ipaddress.ip_address(self.host).is_loopback
-        return self.host == "localhost"
-
-
 def serve(options: ServeOptions) -> None:
     """Serve until SIGTERM or SIGINT; what runs then may finish. Raises ConfigError when the address is taken."""
     _warn(options)

@@ -1,0 +1,101 @@
+"""The commands by name: where each one's function is, which is imported when it is called."""
+
+from dataclasses import dataclass
+from importlib import import_module
+
+from roofline.cli.parser import Command, UsageError
+from roofline.common.names import did_you_mean
+
+
+@dataclass(frozen=True)
+class Group:
+    """Commands under a common name. default: the one that a call means which names none of them."""
+
+    help: str
+    commands: "dict[str, str | Group]"  # "module:function" inside roofline.cli
+    default: str | None = None
+
+
+ROOT = Group(
+    "One LLM stack for every chip; every number stands beside the limit of the chip it ran on.",
+    {
+        "pull": "models.pull:command",
+        "list": "models.list_models:command",
+        "rm": "models.remove:command",
+        "compile": "models.compile:command",
+        "lib": "models.lib:command",
+        "show": "models.show:command",
+        "generate": "run.generate:command",
+        "chat": "run.chat:command",
+        "serve": "run.serve:command",
+        "doctor": "measure.doctor:command",
+        "profile": "measure.profile:command",
+        "kernels": "measure.kernels:command",
+        "parity": "training.parity:command",
+        "tune": Group(
+            "Measure kernel variants for a model and keep what wins: tune [run] MODEL.",
+            {
+                "run": "tuning.tune:run",
+                "explain": "tuning.tune:explain",
+                "gemms": "tuning.gemms:gemms",
+                "export": "tuning.files:export",
+                "import": "tuning.files:import_",
+            },
+            default="run",
+        ),
+        "train": Group(
+            "Train a model: train [run] CONFIG.yaml.",
+            {
+                "run": "training.train:run",
+                "export": "training.train:export",
+                "relay": "training.train:relay",
+                "card": "training.card:command",
+            },
+            default="run",
+        ),
+        "data": Group(
+            "What a training run reads.",
+            {
+                "tokenize": "training.data:tokenize",
+                "learn-vocabulary": "training.data:learn_vocabulary",
+                "verify-order": "training.data:verify_order",
+            },
+        ),
+        "bench": Group(
+            "Measure.",
+            {
+                "engine": "measure.bench_engine:command",
+                "latency": "measure.bench_latency:command",
+                "links": "measure.bench_links:command",
+                "train": "measure.bench_train:command",
+            },
+        ),
+    },
+)
+
+
+def find(words: list[str]) -> tuple[str, str | Group, list[str]]:
+    """The command or group that `words` name, its full name, and the words after it. Raises UsageError."""
+    path: list[str] = []
+    entry: str | Group = ROOT
+    while isinstance(entry, Group):
+        if words and words[0] in entry.commands:
+            path.append(words[0])
+            entry, words = entry.commands[words[0]], words[1:]
+        elif not words or words[0] == "--help":
+            if entry.default is not None and not words:
+                return " ".join([*path, entry.default]), entry.commands[entry.default], words
+            return " ".join(path), entry, words
+        elif entry.default is not None:
+            path.append(entry.default)
+            entry = entry.commands[entry.default]
+        else:
+            raise UsageError(f"there is no command {words[0]!r}{did_you_mean(words[0], entry.commands)}")
+    return " ".join(path), entry, words
+
+
+def load(place: str) -> Command:
+    """The function of a command."""
+    module, _, name = place.partition(":")
+    command: Command = getattr(import_module(f"roofline.cli.{module}"), name)
+    return command

@@ -1,0 +1,203 @@
+"""The command line of a command, made from its signature and the options that it declares.
+
+A command is a function. Each parameter is a value without a name (`Annotated[str, Argument("...")]`), one option
+(`Annotated[int, Option("...")]`), or a declared group (`options: LoadOptions`, perhaps `Annotated` with `Without`),
+which becomes one flag for each option in it. A name that several groups declare is one flag, and sets all of them.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, get_args, get_origin
+
+from roofline.common.errors import ConfigError, RooflineError
+from roofline.common.names import did_you_mean
+from roofline.common.options import Option, Options, declared
+
+Command = Callable[..., int | None]
+
+
+class UsageError(RooflineError):
+    """A call of a command that it does not understand."""
+
+
+class Argument:
+    """A value without a name, in the order of the parameters."""
+
+    def __init__(self, help: str) -> None:
+        self.help = help
+
+
+class Without:
+    """Beside a declared group: options that this command does not offer."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+
+class Parser:
+    """Reads the words of a command's call.
+
+    Args:
+        name: of the command, for messages: "tune run".
+        command: the function that is called with what `parse` returns.
+    """
+
+    def __init__(self, name: str, command: Command) -> None:
+        self.name = name
+        self.arguments: list[Option] = []
+        self.options: dict[str, Option] = {}  # by the name of the parameter, or of the field of a group
+        self.flags: dict[str, tuple[Option, bool]] = {}  # --flag -> its option, and what a switch of that name sets
+        self._description = inspect.getdoc(command) or ""
+        self._groups: list[tuple[str, type[Options], object]] = []  # parameter, class, default
+        for parameter in inspect.signature(command).parameters.values():
+            self._add(parameter)
+        for option in self.options.values():
+            for on, off in _flags(option):
+                self.flags[on] = option, True
+                if off:
+                    self.flags[off] = option, False
+
+    def _add(self, parameter: inspect.Parameter) -> None:
+        kind, extras = parameter.annotation, ()
+        if get_origin(kind) is Annotated:
+            kind, *extras = get_args(kind)
+        default = ... if parameter.default is parameter.empty else parameter.default
+        if isinstance(kind, type) and issubclass(kind, Options):
+            self._groups.append((parameter.name, kind, default))
+            absent = [name for extra in extras if isinstance(extra, Without) for name in extra.names]
+            for name, option in declared(kind).items():
+                if option.command_line and name not in absent:
+                    shown = option if default is ... else replace(option, default=getattr(default, name))
+                    self.options.setdefault(name, shown)
+            return
+        for extra in extras:
+            if isinstance(extra, Argument):
+                self.arguments.append(Option(extra.help).bind(parameter.name, kind, default))
+            elif isinstance(extra, Option):
+                self.options[parameter.name] = extra.bind(parameter.name, kind, default)
+
+    def parse(self, words: Sequence[str]) -> dict[str, object]:
+        """The command's keyword arguments. Raises UsageError, and what groups of options raise for their values."""
+        values: dict[str, object] = {}
+        places, rest, plain = list(self.arguments), list(words), False
+        while rest:
+            word = rest.pop(0)
+            if not plain and word.startswith("-") and word not in ("-", "--"):
+                option, value = self._read_flag(word, rest)
+            elif not plain and word == "--":
+                plain = True
+                continue
+            else:
+                if not places:
+                    raise UsageError(f"there is an argument too many: {word!r}")
+                option = places[0]
+                value = _read(option, option.name.upper(), word)
+                if not option.repeated:
+                    places.pop(0)
+            if option.repeated:
+                value = [*values.get(option.name, ()), value]  # type: ignore[misc]  # a list, where it is there
+            values[option.name] = value
+        return self._keywords(values)
+
+    def _read_flag(self, word: str, rest: list[str]) -> tuple[Option, object]:
+        """The option that a word names, and its value, which may be the next word."""
+        name, equals, text = word.partition("=")
+        if name not in self.flags and word[:2] in self.flags and len(word) > 2:
+            name, equals, text = word[:2], "=", word[2:]  # -mNAME
+        if name not in self.flags:
+            raise UsageError(f"there is no option {name}{did_you_mean(name, self.flags)}")
+        option, on = self.flags[name]
+        if option.kinds == (bool,):
+            if equals:
+                raise UsageError(f"{name} takes no value")
+            return option, on
+        if not equals:
+            if not rest or rest[0].partition("=")[0] in (*self.flags, "--"):
+                raise UsageError(f"{name} needs a value: {option.remedy()}")
+            text = rest.pop(0)
+        return option, _read(option, name, text)
+
+    def _keywords(self, values: dict[str, object]) -> dict[str, object]:
+        own = [*self.arguments, *(self.options[name] for name in self.options if not self._in_group(name))]
+        missing = [option for option in own if option.default is ... and option.name not in values]
+        if missing:
+            label = missing[0].name.upper() if missing[0] in self.arguments else next(_flags(missing[0]))[0]
+            raise UsageError(f"{label} is missing: {missing[0].help}")
+        keywords = {option.name: values[option.name] for option in own if option.name in values}
+        for parameter, kind, default in self._groups:
+            changes = {name: value for name, value in values.items() if name in declared(kind)}
+            keywords[parameter] = kind(**changes) if default is ... else replace(default, **changes)  # type: ignore
+        return keywords
+
+    def _in_group(self, name: str) -> bool:
+        return any(name in declared(kind) for _, kind, _ in self._groups)
+
+    def help(self, width: int = 80) -> str:
+        """The text of --help: options by topic, those of the command itself first."""
+        topics: dict[str, list[Option]] = {"": []}
+        for option in self.options.values():
+            topics.setdefault(option.topic, []).append(option)
+        names = [f"[{o.name.upper()}]" if o.default is not ... else o.name.upper() for o in self.arguments]
+        lines = [f"Usage: roofline {' '.join((self.name, '[OPTIONS]' * bool(self.options), *names))}", ""]
+        lines += [*self._description.splitlines(), ""]
+        for title, rows in (("Arguments", self.arguments), *topics.items()):
+            if rows:
+                lines += [f"{title or 'Options'}:", *columns(_rows(rows), width), ""]
+        return "\n".join(lines)
+
+
+def summary(command: Command) -> str:
+    """The first line of what a command says of itself."""
+    return (inspect.getdoc(command) or "").partition("\n")[0]
+
+
+def _flags(option: Option) -> Iterator[tuple[str, str]]:
+    """(flag, flag that switches off or ""), of each way to write an option."""
+    dashed = option.name.replace("_", "-").strip("-")
+    default = f"--{dashed}/--no-{dashed}" if option.kinds == (bool,) and option.default is True else f"--{dashed}"
+    for flag in option.flags or (default,):
+        on, _, off = flag.partition("/")
+        yield on, off
+
+
+def _read(option: Option, name: str, text: str) -> object:
+    try:
+        return replace(option, name=name).parse(text)
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+
+
+def _rows(options: Sequence[Option]) -> Iterator[tuple[str, str]]:
+    for option in options:
+        notes = [option.help]
+        if option.backends:
+            notes.append(f"Backend {' or '.join(option.backends)}.")
+        if option.repeated:
+            notes.append("May be repeated.")
+        if option.default not in (..., None, True, False, ""):
+            notes.append(f"[default: {option.default}]")
+        yield _names(option), " ".join(notes)
+
+
+def _names(option: Option) -> str:
+    names = {int: "N", float: "X", Path: "PATH", str: "TEXT", bool: ""}
+    kinds = [] if option.kinds == (str,) and option.allowed() else [names[kind] for kind in option.kinds]
+    value = " ".join(("", "|".join((*kinds, *option.allowed())))).rstrip()
+    return ", ".join(f"{on}{'/' * bool(off)}{off}" for on, off in _flags(option)) + value
+
+
+def columns(rows: Iterable[tuple[str, str]], width: int) -> Iterator[str]:
+    """Lines of two columns, the second one wrapped."""
+    from textwrap import wrap
+
+    rows = list(rows)
+    left = min(30, max(len(name) for name, _ in rows)) + 4
+    for name, text in rows:
+        lines = wrap(text, max(30, width - left)) or [""]
+        if len(name) + 4 > left:
+            yield f"  {name}"
+        else:
+            yield f"  {name:<{left - 2}}{lines.pop(0)}".rstrip()
+        yield from (" " * left + line for line in lines)
