@@ -5,19 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from roofline.bench.links import bench_links
-from roofline.cli.app import app
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.hardware.gpus.device import Device
 from roofline.hardware.links import topology
+from tests.command_line import call_roofline
 
 TABLE = Path(__file__).parents[1] / "hardware" / "mi250_host.txt"
 
 
 def run(*words: str) -> Any:
-    return CliRunner().invoke(app, ["bench", "links", *words], env={"COLUMNS": "160"})
+    return call_roofline(["bench", "links", *words], env={"COLUMNS": "160"})
 
 
 def test_the_host_of_four_mi250() -> None:

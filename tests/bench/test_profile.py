@@ -5,12 +5,11 @@ from pathlib import Path
 
 import profile_builders as made
 import pytest
-from typer.testing import CliRunner
 
 from roofline.bench.profile.profile import AboveRoofError, Step, Timing, fastest, fill, run
-from roofline.cli.app import App
 from roofline.common.errors import CapacityError
 from roofline.program.passes.price import amount, price
+from tests.command_line import call_roofline
 
 DECODE, PREFILL = Step(1, 50), Step(64)
 
@@ -80,13 +79,9 @@ def test_the_mean_of_the_fastest_runs_counts() -> None:
 def profiled(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, str]:
     """JSON and picture of a decode and a prefill step of SmolLM2."""
     pytest.importorskip("roofline._native", reason="the cpu backend is not built")
-    from roofline.cli.measure.profile import command
-
-    app = App()
-    app.command()(command)
     svg = tmp_path_factory.mktemp("profile") / "roofline.svg"
     steps = ["--decode", "64", "--prefill", "32", "--json", "--svg", str(svg)]
-    out = CliRunner().invoke(app, [str(smollm2_path), *steps])
+    out = call_roofline(["--debug", "profile", str(smollm2_path), *steps])
     if isinstance(out.exception, AboveRoofError):
         pytest.skip("other programs keep this machine too busy to measure its roofs")
     assert out.exit_code == 0, out.output

@@ -3,12 +3,12 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
+
+from tests.command_line import call_roofline
 
 pytest.importorskip("roofline._native", reason="the C++ core is not built")
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from roofline.cli import app
 
 TINY = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2,
@@ -19,7 +19,7 @@ TINY = {
 
 
 def call(*words, code=0):
-    result = CliRunner().invoke(app.app, ["bench", "latency", *words], env={"COLUMNS": "200"})
+    result = call_roofline(["bench", "latency", *words], env={"COLUMNS": "200"})
     assert result.exit_code == code, result.output
     return result.output
 

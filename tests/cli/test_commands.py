@@ -5,14 +5,13 @@ import resource
 from types import SimpleNamespace
 
 import pytest
-from typer.testing import CliRunner
 
-from roofline.cli import app
 from roofline.cli.run.chat import Session
 from roofline.common.errors import CapacityError, ConfigError
 from roofline.engine.events import Usage
 from roofline.engine.params import SamplingParams
 from roofline.engine.stats import EngineStats
+from tests.command_line import call_roofline
 
 COMMANDS = (
     *("pull", "list", "rm", "show", "generate", "chat", "serve", "doctor", "profile", "parity", "tune", "data"),
@@ -77,7 +76,7 @@ def llm(monkeypatch):
 
 @pytest.fixture
 def run():
-    return lambda *words, **kwargs: CliRunner().invoke(app.app, list(words), **kwargs)
+    return lambda *words, **kwargs: call_roofline(words, **kwargs)
 
 
 def processor_seconds_of_children() -> float:
@@ -99,8 +98,12 @@ def test_help_is_quick_and_lists_every_command(run_python):
 
 
 def test_no_command_imports_heavy_things_before_it_runs(run_python):
-    code = "import sys; import roofline.cli.app; print(*{'numpy', 'fastapi', 'msgspec', 'jinja2'} & set(sys.modules))"
-    assert run_python(code).strip() == ""
+    code = (
+        "import sys; import roofline.cli.main as m\n"
+        "for group in ((), ('bench',), ('tune',), ('train',), ('data',)): m.main([*group, '--help'])\n"
+        "print(*{'numpy', 'fastapi', 'msgspec', 'jinja2', 'rich'} & set(sys.modules), 'imported')"
+    )
+    assert run_python(code).splitlines()[-1] == "imported"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -180,11 +183,11 @@ def test_serve_loads_as_large_a_step_as_its_engine_is_to_fill(run, monkeypatch):
 def test_generate_hands_on_how_to_speculate(run, llm, monkeypatch):
     from roofline.cli.run import prepare as ready
 
-    given = []
-    monkeypatch.setattr(ready, "load_llm", lambda *_args, **options: given.append(options) or llm)
+    calls = []
+    monkeypatch.setattr(ready, "load_llm", lambda *args: calls.append(args) or llm)
     assert run("generate", "hi", "--speculate", "ngram", "--speculate-tokens", "3").exit_code == 0
     assert run("chat", "--speculate", "ngram", input="hi\n").exit_code == 0
-    assert [(g["speculate"], g["draft"], g["speculate_tokens"]) for g in given] == [
+    assert [(engine.speculate, draft, engine.speculate_tokens) for _, _, engine, draft in calls] == [
         ("ngram", None, 3),
         ("ngram", None, 4),
     ]
@@ -199,8 +202,8 @@ def test_serve_and_generate_hand_on_where_to_run(run, llm, monkeypatch):
     served, prepared, given = [], [], []
     monkeypatch.setattr(ready, "prepare", lambda *args: prepared.append(args))
     monkeypatch.setattr(serve, "serve", served.append)
-    words = ("--backend", "gpu", "--device", "amd:0", "--exact", "--offload", "2", "--tp", "4", "--pp", "2")
-    wanted = {"backend": "gpu", "device": "amd:0", "exact": True, "offload": 2}
+    words = ("--backend", "gpu", "--device", "amd:0", "--exact", "--tp", "4", "--pp", "2")
+    wanted = {"backend": "gpu", "device": "amd:0", "exact": True}
     shared = {"tensor_parallel": 4, "pipeline_parallel": 2}
     assert run("serve", "large", *words, "--speculate", "draft", "--draft", "tiny").exit_code == 0
     assert prepared == [("large", None, None, "gpu"), ("tiny", None, None, "gpu")]
@@ -208,13 +211,16 @@ def test_serve_and_generate_hand_on_where_to_run(run, llm, monkeypatch):
     assert (wanted | shared).items() <= spec.options.items()
     assert wanted.items() <= spec.draft_options.items()
     assert not shared.keys() & spec.draft_options.keys(), "a draft runs on rank 0 alone"
-    monkeypatch.setattr(ready, "load_llm", lambda *_args, **options: given.append(options) or llm)
+    monkeypatch.setattr(ready, "load_llm", lambda _model, load, *_args: given.append(load.changes()) or llm)
     assert run("generate", "hi", *words).exit_code == 0
-    assert run("chat", "--device", "amd:0", input="hi\n").exit_code == 0
     assert (wanted | shared).items() <= given[0].items()
-    assert (given[1].get("backend"), given[1]["device"]) == (None, "amd:0"), "load refuses it, rather than nobody"
+    result = run("chat", "--device", "amd:0", input="hi\n")
+    assert (result.exit_code, "device='amd:0' with backend 'cpu'" in result.stderr) == (1, True)
     result = run("generate", "hi", "--backend", "gpu", "--offload", "some")
-    assert (result.exit_code, "neither a number of layers nor auto" in result.stderr) == (1, True)
+    assert (result.exit_code, "--offload='some' cannot be used: give a whole number of layers" in result.stderr) == (
+        2,
+        True,
+    )
 
 
 def test_serve_gives_each_replica_a_place_of_its_own(run, monkeypatch):
@@ -246,14 +252,14 @@ def test_benches_hand_on_where_to_run_and_know_no_isa_there(run, monkeypatch):
 
     given = []
     record = {"model": "m", "rows": {}, "chosen": {"device": "amd:0 a GPU"}, "load_s": 1.0}
-    monkeypatch.setattr(engine, "bench_engine", lambda _model, **options: given.append(options) or record)
+    monkeypatch.setattr(engine, "bench_engine", lambda _model, _rows, *, load, **_options: given.append(load) or record)
     found = profile.Profiled("m", {"device": "amd:0 a GPU", "datasheet": "bf16 1 Top/s"}, ())
-    monkeypatch.setattr(profile, "profile_model", lambda _model, _steps, **options: given.append(options) or found)
+    monkeypatch.setattr(profile, "profile_model", lambda _model, _steps, load: given.append(load) or found)
     for words in (("bench", "engine"), ("profile",)):
         result = run(*words, "m", "--backend", "gpu", "--device", "amd:0", "--exact", "--offload", "auto")
         assert result.exit_code == 0, result.output
         assert "on amd:0 a GPU" in result.output or "datasheet: bf16 1 Top/s" in result.output
-        assert {"backend": "gpu", "device": "amd:0", "exact": True, "offload": "auto"}.items() <= given[-1].items()
+        assert given[-1].changes() == {"backend": "gpu", "device": "amd:0", "exact": True, "offload": "auto"}
         assert run(*words, "m", "--backend", "reference").exit_code == 2, "its figures say nothing"
 
 
@@ -262,7 +268,7 @@ def test_only_a_cpu_s_roofs_are_measured_before_a_model_runs(monkeypatch):
     from roofline.cli.run import prepare as ready
 
     pulled, measured = [], []
-    monkeypatch.setattr(ready, "pulled", pulled.append)
+    monkeypatch.setattr(ready, "pull", pulled.append)
     monkeypatch.setattr(roofs, "stored_roofs", lambda **_options: None)
     monkeypatch.setattr(roofs, "ensure_roofs", lambda **_options: measured.append("cpu"))
     for backend in ("gpu", "reference", "cpu"):

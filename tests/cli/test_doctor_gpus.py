@@ -5,14 +5,13 @@ import re
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from roofline.backends.cpu import roofs
-from roofline.cli.app import app
 from roofline.cli.measure import doctor_gpus
 from roofline.hardware.gpus import inventory as gpus
 from roofline.hardware.gpus import torch_wheel as wheel
 from roofline.hardware.roofs import Roofs
+from tests.command_line import call_roofline
 from tests.hardware.trees import GIB, amd, chimera, nvidia, write
 
 
@@ -60,10 +59,10 @@ def test_findings_are_shown_with_their_command(tmp_path: Path, monkeypatch: pyte
     measured = Roofs(2e12, 9e11, 5e11, ((1 << 20, 4e11),))
     monkeypatch.setattr(roofs, "ensure_roofs", lambda **_: measured)
     monkeypatch.setattr(doctor_gpus, "examine", lambda: report)
-    shown = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "400"}).output
+    shown = call_roofline(["doctor"], env={"COLUMNS": "400"}).output
     for part in ("amd:0", "MI100; gfx908", "Mend: start the container with --device=/dev/kfd", "$TORCH_INDEX/rocm7.1"):
         assert part in shown
-    listed = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).output)
+    listed = json.loads(call_roofline(["doctor", "--json"]).output)
     assert listed["gpus"]["devices"][0]["product"] == "MI100"
 
 

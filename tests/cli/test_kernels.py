@@ -3,15 +3,14 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
 
 from roofline.backends.gpu.ahead import check as static
 from roofline.backends.gpu.ahead import kernel_list as catalogue
 from roofline.backends.gpu.ahead.binary_facts import Facts
 from roofline.backends.gpu.ahead.gates import Violation
 from roofline.bundle import compile_ahead as rehearsal
-from roofline.cli import app
 from roofline.hardware.chips.occupancy import Occupancy
+from tests.command_line import call_roofline
 
 FACTS = Facts(94, 0, 38, 0, 0, 8192, 0, 4772, 4, {"v_mfma_f32_32x32x8_bf16": 2}, {"bf16": 1}, {})
 FAULT = Violation("attend", "wide", "gfx942", "spills", "7 registers", "0", "take a smaller tile")
@@ -34,7 +33,7 @@ def run(monkeypatch, tmp_path):
         monkeypatch.setattr(static, "prove", prove)
         monkeypatch.setenv("ROOFLINE_HOME", str(tmp_path))
         monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
-        return CliRunner().invoke(app.app, ["kernels", *words])
+        return call_roofline(["kernels", *words])
 
     call.asked = asked
     return call
@@ -106,6 +105,6 @@ def test_refused(run, words, said):
 
 def test_without_triton_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(catalogue, "find_spec", lambda name: None if name == "triton" else True)
-    result = CliRunner().invoke(app.app, ["kernels", "--chip", "gfx942"])
+    result = call_roofline(["kernels", "--chip", "gfx942"])
     assert result.exit_code == 1
     assert "pip install 'roofline[gpu]'" in result.stderr

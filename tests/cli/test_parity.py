@@ -6,9 +6,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from roofline.cli import app
+from tests.command_line import call_roofline
 
 
 def write(folder: Path, difference: float = 0.0, scatter: float = 0.002, steps: int = 160) -> Path:
@@ -30,7 +29,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 def said(*words: object) -> tuple[int, str]:
-    result = CliRunner().invoke(app.app, ["parity", *map(str, words)])
+    result = call_roofline(["parity", *map(str, words)])
     return result.exit_code, result.output
 
 

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from roofline.cli import app
 from roofline.train.report.cards import CARD, VERSION
 from roofline.train.report.flops import CONVENTIONS
+from tests.command_line import call_roofline
 
 
 def card(**changes: Any) -> dict[str, Any]:
@@ -41,7 +40,7 @@ def card(**changes: Any) -> dict[str, Any]:
 
 
 def called(*words: str) -> tuple[int, str]:
-    done = CliRunner().invoke(app.app, list(words))
+    done = call_roofline(list(words))
     return done.exit_code, done.output
 
 

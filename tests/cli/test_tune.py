@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+
+from tests.command_line import call_roofline
 
 native = pytest.importorskip("roofline._native", reason="the C++ core is not built")
 sys.path.insert(0, str(Path(__file__).parents[1] / "backends"))
@@ -15,7 +16,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "backends"))
 from cpu_models import checkpoint, executable  # noqa: E402
 
 from roofline.backends.cpu.tuning import tune as tuning  # noqa: E402
-from roofline.cli import app  # noqa: E402
 from roofline.cli.tuning import tune  # noqa: E402
 from roofline.common import env  # noqa: E402
 
@@ -29,7 +29,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(tune, "_executable", lambda name, *_: asked.append(name) or model)
 
     def call(*words):
-        result = CliRunner().invoke(app.app, ["tune", *words])
+        result = call_roofline(["tune", *words])
         assert result.exit_code == 0, result.output
         return result.output
 
@@ -81,11 +81,11 @@ def test_ctrl_c_keeps_what_was_measured_and_the_next_run_goes_on(run, monkeypatc
 
 def test_no_tune_switches_the_store_off(monkeypatch, run):
     monkeypatch.setenv("ROOFLINE_TUNED", "on")
-    CliRunner().invoke(app.app, ["--no-tune", "tune", "explain", "tiny"])
+    call_roofline(["--no-tune", "tune", "explain", "tiny"])
     assert env.read("ROOFLINE_TUNED") == "off"
 
 
 def test_tune_has_help():
-    text = CliRunner().invoke(app.app, ["tune", "--help"]).output
+    text = call_roofline(["tune", "--help"]).output
     assert "explain" in text
-    assert "--budget" in CliRunner().invoke(app.app, ["tune", "run", "--help"], env={"COLUMNS": "200"}).output
+    assert "--budget" in call_roofline(["tune", "run", "--help"], env={"COLUMNS": "200"}).output

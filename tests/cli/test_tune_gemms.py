@@ -6,16 +6,15 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from typer.testing import CliRunner
 
 from roofline.backends.gpu.runtime import dense
 from roofline.backends.gpu.tuning import gemm as gemm_tuning
 from roofline.backends.gpu.tuning import linear as linear_tuning
-from roofline.cli import app
 from roofline.hardware.chips import chips
 from roofline.hardware.tuning import tunableop
 from roofline.hardware.tuning.tunableop import Row
 from roofline.program.gemms import Gemm
+from tests.command_line import call_roofline
 
 AMD = {"PT_VERSION": "2.13.0", "ROCM_VERSION": "7.0", "GCN_ARCH_NAME": "gfx942:sramecc+:xnack-"}
 GRID = ["--batch", "1,4", "--prompt", "8"]
@@ -27,7 +26,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def call(*words, code=0):
-        result = CliRunner().invoke(app.app, ["tune", *words])
+        result = call_roofline(["tune", *words])
         assert result.exit_code == code, result.output
         return result.output
 

@@ -4,12 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from roofline.cli import app
 from roofline.common.errors import ConfigError
 from roofline.train.data.order import Order, Stream
 from roofline.train.data.receipts import RECEIPTS, START, ReceiptLog, advance, compare, read, verify
+from tests.command_line import call_roofline
 
 ORDER = Order((Stream((30, 41, 9), block=50),), 16, 17)
 
@@ -23,7 +22,7 @@ def run(folder: Path, order: Order = ORDER, steps: int = 12, begin: int = 0, rec
 
 
 def said(*words: object) -> tuple[int, str]:
-    result = CliRunner().invoke(app.app, ["data", "verify-order", *map(str, words)])
+    result = call_roofline(["data", "verify-order", *map(str, words)])
     return result.exit_code, result.output
 
 

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 from roofline.common.errors import CapacityError, ConfigError
 from roofline.common.files import locked
 from roofline.weights import download, sources, storage
+from tests.command_line import call_roofline
 
 MODEL = b"GGUF" + bytes(range(256)) * 5000  # 1.3 MB: more than one chunk
 ENTRY = sources.CatalogEntry(
@@ -404,29 +404,16 @@ def test_catalogue_entry_is_the_file_tests_use(smollm2_path: Path) -> None:
     assert storage.sha256_of(smollm2_path, lambda done: None) == entry.sha256
 
 
-def _commands() -> dict[str, Callable[..., None]]:
-    from roofline.cli.models import list_models, pull, remove
-
-    return {"pull": pull.command, "list": list_models.command, "rm": remove.command}
-
-
 def test_commands_pull_list_and_remove(home: Path, pip: FakePip) -> None:
-    typer = pytest.importorskip("typer", reason="the command line is typer's")
-    from typer.testing import CliRunner
-
-    app = typer.Typer()
-    for name, command in _commands().items():
-        app.command(name)(command)
-    run = CliRunner()
-    assert "tiny" in run.invoke(app, ["list"]).output
-    pulled = run.invoke(app, ["pull", "tiny"])
+    assert "tiny" in call_roofline(["list"]).output
+    pulled = call_roofline(["pull", "tiny"])
     assert pulled.exit_code == 0, pulled.output
     assert "tiny is in" in pulled.output
-    (listed,) = json.loads(run.invoke(app, ["list", "--json"]).output)
+    (listed,) = json.loads(call_roofline(["list", "--json"]).output)
     assert listed["name"] == "tiny"
     assert Path(listed["path"]).read_bytes() == MODEL
-    assert "1.2 MiB" in run.invoke(app, ["list"]).output
-    assert "removed tiny" in run.invoke(app, ["rm", "tiny"]).output
+    assert "1.2 MiB" in call_roofline(["list"]).output
+    assert "removed tiny" in call_roofline(["rm", "tiny"]).output
     assert sources.list_models() == []
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 from roofline.common.errors import UnsupportedError
 from roofline.common.options import Options, declared, option
 
+DEFAULT_MODEL = "smollm2-135m"
 BACKENDS = ("cpu", "gpu", "reference")
 COMPUTE, NUMBERS, MEMORY, BATCH, PARALLEL, MODEL = (
     "What computes",

@@ -6,11 +6,12 @@ row are measured just before and after it (`bench/adjacent_roofs.py`).
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from roofline.backends.base import Executable, StepCost
+from roofline.backends.options import LoadOptions
 from roofline.bench import workloads
 from roofline.bench.adjacent_roofs import Beside, Roof
 from roofline.bundle import LoadedModel
@@ -157,49 +158,24 @@ def report(rows: dict[str, dict[str, Any]], head: dict[str, Any]) -> dict[str, A
     return {**head, **rates, "rows": rows}
 
 
-def open_bench(
-    model: str,
-    *,
-    threads: int | None = None,
-    isa: str | None = None,
-    weights: str | None = None,
-    kv_cache_dtype: str = "auto",
-    tokens: int = 0,
-    **where: Any,
-) -> tuple[LoadedModel, Bench]:
-    """A model with a cache for `tokens` tokens (0: the largest workload), and its bench, warm; where: see `load`."""
+def open_bench(model: str, load: LoadOptions = LoadOptions(), tokens: int = 0) -> tuple[LoadedModel, Bench]:
+    """A model with a cache for `tokens` tokens (0: the largest workload), and its bench, warm; load: how it is loaded,
+    but for the sizes."""
     from roofline import bundle
 
     most = tokens or max(n * (i + o) for n, i, o in workloads.SERVE)
-    loaded = bundle.load(
-        model,
-        threads=threads,
-        isa=isa,
-        weights=weights,
-        kv_cache_dtype=kv_cache_dtype,
-        cache_tokens=most + 64 * 16,  # every request may leave its last page partly empty
-        max_running=64,
-        text=False,
-        **where,
-    )
+    # Every request may leave its last page partly empty.
+    load = replace(load, cache_tokens=most + 64 * 16, max_running=64)
+    loaded = bundle.load(model, text=False, **load.changes())
     bench = Bench(loaded.executable)
     bench.warm_up()
     return loaded, bench
 
 
 def bench_engine(
-    model: str,
-    *,
-    threads: int | None = None,
-    isa: str | None = None,
-    weights: str | None = None,
-    kv_cache_dtype: str = "auto",
-    rows: Sequence[str] | None = None,
-    serve: bool = True,
-    **where: Any,
+    model: str, rows: Sequence[str] | None = None, *, serve: bool = True, load: LoadOptions = LoadOptions()
 ) -> dict[str, Any]:
-    """Load `model` on the cpu backend, or on what `where` says (backend, device, exact), and run the workloads, each
-    between two measurements of the roofs.
+    """Load `model` and run the workloads, each between two measurements of the roofs.
 
     Args:
         rows: run only rows whose key contains one of these; None runs all.
@@ -212,7 +188,7 @@ def bench_engine(
     names = workloads.chosen(rows, serve)
     if not names:
         raise ConfigError(f"no row matches; the rows are: {', '.join(workloads.row_names())}")
-    loaded, bench = open_bench(model, threads=threads, isa=isa, weights=weights, kv_cache_dtype=kv_cache_dtype, **where)
+    loaded, bench = open_bench(model, load)
     try:
         figures = {}
         for name in names:

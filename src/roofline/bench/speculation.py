@@ -6,10 +6,11 @@ These rows are apart from all others: how often a guess is right depends on the 
 import time
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from roofline.backends.options import LoadOptions
 from roofline.bench.engine import setting
 from roofline.common.errors import ConfigError, RooflineError
 from roofline.engine.config import EngineConfig
@@ -109,17 +110,13 @@ def decode_steps(stats: EngineStats) -> int:
 def bench_speculation(
     model: str,
     mode: Literal["ngram", "draft"],
+    rows: Sequence[str] | None = None,
     *,
     draft: str | None = None,
     tokens: int = 4,
-    threads: int | None = None,
-    isa: str | None = None,
-    weights: str | None = None,
-    kv_cache_dtype: str = "auto",
-    rows: Sequence[str] | None = None,
-    **where: Any,
+    load: LoadOptions = LoadOptions(),
 ) -> dict[str, Any]:
-    """Answer each text with and without speculation, on the cpu backend or what `where` says (backend, device, exact).
+    """Answer each text with and without speculation.
 
     Args:
         draft: the draft model, for mode "draft".
@@ -135,19 +132,12 @@ def bench_speculation(
     chosen = [name for name in row_names() if rows is None or any(part in name for part in rows)]
     if not chosen:
         raise ConfigError(f"no row matches; the rows are: {', '.join(row_names())}")
-    options: dict[str, Any] = {
-        "threads": threads,
-        "isa": isa,
-        "cache_tokens": 4096,
-        "max_running": 8,
-        "kv_cache_dtype": kv_cache_dtype,
-        **where,
-    }
-    loaded = bundle.load(model, weights=weights, draft_tokens=tokens, **options)
+    load = replace(load, cache_tokens=4096, max_running=8)
+    loaded = bundle.load(model, **replace(load, draft_tokens=tokens).changes())
     guesser: LoadedModel | None = None
     try:
         if draft is not None:
-            guesser = bundle.load(draft, **options)
+            guesser = bundle.load(draft, **load.for_draft().changes())
             bundle.check_draft(loaded, guesser)
         # One executable, one request at a time: the engines take turns, and neither keeps pages between requests.
         alike: dict[str, Any] = {"prefix_cache": False}

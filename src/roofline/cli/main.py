@@ -49,7 +49,7 @@ def main(words: Sequence[str] | None = None) -> int:
         status = command(**keywords) or 0
         sys.stdout.flush()
     except UsageError as error:
-        print(f"roofline: {error}. See roofline {name + ' ' * bool(name)}--help.", file=sys.stderr)
+        print(f"roofline: {error} (roofline {name + ' ' * bool(name)}--help tells more)", file=sys.stderr)
         return 2
     except RooflineError as error:
         if debug:

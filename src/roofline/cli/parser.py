@@ -29,6 +29,13 @@ class Argument:
         self.help = help
 
 
+class Only:
+    """Beside a declared group: the options that this command offers, where it does not offer all."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+
 class Without:
     """Beside a declared group: options that this command does not offer."""
 
@@ -60,15 +67,20 @@ class Parser:
                     self.flags[off] = option, False
 
     def _add(self, parameter: inspect.Parameter) -> None:
-        kind, extras = parameter.annotation, ()
+        kind, extras = parameter.annotation, list[object]()
         if get_origin(kind) is Annotated:
             kind, *extras = get_args(kind)
         default = ... if parameter.default is parameter.empty else parameter.default
         if isinstance(kind, type) and issubclass(kind, Options):
             self._groups.append((parameter.name, kind, default))
-            absent = [name for extra in extras if isinstance(extra, Without) for name in extra.names]
+            names = {name for name, option in declared(kind).items() if option.command_line}
+            for extra in extras:
+                if isinstance(extra, Only):
+                    names &= {*extra.names}
+                elif isinstance(extra, Without):
+                    names -= {*extra.names}
             for name, option in declared(kind).items():
-                if option.command_line and name not in absent:
+                if name in names:
                     shown = option if default is ... else replace(option, default=getattr(default, name))
                     self.options.setdefault(name, shown)
             return
@@ -142,9 +154,13 @@ class Parser:
         names = [f"[{o.name.upper()}]" if o.default is not ... else o.name.upper() for o in self.arguments]
         lines = [f"Usage: roofline {' '.join((self.name, '[OPTIONS]' * bool(self.options), *names))}", ""]
         lines += [*self._description.splitlines(), ""]
-        for title, rows in (("Arguments", self.arguments), *topics.items()):
-            if rows:
-                lines += [f"{title or 'Options'}:", *columns(_rows(rows), width), ""]
+        if self.arguments:
+            rows = [(option.name.upper(), _explain(option)) for option in self.arguments]
+            lines += ["Arguments:", *columns(rows, width), ""]
+        for title, options in topics.items():
+            if options:
+                rows = [(_names(option), _explain(option)) for option in options]
+                lines += [f"{title or 'Options'}:", *columns(rows, width), ""]
         return "\n".join(lines)
 
 
@@ -169,16 +185,15 @@ def _read(option: Option, name: str, text: str) -> object:
         raise UsageError(str(error)) from None
 
 
-def _rows(options: Sequence[Option]) -> Iterator[tuple[str, str]]:
-    for option in options:
-        notes = [option.help]
-        if option.backends:
-            notes.append(f"Backend {' or '.join(option.backends)}.")
-        if option.repeated:
-            notes.append("May be repeated.")
-        if option.default not in (..., None, True, False, ""):
-            notes.append(f"[default: {option.default}]")
-        yield _names(option), " ".join(notes)
+def _explain(option: Option) -> str:
+    notes = [option.help]
+    if option.backends:
+        notes.append(f"Backend {' or '.join(option.backends)}.")
+    if option.repeated:
+        notes.append("May be repeated.")
+    if option.default not in (..., None, True, False, ""):
+        notes.append(f"[default: {option.default}]")
+    return " ".join(notes)
 
 
 def _names(option: Option) -> str:

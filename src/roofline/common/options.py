@@ -21,6 +21,8 @@ from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.names import did_you_mean
 
 T = TypeVar("T")
+A = TypeVar("A", bound="Options")
+B = TypeVar("B", bound="Options")
 Choices = Sequence[str] | Callable[[], Sequence[str]]
 
 _KIND_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Path: "a path"}
@@ -74,9 +76,7 @@ class Option:
         parts = tuple(get_args(part)[0] if get_origin(part) is list else part for part in parts)
         words = tuple(word for part in parts if get_origin(part) is Literal for word in get_args(part))
         kinds = tuple(part for part in parts if part in _KIND_NAMES)
-        return replace(
-            self, name=name, default=default, kinds=kinds, words=words, optional=optional, repeated=repeated
-        )
+        return replace(self, name=name, default=default, kinds=kinds, words=words, optional=optional, repeated=repeated)
 
     def allowed(self) -> tuple[str, ...]:
         """All texts that may be given; empty where any may, or where the values are numbers."""
@@ -197,7 +197,7 @@ class Options:
                 raise TypeError(f"{owner or cls.__name__} has no option {name!r}{did_you_mean(name, known)}")
         return cls(**keywords)
 
-    def changes(self) -> dict[str, object]:
+    def changes(self) -> dict[str, Any]:
         """The options whose values are not the defaults: what is sent to another process, to be made anew there."""
         return {name: getattr(self, name) for name, about in declared(type(self)).items() if self._changed(about)}
 
@@ -211,13 +211,16 @@ class Options:
         return type(value) is not type(about.default) or value != about.default
 
 
-def split_keywords(keywords: Mapping[str, object], *kinds: type[Options], owner: str) -> list[Options]:
-    """One instance of each class, each with the keywords that it declares; a keyword that several declare goes to all.
+def split_keywords(keywords: Mapping[str, object], first: type[A], second: type[B], *, owner: str) -> tuple[A, B]:
+    """An instance of each class, with the keywords that it declares; one that both declare goes to both.
 
-    Raises TypeError, with the nearest name, for a keyword that none declares.
+    Raises TypeError, with the nearest name, for a keyword that neither declares.
     """
-    known = [name for kind in kinds for name in declared(kind)]
+    known = {**declared(first), **declared(second)}
     for name in keywords:
         if name not in known:
             raise TypeError(f"{owner} has no option {name!r}{did_you_mean(name, known)}")
-    return [kind.from_keywords({n: v for n, v in keywords.items() if n in declared(kind)}) for kind in kinds]
+    return (
+        first.from_keywords({n: v for n, v in keywords.items() if n in declared(first)}),
+        second.from_keywords({n: v for n, v in keywords.items() if n in declared(second)}),
+    )

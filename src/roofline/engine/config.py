@@ -39,9 +39,7 @@ class EngineConfig(Options):
         "The output is the same, bit for bit.",
         topic=SPECULATION,
     )
-    speculate_tokens: int = option(
-        4, "Longest guess.", minimum=1, maximum=MAX_DRAFT, unit="tokens", topic=SPECULATION
-    )
+    speculate_tokens: int = option(4, "Longest guess.", minimum=1, maximum=MAX_DRAFT, unit="tokens", topic=SPECULATION)
     speculate_always: bool = option(
         False, "Guess also where measured times and acceptance promise a loss.", topic=SPECULATION
     )

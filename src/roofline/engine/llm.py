@@ -1,10 +1,12 @@
 """LLM: a model for Python programs. Strings or messages in, text out; the engine runs in this process."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from roofline.backends.options import LoadOptions
 from roofline.common.errors import RooflineError
+from roofline.common.options import declared, split_keywords
 from roofline.engine.config import EngineConfig
 from roofline.engine.events import Event, FinishReason, TokenLogprob, Usage
 from roofline.engine.interrupts import deferred
@@ -19,18 +21,7 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
-# What LLM takes for the engine alone, and what for the engine and the loading of the model.
-ENGINE_ONLY = (
-    "prefix_cache",
-    "scheduler",
-    "cache",
-    "overlap",
-    "measure",
-    "speculate",
-    "speculate_tokens",
-    "speculate_always",
-)
-SHARED = ("max_batch_tokens", "max_running", "max_model_len")
+TextPieces = Generator[str, None, None]
 
 
 @dataclass(frozen=True)
@@ -98,26 +89,22 @@ class LLM:
         draft: "str | LoadedModel | None" = None,
         **options: Any,
     ) -> None:
-        engine_options = {name: options.pop(name) for name in ENGINE_ONLY if name in options}
-        shared = {name: options[name] for name in SHARED if name in options}
-        config = EngineConfig(**engine_options, **shared)
-        # The model's alone; the other options hold for both. A process is a rank of one model.
-        own = ("weights", "max_model_len", "tensor_parallel", "pipeline_parallel")
-        draft_options = {name: value for name, value in options.items() if name not in own}
-        ahead = {"draft_tokens": config.speculate_tokens} if config.speculate != "off" else {}
+        load_options, config = split_keywords(options, LoadOptions, EngineConfig, owner="LLM")
+        draft_options = load_options.for_draft().changes()
+        load_options = config.prepare_load(load_options)
         if isinstance(model, str) and isinstance(draft, str):
             from roofline.bundle import load_with_draft
 
-            model, draft = load_with_draft(model, {**ahead, **options}, draft, draft_options)
+            model, draft = load_with_draft(model, load_options.changes(), draft, draft_options)
         else:
             from roofline.bundle import check_draft, load
 
             if isinstance(draft, str):
                 draft = load(draft, **draft_options)
             if isinstance(model, str):
-                model = load(model, **{**ahead, **options})
-            elif set(options) - set(shared):
-                raise TypeError(f"a loaded model takes no option {', '.join(sorted(set(options) - set(shared)))}")
+                model = load(model, **load_options.changes())
+            elif only_loading := [name for name in options if name not in declared(EngineConfig)]:
+                raise TypeError(f"a loaded model takes no option {', '.join(sorted(only_loading))}")
             if draft is not None:
                 check_draft(model, draft)
         assert model.tokenizer is not None, "an LLM needs a model loaded with its text side"
@@ -174,7 +161,9 @@ class LLM:
         ids = self.chat_template.encode_chat(self.tokenizer, messages, **template)
         return self._run([ids], [params or SamplingParams()], at_start=True)[0]
 
-    def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> Iterator[str]:
+    def stream(
+        self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None
+    ) -> Generator[str, None, None]:
         """Answer a prompt (string or ids) or a conversation (messages) in pieces of text.
 
         The request is submitted at the first `next`. Leaving the iterator early aborts it. Several streams may be
@@ -228,7 +217,7 @@ class LLM:
             for ids, group in zip(prompts, submitted, strict=True)
         ]
 
-    def _stream(self, ids: list[int], params: SamplingParams, at_start: bool) -> Iterator[str]:
+    def _stream(self, ids: list[int], params: SamplingParams, at_start: bool) -> TextPieces:
         group = self._submit(ids, params, at_start)
         (collector,) = group
         try:

@@ -36,7 +36,11 @@ class SamplingParams(Options):
     top_k: int = option(0, "Keep the k most likely tokens; 0 keeps all.", minimum=0, topic=SAMPLING)
     top_p: float = option(1.0, "Keep the smallest set of tokens with this probability.", topic=SAMPLING)
     min_p: float = option(
-        0.0, "Drop tokens below this fraction of the most likely one's probability.", minimum=0, maximum=1, topic=SAMPLING
+        0.0,
+        "Drop tokens below this fraction of the most likely one's probability.",
+        minimum=0,
+        maximum=1,
+        topic=SAMPLING,
     )
     repetition_penalty: float = option(
         1.0, "Divides positive and multiplies negative logits of tokens in prompt or answer.", topic=SAMPLING

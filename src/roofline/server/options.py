@@ -1,10 +1,9 @@
 """The options of serving a model over HTTP. Cheap to import: the engine process is started before HTTP is."""
 
 import contextlib
-import ipaddress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from roofline.backends.options import LoadOptions
+from roofline.backends.options import DEFAULT_MODEL, LoadOptions
 from roofline.common.errors import ConfigError
 from roofline.common.options import Options, option
 from roofline.engine.config import EngineConfig
@@ -23,12 +22,10 @@ class ServeOptions(Options):
             model that it may guess with.
     """
 
-    model: str
+    model: str = DEFAULT_MODEL
     host: str = option("127.0.0.1", "Address to listen on.", topic=TOPIC)
     port: int = option(8000, "Port; 0 takes a free one.", minimum=0, maximum=65535, topic=TOPIC)
-    api_key: str | None = option(
-        None, "Needed on every route but /health. Default: ROOFLINE_API_KEY.", topic=TOPIC
-    )
+    api_key: str | None = option(None, "Needed on every route but /health. Default: ROOFLINE_API_KEY.", topic=TOPIC)
     served_model_name: str | None = option(None, "The name that requests give. Default: MODEL.", topic=TOPIC)
     data_parallel: int = option(
         1,
@@ -53,6 +50,8 @@ class ServeOptions(Options):
     @property
     def local(self) -> bool:
         """Whether only this machine can reach the address."""
+        import ipaddress
+
         with contextlib.suppress(ValueError):
             return ipaddress.ip_address(self.host).is_loopback
         return self.host == "localhost"

@@ -4,31 +4,26 @@ import asyncio
 import contextlib
 import ctypes
 import gc
-import ipaddress
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from roofline.common import log
 from roofline.common.errors import ConfigError, RooflineError
-from roofline.engine.config import EngineConfig
 from roofline.engine.process.messages import EngineSpec
 from roofline.engine.process.remote import RemoteEngine
-from roofline.server.limits import Limits
+from roofline.server.options import ServeOptions
 
 if TYPE_CHECKING:
     from roofline.engine.process.replicas import Replicas
     from roofline.server.text_side import TextOfModel
 
 LOG = log.get("server")
-# What of `load` is the model's alone: a draft model has weights of its own, and runs on rank 0.
-_NOT_THE_DRAFT_S = ("weights", "tensor_parallel", "pipeline_parallel")
 
 
 def serve(options: ServeOptions) -> None:
@@ -43,7 +38,7 @@ def serve(options: ServeOptions) -> None:
     def read_text() -> "TextOfModel":
         from roofline.server.text_side import load_text
 
-        return load_text(options.model, options.load.get("backend", "cpu"))
+        return load_text(options.model, options.load.backend)
 
     _run(_serve(options, listening, remote, started, read_text, _settle))
 
@@ -77,6 +72,7 @@ def _engine(options: ServeOptions) -> "RemoteEngine | Replicas":
     from roofline.bundle.replicas import divided
     from roofline.engine.process.replicas import Replicas
 
+    places = divided(options.load.changes(), options.data_parallel)
     specs = [
         msgspec.structs.replace(
             spec,
@@ -84,30 +80,19 @@ def _engine(options: ServeOptions) -> "RemoteEngine | Replicas":
             draft_options={**spec.draft_options, **place.draft_options},
             cores=place.cores,
         )
-        for place in divided(options.load, options.data_parallel)
+        for place in places
     ]
     return Replicas([RemoteEngine(each) for each in specs])
 
 
 def _spec(options: ServeOptions) -> EngineSpec:
-    """What the engine process is to load."""
-    asked = {"max_running": options.max_running, "max_batch_tokens": options.max_batch_tokens}
-    sizes = {name: value for name, value in asked.items() if value is not None}  # of what is loaded, and of its engine
-    load = {**options.load, **sizes, "max_model_len": options.max_model_len, "text": False}  # text is ours
-    if options.speculate != "off":
-        load["draft_tokens"] = options.speculate_tokens
+    """What the engine process is to load; the text side stays in this process."""
     return EngineSpec(
         source=options.model,
-        options=load,
-        config=EngineConfig(
-            max_running=options.max_running,
-            max_batch_tokens=options.max_batch_tokens,
-            max_model_len=options.max_model_len,
-            speculate=options.speculate,
-            speculate_tokens=options.speculate_tokens,
-        ),
+        options={**options.engine.prepare_load(options.load).changes(), "text": False},
+        config=options.engine,
         draft=options.draft,
-        draft_options={n: value for n, value in (options.load | sizes).items() if n not in _NOT_THE_DRAFT_S},
+        draft_options=options.load.for_draft().changes(),
     )
 
 

@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from roofline.backends.options import LoadOptions
 from roofline.bundle import LoadedModel, load
 from roofline.common.errors import ConfigError, RooflineError
+from roofline.common.options import split_keywords
 from roofline.engine.config import EngineConfig
-from roofline.engine.llm import ENGINE_ONLY, LLM, SHARED, Output, Prompt
+from roofline.engine.llm import LLM, Output, Prompt
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
 from roofline.models.registry import get
@@ -41,20 +43,21 @@ def from_model(model: Any, tokenizer: Any = None, *, backend: str = "cpu", **opt
     Raises:
         ConfigError, UnsupportedError, CapacityError: with cause and remedy.
     """
-    engine = {name: options.pop(name) for name in ENGINE_ONLY if name in options}
-    config = EngineConfig(**engine, **{name: options[name] for name in SHARED if name in options})
+    load_options, config = split_keywords(
+        {"backend": backend, **options}, LoadOptions, EngineConfig, owner="from_model"
+    )
     if config.speculate == "draft":
         raise ConfigError('speculate="draft" needs a second model: use roofline.LLM, or speculate="ngram"')
-    if "weights" in options:
-        raise ConfigError(f"weights={options['weights']!r}: the model has its own")
+    if load_options.weights is not None:
+        raise ConfigError(f"weights={load_options.weights!r}: the model has its own")
     checkpoint = checkpoint_of(model)
     ends = _ends(model)
     words = text_of(tokenizer, ends) if tokenizer is not None else (None, None)
-    ahead: dict[str, Any] = {"draft_tokens": config.speculate_tokens} if config.speculate != "off" else {}
-    if backend == "gpu":  # beside the engine's: for logits and hidden states
-        longest = min(options.get("max_model_len") or SPARE_TOKENS, SPARE_TOKENS)
-        ahead["traces"] = BatchLimits(CHUNK, 1, CHUNK, -(-longest // PAGE_TOKENS))
-    loaded = load(checkpoint, backend=backend, text=False, **{**ahead, **options})
+    traces = None
+    if backend == "gpu":  # room beside the engine's, for logits and hidden states
+        longest = min(load_options.max_model_len or SPARE_TOKENS, SPARE_TOKENS)
+        traces = BatchLimits(CHUNK, 1, CHUNK, -(-longest // PAGE_TOKENS))
+    loaded = load(checkpoint, text=False, traces=traces, **config.prepare_load(load_options).changes())
     loaded = replace(loaded, name=name_of(model), tokenizer=words[0], chat_template=words[1])
     return TorchModel(loaded, checkpoint, config, ends)
 

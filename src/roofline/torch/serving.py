@@ -4,7 +4,8 @@ from typing import Any
 
 from roofline.common.errors import ConfigError
 from roofline.engine.process.threaded import ThreadedEngine
-from roofline.server.serve import ServeOptions, serve_engine
+from roofline.server.options import ServeOptions
+from roofline.server.serve import serve_engine
 from roofline.server.text_side import TextOfModel
 from roofline.torch.model import TorchModel, from_model
 

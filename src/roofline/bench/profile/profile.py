@@ -8,9 +8,10 @@ On a GPU ops are timed on the device, steps without clocks on the host: from fil
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from roofline.backends.options import LoadOptions
 from roofline.bench.adjacent_roofs import TOLERANCE, TRIES
 from roofline.bench.workloads import token_ids
 from roofline.common.errors import RooflineError
@@ -328,34 +329,20 @@ class Profiled:
     profiles: tuple[Profile, ...]
 
 
-def profile_model(
-    model: str,
-    steps: Sequence[Step],
-    *,
-    threads: int | None = None,
-    isa: str | None = None,
-    weights: str | None = None,
-    kv_cache_dtype: str = "auto",
-    **where: Any,
-) -> "Profiled":
-    """Load `model` on the cpu backend, or on what `where` says (backend, device, exact), and profile steps of it.
+def profile_model(model: str, steps: Sequence[Step], load: LoadOptions = LoadOptions()) -> "Profiled":
+    """Load `model`, as large as the steps need, and profile steps of it.
 
     Raises as `load` and `profile_step`.
     """
     from roofline import bundle
 
-    loaded = bundle.load(
-        model,
-        threads=threads,
-        isa=isa,
-        weights=weights,
-        kv_cache_dtype=kv_cache_dtype,
+    load = replace(
+        load,
         cache_tokens=max(step.pages * step.batch for step in steps) * PAGE_TOKENS,
         max_batch_tokens=max(512, *(step.tokens * step.batch for step in steps)),
         max_running=max(step.batch for step in steps),
-        text=False,
-        **where,
     )
+    loaded = bundle.load(model, text=False, **load.changes())
     try:
         _check_lengths(steps, loaded.executable.max_context)
         profiles = [profile_step(loaded.executable, step) for step in steps]  # type: ignore[arg-type]

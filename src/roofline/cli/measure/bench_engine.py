@@ -1,72 +1,41 @@
 """roofline bench engine: the engine's speed on the peers' workloads, beside the limit of this chip."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-import typer
-
-from roofline.cli.options import (
-    DEFAULT_MODEL,
-    Activations,
-    AsJson,
-    Device,
-    Draft,
-    Exact,
-    Isa,
-    KvCacheDtype,
-    Offload,
-    Speculate,
-    SpeculateTokens,
-    Threads,
-    TimedBackend,
-    Weights,
-    placed,
-)
+from roofline.backends.options import DEFAULT_MODEL
+from roofline.cli.options import AsJson, Draft, ModelArgument, TimedLoad
 from roofline.common.errors import ConfigError
+from roofline.common.options import Option, declared
+from roofline.engine.config import EngineConfig
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="A name, hf:ORG/REPO[:FILE], or a path.")] = DEFAULT_MODEL,
+    load: TimedLoad,
+    model: ModelArgument = DEFAULT_MODEL,
     as_json: AsJson = False,
-    serve: Annotated[bool, typer.Option("--serve/--no-serve", help="Run the serve rows, which take longest.")] = True,
-    rows: Annotated[str | None, typer.Option(help="Only rows whose key contains one of these, with commas.")] = None,
-    backend: TimedBackend = "cpu",
-    device: Device = "auto",
-    exact: Exact = False,
-    activations: Activations = "auto",
-    offload: Offload = "0",
-    threads: Threads = None,
-    isa: Isa = None,
-    weights: Weights = None,
-    kv_cache_dtype: KvCacheDtype = "auto",
-    speculate: Speculate = "off",
+    serve: Annotated[bool, Option("Run the serve rows, which take longest.")] = True,
+    rows: Annotated[str | None, Option("Only rows whose key contains one of these, with commas.")] = None,
+    speculate: Annotated[Literal["off", "ngram", "draft"], declared(EngineConfig)["speculate"]] = "off",
     draft: Draft = None,
-    speculate_tokens: SpeculateTokens = 4,
+    speculate_tokens: Annotated[int, declared(EngineConfig)["speculate_tokens"]] = 4,
 ) -> None:
     """Time prefill, decode and serving. Prefix cache and speculation are off; every repeat is recorded.
 
     With --speculate, time instead answers about natural texts, with and without it in turn.
     """
-    chosen = None if rows is None else [part.strip() for part in rows.split(",") if part.strip()]
-    given: dict[str, Any] = {
-        "threads": threads,
-        "isa": isa,
-        "weights": weights,
-        "rows": chosen,
-        "kv_cache_dtype": kv_cache_dtype,
-        **placed(backend, device, exact, offload, activations=activations),
-    }
+    names = None if rows is None else [part.strip() for part in rows.split(",") if part.strip()]
     if speculate == "off":
         from roofline.bench.engine import bench_engine
 
         if draft is not None:
             raise ConfigError("--draft MODEL needs --speculate draft")
-        record, show = bench_engine(model, serve=serve, **given), _show
+        record, show = bench_engine(model, names, serve=serve, load=load), _show
     else:
         from roofline.bench.speculation import bench_speculation
 
         if (speculate == "draft") != (draft is not None):
             raise ConfigError("speculating with a draft model needs both --speculate draft and --draft MODEL")
-        record = bench_speculation(model, speculate, draft=draft, tokens=speculate_tokens, **given)
+        record = bench_speculation(model, speculate, names, draft=draft, tokens=speculate_tokens, load=load)
         show = _show_speculation
     if as_json:
         import json

@@ -1,48 +1,45 @@
 """roofline bench latency: what each technique brings to prefill and to decoding, beside the limit of this chip."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from roofline.cli.options import AsJson, Threads
 from roofline.common.errors import ConfigError
+from roofline.common.options import Option, Options, option
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
+@dataclass(frozen=True)
+class LatencyOptions(Options):
+    """What `bench latency` times."""
+
+    preset: str | None = option(None, "A named shape, or a folder with a config.json. Weights are random.")
+    layers: int | None = option(None, "Run only so many of its layers. Default: all.", minimum=1, unit="layers")
+    rungs: str | None = option(None, "With commas; + joins techniques: eager,compile,paged+tuned.")
+    batch: str = option("1,8,16", "Batch sizes, with commas.")
+    prompt: int | None = option(None, "Tokens of a prefill: 2048, or 256 on a CPU.", minimum=2, unit="tokens")
+    new: int = option(32, "Tokens that decoding makes, after a prompt of one.", minimum=2, unit="tokens")
+    repeats: int | None = option(None, "Timed runs of each: 10, or 3 on a CPU.", minimum=1, unit="runs")
+    device: Literal["auto", "cpu", "cuda"] = option("auto", "cuda: AMD's GPUs too.")
+
+
 def command(
-    preset: Annotated[
-        str | None, typer.Option("--preset", help="A named shape, or a folder with a config.json. Weights are random.")
-    ] = None,
-    layers: Annotated[
-        int | None, typer.Option("--layers", min=1, help="Run only so many of its layers. Default: all.")
-    ] = None,
-    rungs: Annotated[
-        str | None, typer.Option("--rungs", help="With commas; + joins techniques: eager,compile,paged+tuned.")
-    ] = None,
-    batch: Annotated[str, typer.Option("--batch", help="Batch sizes, with commas.")] = "1,8,16",
-    prompt: Annotated[
-        int | None, typer.Option("--prompt", min=2, help="Tokens of a prefill: 2048, or 256 on a CPU.")
-    ] = None,
-    new: Annotated[int, typer.Option("--new", min=2, help="Tokens that decoding makes, after a prompt of one.")] = 32,
-    repeats: Annotated[
-        int | None, typer.Option("--repeats", min=1, help="Timed runs of each: 10, or 3 on a CPU.")
-    ] = None,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device", help="cuda: AMD's GPUs too.")] = "auto",
-    explain: Annotated[bool, typer.Option("--explain", help="Say what each rung is for, and run nothing.")] = False,
+    options: LatencyOptions,
+    explain: Annotated[bool, Option("Say what each rung is for, and run nothing.")] = False,
     threads: Threads = None,
     as_json: AsJson = False,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write the record into a file.")] = None,
+    out: Annotated[Path | None, Option("Also write the record into a file.", flags=("--out", "-o"))] = None,
 ) -> None:
     """Time prefill and decoding with one technique after the other: latency = TTFT + TPOT x (n - 1)."""
     import json
     import sys
 
     if explain:
-        found: dict[str, Any] = _explained(rungs, preset, layers, device)
-        print(json.dumps(found)) if as_json else _show_rungs(found)
+        rungs = _explain(options)
+        print(json.dumps(rungs)) if as_json else _show_rungs(rungs)
         return
     from roofline.bench.latency.grid import bench_latency
     from roofline.common.files import write_atomically
@@ -50,14 +47,14 @@ def command(
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.parent}")
     record = bench_latency(
-        preset,
-        rungs,
-        layers=layers,
-        device=device,
-        batches=numbers(batch),
-        prompt=prompt,
-        new=new,
-        repeats=repeats,
+        options.preset,
+        options.rungs,
+        layers=options.layers,
+        device=options.device,
+        batches=numbers(options.batch),
+        prompt=options.prompt,
+        new=options.new,
+        repeats=options.repeats,
         threads=threads,
         tell=lambda text: print(text, file=sys.stderr, flush=True),
         keep=lambda record: None if out is None else write_atomically(out, json.dumps(record, indent=1) + "\n"),
@@ -73,25 +70,26 @@ def numbers(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _explained(rungs: str | None, preset: str | None, layers: int | None, device: str) -> dict[str, Any]:
+def _explain(options: LatencyOptions) -> "dict[str, dict[str, Any]]":
     from roofline.bench.latency import grid as latency
     from roofline.bench.latency import ladder, runners
     from roofline.bench.peers.available import here as look
 
-    here = look(device)
-    subject = latency.subject_of(preset, layers, latency.DEFAULTS[here.device])
-    return {rung.name: ladder.explained(rung, runners.why_missing(rung, subject, here)) for rung in ladder.rungs(rungs)}
+    here = look(options.device)
+    subject = latency.subject_of(options.preset, options.layers, latency.DEFAULTS[here.device])
+    rungs = ladder.rungs(options.rungs)
+    return {rung.name: ladder.explained(rung, runners.why_missing(rung, subject, here)) for rung in rungs}
 
 
-def _show_rungs(found: dict[str, Any]) -> None:
+def _show_rungs(rungs: dict[str, dict[str, Any]]) -> None:
     from rich.console import Console
 
     console = Console()
-    for name, said in found.items():
-        console.print(f"[bold]{name}[/] helps {' and '.join(dict.fromkeys(said['phases']))}", highlight=False)
-        console.print(f"  {said['why']}", highlight=False, markup=False)
-        if "missing" in said:
-            console.print(f"  not here: {said['missing']}", style="yellow", highlight=False, markup=False)
+    for name, rung in rungs.items():
+        console.print(f"[bold]{name}[/] helps {' and '.join(dict.fromkeys(rung['phases']))}", highlight=False)
+        console.print(f"  {rung['why']}", highlight=False, markup=False)
+        if "missing" in rung:
+            console.print(f"  not here: {rung['missing']}", style="yellow", highlight=False, markup=False)
 
 
 def show(record: dict[str, Any]) -> None:

@@ -1,56 +1,58 @@
 """roofline bench links: how the devices of this host are linked, and which of them tensor parallelism is fastest on."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from roofline.cli.options import AsJson
+from roofline.common.options import Options, option
+
+if TYPE_CHECKING:
+    pass
 
 
-def command(
-    tensor_parallel: Annotated[
-        int, typer.Option("--tensor-parallel", "-n", min=2, help="Devices that a model is to be shared by.")
-    ] = 2,
-    devices: Annotated[
-        str | None, typer.Option(help="Among which: amd:0,1,4,6, MI250, nvidia, ... Default: all that torch can use.")
-    ] = None,
-    sizes: Annotated[
-        str, typer.Option(help="Of all-reduces, with commas. Default: one row and 2048 rows of 8192.")
-    ] = "16KiB,32MiB",
-    candidates: Annotated[int, typer.Option(min=1, help="Sets to measure, the best by the model at each size.")] = 8,
-    repeats: Annotated[int, typer.Option(min=1, help="Of each measurement; the median counts.")] = 5,
-    topology: Annotated[
-        Path | None,
-        typer.Option(help="Only rank by a file: JSON of an earlier run, or the table of rocm-smi --shownodesbw."),
-    ] = None,
-    dies: Annotated[int, typer.Option(min=1, max=2, help="Devices in a package, for such a table: 2 for MI250.")] = 1,
-    cpu_processes: Annotated[
-        int | None, typer.Option(min=2, help="Measure between CPU processes instead, through gloo.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+@dataclass(frozen=True)
+class LinkOptions(Options):
+    """What `bench links` ranks and measures."""
+
+    tensor_parallel: int = option(
+        2, "Devices that a model is to be shared by.", flags=("--tensor-parallel", "-n"), minimum=2, unit="devices"
+    )
+    devices: str | None = option(None, "Among which: amd:0,1,4,6, MI250, nvidia, ... Default: all that torch can use.")
+    sizes: str = option("16KiB,32MiB", "Of all-reduces, with commas. Default: one row and 2048 rows of 8192.")
+    candidates: int = option(8, "Sets to measure, the best by the model at each size.", minimum=1, unit="sets")
+    repeats: int = option(5, "Of each measurement; the median counts.", minimum=1, unit="repeats")
+    topology: Path | None = option(
+        None, "Only rank by a file: JSON of an earlier run, or the table of rocm-smi --shownodesbw."
+    )
+    dies: int = option(1, "Devices in a package, for such a table: 2 for MI250.", minimum=1, maximum=2, unit="devices")
+    cpu_processes: int | None = option(
+        None, "Measure between CPU processes instead, through gloo.", minimum=2, unit="processes"
+    )
+
+
+def command(options: LinkOptions, as_json: AsJson = False) -> None:
     """Rank sets of devices by a modelled all-reduce over their links, and measure the first of them."""
     from roofline.bench.links import bench_links
     from roofline.common.units import parse_bytes
 
     numbers = None
-    if topology is not None:
-        links = _from_file(topology, dies)
-    elif cpu_processes is not None:
+    if options.topology is not None:
+        links = _from_file(options.topology, options.dies)
+    elif options.cpu_processes is not None:
         from roofline.hardware.links.topology import links_from_pairs
 
-        links = links_from_pairs([f"cpu:{number}" for number in range(cpu_processes)], [])
+        links = links_from_pairs([f"cpu:{number}" for number in range(options.cpu_processes)], [])
     else:
-        links, numbers = _here(devices)
+        links, numbers = _here(options.devices)
     record = bench_links(
         links,
-        tensor_parallel,
-        sizes=[parse_bytes("--sizes", size) for size in sizes.split(",")],
-        candidates=candidates,
-        measured=topology is None,
+        options.tensor_parallel,
+        sizes=[parse_bytes("--sizes", size) for size in options.sizes.split(",")],
+        candidates=options.candidates,
+        measured=options.topology is None,
         devices=numbers,
-        repeats=repeats,
+        repeats=options.repeats,
     )
     if as_json:
         import json

@@ -3,32 +3,29 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from roofline.cli.options import AsJson
+from roofline.cli.parser import Argument
+from roofline.cli.training.card import Convention
+from roofline.common.options import Option
 
 
 def command(
-    what: Annotated[
-        str, typer.Argument(help="A preset (mpt-125m, llama-3.2-1b, ...), or a YAML file of a run.")
-    ] = "mpt-125m",
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps that count.")] = 10,
-    warmup: Annotated[int, typer.Option("--warmup", min=0, help="Steps before them.")] = 3,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", help="KEY.KEY=VALUE of the configuration; may be repeated.")
-    ] = None,
-    nproc: Annotated[int, typer.Option(min=1, help="Processes on this machine, which share each step.")] = 1,
-    convention: Annotated[str, typer.Option(help="Of FLOPs: foundry, torchtitan or matmul.")] = "foundry",
+    what: Annotated[str, Argument("A preset (mpt-125m, llama-3.2-1b, ...), or a YAML file of a run.")] = "mpt-125m",
+    steps: Annotated[int, Option("Steps that count.", minimum=1)] = 10,
+    warmup: Annotated[int, Option("Steps before them.", minimum=0)] = 3,
+    changes: Annotated[list[str] | None, Option("KEY.KEY=VALUE of the configuration.", flags=("--set",))] = None,
+    nproc: Annotated[int, Option("Processes on this machine, which share each step.", minimum=1)] = 1,
+    convention: Convention = "foundry",
     as_json: AsJson = False,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write the record into a file.")] = None,
+    out: Annotated[Path | None, Option("Also write the record into a file.", flags=("--out", "-o"))] = None,
 ) -> None:
     """Time the training loop on random rows: no data is needed, nothing is kept but the record."""
     import json
 
     from roofline.bench.train import bench_train
-    from roofline.cli.training.card import known, show
+    from roofline.cli.training.card import check_convention, show
 
-    known(convention)
+    check_convention(convention)
     record = bench_train(what, changes or [], steps=steps, warmup=warmup, processes=nproc)
     if out is not None:
         out.write_text(json.dumps(record, indent=1) + "\n")

@@ -4,17 +4,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from roofline.cli.options import AsJson, Isa, Threads
+from roofline.common.options import Option
 
 
 def command(
     as_json: AsJson = False,
-    measure: Annotated[bool, typer.Option("--measure", help="Measure the roofs again (about 4 s).")] = False,
-    verify: Annotated[
-        Path | None, typer.Option("--verify", help="Only compare every hash of the bundle in this directory.")
-    ] = None,
+    measure: Annotated[bool, Option("Measure the roofs again (about 4 s).")] = False,
+    verify: Annotated[Path | None, Option("Only compare every hash of the bundle in this directory.")] = None,
     threads: Threads = None,
     isa: Isa = None,
 ) -> None:

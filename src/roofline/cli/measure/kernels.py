@@ -1,11 +1,11 @@
 """roofline kernels: what GPU kernels are like on a chip that need not be here; their binaries, made ahead of time."""
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Literal
 
-import typer
-
-from roofline.cli.options import Activations, AsJson, KvCacheDtype, Option, Weights
+from roofline.backends.options import LoadOptions
+from roofline.cli.options import AsJson
+from roofline.common.options import Options, option, same_option
 
 if TYPE_CHECKING:
     from roofline.backends.gpu.ahead.check import Proof
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 COLUMNS = ("kernel", "case", "tile", "registers", "spills", "local bytes", "waves", "matrix instructions", "gates")
 
 
-def command(
-    chip: Annotated[str | None, Option("--chip", help="Show the kernels on these: gfx942,sm_90.")] = None,
-    build: Annotated[
-        str | None, Option("--build", help="Compile for these into the kernel cache: a start then compiles no kernel.")
-    ] = None,
-    model: Annotated[
-        str | None, Option("--model", help="With --build: all that this model's steps launch, whatever its shapes.")
-    ] = None,
-    weights: Weights = None,
-    exact: Annotated[bool, Option("--exact", help="With --model: as `serve --exact` runs it.")] = False,
-    kv_cache_dtype: KvCacheDtype = "auto",
-    activations: Activations = "auto",
-    kernel: Annotated[str | None, Option("--kernel", help="Only this one.")] = None,
-    jobs: Annotated[int | None, Option("--jobs", min=1, help="Compilers at a time. Default: the usable cores.")] = None,
-    as_json: AsJson = False,
-) -> None:
+@dataclass(frozen=True)
+class KernelOptions(Options):
+    """Which kernels are compiled, for which chips, for which model."""
+
+    chip: str | None = option(None, "Show the kernels on these: gfx942,sm_90.")
+    build: str | None = option(None, "Compile for these into the kernel cache: a start then compiles no kernel.")
+    model: str | None = option(None, "With --build: all that this model's steps launch, whatever its shapes.")
+    weights: str | None = same_option(LoadOptions, "weights")
+    exact: bool = option(False, "With --model: as `serve --exact` runs it.")
+    kv_cache_dtype: str = same_option(LoadOptions, "kv_cache_dtype")
+    activations: Literal["auto", "fp8"] = same_option(LoadOptions, "activations", backends=())
+    kernel: str | None = option(None, "Only this one.")
+    jobs: int | None = option(None, "Compilers at a time. Default: the usable cores.", minimum=1, unit="compilers")
+
+
+def command(options: KernelOptions, as_json: AsJson = False) -> int:
     """Compile every kernel with the tile chosen for a chip, and check registers, spills, memory, matrix instructions.
 
     No GPU is needed. Exit status 1 where a gate is not passed.
@@ -37,32 +37,31 @@ def command(
     from roofline.common.errors import ConfigError
     from roofline.hardware.chips import chips
 
+    chip, build, kernel, jobs = options.chip, options.build, options.kernel, options.jobs
     if (chip is None) == (build is None):
-        known = ", ".join(chips.chips())
-        raise ConfigError(f"Name chips with --chip (to look at) or with --build (to compile for). Known: {known}.")
-    wanted = _chips(chip or build or "")
-    if model is not None:
+        names = ", ".join(chips.chips())
+        raise ConfigError(f"Name chips with --chip (to look at) or with --build (to compile for). Known: {names}.")
+    targets = _chips(chip or build or "")
+    if options.model is not None:
         if build is None or kernel is not None or as_json:
             raise ConfigError("--model goes with --build, and without --kernel and --json")
-        _build_model(wanted, model, weights=weights, exact=exact, kv_dtype=kv_cache_dtype, activations=activations)
-        return
-    if weights is not None or exact or (kv_cache_dtype, activations) != ("auto", "auto"):
-        options = "--weights, --exact, --kv-cache-dtype and --activations"
-        raise ConfigError(f"{options} say how a model is run: name it with --model")
+        return _build_model(targets, options)
+    if options.changes().keys() & {"weights", "exact", "kv_cache_dtype", "activations"}:
+        names = "--weights, --exact, --kv-cache-dtype and --activations"
+        raise ConfigError(f"{names} say how a model is run: name it with --model")
     if build is not None and not as_json:
-        _build(wanted, kernel, jobs)
-        return
+        return _build(targets, kernel, jobs)
     from roofline.backends.gpu.ahead import check as static
 
-    proofs = sorted(static.prove(wanted, kernel=kernel, jobs=jobs), key=lambda proof: (proof.kernel, proof.case))
+    proofs = sorted(static.prove(targets, kernel=kernel, jobs=jobs), key=lambda proof: (proof.kernel, proof.case))
     if as_json:
         import json
 
         print(json.dumps([asdict(proof) for proof in proofs], indent=1))
     else:
-        for one in wanted:
-            _show(one, [proof for proof in proofs if proof.chip == one.name])
-    _exit(proofs)
+        for target in targets:
+            _show(target, [proof for proof in proofs if proof.chip == target.name])
+    return _status(proofs)
 
 
 def _chips(names: str) -> "list[Chip]":
@@ -70,39 +69,48 @@ def _chips(names: str) -> "list[Chip]":
     from roofline.common.errors import UnsupportedError
     from roofline.hardware.chips import chips
 
-    wanted = dict.fromkeys(chips.architecture(name) for name in names.split(","))
-    for name in wanted:
+    architectures = dict.fromkeys(chips.architecture(name) for name in names.split(","))
+    for name in architectures:
         reason = chips.refused(name)
         if reason is not None:
             raise UnsupportedError(f"chip {name!r}", reason, tuple(chips.chips()))
-    return [chips.get(name) for name in wanted]
+    return [chips.get(name) for name in architectures]
 
 
-def _build(wanted: "list[Chip]", kernel: str | None, jobs: int | None) -> None:
+def _build(targets: "list[Chip]", kernel: str | None, jobs: int | None) -> int:
     """One line a chip when it is complete, and everything that did not pass."""
     from roofline.backends.gpu.ahead import check as static
     from roofline.backends.gpu.ahead import kernel_cache
     from roofline.common.units import human_seconds
 
     proofs = []
-    for chip in wanted:
+    for chip in targets:
         mine = list(static.prove([chip], kernel=kernel, jobs=jobs))
-        made = sum(proof.facts is not None for proof in mine)
+        binaries = sum(proof.facts is not None for proof in mine)
         seconds = human_seconds(sum(proof.seconds for proof in mine))
-        print(f"{chip.name}: {made} of {len(mine)} binaries, {seconds} of compiling", flush=True)
+        print(f"{chip.name}: {binaries} of {len(mine)} binaries, {seconds} of compiling", flush=True)
         proofs += mine
     print(f"they lie in {kernel_cache.folder()}")
     _violations(proofs)
-    _exit(proofs)
+    return _status(proofs)
 
 
-def _build_model(wanted: "list[Chip]", model: str, **how: Any) -> None:
+def _build_model(targets: "list[Chip]", options: KernelOptions) -> int:
     from roofline.backends.gpu.ahead import kernel_cache
-    from roofline.bundle import compile_ahead as rehearsal
+    from roofline.bundle import compile_ahead
 
-    for found in rehearsal.rehearse(model, wanted, **how):
-        print(f"{found.chip}: {found.binaries} binaries, {found.compiled} of them compiled now", flush=True)
+    assert options.model is not None
+    for rehearsed in compile_ahead.rehearse(
+        options.model,
+        targets,
+        weights=options.weights,
+        exact=options.exact,
+        kv_dtype=options.kv_cache_dtype,
+        activations=options.activations,
+    ):
+        print(f"{rehearsed.chip}: {rehearsed.binaries} binaries, {rehearsed.compiled} of them compiled now", flush=True)
     print(f"they lie in {kernel_cache.folder()}")
+    return 0
 
 
 def _show(chip: "Chip", proofs: "list[Proof]") -> None:
@@ -135,6 +143,5 @@ def _violations(proofs: "list[Proof]") -> None:
             print(violation)
 
 
-def _exit(proofs: "list[Proof]") -> Any:
-    if any(proof.violations for proof in proofs):
-        raise typer.Exit(1)
+def _status(proofs: "list[Proof]") -> int:
+    return int(any(proof.violations for proof in proofs))

@@ -2,55 +2,29 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from roofline.cli.options import (
-    DEFAULT_MODEL,
-    Activations,
-    AsJson,
-    Device,
-    Exact,
-    Isa,
-    KvCacheDtype,
-    Offload,
-    Threads,
-    TimedBackend,
-    Weights,
-    placed,
-)
+from roofline.backends.options import DEFAULT_MODEL
+from roofline.cli.options import AsJson, ModelArgument, TimedLoad
+from roofline.common.options import Option
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from roofline.bench.profile.profile import OpTime, Profile
 
-Contexts = Annotated[
-    list[int] | None, typer.Option("--decode", min=0, help="Profile decoding after this many tokens. May be repeated.")
-]
-Prompts = Annotated[
-    list[int] | None,
-    typer.Option("--prefill", min=2, help="Profile a step of this many prompt tokens. May be repeated."),
-]
+Contexts = Annotated[list[int] | None, Option("Profile decoding after this many tokens.", minimum=0)]
+Prompts = Annotated[list[int] | None, Option("Profile a step of this many prompt tokens.", minimum=2)]
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="A name, hf:ORG/REPO[:FILE], or a path.")] = DEFAULT_MODEL,
+    load: TimedLoad,
+    model: ModelArgument = DEFAULT_MODEL,
     decode: Contexts = None,
     prefill: Prompts = None,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Sequences in the step.")] = 1,
+    batch: Annotated[int, Option("Sequences in the step.", minimum=1)] = 1,
     as_json: AsJson = False,
-    svg: Annotated[Path | None, typer.Option("--svg", help="Draw the roofline picture into this file.")] = None,
-    backend: TimedBackend = "cpu",
-    device: Device = "auto",
-    exact: Exact = False,
-    activations: Activations = "auto",
-    offload: Offload = "0",
-    threads: Threads = None,
-    isa: Isa = None,
-    weights: Weights = None,
-    kv_cache_dtype: KvCacheDtype = "auto",
+    svg: Annotated[Path | None, Option("Draw the roofline picture into this file.")] = None,
 ) -> None:
     """Time every op of a step. Without --decode and --prefill: decoding after 8 and after 1024, and prefill of 512."""
     from roofline.bench.profile import profile
@@ -59,24 +33,21 @@ def command(
     steps += [profile.Step(tokens, 0, batch) for tokens in prefill or ()]
     if not steps:
         steps = [profile.Step(1, 8, batch), profile.Step(1, 1024, batch), profile.Step(512, 0, batch)]
-    loading: dict[str, Any] = {"threads": threads, "isa": isa, "weights": weights, "kv_cache_dtype": kv_cache_dtype}
-    found = profile.profile_model(
-        model, steps, **loading, **placed(backend, device, exact, offload, activations=activations)
-    )
+    profiled = profile.profile_model(model, steps, load)
     if svg is not None:
         from roofline.bench.profile.plot import draw
 
-        title = f"{found.model.rpartition('/')[2]} on {found.profiles[0].roofs.chip}"
-        svg.write_text(draw(found.profiles, title), encoding="utf-8")
+        title = f"{profiled.model.rpartition('/')[2]} on {profiled.profiles[0].roofs.chip}"
+        svg.write_text(draw(profiled.profiles, title), encoding="utf-8")
     if as_json:
         import json
 
-        print(json.dumps(profile.record(found), indent=1))
+        print(json.dumps(profile.record(profiled), indent=1))
         return
-    _show(found.model, found.profiles)
+    _show(profiled.model, profiled.profiles)
     for name in ("device", "datasheet"):
-        if name in found.chosen:
-            print(f"{name}: {found.chosen[name]}")
+        if name in profiled.chosen:
+            print(f"{name}: {profiled.chosen[name]}")
     if svg is not None:
         print(f"drawn: {svg}")
 
@@ -114,8 +85,8 @@ def _table(title: str, profile: "Profile") -> "Table":
     table.add_section()
     for name, seconds in rest:
         table.add_row(f"[dim]{name}", "", "", _us(seconds), f"{seconds / profile.step_seconds:.1%}")
-    whole = (_us(profile.step_seconds), "", human_bytes(read), human_count(flops), f"{profile.share:.1%}")
-    table.add_row("[bold]the step", "", "", *whole, "")
+    total = (_us(profile.step_seconds), "", human_bytes(read), human_count(flops), f"{profile.share:.1%}")
+    table.add_row("[bold]the step", "", "", *total, "")
     return table
 
 

@@ -3,21 +3,20 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from roofline.cli.options import Threads
+from roofline.cli.options import ModelArgument, Threads
+from roofline.common.options import Option
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="A name, hf:ORG/REPO[:FILE], or a path.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The bundle's directory; a bundle there is replaced.")],
+    model: ModelArgument,
+    output: Annotated[Path, Option("The bundle's directory; a bundle there is replaced.", flags=("--output", "-o"))],
     threads: Threads = None,
 ) -> None:
     """Compile MODEL into a directory of data that every command starts from at once."""
     from roofline.bundle import compile_model
-    from roofline.cli.run.prepare import pulled
+    from roofline.cli.run.prepare import pull
     from roofline.common.units import human_bytes
 
-    pulled(model)
+    pull(model)
     written = compile_model(model, output, threads=threads)
-    typer.echo(f"{written.path}: {human_bytes(written.nbytes)} in {written.seconds:.2f} s")
+    print(f"{written.path}: {human_bytes(written.nbytes)} in {written.seconds:.2f} s")

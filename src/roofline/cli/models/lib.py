@@ -2,11 +2,11 @@
 
 from typing import Annotated
 
-import typer
+from roofline.common.options import Option
 
 
 def command(
-    flags: Annotated[bool, typer.Option("--flags", help="Print what a C compiler needs to use it.")] = False,
+    flags: Annotated[bool, Option("Print what a C compiler needs to use it.")] = False,
 ) -> None:
     """Show libroofline and roofline.h, which let a C program answer from a bundle."""
     from roofline.backends.cpu.library import library_files
@@ -14,6 +14,6 @@ def command(
     files = library_files()
     if flags:
         folder = files.library.parent
-        typer.echo(f"-I{files.include} -L{folder} -lroofline -Wl,-rpath,{folder}")
+        print(f"-I{files.include} -L{folder} -lroofline -Wl,-rpath,{folder}")
         return
-    typer.echo(f"library  {files.library}\nheader   {files.include / 'roofline.h'}")
+    print(f"library  {files.library}\nheader   {files.include / 'roofline.h'}")

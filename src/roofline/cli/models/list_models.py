@@ -1,14 +1,11 @@
 """roofline list: what is here, and what could be."""
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
+from roofline.cli.options import AsJson
 
 
-def command(
-    as_json: Annotated[bool, typer.Option("--json", help="print a JSON list of pulled models and bundles")] = False,
-) -> None:
+def command(as_json: AsJson = False) -> None:
     """List the pulled models with the bundles compiled from them, other bundles, and the names of the catalogue."""
     from dataclasses import asdict
 
@@ -18,15 +15,15 @@ def command(
     models, bundles = sources.list_models(), list(cached.entries())
     paths = {model.name: sources.stored_path(model.name) for model in models}
     sizes = {m.name: sum(b.nbytes for b in bundles if _of(b.source, paths[m.name])) for m in models}
-    others = [bundle for bundle in bundles if not any(_of(bundle.source, path) for path in paths.values())]
+    unowned = [bundle for bundle in bundles if not any(_of(bundle.source, path) for path in paths.values())]
     if as_json:
         import json
 
-        found = [{**asdict(m), "path": str(paths[m.name]), "bundle_bytes": sizes[m.name]} for m in models]
-        for other in others:
+        records = [{**asdict(m), "path": str(paths[m.name]), "bundle_bytes": sizes[m.name]} for m in models]
+        for other in unowned:
             about = {"path": str(other.path), "source": str(other.source or "")}
-            found.append({"name": other.path.name, "size": other.nbytes, **about})
-        typer.echo(json.dumps(found, indent=1))
+            records.append({"name": other.path.name, "size": other.nbytes, **about})
+        print(json.dumps(records, indent=1))
         return
     from rich.console import Console
     from rich.table import Table
@@ -35,13 +32,15 @@ def command(
 
     table = Table("model", "size", "bundle", "licence", "pulled", "source", box=None)
     for model in models:
-        held = human_bytes(sizes[model.name]) if sizes[model.name] else ""
-        table.add_row(model.name, human_bytes(model.size), held, model.licence, model.pulled_at[:10], model.source)
+        bundle_size = human_bytes(sizes[model.name]) if sizes[model.name] else ""
+        table.add_row(
+            model.name, human_bytes(model.size), bundle_size, model.licence, model.pulled_at[:10], model.source
+        )
     here = {model.name for model in models}
     for entry in sources.catalog().values():
         if entry.name not in here:
             table.add_row(entry.name, human_bytes(entry.size), "", entry.licence, "no", entry.source)
-    for bundle in others:
+    for bundle in unowned:
         table.add_row(bundle.path.name, "", human_bytes(bundle.nbytes), "", "", str(bundle.source or "damaged"))
     Console().print(table)
 

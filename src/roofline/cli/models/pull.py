@@ -2,11 +2,11 @@
 
 from typing import Annotated
 
-import typer
+from roofline.cli.parser import Argument
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="a short name, or hf:ORG/REPO[:FILE]; empty: the default model")] = "",
+    name: Annotated[str, Argument("A short name, or hf:ORG/REPO[:FILE]. Default: the default model.")] = "",
 ) -> None:
     """Download a model into the cache, verified; what an interrupted pull had finished is kept."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
@@ -23,4 +23,4 @@ def command(
             bars.update(tasks[stage], completed=done, total=total)
 
         path = sources.pull(name, report)
-    typer.echo(f"{name} is in {path}")
+    print(f"{name} is in {path}")

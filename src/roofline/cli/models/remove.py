@@ -2,11 +2,11 @@
 
 from typing import Annotated
 
-import typer
+from roofline.cli.parser import Argument
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="a model or a bundle that `roofline list` shows, or a bundle's source")],
+    name: Annotated[str, Argument("A model or a bundle that `roofline list` shows, or a bundle's source.")],
 ) -> None:
     """Delete a pulled model and the bundles compiled from it, or the cached bundles of a path."""
     from pathlib import Path
@@ -20,9 +20,9 @@ def command(
         path = sources.stored_path(name)
     except ConfigError:
         path = None  # not a name that a model could have
-    wanted = (path or Path(name)).resolve()
-    bundles = [b for b in cached.entries() if b.path.name == name or b.source == wanted]
+    source = (path or Path(name)).resolve()
+    bundles = [b for b in cached.entries() if b.path.name == name or b.source == source]
     freed = sum(cached.remove(bundle) for bundle in bundles)
     if path is not None or not bundles:
         freed += sources.remove(name)
-    typer.echo(f"removed {name}, {human_bytes(freed)}")
+    print(f"removed {name}, {human_bytes(freed)}")

@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from roofline.cli.options import KvCacheDtype
+from roofline.cli.parser import Argument
+from roofline.common.options import Option
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 def command(
     model: Annotated[
-        str, typer.Argument(help="A name from `roofline list`, a path, or preset:NAME; empty: the default")
+        str, Argument("A name from `roofline list`, a path, or preset:NAME. Default: the default model.")
     ] = "",
-    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Query tokens of the step: 1 is decoding.")] = 1,
-    context: Annotated[int, typer.Option("--context", min=0, help="Tokens already in the cache.")] = 1024,
+    tokens: Annotated[int, Option("Query tokens of the step: 1 is decoding.", minimum=1)] = 1,
+    context: Annotated[int, Option("Tokens already in the cache.", minimum=0)] = 1024,
     kv_cache_dtype: KvCacheDtype = "auto",
-    after: Annotated[str, typer.Option("--pass", help="Print the program's text after this pass instead.")] = "",
+    after: Annotated[str, Option("Print the program's text after this pass instead.", flags=("--pass",))] = "",
 ) -> None:
     """Show one layer: op, shape, format, bytes, operations, microseconds at this machine's measured roof, share."""
     from rich.console import Console
@@ -47,7 +47,7 @@ def command(
     family, cfg = configure(checkpoint.config)
     programs = dict(stages(family, cfg, checkpoint.tensors, with_cache(CPU, resolve_kv_dtype(kv_cache_dtype))))
     if after:
-        typer.echo(print_program(programs[after]), nl=False)
+        print(print_program(programs[after]), end="")
         return
     work = Work(tokens, 1, *segment_work(context, tokens, cfg.sliding_window or 0))
     roofs = _roofs()

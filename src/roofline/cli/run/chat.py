@@ -2,33 +2,17 @@
 
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from roofline.cli.options import (
-    DEFAULT_MODEL,
-    Activations,
-    Backend,
-    Device,
-    Draft,
-    Exact,
-    Isa,
-    KvCacheDtype,
-    MaxTokens,
-    Model,
-    Offload,
-    Option,
-    PipelineParallel,
-    Seed,
-    Speculate,
-    SpeculateTokens,
-    Temperature,
-    TensorParallel,
-    Threads,
-    TopP,
-    Weights,
-    placed,
-)
+from roofline.backends.options import LoadOptions
+from roofline.cli.options import ModelOptions
 from roofline.common.errors import ConfigError, RooflineError
+from roofline.common.options import Option
+from roofline.engine.config import EngineConfig
+from roofline.engine.params import SamplingParams
+
+if TYPE_CHECKING:
+    from roofline.engine.llm import LLM
 
 HELP = """\
 /help            this list
@@ -40,40 +24,16 @@ HELP = """\
 
 
 def command(
-    model: Model = DEFAULT_MODEL,
-    system: Annotated[str | None, Option("--system", help="The system message.")] = None,
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = 1.0,
-    top_p: TopP = 1.0,
-    seed: Seed = None,
-    backend: Backend = "cpu",
-    device: Device = "auto",
-    exact: Exact = False,
-    activations: Activations = "auto",
-    offload: Offload = "0",
-    tensor_parallel: TensorParallel = 1,
-    pipeline_parallel: PipelineParallel = 1,
-    threads: Threads = None,
-    isa: Isa = None,
-    weights: Weights = None,
-    kv_cache_dtype: KvCacheDtype = "auto",
-    speculate: Speculate = "off",
-    draft: Draft = None,
-    speculate_tokens: SpeculateTokens = 4,
+    load: LoadOptions,
+    engine: EngineConfig,
+    models: ModelOptions,
+    params: SamplingParams,
+    system: Annotated[str | None, Option("The system message.")] = None,
 ) -> None:
     """Talk to a model; answers stream. Type /help for commands."""
     from roofline.cli.run.prepare import load_llm
-    from roofline.engine.params import SamplingParams
 
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    options: dict[str, Any] = {
-        "speculate": speculate,
-        "draft": draft,
-        "speculate_tokens": speculate_tokens,
-        "kv_cache_dtype": kv_cache_dtype,
-        **placed(backend, device, exact, offload, tensor_parallel, pipeline_parallel, activations),
-    }
-    session = Session(lambda name: load_llm(name, threads, isa, weights, **options), model, params, system)
+    session = Session(lambda name: load_llm(name, load, engine, models.draft), models.model, params, system)
     try:
         session.run()
     finally:
@@ -87,7 +47,7 @@ class Session:
         load: makes an LLM from a model's name.
     """
 
-    def __init__(self, load: Callable[[str], Any], model: str, params: Any, system: str | None) -> None:
+    def __init__(self, load: "Callable[[str], LLM]", model: str, params: SamplingParams, system: str | None) -> None:
         self.load, self.model, self.params, self.system = load, model, params, system
         self.llm = load(model)
         self._commands = {"help": self._help, "stats": self._stats, "reset": self._reset, "reload": self._reload}
@@ -122,30 +82,29 @@ class Session:
 
     def _command(self, line: str) -> None:
         name, _, rest = line[1:].partition(" ")
-        known = self._commands.get(name)
-        if known is None:
+        if name not in self._commands:
             raise ConfigError(f"there is no command /{name}; type /help")
-        known(rest.strip())
+        self._commands[name](rest.strip())
 
     def _answer(self, line: str) -> None:
         if not line:
             return
         self.messages.append({"role": "user", "content": line})
-        said: list[str] = []
+        answer: list[str] = []
         pieces = self.llm.stream(self.messages, self.params)
         try:
             for piece in pieces:
-                said.append(piece)
+                answer.append(piece)
                 print(piece, end="", flush=True)
         except KeyboardInterrupt:
-            pass  # stops the answer; what was said stays in the conversation
+            pass  # stops the answer; the text so far stays in the conversation
         except RooflineError:
             self.messages.pop()
             raise
         finally:
             pieces.close()
         print()
-        self.messages.append({"role": "assistant", "content": "".join(said)})
+        self.messages.append({"role": "assistant", "content": "".join(answer)})
 
     def _help(self, _: str) -> None:
         print(HELP)
@@ -162,15 +121,15 @@ class Session:
     def _reload(self, name: str) -> None:
         # The old model is freed first: two may not fit.
         self.llm.close()
-        wanted = name or self.model
+        new_model = name or self.model
         try:
-            self.llm = self.load(wanted)
+            self.llm = self.load(new_model)
         except RooflineError:
             self.llm = self.load(self.model)
             raise
         finally:
             self._reset("")
-        self.model = wanted
+        self.model = new_model
         print(f"{self.llm.name} is loaded")
 
     def _set(self, text: str) -> None:

@@ -1,94 +1,52 @@
 """roofline generate: answer one prompt."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from roofline.cli.options import (
-    DEFAULT_MODEL,
-    Activations,
-    Argument,
-    AsJson,
-    Backend,
-    Device,
-    Draft,
-    Exact,
-    Isa,
-    KvCacheDtype,
-    MaxTokens,
-    Model,
-    Offload,
-    Option,
-    PipelineParallel,
-    Seed,
-    Speculate,
-    SpeculateTokens,
-    Temperature,
-    TensorParallel,
-    Threads,
-    TopP,
-    Weights,
-    placed,
-)
+from roofline.backends.options import LoadOptions
+from roofline.cli.options import AsJson, ModelOptions
+from roofline.cli.parser import Argument
+from roofline.common.options import Option
+from roofline.engine.config import EngineConfig
+from roofline.engine.params import SamplingParams
 
 if TYPE_CHECKING:
-    from roofline.engine.llm import Output
+    from roofline.engine.llm import LLM, Output
 
 
 def command(
-    prompt: Annotated[str, Argument(help="The prompt; - reads it from stdin.")],
-    model: Model = DEFAULT_MODEL,
-    max_tokens: MaxTokens = 256,
-    temperature: Temperature = 1.0,
-    top_p: TopP = 1.0,
-    seed: Seed = None,
-    raw: Annotated[bool, Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
-    stream: Annotated[bool, Option("--stream/--no-stream", help="Print the text as it comes.")] = True,
+    prompt: Annotated[str, Argument("The prompt; - reads it from stdin.")],
+    load: LoadOptions,
+    engine: EngineConfig,
+    models: ModelOptions,
+    params: SamplingParams = SamplingParams(max_tokens=256),
+    raw: Annotated[bool, Option("Continue the text as it is, without the chat template.")] = False,
+    stream: Annotated[bool, Option("Print the text as it comes.")] = True,
     as_json: AsJson = False,
-    backend: Backend = "cpu",
-    device: Device = "auto",
-    exact: Exact = False,
-    activations: Activations = "auto",
-    offload: Offload = "0",
-    tensor_parallel: TensorParallel = 1,
-    pipeline_parallel: PipelineParallel = 1,
-    threads: Threads = None,
-    isa: Isa = None,
-    weights: Weights = None,
-    kv_cache_dtype: KvCacheDtype = "auto",
-    speculate: Speculate = "off",
-    draft: Draft = None,
-    speculate_tokens: SpeculateTokens = 4,
 ) -> None:
     """Answer PROMPT, then print tokens a second and the share of the roof (on stderr)."""
-    from roofline.cli.run.prepare import figures, figures_line, load_llm
-    from roofline.engine.params import SamplingParams
+    from roofline.cli.run.prepare import figures_line, load_llm
 
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     text = sys.stdin.read() if prompt == "-" else prompt
-    options: dict[str, Any] = {
-        "speculate": speculate,
-        "draft": draft,
-        "speculate_tokens": speculate_tokens,
-        "kv_cache_dtype": kv_cache_dtype,
-        **placed(backend, device, exact, offload, tensor_parallel, pipeline_parallel, activations),
-    }
-    with load_llm(model, threads, isa, weights, **options) as llm:
-        asked = text if raw else [{"role": "user", "content": text}]
+    messages = [{"role": "user", "content": text}]
+    with load_llm(models.model, load, engine, models.draft) as llm:
         if as_json or not stream:
-            output = llm.generate(text, params)[0] if raw else llm.chat(asked, params)
+            output = llm.generate(text, params)[0] if raw else llm.chat(messages, params)
             if as_json:
-                _print_json(llm, output, figures(llm.stats()))
+                _print_json(llm, output)
                 return
             print(output.text)
         else:
-            for piece in llm.stream(asked, params):
+            for piece in llm.stream(text if raw else messages, params):
                 print(piece, end="", flush=True)
             print()
         print(figures_line(llm.stats()), file=sys.stderr)
 
 
-def _print_json(llm: Any, output: "Output", speeds: dict[str, Any]) -> None:
+def _print_json(llm: "LLM", output: "Output") -> None:
     import json
+
+    from roofline.cli.run.prepare import figures
 
     usage = output.usage
     record = {
@@ -105,6 +63,6 @@ def _print_json(llm: Any, output: "Output", speeds: dict[str, Any]) -> None:
             "seed": usage.seed,
         },
         "load_seconds": round(llm.model.load_seconds, 3),
-        "stats": speeds,
+        "stats": figures(llm.stats()),
     }
     print(json.dumps(record))

@@ -1,15 +1,21 @@
 """What commands that run a model do first: the model is here, this chip's roofs are known."""
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from roofline.common import env
 
 if TYPE_CHECKING:
+    from roofline.backends.options import LoadOptions
+    from roofline.engine.config import EngineConfig
+    from roofline.engine.llm import LLM
     from roofline.engine.stats import EngineStats
 
 
 def prepare(model: str, threads: int | None = None, isa: str | None = None, backend: str = "cpu") -> None:
     """Pull the model; for the cpu backend, measure the roofs where that was never done. Says so on stderr."""
-    pulled(model)
+    env.quiet_numpy()
+    pull(model)
     if backend != "cpu":
         return
     from roofline.backends.cpu.roofs import ensure_roofs, stored_roofs
@@ -19,7 +25,7 @@ def prepare(model: str, threads: int | None = None, isa: str | None = None, back
         ensure_roofs(quick=True, threads=threads, isa=isa)
 
 
-def pulled(model: str) -> None:
+def pull(model: str) -> None:
     """Pull the model unless it is here. Says so on stderr."""
     from pathlib import Path
 
@@ -29,29 +35,26 @@ def pulled(model: str) -> None:
         return
     from roofline.weights import sources
 
-    said: set[str] = set()
+    stages: set[str] = set()
 
     def progress(stage: str, done: int, total: int | None) -> None:
-        if stage not in said:
-            said.add(stage)
+        if stage not in stages:
+            stages.add(stage)
             print(f"{model}: {stage}", file=sys.stderr)
 
     sources.resolve(model, fetch=True, progress=progress)
 
 
-def load_llm(model: str, threads: int | None, isa: str | None, weights: str | None, **options: Any) -> Any:
-    """A `roofline.LLM`, with the options that were given."""
+def load_llm(model: str, load: "LoadOptions", engine: "EngineConfig", draft: str | None = None) -> "LLM":
+    """A `roofline.LLM`, its model and draft model pulled."""
     from roofline.engine.llm import LLM
 
-    backend = options.get("backend", "cpu")
-    prepare(model, threads, isa, backend)
-    if options.get("draft") is not None:
-        prepare(options["draft"], threads, isa, backend)
-    given = {"threads": threads, "isa": isa, "weights": weights, **options}
-    return LLM(model, **{name: value for name, value in given.items() if value is not None})
+    for name in filter(None, (model, draft)):
+        prepare(name, load.threads, load.isa, load.backend)
+    return LLM(model, draft=draft, **{**engine.changes(), **load.changes()})
 
 
-def figures(stats: "EngineStats") -> dict[str, Any]:
+def figures(stats: "EngineStats") -> dict[str, float | None]:
     """Speeds and the share of the roof over `stats`, as plain values."""
     return {
         "prefill_tokens": stats.prefill_tokens,

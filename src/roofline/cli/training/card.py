@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import typer
-
 from roofline.cli.options import AsJson
+from roofline.cli.parser import Argument
+from roofline.common.options import Option
+
+Convention = Annotated[str, Option("Of FLOPs: foundry, torchtitan or matmul.")]
 
 
 def command(
-    places: Annotated[list[str], typer.Argument(help="Folders of runs, cards, or records of `roofline bench train`.")],
-    convention: Annotated[str, typer.Option(help="Of FLOPs: foundry, torchtitan or matmul.")] = "foundry",
+    places: Annotated[list[str], Argument("Folders of runs, cards, or records of `roofline bench train`.")],
+    convention: Convention = "foundry",
     as_json: AsJson = False,
 ) -> None:
     """Show what runs reached, in the columns of LLM Foundry's tables; cards that count otherwise are refused."""
@@ -18,16 +20,16 @@ def command(
 
     from roofline.train.report import cards
 
-    known(convention)
-    found = [cards.read(place) for place in places]
-    cards.check(found, places)
+    check_convention(convention)
+    records = [cards.read(place) for place in places]
+    cards.check(records, places)
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(records))
     else:
-        show(found, places, convention)
+        show(records, places, convention)
 
 
-def known(convention: str) -> None:
+def check_convention(convention: str) -> None:
     """Raises ConfigError for one that there is not."""
     from roofline.common.errors import ConfigError
     from roofline.common.names import unknown
@@ -37,7 +39,7 @@ def known(convention: str) -> None:
         raise ConfigError(unknown("convention of FLOPs", convention, CONVENTIONS))
 
 
-def show(found: Sequence[dict[str, Any]], names: Sequence[str], convention: str) -> None:
+def show(records: Sequence[dict[str, Any]], names: Sequence[str], convention: str) -> None:
     """A line for each figure and a column for each card: twenty columns fit no terminal."""
     from rich.console import Console
     from rich.table import Table
@@ -46,13 +48,13 @@ def show(found: Sequence[dict[str, Any]], names: Sequence[str], convention: str)
     from roofline.train.report.flops import CONVENTIONS
 
     table = Table("", *names, box=None)
-    rows = [row(card, convention) for card in found]
+    rows = [row(card, convention) for card in records]
     for name in rows[0]:
         table.add_row(name, *(each[name] for each in rows))
     console = Console()
     console.print(table)
     console.print(f"FLOPs as {convention}: {CONVENTIONS[convention]}", highlight=False)
-    for card, name in zip(found, names, strict=True):
+    for card, name in zip(records, names, strict=True):
         first, last = card["speed"]["steps"]
         left_out = card["speed"]["left_out"]["steps"]
         against = card["peak"]["source"] if card["peak"] else f"no MFU: {card['no_peak']}"

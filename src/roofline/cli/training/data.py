@@ -3,26 +3,26 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from roofline.cli.options import DEFAULT_MODEL
+from roofline.backends.options import DEFAULT_MODEL
+from roofline.cli.parser import Argument
+from roofline.common.options import Option
 
 if TYPE_CHECKING:
     from roofline.train.data.order import Order
 
-Folder = Annotated[
-    Path, typer.Argument(help="A folder with order.json and receipts.jsonl, as a training run writes it.")
-]
+Folder = Annotated[Path, Argument("A folder with order.json and receipts.jsonl, as a training run writes it.")]
+Sources = Annotated[list[Path], Argument("Text, .jsonl and .parquet files, or folders of them.")]
+Column = Annotated[str, Option("Where .jsonl and .parquet have their text.")]
 
 
 def tokenize(
-    sources: Annotated[list[Path], typer.Argument(help="Text, .jsonl and .parquet files, or folders of them.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="A new folder for the shards.")],
-    tokenizer: Annotated[str, typer.Option(help="The model whose tokenizer it is: a name or a path.")] = DEFAULT_MODEL,
-    length: Annotated[int, typer.Option(min=2, help="Tokens of a row: the context a model is trained with.")] = 2048,
-    column: Annotated[str, typer.Option(help="Where .jsonl and .parquet have their text.")] = "text",
-    end: Annotated[bool, typer.Option("--end/--no-end", help="Put the end token behind each document.")] = True,
-    compression: Annotated[str | None, typer.Option(help="zstd, gz or bz2, with a level (zstd:7) or without.")] = None,
+    sources: Sources,
+    out: Annotated[Path, Option("A new folder for the shards.", flags=("--out", "-o"))],
+    tokenizer: Annotated[str, Option("The model whose tokenizer it is: a name or a path.")] = DEFAULT_MODEL,
+    length: Annotated[int, Option("Tokens of a row: the context a model is trained with.", minimum=2)] = 2048,
+    column: Column = "text",
+    end: Annotated[bool, Option("Put the end token behind each document.")] = True,
+    compression: Annotated[str | None, Option("zstd, gz or bz2, with a level (zstd:7) or without.")] = None,
 ) -> None:
     """Write texts as shards of token rows (MosaicML's MDS format), documents packed, their boundaries kept."""
     import time
@@ -42,10 +42,10 @@ def tokenize(
 
 
 def learn_vocabulary(
-    sources: Annotated[list[Path], typer.Argument(help="Text, .jsonl and .parquet files, or folders of them.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="A new folder for the tokenizer.")],
-    size: Annotated[int, typer.Option(help="Tokens it may have.")] = 8192,
-    column: Annotated[str, typer.Option(help="Where .jsonl and .parquet have their text.")] = "text",
+    sources: Sources,
+    out: Annotated[Path, Option("A new folder for the tokenizer.", flags=("--out", "-o"))],
+    size: Annotated[int, Option("Tokens it may have.")] = 8192,
+    column: Column = "text",
 ) -> None:
     """Learn a byte-level BPE tokenizer from texts, for `data tokenize` and for a model of your own."""
     from roofline.train.data import tokenize as shards
@@ -54,7 +54,7 @@ def learn_vocabulary(
     print(f"{out}: {learn(shards.documents(sources, column), out, size):,} tokens")
 
 
-def verify_order(a: Folder, b: Folder) -> None:
+def verify_order(a: Folder, b: Folder) -> int:
     """Prove that two runs saw the same samples in the same order, or name the first that differs.
 
     Each run's receipts are first checked against its own order. Exits with 1 where anything differs.
@@ -66,18 +66,18 @@ def verify_order(a: Folder, b: Folder) -> None:
         wrong = verify(run)
         if wrong is not None:
             print(f"{folder}: the receipt of step {wrong} is not that of its order: the run computed something else")
-            raise typer.Exit(1)
-    found = compare(*runs)
+            return 1
+    comparison = compare(*runs)
     lengths = " and ".join(f"{len(run.receipts):,}" for run in runs)
-    if found.step is None:
-        print(f"the same samples in the same order in all {found.steps:,} steps that both took ({lengths})")
-        return
-    print(f"the runs differ from step {found.step} on ({lengths} steps)")
-    if found.sample is not None:
-        place, *samples = found.sample
+    if comparison.step is None:
+        print(f"the same samples in the same order in all {comparison.steps:,} steps that both took ({lengths})")
+        return 0
+    print(f"the runs differ from step {comparison.step} on ({lengths} steps)")
+    if comparison.sample is not None:
+        place, *samples = comparison.sample
         for folder, run, sample in zip((a, b), runs, samples, strict=True):
             print(f"{folder}: place {place} of that batch is {_named(run.order, sample)}")
-    raise typer.Exit(1)
+    return 1
 
 
 def _named(order: "Order", sample: int) -> str:

@@ -1,42 +1,43 @@
 """roofline train: one loop for every chip."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from roofline.cli.parser import Argument
+from roofline.common.options import Option
+
+Processes = Annotated[int, Option("Processes on this machine, which share each step.", minimum=1)]
 
 
 def run(
-    config: Annotated[Path, typer.Argument(help="A YAML file with LLM Foundry's keys (docs/reference/training.md).")],
+    config: Annotated[Path, Argument("A YAML file with LLM Foundry's keys (docs/reference/training.md).")],
     changes: Annotated[
-        list[str] | None, typer.Option("--set", help="KEY.KEY=VALUE instead of what the file says; may be repeated.")
+        list[str] | None, Option("KEY.KEY=VALUE instead of what the file says.", flags=("--set",))
     ] = None,
-    nproc: Annotated[int, typer.Option(min=1, help="Processes on this machine, which share each step.")] = 1,
-) -> None:
+    nproc: Processes = 1,
+) -> int:
     """Train a model as a YAML file says."""
     from roofline.train.config.read import read_config
 
-    given = changes or []
-    read_config(config, given)  # what is wrong with it is said once, not by each process
+    settings = read_config(config, changes or [])  # what is wrong with it is said once, not by each process
     if nproc > 1:
         from roofline.train.run.launch import launch
 
-        raise typer.Exit(launch(nproc, config, given))
+        return launch(nproc, config, changes or [])
     from roofline.train.report.console import Console
     from roofline.train.run.loop import train
 
-    settled = read_config(config, given)
-    console = Console(settled)
-    console.end(train(settled, console.show))
+    console = Console(settings)
+    console.end(train(settings, console.show))
+    return 0
 
 
 def export(
-    checkpoint: Annotated[str, typer.Argument(help="A run's folder, a folder or URL of checkpoints, or one of them.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="A new folder, or a new file that ends in .bundle.")],
-    dtype: Annotated[str, typer.Option(help="bf16, f16 or f32.")] = "bf16",
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Whose tokenizer goes with it; default: the configuration's.")
-    ] = None,
+    checkpoint: Annotated[str, Argument("A run's folder, a folder or URL of checkpoints, or one of them.")],
+    out: Annotated[Path, Option("A new folder, or a new file that ends in .bundle.", flags=("--out", "-o"))],
+    dtype: Annotated[str, Option("bf16, f16 or f32.")] = "bf16",
+    tokenizer: Annotated[str | None, Option("Whose tokenizer goes with it; default: the configuration's.")] = None,
 ) -> None:
     """Write a checkpoint as a Hugging Face folder, or as a bundle that `roofline serve` runs at once."""
     import tempfile
@@ -62,10 +63,10 @@ def export(
 
 
 def relay(
-    config: Annotated[Path, typer.Argument(help="A YAML file as for `roofline train`, with run_folder.")],
-    legs: Annotated[list[str], typer.Option("--leg", help='"NAME: nproc=2 KEY=VALUE ...": a setting; two or more.')],
-    every: Annotated[int, typer.Option(min=1, help="Steps after which the next setting takes over.")] = 200,
-    changes: Annotated[list[str] | None, typer.Option("--set", help="KEY.KEY=VALUE, for all of them.")] = None,
+    config: Annotated[Path, Argument("A YAML file as for `roofline train`, with run_folder.")],
+    legs: Annotated[list[str], Option('"NAME: nproc=2 KEY=VALUE ...": a setting; two or more.', flags=("--leg",))],
+    every: Annotated[int, Option("Steps after which the next setting takes over.", minimum=1)] = 200,
+    changes: Annotated[list[str] | None, Option("KEY.KEY=VALUE, for all of them.", flags=("--set",))] = None,
 ) -> None:
     """Hand one run back and forth between settings through its checkpoints, and prove that it stays one run.
 
@@ -76,7 +77,7 @@ def relay(
     from roofline.train.run.relay import relay as run_legs
 
     runners = [Runner.parse(leg) for leg in legs]
-    report = run_legs(config, changes or [], every, runners, lambda line: typer.echo(line, err=True))
+    report = run_legs(config, changes or [], every, runners, lambda line: print(line, file=sys.stderr))
     for handover in report.handovers:
         jump = "" if handover.jump is None else f", held-out loss {handover.jump:+.2e} nats"
         print(f"step {handover.step}: {handover.giver} -> {handover.taker}: the same state bit for bit{jump}")

@@ -2,34 +2,31 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Annotated
 
 from roofline.cli.options import Weights
+from roofline.cli.parser import Argument
 from roofline.common.errors import ConfigError
+from roofline.common.options import Option
 
 if TYPE_CHECKING:
     from roofline.backends.gpu.tuning.gemm import Split
     from roofline.hardware.tuning.store import Record
+    from roofline.hardware.tuning.tunableop import Row
     from roofline.program.gemms import Gemm
     from roofline.program.ir import Program
 
-Batches = Annotated[str, typer.Option("--batch", help="Sequences that decode or are prefilled at once, with commas.")]
-Prompt = Annotated[int, typer.Option("--prompt", min=1, help="Tokens of each prompt.")]
-Chip = Annotated[str | None, typer.Option("--chip", help="The GPU's architecture, such as gfx942.")]
+Batches = Annotated[str, Option("Sequences that decode or are prefilled at once, with commas.")]
+Prompt = Annotated[int, Option("Tokens of each prompt.", minimum=1)]
+Chip = Annotated[str | None, Option("The GPU's architecture, such as gfx942.")]
 
 
 def export(
-    model: Annotated[str | None, typer.Argument(help="With --untuned: a name, preset:NAME, or a path.")] = None,
-    file: Annotated[Path | None, typer.Option("--tunableop", help="Write the stored results into this file.")] = None,
-    untuned: Annotated[
-        Path | None, typer.Option("--untuned", help="Write a model's products, yet to be tuned, into this file.")
-    ] = None,
+    model: Annotated[str | None, Argument("With --untuned: a name, preset:NAME, or a path.")] = None,
+    file: Annotated[Path | None, Option("Write the stored results into this file.", flags=("--tunableop",))] = None,
+    untuned: Annotated[Path | None, Option("Write a model's products, yet to be tuned, into this file.")] = None,
     chip: Chip = None,
-    only: Annotated[
-        list[str] | None, typer.Option("--only", help="NAME=VALUE of the validators, where several sets are stored.")
-    ] = None,
+    only: Annotated[list[str] | None, Option("NAME=VALUE of the validators, where several sets are stored.")] = None,
     batch: Batches = "1,8,16",
     prompt: Prompt = 2048,
     weights: Weights = None,
@@ -41,15 +38,15 @@ def export(
     if (file is None) == (untuned is None) or (untuned is None) != (model is None) or (file is None) != (chip is None):
         raise ConfigError("say either --tunableop FILE --chip CHIP, or MODEL --untuned FILE")
     if file is not None and chip is not None:
-        wanted = dict(_pair(text) for text in only or ())
-        results = tuned_gemms.select_results(tuned_gemms.results_from(tuned_gemms.load(chip)), wanted)
+        validators = dict(_pair(text) for text in only or ())
+        results = tuned_gemms.select_results(tuned_gemms.results_from(tuned_gemms.load(chip)), validators)
         print(f"{len(results.rows)} results: {tunableop.write(results, file)}")
     elif model is not None and untuned is not None:
         _export_untuned(products_of(model, weights, batch, prompt)[0], untuned)
 
 
 def import_(
-    files: Annotated[list[Path], typer.Argument(help="Results files, of one device or of several of the same kind.")],
+    files: Annotated[list[Path], Argument("Results files, of one device or of several of the same kind.")],
     chip: Chip = None,
 ) -> None:
     """Store TunableOp's results; of several for one product the fastest counts. Other versions' results stay."""
@@ -93,7 +90,7 @@ def explain(chip: str | None, file: Path | None, as_json: bool) -> None:
                 print(f"  {choice(record)}")
 
 
-def line(row: Any) -> str:
+def line(row: "Row") -> str:
     """A result of TunableOp in words."""
     dtype = row.operator.partition("TunableOp_")[2].rpartition("_")[0] or row.operator
     time = "" if row.ms is None else f", {row.ms:.4g} ms"

@@ -4,25 +4,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from roofline.cli.options import Weights
+from roofline.cli.parser import Argument
 from roofline.cli.tuning.files import Batches, Prompt, choice, line, products_of, store
 from roofline.common.errors import ConfigError
+from roofline.common.options import Option
 
 if TYPE_CHECKING:
     from roofline.hardware.chips.chips import Chip
     from roofline.program.gemms import Gemm
 
-Shaped = Annotated[str, typer.Argument(help="A name, preset:NAME, or a path.")]
-
 
 def gemms(
-    model: Shaped,
+    model: Annotated[str, Argument("A name, preset:NAME, or a path.")],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="TunableOp's results file, on AMD's GPUs; it may be there.")
+        Path | None, Option("TunableOp's results file, on AMD's GPUs; it may be there.", flags=("--out", "-o"))
     ] = None,
-    budget: Annotated[float | None, typer.Option("--budget", min=1, help="Seconds it may take at most.")] = None,
+    budget: Annotated[float | None, Option("Seconds it may take at most.", minimum=1)] = None,
     batch: Batches = "1,8,16",
     prompt: Prompt = 2048,
     weights: Weights = None,
@@ -45,7 +43,7 @@ def gemms(
     _tune_kernels(ours, chip, device, until)
 
 
-def _left(until: float | None) -> float | None:
+def _seconds_left(until: float | None) -> float | None:
     import time
 
     return None if until is None else until - time.monotonic()
@@ -57,15 +55,17 @@ def _tune_libraries(products: "Sequence[Gemm]", path: Path, until: float | None)
     from roofline.common.units import human_seconds
 
     tuner = GemmTuner(path, products)
-    known = f"; {tuner.known} are known already" if tuner.known else ""
+    reused = f"; {tuner.known} are known already" if tuner.known else ""
     least = human_seconds(tuner.least_seconds)
-    print(f"{len(tuner.products)} products to tune{known}: at least {least}, more for every further kernel torch tries")
-    left = len(tuner.products)
-    for tuned in tuner.run(_left(until)):
-        left = tuned.left
-        print(f"{line(tuned.row)}; {left} left, about {human_seconds(tuned.seconds)}", flush=True)
-    if left:
-        print(f"{left} are left: run the same command again to go on")
+    print(
+        f"{len(tuner.products)} products to tune{reused}: at least {least}, more for every further kernel torch tries"
+    )
+    remaining = len(tuner.products)
+    for tuned in tuner.run(_seconds_left(until)):
+        remaining = tuned.left
+        print(f"{line(tuned.row)}; {remaining} left, about {human_seconds(tuned.seconds)}", flush=True)
+    if remaining:
+        print(f"{remaining} are left: run the same command again to go on")
     store([tuner.journal.path], None)
     return tuner.journal.path
 
@@ -81,14 +81,14 @@ def _tune_kernels(products: "Sequence[Gemm]", chip: "Chip", device: str, until: 
     from roofline.hardware.tuning import store as tunings
 
     stored, setting = tuned_gemms.load(chip.name), tuned_tiles.setting(device)
-    wanted = [gemm for gemm in products if linear_tuning.worth(gemm)]
-    new = [gemm for gemm in wanted if linear_tuning.chosen(stored, gemm, setting) is None]
-    known = f"; {len(wanted) - len(new)} are known already" if len(new) < len(wanted) else ""
-    print(f"{len(new)} contests between torch's product and ours{known}; the first says how long they take")
+    contests = [gemm for gemm in products if linear_tuning.worth(gemm)]
+    new = [gemm for gemm in contests if linear_tuning.chosen(stored, gemm, setting) is None]
+    reused = f"; {len(contests) - len(new)} are known already" if len(new) < len(contests) else ""
+    print(f"{len(new)} contests between torch's product and ours{reused}; the first says how long they take")
     start = time.monotonic()
     for done, gemm in enumerate(new, 1):
-        left = _left(until)
-        if left is not None and left < (time.monotonic() - start) / max(1, done - 1):
+        seconds = _seconds_left(until)
+        if seconds is not None and seconds < (time.monotonic() - start) / max(1, done - 1):
             print(f"{len(new) - done + 1} are left: run the same command again to go on")
             return
         record = linear_tuning.tune(linear_tuning.Trial(gemm, chip), setting)

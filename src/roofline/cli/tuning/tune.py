@@ -5,39 +5,28 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-from typer.core import TyperGroup
-
-from roofline.cli.options import DEFAULT_MODEL, AsJson, Isa, KvCacheDtype, Threads, Weights
+from roofline.backends.options import DEFAULT_MODEL, LoadOptions
+from roofline.cli.options import AsJson, ModelArgument
+from roofline.cli.parser import Only
+from roofline.common.options import Option
 
 if TYPE_CHECKING:
     from roofline.backends.cpu.executable import CpuExecutable
     from roofline.backends.cpu.tuning.tune import Plan, Tuner
     from roofline.hardware.tuning.store import Record, Tunings, Verdict
 
-Named = Annotated[str, typer.Argument(help="A name, hf:ORG/REPO[:FILE], or a path.")]
-
-
-class Commands(TyperGroup):
-    """`roofline tune MODEL` is `roofline tune run MODEL`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or (args[0] not in self.commands and args[0] != "--help"):
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
+Load = Annotated[LoadOptions, Only("threads", "isa", "weights", "kv_cache_dtype")]
 
 
 def run(
-    model: Named = DEFAULT_MODEL,
-    budget: Annotated[float | None, typer.Option("--budget", min=1, help="Seconds it may take at most.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Measure also what is known already.")] = False,
-    threads: Threads = None,
-    isa: Isa = None,
-    weights: Weights = None,
-    kv_cache_dtype: KvCacheDtype = "auto",
+    load: Load,
+    model: ModelArgument = DEFAULT_MODEL,
+    budget: Annotated[float | None, Option("Seconds it may take at most.", minimum=1)] = None,
+    again: Annotated[bool, Option("Measure also what is known already.")] = False,
 ) -> None:
     """Measure, compare end to end, store. Ctrl-C stops it; the next run goes on where it stopped.
 
@@ -47,7 +36,7 @@ def run(
     from roofline.hardware import detect
     from roofline.hardware.tuning import store as tunings
 
-    executable = _executable(model, threads, isa, weights, kv_cache_dtype)
+    executable = _executable(model, load)
     machine = detect.detect()
     stored = tunings.load("cpu", machine.fingerprint, machine.chip)
     tuner = Tuner(executable, model, stored, budget=budget, again=again)
@@ -62,13 +51,10 @@ def run(
 
 
 def explain(
-    model: Named = DEFAULT_MODEL,
-    threads: Threads = None,
-    isa: Isa = None,
-    weights: Weights = None,
-    kv_cache_dtype: KvCacheDtype = "auto",
-    chip: Annotated[str | None, typer.Option("--chip", help="Instead: what is stored of this GPU's products.")] = None,
-    tunableop: Annotated[Path | None, typer.Option("--tunableop", help="Instead: what this file says.")] = None,
+    load: Load,
+    model: ModelArgument = DEFAULT_MODEL,
+    chip: Annotated[str | None, Option("Instead: what is stored of this GPU's products.")] = None,
+    tunableop: Annotated[Path | None, Option("Instead: what this file says.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """What was chosen for each op and regime, against what, by how much and with how much noise, and why."""
@@ -79,7 +65,7 @@ def explain(
     if chip is not None or tunableop is not None:
         tune_files.explain(chip, tunableop, as_json)
         return
-    executable = _executable(model, threads, isa, weights, kv_cache_dtype)
+    executable = _executable(model, load)
     machine = detect.detect()
     stored = tunings.load("cpu", machine.fingerprint, machine.chip)
     if as_json:
@@ -90,14 +76,11 @@ def explain(
         _show(stored, executable)
 
 
-def _executable(
-    model: str, threads: int | None, isa: str | None, weights: str | None, kv_cache_dtype: str
-) -> "CpuExecutable":
+def _executable(model: str, load: LoadOptions) -> "CpuExecutable":
     from roofline import bundle
     from roofline.backends.cpu.executable import CpuExecutable
 
-    options: dict[str, Any] = {"threads": threads, "isa": isa, "weights": weights, "kv_cache_dtype": kv_cache_dtype}
-    loaded = bundle.load(model, text=False, tuned=False, **options)
+    loaded = bundle.load(model, text=False, **replace(load, tuned=False).changes())
     assert isinstance(loaded.executable, CpuExecutable)
     return loaded.executable
 
@@ -106,9 +89,9 @@ def _announce(plan: "Plan", budget: float | None) -> None:
     from roofline.common.units import human_seconds
 
     count = sum(len(contests) for contests in plan.contests.values())
-    known = f"; {plan.known} are known already" if plan.known else ""
+    reused = f"; {plan.known} are known already" if plan.known else ""
     within = f", within the budget of {human_seconds(budget)}" if budget else ""
-    print(f"{count} pairs of shape and regime to measure{known}: about {human_seconds(plan.seconds)}{within}")
+    print(f"{count} pairs of shape and regime to measure{reused}: about {human_seconds(plan.seconds)}{within}")
     sys.stdout.flush()
 
 

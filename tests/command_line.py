@@ -1,0 +1,57 @@
+"""Calls the command line inside the test's process, and keeps what it printed."""
+
+import io
+import sys
+from collections.abc import Iterable
+
+import pytest
+
+
+class CommandResult:
+    """What a call of the command line printed and returned; `exception`: an error that --debug let through."""
+
+    def __init__(self) -> None:
+        self.exit_code: int | str | None = None
+        self.exception: Exception | None = None
+        self._written: list[tuple[str, str]] = []
+
+    def stream(self, name: str) -> io.StringIO:
+        class Stream(io.StringIO):
+            def write(stream, text: str) -> int:
+                self._written.append((name, text))
+                return len(text)
+
+        return Stream()
+
+    @property
+    def stdout(self) -> str:
+        return "".join(text for name, text in self._written if name == "stdout")
+
+    @property
+    def stderr(self) -> str:
+        return "".join(text for name, text in self._written if name == "stderr")
+
+    @property
+    def output(self) -> str:
+        return "".join(text for _, text in self._written)
+
+
+def call_roofline(words: Iterable[object], input: str = "", env: dict[str, str] | None = None) -> CommandResult:
+    """Calls the command line in this process."""
+    from roofline.cli.main import main
+    from roofline.common.errors import RooflineError
+
+    result = CommandResult()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", io.StringIO(input))
+        patch.setattr(sys, "stdout", result.stream("stdout"))
+        patch.setattr(sys, "stderr", result.stream("stderr"))
+        for name, value in (env or {}).items():
+            patch.setenv(name, value)
+        try:
+            result.exit_code = main([str(word) for word in words])
+        except SystemExit as error:
+            result.exit_code = error.code
+        except RooflineError as error:
+            result.exit_code, result.exception = 1, error
+    return result
