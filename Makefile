@@ -21,12 +21,14 @@ TEST_JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 SOURCES := $(shell find src native include -type f ! -name '*.pyc') CMakeLists.txt pyproject.toml
 NATIVE := $(shell find native include -type f) CMakeLists.txt pyproject.toml
 
-.PHONY: help setup demo test test-slow bench-peers lint format types wheel clean
+.PHONY: help setup demo check test test-slow docs bench-peers lint format types wheel clean
 
 help:
 	@echo "make demo     install without torch, pull $(MODEL), answer a prompt"
+	@echo "make check    format, lint, types, structure, and the tests that need neither torch nor a model: under a minute"
 	@echo "make test     install what the tests need and run them (ARGS=... goes to pytest)"
-	@echo "make bench-peers  time other engines beside ours and fill the README's table (ONLY=rows WITH=transformers,vllm)"
+	@echo "make bench-peers  time other engines beside ours and fill the tables in the documents (ONLY=rows WITH=transformers,vllm)"
+	@echo "make docs     build the documentation site in build/docs"
 	@echo "make setup    make the development environment in $(VENV)"
 	@echo "make lint     ruff, clang-format      make types    mypy"
 	@echo "make wheel    a manylinux wheel in wheelhouse/      make clean    remove what was built"
@@ -53,6 +55,25 @@ demo: $(if $(wildcard $(VENV)/.development),setup,$(VENV)/.installed)
 	$(BIN)/roofline pull $(MODEL)
 	$(BIN)/roofline generate "$(PROMPT)" --model $(MODEL) --max-tokens 48 --temperature 0
 
+# The quick loop of a change. The tests that need torch or a model skip themselves or lie in other folders.
+CHECK_TESTS := tests/common tests/docs tests/hardware tests/program tests/server tests/text
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/python -m tools.house
+	$(BIN)/python -m mypy
+	$(BIN)/python -m pytest -m "not slow and not e2e" -q -n $(TEST_JOBS) --dist loadfile $(CHECK_TESTS) $(ARGS)
+
+# The site. Its builder reads docstrings, so it runs where the package and torch are installed.
+$(VENV)/.docs: pyproject.toml | setup
+	$(PIP) install --quiet $$($(BIN)/python -c "import tomllib; \
+	    print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'])")
+	@touch $@
+
+docs: setup $(VENV)/.docs
+	$(BIN)/python -m sphinx -q -W --keep-going -n docs build/docs
+	@echo "build/docs/index.html"
+
 test: setup
 	@$(BIN)/roofline pull $(MODEL) || echo "No model: the tests that need $(MODEL) will be skipped."
 	$(BIN)/python -m pytest -m "not slow" -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
@@ -63,7 +84,7 @@ test-slow: setup
 # Goes on where an earlier run of the same day stopped. The estimate comes first; the machine should be idle.
 bench-peers: setup
 	$(BIN)/python -m benchmarks.peers --peers $(PEERS) --adapters $(ADAPTERS) --only "$(ONLY)" --with "$(WITH)" \
-	    $(if $(BUNDLE),--bundle $(BUNDLE)) $(if $(OUT),--out $(OUT)) --readme README.md
+	    $(if $(BUNDLE),--bundle $(BUNDLE)) $(if $(OUT),--out $(OUT)) --documents README.md docs/explanation/measured.md
 
 lint: setup
 	$(BIN)/ruff check .

@@ -229,7 +229,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--patience", type=float, default=PATIENCE, help="seconds after which no repeat is added")
     parser.add_argument("--no-setup", action="store_true", help="use what is there")
     parser.add_argument("--estimate", action="store_true", help="say how long it would take, and end")
-    parser.add_argument("--readme", type=Path, help="fill this file's table once every row is measured")
+    parser.add_argument(
+        "--documents", type=Path, nargs="+", default=[], help="fill these files' tables once every row is measured"
+    )
     parser.add_argument("--logs", type=Path, help="where engines print; a temporary folder when not given")
     args = parser.parse_args()
     args.extra = {part.strip().lower() for part in args.extra.split(",") if part.strip()}
@@ -296,10 +298,11 @@ def main() -> None:
         session.close()
         signal.signal(signal.SIGTERM, former)
     print(f"\n{table.against(record)}\n\n{table.all_engines(record)}")
-    if args.readme and records.complete(record):
-        table.fill(args.readme, args.out)
-    elif args.readme:
-        print(f"{args.readme} is left as it is: not every row is measured")
+    if args.documents and not records.complete(record):
+        print(f"{', '.join(map(str, args.documents))}: left as before, because not every row is measured")
+        return
+    for document in args.documents:
+        table.fill(document, args.out)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""The tables of a record, and the README's part that is made of them.
+"""Makes the tables of measured results in the documents from a record of `make bench-peers`.
 
-    python -m benchmarks.table RECORD [--readme README.md]
+    python -m benchmarks.table RECORD [--documents README.md docs/explanation/measured.md]
 
-No figure in that part is typed by hand: a test compares the README with the record that it names.
+The README has a summary of a few rows, docs/explanation/measured.md every row. Neither has a figure that is typed by
+hand: a test compares both with the record that they name.
 """
 
 import argparse
@@ -14,7 +15,16 @@ from typing import Any
 from benchmarks import record as records
 from benchmarks.rows import GROUPS, OURS, PEERS, ROWS, Row
 
-MARKED = re.compile(r"<!-- results(?:: (?P<record>\S+))? -->\n.*?<!-- end of results -->\n", re.DOTALL)
+MARKED = re.compile(
+    r"<!-- (?P<part>results|summary)(?:: (?P<record>\S+))? -->\n.*?<!-- end of (?P=part) -->\n", re.DOTALL
+)
+SUMMARY_ROWS = (
+    "q4_1/prefill_512",
+    "q4_1/decode_ctx8",
+    "q4_1/serve_8x128+64",
+    "q4_1/serve_64x128+64",
+    "start/first_token",
+)
 FIGURES = {"read_share": "of the read roof", "share_of_roof": "of the roofs"}
 
 
@@ -116,35 +126,52 @@ def notes(record: dict[str, Any], link: str) -> str:
     return " ".join(text)
 
 
-def part(record: dict[str, Any], link: str) -> str:
-    """The README's part, markers included. link: the record's path as seen from the README."""
+def summary(record: dict[str, Any]) -> str:
+    """Markdown: SUMMARY_ROWS, ours beside the best peer with the same model, and the machine in a sentence."""
+    lines = ["| | **Roofline** | best peer | ratio |", "|---|---|---|---|"]
+    for row in (row for row in ROWS if row.key in SUMMARY_ROWS and row.key in record["rows"]):
+        kept = record["rows"][row.key]
+        best = kept["best_peer"]
+        peer = f"{best} {shown(row, kept['engines'][best])}" if best else "-"
+        ratio = f"{kept['ratios'][best]['best']:.2f}" if best else "-"
+        title = row.title if row.group == "start" else f"{row.title}, tokens/s"
+        lines.append(f"| {title} | **{shown(row, kept['engines'][OURS])}** | {peer} | {ratio} |")
+    machine = record["machine"]
+    where = f"{machine['cores']} cores of {machine['cpu']} ({machine['memory_gib']:.0f} GiB)"
+    return "\n".join(lines) + f"\n\nSmolLM2-135M-Instruct Q4_1 on {where}, {record['started'][:10]}."
+
+
+def part(name: str, record: dict[str, Any], link: str) -> str:
+    """The part "results" or "summary" of a document, markers included. link: the record's path as seen from there."""
     tables = f"{against(record)}\n\n{all_engines(record)}\n\n{notes(record, link)}"
-    return f"<!-- results: {link} -->\n\n{tables}\n\n<!-- end of results -->\n"
+    text = tables if name == "results" else summary(record)
+    return f"<!-- {name}: {link} -->\n\n{text}\n\n<!-- end of {name} -->\n"
 
 
 def filled(text: str, record: dict[str, Any], link: str) -> str:
-    """A README with its part made anew. Raises ValueError when it has no markers, or more than one pair."""
+    """A document with its part made anew. Raises ValueError when it has no markers, or more than one pair."""
     if len(MARKED.findall(text)) != 1:
-        raise ValueError("the README needs one <!-- results --> and, after it, <!-- end of results -->")
-    return MARKED.sub(lambda _: part(record, link), text)
+        raise ValueError("the document needs one <!-- results --> (or summary) and, after it, <!-- end of results -->")
+    return MARKED.sub(lambda match: part(match["part"], record, link), text)
 
 
-def fill(readme: Path, path: Path) -> None:
-    """Make the README's part anew from the record at `path`."""
+def fill(document: Path, path: Path) -> None:
+    """Make the document's part anew from the record at `path`."""
     record = records.load(path)
     if record is None:
         raise SystemExit(f"there is no {path}")
-    link = Path(os.path.relpath(path, readme.parent)).as_posix()
-    readme.write_text(filled(readme.read_text(), record, link))
+    link = Path(os.path.relpath(path, document.parent)).as_posix()
+    document.write_text(filled(document.read_text(), record, link))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("record", type=Path)
-    parser.add_argument("--readme", type=Path, help="write the tables between this file's markers")
+    parser.add_argument("--documents", type=Path, nargs="+", help="write the tables between these files' markers")
     args = parser.parse_args()
-    if args.readme:
-        fill(args.readme, args.record)
+    if args.documents:
+        for document in args.documents:
+            fill(document, args.record)
     else:
         record = records.load(args.record) or parser.error(f"there is no {args.record}")
         print(f"{against(record)}\n\n{all_engines(record)}\n\n{notes(record, str(args.record))}")

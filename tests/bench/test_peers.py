@@ -385,15 +385,25 @@ def test_only_the_marked_part_of_a_readme_changes(measured, tmp_path):
         table.filled("nothing marked", measured, "r.json")
 
 
-def test_the_readme_says_what_its_record_says():
-    text = (ROOT / "README.md").read_text()
+@pytest.mark.parametrize(("name", "part"), [("README.md", "summary"), ("docs/explanation/measured.md", "results")])
+def test_a_document_says_what_its_record_says(name, part):
+    document = ROOT / name
+    text = document.read_text()
     marked = table.MARKED.search(text)
-    assert marked, "the README has lost its <!-- results --> markers"
+    assert marked, f"{name} has lost its markers"
+    assert marked["part"] == part
     link = marked["record"]
     if link:
-        kept = record.load(ROOT / link)
-        assert kept is not None, f"the README names {link}, which is not there"
-        assert table.filled(text, kept, link) == text, f"run: python -m benchmarks.table {link} --readme README.md"
+        kept = record.load(document.parent / link)
+        assert kept is not None, f"{name} names {link}, which is not there"
+        assert table.filled(text, kept, link) == text, f"run: python -m benchmarks.table RECORD --documents {name}"
+
+
+def test_the_summary_has_a_few_rows_and_names_the_machine(measured):
+    lines = table.summary(measured).splitlines()
+    assert len(lines) == 2 + len(table.SUMMARY_ROWS) + 2
+    assert "| decode, context 8, tokens/s | **" in "\n".join(lines)
+    assert lines[-1] == "SmolLM2-135M-Instruct Q4_1 on 2 cores of Toy (8 GiB), 2030-01-02."
 
 
 def test_older_records_are_refused(tmp_path):

@@ -79,9 +79,8 @@ def test_every_variable_is_listed_and_documented():
     for path in (*PACKAGE.rglob("*.py"), *(ROOT / "native").rglob("*.*")):
         used |= set(re.findall(r"[\"'](ROOFLINE_[A-Z_]+)[\"']", path.read_text()))
     assert used <= known
-    documented = set(re.findall(r"`(ROOFLINE_[A-Z_]+)`", (ROOT / "README.md").read_text()))
-    documented |= set(re.findall(r"`(ROOFLINE_[A-Z_]+)`", (ROOT / "docs" / "map.md").read_text()))
-    assert known <= documented
+    documented = set(re.findall(r"`(ROOFLINE_[A-Z_]+)`", (ROOT / "docs" / "reference" / "environment.md").read_text()))
+    assert known == documented
 
 
 def test_units():
