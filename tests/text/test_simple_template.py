@@ -8,8 +8,9 @@ from chat_templates import ALL, PHI
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roofline.text.templates.simple_template import outline
-from roofline.text.templates.template import CHATML, ROLES, ChatTemplate
+from roofline.text.templates.simple_template import ROLES
+from roofline.text.templates.simple_template_parser import make_outline
+from roofline.text.templates.template import CHATML, ChatTemplate
 
 SMOLLM2 = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nHi"
@@ -46,7 +47,7 @@ CHATS = st.lists(
 @pytest.mark.parametrize("name", QUICK)
 def test_equal_to_the_sandbox(name: str) -> None:
     source = QUICK[name]
-    made = outline(source)
+    made = make_outline(source)
     assert made is not None
     tokens = {"bos_token": "<s>", "eos_token": "</s>"}
     slow, quick = ChatTemplate(source, **tokens), ChatTemplate(source, outline=made, **tokens)
@@ -69,7 +70,7 @@ def test_equal_to_the_sandbox(name: str) -> None:
 
 
 def test_complete_compiles_the_template() -> None:
-    template = ChatTemplate(SMOLLM2, outline=outline(SMOLLM2))
+    template = ChatTemplate(SMOLLM2, outline=make_outline(SMOLLM2))
     assert "_rendering" not in template.__dict__
     template.complete()
     assert "_rendering" in template.__dict__
@@ -77,7 +78,7 @@ def test_complete_compiles_the_template() -> None:
 
 def test_unusual_chats_are_left_to_jinja() -> None:
     patient = {"seconds": 60.0}  # what is compared here takes long on a busy machine
-    quick, slow = ChatTemplate(SMOLLM2, outline=outline(SMOLLM2), **patient), ChatTemplate(SMOLLM2, **patient)
+    quick, slow = ChatTemplate(SMOLLM2, outline=make_outline(SMOLLM2), **patient), ChatTemplate(SMOLLM2, **patient)
     for chat in (
         [{"role": "user", "content": "x", "name": "y"}],
         [{"role": "user", "content": "x", "thinking": None}],
@@ -107,7 +108,7 @@ def test_unusual_chats_are_left_to_jinja() -> None:
 
 @pytest.mark.parametrize("name", sorted(set(ALL) - {"phi"}))
 def test_templates_with_more_have_no_outline(name: str) -> None:
-    assert outline(ALL[name]) is None
+    assert make_outline(ALL[name]) is None
 
 
 @pytest.mark.parametrize(
@@ -133,13 +134,13 @@ def test_templates_with_more_have_no_outline(name: str) -> None:
     ],
 )
 def test_what_has_no_outline(source: str) -> None:
-    assert outline(source) is None
+    assert make_outline(source) is None
 
 
 def test_jinja_is_not_even_imported(run_python: Callable[..., str]) -> None:
     code = (
         "import sys; from roofline.text.templates.template import ChatTemplate\n"
-        f"t = ChatTemplate({SMOLLM2!r}, outline={outline(SMOLLM2)!r})\n"
+        f"t = ChatTemplate({SMOLLM2!r}, outline={make_outline(SMOLLM2)!r})\n"
         "assert t.render([{'role': 'user', 'content': 'hi'}])[-1].text.endswith('assistant\\n')\n"
         "print('jinja2' in sys.modules)"
     )

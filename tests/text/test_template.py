@@ -9,7 +9,7 @@ from chat_templates import ALL, LLAMA3, MISTRAL, PHI, QWEN3
 from template_helpers import rendered, template
 from text_samples import AWKWARD, MESSAGES
 
-from roofline.text.templates.template import ChatTemplate, encode_chat
+from roofline.text.templates.template import ChatTemplate
 from roofline.text.tokenizers.tokenizer import Tokenizer
 
 TOOLS = [
@@ -44,7 +44,7 @@ def test_ids_are_those_of_transformers(
     text = byte_bpe_hf.apply_chat_template(MESSAGES[chat], tokenize=False, **options)
     assert rendered(ALL[name], MESSAGES[chat], add_generation_prompt=prompt) == text
     expected = byte_bpe_hf.apply_chat_template(MESSAGES[chat], tokenize=True, return_dict=False, **options)
-    ids = encode_chat(byte_bpe, template(ALL[name]), MESSAGES[chat], add_generation_prompt=prompt)
+    ids = template(ALL[name]).encode_chat(byte_bpe, MESSAGES[chat], add_generation_prompt=prompt)
     assert ids == expected
     assert ids.count(byte_bpe.bos_id) == (name in {"llama3", "mistral"})
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from template_helpers import template
 from text_samples import SPECIAL_TEXTS
 
-from roofline.text.templates.budget import Meter, release, use
+from roofline.text.templates import budget
 from roofline.text.templates.tracked_string import METHODS, Text, joined, literal
 from roofline.text.tokenizers.tokenizer import Tokenizer
 
@@ -86,9 +86,8 @@ def test_parts_say_who_wrote_them() -> None:
 @pytest.fixture
 def metered() -> Any:
     """A meter for strings used outside a rendering."""
-    token = use(Meter(10.0, 10**9, 10**7))
-    yield
-    release(token)
+    with budget.metered(budget.Meter(10.0, 10**9, 10**7)):
+        yield
 
 
 def calls(method: str, one: str, two: str) -> list[tuple[Any, ...]]:
@@ -121,17 +120,16 @@ def calls(method: str, one: str, two: str) -> list[tuple[Any, ...]]:
     value=st.text(alphabet="ab \n\tßİ"), one=st.text(alphabet="ab ", max_size=2), two=st.text(alphabet="cß", max_size=2)
 )
 def test_methods_are_those_of_str(method: str, value: str, one: str, two: str) -> None:
-    token = use(Meter(10.0, 10**9, 10**7))
-    half = len(value) // 2
-    tracked = joined([literal(value[:half]), Text(value[half:])])
-    for args in calls(method, one, two):
-        got = getattr(tracked, method)(*args)
-        assert got == getattr(value, method)(*args)
-        for part in got if isinstance(got, (list, tuple)) else [got]:
-            if isinstance(part, str):
-                assert type(part) is Text
-                assert len(part.mask) == len(part)
-    release(token)
+    with budget.metered(budget.Meter(10.0, 10**9, 10**7)):
+        half = len(value) // 2
+        tracked = joined([literal(value[:half]), Text(value[half:])])
+        for args in calls(method, one, two):
+            got = getattr(tracked, method)(*args)
+            assert got == getattr(value, method)(*args)
+            for part in got if isinstance(got, (list, tuple)) else [got]:
+                if isinstance(part, str):
+                    assert type(part) is Text
+                    assert len(part.mask) == len(part)
 
 
 @pytest.mark.usefixtures("metered")

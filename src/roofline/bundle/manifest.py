@@ -42,7 +42,7 @@ class Manifest:
         truth: [format, tensor, rows, columns, place in weights.bin, bytes in truth.bin] a sample, in its order.
         checked: {"build", "chip", "isas"} for which the kernels were checked.
         generation: {"bos_id", "eos_ids", "add_bos", "bos_token", "eos_token", "outline"}, or {"missing": why no
-            tokenizer}; outline: the chat template as plain data (`text.outline`), null where it is not so simple.
+            tokenizer}; outline: the chat template as plain data (`text.templates`), null where it is not so simple.
         id: of all the above.
     """
 

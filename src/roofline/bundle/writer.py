@@ -146,10 +146,10 @@ def _text_files(text: Callable[["Checkpoint"], Any], source: "Checkpoint") -> tu
     files = {names.TOKENIZER: tokenizer.to_bytes()}
     if not template.is_default:
         files[names.TEMPLATE] = template.source.encode()
-    from roofline.text.templates.simple_template import outline
+    from roofline.text.templates.simple_template_parser import make_outline
 
     return files, {
-        "outline": outline(template.source),
+        "outline": make_outline(template.source),
         "bos_id": tokenizer.bos_id,
         "eos_ids": list(tokenizer.eos_ids),
         "add_bos": tokenizer.add_bos,

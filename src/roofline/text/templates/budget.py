@@ -1,39 +1,43 @@
-"""What the rendering of a chat template may use up."""
+"""The budget of one rendering of a chat template: seconds, characters, items, and the meter that counts them."""
 
 import re
 from collections.abc import Iterable, Iterator
-from contextvars import ContextVar, Token
+from contextlib import contextmanager
+from contextvars import ContextVar
 from time import monotonic
-from typing import Any
+from typing import TypeVar
 
 from roofline.common.errors import RequestError
 
+MAX_RENDERED = 4 * 1024 * 1024  # characters of a rendered chat, and of any one text on the way
+MAX_WORK = 64 * 1024 * 1024  # characters of all texts made on the way
 MAX_ITEMS = 100_000  # of one list a template makes
 MAX_WIDTH = 1_000  # of a padded or formatted field
 MAX_DEPTH = 100  # of containers in containers
 MAX_BITS = 4_096  # of an integer
+T = TypeVar("T")
 _WIDTH = re.compile(r"\d+")
 
 
 class Meter:
-    """What one rendering may use up: seconds, and characters made in all its steps together."""
+    """Counts what one rendering uses up: seconds, and characters made in all its steps together."""
 
     def __init__(self, seconds: float, characters: int, longest: int) -> None:
         self.seconds, self.characters, self.longest = seconds, characters, longest
         self._deadline = monotonic() + seconds
-        self._left = characters
+        self._remaining = characters
 
     def tick(self) -> None:
-        """Refuses to go on after the deadline."""
+        """Raises RequestError after the deadline."""
         if monotonic() > self._deadline:
             raise over_budget(f"takes longer than {self.seconds:g} s")
 
     def charge(self, characters: int) -> None:
-        """Pays for a string before it is made."""
-        self._left -= characters + 16
+        """Counts a string before it is made. Raises RequestError when it is too long, or all together are."""
+        self._remaining -= characters + 16
         if characters > self.longest:
             raise over_budget(f"makes a text of more than {self.longest:,} characters")
-        if self._left < 0:
+        if self._remaining < 0:
             raise over_budget(f"makes more than {self.characters:,} characters of intermediate text")
 
 
@@ -45,18 +49,18 @@ def over_budget(what: str) -> RequestError:
     return RequestError(400, "chat_template_budget", f"the chat template {what}")
 
 
-def use(meter: Meter) -> Token[Meter]:
-    """Makes `meter` the one that pays in this context; returns the token for `release`."""
-    return _meter.set(meter)
-
-
-def release(token: Token[Meter]) -> None:
-    """Undoes `use`."""
-    _meter.reset(token)
+@contextmanager
+def metered(meter: Meter) -> Iterator[None]:
+    """Makes `meter` the one that the functions below use, while the body runs in this context."""
+    token = _meter.set(meter)
+    try:
+        yield
+    finally:
+        _meter.reset(token)
 
 
 def charge(characters: int) -> None:
-    """Pays, from the rendering under way, for a string before it is made."""
+    """`Meter.charge` of the rendering under way."""
     _meter.get().charge(characters)
 
 
@@ -66,26 +70,25 @@ def longest() -> int:
 
 
 def tick() -> None:
-    """Checks the deadline of the rendering under way."""
+    """`Meter.tick` of the rendering under way."""
     _meter.get().tick()
 
 
-def ticking(items: Iterable[Any]) -> Iterator[Any]:
-    """The items, with a look at the clock before each."""
+def ticking(items: Iterable[T]) -> Iterator[T]:
+    """The items; the deadline is checked before each."""
     check = _meter.get().tick
     for item in items:
         check()
         yield item
 
 
-def bounded(items: Iterable[Any]) -> list[Any]:
+def bounded(items: Iterable[T]) -> list[T]:
     """The items as a list of at most `MAX_ITEMS`."""
-    made: list[Any] = []
+    result: list[T] = []
     for item in ticking(items):
-        if len(made) == MAX_ITEMS:
-            raise over_budget(f"makes a list of more than {MAX_ITEMS:,} items")
-        made.append(item)
-    return made
+        check_items(len(result) + 1)
+        result.append(item)
+    return result
 
 
 def check_items(count: int) -> None:

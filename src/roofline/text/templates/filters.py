@@ -1,10 +1,10 @@
-"""The filters and functions a chat template may use: those of Jinja that published templates need, each bounded.
+"""The filters and functions that a chat template may use: those of Jinja that published templates need, each bounded.
 
-Filters are not run while a template is compiled (they take the context), so every use is under the rendering's meter.
+Filters are not run while a template is compiled (they take the context), so each use has a rendering's budget.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import wraps
 from typing import Any
@@ -26,14 +26,21 @@ _AS_IN_JINJA = (
 
 
 def tojson(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: Sequence[str] | None = None,
+    sort_keys: bool = False,
 ) -> Text:
     """JSON without HTML escapes, as transformers defines the filter for chat templates."""
     weight(value)
     for part in (indent, *(separators or ())):
         check_width(part if isinstance(part, int) else len(part or ""))
     encoder = json.JSONEncoder(
-        ensure_ascii=ensure_ascii, indent=indent, separators=separators and tuple(separators), sort_keys=sort_keys
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators and tuple(separators),  # type: ignore[arg-type]
+        sort_keys=sort_keys,
     )
     if indent is None:
         return Text(encoder.encode(value))
@@ -45,7 +52,7 @@ def _growing(chunks: Iterable[str]) -> Iterator[str]:
         yield Text(chunk)
 
 
-def join(value: Iterable[Any], d: str = "", attribute: Any = None) -> Text:
+def join(value: Iterable[object], d: str = "", attribute: object = None) -> Text:
     items = bounded(value)
     if attribute is not None:
         raise SecurityError("join by attribute: use map(attribute=...) before join")
@@ -61,7 +68,7 @@ def indent(s: str, width: int | str = 4, first: bool = False, blank: bool = Fals
     return (margin if first else literal("")) + newline.join(parts)
 
 
-def escape(value: Any) -> Text:
+def escape(value: object) -> Text:
     escaped = text(value)
     for sign, name in (("&", "&amp;"), (">", "&gt;"), ("<", "&lt;"), ("'", "&#39;"), ('"', "&#34;")):
         escaped = escaped.replace(sign, literal(name))
@@ -73,24 +80,24 @@ def round_number(value: float, precision: int = 0, method: str = "common") -> fl
     return jinja_filters.do_round(value, precision, method)  # type: ignore[arg-type]
 
 
-def batch(value: Iterable[Any], linecount: int, fill_with: Any = None) -> Iterator[list[Any]]:
+def batch(value: Iterable[object], linecount: int, fill_with: object = None) -> Iterator[list[object]]:
     check_items(linecount)
     return jinja_filters.do_batch(value, linecount, fill_with)  # type: ignore[arg-type]
 
 
-def slices(value: Iterable[Any], slices: int, fill_with: Any = None) -> Iterator[list[Any]]:
+def slices(value: Iterable[object], slices: int, fill_with: object = None) -> Iterator[list[object]]:
     check_items(slices)
     return jinja_filters.sync_do_slice(value, slices, fill_with)  # type: ignore[arg-type]
 
 
-# Of these, those that would take a string apart into characters
+# Filters among these that would split a string into its characters
 _BY_ITEM = frozenset(
     {"batch", "do_groupby", "do_map", "do_max", "do_min", "do_reject", "do_rejectattr", "do_select", "do_selectattr"}
     | {"do_sort", "do_sum", "do_unique", "slices"}
     | {f"sync_do_{name}" for name in ("groupby", "map", "reject", "rejectattr", "select", "selectattr", "sum")}
 )
 
-_OWN: dict[str, Callable[..., Any]] = {
+_OWN: dict[str, Callable[..., object]] = {
     "tojson": tojson,
     "join": join,
     "indent": indent,
@@ -115,22 +122,22 @@ _OWN: dict[str, Callable[..., Any]] = {
 }
 
 
-def _guard(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The filter with a look at the clock, its iterable input watched and its result weighed."""
-    wanted = _PassArg.from_obj(function)
+def _guard(function: Callable[..., object]) -> Callable[..., object]:
+    """The filter, which checks the deadline, bounds an iterator that it reads, and weighs its result."""
+    passed = _PassArg.from_obj(function)  # what Jinja passes to the filter before the value
 
     @wraps(function)
-    def run(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(context: Context, value: object, *args: object, **kwargs: object) -> object:
         tick()
-        lead: tuple[Any, ...] = ()
-        if wanted is not None:
-            whole = {_PassArg.context: context, _PassArg.environment: context.environment}
-            lead = (whole.get(wanted, context.eval_ctx),)
+        first: tuple[object, ...] = ()
+        if passed is not None:
+            by_kind: dict[_PassArg, object] = {_PassArg.context: context, _PassArg.environment: context.environment}
+            first = (by_kind.get(passed, context.eval_ctx),)
         if isinstance(value, str) and function.__name__ in _BY_ITEM:
             check_items(len(value))
         if isinstance(value, Iterator):
             value = ticking(value)
-        return admit(function(*lead, value, *args, **kwargs))
+        return admit(function(*first, value, *args, **kwargs))
 
     for mark in ("jinja_pass_arg", "jinja_async_variant"):
         run.__dict__.pop(mark, None)
@@ -146,14 +153,14 @@ FILTERS = {
 class TemplateNamespace(Namespace):
     """`namespace()` of chat templates: no names with a leading underscore, and nothing inside is printed."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # namespace(self=...) works
+    def __init__(*args: Any, **kwargs: object) -> None:  # namespace(self=...) works
         self, rest = args[0], args[1:]
         attributes = dict(*rest, **kwargs)
         for name in attributes:
             TemplateNamespace._check(name)
         Namespace.__init__(self, attributes)
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         TemplateNamespace._check(name)
         Namespace.__setitem__(self, name, value)
 
@@ -166,24 +173,24 @@ class TemplateNamespace(Namespace):
             raise SecurityError(f"a namespace has no attribute {name!r}: names must not begin with an underscore")
 
 
-def raise_exception(message: Any) -> None:
+def raise_exception(message: object) -> None:
     """Lets a template refuse its input."""
     raise TemplateError(str(text(message)[:1000]))
 
 
 def strftime_now(pattern: str) -> str:
-    """The time now, as the template wants it."""
+    """The time now, in the form of `pattern`."""
     check_width(len(pattern))
     return datetime.now().strftime(str.__str__(pattern))
 
 
-def make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+def make_dict(*args: Any, **kwargs: object) -> dict[object, object]:
     """`dict()`."""
     pairs = [arg if isinstance(arg, Mapping) else bounded(arg) for arg in args]
     return dict(*pairs, **kwargs)
 
 
-FUNCTIONS: dict[str, Any] = {
+FUNCTIONS: dict[str, Callable[..., object]] = {
     "range": safe_range,
     "dict": make_dict,
     "namespace": TemplateNamespace,

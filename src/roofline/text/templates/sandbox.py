@@ -1,21 +1,21 @@
-"""Jinja made safe for templates from strangers: tracked strings, and a bound on whatever one operation may make.
+"""Jinja made safe for untrusted templates: tracked strings, and a bound on what any one operation may make.
 
-What bounds what:
+What limits what:
 
-* time: each turn of a loop, call, filter and operator looks at the clock (`tracked.Meter.tick`); the longest single
+* time: each turn of a loop, call, filter and operator checks the deadline (`budget.tick`); the longest single
   operation in between works on at most 4 Mi characters or 100,000 items.
-* strings: `tracked.Text` is paid for before it is made, by its length, from a budget for the whole rendering.
-* containers: `tracked.admit` weighs what literals, calls, filters and ``+`` make, as if printed, and limits the depth.
+* strings: a `tracked_string.Text` is charged by its length, before it is made, to a budget for the whole rendering.
+* containers: `tracked_string.admit` weighs what literals, calls, filters and ``+`` make, as printed, and limits depth.
 * numbers: `+ - * / // % **` go through `call_binop`.
 * reach: only the attributes listed here exist; there is no loader, so no include, import or extends.
 """
 
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TypeVar
 
 from jinja2 import nodes
-from jinja2.compiler import CodeGenerator
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import TemplateSyntaxError
 from jinja2.ext import Extension
 from jinja2.ext import loopcontrols as LoopControls
@@ -28,6 +28,8 @@ from jinja2.visitor import NodeTransformer
 from roofline.text.templates.budget import MAX_BITS, check_items, over_budget, tick, ticking
 from roofline.text.templates.filters import FILTERS, FUNCTIONS
 from roofline.text.templates.tracked_string import METHODS, Text, admit, joined, literal, text, weight
+
+N = TypeVar("N", bound=nodes.Expr)
 
 _ATTRIBUTES: tuple[tuple[type | tuple[type, ...], frozenset[str]], ...] = (
     (str, METHODS),
@@ -42,7 +44,7 @@ _ATTRIBUTES: tuple[tuple[type | tuple[type, ...], frozenset[str]], ...] = (
     (Cycler, frozenset({"next", "current", "reset"})),
     (Joiner, frozenset()),
 )
-_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+_OPERATORS: dict[str, Callable[[object, object], object]] = {
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,
@@ -65,14 +67,14 @@ class _Generation(Extension):
 
 
 class _Rewriter(NodeTransformer):
-    """Puts the clock into loops and refuses what reaches outside the template."""
+    """Makes loops check the deadline, and refuses statements that reach outside the template."""
 
-    def visit_For(self, node: nodes.For, *args: Any, **kwargs: Any) -> nodes.Node:
+    def visit_For(self, node: nodes.For, *args: object, **kwargs: object) -> nodes.Node:
         self.generic_visit(node)
         node.iter = nodes.Filter(node.iter, "ticking", [], [], None, None).set_lineno(node.lineno)
         return node
 
-    def _refuse(self, node: nodes.Node, *args: Any, **kwargs: Any) -> nodes.Node:
+    def _refuse(self, node: nodes.Node, *args: object, **kwargs: object) -> nodes.Node:
         raise TemplateSyntaxError(f"a chat template has no {type(node).__name__.lower()}", node.lineno)
 
     visit_Include = visit_Import = visit_FromImport = visit_Extends = visit_Block = _refuse
@@ -83,40 +85,40 @@ class _Generator(CodeGenerator):
 
     environment: "ChatEnvironment"
 
-    def visit_Const(self, node: nodes.Const, frame: Any) -> None:
+    def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
         if isinstance(node.value, str):
             self.write(self._literal(node.value))
         else:
             super().visit_Const(node, frame)
 
-    def visit_TemplateData(self, node: nodes.TemplateData, frame: Any) -> None:
+    def visit_TemplateData(self, node: nodes.TemplateData, frame: Frame) -> None:
         self.write(self._literal(node.data))
 
-    def visit_Concat(self, node: nodes.Concat, frame: Any) -> None:
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
         self.write("environment.concatenate((")
         for part in node.nodes:
             self.visit(part, frame)
             self.write(", ")
         self.write("))")
 
-    def visit_List(self, node: nodes.List, frame: Any) -> None:
+    def visit_List(self, node: nodes.List, frame: Frame) -> None:
         self._weighed(super().visit_List, node, frame)
 
-    def visit_Dict(self, node: nodes.Dict, frame: Any) -> None:
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
         self._weighed(super().visit_Dict, node, frame)
 
-    def visit_Tuple(self, node: nodes.Tuple, frame: Any) -> None:
+    def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:
         if node.ctx == "load":
             self._weighed(super().visit_Tuple, node, frame)
         else:
             super().visit_Tuple(node, frame)
 
-    def _weighed(self, visit: Callable[[Any, Any], None], node: nodes.Expr, frame: Any) -> None:
+    def _weighed(self, visit: Callable[[N, Frame], None], node: N, frame: Frame) -> None:
         self.write("environment.admit(")
         visit(node, frame)
         self.write(")")
 
-    def _output_const_repr(self, group: Iterable[Any]) -> str:
+    def _output_const_repr(self, group: Iterable[object]) -> str:
         return self._literal("".join(map(str, group)))
 
     def _literal(self, value: str) -> str:
@@ -150,11 +152,11 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return tree
 
     @staticmethod
-    def concatenate(values: Iterable[Any]) -> Text:
+    def concatenate(values: Iterable[object]) -> Text:
         """The operator ``~``."""
         return joined([text(value) for value in values])
 
-    def getattr(self, obj: Any, attribute: str) -> Any:
+    def getattr(self, obj: object, attribute: str) -> object:
         if isinstance(obj, Undefined):
             return super().getattr(obj, attribute)  # raises, saying what is undefined
         if isinstance(obj, Namespace):
@@ -172,25 +174,23 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             return obj[attribute]
         return self.undefined(obj=obj, name=attribute)
 
-    def getitem(self, obj: Any, argument: Any) -> Any:
+    def getitem(self, obj: object, argument: object) -> object:
         if isinstance(obj, (str, list, tuple, dict)):
             try:
-                return admit(obj[argument]) if isinstance(obj, str) else obj[argument]  # type: ignore[call-overload]
+                return admit(obj[argument]) if isinstance(obj, str) else obj[argument]  # type: ignore[call-overload, index]
             except (TypeError, LookupError):
                 pass
-        if isinstance(argument, str) and not isinstance(obj, dict):
+        if isinstance(argument, str) and (not isinstance(obj, dict) or argument in ("get", "items", "keys", "values")):
             return self.getattr(obj, str.__str__(argument))
-        if isinstance(argument, str) and argument in ("get", "items", "keys", "values"):
-            return self.getattr(obj, str.__str__(argument))
-        return self.undefined(obj=obj, name=argument)
+        return self.undefined(obj=obj, name=argument)  # type: ignore[arg-type]
 
-    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Context, obj: object, /, *args: object, **kwargs: object) -> object:  # type: ignore[override]
         tick()
         if isinstance(obj, LoopContext):
-            args = (ticking(args[0]), *args[1:])  # a recursive loop over its argument
+            args = (ticking(args[0]), *args[1:])  # type: ignore[arg-type]  # a recursive loop over its argument
         return admit(super().call(context, obj, *args, **kwargs))
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
         tick()
         if operator == "*":
             self._check_product(left, right)
@@ -201,7 +201,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             left = admit(left)
         return admit(_OPERATORS[operator](left, right))
 
-    def _check_product(self, left: Any, right: Any) -> None:
+    def _check_product(self, left: object, right: object) -> None:
         for sequence, count in ((left, right), (right, left)):
             if isinstance(sequence, (list, tuple)) and isinstance(count, int):
                 check_items(len(sequence) * count)

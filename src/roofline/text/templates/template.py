@@ -4,28 +4,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from roofline.common.errors import ConfigError
 from roofline.text.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from roofline.text.templates.rendering import Rendering
+    from roofline.text.templates.simple_template import Outline
 
 MAX_SOURCE = 128 * 1024  # characters of a template
-MAX_RENDERED = 4 * 1024 * 1024  # characters of a rendered chat, and of any one text on the way
-MAX_WORK = 64 * 1024 * 1024  # characters of all texts made on the way
-SECONDS = 1.0
+SECONDS = 1.0  # of one rendering
 
 # Used when a model's files hold no template: ChatML, without a system message of its own.
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
-# Some templates build a special token from the role ("<|" + role + "|>"), so the known roles count as the template's.
-ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython", "model"})
-OWN_NAMES = frozenset(
-    {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "pad_token", "unk_token"}
 )
 
 
@@ -44,7 +38,7 @@ class ChatTemplate:
         source: the Jinja source; None for ChatML, and then `is_default` is true.
         bos_token, eos_token: what the variables of those names hold.
         seconds: time budget of one rendering.
-        outline: of this source (outline.py): what it can render needs no Jinja, which is then imported when it must.
+        outline: of this source (simple_template.py). Chats that it can render need no Jinja, which is slow to import.
     Raises:
         ConfigError: the source is too long, or no valid template.
     """
@@ -56,7 +50,7 @@ class ChatTemplate:
         bos_token: str = "",
         eos_token: str = "",
         seconds: float = SECONDS,
-        outline: list[Any] | None = None,
+        outline: "Outline | None" = None,
     ) -> None:
         self.is_default = source is None
         self.source = CHATML if source is None else source
@@ -71,11 +65,11 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, object]],
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> list[Part]:
         """The chat as text, in stretches of the template's and of the users' characters.
 
@@ -96,11 +90,11 @@ class ChatTemplate:
     def encode_chat(
         self,
         tokenizer: Tokenizer,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, object]],
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> list[int]:
         """The ids of the rendered chat; special tokens in what users wrote are plain text.
 
@@ -114,12 +108,18 @@ class ChatTemplate:
         """Compile the template for Jinja now, so that no later call has to. Raises ConfigError when it is none."""
         _ = self._rendering
 
-    def _rendered(self, messages: Any, tools: Any, add_generation_prompt: bool, kwargs: Any) -> list[tuple[str, bool]]:
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: object,
+        add_generation_prompt: bool,
+        kwargs: Mapping[str, object],
+    ) -> list[tuple[str, bool]]:
         """Stretches of the chat, and whether the template wrote them."""
         if self._outline is not None and tools is None and not kwargs and type(add_generation_prompt) is bool:
             from roofline.text.templates.simple_template import render
 
-            parts = render(self._outline, messages, self._tokens, add_generation_prompt, ROLES)
+            parts = render(self._outline, messages, self._tokens, add_generation_prompt)
             if parts is not None:
                 return parts
         text = self._rendering.render(messages, tools, add_generation_prompt, kwargs)
@@ -138,16 +138,3 @@ def _runs(mask: bytes) -> Iterator[tuple[int, int, bool]]:
     for value, run in groupby(mask):
         start, at = at, at + sum(1 for _ in run)
         yield start, at, bool(value)
-
-
-def encode_chat(
-    tokenizer: Tokenizer,
-    template: ChatTemplate,
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    add_generation_prompt: bool = True,
-    **kwargs: Any,
-) -> list[int]:
-    """`ChatTemplate.encode_chat` as a function."""
-    return template.encode_chat(tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs)

@@ -1,9 +1,9 @@
-"""A string that knows, character by character, whether a chat template wrote it or a user."""
+"""`Text`: a string that records, for each character, whether the chat template wrote it or a user did."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from string import Formatter
-from typing import Any, SupportsIndex
+from typing import SupportsIndex
 
 from jinja2.runtime import LoopContext, Undefined
 
@@ -25,7 +25,7 @@ _PERCENT = re.compile(r"%(?:\((?P<name>[^)]*)\))?(?P<flags>[-+ #0]*)(?P<size>[\d
 
 
 class Text(str):
-    """A `str` with an origin for each character. Every operation is paid for and keeps the origins.
+    """A `str` with an origin for each character. Every operation is charged to the budget and keeps the origins.
 
     Attributes:
         mask: one byte a character, 1: the template's own, 0: a user's or of unknown origin.
@@ -35,7 +35,7 @@ class Text(str):
     mask: bytes
 
     def __new__(cls, value: str, mask: bytes | None = None) -> "Text":
-        """Pays for `value`; without a mask every character is a user's."""
+        """Charges `value` to the budget; without a mask every character is a user's."""
         charge(len(value))
         return _make(value, bytes(len(value)) if mask is None else mask)
 
@@ -76,7 +76,7 @@ class Text(str):
 
     __rmul__ = __mul__
 
-    def __mod__(self, values: Any) -> "Text":
+    def __mod__(self, values: object) -> "Text":
         """printf-style formatting, one conversion at a time."""
         if not isinstance(values, (tuple, Mapping)):
             values = (values,)
@@ -90,7 +90,12 @@ class Text(str):
                 parts.append(self[at - 1 : at])
                 continue
             check_width(match["size"])
-            value = values[match["name"]] if match["name"] is not None else next(rest)
+            if match["name"] is None:
+                value = next(rest)
+            elif isinstance(values, Mapping):
+                value = values[match["name"]]
+            else:
+                raise TypeError("format requires a mapping")
             if match["kind"] in "ra":
                 charge(10 * weight(value, printed=True))
                 parts.append(text(str.__mod__(f"%{match['flags']}{match['size']}{match['kind']}", (value,))))
@@ -106,14 +111,14 @@ class Text(str):
     def __rmod__(self, other: str) -> "Text":
         return text(other) % self
 
-    def format(self, *args: Any, **kwargs: Any) -> "Text":
+    def format(self, *args: object, **kwargs: object) -> "Text":
         """`str.format` of fields by name or number; attributes and items of a value cannot be reached."""
         return joined(_format(self, args, kwargs))
 
-    def format_map(self, mapping: Mapping[str, Any]) -> "Text":  # type: ignore[override]
+    def format_map(self, mapping: Mapping[str, object]) -> "Text":  # type: ignore[override]
         return joined(_format(self, (), mapping))
 
-    def join(self, items: Iterable[Any]) -> "Text":
+    def join(self, items: Iterable[object]) -> "Text":
         parts = [text(item) for item in bounded(items)]
         if not self:
             return joined(parts)
@@ -147,8 +152,8 @@ class Text(str):
         lines = []
         at = 0
         for full in str.splitlines(self, True):
-            shown = len(full) if keepends else len(str.splitlines(full)[0])
-            lines.append(self[at : at + shown])
+            length = len(full) if keepends else len(str.splitlines(full)[0])
+            lines.append(self[at : at + length])
             at += len(full)
         return lines
 
@@ -209,14 +214,14 @@ class Text(str):
         limit = maxsplit.__index__()
         pieces = split(self, sep, MAX_ITEMS if limit < 0 else min(limit, MAX_ITEMS))
         check_items(len(pieces))
-        made = []
+        texts = []
         at = 0
         for piece in pieces:
             if sep is None:
                 at = self.find(piece, at)  # only white space lies between, so the first find is the piece
-            made.append(self[at : at + len(piece)])
+            texts.append(self[at : at + len(piece)])
             at += len(piece) + len(sep or "")
-        return made
+        return texts
 
     def _mapped(self, change: Callable[[str], str]) -> "Text":
         charge(3 * len(self))  # no mapping of Unicode makes more than three of one
@@ -235,19 +240,8 @@ class Text(str):
 # Methods of `str` a template may use: those above, and those that make no text.
 METHODS = frozenset(
     (
-        *(
-            "capitalize",
-            "casefold",
-            "center",
-            "count",
-            "endswith",
-            "expandtabs",
-            "find",
-            "format",
-            "format_map",
-            "index",
-        ),
-        *("isalnum", "isalpha", "isascii", "isdecimal", "isdigit", "isidentifier", "islower", "isnumeric"),
+        *("capitalize", "casefold", "center", "count", "endswith", "expandtabs", "find", "format", "format_map"),
+        *("index", "isalnum", "isalpha", "isascii", "isdecimal", "isdigit", "isidentifier", "islower", "isnumeric"),
         *("isprintable", "isspace", "istitle", "isupper", "join", "ljust", "lower", "lstrip", "partition"),
         *("removeprefix", "removesuffix", "replace", "rfind", "rindex", "rjust", "rpartition", "rsplit", "rstrip"),
         *("split", "splitlines", "startswith", "strip", "swapcase", "title", "upper", "zfill"),
@@ -268,8 +262,8 @@ def joined(parts: Iterable[str]) -> Text:
     return Text("".join(parts), mask)
 
 
-def text(value: Any) -> Text:
-    """What a template prints for a value, as Jinja would; objects that are no data cannot be printed."""
+def text(value: object) -> Text:
+    """What a template prints for a value, as Jinja would. Raises RequestError for an object that is not data."""
     if type(value) is Text:
         return value
     if isinstance(value, str):
@@ -280,12 +274,12 @@ def text(value: Any) -> Text:
     return Text(str(value))
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> object:
     """A value for a C-level operation: texts as they are, anything but scalars printed."""
     return value if value is None or isinstance(value, (str, int, float)) else text(value)
 
 
-def weight(value: Any, *, printed: bool = False) -> int:
+def weight(value: object, *, printed: bool = False) -> int:
     """Characters and items in a value, shared parts counted each time they are met, as printing would meet them.
 
     Lists that hold one list twice, thirty levels deep, are small in memory and endless to print, compare or hash; a
@@ -293,12 +287,12 @@ def weight(value: Any, *, printed: bool = False) -> int:
     """
     limit = longest()
     total, depth = 0, 0
-    level: list[Any] = [value]
+    level: list[object] = [value]
     while level:
         tick()
         depth += 1
         total += len(level)
-        inner: list[Any] = []
+        inner: list[object] = []
         for item in level:
             if isinstance(item, str):
                 total += len(item)
@@ -317,8 +311,8 @@ def weight(value: Any, *, printed: bool = False) -> int:
     return total
 
 
-def admit(value: Any) -> Any:
-    """Lets the result of an operation into the template: strings tracked, containers weighed, iterators bounded.
+def admit(value: object) -> object:
+    """Checks the result of an operation before the template gets it: strings get origins, containers are weighed.
 
     An iterator is run at once (a chain of thousands would end the stack) and stays one to the template: always true,
     without length, read once.
@@ -337,14 +331,16 @@ def admit(value: Any) -> Any:
         weight(value)
         return value
     if isinstance(value, Iterator) and not isinstance(value, LoopContext):
-        return iter(admit([admit(item) for item in bounded(value)]))
+        items = [admit(item) for item in bounded(value)]
+        admit(items)
+        return iter(items)
     return value
 
 
 def _make(value: str, mask: bytes) -> Text:
-    made = str.__new__(Text, value)
-    made.mask = mask
-    return made
+    result = str.__new__(Text, value)
+    result.mask = mask
+    return result
 
 
 def _between(items: list[Text], new: str, count: int) -> Iterator[str]:
@@ -357,11 +353,11 @@ def _between(items: list[Text], new: str, count: int) -> Iterator[str]:
         yield item
 
 
-def _format(pattern: Text, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str]:
+def _format(pattern: Text, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Iterator[str]:
     numbers = iter(range(len(args)))
     trusted = 0 not in pattern.mask
-    for shown, name, spec, conversion in Formatter().parse(str.__str__(pattern)):
-        yield literal(shown) if trusted else Text(shown)
+    for before, name, spec, conversion in Formatter().parse(str.__str__(pattern)):
+        yield literal(before) if trusted else Text(before)
         if name is None:
             continue
         if "." in name or "[" in name:
