@@ -7,21 +7,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roofline.engine.events import Event
-from roofline.engine.process.dispatch import ANSWER_TOKENS, MOST_PAGES, Candidate, HeldPages, choose, keys_of
-from roofline.engine.process.remote import Stream
+from roofline.engine.process.dispatch import MAX_PAGES, CachedPages, Candidate, choose, keys_of
+from roofline.engine.process.messages import EngineSpec
+from roofline.engine.process.remote import RemoteEngine
+from roofline.engine.process.stream import ANSWER_TOKENS, Stream
 from roofline.ops.batch import PAGE_TOKENS
 
 PROMPT = list(range(10 * PAGE_TOKENS))
 
 
-class Engine:
-    """As much of a RemoteEngine as is looked at."""
+class Engine(RemoteEngine):
+    """One that is never started, with requests that nobody computes."""
 
     def __init__(self, pid=1, num_pages=1000):
-        self.streams, self.description = {}, SimpleNamespace(pid=pid, num_pages=num_pages)
+        super().__init__(EngineSpec(source="toy"))
+        self.description = SimpleNamespace(pid=pid, num_pages=num_pages)
 
     def open(self, uncomputed, answers=1):
-        stream = self.streams[str(len(self.streams))] = Stream(self, "", answers, uncomputed)
+        stream = self._streams[str(len(self.streams))] = Stream(self.abort, "", answers, uncomputed)
         return stream
 
 
@@ -32,7 +35,7 @@ def candidates(count=2, **settings):
 def send(among, prompt, salt="", turn=1):
     keys = keys_of(prompt, salt)
     chosen, uncomputed = choose(among, prompt, keys)
-    chosen.given(chosen.engine.open(uncomputed), keys, uncomputed, turn)
+    chosen.record(chosen.engine.open(uncomputed), keys, uncomputed, turn)
     return chosen, uncomputed
 
 
@@ -53,11 +56,11 @@ def test_the_least_to_compute_is_chosen_and_equal_ones_take_turns():
 def test_outstanding_is_what_is_left_of_prompts_and_a_bit_for_each_answer():
     (a,) = candidates(1)
     stream = a.engine.open(100, answers=2)
-    assert a.outstanding == 100 + 2 * ANSWER_TOKENS
+    assert a.engine.outstanding == 100 + 2 * ANSWER_TOKENS
     stream.deliver(Event("", 0, [7]))
-    assert a.outstanding == 2 * ANSWER_TOKENS
+    assert a.engine.outstanding == 2 * ANSWER_TOKENS
     stream.deliver(Event("", 1, [7], finish_reason="length"))
-    assert a.outstanding == ANSWER_TOKENS
+    assert a.engine.outstanding == ANSWER_TOKENS
 
 
 def test_a_prompt_goes_where_its_pages_are_until_waiting_takes_longer_than_computing():
@@ -82,14 +85,14 @@ def test_tenants_and_fresh_processes_share_nothing_and_the_last_token_is_always_
 
 
 def test_no_more_pages_are_remembered_than_the_cache_has_and_the_first_go_last():
-    held, keys = HeldPages(4), keys_of(PROMPT, "")
-    held.add(keys)
-    assert len(held) == 4
-    assert held.leading(keys) == 4
+    pages, keys = CachedPages(4), keys_of(PROMPT, "")
+    pages.add(keys)
+    assert len(pages) == 4
+    assert pages.leading(keys) == 4
     other = keys_of([5] * 32, "")
-    held.add(other)
-    assert (held.leading(other), held.leading(keys)) == (2, 2)
-    assert HeldPages(1 << 30)._most == MOST_PAGES
+    pages.add(other)
+    assert (pages.leading(other), pages.leading(keys)) == (2, 2)
+    assert CachedPages(1 << 30)._size == MAX_PAGES
 
 
 @pytest.mark.parametrize("length", [1, PAGE_TOKENS - 1, PAGE_TOKENS, PAGE_TOKENS + 1])
@@ -104,10 +107,10 @@ def test_nobody_is_chosen_who_has_more_to_do(requests):
     for turn, (pages, done) in enumerate(requests):
         prompt = [page for page in pages for _ in range(PAGE_TOKENS)]
         keys = keys_of(prompt, "")
-        ends = [each.outstanding + each.uncomputed(prompt, keys) for each in among]
+        ends = [each.engine.outstanding + each.uncomputed(prompt, keys) for each in among]
         chosen, uncomputed = send(among, prompt, turn=turn)
         assert ends[among.index(chosen)] == min(ends)
         assert 1 <= uncomputed <= len(prompt)
-        assert all(len(each.held) <= 8 for each in among)
+        assert all(len(each.pages) <= 8 for each in among)
         if done:
             chosen.engine.streams.clear()

@@ -24,10 +24,10 @@ def llm():
 
 
 def idle(llm):
-    """Nothing is left over: no request, no page, no collector."""
+    """Nothing is left over: no request, no page, no open answer."""
     while llm.engine.has_work:
         llm.engine.step()
-    assert not llm._open
+    assert not llm.answers._open
     assert llm.stats().pages_used == llm.stats().running == llm.stats().waiting == 0
     llm.engine.state.cache.check([])
     return True

@@ -210,7 +210,7 @@ def test_closing_ends_open_streams_and_the_process():
         await engine.start()
         stream = await engine.submit([1], SamplingParams(max_tokens=400))
         await anext(stream)
-        process = engine._process
+        process = engine._worker._process
         await engine.close()
         _, last = await collect(stream)
         assert last[0].finish_reason == "abort"
@@ -227,7 +227,7 @@ def test_closing_while_loading_kills_the_process_and_ends_start():
         engine = RemoteEngine(spec("slow"))
         starting = asyncio.create_task(engine.start())
         await until(lambda: engine.pid is not None)
-        process = engine._process
+        process = engine._worker._process
         await engine.close()
         assert process.returncode == -9
         with pytest.raises(RooflineError, match="closed"):

@@ -18,7 +18,7 @@ from roofline.engine.params import SamplingParams
 from roofline.engine.process.messages import EngineSpec
 from roofline.engine.process.remote import RemoteEngine
 from roofline.engine.process.replicas import Replicas
-from roofline.engine.process.threaded import ThreadedEngine
+from roofline.engine.process.thread import engine_in_thread
 
 pytestmark = pytest.mark.usefixtures("fakes_everywhere")
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
@@ -41,7 +41,7 @@ def processes(*sources, config=None, cores=(), **options):
 
 
 def threads(count=2, **options):
-    return [ThreadedEngine("toy", LocalEngine(FakeExecutable(**options))) for _ in range(count)]
+    return [engine_in_thread("toy", LocalEngine(FakeExecutable(**options))) for _ in range(count)]
 
 
 def run(test, engines):
@@ -79,7 +79,7 @@ def test_the_same_ids_as_one_engine_and_work_is_shared():
         assert whole.generated_tokens == sum(stats.generated_tokens for stats in each) == 9 * 12
         assert whole.finished == {"length": 12}
         assert (whole.pages_total, whole.page_bytes) == (128, 1024)
-        assert replicas.outstanding() == [0, 0]
+        assert [engine.outstanding for engine in replicas.engines] == [0, 0]
 
     run(test, threads())
 
@@ -110,7 +110,7 @@ def test_without_a_prefix_cache_there_is_no_preference():
         assert [engine.stats().requests for engine in replicas.engines] == [1, 1]
 
     config = EngineConfig(prefix_cache=False)
-    run(test, [ThreadedEngine("toy", LocalEngine(FakeExecutable(), config)) for _ in range(2)])
+    run(test, [engine_in_thread("toy", LocalEngine(FakeExecutable(), config)) for _ in range(2)])
 
 
 def test_refusals_come_back_at_once_and_leave_nothing():
@@ -152,7 +152,7 @@ def test_every_answer_ends_exactly_once(requests, count):
     async def test(replicas):
         await asyncio.gather(*(one(replicas, *request) for request in requests))
         await until(lambda: placed(replicas) == [[]] * count)
-        assert replicas.outstanding() == [0] * count
+        assert [engine.outstanding for engine in replicas.engines] == [0] * count
 
     run(test, threads(count))
 
@@ -249,7 +249,7 @@ def test_what_cannot_be_loaded_ends_the_start():
 
 def test_engines_that_compute_differently_are_refused():
     engines = threads()
-    engines[1]._engine.executable.fingerprint = "other"
+    engines[1]._worker._engine.executable.fingerprint = "other"
     with pytest.raises(UnsupportedError, match="replicas that compute differently"):
         run(None, engines)
 
@@ -262,7 +262,7 @@ def test_closing_ends_all_of_them():
         streams = [await replicas.submit([i], LONG) for i in range(2)]
         for stream in streams:
             await anext(stream)
-        ends = [engine._process for engine in replicas.engines]
+        ends = [engine._worker._process for engine in replicas.engines]
         await replicas.close()
         for stream in streams:
             _, last = await collect(stream)

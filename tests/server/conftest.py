@@ -11,9 +11,10 @@ import uvicorn
 
 from roofline.common.errors import RequestError
 from roofline.engine.events import Event, TokenLogprob, Usage
+from roofline.engine.process.messages import Ready
+from roofline.engine.stats import EngineStats
 from roofline.server.app import create_app
 from roofline.server.context import Context
-from roofline.server.facade import EngineFacts
 from roofline.server.limits import Limits
 from roofline.server.protocol import BoundedProtocol
 
@@ -51,7 +52,7 @@ class BytesStream:
             text = self.held.decode("utf-8", "ignore")
             for stop in self.stop:
                 if stop in text:
-                    new, self.sent = text[self.sent : text.index(stop)], len(text)
+                    new, self.sent, self.stopped = text[self.sent : text.index(stop)], len(text), stop
                     return SimpleNamespace(text=new, stopped=stop, used=used)
         text = self.held.decode("utf-8", "ignore")
         safe = len(text) - (max(map(len, self.stop), default=1) - 1)
@@ -70,25 +71,31 @@ class FakeEngine:
     def __init__(self, answer=b"Hello, world.", delay=0.0):
         self.answer, self.delay = answer, delay
         self.up, self.error = True, None
+        self.description = Ready("tiny", VOCAB, 1000, "feedc0de", 12, 1024, 0.1, 7, exact=False)
+        self.engines, self.restarts, self.pid = (), 0, 7
         self.open: set[str] = set()
         self.aborted: list[tuple[str, int | None]] = []
         self.submitted: list = []
         self.gate = asyncio.Event()
         self.gate.set()
 
-    def facts(self):
-        return EngineFacts("feedc0de", VOCAB, 1000, exact=False) if self.up else None
+    @property
+    def ready(self):
+        return self.up
 
     def abort(self, request_id, index=None):
         self.aborted.append((request_id, index))
         if index is None:
             self.open.discard(request_id)
 
-    async def stats(self):
-        drafts = {"drafts": 4, "draft_tokens": 16, "accepted_tokens": 9, "drafts_held": 5, "acceptance": 9 / 16}
-        return {"running": len(self.open), "waiting": 0, "pages_used": 3, "pages_total": 12, "preemptions": 2, **drafts}
+    def stats(self):
+        drafts = {"drafts": 4, "draft_tokens": 16, "accepted_tokens": 9, "drafts_held": 5}
+        return EngineStats(running=len(self.open), pages_used=3, pages_total=12, preemptions=2, **drafts)
 
     async def submit(self, ids, params, *, eos_ids, request_id) -> AsyncIterator[Event]:
+        return self._events(ids, params, request_id)
+
+    async def _events(self, ids, params, request_id):
         self.submitted.append((list(ids), params))
         self.open.add(request_id)
         try:

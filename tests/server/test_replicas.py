@@ -1,21 +1,20 @@
 """What /ready, /stats and /metrics tell of several engines: all together, and each."""
 
-import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from roofline.engine.stats import EngineStats
-from roofline.server.engine_side import ReplicasSide
-from roofline.server.metrics import Metrics
+from roofline.server.metrics import Metrics, engine_figures
 
 FAMILY = 'vllm:prefix_cache_queries_total{model_name="tiny"}'
 
 
 class Engine:
     def __init__(self, ready=True, **stats):
-        self.ready, self.failure, self.restarts, self.pid = ready, None, 1, 7
+        self.ready, self.failure, self.restarts, self.pid, self.engines = ready, None, 1, 7, ()
+        self.outstanding = 64 if ready else 0
         self.known = EngineStats(pages_total=8, **stats)
 
     def stats(self):
@@ -34,12 +33,12 @@ def replicas():
         restarts=2,
         pid=None,
         stats=lambda: total(engine.known for engine in engines),
-        outstanding=lambda: [64, 0],
+        outstanding=64,
     )
 
 
 def test_ready_tells_which_are_up(call, make_context, replicas):
-    context = make_context(engine=ReplicasSide(replicas))
+    context = make_context(engine=replicas)
     answer = call("GET", "/ready", context=context)
     assert (answer.status_code, answer.json()["replicas"]) == (200, [True, False])
     replicas.ready = False
@@ -52,7 +51,7 @@ def test_one_engine_tells_of_no_replicas(call):
 
 
 def test_stats_have_all_and_each(call, make_context, replicas):
-    engine = call("GET", "/stats", context=make_context(engine=ReplicasSide(replicas))).json()["engine"]
+    engine = call("GET", "/stats", context=make_context(engine=replicas)).json()["engine"]
     assert (engine["running"], engine["prefix_queries"], engine["restarts"], engine["pid"]) == (3, 15, 2, None)
     assert [(each["ready"], each["running"], each["outstanding_tokens"]) for each in engine["replicas"]] == [
         (True, 2, 64),
@@ -62,11 +61,11 @@ def test_stats_have_all_and_each(call, make_context, replicas):
 
 
 def test_metrics_count_each_on_from_where_a_fresh_process_begins(replicas):
-    metrics, side = Metrics(), ReplicasSide(replicas)
+    metrics = Metrics()
     metrics.bind("tiny")
 
     def shown():
-        text = metrics.exposition(asyncio.run(side.stats()), up=True).decode()
+        text = metrics.exposition(engine_figures(replicas), up=True).decode()
         return dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
 
     first = shown()

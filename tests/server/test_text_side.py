@@ -6,7 +6,7 @@ import pytest
 
 from roofline.common.errors import ConfigError
 from roofline.server.serve import _later
-from roofline.server.text_side import TextOfModel
+from roofline.server.text_side import TextSide
 from roofline.text.templates.simple_template_parser import make_outline
 from roofline.text.templates.template import CHATML, ChatTemplate
 from roofline.text.tokenizers.binary_file import to_bytes
@@ -17,7 +17,7 @@ from roofline.text.tokenizers.vocabulary import Vocabulary, byte_alphabet
 
 def test_the_libraries_take_over_with_the_same_answers() -> None:
     words = to_bytes(Vocabulary("BPE", sorted(byte_alphabet()), pipeline=byte_level_pipeline("gpt-2")))
-    text = TextOfModel(Tokenizer.from_bytes(words), ChatTemplate(CHATML, outline=make_outline(CHATML)))
+    text = TextSide(Tokenizer.from_bytes(words), ChatTemplate(CHATML, outline=make_outline(CHATML)))
     chat = [{"role": "user", "content": "hello"}]
     before = text.encode("hello there"), text.encode_chat(chat)
     assert text.tokenizer.has_short_text_encoder

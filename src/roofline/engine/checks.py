@@ -1,15 +1,36 @@
-"""What is refused before it reaches an engine, here or in a process of its own."""
+"""Checks of a request that need no engine, so that a wrong request is refused before it is sent to one."""
 
 import operator
-from collections.abc import Iterable, Sequence
-from typing import Any
+import os
+from collections.abc import Container, Iterable, Sequence
 
-from roofline.common.errors import CapacityError
+from roofline.common.errors import CapacityError, RequestError
 from roofline.engine.params import SamplingParams, invalid
 
 
-def token_ids(field: str, ids: Iterable[Any]) -> list[int]:
-    """Plain integers (numpy's too). Raises RequestError on anything else."""
+def request_parts(
+    ids: Iterable[int], params: SamplingParams | None, eos_ids: Iterable[int], request_id: str | None
+) -> tuple[list[int], SamplingParams, list[int], str]:
+    """The arguments of `submit` with their defaults: prompt, parameters, end ids and the request's id.
+
+    Raises RequestError on ids that are not integers (numpy's are).
+    """
+    name = request_id if request_id is not None else unique_name()
+    return _token_ids("prompt", ids), params or SamplingParams(), _token_ids("eos_ids", eos_ids), name
+
+
+def unique_name() -> str:
+    """A request id that nobody else has. (`uuid` and `secrets` would take a tenth of a process's start to import.)"""
+    return os.urandom(16).hex()
+
+
+def check_unused(request_id: str, names: Container[str]) -> None:
+    """Refuse a request id that is among `names`, those of open requests."""
+    if request_id in names:
+        raise RequestError(400, "duplicate_request", f"request_id {request_id!r} is in use", param="request_id")
+
+
+def _token_ids(field: str, ids: Iterable[int]) -> list[int]:
     try:
         return [operator.index(i) for i in ids]
     except TypeError as error:
@@ -27,21 +48,21 @@ def check_request(
     """
     if not prompt:
         raise invalid("prompt", "has no tokens")
-    named: tuple[tuple[str, Sequence[int]], ...] = (
+    fields: tuple[tuple[str, Sequence[int]], ...] = (
         ("prompt", prompt),
         ("eos_ids", eos_ids),
         ("stop_token_ids", params.stop_token_ids),
         ("logit_bias", [i for i, _ in params.logit_bias]),
     )
-    for field, ids in named:
+    for field, ids in fields:
         if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
             worst = next(i for i in ids if not 0 <= i < vocab_size)
             raise invalid(field, f"id {worst} is not in the vocabulary of {vocab_size}")
-    wanted = params.max_tokens if params.max_tokens is not None else max(1, params.min_tokens)
-    if len(prompt) + wanted > max_model_len:
+    answer = params.max_tokens if params.max_tokens is not None else max(1, params.min_tokens)
+    if len(prompt) + answer > max_model_len:
         raise CapacityError(
-            f"A prompt of {len(prompt):,} tokens with an answer of {wanted:,}",
-            len(prompt) + wanted,
+            f"A prompt of {len(prompt):,} tokens with an answer of {answer:,}",
+            len(prompt) + answer,
             max_model_len,
             "tokens",
             "Shorten the prompt, lower max_tokens, or serve with a larger max_model_len or cache.",

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from roofline.backends.options import LoadOptions
-from roofline.common.errors import RooflineError
 from roofline.common.options import declared, split_keywords
+from roofline.engine.answers import Answer
 from roofline.engine.config import EngineConfig
-from roofline.engine.events import Event, FinishReason, TokenLogprob, Usage
-from roofline.engine.interrupts import deferred
-from roofline.engine.local import LocalEngine, unique_name
+from roofline.engine.events import FinishReason, TokenLogprob, Usage
+from roofline.engine.local import LocalEngine
+from roofline.engine.local_answers import LocalAnswers
 from roofline.engine.params import SamplingParams, invalid
 from roofline.engine.stats import EngineStats
 
@@ -21,20 +21,6 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
-TextPieces = Generator[str, None, None]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One answer. `stop` is the stop string or id that ended it; `error` says why, when finish_reason is "error"."""
-
-    text: str
-    ids: list[int]
-    finish_reason: FinishReason
-    stop: str | int | None
-    logprobs: list[TokenLogprob] | None
-    usage: Usage
-    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +99,7 @@ class LLM:
         self.tokenizer: Tokenizer = model.tokenizer
         self.chat_template: ChatTemplate = model.chat_template
         self.engine = LocalEngine(model.executable, config, draft.executable if draft is not None else None)
-        self._open: dict[tuple[str, int], _Collector] = {}
+        self.answers = LocalAnswers(self.engine, self.tokenizer, self.tokenizer.eos_ids)
 
     @property
     def name(self) -> str:
@@ -146,7 +132,7 @@ class LLM:
         each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(listed)
         if len(each) != len(listed):
             raise invalid("params", f"{len(each)} for {len(listed)} prompts")
-        return self._run([self.encode(prompt, parse_special) for prompt in listed], each, at_start=False)
+        return self._outputs([self.encode(prompt, parse_special) for prompt in listed], each, at_start=False)
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None, **template: Any) -> Output:
         """Answer a conversation.
@@ -159,7 +145,7 @@ class LLM:
             as `generate`.
         """
         ids = self.chat_template.encode_chat(self.tokenizer, messages, **template)
-        return self._run([ids], [params or SamplingParams()], at_start=True)[0]
+        return self._outputs([ids], [params or SamplingParams()], at_start=True)[0]
 
     def stream(
         self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None
@@ -180,7 +166,7 @@ class LLM:
             ids = self.chat_template.encode_chat(self.tokenizer, prompt)  # type: ignore[arg-type]
         else:
             ids = self.encode(prompt)  # type: ignore[arg-type]
-        return self._stream(ids, params, at_start=chat)
+        return self.answers.stream(ids, params, at_start=chat)
 
     def encode(self, prompt: Prompt, parse_special: bool = False) -> list[int]:
         """The ids of a prompt as `generate` sees it: with the model's own beginning, if it has one."""
@@ -196,126 +182,14 @@ class LLM:
         """Free memory and threads."""
         self.engine.close()
 
+    def _outputs(self, prompts: list[list[int]], params: list[SamplingParams], at_start: bool) -> list[Output]:
+        return [Output(*pair) for pair in zip(prompts, self.answers.run(prompts, params, at_start), strict=True)]
+
     def __enter__(self) -> "LLM":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _run(self, prompts: list[list[int]], params: list[SamplingParams], at_start: bool) -> list[Output]:
-        submitted: list[list[_Collector]] = []
-        try:
-            for ids, wanted in zip(prompts, params, strict=True):
-                submitted.append(self._submit(ids, wanted, at_start))
-            while any(collector.answer is None for group in submitted for collector in group):
-                self._step()
-        finally:
-            for group in submitted:
-                self._drop(group)
-        return [
-            Output(ids, [collector.result() for collector in group])
-            for ids, group in zip(prompts, submitted, strict=True)
-        ]
-
-    def _stream(self, ids: list[int], params: SamplingParams, at_start: bool) -> TextPieces:
-        group = self._submit(ids, params, at_start)
-        (collector,) = group
-        try:
-            while collector.answer is None or collector.waiting:
-                if collector.waiting:  # also from steps that another stream took meanwhile
-                    yield collector.take()
-                else:
-                    self._step()
-            collector.result()
-        finally:
-            self._drop(group)
-
-    def _submit(self, ids: list[int], params: SamplingParams, at_start: bool) -> "list[_Collector]":
-        request_id = unique_name()
-        self.engine.submit(ids, params, eos_ids=self.tokenizer.eos_ids, request_id=request_id)
-        group = [_Collector(self.tokenizer, request_id, index, params, at_start) for index in range(params.n)]
-        self._open |= {(request_id, collector.index): collector for collector in group}
-        return group
-
-    def _step(self) -> None:
-        """One step of everything that is open; a Ctrl-C that falls into it comes after."""
-        with deferred():
-            for event in self.engine.step():
-                collector = self._open.get((event.request_id, event.index))
-                if collector is not None and collector.push(event):
-                    self.engine.abort(event.request_id, event.index)
-                if collector is not None and collector.answer is not None:
-                    del self._open[event.request_id, event.index]
-
-    def _drop(self, group: "list[_Collector]") -> None:
-        """Forget what is unfinished: an error, Ctrl-C, or a stream nobody reads any more."""
-        with deferred():
-            for collector in group:
-                if self._open.pop((collector.request_id, collector.index), None) is not None:
-                    self.engine.abort(collector.request_id, collector.index)
-
-
-class _Collector:
-    """Builds one answer from its events: text, ids up to the stop string, and how it ended."""
-
-    def __init__(
-        self, tokenizer: "Tokenizer", request_id: str, index: int, params: SamplingParams, at_start: bool
-    ) -> None:
-        from roofline.text.streaming.stops import TextStream
-
-        self.request_id, self.index = request_id, index
-        self.answer: Answer | None = None
-        self._stream = TextStream(tokenizer, params.stop, at_start=at_start)
-        self._ids: list[int] = []
-        self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
-        self._pieces: list[str] = []
-        self._taken = 0
-
-    def push(self, event: Event) -> bool:
-        """Take an event; True when a stop string ended the answer, and the engine is to be told.
-
-        The answer is complete with the engine's last event, which has the usage; ids after the stop are dropped.
-        """
-        tell = False
-        if self._stream.stopped is None:
-            delta = self._stream.push(event.ids if event.stop_id is None else event.ids[:-1])
-            self._pieces.append(delta.text)
-            used = len(event.ids) if delta.stopped is None else delta.used
-            self._ids += event.ids[:used]
-            if self._logprobs is not None and event.logprobs is not None:
-                self._logprobs += event.logprobs[:used]
-            tell = delta.stopped is not None and event.finish_reason is None
-        if event.finish_reason is not None:
-            self._pieces.append(self._stream.finish())
-            self._finish(event)
-        return tell
-
-    @property
-    def waiting(self) -> bool:
-        """Whether there is text that was not taken."""
-        return any(self._pieces[self._taken :])
-
-    def take(self) -> str:
-        """The text since the last call."""
-        text = "".join(self._pieces[self._taken :])
-        self._taken = len(self._pieces)
-        return text
-
-    def result(self) -> Answer:
-        """The whole answer. Raises RooflineError when the engine failed on it."""
-        assert self.answer is not None, "the answer is not finished"
-        if self.answer.finish_reason == "error":
-            raise RooflineError(f"the engine failed on this request: {self.answer.error}")
-        return self.answer
-
-    def _finish(self, last: Event) -> None:
-        assert last.finish_reason is not None, "the last event says why"
-        assert last.usage is not None, "the last event has the usage"
-        reason, stop = last.finish_reason, self._stream.stopped or last.stop_id
-        if self._stream.stopped is not None:
-            reason = "stop"
-        usage = last.usage._replace(completion_tokens=len(self._ids))
-        self.answer = Answer("".join(self._pieces), self._ids, reason, stop, self._logprobs, usage, last.error)
 
 
 def _is_id(value: Any) -> bool:

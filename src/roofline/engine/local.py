@@ -1,13 +1,13 @@
-"""LocalEngine: the facade over an executable in this process."""
+"""LocalEngine: `facade.Engine` over an executable in this process."""
 
 import os
 from collections.abc import Iterable
 
 from roofline.backends.base import Executable
-from roofline.common.errors import ConfigError, RequestError
+from roofline.common.errors import ConfigError
 from roofline.engine.cache.naive import NaiveCache
 from roofline.engine.cache.paged import Cache, PagedCache, root_key
-from roofline.engine.checks import check_request, token_ids
+from roofline.engine.checks import check_request, check_unused, request_parts
 from roofline.engine.config import EngineConfig, StepLimits, resolve
 from roofline.engine.events import Event
 from roofline.engine.params import SamplingParams
@@ -60,7 +60,6 @@ class LocalEngine:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has something to compute or to tell."""
         return bool(self.state.running or self.state.waiting or self._events or self.under_way)
 
     @property
@@ -70,7 +69,6 @@ class LocalEngine:
 
     @property
     def lost(self) -> str | None:
-        """Why no step can succeed any more, None while they can."""
         return str(self._stepper.lost) if self._stepper.lost is not None else None
 
     def submit(
@@ -82,22 +80,8 @@ class LocalEngine:
         request_id: str | None = None,
         salt: str = "",
     ) -> str:
-        """Queue a prompt and return the request's id.
-
-        Args:
-            eos_ids: the model's own end-of-generation ids.
-            request_id: a name of the caller's, not in use; None makes one.
-            salt: prefixes are shared only between requests of the same salt (a tenant).
-
-        Raises:
-            RequestError: a field that cannot be used.
-            CapacityError: prompt and answer can never fit; the message has the numbers.
-        """
-        params = params or SamplingParams()
-        prompt, eos = token_ids("prompt", ids), token_ids("eos_ids", eos_ids)
-        name = request_id if request_id is not None else unique_name()
-        if name in self._requests:
-            raise RequestError(400, "duplicate_request", f"request_id {name!r} is in use", param="request_id")
+        prompt, params, eos, name = request_parts(ids, params, eos_ids, request_id)
+        check_unused(name, self._requests)
         max_tokens = check_request(prompt, params, eos, self.executable.vocab_size, self.max_model_len)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos))
         seed = params.seed if params.seed is not None else fresh_seed()
@@ -109,7 +93,6 @@ class LocalEngine:
         return name
 
     def step(self) -> list[Event]:
-        """Run one step, if there is work, and return what happened since the last call."""
         events, self._events = self._events + self._stepper.step(), []
         for event in events:
             if event.finish_reason is not None:
@@ -117,8 +100,7 @@ class LocalEngine:
         return events
 
     def abort(self, request_id: str, index: int | None = None) -> None:
-        """End a request, or one of its n answers, now: its pages are free when this returns, and the next `step`
-        returns its last events. A request that has ended, or never was, is left alone."""
+        """As `Engine.abort`: the pages are free when this returns; the next `step` returns the last events."""
         request = self._requests.get(request_id)
         if request is None:
             return
@@ -126,12 +108,10 @@ class LocalEngine:
         self._events += self._stepper.end(chosen, "abort")
 
     def abort_all(self) -> None:
-        """End every request now."""
         for request_id in list(self._requests):
             self.abort(request_id)
 
     def stats(self) -> EngineStats:
-        """A reading of the counters."""
         return self._meter.reading(self.state, self._speculator)
 
     def close(self) -> None:
@@ -165,11 +145,6 @@ def _speculator(config: EngineConfig, executable: Executable, draft: Executable 
             raise ConfigError(f"the draft model has {sizes}: they must share their vocabulary")
         drafter = DraftModel(draft)
     return Speculator(drafter, config.speculate_tokens, executable.clock, not config.speculate_always)
-
-
-def unique_name() -> str:
-    """A request id that nobody else has. (`uuid` and `secrets` would take a tenth of a process's start to import.)"""
-    return os.urandom(16).hex()
 
 
 def fresh_seed() -> int:

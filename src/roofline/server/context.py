@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from roofline.common.errors import RequestError
-from roofline.server.facade import Engine, EngineFacts, TextSide
+from roofline.engine.facade import AsyncEngine
+from roofline.engine.process.messages import Ready
 from roofline.server.limits import Limits
 from roofline.server.metrics import Metrics
+from roofline.server.text_side import TextSide
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Context:
         created: Unix time of the start, as /v1/models reports it.
     """
 
-    engine: Engine
+    engine: AsyncEngine
     text: TextSide
     name: str
     created: int
@@ -30,12 +32,12 @@ class Context:
     limits: Limits = field(default_factory=Limits)
     metrics: Metrics = field(default_factory=Metrics)
 
-    def facts(self) -> EngineFacts:
-        """The engine's facts. Raises RequestError 503 while there is no engine."""
-        facts = self.engine.facts()
-        if facts is None:
+    def loaded(self) -> Ready:
+        """The description of the loaded model. Raises RequestError 503 while no engine is ready."""
+        description = self.engine.description
+        if description is None or not self.engine.ready:
             raise RequestError(503, "engine_not_ready", "The engine is not ready. Try again in a moment.")
-        return facts
+        return description
 
 
 def of(request: Request) -> Context:

@@ -1,10 +1,13 @@
 """Prometheus families under vLLM's names, so that existing dashboards work unchanged, and our own beside them."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
+
+from roofline.engine.facade import AsyncEngine
 
 # vLLM's own bucket edges (seconds; tokens), for the same reason.
 FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0)
@@ -39,6 +42,32 @@ REPLICA_GAUGES = {
     ),
     "roofline:replica_restarts": ("Processes it lost.", "restarts"),
 }
+
+
+def engine_figures(engine: AsyncEngine) -> dict[str, Any]:
+    """An engine's counters with what follows from them, and under `replicas` those of each of several engines."""
+    stats = engine.stats()
+    figures = {
+        **asdict(stats),
+        "generated_tokens": stats.generated_tokens,
+        "prefill_tokens_per_second": stats.prefill_tokens_per_second,
+        "decode_tokens_per_second": stats.decode_tokens_per_second,
+        "share_of_roof": stats.share_of_roof,
+        "acceptance": stats.acceptance,
+        "restarts": engine.restarts,
+        "pid": engine.pid,
+    }
+    if engine.engines:
+        figures["replicas"] = [
+            {
+                **engine_figures(each),
+                "ready": each.ready,
+                "failure": each.failure,
+                "outstanding_tokens": each.outstanding,
+            }
+            for each in engine.engines
+        ]
+    return figures
 
 
 class Metrics:

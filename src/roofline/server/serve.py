@@ -20,8 +20,8 @@ from roofline.engine.process.remote import RemoteEngine
 from roofline.server.options import ServeOptions
 
 if TYPE_CHECKING:
-    from roofline.engine.process.replicas import Replicas
-    from roofline.server.text_side import TextOfModel
+    from roofline.engine.facade import AsyncEngine
+    from roofline.server.text_side import TextSide
 
 LOG = log.get("server")
 
@@ -32,18 +32,18 @@ def serve(options: ServeOptions) -> None:
     listening = _listen(options)
     started = time.perf_counter()
     gc.disable()  # importing makes objects that stay: looking for garbage among them takes a sixth of the time
-    remote = _engine(options)
-    remote.launch()  # all that follows happens while the engine loads
+    engine = _engine(options)
+    engine.launch()  # all that follows happens while the engine loads
 
-    def read_text() -> "TextOfModel":
+    def read_text() -> "TextSide":
         from roofline.server.text_side import load_text
 
         return load_text(options.model, options.load.backend)
 
-    _run(_serve(options, listening, remote, started, read_text, _settle))
+    _run(_serve(options, listening, engine, started, read_text, _settle))
 
 
-def serve_engine(options: ServeOptions, engine: RemoteEngine, text: "TextOfModel") -> None:
+def serve_engine(options: ServeOptions, engine: "AsyncEngine", text: "TextSide") -> None:
     """As `serve`, for an engine that is to be started; it is closed at the end. From the main thread only.
 
     options: what of them is about loading is not looked at.
@@ -64,7 +64,7 @@ def _run(serving: Coroutine[Any, Any, None]) -> None:
         runner.run(serving)
 
 
-def _engine(options: ServeOptions) -> "RemoteEngine | Replicas":
+def _engine(options: ServeOptions) -> "AsyncEngine":
     """What computes. Raises CapacityError for more replicas than there is to compute on."""
     spec = _spec(options)
     if options.data_parallel == 1:
@@ -99,22 +99,22 @@ def _spec(options: ServeOptions) -> EngineSpec:
 async def _serve(
     options: ServeOptions,
     listening: socket.socket,
-    remote: "RemoteEngine | Replicas",
+    engine: "AsyncEngine",
     started: float,
-    read_text: "Callable[[], TextOfModel]",
+    read_text: "Callable[[], TextSide]",
     settle: Callable[[], None],
 ) -> None:
-    loading = asyncio.create_task(remote.start())
+    loading = asyncio.create_task(engine.start())
     try:
         text = read_text()
-        server = _http_server(options, remote, text)
+        server = _http_server(options, engine, text)
         settle()
         loading.add_done_callback(lambda task: _loaded(task, server, started, text.complete))
         await server.serve(sockets=[listening])
     finally:
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)
-        await remote.close()
+        await engine.close()
     if not loading.cancelled() and (failure := loading.exception()) is not None:
         raise failure
 
@@ -129,16 +129,15 @@ def _settle() -> None:
         libc.malloc_trim(0)
 
 
-def _http_server(options: ServeOptions, remote: "RemoteEngine | Replicas", text: "TextOfModel") -> Any:
+def _http_server(options: ServeOptions, engine: "AsyncEngine", text: "TextSide") -> Any:
     import uvicorn
 
     from roofline.server.app import create_app
     from roofline.server.context import Context
-    from roofline.server.engine_side import EngineSide, ReplicasSide
     from roofline.server.protocol import BoundedProtocol
 
     context = Context(
-        engine=EngineSide(remote) if isinstance(remote, RemoteEngine) else ReplicasSide(remote),
+        engine=engine,
         text=text,
         name=options.served_model_name or options.model,
         created=int(time.time()),

@@ -8,8 +8,8 @@ from roofline.text.templates.template import ChatTemplate
 from roofline.text.tokenizers.tokenizer import Tokenizer
 
 
-class TextOfModel:
-    """A tokenizer and a chat template as `facade.TextSide`."""
+class TextSide:
+    """Strings to token ids and back, by a model's tokenizer and chat template."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
         self.tokenizer, self.template = tokenizer, template
@@ -21,18 +21,22 @@ class TextOfModel:
         self.template.complete()
 
     def encode(self, text: str) -> list[int]:
+        """Ids of a raw completion's prompt, with the model's beginning-of-sequence id where it wants one."""
         return self.tokenizer.encode(text, add_special=True)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Ids of a conversation up to where the assistant's answer begins. Raises RequestError."""
         return self.template.encode_chat(self.tokenizer, messages)
 
     def token_bytes(self, token: int) -> bytes:
+        """The bytes an id stands for."""
         return self.tokenizer.token_bytes(token)
 
     def stream(self, stop: Sequence[str], *, at_start: bool) -> TextStream:
+        """A fresh stream of text that looks for `stop`; `at_start`: the ids do not go on from a text."""
         return TextStream(self.tokenizer, stop, at_start=at_start)
 
 
-def load_text(model: str, backend: str = "cpu") -> TextOfModel:
+def load_text(model: str, backend: str = "cpu") -> TextSide:
     """Read the text side of a model by name or path, as its backend does. Raises ConfigError."""
-    return TextOfModel(*bundle.load_text_of(model, backend))
+    return TextSide(*bundle.load_text_of(model, backend))

@@ -19,8 +19,8 @@ from pydantic_core import from_json
 
 from roofline.common.errors import RequestError
 from roofline.engine.params import SamplingParams
+from roofline.engine.process.messages import Ready
 from roofline.server.context import Context
-from roofline.server.facade import EngineFacts
 from roofline.server.limits import Limits
 from roofline.server.schema import (
     NEUTRAL_CHAT,
@@ -80,10 +80,10 @@ def chat(raw: bytes, context: Context) -> Generation:
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
         raise invalid("max_tokens", "differs from max_completion_tokens; give one of the two")
     most = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    facts = _facts(body, context)
+    loaded = _loaded(body, context)
     params = _params(body, context.limits, most, (body.top_logprobs or 0) if body.logprobs else None)
     prompt = context.text.encode_chat([_plain(message) for message in body.messages])
-    return _generation(body, [prompt], params, facts, context)
+    return _generation(body, [prompt], params, loaded, context)
 
 
 def completion(raw: bytes, context: Context) -> Generation:
@@ -93,14 +93,14 @@ def completion(raw: bytes, context: Context) -> Generation:
     body = _model(CompletionBody, fields)
     if body.logprobs is not None:
         _bound("logprobs", body.logprobs, 0, context.limits.logprobs)
-    facts = _facts(body, context)
+    loaded = _loaded(body, context)
     most = body.max_tokens if body.max_tokens is not None else COMPLETION_MAX_TOKENS
     params = _params(body, context.limits, most, body.logprobs)
     many = _prompts(body.prompt)
     _bound("prompt", len(many), 1, context.limits.prompts)
     _bound("n", len(many) * params.n, 1, context.limits.choices)
     prompts = [context.text.encode(prompt) if isinstance(prompt, str) else prompt for prompt in many]
-    return _generation(body, prompts, params, facts, context)
+    return _generation(body, prompts, params, loaded, context)
 
 
 def invalid(field: str, problem: str, code: str = "invalid_value") -> RequestError:
@@ -169,7 +169,7 @@ def _named(error: ValidationError) -> RequestError:
     return invalid(param, first["msg"].rstrip("."))
 
 
-def _facts(body: Sampling, context: Context) -> EngineFacts:
+def _loaded(body: Sampling, context: Context) -> Ready:
     if body.model != context.name:
         shown = body.model[:100]
         raise RequestError(
@@ -180,7 +180,7 @@ def _facts(body: Sampling, context: Context) -> EngineFacts:
     for field in ("user", "safety_identifier"):
         if len(getattr(body, field) or "") > context.limits.user_characters:
             raise invalid(field, f"may have at most {context.limits.user_characters} characters")
-    return context.facts()
+    return context.loaded()
 
 
 def _params(body: Sampling, limits: Limits, most: int | None, logprobs: int | None) -> SamplingParams:
@@ -239,14 +239,14 @@ def _plain(message: Message) -> dict[str, str]:
 
 
 def _generation(
-    body: Sampling, prompts: Sequence[Sequence[int]], params: SamplingParams, facts: EngineFacts, context: Context
+    body: Sampling, prompts: Sequence[Sequence[int]], params: SamplingParams, loaded: Ready, context: Context
 ) -> Generation:
     field = "messages" if isinstance(body, ChatBody) else "prompt"
     for prompt in prompts:
-        _check_prompt(field, prompt, params, facts)
+        _check_prompt(field, prompt, params, loaded)
     for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", [i for i, _ in params.logit_bias])):
-        if any(i >= facts.vocab_size for i in ids):
-            raise invalid(name, f"has an id outside the vocabulary of {facts.vocab_size}")
+        if any(i >= loaded.vocab_size for i in ids):
+            raise invalid(name, f"has an id outside the vocabulary of {loaded.vocab_size}")
     return Generation(
         prompts=tuple(tuple(prompt) for prompt in prompts),
         params=params,
@@ -254,24 +254,24 @@ def _generation(
         at_start=isinstance(body, ChatBody),
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
         model=context.name,
-        fingerprint=facts.fingerprint,
+        fingerprint=loaded.fingerprint,
         user=body.safety_identifier if body.safety_identifier is not None else body.user,
     )
 
 
-def _check_prompt(field: str, prompt: Sequence[int], params: SamplingParams, facts: EngineFacts) -> None:
+def _check_prompt(field: str, prompt: Sequence[int], params: SamplingParams, loaded: Ready) -> None:
     if not prompt:
         raise invalid(field, "has no tokens")
-    if not 0 <= min(prompt) <= max(prompt) < facts.vocab_size:
-        raise invalid(field, f"has an id outside the vocabulary of {facts.vocab_size}")
+    if not 0 <= min(prompt) <= max(prompt) < loaded.vocab_size:
+        raise invalid(field, f"has an id outside the vocabulary of {loaded.vocab_size}")
     answer = params.max_tokens if params.max_tokens is not None else max(1, params.min_tokens)
-    if len(prompt) + answer > facts.max_model_len:
+    if len(prompt) + answer > loaded.max_model_len:
         raise RequestError(
             400,
             "context_length_exceeded",
             f"The prompt has {len(prompt)} tokens and the answer {answer}: together {len(prompt) + answer}, "
-            f"but this server's context is {facts.max_model_len}. Shorten the prompt or lower max_tokens.",
-            param=field if len(prompt) >= facts.max_model_len else "max_tokens",
+            f"but this server's context is {loaded.max_model_len}. Shorten the prompt or lower max_tokens.",
+            param=field if len(prompt) >= loaded.max_model_len else "max_tokens",
         )
 
 

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from roofline.backends.options import LoadOptions
 from roofline.bundle import LoadedModel, load
-from roofline.common.errors import ConfigError, RooflineError
+from roofline.common.errors import ConfigError
 from roofline.common.options import split_keywords
 from roofline.engine.config import EngineConfig
 from roofline.engine.llm import LLM, Output, Prompt
 from roofline.engine.local import LocalEngine
+from roofline.engine.local_answers import LocalAnswers
 from roofline.engine.params import SamplingParams
 from roofline.models.registry import get
 from roofline.ops.batch import PAGE_TOKENS, BatchLimits
@@ -86,6 +87,7 @@ class TorchModel:
         self.loaded, self._checkpoint, self.eos_ids = loaded, checkpoint, eos_ids
         self.llm = LLM(loaded, **vars(config)) if loaded.tokenizer is not None else None
         self.engine = self.llm.engine if self.llm is not None else LocalEngine(loaded.executable, config)
+        self._answers = self.llm.answers if self.llm is not None else LocalAnswers(self.engine, None, eos_ids)
         self._logits = self._per_token(lambda: loaded.executable.program)  # type: ignore[attr-defined]
         self._hidden = self._per_token(self._headless)
 
@@ -133,10 +135,8 @@ class TorchModel:
         """
         params = params or SamplingParams()
         prompts = input_ids.tolist() if input_ids.dim() > 1 else [input_ids.tolist()]
-        if self.llm is not None:
-            outputs = self.llm.generate(prompts, params)
-            return [torch.tensor(answer.ids, dtype=torch.int64) for output in outputs for answer in output.answers]
-        return self._run(prompts, params)
+        answers = self._answers.run(prompts, [params] * len(prompts), at_start=False)
+        return [torch.tensor(answer.ids, dtype=torch.int64) for group in answers for answer in group]
 
     def close(self) -> None:
         """Free memory and threads."""
@@ -149,28 +149,6 @@ class TorchModel:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _run(self, prompts: list[list[int]], params: SamplingParams) -> list[Tensor]:
-        names: list[str] = []
-        answers: dict[tuple[str, int], list[int]] = {}
-        try:
-            for prompt in prompts:
-                names.append(self.engine.submit(prompt, params, eos_ids=self.eos_ids))
-                answers |= {(names[-1], index): [] for index in range(params.n)}
-            open_answers = set(answers)
-            while open_answers:
-                for event in self.engine.step():
-                    key = (event.request_id, event.index)
-                    answers[key] += event.ids
-                    if event.finish_reason == "error":
-                        raise RooflineError(f"the engine failed on this request: {event.error}")
-                    if event.finish_reason is not None:
-                        open_answers.discard(key)
-        finally:
-            for name in names:
-                self.engine.abort(name)
-            self.engine.step()  # the events of what was aborted
-        return [torch.tensor(ids, dtype=torch.int64) for ids in answers.values()]
 
     def _per_token(self, program: "Callable[[], Program]") -> PerToken:
         executable: Any = self.loaded.executable

@@ -3,10 +3,10 @@
 from typing import Any
 
 from roofline.common.errors import ConfigError
-from roofline.engine.process.threaded import ThreadedEngine
+from roofline.engine.process.thread import engine_in_thread
 from roofline.server.options import ServeOptions
 from roofline.server.serve import serve_engine
-from roofline.server.text_side import TextOfModel
+from roofline.server.text_side import TextSide
 from roofline.torch.model import TorchModel, from_model
 
 
@@ -47,9 +47,9 @@ def serve(
     if ours.llm is None:
         raise ConfigError("a served model needs its tokenizer: from_model(model, tokenizer)")
     chosen = ServeOptions(ours.loaded.name, host, port, api_key, served_model_name=name)
-    text = TextOfModel(ours.llm.tokenizer, ours.llm.chat_template)
+    text = TextSide(ours.llm.tokenizer, ours.llm.chat_template)
     try:
-        serve_engine(chosen, ThreadedEngine(ours.loaded.name, ours.engine), text)
+        serve_engine(chosen, engine_in_thread(ours.loaded.name, ours.engine), text)
     finally:
         if ours is not model:
             ours.close()

@@ -1,4 +1,4 @@
-"""RemoteEngine: the facade over an engine in a process of its own, for asyncio programs.
+"""RemoteEngine: `facade.AsyncEngine` over one engine in a process, or a thread, of its own.
 
     submit ──> Stream <── events ── one Report a step <── engine process
                  │                                          │ dies
@@ -10,89 +10,33 @@ The pair of sockets has no name: nothing on disk to protect, to collide with, or
 import asyncio
 import contextlib
 import socket
-import subprocess
-import sys
 import time
-import uuid
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
 
 from roofline.common import log
 from roofline.common.errors import RequestError, RooflineError
-from roofline.engine.checks import check_request, token_ids
+from roofline.engine.checks import check_request, check_unused, request_parts
 from roofline.engine.events import Event
 from roofline.engine.params import SamplingParams
 from roofline.engine.process import messages
 from roofline.engine.process.messages import Abort, Close, EngineSpec, Ready, Refused, Report, Submit, ToOwner
+from roofline.engine.process.stream import Stream
+from roofline.engine.process.worker import ProcessWorker, Worker
 from roofline.engine.stats import EngineStats
 
 DIED = "the engine process died"
 CLOSED = "the engine was closed"
 
 
-class Stream:
-    """The events of one request, in order, to the last of its n answers. Iterate it, then or before call `aclose`.
-
-    uncomputed: tokens of its prompt that are still to be computed, as far as is known here: none from the first id on.
-    """
-
-    def __init__(self, engine: "RemoteEngine", request_id: str, n: int, uncomputed: int = 0) -> None:
-        self.request_id, self.uncomputed = request_id, uncomputed
-        self.open = set(range(n))  # answers whose last event has not arrived
-        self._engine = engine
-        self._events: deque[Event] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-        self._detached = False
-
-    def __aiter__(self) -> "Stream":
-        return self
-
-    async def __anext__(self) -> Event:
-        while not self._events:
-            if not self.open or self._detached:
-                raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        return self._events.popleft()
-
-    def abort(self, index: int | None = None) -> None:
-        """End the request, or one answer; the stream still delivers the last events."""
-        if self.open if index is None else index in self.open:
-            self._engine.abort(self.request_id, index)
-
-    async def aclose(self) -> None:
-        """Stop listening; what is unfinished is aborted and its pages are free after the engine's current step."""
-        self.abort()
-        self._detached = True
-        self._events.clear()
-        self._wake()
-
-    def deliver(self, event: Event) -> None:
-        """An event from the engine."""
-        if event.ids:
-            self.uncomputed = 0
-        if event.finish_reason is not None:
-            self.open.discard(event.index)
-        if not self._detached:
-            self._events.append(event)
-            self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-
 class RemoteEngine:
-    """Runs and keeps alive an engine process.
+    """Starts an engine, keeps it alive, and sends it requests.
 
     Use it from one event loop, whose thread must live as long as the engine (the kernel ends the process with it).
 
     Args:
         spec: what to load.
+        worker: where the engine runs; None: a process of its own.
         max_restarts: restarts in a row, without a token between them, before giving up.
         backoff: seconds before the first restart; doubled for each further one in a row.
         on_report: called with each step's report, for metrics.
@@ -102,6 +46,7 @@ class RemoteEngine:
         self,
         spec: EngineSpec,
         *,
+        worker: Worker | None = None,
         max_restarts: int = 5,
         backoff: float = 0.2,
         on_report: Callable[[Report], None] | None = None,
@@ -111,24 +56,27 @@ class RemoteEngine:
         self.restarts = 0
         self.last_token_at: float | None = None  # time.monotonic()
         self.failure: str | None = None  # why no process will be started any more
+        self.engines: tuple[RemoteEngine, ...] = ()
+        self._worker = worker or ProcessWorker(spec)
         self._stats = EngineStats()
         self._streams: dict[str, Stream] = {}
         self._settled = asyncio.Event()  # set while ready, and for good once closed or given up
         self._ready = self._closing = False
-        self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None  # our end to a process that no event loop reads from yet
         self._writer: asyncio.StreamWriter | None = None
         self._supervisor: asyncio.Task[None] | None = None
 
     @property
     def ready(self) -> bool:
-        """Whether requests are being computed now."""
         return self._ready
 
     @property
     def pid(self) -> int | None:
-        """The engine process's id, None when there is none."""
-        return self._process.pid if self._process is not None else None
+        return self._worker.pid
+
+    @property
+    def outstanding(self) -> int:
+        return sum(stream.outstanding for stream in self._streams.values())
 
     @property
     def streams(self) -> Mapping[str, Stream]:
@@ -140,16 +88,10 @@ class RemoteEngine:
         await self._settled.wait()
 
     def launch(self) -> None:
-        """Spawn the process, so that it loads while the caller prepares its event loop; `start` goes on from there."""
         with contextlib.suppress(OSError):  # `start` tries again, and reports
-            self._spawn()
+            self._socket = self._worker.spawn()
 
     async def start(self) -> Ready:
-        """Spawn the process, unless it was launched, and wait for the model.
-
-        Raises:
-            ConfigError, UnsupportedError, CapacityError, RooflineError: what loading raised there.
-        """
         assert self._supervisor is None, "an engine starts once"
         first: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._supervisor = asyncio.create_task(self._supervise(first))
@@ -164,37 +106,25 @@ class RemoteEngine:
         request_id: str | None = None,
         salt: str = "",
     ) -> Stream:
-        """Send a request and return its stream. While the engine restarts this waits.
-
-        Raises:
-            RequestError: a field that cannot be used; status 503 when there is no engine any more.
-            CapacityError: prompt and answer can never fit.
-        """
-        params = params or SamplingParams()
-        prompt, eos = token_ids("prompt", ids), token_ids("eos_ids", eos_ids)
+        prompt, params, eos, name = request_parts(ids, params, eos_ids, request_id)
         assert self._supervisor is not None, "start comes before submit"
         await self.settled()
         if not self._ready or self.description is None or self._writer is None:
             raise RequestError(503, "engine_unavailable", self.failure or CLOSED)
         check_request(prompt, params, eos, self.description.vocab_size, self.description.max_model_len)
-        name = request_id if request_id is not None else uuid.uuid4().hex
-        if name in self._streams:
-            raise RequestError(400, "duplicate_request", f"request_id {name!r} is in use", param="request_id")
-        stream = self._streams[name] = Stream(self, name, params.n, len(prompt))
+        check_unused(name, self._streams)
+        stream = self._streams[name] = Stream(self.abort, name, params.n, len(prompt))
         self._writer.write(messages.frame(Submit(name, prompt, params, eos, salt)))
         return stream
 
     def abort(self, request_id: str, index: int | None = None) -> None:
-        """End a request, or one answer of it, within one step. One that has ended, or never was, is left alone."""
         if request_id in self._streams and self._ready and self._writer is not None:
             self._writer.write(messages.frame(Abort(request_id, index)))
 
     def stats(self) -> EngineStats:
-        """The counters after the last step of the present process."""
         return self._stats
 
     async def close(self, timeout: float = 5.0) -> None:
-        """End every request with one last event and the process with it; after `timeout` seconds by force."""
         if self._closing:
             return
         if self._supervisor is None:
@@ -204,8 +134,8 @@ class RemoteEngine:
         if self._ready and self._writer is not None:
             self._writer.write(messages.frame(Close()))
             await asyncio.wait([self._supervisor], timeout=timeout)
-        if not self._supervisor.done() and self._process is not None:
-            self._process.kill()  # loading, or stuck in a step
+        if not self._supervisor.done():
+            self._worker.kill()  # loading, or stuck in a step
         self._supervisor.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._supervisor
@@ -261,25 +191,9 @@ class RemoteEngine:
             log.get("engine").exception("the engine's messages cannot be read")
             return f"the engine's messages cannot be read: {error}", False
 
-    def _spawn(self) -> None:
-        """Start a fresh process and tell it what to load."""
-        ours, theirs = socket.socketpair()
-        with theirs, contextlib.ExitStack() as undo:
-            undo.callback(ours.close)
-            command = [sys.executable, "-m", "roofline.engine.process.main", str(theirs.fileno())]
-            # A session of its own: Ctrl-C in the terminal reaches us alone. Its standard output is our standard error.
-            self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=2, start_new_session=True
-            )
-            ours.sendall(messages.frame(self.spec))
-            undo.pop_all()
-        self._socket = ours
-
     async def _connect(self) -> tuple[asyncio.StreamReader, Ready]:
         """A fresh process, or the one launched before, with its model loaded."""
-        if self._socket is None:
-            self._spawn()
-        ours, self._socket = self._socket, None
+        ours, self._socket = self._socket or self._worker.spawn(), None
         reader, self._writer = await asyncio.open_unix_connection(sock=ours)
         message = await _read(reader)
         if isinstance(message, Refused):
@@ -308,22 +222,14 @@ class RemoteEngine:
                     log.get("engine").exception("on_report failed")
 
     async def _reap(self) -> int | None:
-        """Make sure the process is gone; its exit status (negative: the signal)."""
+        """Close the connection and wait for the worker's end; its exit status."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        process, self._process = self._process, None
-        if process is None:
-            return None
-        try:
-            # After its socket closed a process ends by itself; its status then tells why.
-            return await asyncio.to_thread(process.wait, 1.0)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return await asyncio.to_thread(process.wait)
+        return await asyncio.to_thread(self._worker.end)
 
     def _fail_streams(self, error: str) -> None:
         streams, self._streams = self._streams, {}

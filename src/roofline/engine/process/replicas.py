@@ -1,21 +1,21 @@
-"""Replicas: RemoteEngine's interface over several of them, each with the whole model in a process of its own.
+"""Replicas: `facade.AsyncEngine` over several RemoteEngines, each with the whole model in a process of its own.
 
 submit ──> dispatch.choose ──> one RemoteEngine ──> its Stream
                                the others go on when this one dies; it comes back as any RemoteEngine does
 """
 
 import asyncio
-import uuid
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from roofline.common.errors import RequestError, UnsupportedError
-from roofline.engine.checks import check_request, token_ids
+from roofline.engine.checks import check_request, check_unused, request_parts
 from roofline.engine.params import SamplingParams
 from roofline.engine.process.dispatch import Candidate, choose, keys_of
 from roofline.engine.process.messages import Ready
-from roofline.engine.process.remote import CLOSED, RemoteEngine, Stream
+from roofline.engine.process.remote import CLOSED, RemoteEngine
+from roofline.engine.process.stream import Stream
 from roofline.engine.stats import EngineStats, total
 
 
@@ -40,10 +40,10 @@ class Replicas:
     @property
     def description(self) -> Ready | None:
         """What they have in common, None before all are loaded: the first one's, with the shortest context of all."""
-        known = [engine.description for engine in self.engines if engine.description is not None]
-        if len(known) < len(self.engines):
+        loaded = [engine.description for engine in self.engines if engine.description is not None]
+        if len(loaded) < len(self.engines):
             return None
-        return msgspec.structs.replace(known[0], max_model_len=min(each.max_model_len for each in known))
+        return msgspec.structs.replace(loaded[0], max_model_len=min(each.max_model_len for each in loaded))
 
     @property
     def ready(self) -> bool:
@@ -52,19 +52,17 @@ class Replicas:
 
     @property
     def restarts(self) -> int:
-        """Of all together."""
         return sum(engine.restarts for engine in self.engines)
 
     @property
     def pid(self) -> None:
-        """None: each has a process of its own."""
+        """None: each engine has its own."""
 
-    def outstanding(self) -> list[int]:
-        """Tokens that each has to compute, as far as is known."""
-        return [candidate.outstanding for candidate in self._candidates]
+    @property
+    def outstanding(self) -> int:
+        return sum(engine.outstanding for engine in self.engines)
 
     def launch(self) -> None:
-        """Spawn all processes; see RemoteEngine."""
         for engine in self.engines:
             engine.launch()
 
@@ -75,8 +73,8 @@ class Replicas:
             UnsupportedError: they would compute differently, so that an answer depended on who gives it.
             ConfigError, CapacityError, RooflineError: what loading raised in the first that could not.
         """
-        known = await asyncio.gather(*(engine.start() for engine in self.engines))
-        if len({each.fingerprint for each in known}) > 1:
+        loaded = await asyncio.gather(*(engine.start() for engine in self.engines))
+        if len({each.fingerprint for each in loaded}) > 1:
             reason = "the same request would get another answer from another one"
             raise UnsupportedError("replicas that compute differently", reason, ("devices of one kind",))
         self._started.set()
@@ -92,38 +90,28 @@ class Replicas:
         request_id: str | None = None,
         salt: str = "",
     ) -> Stream:
-        """Send a request to one of them and return its stream. While none is up this waits.
-
-        Raises:
-            RequestError, CapacityError: as RemoteEngine.submit.
-        """
-        params = params or SamplingParams()
-        prompt, eos = token_ids("prompt", ids), token_ids("eos_ids", eos_ids)
+        prompt, params, eos, name = request_parts(ids, params, eos_ids, request_id)
         candidates = await self._up()
         description = self.description
         assert description is not None, "all were loaded"
         check_request(prompt, params, eos, description.vocab_size, description.max_model_len)
-        name = request_id if request_id is not None else uuid.uuid4().hex
-        if any(name in engine.streams for engine in self.engines):
-            raise RequestError(400, "duplicate_request", f"request_id {name!r} is in use", param="request_id")
+        for engine in self.engines:
+            check_unused(name, engine.streams)
         keys = keys_of(prompt, salt) if self._prefixes else []
         chosen, uncomputed = choose(candidates, prompt, keys)
         stream = await chosen.engine.submit(prompt, params, eos_ids=eos, request_id=name, salt=salt)
         self._turn += 1
-        chosen.given(stream, keys, uncomputed, self._turn)
+        chosen.record(stream, keys, uncomputed, self._turn)
         return stream
 
     def abort(self, request_id: str, index: int | None = None) -> None:
-        """End a request, or one answer of it, where it is computed."""
         for engine in self.engines:
             engine.abort(request_id, index)
 
     def stats(self) -> EngineStats:
-        """The counters of the present processes together."""
         return total(engine.stats() for engine in self.engines)
 
     async def close(self, timeout: float = 5.0) -> None:
-        """Close all of them at the same time; see RemoteEngine."""
         self._closing = True
         await asyncio.gather(*(engine.close(timeout) for engine in self.engines))
         self._started.set()

@@ -1,85 +1,64 @@
 """POST /v1/chat/completions"""
 
-import time
-from collections.abc import AsyncIterator, Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 
+from roofline.engine.answers import Piece
 from roofline.engine.events import TokenLogprob
-from roofline.server import context, validate
-from roofline.server.answers import Answers
-from roofline.server.facade import TextSide
-from roofline.server.reply import DONE, Answer, sse
-from roofline.server.routes.body import open_answers
+from roofline.server import validate
+from roofline.server.response import JsonObject
+from roofline.server.routes.generation import respond
+from roofline.server.text_side import TextSide
 
 router = APIRouter()
 
 
 @router.post("/v1/chat/completions")
-async def chat_completions(request: Request) -> Answer:
+async def chat_completions(request: Request) -> Response:
     """Answer a conversation. Body and answer are OpenAI's, with the extensions of `schema.Sampling`."""
-    answers = await open_answers(request, validate.chat)
-    text = context.of(request).text
-    if answers.generation.stream:
-        return Answer(request, chunks=lambda: _chunks(answers, text))
-    return Answer(request, whole=lambda: _whole(answers, text))
+    return await respond(request, validate.chat, ChatForm)
 
 
-async def _whole(answers: Answers, text: TextSide) -> dict[str, Any]:
-    wanted = answers.generation.params.logprobs is not None
-    choices = [
-        {
-            "index": piece.choice,
-            "finish_reason": piece.finish,
+class ChatForm:
+    """OpenAI's chat completions; in a stream the role comes first and the finish reason last."""
+
+    id_prefix, object_name, event_object_name = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, text: TextSide, logprobs: bool) -> None:
+        self._text, self._with_logprobs = text, logprobs
+        self._begun: set[int] = set()
+
+    def choice(self, index: int, piece: Piece) -> JsonObject:
+        return {
+            "index": index,
+            "finish_reason": piece.finish_reason,
             "message": {"role": "assistant", "content": piece.text, "refusal": None},
-            "logprobs": {"content": _logprobs(piece.logprobs, text), "refusal": None} if wanted else None,
+            "logprobs": self._logprobs(piece.logprobs),
         }
-        for piece in await answers.whole()
-    ]
-    return {**_head(answers, "chat.completion"), "choices": choices, "usage": answers.counts.usage()}
 
+    def deltas(self, index: int, piece: Piece) -> Iterator[JsonObject]:
+        def delta(content: JsonObject, finish_reason: str | None = None, logprobs: object = None) -> JsonObject:
+            return {"index": index, "delta": content, "logprobs": logprobs, "finish_reason": finish_reason}
 
-async def _chunks(answers: Answers, text: TextSide) -> AsyncIterator[bytes]:
-    head = _head(answers, "chat.completion.chunk")
-    wanted = answers.generation.params.logprobs is not None
-    include_usage = answers.generation.include_usage
-
-    def chunk(index: int, delta: dict, finish: str | None = None, logprobs: Any = None) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        return sse({**head, "choices": [choice], **({"usage": None} if include_usage else {})})
-
-    begun: set[int] = set()
-    async for piece in answers.pieces():
-        if piece.choice not in begun:
-            begun.add(piece.choice)
-            yield chunk(piece.choice, {"role": "assistant", "content": ""})
+        if index not in self._begun:
+            self._begun.add(index)
+            yield delta({"role": "assistant", "content": ""})
         if piece.text or piece.logprobs:
-            logprobs = {"content": _logprobs(piece.logprobs, text), "refusal": None} if wanted else None
-            yield chunk(piece.choice, {"content": piece.text}, logprobs=logprobs)
-        if piece.finish is not None:
-            yield chunk(piece.choice, {}, piece.finish)
-    if include_usage:
-        yield sse({**head, "choices": [], "usage": answers.counts.usage()})
-    yield DONE
+            yield delta({"content": piece.text}, logprobs=self._logprobs(piece.logprobs))
+        if piece.finish_reason is not None:
+            yield delta({}, piece.finish_reason)
 
+    def _logprobs(self, tokens: Iterable[TokenLogprob]) -> JsonObject | None:
+        if not self._with_logprobs:
+            return None
 
-def _head(answers: Answers, kind: str) -> dict[str, Any]:
-    return {
-        "id": f"chatcmpl-{answers.id}",
-        "object": kind,
-        "created": int(time.time()),
-        "model": answers.generation.model,
-        "system_fingerprint": answers.generation.fingerprint,
-    }
+        def entry(token: int, logprob: float) -> JsonObject:
+            raw = self._text.token_bytes(token)
+            return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
 
-
-def _logprobs(found: Iterable[TokenLogprob], text: TextSide) -> list[dict[str, Any]]:
-    def entry(token: int, logprob: float) -> dict[str, Any]:
-        raw = text.token_bytes(token)
-        return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
-
-    return [
-        {**entry(token.id, token.logprob), "top_logprobs": [entry(i, logprob) for i, logprob in token.top]}
-        for token in found
-    ]
+        content = [
+            {**entry(token.id, token.logprob), "top_logprobs": [entry(i, logprob) for i, logprob in token.top]}
+            for token in tokens
+        ]
+        return {"content": content, "refusal": None}

@@ -1,84 +1,60 @@
 """POST /v1/completions"""
 
-import time
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 
+from roofline.engine.answers import Piece
 from roofline.engine.events import TokenLogprob
-from roofline.server import context, validate
-from roofline.server.answers import Answers
-from roofline.server.facade import TextSide
-from roofline.server.reply import DONE, Answer, sse
-from roofline.server.routes.body import open_answers
+from roofline.server import validate
+from roofline.server.response import JsonObject
+from roofline.server.routes.generation import respond
+from roofline.server.text_side import TextSide
 
 router = APIRouter()
 
 
 @router.post("/v1/completions")
-async def completions(request: Request) -> Answer:
+async def completions(request: Request) -> Response:
     """Continue one or several prompts, given as text or as token ids; special tokens in text are plain text."""
-    answers = await open_answers(request, validate.completion)
-    text = context.of(request).text
-    if answers.generation.stream:
-        return Answer(request, chunks=lambda: _chunks(answers, text))
-    return Answer(request, whole=lambda: _whole(answers, text))
+    return await respond(request, validate.completion, CompletionForm)
 
 
-async def _whole(answers: Answers, text: TextSide) -> dict[str, Any]:
-    wanted = answers.generation.params.logprobs is not None
-    choices = [
-        {
-            "index": piece.choice,
-            "finish_reason": piece.finish,
+class CompletionForm:
+    """OpenAI's older completions; their events have the same form as the whole."""
+
+    id_prefix, object_name, event_object_name = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, text: TextSide, logprobs: bool) -> None:
+        self._text, self._with_logprobs = text, logprobs
+        self._offsets: dict[int, int] = {}  # characters that each choice has sent in tokens
+
+    def choice(self, index: int, piece: Piece) -> JsonObject:
+        return {
+            "index": index,
+            "finish_reason": piece.finish_reason,
             "text": piece.text,
-            "logprobs": _logprobs(piece.logprobs, text, 0) if wanted else None,
+            "logprobs": self._logprobs(index, piece.logprobs) if self._with_logprobs else None,
         }
-        for piece in await answers.whole()
-    ]
-    return {**_head(answers), "choices": choices, "usage": answers.counts.usage()}
 
+    def deltas(self, index: int, piece: Piece) -> Iterator[JsonObject]:
+        yield self.choice(index, piece)
 
-async def _chunks(answers: Answers, text: TextSide) -> AsyncIterator[bytes]:
-    head = _head(answers)
-    wanted = answers.generation.params.logprobs is not None
-    include_usage = answers.generation.include_usage
-    offsets: dict[int, int] = {}  # characters that each choice has sent in tokens
-    async for piece in answers.pieces():
-        logprobs = None
-        if wanted:
-            logprobs = _logprobs(piece.logprobs, text, offsets.get(piece.choice, 0))
-            offsets[piece.choice] = offsets.get(piece.choice, 0) + sum(len(token) for token in logprobs["tokens"])
-        choice = {"index": piece.choice, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish}
-        yield sse({**head, "choices": [choice], **({"usage": None} if include_usage else {})})
-    if include_usage:
-        yield sse({**head, "choices": [], "usage": answers.counts.usage()})
-    yield DONE
+    def _logprobs(self, index: int, tokens: Sequence[TokenLogprob]) -> JsonObject:
+        """OpenAI's older form: parallel lists; offsets count characters of the tokens as text."""
+        texts = [self._token_text(token.id) for token in tokens]
+        offsets = []
+        offset = self._offsets.get(index, 0)
+        for text in texts:
+            offsets.append(offset)
+            offset += len(text)
+        self._offsets[index] = offset
+        return {
+            "tokens": texts,
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [{self._token_text(i): logprob for i, logprob in token.top} for token in tokens],
+            "text_offset": offsets,
+        }
 
-
-def _head(answers: Answers) -> dict[str, Any]:
-    return {
-        "id": f"cmpl-{answers.id}",
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": answers.generation.model,
-        "system_fingerprint": answers.generation.fingerprint,
-    }
-
-
-def _logprobs(found: Sequence[TokenLogprob], text: TextSide, offset: int) -> dict[str, list]:
-    """OpenAI's older form: parallel lists; offsets count characters of the tokens as shown."""
-
-    def shown(token: int) -> str:
-        return text.token_bytes(token).decode("utf-8", "replace")
-
-    lists: dict[str, list] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-    for token in found:
-        name = shown(token.id)
-        lists["tokens"].append(name)
-        lists["token_logprobs"].append(token.logprob)
-        lists["top_logprobs"].append({shown(i): logprob for i, logprob in token.top})
-        lists["text_offset"].append(offset)
-        offset += len(name)
-    return lists
+    def _token_text(self, token: int) -> str:
+        return self._text.token_bytes(token).decode("utf-8", "replace")

@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Request, Response
 
 from roofline.server import context
-from roofline.server.reply import json_response
+from roofline.server.response import json_response
 
 router = APIRouter()
 
@@ -18,15 +18,16 @@ async def health() -> Response:
 async def ready(request: Request) -> Response:
     """200 while an engine is up, else 503. exact: an answer does not depend on what else the engine computes; replicas:
     which of several engines are up."""
-    served = context.of(request)
-    facts = served.facts()
+    server = context.of(request)
+    loaded = server.loaded()
+    engines = server.engine.engines
     return json_response(
         {
             "status": "ready",
-            "model": served.name,
-            "max_model_len": facts.max_model_len,
-            "system_fingerprint": facts.fingerprint,
-            "exact": facts.exact,
-            **({"replicas": list(facts.replicas)} if facts.replicas else {}),
+            "model": server.name,
+            "max_model_len": loaded.max_model_len,
+            "system_fingerprint": loaded.fingerprint,
+            "exact": loaded.exact,
+            **({"replicas": [engine.ready for engine in engines]} if engines else {}),
         }
     )

@@ -5,7 +5,8 @@ from dataclasses import asdict
 from fastapi import APIRouter, Request, Response
 
 from roofline.server import context
-from roofline.server.reply import json_response
+from roofline.server.metrics import engine_figures
+from roofline.server.response import json_response
 
 router = APIRouter()
 
@@ -14,7 +15,7 @@ router = APIRouter()
 async def metrics(request: Request) -> Response:
     """All families, under vLLM's names where vLLM has one."""
     served = context.of(request)
-    text = served.metrics.exposition(await served.engine.stats(), served.engine.facts() is not None)
+    text = served.metrics.exposition(engine_figures(served.engine), served.engine.ready)
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -25,7 +26,7 @@ async def stats(request: Request) -> Response:
     return json_response(
         {
             "model": served.name,
-            "engine": dict(await served.engine.stats()),
+            "engine": engine_figures(served.engine),
             "queued": request.app.state.queue.waiting,
             "limits": asdict(served.limits),
         }

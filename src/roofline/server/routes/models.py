@@ -1,13 +1,11 @@
 """GET /v1/models and /v1/models/{name}"""
 
-from typing import Any
-
 from fastapi import APIRouter, Request, Response
 
 from roofline.common.errors import RequestError
 from roofline.server import context
 from roofline.server.context import Context
-from roofline.server.reply import json_response
+from roofline.server.response import JsonObject, json_response
 
 router = APIRouter()
 
@@ -27,12 +25,12 @@ async def get_model(name: str, request: Request) -> Response:
     return json_response(_card(served))
 
 
-def _card(served: Context) -> dict[str, Any]:
-    facts = served.engine.facts()
+def _card(served: Context) -> JsonObject:
+    engine = served.engine
     return {
         "id": served.name,
         "object": "model",
         "created": served.created,
         "owned_by": "roofline",
-        "max_model_len": facts.max_model_len if facts else None,
+        "max_model_len": engine.description.max_model_len if engine.ready and engine.description else None,
     }

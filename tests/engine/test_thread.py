@@ -8,7 +8,7 @@ from engine_fakes import FakeExecutable
 from roofline.common.errors import RequestError
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
-from roofline.engine.process.threaded import ThreadedEngine
+from roofline.engine.process.thread import engine_in_thread
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
 
@@ -18,7 +18,7 @@ def run(test, engine=None):
     local = engine or LocalEngine(FakeExecutable())
 
     async def body():
-        threaded = ThreadedEngine("toy", local)
+        threaded = engine_in_thread("toy", local)
         async with asyncio.timeout(30):
             described = await threaded.start()
             try:

@@ -1,33 +1,32 @@
-"""How answers leave: one JSON object, or a stream of server-sent events. Both notice at once when the client goes."""
+"""Responses: one JSON object, or a stream of server-sent events. Both end at once when the client disconnects."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from roofline.common.errors import RequestError
-from roofline.server.errors import LOG, as_request_error, error_body
+from roofline.server.errors import as_request_error, error_body
 
+JsonObject = dict[str, object]
 DONE = b"data: [DONE]\n\n"
 
 
-def sse(chunk: Any) -> bytes:
+def sse(content: JsonObject) -> bytes:
     """One server-sent event."""
-    return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+    return b"data: " + msgspec.json.encode(content) + b"\n\n"
 
 
-def json_response(content: Any) -> Response:
+def json_response(content: JsonObject) -> Response:
     """200 with a JSON object."""
     return Response(msgspec.json.encode(content), media_type="application/json")
 
 
-class Answer(Response):
-    """Runs `whole`, or iterates `chunks`, while listening for the client's disconnect; that cancels the work.
+class CancelledWithClient(Response):
+    """Sends what `content` returns, or what `chunks` yields; a client that disconnects cancels the work on it.
 
     The status line of a stream waits for its first chunk, so that a request that fails before it gets a real status.
     """
@@ -35,31 +34,31 @@ class Answer(Response):
     def __init__(
         self,
         request: Request,
-        whole: Callable[[], Awaitable[Any]] | None = None,
+        content: Callable[[], Awaitable[JsonObject]] | None = None,
         chunks: Callable[[], AsyncIterator[bytes]] | None = None,
     ) -> None:
         super().__init__()
-        assert (whole is None) != (chunks is None)
-        self._request, self._whole, self._chunks = request, whole, chunks
+        assert (content is None) != (chunks is None)
+        self._request, self._content, self._chunks = request, content, chunks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = asyncio.create_task(self._send_whole(scope, receive, send) if self._whole else self._send_chunks(send))
-        gone = asyncio.create_task(_disconnected(self._request))
+        send_all = self._send_content(scope, receive, send) if self._content else self._send_chunks(send)
+        work = asyncio.create_task(send_all)
+        disconnect = asyncio.create_task(_disconnect(self._request))
         try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 work.result()
         finally:
-            for task in (work, gone):
+            for task in (work, disconnect):
                 task.cancel()
             # The work's own clean-up (the abort) must be over before this request is.
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await work
 
-    async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        assert self._whole is not None
-        content = await self._whole()
-        await json_response(content)(scope, receive, send)
+    async def _send_content(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self._content is not None
+        await json_response(await self._content())(scope, receive, send)
 
     async def _send_chunks(self, send: Send) -> None:
         assert self._chunks is not None
@@ -74,12 +73,8 @@ class Answer(Response):
         except Exception as error:
             if not started:
                 raise
-            known = as_request_error(error)
-            if known is None:
-                LOG.exception("unexpected error in the middle of a stream", exc_info=error)
-                known = RequestError(500, "internal_error", "The server made a mistake; its log has the cause.")
-            failed = error_body(known.status, known.code, str(known), known.param)
-            await send({"type": "http.response.body", "body": sse(failed) + DONE, "more_body": True})
+            failure = sse(error_body(as_request_error(error))) + DONE
+            await send({"type": "http.response.body", "body": failure, "more_body": True})
         finally:
             with contextlib.suppress(RuntimeError):
                 await chunks.aclose()  # type: ignore[attr-defined]
@@ -93,6 +88,6 @@ STREAM_HEADERS = [
 ]
 
 
-async def _disconnected(request: Request) -> None:
+async def _disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -1,0 +1,90 @@
+"""LocalAnswers: runs requests on an engine of this process and builds their answers."""
+
+from collections.abc import Generator, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from roofline.engine.answers import Answer, AnswerBuilder
+from roofline.engine.facade import Engine
+from roofline.engine.interrupts import deferred
+from roofline.engine.params import SamplingParams
+
+if TYPE_CHECKING:
+    from roofline.text.tokenizers.tokenizer import Tokenizer
+
+Builders = dict[tuple[str, int], AnswerBuilder]  # by request and index of the answer
+
+
+class LocalAnswers:
+    """The answers to requests that this submits to `engine`, which steps only while one of them is awaited.
+
+    Args:
+        tokenizer: None: answers have ids alone, and stop strings are not looked for.
+        eos_ids: the ids that end an answer.
+    """
+
+    def __init__(self, engine: Engine, tokenizer: "Tokenizer | None", eos_ids: Iterable[int]) -> None:
+        self._engine, self._tokenizer, self._eos_ids = engine, tokenizer, tuple(eos_ids)
+        self._open: Builders = {}
+
+    def run(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams], at_start: bool) -> list[list[Answer]]:
+        """All answers to all prompts, computed in one batch. at_start: answers begin a text, as in chat; otherwise
+        they go on from the prompt's.
+
+        Raises:
+            RequestError, CapacityError: a prompt that cannot be computed; none is then.
+            RooflineError: the engine failed on an answer.
+        """
+        submitted: list[Builders] = []
+        try:
+            for ids, each in zip(prompts, params, strict=True):
+                submitted.append(self._submit(ids, each, at_start))
+            while any(builder.running for builders in submitted for builder in builders.values()):
+                self._step()
+        finally:
+            for builders in submitted:
+                self._drop(builders)
+        return [[builder.result() for builder in builders.values()] for builders in submitted]
+
+    def stream(self, ids: list[int], params: SamplingParams, at_start: bool) -> Generator[str, None, None]:
+        """The text of the one answer to a prompt, piece by piece; leaving early aborts it. Raises as `run`."""
+        builders = self._submit(ids, params, at_start)
+        (builder,) = builders.values()
+        try:
+            while (text := builder.read()) or builder.running:
+                if text:  # also from steps that another stream took meanwhile
+                    yield text
+                else:
+                    self._step()
+            builder.result()
+        finally:
+            self._drop(builders)
+
+    def _submit(self, ids: list[int], params: SamplingParams, at_start: bool) -> Builders:
+        from roofline.text.streaming.stops import TextStream
+
+        request_id = self._engine.submit(ids, params, eos_ids=self._eos_ids)
+        builders: Builders = {}
+        for index in range(params.n):
+            text = TextStream(self._tokenizer, params.stop, at_start=at_start) if self._tokenizer is not None else None
+            builders[request_id, index] = AnswerBuilder(text, params.logprobs is not None)
+        self._open |= builders
+        return builders
+
+    def _step(self) -> None:
+        """One step of everything that is open; a Ctrl-C that falls into it comes after."""
+        with deferred():
+            for event in self._engine.step():
+                builder = self._open.get((event.request_id, event.index))
+                if builder is None:
+                    continue
+                if builder.push(event).finish_reason is not None and builder.running:
+                    self._engine.abort(event.request_id, event.index)
+                if not builder.running:
+                    del self._open[event.request_id, event.index]
+
+    def _drop(self, builders: Builders) -> None:
+        """Abort what is unfinished: after an error, Ctrl-C, or when nobody reads a stream any more."""
+        with deferred():
+            for key in builders:
+                if self._open.pop(key, None) is not None:
+                    self._engine.abort(*key)

@@ -1,0 +1,71 @@
+"""Stream: the events of one request to an engine that runs in another process or thread."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from roofline.engine.events import Event
+
+# The tokens that an unfinished answer counts for, since its length is not known. A conversation of some hundred tokens
+# stays with the engine that has its pages while a few more answers are made there, but not while dozens are.
+ANSWER_TOKENS = 64
+
+
+class Stream:
+    """The events of one request, in order, to the last of its n answers. Iterate it, then or before call `aclose`.
+
+    uncomputed: prompt tokens still to be computed, as far as is known here: 0 from the first answered id on.
+    """
+
+    def __init__(self, abort: Callable[[str, int | None], None], request_id: str, n: int, uncomputed: int = 0) -> None:
+        self.request_id, self.uncomputed = request_id, uncomputed
+        self.open = set(range(n))  # answers whose last event has not arrived
+        self._abort = abort
+        self._events: deque[Event] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._detached = False
+
+    @property
+    def outstanding(self) -> int:
+        """Tokens still to be computed for it, as far as is known here."""
+        return self.uncomputed + ANSWER_TOKENS * len(self.open)
+
+    def __aiter__(self) -> "Stream":
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._events:
+            if not self.open or self._detached:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._events.popleft()
+
+    def abort(self, index: int | None = None) -> None:
+        """End the request, or one answer; the stream still delivers the last events."""
+        if self.open if index is None else index in self.open:
+            self._abort(self.request_id, index)
+
+    async def aclose(self) -> None:
+        """Stop listening; what is unfinished is aborted and its pages are free after the engine's current step."""
+        self.abort()
+        self._detached = True
+        self._events.clear()
+        self._wake()
+
+    def deliver(self, event: Event) -> None:
+        """An event from the engine."""
+        if event.ids:
+            self.uncomputed = 0
+        if event.finish_reason is not None:
+            self.open.discard(event.index)
+        if not self._detached:
+            self._events.append(event)
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
