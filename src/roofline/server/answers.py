@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from roofline.common import log
@@ -78,7 +78,7 @@ class Answers:
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
-    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+    async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
         """(choice, piece) as they come; each choice ends with a piece that has a finish reason. Raises RequestError."""
         context, n = self.context, self.generation.params.n
         self.queue.admit(context.limits.queued)
