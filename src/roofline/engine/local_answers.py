@@ -85,6 +85,8 @@ class LocalAnswers:
     def _drop(self, builders: Builders) -> None:
         """Abort what is unfinished: after an error, Ctrl-C, or when nobody reads a stream any more."""
         with deferred():
-            for key in builders:
-                if self._open.pop(key, None) is not None:
-                    self._engine.abort(*key)
+            unfinished = [key for key in builders if self._open.pop(key, None) is not None]
+            for key in unfinished:
+                self._engine.abort(*key)
+            if unfinished and not self._open:
+                self._engine.step()  # takes the events of what was aborted
