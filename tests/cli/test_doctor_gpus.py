@@ -17,7 +17,7 @@ from tests.hardware.trees import GIB, amd, chimera, nvidia, write
 
 @pytest.fixture(autouse=True)
 def _no_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "installed", lambda _: None)
+    monkeypatch.setattr(gpus, "import_or_none", lambda _: None)
     monkeypatch.setattr(wheel, "installed", lambda: wheel.Wheel("2.11.0+cu128", "cuda"))
 
 
