@@ -82,3 +82,67 @@ def test_a_backend_refuses_the_options_that_only_others_have():
 def test_a_draft_model_inherits_where_the_model_runs_but_not_its_weights_or_ranks():
     options = LoadOptions(backend="reference", threads=2, weights="random:1", tensor_parallel=2, max_model_len=64)
     assert options.for_draft().changes() == {"backend": "reference", "threads": 2}
+
+
+def test_the_table_in_the_docs_says_what_is_declared():
+    from tools.options_table import PAGE, render
+
+    assert PAGE.read_text("utf-8") == render(), "run `python -m tools.options_table`"
+
+
+@dataclass(frozen=True)
+class MoreOptions(LoadOptions):
+    """What adding an option takes: a line in the declaration."""
+
+    colour: Literal["red", "blue"] = option("red", "What it is painted in.", topic="Looks", backends=("cpu",))
+    brush: int | None = option(None, "Its width.", minimum=1, unit="millimetres", topic="Looks", for_draft=False)
+
+
+def test_one_more_option_is_checked_offered_sent_on_inherited_and_documented(monkeypatch):
+    from roofline import LLM, bundle
+    from roofline.cli.parser import Parser
+    from roofline.engine.process import messages
+    from roofline.server.options import ServeOptions
+    from roofline.server.serve import _spec
+    from tools.options_table import render
+
+    # Checks.
+    with pytest.raises(ConfigError, match="colour='blu' cannot be used: choose one of red, blue; did you mean 'blue'"):
+        MoreOptions(colour="blu")
+    with pytest.raises(UnsupportedError, match=r"colour='blue' with backend 'gpu'.*backend=cpu"):
+        MoreOptions(backend="gpu", colour="blue")
+
+    # The command line and its help.
+    def command(load: MoreOptions) -> None:
+        """Paint."""
+
+    parser = Parser("paint", command)
+    load = parser.parse(["--colour", "blue", "--brush=3"])["load"]
+    assert load == MoreOptions(colour="blue", brush=3)
+    assert "Looks:\n  --colour red|blue  What it is painted in. Backend cpu. [default: red]" in parser.help(100)
+
+    # What travels to an engine process, and what a draft model inherits.
+    spec = _spec(ServeOptions(load=load))
+    spec = messages.engine_decoder.decode(messages.encoder.encode(spec))
+    assert spec.options == {"colour": "blue", "brush": 3, "text": False}
+    assert spec.draft_options == {"colour": "blue"}
+
+    # Keywords of LLM and load.
+    class Loaded(Exception):
+        pass
+
+    def load_with_draft(model, options, draft, draft_options):
+        raise Loaded(dict(options), dict(draft_options))
+
+    monkeypatch.setattr("roofline.engine.llm.LoadOptions", MoreOptions)
+    monkeypatch.setattr(bundle, "load_with_draft", load_with_draft)
+    with pytest.raises(Loaded) as caught:
+        LLM("tiny", draft="tinier", speculate="draft", colour="blue", brush=3)
+    assert caught.value.args == ({"colour": "blue", "brush": 3, "draft_tokens": 4}, {"colour": "blue"})
+    with pytest.raises(TypeError, match="LLM has no option 'color'; did you mean 'colour'"):
+        LLM("tiny", color="blue")
+
+    # The table in the docs.
+    assert "| `colour` | `red`, `blue` | `red` | cpu | inherits | What it is painted in. |" in render(
+        {"More": (MoreOptions, "Somewhere.")}
+    )
