@@ -149,14 +149,14 @@ def grid_compiled(given: Given) -> Record:
 
 def _ladder(given: Given, rungs: str, repeats: int) -> Record:
     from roofline.bench.latency.grid import bench_latency
+    from roofline.bench.latency.options import LatencyOptions
 
     sheet = {"datasheet": datasheet()}
+    options = LatencyOptions(
+        preset=given.preset, rungs=rungs, device="cuda", batch=",".join(map(str, given.batches)), repeats=repeats
+    )
     record = bench_latency(
-        given.preset,
-        rungs,
-        device="cuda",
-        batches=given.batches,
-        repeats=repeats,
+        options,
         tell=lambda text: print(text, flush=True),
         keep=lambda record: given.keep({**record, "complete": False, **sheet}),
     )

@@ -15,7 +15,7 @@ def main() -> None:
     requests, answers = streams()
     from roofline import _native
     from roofline.bench import workloads
-    from roofline.bench.adjacent_roofs import Beside
+    from roofline.bench.adjacent_roofs import AdjacentRoofs
     from roofline.bench.engine import open_bench, setting
     from roofline.common.errors import RooflineError
 
@@ -28,7 +28,7 @@ def main() -> None:
     write({"load_s": round(loaded.load_seconds, 2), "build": _native.build_id(), **setting(loaded)})
     for line in requests:
         name = json.loads(line)["workload"]
-        beside = Beside(loaded.executable, workloads.tokens_held(name))
+        beside = AdjacentRoofs(loaded.executable, workloads.tokens_held(name))
         bench.warm_up()
         run = bench.repeat(name)
         moved = run.stats.weight_bytes + run.stats.kv_bytes

@@ -20,4 +20,4 @@ def made(
 ) -> Profile:
     """The profile of a step whose ops take `each` seconds; around: what no op explains; plain: without clocks."""
     timing = Timing(each, sample, sum(each) + sample + around)
-    return summarise(PROGRAM, step, [timing], [timing.whole if plain is None else plain], ROOFS)
+    return summarise(PROGRAM, step, [timing], [timing.total if plain is None else plain], ROOFS)

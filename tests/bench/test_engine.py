@@ -3,7 +3,7 @@
 import pytest
 
 from roofline.bench import workloads
-from roofline.bench.adjacent_roofs import TRIES, Beside, Roof
+from roofline.bench.adjacent_roofs import TRIES, AdjacentRoofs, Roof
 from roofline.bench.engine import REPEATS, SERVE_REPEATS, Bench, Repeat, Watched, best_of, report, row_record
 from roofline.common.errors import ConfigError, RooflineError
 from roofline.engine.events import Event
@@ -83,7 +83,7 @@ class TimedChip:
 @pytest.mark.parametrize(("scales", "limit"), [([1, 0.5], 0.8), ([0.5, 1], 0.8), ([0.5, 0.6, 0.7, 1], 0.8)])
 def test_the_higher_roof_counts(scales, limit):
     """Whether a neighbour hid the roof before or after; and one that seems broken is measured again."""
-    beside = Beside(TimedChip(scales), tokens=17)
+    beside = AdjacentRoofs(TimedChip(scales), tokens=17)
     roof = beside.roof("row", 1.0, [(1.2e12,), (1.2e12,)])
     assert roof.limit_seconds == pytest.approx(limit)
     assert roof.best.int8_ops == 3e12
@@ -92,7 +92,7 @@ def test_the_higher_roof_counts(scales, limit):
 def test_more_than_the_roof_is_an_error():
     chip = TimedChip([1.0] * 9)
     with pytest.raises(RooflineError, match="120% of the roofs"):
-        Beside(chip, tokens=17).roof("row", 1.0, [(3.6e12,)])
+        AdjacentRoofs(chip, tokens=17).roof("row", 1.0, [(3.6e12,)])
     assert chip.asked == [(1000,)] * (2 + TRIES)
 
 

@@ -197,7 +197,7 @@ def test_our_engine_runs_whole_batches(shape):
     assert runner.notes() == runner.loaded.notes
     assert runner.serves(tuned=False)
     assert not runner.serves(tuned=True)
-    other = runners.EngineRunner(shape, "cpu", most, tuned=False, threads=1, beside=runner)
+    other = runners.EngineRunner(shape, "cpu", most, tuned=False, threads=1, shares_model_of=runner)
     assert other.loaded is runner.loaded
     other.close()
     assert runner.prefill(3, 20) > 0, "the other has closed nothing"

@@ -1,4 +1,4 @@
-"""Roofs measured right beside what is timed.
+"""Roofs measured just before and just after the run that they are compared with.
 
 Other guests of a shared host move a chip's limits within minutes, so a share is taken of what the chip reached in the
 same minute: the higher of a measurement just before and one just after, reads at the row's own working set.
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from roofline.backends.cpu.executable import CpuExecutable
     from roofline.backends.gpu.runtime.executable import GpuExecutable
 
-TOLERANCE = 1.02  # a share of the roof above this is an error of the measurement
-TRIES = 3  # a neighbour can hide a roof, never raise it: measure again before giving up
+TOLERANCE = 1.02  # a larger share of the roof is an error of the measurement
+TRIES = 3  # other programs can only lower a measured roof, so measuring again may correct it
 
 
 @dataclass(frozen=True)
 class Roof:
-    """The roofs beside a row, and the least time its steps can take at the higher of them.
+    """The roofs measured around a row, and the least time that its steps can take at the higher of the two.
 
-    working_set: bytes that the row's steps read; before, after: the measurements; limit_seconds: of `executable`'s
-    steps of the sizes it was made for.
+    working_set: bytes that the row's steps read; before, after: the measurements; limit_seconds: the least time of the
+    row's steps.
     """
 
     working_set: int
@@ -40,9 +40,10 @@ class Roof:
         return highest(self.before, self.after)
 
     def record(self, seconds: float, moved: float) -> dict[str, Any]:
-        """The shares of a run of `seconds` that read `moved` bytes of weights and KV.
+        """The shares of the roofs that a run of `seconds` reached while it read `moved` bytes of weights and KV.
 
-        share_of_roof: each op at its own roof, added up, over the time; read_share: bytes a second over the read roof.
+        share_of_roof is the least time, each op at its own roof, over the measured time; read_share is the read rate
+        over the read roof.
         """
         roof = self.best.read_bytes_per_s(self.working_set)
         return {
@@ -54,12 +55,12 @@ class Roof:
         }
 
 
-class Beside:
-    """Measures the roofs when made, and again by `roof`, for a row that runs between.
+class AdjacentRoofs:
+    """Measures the roofs at construction, and again in `roof`, after the row has run.
 
     Args:
-        executable: of the cpu backend, whose threads and ISA are the roofs', or of the gpu backend.
-        tokens: in the cache halfway through the row.
+        executable: of the cpu backend, whose threads and instruction set are measured too, or of the gpu backend.
+        tokens: tokens in the cache halfway through the row.
     """
 
     def __init__(self, executable: Executable, tokens: int) -> None:
@@ -69,9 +70,9 @@ class Beside:
         self.before = self._measure()
 
     def roof(self, name: str, seconds: float, works: Sequence[tuple[float, ...]]) -> Roof:
-        """The roofs now and before, for steps of the sizes `works` that took `seconds`.
+        """Measures the roofs again, for steps of the sizes `works` that took `seconds`.
 
-        Raises RooflineError when the steps were faster than the roofs: then one of the measurements is wrong.
+        Raises RooflineError when the steps were faster than the roofs allow: then one of the measurements is wrong.
         """
         after = self._measure()
         for _ in range(TRIES):

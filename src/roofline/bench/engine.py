@@ -1,7 +1,7 @@
-"""The engine's own speed on the workloads every peer is timed on, each row beside the limit of this chip.
+"""`roofline bench engine`: the engine's speed on the workloads that other engines are timed on too.
 
-Prefix cache and speculation are off. All repeats are kept; a row's figure is that of its fastest repeat. The roofs of a
-row are measured just before and after it (`bench/adjacent_roofs.py`).
+Prefix cache and speculation are off. The record has all repeats; a row's figure is that of its fastest repeat. The
+roofs of a row are measured just before and after it (`bench/adjacent_roofs.py`).
 """
 
 import time
@@ -13,7 +13,7 @@ from typing import Any, cast
 from roofline.backends.base import Executable, StepCost
 from roofline.backends.options import LoadOptions
 from roofline.bench import workloads
-from roofline.bench.adjacent_roofs import Beside, Roof
+from roofline.bench.adjacent_roofs import AdjacentRoofs, Roof
 from roofline.bundle import LoadedModel
 from roofline.common.errors import ConfigError, RooflineError
 from roofline.engine.config import EngineConfig
@@ -34,7 +34,7 @@ class Repeat:
 
 
 class Watched:
-    """An executable whose steps' sizes are kept, so that they can be priced at roofs measured later."""
+    """An executable that records the size of each step, so that steps can be priced at roofs measured later."""
 
     def __init__(self, executable: Executable) -> None:
         self._executable = executable
@@ -53,7 +53,7 @@ class Bench:
     """Runs the workloads through a LocalEngine.
 
     Args:
-        executable: a loaded model; it must hold the largest workload's tokens in its cache to run it as it is meant.
+        executable: a loaded model whose cache holds the tokens of the largest workload.
     """
 
     def __init__(self, executable: Executable, max_batch_tokens: int = 512) -> None:
@@ -67,7 +67,7 @@ class Bench:
         return [self.repeat(row) for _ in range(SERVE_REPEATS if row.startswith("serve_") else REPEATS)]
 
     def warm_up(self) -> None:
-        """A short prompt, as every engine is given before its figures."""
+        """Answer a short prompt, as every engine does before it is timed."""
         self.generate(1, workloads.WARM_UP, 1)
 
     def repeat(self, row: str) -> Repeat:
@@ -92,9 +92,9 @@ class Bench:
         return self._end(before, started)
 
     def decode(self, prompt: int, count: int, n: int = 1) -> Repeat:
-        """`count` greedy tokens of each of `n` sequences after `prompt` tokens; the prompts' time and the first token
-        of each are not in it. Raises ConfigError where several prompts do not fit into one step: the rest of them
-        would be timed."""
+        """`count` greedy tokens of each of `n` sequences after `prompt` tokens, timed without the prompts and the first
+        token of each. Raises ConfigError where several prompts do not fit into one step: the other prompts would be
+        timed too."""
         if n > 1 and n * prompt > self.engine.limits.tokens:
             limit = self.engine.limits.tokens
             raise ConfigError(f"{n} prompts of {prompt} tokens are more than the {limit} of a step")
@@ -108,7 +108,7 @@ class Bench:
         return self._end(before, started)
 
     def _start(self) -> tuple[EngineStats, float]:
-        del self.watched.works[: -1 if self.engine.under_way else None]  # that step's time is yet to come
+        del self.watched.works[: -1 if self.engine.under_way else None]  # the last one is queued: its time counts
         return self.engine.stats(), time.perf_counter()
 
     def _end(self, before: EngineStats, started: float) -> Repeat:
@@ -123,7 +123,7 @@ class Bench:
         self.engine.submit(ids, params)
 
     def _step(self) -> int:
-        """Run a step; how many tokens it gave. A failed answer would time something else, so it ends the bench."""
+        """Run a step and return how many tokens it gave. Raises RooflineError when an answer failed."""
         events = self.engine.step()
         for event in events:
             if event.finish_reason == "error":
@@ -137,7 +137,7 @@ def best_of(repeats: Sequence[Repeat]) -> Repeat:
 
 
 def row_record(name: str, repeats: Sequence[Repeat], roof: Roof) -> dict[str, Any]:
-    """What is kept of a row: every repeat, and what bounds the fastest one."""
+    """The record of a row: every repeat, and the limits of the fastest one."""
     tokens, best = workloads.tokens_of(name), best_of(repeats)
     moved = best.stats.weight_bytes + best.stats.kv_bytes
     return {
@@ -153,14 +153,16 @@ def row_record(name: str, repeats: Sequence[Repeat], roof: Roof) -> dict[str, An
 
 
 def report(rows: dict[str, dict[str, Any]], head: dict[str, Any]) -> dict[str, Any]:
-    """The record of a run: the peers' keys on top (the rate of each row's fastest repeat), then the rows."""
+    """The record of a run: the best rate of each row under the keys that peers' records have, then the rows."""
     rates = {name: max(row["tok_s"]) for name, row in rows.items()}
     return {**head, **rates, "rows": rows}
 
 
 def open_bench(model: str, load: LoadOptions = LoadOptions(), tokens: int = 0) -> tuple[LoadedModel, Bench]:
-    """A model with a cache for `tokens` tokens (0: the largest workload), and its bench, warm; load: how it is loaded,
-    but for the sizes."""
+    """Load a model with a cache for `tokens` tokens (0: the largest workload) and warm it up.
+
+    load: options of loading; the sizes among them are replaced.
+    """
     from roofline import bundle
 
     most = tokens or max(n * (i + o) for n, i, o in workloads.SERVE)
@@ -192,17 +194,17 @@ def bench_engine(
     try:
         figures = {}
         for name in names:
-            beside = Beside(loaded.executable, workloads.tokens_held(name))
+            roofs = AdjacentRoofs(loaded.executable, workloads.tokens_held(name))
             repeats = bench.run(name)
             best = best_of(repeats)
-            figures[name] = row_record(name, repeats, beside.roof(name, best.seconds, best.works))
+            figures[name] = row_record(name, repeats, roofs.roof(name, best.seconds, best.works))
         return {**report(figures, {"engine": "roofline", "load_s": round(loaded.load_seconds, 2)}), **setting(loaded)}
     finally:
         loaded.executable.close()
 
 
 def setting(loaded: LoadedModel) -> dict[str, Any]:
-    """What the figures of a loaded model were taken with; names of files without their folders: records are shared."""
+    """Model, machine and choices that figures depend on. Folders are cut from file names, since records are shared."""
     import roofline
     from roofline.hardware.detect import detect
 

@@ -1,4 +1,4 @@
-"""Which devices of a host belong together: sets by modelled all-reduce, and the likeliest of them measured."""
+"""`roofline bench links`: which sets of a host's devices have the fastest all-reduce, modelled and then measured."""
 
 import datetime
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from roofline.common.errors import ConfigError
 from roofline.hardware.links import allreduce
 from roofline.hardware.links.topology import Links
 
-SIZES = (16 << 10, 32 << 20)  # of one row and of 2048 rows of 8192 numbers of 16 bits: decoding and prefill
+SIZES = (16 << 10, 32 << 20)  # bytes of 1 row (decoding) and 2048 rows (prefill) of 8192 16-bit numbers
 
 
 def bench_links(
@@ -41,8 +41,8 @@ def bench_links(
         from roofline.backends.gpu.measure.collectives import measure
 
         for timing in measure(sets, sizes, len(links.names), devices, repeats):
-            told = rows[sets.index(timing.members)]["sizes"][sizes.index(timing.nbytes)]
-            told |= {"measured_s": timing.median, "repeats_s": list(timing.seconds), "bus_gb_s": timing.bus_rate / 1e9}
+            timed = rows[sets.index(timing.members)]["sizes"][sizes.index(timing.nbytes)]
+            timed |= {"measured_s": timing.median, "repeats_s": list(timing.seconds), "bus_gb_s": timing.bus_rate / 1e9}
     key = "measured_s" if measured else "modelled_s"
     return {
         "bench": "links",
@@ -58,8 +58,8 @@ def bench_links(
 
 
 def _row(links: Links, members: tuple[int, ...], sizes: Sequence[int], modelled: bool) -> dict[str, Any]:
-    told: list[dict[str, Any]] = [{"bytes": size} for size in sizes]
-    for size in told if modelled else []:
+    by_size: list[dict[str, Any]] = [{"bytes": size} for size in sizes]
+    for size in by_size if modelled else []:
         plan = allreduce.estimate(links, members, size["bytes"])
         size |= {
             "modelled_s": plan.seconds,
@@ -70,5 +70,5 @@ def _row(links: Links, members: tuple[int, ...], sizes: Sequence[int], modelled:
     return {
         "members": [links.names[member] for member in members],
         "packages": links.by_package(members),
-        "sizes": told,
+        "sizes": by_size,
     }

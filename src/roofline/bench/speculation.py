@@ -1,6 +1,7 @@
-"""What speculation gains on natural text: the same answers with and without it, in turn, and their ids compared.
+"""What speculation gains on natural text: the same answers with and without it in turn, their ids compared.
 
-These rows are apart from all others: how often a guess is right depends on the text, which no peer's row has.
+These rows are kept apart from all others because how often a guess is right depends on the text, while the other
+workloads are pseudo-random ids.
 """
 
 import time
@@ -43,8 +44,8 @@ class Answered:
 
 def texts() -> dict[str, str]:
     """Name and prompt of each text."""
-    found = tomllib.loads((Path(__file__).parent / "texts.toml").read_text("utf-8"))
-    return {name: f"{entry['instruction']}\n{entry['text']}".strip() for name, entry in found.items()}
+    entries = tomllib.loads((Path(__file__).parent / "texts.toml").read_text("utf-8"))
+    return {name: f"{entry['instruction']}\n{entry['text']}".strip() for name, entry in entries.items()}
 
 
 def row_names() -> list[str]:
@@ -74,7 +75,7 @@ def answer(engine: LocalEngine, prompt: Sequence[int], params: SamplingParams, e
 def compare(
     plain: LocalEngine, guessing: LocalEngine, prompt: Sequence[int], params: SamplingParams, eos_ids: Sequence[int]
 ) -> dict[str, Any]:
-    """Answer `prompt` with both engines in turn, REPEATS times; what is kept of it.
+    """Answer `prompt` with both engines in turn, REPEATS times, and return the record of the row.
 
     Raises RooflineError when an id differs: then one of the two is wrong.
     """
@@ -162,9 +163,9 @@ def _rows(loaded: "LoadedModel", plain: LocalEngine, guessing: LocalEngine, chos
     eos_ids, rows = loaded.tokenizer.eos_ids, {}
     for text, words in texts().items():
         prompt = loaded.chat_template.encode_chat(loaded.tokenizer, [{"role": "user", "content": words}])
-        for sampling, given in SETTINGS.items():
+        for sampling, settings in SETTINGS.items():
             name = row_name(text, sampling)
             if name in chosen:
-                rows[name] = compare(plain, guessing, prompt, SamplingParams(max_tokens=ANSWER, **given), eos_ids)
+                rows[name] = compare(plain, guessing, prompt, SamplingParams(max_tokens=ANSWER, **settings), eos_ids)
     head = {"engine": "roofline", "load_s": round(loaded.load_seconds, 2)}
     return {**head, **{name: max(row["tok_s"]) for name, row in rows.items()}, "rows": rows}

@@ -1,4 +1,4 @@
-"""Training's own loop, timed on random rows: no files are needed, and the card says what the figures stand against."""
+"""`roofline bench train`: the training loop timed on random rows, without any files."""
 
 import json
 import shlex
@@ -45,18 +45,22 @@ def bench_train(
         else:
             _alone(path, show)
         card = cards.read(str(folder))
-    return {"bench": "train", "command": _command(what, changes, steps, warmup, processes), "card": _named(card, what)}
+    return {
+        "bench": "train",
+        "command": _command(what, changes, steps, warmup, processes),
+        "card": _without_run(card, what),
+    }
 
 
 def _config(what: str, changes: Sequence[str], folder: Path, steps: int, warmup: int) -> dict[str, Any]:
-    """A run's configuration as plain data. Raises ConfigError."""
+    """The configuration of the timed run, as plain data. Raises ConfigError."""
     from roofline.models import presets
     from roofline.train.config.read import parse_config, read_config
 
     if what.endswith((".yaml", ".yml", ".json")):
         settled = read_config(Path(what), changes)
     else:
-        given = {
+        yaml_keys = {
             "run_name": f"bench-{what}",
             "max_seq_len": min(LENGTH, presets.preset(what)["max_position"]),
             "model": {"name": what},
@@ -65,21 +69,21 @@ def _config(what: str, changes: Sequence[str], folder: Path, steps: int, warmup:
             "max_duration": "1ba",
             "global_train_batch_size": BATCH,
         }
-        settled = parse_config(given, f"bench-{what}.yaml", changes)
-    found = settled.model_dump(mode="json")
+        settled = parse_config(yaml_keys, f"bench-{what}.yaml", changes)
+    values = settled.model_dump(mode="json")
     for key in ("eval_loader", "loggers", "save_folder", "load_path", "stop_after", "console_log_interval"):
-        found.pop(key)
-    if found["optimizer"]["lr"] > 1e-4:
-        found["optimizer"]["lr"] = 1e-4  # random ids teach nothing: it only has to stay finite
-    return found | {
+        values.pop(key)
+    if values["optimizer"]["lr"] > 1e-4:
+        values["optimizer"]["lr"] = 1e-4  # random ids teach nothing: it only has to stay finite
+    return values | {
         "run_folder": str(folder),
-        "train_loader": {"name": "synthetic", "num_workers": found["train_loader"]["num_workers"]},
+        "train_loader": {"name": "synthetic", "num_workers": values["train_loader"]["num_workers"]},
         "max_duration": f"{warmup + steps}ba",
         "eval_interval": "0ba",
         "eval_first": False,
         "save_interval": "0ba",
         "autoresume": False,
-        "callbacks": found["callbacks"] | {"speed_monitor": found["callbacks"]["speed_monitor"] | {"warmup": warmup}},
+        "callbacks": values["callbacks"] | {"speed_monitor": values["callbacks"]["speed_monitor"] | {"warmup": warmup}},
     }
 
 
@@ -93,8 +97,8 @@ def _alone(path: Path, show: bool) -> None:
     train(config, watch)
 
 
-def _named(card: dict[str, Any], what: str) -> dict[str, Any]:
-    """The card of a run that is gone: its own command would not find the configuration."""
+def _without_run(card: dict[str, Any], what: str) -> dict[str, Any]:
+    """The card without its run's command and folder, which no longer exist."""
     return {key: value for key, value in card.items() if key not in ("command", "run")} | {"run": f"bench {what}"}
 
 

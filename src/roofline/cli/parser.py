@@ -30,14 +30,14 @@ class Argument:
 
 
 class Only:
-    """Beside a declared group: the options that this command offers, where it does not offer all."""
+    """AdjacentRoofs a declared group: the options that this command offers, where it does not offer all."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
 
 
 class Without:
-    """Beside a declared group: options that this command does not offer."""
+    """AdjacentRoofs a declared group: options that this command does not offer."""
 
     def __init__(self, *names: str) -> None:
         self.names = names

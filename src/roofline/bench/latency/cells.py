@@ -1,7 +1,8 @@
-"""The cells of a latency grid: how one is run by every rung, and what its figures are.
+"""The cells of a latency grid: how every rung runs a cell, and the figures that come of it.
 
-latency = TTFT + TPOT x (n - 1), with TTFT from a prompt to its first token, TPOT the mean time of a further one and n
-the tokens made. A prefill cell has n = 1. The first call of a shape, in which things are compiled, is kept apart.
+latency = TTFT + TPOT x (n - 1), where TTFT is the time from a prompt to its first token, TPOT the mean time of each
+further token, and n the number of new tokens. A prefill cell has n = 1. The first call of a shape, which may compile
+kernels, is recorded apart.
 """
 
 import statistics
@@ -65,9 +66,9 @@ def run(runner: Runner, cell: Cell) -> Times:
 def measure(
     opened: Opened, cell: Cell, repeats: int, tell: Callable[[str], None]
 ) -> tuple[dict[str, list[Times]], dict[str, str]]:
-    """(every run of each rung, the first one first; rung -> why it has none) of one cell.
+    """Run one cell with every rung: (rung -> its runs, the first call first; rung -> why it failed).
 
-    The first run may compile and the second settles; then the rungs take turns, in both directions.
+    The first run may compile and the second is discarded; then the rungs take turns, in alternating order.
     """
     runs: dict[str, list[Times]] = {}
     failed: dict[str, str] = {}
@@ -76,7 +77,7 @@ def measure(
         try:
             runs[name] = [run(runner, cell)]
             run(runner, cell)
-        except Exception as error:  # whatever a rung says, the others are worth having
+        except Exception as error:  # a rung that fails does not keep the others from being timed
             runs.pop(name, None)
             failed[name] = describe_error(error)
     for turn in range(repeats):
@@ -103,9 +104,9 @@ def limit_of(limits: ModelLimits, cell: Cell, speed: Speed) -> Limit:
 
 
 def row(cell: Cell, times: Sequence[Times], eager: Sequence[Times] | None, limit: Limit) -> dict[str, Any]:
-    """What is kept of a rung in a cell. times, eager: the first call first; the repeats were taken in turns.
+    """The record of a rung in a cell. times, eager: runs of the rung and of the eager rung, the first call first.
 
-    share: of the limit, by the phase that the cell is about; None, with a reason, where it would be more than all.
+    share: least time over measured time of the cell's phase; None, with the reason, where it would exceed 100 %.
     """
     first, repeats = times[0], times[1:]
     latency = spread([each.latency for each in repeats])
@@ -115,7 +116,7 @@ def row(cell: Cell, times: Sequence[Times], eager: Sequence[Times] | None, limit
     if limit.seconds > timed * TOLERANCE:
         why = f"{limit.seconds / timed:.0%} of the roofs measured beside it, which cannot be: measure again"
         share = {"share": None, "no_share": why}
-    kept: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "first_s": first.latency,
         "ttft_s": [each.ttft for each in repeats],
         "tpot_s": tpots,
@@ -126,5 +127,5 @@ def row(cell: Cell, times: Sequence[Times], eager: Sequence[Times] | None, limit
     }
     if eager is not None:
         pairs = zip(eager[1:], repeats, strict=True)
-        kept["speedup"] = spread([one.latency / other.latency for one, other in pairs])
-    return kept
+        figures["speedup"] = spread([one.latency / other.latency for one, other in pairs])
+    return figures

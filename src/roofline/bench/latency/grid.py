@@ -1,17 +1,18 @@
-"""roofline bench latency: prefill and decoding at several batch sizes, for every rung of the ladder.
+"""`roofline bench latency`: prefill and decoding at several batch sizes, for every rung of the ladder.
 
-Rungs take turns within a cell of the grid (see cells.py); the roofs are measured just before and after it.
+Rungs take turns within a cell of the grid (see cells.py); the roofs are measured just before and after each cell.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from roofline.bench.latency.cells import NEW, Cell, grid, limit_of, measure, row
+from roofline.bench.latency.cells import Cell, grid, limit_of, measure, row
 from roofline.bench.latency.ladder import EAGER, Rung, explained, rungs
 from roofline.bench.latency.limits import ModelLimits
+from roofline.bench.latency.options import LatencyOptions, numbers
 from roofline.bench.latency.runners import Most, Opened, Subject, open_rungs
 from roofline.common.errors import ConfigError, RooflineError
 
@@ -19,12 +20,11 @@ if TYPE_CHECKING:
     from roofline.bench.peers.available import Here
 
 SCHEMA = "bench.latency/1"
-BATCHES = (1, 8, 16)
 
 
 @dataclass(frozen=True)
 class Default:
-    """Of a device: shape, its layers (None: all), prompt of a prefill cell, repeats."""
+    """What is timed on a kind of device unless options say otherwise; layers None: all of the preset's."""
 
     preset: str
     layers: int | None
@@ -55,38 +55,28 @@ class Plan:
 
 
 def bench_latency(
-    preset: str | None = None,
-    names: str | None = None,
+    options: LatencyOptions,
     *,
-    layers: int | None = None,
-    device: str = "auto",
-    batches: Sequence[int] = BATCHES,
-    prompt: int | None = None,
-    new: int = NEW,
-    repeats: int | None = None,
     threads: int | None = None,
     tell: Callable[[str], None] = lambda text: None,
     keep: Callable[[dict[str, Any]], None] = lambda record: None,
 ) -> dict[str, Any]:
-    """Run the grid and give the record.
+    """Time every rung in every cell of the grid, and return the record.
 
     Args:
-        preset: a name of models.presets, or a folder with a config.json; None: Llama-2-7B's on a GPU, a part of a
-            smaller one's on a CPU. Weights are random.
-        layers: of them, where not all are to be run.
-        names: of rungs, as `ladder.rungs` takes them; None: each technique alone.
-        device: "auto", "cpu" or "cuda". batches, prompt, new, repeats: of the grid; None: by device.
         threads: of a CPU; None: the usable cores.
-        tell: told what is being done. keep: given the record after every cell: a run that is cut off leaves those.
+        tell: receives a line about each thing that is done.
+        keep: receives the record after every cell, so that a run that is cut off leaves the cells before.
 
-    Raises ConfigError, UnsupportedError: what was asked for does not exist, fit together, or run here at all.
+    Raises ConfigError, UnsupportedError: the options name what does not exist, fit together, or run here at all.
     """
     from roofline.bench.peers.available import here as look
 
-    here = look(device)
+    here = look(options.device)
     default = DEFAULTS[here.device]
-    subject = subject_of(preset, layers, default)
-    plan = Plan(grid(batches, prompt or default.prompt, new), tuple(rungs(names)), repeats or default.repeats)
+    subject = subject_of(options.preset, options.layers, default)
+    cells = grid(numbers(options.batch), options.prompt or default.prompt, options.new)
+    plan = Plan(cells, tuple(rungs(options.rungs)), options.repeats or default.repeats)
     if plan.most.length > subject.config["max_position"]:
         positions = subject.config["max_position"]
         raise ConfigError(f"{plan.most.length} tokens do not fit {subject.name}, which has {positions:,} positions")
@@ -96,7 +86,7 @@ def bench_latency(
         if not opened.runners:
             raise RooflineError(f"no rung runs here: {'; '.join(f'{k}: {v}' for k, v in opened.missing.items())}")
         record = _head(subject, here, plan, started, threads) | {
-            "smaller": smaller(subject if preset is None else None, prompt, here.device),
+            "smaller": smaller(subject if options.preset is None else None, options.prompt, here.device),
             "rungs": {rung.name: explained(rung, opened.missing.get(rung.name, "")) for rung in plan.ladder},
             "complete": False,
             "cells": [],
@@ -147,19 +137,19 @@ def subject_of(preset: str | None, layers: int | None, default: Default) -> Subj
 
     if preset is None:
         preset, layers = default.preset, layers or default.layers
-    named = preset in presets.names() or not Path(preset).is_dir()
-    config = presets.preset(preset) if named else read_config(Path(preset))
+    is_preset = preset in presets.names() or not Path(preset).is_dir()
+    config = presets.preset(preset) if is_preset else read_config(Path(preset))
     most = config["layers"]
     if layers is not None and layers > most:
         raise ConfigError(f"{preset} has {most} layers, not {layers}")
-    source = f"preset:{preset}" if named else preset
+    source = f"preset:{preset}" if is_preset else preset
     return Subject(source, {**config, "layers": layers or most}, cut=layers is not None and layers < most)
 
 
 def smaller(subject: Subject | None, prompt: int | None, device: str) -> str:
-    """What a CPU runs instead of the grid of a GPU, empty where nothing was chosen for it.
+    """How the default grid of a CPU is smaller than a GPU's, in words; empty where options set all of it.
 
-    subject: the default one, None where another was asked for.
+    subject: the default model, None where options name another.
     """
     ours, theirs = DEFAULTS["cpu"], DEFAULTS["cuda"]
     instead = [] if subject is None else [f"the shape {subject.name} instead of {theirs.preset}"]

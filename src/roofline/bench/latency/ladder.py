@@ -117,14 +117,14 @@ def rungs(text: str | None = None) -> list[Rung]:
     Raises ConfigError for an unknown technique, for techniques that exclude each other, and for a rung named twice.
     """
     names = LADDER if text is None else tuple(part.strip() for part in text.split(",") if part.strip())
-    found = [_rung(name) for name in names]
-    if not found:
+    ladder = [_rung(name) for name in names]
+    if not ladder:
         raise ConfigError(f"there are no rungs in {text!r}; they are: {', '.join(LADDER)}, or several joined by +")
-    for rung in found:
-        same = [other.name for other in found if other.techniques == rung.techniques]
+    for rung in ladder:
+        same = [other.name for other in ladder if other.techniques == rung.techniques]
         if len(same) > 1:
             raise ConfigError(f"{' and '.join(same)} are the same rung: name it once")
-    return found
+    return ladder
 
 
 def _rung(name: str) -> Rung:

@@ -71,9 +71,9 @@ class ModelLimits:
         """(FLOPs, bytes) of a step."""
         read, pairs = segment_work(context, tokens, self._window)
         work = Work(batch * tokens, batch, batch * read, batch * pairs)
-        whole: Amount = amount(self._all, work)
+        total: Amount = amount(self._all, work)
         kv = self.kv_token_bytes * (work.context + work.tokens)
-        return float(amount(self._products, work).flops), float(whole.weight_bytes + kv)
+        return float(amount(self._products, work).flops), float(total.weight_bytes + kv)
 
 
 def _multiplies(program: Any, instr: Any) -> bool:

@@ -36,13 +36,15 @@ def _measurer(device: str, working_set: int, threads: int | None) -> Callable[[]
 def _by_torch(device: str) -> Speed:
     from roofline.backends.gpu.measure.roofs import measure_roofs
 
-    found = measure_roofs(device)
-    return Speed(found.flops, found.bytes_per_s, f"torch: a bf16 product of side {found.side}, a copy")
+    measured = measure_roofs(device)
+    return Speed(measured.flops, measured.bytes_per_s, f"torch: a bf16 product of side {measured.side}, a copy")
 
 
 def _by_loops(working_set: int, threads: int | None) -> Speed:
     from roofline.backends.cpu.roofs import measure_roofs
 
-    found = measure_roofs(quick=True, threads=threads, reads=(working_set,))
-    reads = found.read_bytes_per_s(working_set)
-    return Speed(found.bf16_flops, reads, f"register-only bf16 loops and reads, {found.isa}, {found.threads} threads")
+    measured = measure_roofs(quick=True, threads=threads, reads=(working_set,))
+    reads = measured.read_bytes_per_s(working_set)
+    return Speed(
+        measured.bf16_flops, reads, f"register-only bf16 loops and reads, {measured.isa}, {measured.threads} threads"
+    )

@@ -11,7 +11,7 @@ from roofline.common.errors import UnsupportedError, describe_error
 if TYPE_CHECKING:
     from roofline.bundle import LoadedModel
 
-STEP_TOKENS = {"cpu": 512, "gpu": 8192}  # of a step of our engine: prompts are cut into chunks of as many
+STEP_TOKENS = {"cpu": 512, "gpu": 8192}  # tokens in a step of our engine; longer prompts are computed in chunks
 PAGE_ROOM = 16  # every sequence may leave its last page partly empty
 
 
@@ -25,7 +25,7 @@ class Runner(Protocol):
         """Seconds of `steps` decoding steps of `batch` sequences after `context` tokens, whose own pass is left out."""
 
     def notes(self) -> dict[str, Any]:
-        """What a record says of it besides figures."""
+        """What a record says about this runner besides its figures."""
 
     def close(self) -> None:
         """Free what it holds."""
@@ -33,8 +33,11 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class Subject:
-    """What is run: source: as `bundle.load` takes it ("preset:NAME" or a folder); config: canonical; cut: it has fewer
-    layers than the source; seed: of its random weights."""
+    """The model that is timed.
+
+    source: as `bundle.load` takes it ("preset:NAME" or a folder); config: the canonical configuration; cut: whether it
+    has fewer layers than the source; seed: of its random weights.
+    """
 
     source: str
     config: Mapping[str, Any]
@@ -50,8 +53,8 @@ class Subject:
 
 @dataclass(frozen=True)
 class Most:
-    """The largest that a grid asks of a runner: sequences at once, tokens of all of them, tokens of one, tokens of all
-    prompts that decoding starts from."""
+    """The largest sizes in a grid: sequences at once, tokens of all sequences together, tokens of one sequence, and
+    prompt tokens that one decoding cell starts from."""
 
     batch: int
     tokens: int
@@ -63,8 +66,10 @@ class EngineRunner:
     """Our engine, through its own scheduler and paged cache.
 
     Args:
-        backend: "cpu" or "gpu". tuned: with what `roofline tune` chose. graphs: of decode steps, on a GPU. beside:
-            whose model it runs, where both want the same: two may not fit a device.
+        backend: "cpu" or "gpu".
+        tuned: use the kernels that `roofline tune` chose.
+        graphs: replay decode steps as device graphs, on a GPU.
+        shares_model_of: another runner whose loaded model this one uses too, since two may not fit a device.
 
     Raises UnsupportedError where `tuned` is asked for and nothing was tuned.
     """
@@ -78,13 +83,15 @@ class EngineRunner:
         tuned: bool,
         graphs: bool = False,
         threads: int | None = None,
-        beside: "EngineRunner | None" = None,
+        shares_model_of: "EngineRunner | None" = None,
     ) -> None:
         from roofline.bench.engine import Bench
 
         self._tokens = max(STEP_TOKENS[backend], most.started)
-        self._backend, self._tuned, self._graphs, self._owner = backend, tuned, graphs, beside is None
-        self.loaded: LoadedModel = beside.loaded if beside is not None else self._load(subject, most, threads)
+        self._backend, self._tuned, self._graphs, self._owner = backend, tuned, graphs, shares_model_of is None
+        self.loaded: LoadedModel = (
+            shares_model_of.loaded if shares_model_of is not None else self._load(subject, most, threads)
+        )
         self._bench = Bench(self.loaded.executable, self._tokens)
 
     def _load(self, subject: Subject, most: Most, threads: int | None) -> "LoadedModel":
@@ -102,13 +109,13 @@ class EngineRunner:
             max_running=most.batch,
             max_batch_tokens=self._tokens,
         )
-        said = loaded.notes.get("variants", "")
-        if self._tuned and said.startswith("default"):
+        variants = loaded.notes.get("variants", "")
+        if self._tuned and variants.startswith("default"):
             loaded.executable.close()
             command = "tune" if self._backend == "cpu" else "tune gemms"
             first = f"roofline {command} {subject.source} --weights random:{subject.seed}"
             then = "then this again" + (" with all layers" if subject.cut else "")
-            raise UnsupportedError("our engine with tuned kernels", said, (f"{first}, {then}",))
+            raise UnsupportedError("our engine with tuned kernels", variants, (f"{first}, {then}",))
         return loaded
 
     def serves(self, tuned: bool) -> bool:
@@ -137,9 +144,9 @@ class EngineRunner:
 
     @contextmanager
     def _switched(self) -> Iterator[None]:
-        """torch's products, which a GPU's engine calls too, as this rung wants them: the switches are the process's.
+        """Sets torch's process-wide switches for matrix products as this rung needs them, on a GPU.
 
-        After an error the engine is a new one: requests that it had left would be timed with the next run.
+        After an error a new engine is made, since requests that were still open would be timed with the next run.
         """
         from roofline.backends.gpu.runtime.libraries import summing_in_float32, switched
         from roofline.bench.engine import Bench
@@ -170,7 +177,7 @@ class Opened:
 
 
 def open_rungs(ladder: list[Rung], subject: Subject, here: Any, most: Most, threads: int | None = None) -> Opened:
-    """Open every rung that runs here; torch's rungs share one model. here: see backends.peers.here."""
+    """Open every rung that runs here; torch's rungs share one model. here: see bench/peers/available.py."""
     opened, model = Opened(), None
     for rung in ladder:
         why = why_missing(rung, subject, here)
@@ -181,14 +188,14 @@ def open_rungs(ladder: list[Rung], subject: Subject, here: Any, most: Most, thre
                 backend = "cpu" if here.device == "cpu" else "gpu"
                 tuned, graphs = (name in rung.techniques for name in ("tuned", "graphs"))
                 ours = [runner for runner in opened.runners.values() if isinstance(runner, EngineRunner)]
-                beside = next((runner for runner in ours if runner.serves(tuned)), None)
+                model_owner = next((runner for runner in ours if runner.serves(tuned)), None)
                 opened.runners[rung.name] = EngineRunner(
-                    subject, backend, most, tuned=tuned, graphs=graphs, threads=threads, beside=beside
+                    subject, backend, most, tuned=tuned, graphs=graphs, threads=threads, shares_model_of=model_owner
                 )
             else:
                 model = model or _torch_model(subject, here.device, threads)
                 opened.runners[rung.name] = _torch_runner(model, rung, subject.seed)
-        except Exception as error:  # a rung that cannot be opened is a result
+        except Exception as error:  # a rung that cannot run here is a result too
             opened.missing[rung.name] = describe_error(error)
     return opened
 

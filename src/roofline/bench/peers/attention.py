@@ -25,7 +25,7 @@ def register(technique: str) -> str:
 
 
 def sdpa_attention(
-    module: Any, query: "Tensor", key: "Tensor", value: "Tensor", attention_mask: "Tensor | None", **given: Any
+    module: Any, query: "Tensor", key: "Tensor", value: "Tensor", attention_mask: "Tensor | None", **options: Any
 ) -> "tuple[Tensor, None]":
     """torch's scaled_dot_product_attention, with whichever kernels it is allowed at the time.
 
@@ -36,13 +36,13 @@ def sdpa_attention(
 
     key, value = _repeated(module, key), _repeated(module, value)
     causal = attention_mask is None and query.shape[2] > 1
-    scale = given.get("scaling")
+    scale = options.get("scaling")
     out = functional.scaled_dot_product_attention(query, key, value, attention_mask, is_causal=causal, scale=scale)
     return out.transpose(1, 2).contiguous(), None
 
 
 def xformers_attention(
-    module: Any, query: "Tensor", key: "Tensor", value: "Tensor", attention_mask: "Tensor | None", **given: Any
+    module: Any, query: "Tensor", key: "Tensor", value: "Tensor", attention_mask: "Tensor | None", **options: Any
 ) -> "tuple[Tensor, None]":
     """xformers.ops.memory_efficient_attention; shapes as of `sdpa_attention`. Source: Lefaudeux et al. 2022, xFormers;
     Rabe and Staats 2021, Self-attention does not need O(n^2) memory."""
@@ -54,7 +54,7 @@ def xformers_attention(
         bias = query.new_zeros(batch, heads, queries, key.shape[2])
         bias.masked_fill_(attention_mask[..., : key.shape[2]].logical_not(), float("-inf"))
     turned = (x.transpose(1, 2) for x in (query, _repeated(module, key), _repeated(module, value)))
-    return memory_efficient_attention(*turned, attn_bias=bias, scale=given.get("scaling")), None
+    return memory_efficient_attention(*turned, attn_bias=bias, scale=options.get("scaling")), None
 
 
 def _repeated(module: Any, x: "Tensor") -> "Tensor":

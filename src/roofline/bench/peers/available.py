@@ -35,7 +35,7 @@ def here(device: str = "auto") -> Here:
     """
     if device not in DEVICES:
         raise UnsupportedError(f"device {device!r}", "this bench does not know it", DEVICES)
-    versions = {name: found for name in PACKAGES if (found := _version(name)) is not None}
+    versions = {name: number for name in PACKAGES if (number := _version(name)) is not None}
     gpu = _gpu() if "torch" in versions and device != "cpu" else None
     if gpu is not None:
         return Here("cuda", *gpu, versions, compiler="triton" in versions)

@@ -32,8 +32,8 @@ def random_model(config: Mapping[str, Any], device: str, seed: int = 0, threads:
     torch.manual_seed(seed)
     fields = {key: value for key, value in config.items() if key not in ("architectures", "torch_dtype")}
     with _ours("transformers' model"), torch.device(device):
-        made = AutoConfig.for_model(**fields)
-        model = AutoModelForCausalLM.from_config(made, dtype=torch.bfloat16, attn_implementation="eager")
+        config_object = AutoConfig.for_model(**fields)
+        model = AutoModelForCausalLM.from_config(config_object, dtype=torch.bfloat16, attn_implementation="eager")
     return model.eval()
 
 
@@ -77,12 +77,12 @@ class TransformersRunner:
 
         with self._set():
             cache = self._cache(batch, context + steps)
-            found = [self._begin(self._prompts(batch, context), cache)]
+            ids = [self._begin(self._prompts(batch, context), cache)]
             start = self._now()
             for _ in range(steps):
-                found.append(self._next(found[-1], cache))
+                ids.append(self._next(ids[-1], cache))
             seconds = self._now() - start
-            self.ids = torch.cat(found, dim=1)
+            self.ids = torch.cat(ids, dim=1)
         return seconds
 
     def _begin(self, prompts: "Tensor", cache: Any) -> "Tensor":
@@ -131,8 +131,8 @@ class TransformersRunner:
         import torch
 
         if not self.static:  # the cache grows with every step
-            whole = torch.compile(step, dynamic=True)
-            return whole, whole
+            compiled = torch.compile(step, dynamic=True)
+            return compiled, compiled
         mode = "reduce-overhead" if self.device.type == "cuda" else None
         return torch.compile(step, dynamic=False), torch.compile(step, dynamic=False, fullgraph=True, mode=mode)
 
@@ -140,13 +140,13 @@ class TransformersRunner:
         from transformers import DynamicCache, StaticCache
 
         if not self.static:
-            return _made(DynamicCache, config=self.model.config)
+            return _construct(DynamicCache, config=self.model.config)
         length = -(-length // CACHE_STEP) * CACHE_STEP
         if (batch, length) not in self._caches:
             self._caches.clear()  # a grid goes on to other sizes, and on a GPU these are gigabytes
             common = {"device": self.device, "dtype": self.model.dtype}
             sizes = {"max_batch_size": batch, "max_cache_len": length}
-            cache = _made(StaticCache, config=self.model.config, **sizes, **common)
+            cache = _construct(StaticCache, config=self.model.config, **sizes, **common)
             # Its tensors are made at first use, which must not be inside of what is compiled.
             self.model(input_ids=self._prompts(batch, 1), past_key_values=cache, use_cache=True, logits_to_keep=1)
             self._caches[batch, length] = cache
@@ -190,8 +190,8 @@ def _ours(what: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
-        said = str(error).strip().splitlines() or [""]
-        raise UnsupportedError(what, f"{type(error).__name__}: {said[0]}") from error
+        lines = str(error).strip().splitlines() or [""]
+        raise UnsupportedError(what, f"{type(error).__name__}: {lines[0]}") from error
 
 
 @contextmanager
@@ -202,7 +202,7 @@ def _recompiles(torch: Any) -> Iterator[None]:
         yield
 
 
-def _made(kind: Any, **given: Any) -> Any:
+def _construct(kind: Any, **arguments: Any) -> Any:
     """An object from those of `given` that its constructor takes: they differ between versions of transformers."""
     takes = inspect.signature(kind.__init__).parameters
-    return kind(**{name: value for name, value in given.items() if name in takes})
+    return kind(**{name: value for name, value in arguments.items() if name in takes})

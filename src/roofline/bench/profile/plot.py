@@ -73,7 +73,7 @@ class Panel:
 
     axes: Axes
     drawn: list[str] = field(default_factory=list)
-    taken: list[Box] = field(default_factory=list)
+    occupied: list[Box] = field(default_factory=list)
     labels: list[Box] = field(default_factory=list)
 
     def label(
@@ -87,18 +87,18 @@ class Panel:
         where that is far (radius infinity: never)."""
         x, y, own = point
         width, height = len(text) * CHARACTER, FONT + 2
-        for left, top in spots:
-            box = Box(left, top, width, height)
-            near_x, near_y = min(max(x, left), left + width), min(max(y, top), top + height)
+        for box_x, box_y in spots:
+            box = Box(box_x, box_y, width, height)
+            near_x, near_y = min(max(x, box_x), box_x + width), min(max(y, box_y), box_y + height)
             leader = _along(x, y, near_x, near_y) if math.hypot(near_x - x, near_y - y) > 16 + own else []
-            free = box.inside(FRAME) and not any(box.meets(other) for other in self.taken)
+            free = box.inside(FRAME) and not any(box.meets(other) for other in self.occupied)
             if free and not any(dash.meets(other, 0) for dash in leader for other in self.labels):
                 break
         else:
             return  # no free spot: the dot keeps its tooltip
         if leader:
             self.drawn.insert(0, _line(x, y, near_x, near_y, "leader"))
-        self.taken += [box, *leader]
+        self.occupied += [box, *leader]
         self.labels.append(box)
         self.drawn.append(f'<text x="{box.x:.1f}" y="{box.y + FONT - 1:.1f}"{style}>{escape(text)}</text>')
 
@@ -116,8 +116,8 @@ def draw(profiles: Sequence["Profile"], title: str) -> str:
 
 def _panel(profile: "Profile", title: str) -> list[str]:
     roofs = profile.roofs
-    shown = [op for op in profile.ops if op.flops and op.seconds > 0]
-    panel = Panel(_axes(shown, roofs))
+    timed_ops = [op for op in profile.ops if op.flops and op.seconds > 0]
+    panel = Panel(_axes(timed_ops, roofs))
     reads = [
         (f"reads of {human_bytes(profile.working_set)}", roofs.read_bytes_per_s(profile.working_set)),
         (f"reads of {human_bytes(roofs.reads[0][0])}, in cache", roofs.reads[0][1]),
@@ -125,14 +125,14 @@ def _panel(profile: "Profile", title: str) -> list[str]:
     if reads[1][1] < 1.1 * reads[0][1]:  # the step itself fits: one line, not two on each other
         del reads[1]
     _grid(panel)
-    dots = _dots(panel, shown, profile.step_seconds)
+    dots = _dots(panel, timed_ops, profile.step_seconds)
     _roofs(panel, reads, roofs.computes)
     _label_dots(panel, dots)
     share = f"{human_seconds(profile.step_seconds)}, {profile.share:.0%} of the roof"
     head = [
         f'<text class="title" x="{LEFT}" y="24">{escape(f"{title}: {profile.step.name}")}</text>',
         f'<text class="faint" x="{LEFT}" y="46">{escape(share)}; a dot\'s area is its part of the step</text>',
-        *_colours_used(shown),
+        *_colours_used(timed_ops),
     ]
     words = "operations for each byte of weights, KV and activations"
     if left_out := dict.fromkeys(op.op for op in profile.ops if not op.flops):
@@ -142,12 +142,12 @@ def _panel(profile: "Profile", title: str) -> list[str]:
     return head + panel.drawn
 
 
-def _axes(shown: Sequence["OpTime"], roofs: "Roofs") -> Axes:
+def _axes(ops: Sequence["OpTime"], roofs: "Roofs") -> Axes:
     """All dots, the ridges and the highest roof, with room round them."""
     top = max(rate for _, rate in roofs.computes)
     ridge = top / min(rate for _, rate in roofs.reads)
-    xs = [op.intensity for op in shown] + [1.0, ridge]
-    ys = [op.flops / op.seconds for op in shown] + [top / 100, top]
+    xs = [op.intensity for op in ops] + [1.0, ridge]
+    ys = [op.flops / op.seconds for op in ops] + [top / 100, top]
 
     def span(values: Sequence[float]) -> tuple[float, float]:
         return math.log10(min(values)) - 0.35, math.log10(max(values)) + 0.35
@@ -191,12 +191,12 @@ def _roofs(panel: Panel, reads: Sequence[tuple[str, float]], computes: Sequence[
         turn = f"translate({x1:.1f},{y1:.1f}) rotate({-slope:.2f})"
         panel.drawn.append(f'<text transform="{turn}" x="14" y="{side}">{escape(text)}</text>')
         _keep_off(panel, x1, y1, slope, side, len(text) * CHARACTER + 14)
-        panel.taken += _along(x1, y1, x2, y2)
+        panel.occupied += _along(x1, y1, x2, y2)
     right = FRAME.x + FRAME.width
     heights = [(f"{name}: {human_rate(rate, 'op')}", *axes.at(rate / fastest, rate)) for name, rate in computes]
     for _, x1, y1 in heights:
         panel.drawn.append(_line(x1, y1, right, y1, "roof"))
-        panel.taken.append(Box(x1, y1 - 1, right - x1, 2))
+        panel.occupied.append(Box(x1, y1 - 1, right - x1, 2))
     for text, _, y1 in heights:
         start = right - len(text) * CHARACTER - 4
         spots = ((start - 30 * step, y) for step in range(20) for y in (y1 - FONT - 6, y1 + 4))
@@ -208,7 +208,7 @@ def _keep_off(panel: Panel, x: float, y: float, slope: float, side: float, lengt
     cos, sin = math.cos(math.radians(slope)), math.sin(math.radians(slope))
     for along in range(0, int(length) + 6, 6):
         for across in (side, side - FONT / 2, side - FONT):
-            panel.taken.append(Box(x + along * cos + across * sin - 3, y - along * sin + across * cos - 3, 6, 6))
+            panel.occupied.append(Box(x + along * cos + across * sin - 3, y - along * sin + across * cos - 3, 6, 6))
 
 
 def _along(x1: float, y1: float, x2: float, y2: float) -> list[Box]:
@@ -227,14 +227,14 @@ class Dot:
     radius: float
 
 
-def _dots(panel: Panel, shown: Sequence["OpTime"], step_seconds: float) -> list[Dot]:
+def _dots(panel: Panel, ops: Sequence["OpTime"], step_seconds: float) -> list[Dot]:
     """Their room, which is taken before any label's. The largest is drawn first, so that none hides another."""
     dots = []
-    for op in shown:
+    for op in ops:
         x, y = panel.axes.at(op.intensity, op.flops / op.seconds)
         radius = 3.5 + 14 * math.sqrt(min(1.0, op.seconds / step_seconds))
         dots.append(Dot(op, x, y, radius))
-        panel.taken.append(Box(x - radius, y - radius, 2 * radius, 2 * radius))
+        panel.occupied.append(Box(x - radius, y - radius, 2 * radius, 2 * radius))
     return sorted(dots, key=lambda dot: -dot.radius)
 
 
@@ -263,9 +263,9 @@ def _around(x: float, y: float, radius: float, width: float) -> Iterator[tuple[f
             yield middle_x - width / 2, y + (radius + distance + half * abs(sin)) * sin - half
 
 
-def _colours_used(shown: Sequence["OpTime"]) -> list[str]:
+def _colours_used(ops: Sequence["OpTime"]) -> list[str]:
     """What the colours mean, right of the title."""
-    used = [bound for bound in COLOURS if any(op.bound == bound for op in shown)]
+    used = [bound for bound in COLOURS if any(op.bound == bound for op in ops)]
     out, right = [], float(WIDTH - RIGHT)
     for bound in reversed(used):
         text = f"bound by {bound}" if bound == used[0] else bound

@@ -1,9 +1,9 @@
-"""What each op of a step takes, beside what it must move and compute: the figures of `roofline profile`.
+"""`roofline profile`: the time of each op of a step beside the bytes it must move and the FLOPs it must compute.
 
-A step is one `forward` and one `sample`, as the engine runs them. Steps with a clock round every op alternate with
-steps without, and of each the fastest eighth counts; the roofs are measured in the same process, in between.
+A step is one `forward` and one `sample`, as the engine runs them. Steps that take the time of every op alternate with
+steps that do not, and of each the fastest eighth counts; the roofs are measured in the same process, in between.
 
-On a GPU ops are timed on the device, steps without clocks on the host: from filling the batch's fields to the ids.
+On a GPU ops are timed on the device, and whole steps on the host: from filling the batch's fields to the ids.
 """
 
 import time
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from roofline.program.ir import Program
 
 MIB = 1 << 20
-LATENCY = 1e-6  # seconds: an op that would need less at the roof is paid for its start and its barrier
+LATENCY = 1e-6  # seconds: an op that would need less at the roof is bound by its start and its barrier
 ROUNDS, BUDGET = 3, 1.0  # the roofs are measured before each round of runs and at the end; seconds of all rounds
 PAUSE = 0.5  # seconds, times the tries before: until roofs that were too low are measured again
 LEAST_RUNS, MOST_RUNS = 2, 70  # in a round, with clocks and without
@@ -35,7 +35,7 @@ LEAST_RUNS, MOST_RUNS = 2, 70  # in a round, with clocks and without
 
 @dataclass(frozen=True)
 class Step:
-    """`batch` sequences, each with `tokens` new tokens after `context` in the cache; each wants one row of logits."""
+    """`batch` sequences, each with `tokens` new tokens after `context` cached ones, and one row of logits each."""
 
     tokens: int
     context: int = 0
@@ -61,11 +61,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Timing:
-    """One run of a step with clocks. ops: seconds of each instruction; sample: of sampling; whole: of everything."""
+    """One run of a step with clocks. ops: seconds of each instruction; sample: of sampling; total: of everything."""
 
     ops: Sequence[float]
     sample: float
-    whole: float
+    total: float
 
 
 @dataclass(frozen=True)
@@ -150,16 +150,16 @@ class Profile:
 
 
 def counted(runs: int) -> int:
-    """How many of the fastest runs count: one alone may have met a moment that the roofs did not."""
+    """How many of the fastest runs count. The single fastest may have met a moment that the roofs' runs did not."""
     return max(1, runs // 8)
 
 
 def fastest(timings: Sequence[Timing]) -> Timing:
     """The mean of the fastest runs."""
-    best = sorted(timings, key=lambda timing: timing.whole)[: counted(len(timings))]
+    best = sorted(timings, key=lambda timing: timing.total)[: counted(len(timings))]
     count = len(best)
     ops = [sum(parts) / count for parts in zip(*(timing.ops for timing in best), strict=True)]
-    return Timing(ops, sum(t.sample for t in best) / count, sum(t.whole for t in best) / count)
+    return Timing(ops, sum(t.sample for t in best) / count, sum(t.total for t in best) / count)
 
 
 def working_set(program: "Program", step: Step) -> int:
@@ -194,18 +194,17 @@ def summarise(
     vocab = program.types()[program.logits].width
     sampled = 4 * vocab * work.rows  # bytes of logits, which the head has just written
     ops.append(OpTime("head", "sample", str(vocab), "f32", 1, best.sample, 0, 0, 0, sampled, 0.0, "latency"))
-    whole, on_device = sum(untimed) / len(untimed), program.target == GPU.name
+    step_seconds, on_device = sum(untimed) / len(untimed), program.target == GPU.name
     if not on_device:
-        whole = min(whole, best.whole)  # clocks can only slow a step: the rest is noise
-    timed, runs = whole if on_device else best.whole, len(plain) + len(timings)
-    profile = Profile(step, tuple(ops), whole, timed, runs, touched, roofs, on_device)
+        step_seconds = min(step_seconds, best.total)  # clocks can only slow a step: the rest is noise
+    timed, runs = step_seconds if on_device else best.total, len(plain) + len(timings)
+    profile = Profile(step, tuple(ops), step_seconds, timed, runs, touched, roofs, on_device)
     _refuse_above_the_roof(profile)
     return profile
 
 
 def _merged(program: "Program", step: Step) -> list[Label]:
-    """Labels, with cache writes named after the attend that does their work where every row is alone in its segment, on
-    a CPU."""
+    """Labels of the instructions. In decode steps on a CPU `attend` also writes the cache: the write has its label."""
     names = list(labels(program))
     if step.tokens == 1 and program.target != GPU.name:
         for at, instr in enumerate(program.body):
@@ -258,7 +257,7 @@ class AboveRoofError(RooflineError):
 
 
 def fill(executable: "CpuExecutable | GpuExecutable", step: Step) -> None:
-    """Leave the step in the batch buffer, its context in the cache: what attention reads is in memory as in use."""
+    """Put the step into the batch buffer after computing its context, so that attention reads a filled cache."""
     vocab = min(30000, executable.vocab_size)
     ids = [token_ids(step.context + step.tokens, seed, vocab) for seed in range(step.batch)]
     pages = [range(i * step.pages, (i + 1) * step.pages) for i in range(step.batch)]
@@ -291,14 +290,14 @@ def profile_step(executable: "CpuExecutable | GpuExecutable", step: Step, budget
         run(executable, step, False), run(executable, step, True)  # the roofs' reads have emptied the caches
         until = time.perf_counter() + budget / ROUNDS
         while len(plain) < LEAST_RUNS * part or (len(plain) < MOST_RUNS * part and time.perf_counter() < until):
-            plain.append(run(executable, step, False).whole)
+            plain.append(run(executable, step, False).total)
             timings.append(run(executable, step, True))
         roofs = highest(roofs, measured())
     for attempt in range(TRIES):
         try:
             return summarise(executable.program, step, timings, plain, roofs)
         except AboveRoofError:
-            time.sleep(PAUSE * attempt)  # whatever keeps the machine busy may be gone by then
+            time.sleep(PAUSE * attempt)  # what keeps the machine busy may have ended by then
             roofs = highest(roofs, measured())
     return summarise(executable.program, step, timings, plain, roofs)
 
@@ -360,7 +359,7 @@ def _check_lengths(steps: Sequence[Step], longest: int) -> None:
             raise CapacityError(step.name, step.context + step.tokens, longest, "positions of the model", remedy)
 
 
-def record(found: Profiled) -> dict[str, Any]:
+def record(profiled: Profiled) -> dict[str, Any]:
     """Everything as plain values, for JSON. Times in seconds, rates per second."""
     from dataclasses import asdict
 
@@ -368,8 +367,8 @@ def record(found: Profiled) -> dict[str, Any]:
         return {**asdict(row), "share_of_roof": row.share, "intensity": row.intensity}
 
     return {
-        "model": found.model,
-        "chosen": found.chosen,
+        "model": profiled.model,
+        "chosen": profiled.chosen,
         "steps": [
             {
                 "name": p.step.name,
@@ -389,6 +388,6 @@ def record(found: Profiled) -> dict[str, Any]:
                 "runs": p.runs,
                 "ops": [op(row) for row in p.ops],
             }
-            for p in found.profiles
+            for p in profiled.profiles
         ],
     }

@@ -1,29 +1,15 @@
 """roofline bench latency: what each technique brings to prefill and to decoding, beside the limit of this chip."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
+from roofline.bench.latency.options import LatencyOptions
 from roofline.cli.options import AsJson, Threads
 from roofline.common.errors import ConfigError
-from roofline.common.options import Option, Options, option
+from roofline.common.options import Option
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-
-@dataclass(frozen=True)
-class LatencyOptions(Options):
-    """What `bench latency` times."""
-
-    preset: str | None = option(None, "A named shape, or a folder with a config.json. Weights are random.")
-    layers: int | None = option(None, "Run only so many of its layers. Default: all.", minimum=1, unit="layers")
-    rungs: str | None = option(None, "With commas; + joins techniques: eager,compile,paged+tuned.")
-    batch: str = option("1,8,16", "Batch sizes, with commas.")
-    prompt: int | None = option(None, "Tokens of a prefill: 2048, or 256 on a CPU.", minimum=2, unit="tokens")
-    new: int = option(32, "Tokens that decoding makes, after a prompt of one.", minimum=2, unit="tokens")
-    repeats: int | None = option(None, "Timed runs of each: 10, or 3 on a CPU.", minimum=1, unit="runs")
-    device: Literal["auto", "cpu", "cuda"] = option("auto", "cuda: AMD's GPUs too.")
 
 
 def command(
@@ -47,27 +33,12 @@ def command(
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.parent}")
     record = bench_latency(
-        options.preset,
-        options.rungs,
-        layers=options.layers,
-        device=options.device,
-        batches=numbers(options.batch),
-        prompt=options.prompt,
-        new=options.new,
-        repeats=options.repeats,
+        options,
         threads=threads,
         tell=lambda text: print(text, file=sys.stderr, flush=True),
         keep=lambda record: None if out is None else write_atomically(out, json.dumps(record, indent=1) + "\n"),
     )
     print(json.dumps(record)) if as_json else show(record)
-
-
-def numbers(text: str) -> list[int]:
-    """ "1,8,16" -> [1, 8, 16]. Raises ConfigError."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdecimal() for part in parts):
-        raise ConfigError(f"--batch {text!r} are not whole numbers with commas between, such as 1,8,16")
-    return [int(part) for part in parts]
 
 
 def _explain(options: LatencyOptions) -> "dict[str, dict[str, Any]]":

@@ -137,7 +137,7 @@ def products_of(model: str, weights: str | None, batch: str, prompt: int) -> "tu
     Raises ConfigError where BLAS has none of them.
     """
     from roofline.backends.gpu.tuning.gemm import split
-    from roofline.cli.measure.bench_latency import numbers
+    from roofline.bench.latency.options import numbers
     from roofline.program.gemms import bucket_plan, gemms
 
     steps = bucket_plan(numbers(batch), prompt)
