@@ -372,7 +372,7 @@ def test_a_price_that_nothing_pays_is_doubted_rarely_whatever_the_sequence():
                 for _ in range(2):
                     speculator._times.add(1, 0, 1.0)
     assert 2 <= len(drafts) <= 4, "after 64, 128, 256, 512 steps"
-    assert speculator.held > 750
+    assert speculator.drafts_held > 750
 
 
 @pytest.mark.parametrize(

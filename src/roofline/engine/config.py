@@ -75,12 +75,17 @@ def resolve(config: EngineConfig, executable: "Executable") -> StepLimits:
     limits = executable.limits
     pages = min(executable.num_pages, limits.pages)
     longest = min(executable.max_context, pages * PAGE_TOKENS)
-    wanted = config.max_model_len
-    if wanted is not None and wanted > executable.max_context:
-        raise ConfigError(f"max_model_len={wanted} is more than the {executable.max_context} positions of the model")
-    if wanted is not None and wanted > longest:
+    max_model_len = config.max_model_len
+    if max_model_len is not None and max_model_len > executable.max_context:
+        positions = f"the {executable.max_context} positions of the model"
+        raise ConfigError(f"max_model_len={max_model_len} is more than {positions}")
+    if max_model_len is not None and max_model_len > longest:
         raise CapacityError(
-            f"max_model_len={wanted}", wanted, longest, "tokens of cache", "Enlarge the cache or lower max_model_len."
+            f"max_model_len={max_model_len}",
+            max_model_len,
+            longest,
+            "tokens of cache",
+            "Enlarge the cache or lower max_model_len.",
         )
     tokens = min(config.max_batch_tokens or limits.tokens, limits.tokens)
     if config.scheduler == "naive":
@@ -91,5 +96,5 @@ def resolve(config: EngineConfig, executable: "Executable") -> StepLimits:
         sequences=min(config.max_running or limits.segments, limits.segments, limits.rows, tokens),
         rows=limits.rows,
         table_pages=limits.pages,
-        max_model_len=min(wanted or longest, longest),
+        max_model_len=min(max_model_len or longest, longest),
     )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from roofline.text.templates.template import ChatTemplate
     from roofline.text.tokenizers.tokenizer import Tokenizer
 
-Message = Mapping[str, Any]
+Message = Mapping[str, object]
 Prompt = str | Sequence[int]
 
 
@@ -192,5 +192,5 @@ class LLM:
         self.close()
 
 
-def _is_id(value: Any) -> bool:
+def _is_id(value: object) -> bool:
     return not isinstance(value, str | Sequence | Mapping)

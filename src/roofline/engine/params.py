@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from roofline.common.errors import RequestError
 from roofline.common.options import Options, option
@@ -119,7 +118,7 @@ def _integer(params: SamplingParams, field: str, low: int, high: int, optional: 
         raise invalid(field, f"{value} must be from {low} to {high}")
 
 
-def _bias(value: Any) -> tuple[tuple[int, float], ...]:
+def _bias(value: Mapping[int, float] | Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
     pairs = value.items() if isinstance(value, Mapping) else value
     result: dict[int, float] = {}
     try:
@@ -136,7 +135,7 @@ def _bias(value: Any) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(result.items()))
 
 
-def _stop_strings(value: Any) -> tuple[str, ...]:
+def _stop_strings(value: str | Iterable[str]) -> tuple[str, ...]:
     strings = (value,) if isinstance(value, str) else value
     if not isinstance(strings, Iterable):
         raise invalid("stop", f"{value!r} is not a list of strings")
@@ -147,7 +146,7 @@ def _stop_strings(value: Any) -> tuple[str, ...]:
     return strings
 
 
-def _ids(value: Any) -> tuple[int, ...]:
+def _ids(value: Iterable[int]) -> tuple[int, ...]:
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise invalid("stop_token_ids", f"{value!r} is not a list of token ids")
     ids = tuple(value)

@@ -89,15 +89,15 @@ class EngineStats:
 
 def total(readings: Iterable[EngineStats]) -> EngineStats:
     """The figures of several engines together. Their seconds add up too: speeds are those of an average engine."""
-    whole = EngineStats()
+    result = EngineStats()
     for reading in readings:
         for f in fields(EngineStats):
             if f.name not in ("finished", "page_bytes"):
-                setattr(whole, f.name, getattr(whole, f.name) + getattr(reading, f.name))
+                setattr(result, f.name, getattr(result, f.name) + getattr(reading, f.name))
         for reason, count in reading.finished.items():
-            whole.finished[reason] = whole.finished.get(reason, 0) + count
-        whole.page_bytes = max(whole.page_bytes, reading.page_bytes)  # of one model, so of one size
-    return whole
+            result.finished[reason] = result.finished.get(reason, 0) + count
+        result.page_bytes = max(result.page_bytes, reading.page_bytes)  # of one model, so of one size
+    return result
 
 
 class Meter:
@@ -157,6 +157,6 @@ class Meter:
             prefix_hits=state.prefix_hits,
             preemptions=state.preemptions,
             draft_seconds=speculator.seconds if speculator else 0.0,
-            drafts_held=speculator.held if speculator else 0,
+            drafts_held=speculator.drafts_held if speculator else 0,
             finished=dict(self.totals.finished),
         )

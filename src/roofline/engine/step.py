@@ -9,7 +9,7 @@ from roofline.backends.sampling import Sampled, SampleRows
 from roofline.common import log
 from roofline.engine.events import Event, FinishReason, TokenLogprob
 from roofline.engine.schedule import continuous as scheduler
-from roofline.engine.schedule.continuous import Ahead, State, StepPlan
+from roofline.engine.schedule.continuous import PendingCommit, State, StepPlan
 from roofline.engine.schedule.fill import BatchFiller
 from roofline.engine.schedule.rows import RowBuilder
 from roofline.engine.schedule.sequence import Sequence
@@ -23,7 +23,7 @@ QueueSample = Callable[[SampleRows], Callable[[], Sampled]]  # see `Queueing` in
 class Flight:
     """A step that was launched. drafted: tokens for each of the plan's `sampled`; started, planned: when; sampled: its
     ids, or what waits for them; cost: its price; error: why it failed; host_seconds: of the launch, outside the
-    backend; ahead: what was counted before its ids were known; counted: whether the next step's rows need them."""
+    backend; pending: what was counted before its ids were known; counted: whether the next step's rows need them."""
 
     plan: StepPlan
     drafted: list[int]
@@ -33,7 +33,7 @@ class Flight:
     cost: StepCost | None = None
     error: Exception | None = None
     host_seconds: float = 0.0
-    ahead: Ahead | None = None
+    pending: PendingCommit | None = None
     counted: bool = False
 
 
@@ -78,7 +78,7 @@ class Stepper:
         flight = self._launch()
         if before is not None:
             events += self._land(before)
-        if flight is not None and flight.ahead is not None:
+        if flight is not None and flight.pending is not None:
             self._flying = flight
         elif flight is not None:
             events += self._land(flight)
@@ -113,7 +113,7 @@ class Stepper:
             return flight
         if sample is not None:
             flight.counted = self._rows.histories
-            flight.ahead = scheduler.advance(plan)
+            flight.pending = scheduler.advance(plan)
         flight.host_seconds = clock.now() - started - (returned - called)
         return flight
 
@@ -129,10 +129,10 @@ class Stepper:
             return self._fail(plan, error)
         landed = clock.now()
         alive = [sequence.finished is None for sequence in plan.sampled]
-        if flight.ahead is None:
+        if flight.pending is None:
             fresh = scheduler.commit(self.state, plan, ids)
         else:
-            fresh = scheduler.settle(self.state, plan, flight.ahead, ids)
+            fresh = scheduler.settle(self.state, plan, flight.pending, ids)
         events: list[Event] = []
         row = 0
         for sequence, lives, tokens, count in zip(plan.sampled, alive, fresh, flight.drafted, strict=True):

@@ -50,8 +50,8 @@ async def _bad_request(_: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    shown = f"{request.method[:16]} {request.url.path[:200]}"
-    message = {404: f"There is no route {shown}.", 405: f"{shown} is not a method of this route."}.get(
+    route = f"{request.method[:16]} {request.url.path[:200]}"
+    message = {404: f"There is no route {route}.", 405: f"{route} is not a method of this route."}.get(
         status, "The request could not be answered."
     )
     response = from_exception(RequestError(status, CODES.get(status, "http_error"), message))

@@ -68,17 +68,17 @@ class Gate:
             return
         if scope["path"] in OPEN_PATHS:
             return
-        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-        right = hmac.compare_digest(given.strip(), self.context.api_key.encode())
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        right = hmac.compare_digest(key.strip(), self.context.api_key.encode())
         if scheme.lower() != b"bearer" or not right:
             raise RequestError(401, "invalid_api_key", "Give the API key as: Authorization: Bearer KEY.")
 
     def _bounded(self, scope: Scope, receive: Receive) -> Callable:
         """`receive` that refuses a body beyond the bound and a sender that falls silent in the middle of one."""
-        limits, taken, complete = self.context.limits, 0, False
+        limits, received, complete = self.context.limits, 0, False
 
         async def bounded() -> Message:
-            nonlocal taken, complete
+            nonlocal received, complete
             if complete:
                 return await receive()  # waits for the disconnect, however long the answer takes
             try:
@@ -86,9 +86,9 @@ class Gate:
             except TimeoutError as error:
                 raise RequestError(408, "request_timeout", "The body of the request stopped arriving.") from error
             if message["type"] == "http.request":
-                taken += len(message.get("body", b""))
+                received += len(message.get("body", b""))
                 complete = not message.get("more_body", False)
-                if taken > limits.body_bytes:
+                if received > limits.body_bytes:
                     raise self._too_large()
             return message
 

@@ -1,6 +1,5 @@
 """Prometheus families under vLLM's names, so that existing dashboards work unchanged, and our own beside them."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -9,6 +8,7 @@ from prometheus_client.exposition import generate_latest
 
 from roofline.engine.facade import AsyncEngine
 
+Figures = dict[str, Any]  # counts, times, and under "replicas" a list of the same
 # vLLM's own bucket edges (seconds; tokens), for the same reason.
 FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0)
 BETWEEN_TOKENS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -44,7 +44,7 @@ REPLICA_GAUGES = {
 }
 
 
-def engine_figures(engine: AsyncEngine) -> dict[str, Any]:
+def engine_figures(engine: AsyncEngine) -> Figures:
     """An engine's counters with what follows from them, and under `replicas` those of each of several engines."""
     stats = engine.stats()
     figures = {
@@ -102,7 +102,7 @@ class Metrics:
         self._failed = counter("roofline:request_failure", "Answers that ended in an error.")
         self._first = histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN)
         self._between = histogram("vllm:inter_token_latency_seconds", "Token to next token.", BETWEEN_TOKENS)
-        self._whole = histogram("vllm:e2e_request_latency_seconds", "Arrival to last token.", WHOLE_REQUEST)
+        self._latency = histogram("vllm:e2e_request_latency_seconds", "Arrival to last token.", WHOLE_REQUEST)
         self._prompt_size = histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", TOKENS)
         self._answer_size = histogram("vllm:request_generation_tokens", "Generated tokens of an answer.", TOKENS)
 
@@ -111,7 +111,7 @@ class Metrics:
         self._model = model
         for family in (*self._gauges.values(), *self._counters.values(), self._prompt, self._generated, self._failed):
             family.labels(model)
-        for histogram in (self._first, self._between, self._whole, self._prompt_size, self._answer_size):
+        for histogram in (self._first, self._between, self._latency, self._prompt_size, self._answer_size):
             histogram.labels(model)
         for reason in ("stop", "length", "abort"):
             self._success.labels(model, reason)
@@ -137,9 +137,9 @@ class Metrics:
         """All answers of a request ended."""
         self._prompt.labels(self._model).inc(prompt_tokens)
         self._prompt_size.labels(self._model).observe(prompt_tokens)
-        self._whole.labels(self._model).observe(seconds)
+        self._latency.labels(self._model).observe(seconds)
 
-    def exposition(self, stats: Mapping[str, Any], up: bool) -> bytes:
+    def exposition(self, stats: Figures, up: bool) -> bytes:
         """Everything in Prometheus' text form; `stats` are the engine's, empty while there is none."""
         self._up.labels(self._model).set(1 if up else 0)
         for name, (_, field) in GAUGES.items():
@@ -156,7 +156,7 @@ class Metrics:
             self._count(number, each)
         return generate_latest(self.registry)
 
-    def _count(self, number: int, stats: Mapping[str, Any]) -> None:
+    def _count(self, number: int, stats: Figures) -> None:
         """What one engine has counted since it was asked last."""
         for name, (_, field) in COUNTERS.items():
             now = float(stats.get(field, 0))

@@ -4,12 +4,12 @@ Extensions beside OpenAI's fields carry vLLM's names: top_k, min_p, repetition_p
 stop_token_ids.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 # Fields that clients send and we do not have, with the values that ask for nothing.
-NEUTRAL_CHAT: dict[str, tuple[Any, ...]] = {
+NEUTRAL_CHAT: dict[str, tuple[object, ...]] = {
     "audio": (None,),
     "function_call": (None, "none"),
     "functions": (None, []),
@@ -27,12 +27,12 @@ NEUTRAL_CHAT: dict[str, tuple[Any, ...]] = {
     "verbosity": (None, "medium"),
     "web_search_options": (None,),
 }
-NEUTRAL_COMPLETION: dict[str, tuple[Any, ...]] = {
+NEUTRAL_COMPLETION: dict[str, tuple[object, ...]] = {
     "best_of": (None, 1),
     "echo": (None, False),
     "suffix": (None, ""),
 }
-NEUTRAL_MESSAGE: dict[str, tuple[Any, ...]] = {
+NEUTRAL_MESSAGE: dict[str, tuple[object, ...]] = {
     "annotations": (None, []),
     "audio": (None,),
     "function_call": (None,),

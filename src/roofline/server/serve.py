@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,6 +20,8 @@ from roofline.engine.process.remote import RemoteEngine
 from roofline.server.options import ServeOptions
 
 if TYPE_CHECKING:
+    import uvicorn
+
     from roofline.engine.facade import AsyncEngine
     from roofline.server.text_side import TextSide
 
@@ -57,7 +59,7 @@ def _warn(options: ServeOptions) -> None:
         LOG.warning("%s can be reached from other machines and there is no --api-key", options.host)
 
 
-def _run(serving: Coroutine[Any, Any, None]) -> None:
+def _run(serving: Coroutine[object, None, None]) -> None:
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -129,7 +131,7 @@ def _settle() -> None:
         libc.malloc_trim(0)
 
 
-def _http_server(options: ServeOptions, engine: "AsyncEngine", text: "TextSide") -> Any:
+def _http_server(options: ServeOptions, engine: "AsyncEngine", text: "TextSide") -> "uvicorn.Server":
     import uvicorn
 
     from roofline.server.app import create_app
@@ -163,7 +165,7 @@ def _http_server(options: ServeOptions, engine: "AsyncEngine", text: "TextSide")
     return _server(config)
 
 
-def _server(config: Any) -> Any:
+def _server(config: "uvicorn.Config") -> "uvicorn.Server":
     """A uvicorn server that leaves our signals to us.
 
     uvicorn raises a signal again once it has stopped, which would end this process before the engine is closed.
@@ -182,7 +184,7 @@ def _server(config: Any) -> Any:
     return Server(config)
 
 
-def _loaded(task: asyncio.Task, server: Any, started: float, complete: Callable[[], None]) -> None:
+def _loaded(task: asyncio.Task, server: "uvicorn.Server", started: float, complete: Callable[[], None]) -> None:
     if task.cancelled():
         return
     if task.exception() is not None:

@@ -122,7 +122,7 @@ def json_depth_within(raw: bytes, most: int) -> bool:
     return not brackets
 
 
-def _fields(raw: bytes, limits: Limits) -> dict[str, Any]:
+def _fields(raw: bytes, limits: Limits) -> dict[str, object]:
     if not json_depth_within(raw, limits.json_depth):
         raise RequestError(400, "invalid_json", f"The body is not JSON nested at most {limits.json_depth} deep.")
     try:
@@ -134,7 +134,7 @@ def _fields(raw: bytes, limits: Limits) -> dict[str, Any]:
     return fields
 
 
-def _refuse_unsupported(fields: dict[str, Any], neutral: Mapping[str, tuple[Any, ...]], where: str = "") -> None:
+def _refuse_unsupported(fields: dict[str, object], neutral: Mapping[str, tuple[object, ...]], where: str = "") -> None:
     """Take out fields at values that ask for nothing; refuse other values by name."""
     for name in neutral.keys() & fields.keys():
         value = fields.pop(name)
@@ -143,15 +143,15 @@ def _refuse_unsupported(fields: dict[str, Any], neutral: Mapping[str, tuple[Any,
             raise RequestError(400, "unsupported_parameter", f"{where}{name} is not supported.", param=where + name)
 
 
-def _model(kind: type[AnyBody], fields: dict[str, Any]) -> AnyBody:
+def _model(kind: type[AnyBody], fields: dict[str, object]) -> AnyBody:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
         # The first problem is enough; the value is not repeated, so an error is never larger than its cause.
-        raise _named(error) from None
+        raise _field_error(error) from None
 
 
-def _named(error: ValidationError) -> RequestError:
+def _field_error(error: ValidationError) -> RequestError:
     if error.error_count() > MAX_PROBLEMS:  # telling them apart would cost more than the request is worth
         return RequestError(400, "invalid_value", f"The body has more than {MAX_PROBLEMS} problems.")
     # Where several forms are allowed each has its error: the one that got furthest into the value says most.
@@ -171,9 +171,9 @@ def _named(error: ValidationError) -> RequestError:
 
 def _loaded(body: Sampling, context: Context) -> Ready:
     if body.model != context.name:
-        shown = body.model[:100]
+        name = body.model[:100]
         raise RequestError(
-            404, "model_not_found", f"The model {shown!r} is not served here; {context.name!r} is.", param="model"
+            404, "model_not_found", f"The model {name!r} is not served here; {context.name!r} is.", param="model"
         )
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "needs stream to be true")
@@ -195,7 +195,7 @@ def _params(body: Sampling, limits: Limits, most: int | None, logprobs: int | No
         _bound("n", body.n, 1, limits.n)
     if body.temperature is not None and body.temperature > 2:
         raise invalid("temperature", "must be at most 2")
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "n": body.n,
         "seed": body.seed,
         "temperature": body.temperature,
@@ -213,16 +213,16 @@ def _params(body: Sampling, limits: Limits, most: int | None, logprobs: int | No
         "ignore_eos": body.ignore_eos,
         "logprobs": logprobs,
     }
-    return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+    return SamplingParams(**{name: value for name, value in fields.items() if value is not None})
 
 
-def _bias(given: Mapping[str, float] | None) -> dict[int, float] | None:
-    if given is None:
+def _bias(bias: Mapping[str, float] | None) -> dict[int, float] | None:
+    if bias is None:
         return None
-    for name in given:
+    for name in bias:
         if not (name.isascii() and name.isdigit() and len(name) <= 10):
             raise invalid("logit_bias", "its keys must be token ids")
-    return {int(name): value for name, value in given.items()}
+    return {int(name): value for name, value in bias.items()}
 
 
 def _prompts(prompt: Any) -> Sequence[str | Sequence[int]]:

@@ -3,7 +3,7 @@
 Needs torch; names load when they are first used, the operators (torch.ops.roofline) with `roofline.torch.ops`.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from roofline.torch.linear import PackedLinear, quantize_linears
@@ -21,7 +21,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'roofline.torch' has no attribute {name!r}")
     from importlib import import_module

@@ -14,10 +14,13 @@ from roofline.weights.checkpoint import Checkpoint, stored_names
 from roofline.weights.config.hf import from_hf
 from roofline.weights.files.mapped import TensorInfo, shorten
 
+PretrainedModel = Any  # transformers' class of that name; transformers itself is not imported here
+PretrainedTokenizer = Any
+
 _FORMATS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
-def checkpoint_of(model: Any) -> Checkpoint:
+def checkpoint_of(model: PretrainedModel) -> Checkpoint:
     """The Checkpoint of a causal language model of transformers (Llama, Mistral, Qwen2, Qwen3, MPT).
 
     Tensors keep their dtype (float32, bfloat16, float16). On the CPU they are read where they are; on another device
@@ -29,22 +32,22 @@ def checkpoint_of(model: Any) -> Checkpoint:
     """
     name = Path(name_of(model))
     config = from_hf(name, model.config.to_dict())
-    held: dict[str, Tensor] = model.state_dict()
-    for key, tensor in held.items():
+    state: dict[str, Tensor] = model.state_dict()
+    for key, tensor in state.items():
         _check(name, key, tensor)
     if config["tied"]:
-        _check_tied(name, held)
-    stored = stored_names(name, {key: _dtype(tensor) for key, tensor in held.items()}, config["tied"])
+        _check_tied(name, state)
+    stored = stored_names(name, {key: _dtype(tensor) for key, tensor in state.items()}, config["tied"])
     tensors = {
-        ours: TensorInfo(ours, _dtype(held[key]), tuple(held[key].shape), held[key].nbytes)
+        ours: TensorInfo(ours, _dtype(state[key]), tuple(state[key].shape), state[key].nbytes)
         for ours, key in stored.items()
     }
-    checkpoint = Checkpoint(name, "memory", tensors, {}, config, lambda ours: _bytes(held[stored[ours]]))
+    checkpoint = Checkpoint(name, "memory", tensors, {}, config, lambda ours: _bytes(state[stored[ours]]))
     checkpoint.check_names(names.parameter_shapes(config))
     return checkpoint
 
 
-def name_of(model: Any) -> str:
+def name_of(model: PretrainedModel) -> str:
     """What a model in memory is called: the name it was loaded by, or its class."""
     return getattr(model.config, "_name_or_path", "") or type(model).__name__
 
@@ -62,9 +65,9 @@ def _check(path: Path, key: str, tensor: Tensor) -> None:
         raise ConfigError(f"{what} is on the meta device: it has a shape but no values; load the weights first")
 
 
-def _check_tied(path: Path, held: Mapping[str, Tensor]) -> None:
+def _check_tied(path: Path, state: Mapping[str, Tensor]) -> None:
     """A configuration that says tied while the tensors differ would lose the head."""
-    ends = {names.from_hf(key): tensor for key, tensor in held.items()}
+    ends = {names.from_hf(key): tensor for key, tensor in state.items()}
     head, embed = ends.get("head.weight"), ends.get("embed.weight")
     if head is None or embed is None or head.data_ptr() == embed.data_ptr():
         return

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -48,12 +48,12 @@ class PackedLinear(nn.Module):
         row = formats.get(format)
         row.nbytes(values.shape)  # refuses rows that are not whole blocks
         raw = row.quantize(values)
-        made = cls.from_bytes(raw, format, linear.out_features, linear.in_features, linear.bias)
-        return made.to(linear.weight.device)
+        layer = cls.from_bytes(raw, format, linear.out_features, linear.in_features, linear.bias)
+        return layer.to(linear.weight.device)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] -> [..., out_features], in x's dtype."""
-        arrays: list[Any] = [getattr(self, name) for name in _ARRAYS]
+        arrays: list[Tensor] = [getattr(self, name) for name in _ARRAYS]
         result: Tensor = ops.linear_quant(x, *arrays, self.bias, self.format)
         return result
 
@@ -79,14 +79,14 @@ def quantize_linears(model: nn.Module, format: str = "Q4_0", keep: Sequence[str]
 
     Raises ConfigError, naming the layer, where rows are not whole blocks of the format; nothing is replaced then.
     """
-    made: dict[str, PackedLinear] = {}
+    replacements: dict[str, PackedLinear] = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and not name.endswith(tuple(keep)):
             try:
-                made[name] = PackedLinear.from_linear(module, format)
+                replacements[name] = PackedLinear.from_linear(module, format)
             except ConfigError as error:
                 raise ConfigError(f"{name}: {error}") from error
-    for name, packed in made.items():
+    for name, packed in replacements.items():
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, packed)
-    return len(made)
+    return len(replacements)

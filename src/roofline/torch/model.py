@@ -21,7 +21,7 @@ from roofline.ops.batch import PAGE_TOKENS, BatchLimits
 from roofline.program import target
 from roofline.program.compile import compile_program
 from roofline.program.ir import Program
-from roofline.torch.checkpoint import checkpoint_of, name_of
+from roofline.torch.checkpoint import PretrainedModel, PretrainedTokenizer, checkpoint_of, name_of
 from roofline.torch.per_token import CHUNK, PerToken
 from roofline.torch.text import text_of
 from roofline.weights.checkpoint import Checkpoint
@@ -29,7 +29,9 @@ from roofline.weights.checkpoint import Checkpoint
 SPARE_TOKENS = 4096  # of a sequence whose logits and hidden states a GPU is left room for
 
 
-def from_model(model: Any, tokenizer: Any = None, *, backend: str = "cpu", **options: Any) -> "TorchModel":
+def from_model(
+    model: PretrainedModel, tokenizer: PretrainedTokenizer = None, *, backend: str = "cpu", **options: Any
+) -> "TorchModel":
     """Take a causal language model of transformers as it is: its tensors in their own dtype, without a file.
 
     The weights are those of now: after training, call this again.
@@ -63,10 +65,10 @@ def from_model(model: Any, tokenizer: Any = None, *, backend: str = "cpu", **opt
     return TorchModel(loaded, checkpoint, config, ends)
 
 
-def _ends(model: Any) -> tuple[int, ...]:
+def _ends(model: PretrainedModel) -> tuple[int, ...]:
     """The ids that end an answer, as the model itself says."""
-    for said in (getattr(model, "generation_config", None), model.config):
-        ids = getattr(said, "eos_token_id", None)
+    for config in (getattr(model, "generation_config", None), model.config):
+        ids = getattr(config, "eos_token_id", None)
         if ids is not None:
             return tuple(ids) if isinstance(ids, list | tuple) else (ids,)
     return ()

@@ -210,9 +210,9 @@ def _check_add_norm(residual: Tensor, delta: Tensor, weight: Tensor, bias: Tenso
     _check_norm(delta, weight, bias)
 
 
-def _check_same(left: Tensor, right: Tensor) -> None:
-    torch._check(left.dim() == right.dim(), lambda: "the two operands have the same shape")
-    for a, b in zip(left.shape, right.shape, strict=True):
+def _check_same(first: Tensor, second: Tensor) -> None:
+    torch._check(first.dim() == second.dim(), lambda: "the two operands have the same shape")
+    for a, b in zip(first.shape, second.shape, strict=True):
         torch._check(a == b, lambda: "the two operands have the same shape")
 
 

@@ -60,8 +60,8 @@ def dequantized(
 def _codes(words: Tensor, each: int, places: np.ndarray) -> Tensor:
     """int32 [n, rows, words] -> the numbers of `each` bits in them by row, where `places` says which lies where."""
     shifts = torch.arange(0, 32, each, dtype=torch.int32)
-    found = ((words[..., None] >> shifts) & ((1 << each) - 1)).flatten(2)
-    return found[:, :, torch.from_numpy(np.argsort(places))].transpose(0, 1).reshape(words.shape[1], -1)
+    codes = ((words[..., None] >> shifts) & ((1 << each) - 1)).flatten(2)
+    return codes[:, :, torch.from_numpy(np.argsort(places))].transpose(0, 1).reshape(words.shape[1], -1)
 
 
 def _scales(scale: Tensor, upper: Tensor | None, group: int) -> Tensor:

@@ -7,12 +7,13 @@ from roofline.engine.process.thread import engine_in_thread
 from roofline.server.options import ServeOptions
 from roofline.server.serve import serve_engine
 from roofline.server.text_side import TextSide
+from roofline.torch.checkpoint import PretrainedModel, PretrainedTokenizer
 from roofline.torch.model import TorchModel, from_model
 
 
 def serve(
-    model: Any,
-    tokenizer: Any = None,
+    model: PretrainedModel,
+    tokenizer: PretrainedTokenizer = None,
     host: str = "127.0.0.1",
     port: int = 8000,
     *,

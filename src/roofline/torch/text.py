@@ -1,15 +1,14 @@
 """The text side of a transformers tokenizer in memory."""
 
-from typing import Any
-
 from roofline.bundle import with_template
 from roofline.common.errors import UnsupportedError
 from roofline.text.templates.template import ChatTemplate
 from roofline.text.tokenizers.from_json import from_json
 from roofline.text.tokenizers.tokenizer import Tokenizer
+from roofline.torch.checkpoint import PretrainedTokenizer
 
 
-def text_of(tokenizer: Any, eos_ids: tuple[int, ...] = ()) -> tuple[Tokenizer, ChatTemplate]:
+def text_of(tokenizer: PretrainedTokenizer, eos_ids: tuple[int, ...] = ()) -> tuple[Tokenizer, ChatTemplate]:
     """Our tokenizer and chat template of one of transformers'.
 
     Args:

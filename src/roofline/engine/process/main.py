@@ -73,7 +73,7 @@ class Channel:
             self.closed = True
 
     def _take(self) -> list[ToEngine]:
-        taken: list[ToEngine] = []
+        received: list[ToEngine] = []
         at = 0
         while len(self._in) - at >= messages.LENGTH.size:
             (length,) = messages.LENGTH.unpack_from(self._in, at)
@@ -82,10 +82,10 @@ class Channel:
                 raise RooflineError(f"a message of {length} bytes: the stream from the owner is broken")
             if len(self._in) < start + length:
                 break
-            taken.append(messages.engine_decoder.decode(self._in[start : start + length]))
+            received.append(messages.engine_decoder.decode(self._in[start : start + length]))
             at = start + length
         del self._in[:at]
-        return taken
+        return received
 
     def _flush(self) -> None:
         try:

@@ -62,7 +62,7 @@ class StepPlan:
 
 
 @dataclass(frozen=True)
-class Ahead:
+class PendingCommit:
     """What `advance` changed. places: index in `ids` of each of the plan's `sampled`; computed: of each sequence."""
 
     places: list[int]
@@ -139,16 +139,16 @@ def plan_drafts(state: State, plan: StepPlan) -> None:
         length, pages = len(sequence.ids), sequence.pages
         rows = limits.rows - len(plan.sampled) - plan.drafted
         count = min(len(sequence.draft), rows, limits.tokens - plan.tokens, sequence.end - length - 1)
-        room, held = len(pages) * PAGE_TOKENS - length, len(pages)
+        room, page_count = len(pages) * PAGE_TOKENS - length, len(pages)
         if count > room:
-            more = -(-(length + count) // PAGE_TOKENS) - held
+            more = -(-(length + count) // PAGE_TOKENS) - page_count
             if plan.table_pages + more > limits.table_pages or not state.cache.grow(pages, length + count):
                 count = room
         del sequence.draft[max(0, count) :]
         plan.counts[i] += len(sequence.draft)
         plan.tokens += len(sequence.draft)
         plan.drafted += len(sequence.draft)
-        plan.table_pages += len(pages) - held
+        plan.table_pages += len(pages) - page_count
 
 
 def _admit(state: State, plan: StepPlan) -> None:
@@ -229,7 +229,7 @@ def commit(state: State, plan: StepPlan, ids: list[int]) -> list[list[int]]:
     return fresh
 
 
-def advance(plan: StepPlan) -> Ahead:
+def advance(plan: StepPlan) -> PendingCommit:
     """Count a step as computed whose ids are not known yet, so that the next can be scheduled meanwhile.
 
     In place of an id stands -1 - r, r being its logit row, until `settle`. No sequence of the plan has a draft.
@@ -239,10 +239,10 @@ def advance(plan: StepPlan) -> Ahead:
     places = [len(sequence.ids) for sequence in plan.sampled]
     for row, sequence in enumerate(plan.sampled):
         sequence.ids.append(-1 - row)
-    return Ahead(places, [sequence.computed for sequence in plan.sequences])
+    return PendingCommit(places, [sequence.computed for sequence in plan.sequences])
 
 
-def settle(state: State, plan: StepPlan, ahead: Ahead, ids: list[int]) -> list[list[int]]:
+def settle(state: State, plan: StepPlan, pending: PendingCommit, ids: list[int]) -> list[list[int]]:
     """Record the ids of a step that was counted by `advance`: as `commit`, whatever was scheduled since.
 
     At most one step came after it. What that computed of sequences that end here is ignored: its slots in the cache lie
@@ -251,7 +251,7 @@ def settle(state: State, plan: StepPlan, ahead: Ahead, ids: list[int]) -> list[l
     """
     fresh: list[list[int]] = []
     ended: list[Sequence] = []
-    for sequence, place, token in zip(plan.sampled, ahead.places, ids, strict=True):
+    for sequence, place, token in zip(plan.sampled, pending.places, ids, strict=True):
         if sequence.finished is not None:
             fresh.append([])
             continue
@@ -262,7 +262,7 @@ def settle(state: State, plan: StepPlan, ahead: Ahead, ids: list[int]) -> list[l
             sequence.ids += following
         else:
             ended.append(sequence)
-    for sequence, computed in zip(plan.sequences, ahead.computed, strict=True):
+    for sequence, computed in zip(plan.sequences, pending.computed, strict=True):
         if len(sequence.pages) * PAGE_TOKENS >= computed:
             _publish(state, sequence, computed)
     if ended:

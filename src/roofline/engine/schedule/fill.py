@@ -78,8 +78,8 @@ class BatchFiller:
 def step_ids(sequence: Sequence, count: int) -> list[int]:
     """The `count` ids that a step computes of a sequence: known ones, then its draft."""
     first = sequence.computed
-    known = sequence.ids[first : first + count]
-    return known if len(known) == count else known + sequence.draft
+    ids = sequence.ids[first : first + count]
+    return ids if len(ids) == count else ids + sequence.draft
 
 
 def logit_rows(plan: StepPlan) -> list[int]:

@@ -6,7 +6,6 @@ written.
 """
 
 from collections.abc import Sequence as Items
-from typing import Any
 
 import numpy as np
 
@@ -98,21 +97,21 @@ class RowBuilder:
     def __init__(self, drafting: bool = False) -> None:
         self._drafting = drafting
         self._sequences: list[Sequence] = []
-        self._known: dict[tuple[int, ...], SampleRows] = {}  # by the rows of each sequence
+        self._rows_by_shape: dict[tuple[int, ...], SampleRows] = {}  # by the rows of each sequence
         self.histories = self._biases = False
 
     def build(self, sequences: list[Sequence]) -> SampleRows:
         """A row for the id at position len(ids) of each sequence, and one for each position after a drafted token."""
         if sequences != self._sequences:
             self._prepare(sequences)
-        ahead = [[len(s.draft)] if self._drafting else range(len(s.draft) + 1) for s in sequences]
-        shape = tuple([len(each) for each in ahead])
-        rows = self._known.get(shape)
+        offsets = [[len(s.draft)] if self._drafting else range(len(s.draft) + 1) for s in sequences]
+        shape = tuple([len(each) for each in offsets])
+        rows = self._rows_by_shape.get(shape)
         if rows is None:
-            if len(self._known) == MOST_SHAPES:
-                self._known.clear()
-            rows = self._known[shape] = _static_rows(sequences, shape, self._drafting)
-        each_row = [(s, j) for s, each in zip(sequences, ahead, strict=True) for j in each]
+            if len(self._rows_by_shape) == MOST_SHAPES:
+                self._rows_by_shape.clear()
+            rows = self._rows_by_shape[shape] = _static_rows(sequences, shape, self._drafting)
+        each_row = [(s, j) for s, each in zip(sequences, offsets, strict=True) for j in each]
         rows.position[:] = [len(s.ids) + j for s, j in each_row]
         if self.histories:
             pairs = [pair for s in sequences for pair in self._histories_of(s)]
@@ -130,7 +129,7 @@ class RowBuilder:
         for sequence in sequences:
             if sequence.sampling is None:
                 sequence.sampling = RowState(sequence)
-        self._sequences, self._known = list(sequences), {}
+        self._sequences, self._rows_by_shape = list(sequences), {}
         self.histories = any(s.sampling.history is not None for s in sequences)
         self._biases = any(len(s.sampling.banned[0]) for s in sequences)
 
@@ -169,6 +168,6 @@ def _starts(sizes: Items[int]) -> np.ndarray:
     return starts
 
 
-def _pairs(values: dict[int, Any]) -> tuple[np.ndarray, np.ndarray]:
+def _pairs(values: dict[int, float]) -> tuple[np.ndarray, np.ndarray]:
     ordered = sorted(values.items())
     return np.array([i for i, _ in ordered], np.int32), np.array([v for _, v in ordered], np.float32)

@@ -99,13 +99,13 @@ class DraftModel:
         for sequence in sequences:
             side = self._sides[sequence]
             missing = [*sequence.ids[side.computed :], *sequence.draft[max(0, side.computed - side.length) :]]
-            taken = missing[: limits.tokens - tokens]
+            chunk = missing[: limits.tokens - tokens]
             pages += len(side.pages)
-            if not taken or len(segments) == limits.segments or len(sampled) == limits.rows or pages > limits.pages:
+            if not chunk or len(segments) == limits.segments or len(sampled) == limits.rows or pages > limits.pages:
                 break
-            segments.append(Segment(taken, side.computed, side.pages))
-            tokens += len(taken)
-            if len(taken) == len(missing):
+            segments.append(Segment(chunk, side.computed, side.pages))
+            tokens += len(chunk)
+            if len(chunk) == len(missing):
                 sampled.append(sequence)
                 ends.append(tokens - 1)
         executable.batch.fill(segments, ends)

@@ -17,7 +17,7 @@ class NgramIndex:
 
     def __init__(self, longest: int = LONGEST, shortest: int = SHORTEST) -> None:
         assert 1 <= shortest <= longest, "lengths of runs"
-        self._seen = 0
+        self._length = 0
         self._tail = 0  # the latest `longest` ids, packed
         self._widest = (1 << longest * ID_BITS) - 1
         # (length, mask of as many ids, packed run -> index of the id that followed it), longest first
@@ -32,18 +32,18 @@ class NgramIndex:
         fewer than `count` ids follow it is taken as a period, and goes on repeating.
         """
         tail = self._tail
-        for at in range(self._seen, len(ids)):
+        for at in range(self._length, len(ids)):
             for n, mask, places in self._runs:
                 if at >= n:
                     places[tail & mask] = at
             tail = (tail << ID_BITS | ids[at]) & self._widest
-        self._seen, self._tail = len(ids), tail
+        self._length, self._tail = len(ids), tail
         for n, mask, places in self._runs:
             place = places.get(tail & mask) if len(ids) >= n else None
             if place is not None:
-                found = list(ids[place : place + count])
+                following = list(ids[place : place + count])
                 period = len(ids) - place
-                return found if len(found) == count else [found[i % period] for i in range(count)]
+                return following if len(following) == count else [following[i % period] for i in range(count)]
         return []
 
 

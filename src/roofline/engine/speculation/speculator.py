@@ -93,7 +93,7 @@ class Record:
     hits: float = HITS
     tries: float = TRIES
     drafts: bool = True
-    held: int = 0  # drafts held back since it last drafted
+    skips: int = 0  # drafts held back since it last drafted
     retry: int = RETRY
     streak: int = 0  # verified drafts since it last held back
     guess: list[int] = field(default_factory=list)
@@ -122,7 +122,7 @@ class Speculator:
 
     def __init__(self, drafter: Drafter, tokens: int, clock: Clock, adaptive: bool = True) -> None:
         self.drafter, self.tokens, self.adaptive = drafter, tokens, adaptive
-        self.held = 0  # drafts that were not verified because they would have lost
+        self.drafts_held = 0  # drafts that were not verified because they would have lost
         self.seconds = 0.0  # spent on drafting
         self._clock, self._times = clock, StepTimes()
         self._drafting = 0.0  # seconds, for the step to come
@@ -179,15 +179,15 @@ class Speculator:
         """Free what the drafter holds."""
         self.drafter.close()
 
-    def _make(self, wanted: list[tuple[Sequence, int]]) -> None:
-        if not wanted:
+    def _make(self, targets: list[tuple[Sequence, int]]) -> None:
+        if not targets:
             return
         try:
-            self.drafter.draft([s for s, _ in wanted], [count for _, count in wanted])
+            self.drafter.draft([s for s, _ in targets], [count for _, count in targets])
         except Exception as error:  # no request may fail because nobody could guess its next ids
             log.get("engine").error("drafting failed and is off from now on", exc_info=error)
             self._broken = True
-        for sequence, _ in wanted:
+        for sequence, _ in targets:
             if self._broken:
                 sequence.draft = []
             sequence.speculation.guess = list(sequence.draft)
@@ -216,21 +216,21 @@ class Speculator:
             reverse=True,
         )
         chosen = [0] * len(able)
-        taken, expected = 0, float(sequences)
+        tokens, expected = 0, float(sequences)
         for chance, i, j in likely:
             record: Record = able[i][0].speculation
             margin = MARGIN if record.drafts else AGAIN
-            if chosen[i] != j - 1 or chance <= margin * price * expected / (1.0 + taken * price):
+            if chosen[i] != j - 1 or chance <= margin * price * expected / (1.0 + tokens * price):
                 continue
             chosen[i] = j
-            taken, expected = taken + 1, expected + chance
+            tokens, expected = tokens + 1, expected + chance
         for (sequence, _), count in zip(able, chosen, strict=True):
             self._note(sequence.speculation, count, sequences)
         return [(s, count) for (s, _), count in zip(able, chosen, strict=True)]
 
     def _hold_all(self, drafts: int, sequences: int) -> None:
         """Not even drafts that are always right pay: that is no sequence's fault, and only a new price changes it."""
-        self.held += drafts
+        self.drafts_held += drafts
         self._dear += 1
         if self._dear >= self._dear_retry:
             self._dear, self._dear_retry = 0, min(2 * self._dear_retry, LONGEST_RETRY)
@@ -239,12 +239,12 @@ class Speculator:
     def _note(self, record: Record, count: int, sequences: int) -> None:
         record.drafts = count > 0
         if count:
-            record.held = 0
+            record.skips = 0
             return
-        self.held += 1
-        record.held, record.streak = record.held + 1, 0
-        if record.held >= record.retry:
-            record.held, record.retry = 0, min(2 * record.retry, LONGEST_RETRY)
+        self.drafts_held += 1
+        record.skips, record.streak = record.skips + 1, 0
+        if record.skips >= record.retry:
+            record.skips, record.retry = 0, min(2 * record.retry, LONGEST_RETRY)
             record.drafts = True
             self._times.doubt(sequences)
             if not self.drafter.free:  # nothing was learnt of it meanwhile
