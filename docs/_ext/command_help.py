@@ -1,15 +1,15 @@
 """The directive `command-help`: what every command of `roofline` prints for --help, as literal text under headings."""
 
 import os
-import re
 import subprocess
 import sys
 
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
+from roofline.cli.commands import ROOT, Group
+
 WIDTH = "100"
-LISTED = re.compile(r"^[│ ]+([a-z][a-z0-9-]*)  ", re.MULTILINE)
 
 
 def help_of(words: tuple[str, ...]) -> str:
@@ -21,20 +21,10 @@ def help_of(words: tuple[str, ...]) -> str:
     return "\n".join(line.rstrip() for line in done.stdout.strip("\n").splitlines())
 
 
-def subcommands(text: str) -> list[str]:
-    """The commands that a help text lists, in its order; none for a command without any."""
-    listed = re.split(r"^.*\bCommands\b.*$", text, flags=re.MULTILINE | re.IGNORECASE)[1:]
-    return [name for part in listed for name in LISTED.findall(part)]
-
-
-def tree(words: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], str]]:
-    """Every command with its help text, parents first."""
-    text = help_of(words)
-    found = [(words, text)]
-    if len(words) < 3:
-        for name in subcommands(text):
-            found += tree((*words, name))
-    return found
+def commands(words: tuple[str, ...] = (), entry: Group | str = ROOT) -> list[tuple[str, ...]]:
+    """The words that call each command, groups before what is in them."""
+    below = entry.commands.items() if isinstance(entry, Group) else ()
+    return [words, *(deeper for name, part in below for deeper in commands((*words, name), part))]
 
 
 class CommandHelp(SphinxDirective):
@@ -42,7 +32,8 @@ class CommandHelp(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         sections: list[nodes.Node] = []
-        for words, text in tree():
+        for words in commands():
+            text = help_of(words)
             title = " ".join(("roofline", *words))
             section = nodes.section(ids=[nodes.make_id(title)], names=[title])
             section += nodes.title(text=title)
