@@ -100,7 +100,7 @@ def test_a_missing_rung_has_its_reason(name, here, given, said):
 @pytest.fixture(scope="module")
 def shape(tmp_path_factory):
     """The folder of a tiny Llama's config.json, with grouped heads."""
-    from roofline.weights.files.to_hf import hf_config
+    from roofline.weights.to_hf import hf_config
 
     config = {
         "family": "llama", "width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "ffn": 128,
@@ -117,7 +117,7 @@ def model(shape):
     """transformers' model of it in float32: bf16 ties would be broken differently by every kernel."""
     pytest.importorskip("transformers")
     from roofline.bench.peers.transformers_model import random_model
-    from roofline.weights.files.to_hf import hf_config
+    from roofline.weights.to_hf import hf_config
 
     return random_model(hf_config(shape.config), "cpu", threads=1).float()
 

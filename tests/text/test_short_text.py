@@ -37,8 +37,8 @@ def made(kind: str) -> Vocabulary:
 
 def stored(tokenizer: Tokenizer) -> Tokenizer:
     again = Tokenizer.from_bytes(tokenizer.to_bytes())
-    assert again._quick is not None
-    again._quick._left = 1 << 60
+    assert again._short_text is not None
+    again._short_text._budget = 1 << 60
     return again
 
 
@@ -51,19 +51,19 @@ def fast(smollm2: Tokenizer) -> Tokenizer:
 def test_every_known_splitting_rule(kind: str) -> None:
     whole = Tokenizer(made(kind))
     again = Tokenizer.from_bytes(whole.to_bytes())
-    assert again.has_short_text_encoder is (again._quick is not None)
-    if again._quick is None:
+    assert again.has_short_text_encoder is (again._short_text is not None)
+    if again._short_text is None:
         pytest.skip("left to the library")
-    again._quick._left = 1 << 60
+    again._short_text._budget = 1 << 60
 
     @settings(max_examples=60, deadline=None)
     @given(st.one_of(ASCII, WORDS))
     def same(text: str) -> None:
-        found = again._quick_plain(text)
+        found = again._encode_short(text)
         assert found is None or found == whole.encode(text, add_special=False)
 
     same()
-    assert again._quick_plain("The rain on 12 stones isn't here.\n\n  (see it)") is not None
+    assert again._encode_short("The rain on 12 stones isn't here.\n\n  (see it)") is not None
 
 
 def test_the_common_rules_are_quick() -> None:
@@ -74,7 +74,7 @@ def test_the_common_rules_are_quick() -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.one_of(ASCII, WORDS))
 def test_smollm2(smollm2: Tokenizer, fast: Tokenizer, text: str) -> None:
-    found = fast._quick_plain(text)
+    found = fast._encode_short(text)
     assert found == smollm2.encode(text, add_special=False)
 
 
@@ -84,7 +84,7 @@ def test_marked_texts(smollm2: Tokenizer, fast: Tokenizer, pieces: list[str], ra
     text = "".join(pieces)
     trusted = bytes(b for piece in pieces for b in [random.random() < 0.7] * len(piece))  # type: ignore[attr-defined]
     found = list(fast._special_pattern.finditer(text))
-    quickly = fast._quick_marked(text, trusted, found)
+    quickly = fast._encode_short_marked(text, trusted, found)
     assert quickly is None or quickly == smollm2.encode_marked(text, trusted)
 
 
@@ -113,7 +113,7 @@ def test_any_merges_in_any_order(data: st.DataObject) -> None:
     tokenizer = Tokenizer(Vocabulary("BPE", tokens, lefts=lefts, rights=rights, pipeline=byte_level_pipeline("gpt-2")))
     again = stored(tokenizer)
     for text in data.draw(st.lists(st.text(alphabet="abc ", max_size=40), max_size=5)):
-        assert again._quick_plain(text) == tokenizer.encode(text, add_special=False)
+        assert again._encode_short(text) == tokenizer.encode(text, add_special=False)
 
 
 def test_a_trusted_chat_is_quick(smollm2: Tokenizer, fast: Tokenizer) -> None:
@@ -125,14 +125,14 @@ def test_a_trusted_chat_is_quick(smollm2: Tokenizer, fast: Tokenizer) -> None:
 def test_what_is_left_to_the_library(smollm2: Tokenizer) -> None:
     tokenizer = stored(smollm2)
     for text in ("é", "\x00", "a" * (short_text.MAX_TEXT + 1)):
-        assert tokenizer._quick_plain(text) is None
+        assert tokenizer._encode_short(text) is None
     assert tokenizer.encode("é", add_special=False) == smollm2.encode("é", add_special=False)
-    assert tokenizer._quick is None  # its tables are there now
+    assert tokenizer._short_text is None  # its tables are there now
     tokenizer = stored(smollm2)
-    assert tokenizer._quick is not None
-    tokenizer._quick._left = 5
-    assert tokenizer._quick_plain("abc") is not None
-    assert tokenizer._quick_plain("abc") is None
+    assert tokenizer._short_text is not None
+    tokenizer._short_text._budget = 5
+    assert tokenizer._encode_short("abc") is not None
+    assert tokenizer._encode_short("abc") is None
     added = [AddedToken(999, "<s>", special=True, lstrip=True)]
     base = made("gpt-2")
     for changed in (

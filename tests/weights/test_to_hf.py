@@ -10,8 +10,8 @@ from roofline.models import presets
 from roofline.weights import names
 from roofline.weights.checkpoint import open_checkpoint
 from roofline.weights.config.hf import from_hf
-from roofline.weights.files.to_hf import hf_config, write_folder
 from roofline.weights.random_weights import random_values
+from roofline.weights.to_hf import hf_config, write_folder
 
 SMALL = {
     "llama": {"width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "ffn": 128, "vocab": 96},
@@ -38,7 +38,7 @@ def test_a_configuration_is_read_back_as_it_was(name: str) -> None:
 @pytest.mark.parametrize("several", [False, True])
 def test_weights_are_read_back_as_they_were(kind: str, several: bool, tmp_path: Path, monkeypatch) -> None:
     if several:
-        monkeypatch.setattr("roofline.weights.files.to_hf.FILE_BYTES", 40_000)
+        monkeypatch.setattr("roofline.weights.to_hf.FILE_BYTES", 40_000)
     preset = "mpt-125m" if kind == "mpt" else "smollm2-135m"
     config = presets.preset(preset) | SMALL[kind] | {"max_position": 128}
     tensors = {name: random_values(name, shape, 1) for name, shape in names.parameter_shapes(config).items()}

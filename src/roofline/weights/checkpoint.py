@@ -1,19 +1,19 @@
-"""A model's weights under the names our models use, whatever kind of file holds them."""
+"""`Checkpoint`: a model's tensors under our models' names, and its configuration, from whatever kind of file."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.ops import formats
 from roofline.weights import names
+from roofline.weights.config.canonical import Config
 from roofline.weights.config.gguf import from_gguf
 from roofline.weights.config.hf import from_hf
 from roofline.weights.files.float8 import Float8Tensors
 from roofline.weights.files.gguf import GGUFFile
-from roofline.weights.files.mapped import TensorInfo, map_file, refuse, shorten
+from roofline.weights.files.mapped import JsonObject, TensorInfo, map_file, refuse, shorten
 from roofline.weights.files.safetensors import SafetensorsModel, read_json_file
 
 
@@ -33,8 +33,8 @@ class Checkpoint:
         path: Path,
         kind: str,
         tensors: Mapping[str, TensorInfo],
-        metadata: Mapping[str, Any],
-        config: Mapping[str, Any],
+        metadata: JsonObject,
+        config: JsonObject,
         read: Callable[[str], np.ndarray],
     ) -> None:
         self.path, self.kind, self.tensors, self.metadata, self.config = path, kind, tensors, metadata, config
@@ -53,11 +53,11 @@ class Checkpoint:
 
     def check_names(self, expected: Mapping[str, tuple[int, ...]] | Iterable[str]) -> None:
         """Raise ConfigError unless the tensors are exactly `expected`; with a mapping, shapes are compared too."""
-        wanted = dict.fromkeys(expected)
-        missing = [name for name in wanted if name not in self.tensors]
+        names = dict.fromkeys(expected)
+        missing = [name for name in names if name not in self.tensors]
         if missing:
-            refuse(self.path, f"tensor {missing[0]!r}", f"is missing ({len(missing)} of {len(wanted)} are)")
-        surplus = [name for name in self.tensors if name not in wanted]
+            refuse(self.path, f"tensor {missing[0]!r}", f"is missing ({len(missing)} of {len(names)} are)")
+        surplus = [name for name in self.tensors if name not in names]
         if surplus:
             refuse(self.path, f"tensor {surplus[0]!r}", f"is not part of this model ({len(surplus)} are not)")
         if isinstance(expected, Mapping):
@@ -82,7 +82,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     return checkpoint
 
 
-def read_config(path: str | Path) -> dict[str, Any]:
+def read_config(path: str | Path) -> Config:
     """The canonical configuration alone: of a config.json (or the folder that holds it), or of a checkpoint.
 
     For models without weights (`weights.random_weights`). Raises ConfigError, UnsupportedError.

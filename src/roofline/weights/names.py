@@ -1,15 +1,14 @@
-"""Names of parameters: what GGUF and Hugging Face call them -> what our models call them.
+"""Names of parameters: from those of GGUF and Hugging Face to those of our models, and back.
 
 Both maps hold for every family we have: a family that lacks a parameter is caught when names are checked.
 """
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from roofline.common.errors import ConfigError
 from roofline.models.registry import configure
 from roofline.models.spec import expand
+from roofline.weights.files.mapped import JsonObject
 
 _GGUF_LAYER = {
     "attn_norm": "attn_norm",
@@ -81,14 +80,14 @@ def to_hf(family: str, name: str) -> str:
     match = _OURS.fullmatch(name)
     if match:
         index, part, kind = match.groups()
-        theirs = {ours: hf for hf, ours in (_MPT_LAYER if mpt else _HF_LAYER).items()}
-        if part in theirs:
-            return f"{'transformer.blocks' if mpt else 'model.layers'}.{index}.{theirs[part]}.{kind}"
-    stem, _, kind = name.rpartition(".")
-    theirs = {ours: hf for hf, ours in (_MPT_TOP if mpt else _HF_TOP).items()}
-    if match or stem not in theirs:
+        table, prefix = (_MPT_LAYER, f"transformer.blocks.{index}.") if mpt else (_HF_LAYER, f"model.layers.{index}.")
+    else:
+        part, _, kind = name.rpartition(".")
+        table, prefix = _MPT_TOP if mpt else _HF_TOP, ""
+    theirs = next((theirs for theirs, ours in table.items() if ours == part), None)
+    if theirs is None:
         raise ConfigError(f"{name} of a {family} model has no name in Hugging Face's files")
-    return f"{theirs[stem]}.{kind}"
+    return f"{prefix}{theirs}.{kind}"
 
 
 def hf_skipped(name: str) -> bool:
@@ -105,7 +104,7 @@ def _canonical(name: str, pattern: re.Pattern[str], layer: dict[str, str], top: 
     return f"{top[stem]}.{kind}" if stem in top and kind in ("weight", "bias") else None
 
 
-def parameter_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def parameter_shapes(config: JsonObject) -> dict[str, tuple[int, ...]]:
     """Canonical name -> shape of every parameter a file must hold for a configuration: the rows of its family's table.
 
     Raises ConfigError, UnsupportedError for configurations the family does not have.

@@ -1,11 +1,8 @@
-"""Weights without a file: deterministic random tensors for any configuration (``--weights random:SEED``, or
-``random:SEED:FORMAT``)."""
+"""Deterministic random tensors for any configuration, in place of a file (``--weights random:SEED[:FORMAT]``)."""
 
 import hashlib
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +11,7 @@ from roofline.models.presets import preset
 from roofline.ops import formats
 from roofline.weights import names
 from roofline.weights.checkpoint import Checkpoint
-from roofline.weights.files.mapped import TensorInfo
+from roofline.weights.files.mapped import JsonObject, TensorInfo
 
 _PREFIX = "random:"
 PRESET = "preset:"
@@ -32,7 +29,7 @@ def parse(text: str) -> tuple[int, str]:
     return int(digits), form or "BF16"
 
 
-def random_checkpoint(config: Mapping[str, Any], seed: int, form: str = "BF16") -> Checkpoint:
+def random_checkpoint(config: JsonObject, seed: int, form: str = "BF16") -> Checkpoint:
     """A Checkpoint whose tensors are made when they are read, and never kept.
 
     A tensor is a function of (seed, its name, its shape) alone: matrices are uniform with standard deviation
@@ -61,7 +58,7 @@ def random_checkpoint(config: Mapping[str, Any], seed: int, form: str = "BF16") 
     return Checkpoint(Path(f"{_PREFIX}{seed}"), "random", tensors, {}, config, read)
 
 
-def pooled_checkpoint(config: Mapping[str, Any], seed: int, form: str = "BF16") -> Checkpoint:
+def pooled_checkpoint(config: JsonObject, seed: int, form: str = "BF16") -> Checkpoint:
     """As `random_checkpoint`, but the rows of all matrices of a width repeat the same few million numbers: for timing
     large shapes, whose weights would take minutes to make."""
     plain = random_checkpoint(config, seed, form)

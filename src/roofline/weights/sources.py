@@ -1,4 +1,4 @@
-"""Where models come from: short names, hub ids, local paths; and the folder that keeps what was pulled.
+"""Where models come from: short names, hub ids and paths, and the local store of models that were pulled.
 
 `pull` is safe to interrupt and to repeat: a model counts as stored only when its manifest is written, which happens
 after its file was verified and renamed into place. What an interrupted pull had finished is used again (a whole wheel,
@@ -78,9 +78,9 @@ def resolve(name_or_path: str, *, fetch: bool = False, progress: Progress | None
         if "/" in name_or_path or path.suffix in (".gguf", ".safetensors"):
             raise ConfigError(f"{name_or_path}: there is no such file or folder")
         raise _unknown(name_or_path, [*catalog(), *(m.name for m in list_models())])
-    found = stored_path(name_or_path)
-    if found is not None:
-        return found
+    path_or_none = stored_path(name_or_path)
+    if path_or_none is not None:
+        return path_or_none
     if fetch:
         return pull(name_or_path, progress)
     raise ConfigError(f"model {name_or_path!r} is not here yet; get it with: roofline pull {name_or_path}")
@@ -93,8 +93,8 @@ def stored_path(name: str) -> Path | None:
     if manifest is None:
         return None
     path = folder / manifest.file if manifest.file else folder
-    whole = path.is_dir() if not manifest.file else path.is_file() and path.stat().st_size == manifest.size
-    return path if whole else None
+    is_complete = path.is_file() and path.stat().st_size == manifest.size if manifest.file else path.is_dir()
+    return path if is_complete else None
 
 
 def pull(name: str, progress: Progress | None = None) -> Path:
@@ -111,9 +111,9 @@ def pull(name: str, progress: Progress | None = None) -> Path:
     report = progress or (lambda stage, done, total: None)
     folder = _folder(name)
     with disk_errors(folder), locked(_locks() / f"{folder.name}.lock", lambda: report("waiting", 0, None)):
-        found = stored_path(name)  # another process may have pulled it while we waited
-        if found is not None:
-            return found
+        path = stored_path(name)  # another process may have pulled it while we waited
+        if path is not None:
+            return path
         manifest = _pull_hub(name, folder, report) if name.startswith("hf:") else _pull_catalog(name, folder, report)
         write_atomically(folder / _MANIFEST, json.dumps(asdict(manifest), indent=1))
         return folder / manifest.file if manifest.file else folder
@@ -206,10 +206,10 @@ def _read_manifest(folder: Path) -> StoredModel | None:
         return None
 
 
-def _unknown(name: str, known: list[str]) -> ConfigError:
-    near = get_close_matches(name, known, n=1, cutoff=0.4)
+def _unknown(name: str, choices: list[str]) -> ConfigError:
+    near = get_close_matches(name, choices, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    names = ", ".join(sorted(set(known))) or "none"
+    names = ", ".join(sorted(set(choices))) or "none"
     return ConfigError(f"there is no model {name!r}.{hint} Known: {names}; or hf:ORG/REPO[:FILE], or a path.")
 
 

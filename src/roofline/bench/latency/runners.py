@@ -211,7 +211,7 @@ def why_missing(rung: Rung, subject: Subject, here: Any) -> str:
 
 def _torch_model(subject: Subject, device: str, threads: int | None) -> Any:
     from roofline.bench.peers.transformers_model import random_model
-    from roofline.weights.files.to_hf import hf_config
+    from roofline.weights.to_hf import hf_config
 
     return random_model(hf_config(subject.config), device, subject.seed, threads)
 

@@ -1,4 +1,4 @@
-"""Ids to text as they arrive."""
+"""Turns ids into text while they are generated."""
 
 import codecs
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Stop strings, found across the borders of tokens."""
+"""Finds stop strings in generated text, also where they begin in one token and end in another."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from roofline.text.tokenizers.tokenizer import Tokenizer
 class StopStrings:
     """Cuts a text at the stop string that is complete first (of those complete at once, the longest).
 
-    What is emitted never holds any part of a stop string that may still become complete, so the result does not depend
-    on how the text was portioned.
+    The text that `push` returns holds no part of a stop string that may still become complete, so the result does not
+    depend on the portions in which the text came.
 
     Args:
         stops: strings that end the text; none may be empty.
@@ -22,33 +22,33 @@ class StopStrings:
             raise ValueError("an empty stop string would end every text before it begins")
         self._stops = tuple(dict.fromkeys(stops))
         self._longest = max(map(len, self._stops), default=0)
-        self._held = ""
+        self._pending = ""
         self.stopped: str | None = None
 
     def push(self, text: str) -> str:
         """The text that is now certain. After `stopped` is set, always empty."""
         if self.stopped is not None:
             return ""
-        self._held += text
+        self._pending += text
         first = min(
-            ((at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0), default=None
+            ((at + len(stop), at, stop) for stop in self._stops if (at := self._pending.find(stop)) >= 0), default=None
         )
         if first is not None:
-            sure, self._held, self.stopped = self._held[: first[1]], "", first[2]
+            sure, self._pending, self.stopped = self._pending[: first[1]], "", first[2]
             return sure
         keep = self._unsure()
-        sure, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        sure, self._pending = self._pending[: len(self._pending) - keep], self._pending[len(self._pending) - keep :]
         return sure
 
     def finish(self) -> str:
-        """What was held back, when no more text comes."""
-        rest, self._held = self._held, ""
+        """The text that was still pending; for when no more comes."""
+        rest, self._pending = self._pending, ""
         return rest
 
     def _unsure(self) -> int:
-        """Length of the longest end of the held text that begins a stop string."""
-        for length in range(min(self._longest - 1, len(self._held)), 0, -1):
-            tail = self._held[-length:]
+        """Length of the longest end of the pending text that begins a stop string."""
+        for length in range(min(self._longest - 1, len(self._pending)), 0, -1):
+            tail = self._pending[-length:]
             if any(stop.startswith(tail) for stop in self._stops):
                 return length
         return 0
@@ -56,7 +56,7 @@ class StopStrings:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What a push gave: certain text, the stop string met (None: none), how many of the pushed ids were used."""
+    """The result of a push: text that is certain, the stop string met or None, how many of the pushed ids were used."""
 
     text: str
     stopped: str | None
@@ -76,7 +76,7 @@ class TextStream:
     ) -> None:
         self._detokenizer = Detokenizer(tokenizer, at_start=at_start)
         self._stops = StopStrings(stops)
-        self._any = bool(stops)
+        self._has_stops = bool(stops)
         self._include_stop = include_stop
 
     @property
@@ -87,7 +87,7 @@ class TextStream:
     def push(self, ids: Iterable[int]) -> Delta:
         """Adds ids. Those after the one that completed a stop string are not used, and not to be billed."""
         ids = list(ids)
-        if not self._any:
+        if not self._has_stops:
             return Delta(self._detokenizer.push(ids), None, len(ids))
         texts: list[str] = []
         used = 0

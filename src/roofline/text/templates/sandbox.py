@@ -201,8 +201,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             left = admit(left)
         return admit(_OPERATORS[operator](left, right))
 
-    def _check_product(self, left: object, right: object) -> None:
-        for sequence, count in ((left, right), (right, left)):
+    def _check_product(self, one: object, other: object) -> None:
+        for sequence, count in ((one, other), (other, one)):
             if isinstance(sequence, (list, tuple)) and isinstance(count, int):
                 check_items(len(sequence) * count)
                 weight(sequence)

@@ -109,13 +109,13 @@ def _value(expression: Outline, variables: Mapping[str, object]) -> object:
     if kind == "+":
         return tuple(part for inner in rest for part in _text(inner, variables))
     if kind in ("==", "!="):
-        left, right = (_plain(_value(part, variables)) for part in rest)
-        return (left == right) is (kind == "==")
+        first, second = (_plain(_value(part, variables)) for part in rest)
+        return (first == second) is (kind == "==")
     if kind == "not":
         return not _truth(_value(rest[0], variables))
     if kind in ("and", "or"):
-        left = _value(rest[0], variables)
-        return left if _truth(left) is (kind == "or") else _value(rest[1], variables)
+        first = _value(rest[0], variables)
+        return first if _truth(first) is (kind == "or") else _value(rest[1], variables)
     test, then, other = rest
     return _value(then if _truth(_value(test, variables)) else other, variables)
 

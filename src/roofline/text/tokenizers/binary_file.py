@@ -1,7 +1,7 @@
-"""A vocabulary's fast form on disk: a bundle's tokenizer.bin. Nothing but its header is read before it is needed.
+"""The binary form of a vocabulary, a bundle's tokenizer.bin: only its header is read before more is needed.
 
-`RLTOK2`, the header's length (uint32) and JSON, then the sections that it gives the sizes of: tokens and merges as
-separated text, scores (float64), where each token begins in its section (uint32), the quick encoder's tables.
+`RLTOK2`, the header's length (uint32) and JSON, then the sections whose sizes it gives: tokens and merges as
+separated text, scores (float64), where each token begins in its section (uint32), the short text encoder's tables.
 """
 
 import json
@@ -48,7 +48,7 @@ def to_bytes(vocabulary: Vocabulary) -> bytes:
 
 
 def from_bytes(data: bytes | memoryview) -> tuple[Vocabulary, ShortTextEncoder | None]:
-    """The vocabulary, whose texts are split when they are first asked for, and its quick encoder, where it has one.
+    """The vocabulary, whose texts are split at their first use, and its encoder of short texts, where it has one.
 
     Raises ConfigError on anything that `to_bytes` did not write.
     """
@@ -85,7 +85,7 @@ def from_bytes(data: bytes | memoryview) -> tuple[Vocabulary, ShortTextEncoder |
 
 
 class Texts(Sequence[str]):
-    """Strings kept as one separated text. Single ones are read where `starts` says they begin."""
+    """Strings stored as one text with separators. A single one is read at the offset that `starts` gives for it."""
 
     def __init__(self, name: str, data: memoryview, separator: str, count: int, starts: memoryview | None) -> None:
         self._name, self._data, self._separator, self._count = name, data, separator, count
@@ -115,12 +115,12 @@ class Texts(Sequence[str]):
     def _all(self) -> list[str]:
         """Raises ConfigError when there are not as many as there should be."""
         if self._list is None:
-            found = str(self._data, "utf-8", "replace").split(self._separator) if self._count else []
-            if len(found) != self._count:
+            texts = str(self._data, "utf-8", "replace").split(self._separator) if self._count else []
+            if len(texts) != self._count:
                 raise ConfigError(
-                    f"the stored tokenizer is damaged: {self._name} has {len(found)} entries instead of {self._count}"
+                    f"the stored tokenizer is damaged: {self._name} has {len(texts)} entries instead of {self._count}"
                 )
-            self._list = found
+            self._list = texts
         return self._list
 
 

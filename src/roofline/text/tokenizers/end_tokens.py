@@ -25,8 +25,8 @@ END_TOKENS = frozenset(
 )
 
 
-def end_ids(named: Iterable[int | None], added: Iterable[AddedToken]) -> tuple[int, ...]:
-    """The ids a file names as ends, in its order, then special tokens known to be ends."""
-    found = [token_id for token_id in named if token_id is not None]
-    found += [token.id for token in added if token.special and token.content in END_TOKENS]
-    return tuple(dict.fromkeys(found))
+def end_ids(file_ids: Iterable[int | None], added: Iterable[AddedToken]) -> tuple[int, ...]:
+    """The ids that a file lists as ends, in its order, then those of its special tokens that END_TOKENS has."""
+    ids = [token_id for token_id in file_ids if token_id is not None]
+    ids += [token.id for token in added if token.special and token.content in END_TOKENS]
+    return tuple(dict.fromkeys(ids))

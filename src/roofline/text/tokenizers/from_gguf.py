@@ -1,18 +1,18 @@
-"""Tokenizers from the metadata of a GGUF file."""
+"""Builds a tokenizer from the metadata of a GGUF file."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.text.tokenizers.end_tokens import end_ids
 from roofline.text.tokenizers.pretokenizers import ADDS_BOS, IGNORE_MERGES, byte_level_pipeline
 from roofline.text.tokenizers.tokenizer import SPACE, Tokenizer
-from roofline.text.tokenizers.vocabulary import AddedToken, Vocabulary
+from roofline.text.tokenizers.vocabulary import AddedToken, JsonObject, Vocabulary
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # values of tokenizer.ggml.token_type
 
 
-def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
+def from_gguf(metadata: JsonObject) -> Tokenizer:
     """The tokenizer that a GGUF file's key-value pairs describe.
 
     Byte-level BPE ("gpt2") is split as its ``tokenizer.ggml.pre`` says. SentencePiece ("llama") follows sentencepiece
@@ -42,6 +42,7 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     parts = makers[kind](metadata, list(tokens), types, ids["unknown"])
     return Tokenizer(
         Vocabulary(
+            tokens=list(tokens),
             **parts,
             added=added,
             bos_id=ids["bos"],
@@ -52,9 +53,7 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     )
 
 
-def _byte_level(
-    metadata: Mapping[str, Any], tokens: list[str], types: Sequence[int], unknown: int | None
-) -> dict[str, Any]:
+def _byte_level(metadata: JsonObject, tokens: list[str], types: Sequence[int], unknown: int | None) -> JsonObject:
     merges = _get(metadata, "merges", Sequence)
     pairs = [merge.partition(" ") for merge in merges]
     if not all(pair[2] for pair in pairs):
@@ -62,7 +61,6 @@ def _byte_level(
     kind = _get(metadata, "pre", str, default="default")
     return {
         "model": "BPE",
-        "tokens": tokens,
         "lefts": [pair[0] for pair in pairs],
         "rights": [pair[2] for pair in pairs],
         "options": {"ignore_merges": kind in IGNORE_MERGES},
@@ -70,52 +68,43 @@ def _byte_level(
     }
 
 
-def _sentencepiece(
-    metadata: Mapping[str, Any], tokens: list[str], types: Sequence[int], unknown: int | None
-) -> dict[str, Any]:
+def _sentencepiece(metadata: JsonObject, tokens: list[str], types: Sequence[int], unknown: int | None) -> JsonObject:
     if "tokenizer.ggml.merges" in metadata:
         pairs = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
     else:
         pairs = _merges_from_scores(tokens, types, _scores(metadata, len(tokens)))
-    options: dict[str, Any] = {"byte_fallback": _BYTE in types, "fuse_unk": True}
+    options: dict[str, object] = {"byte_fallback": _BYTE in types, "fuse_unk": True}
     if unknown is not None:
         options["unk_token"] = tokens[unknown]
-    prefixed = metadata.get("tokenizer.ggml.add_space_prefix", True)
     return {
         "model": "BPE",
-        "tokens": tokens,
         "lefts": [pair[0] for pair in pairs],
         "rights": [pair[1] for pair in pairs],
         "options": options,
-        "pipeline": _sentencepiece_pipeline(prefixed),
-        "byte_level": False,
-        "strip_space": prefixed,
+        **_visible_spaces(metadata),
     }
 
 
-def _unigram(
-    metadata: Mapping[str, Any], tokens: list[str], types: Sequence[int], unknown: int | None
-) -> dict[str, Any]:
+def _unigram(metadata: JsonObject, tokens: list[str], types: Sequence[int], unknown: int | None) -> JsonObject:
     if metadata.get("tokenizer.ggml.precompiled_charsmap"):
         raise UnsupportedError(
             "tokenizer.ggml.precompiled_charsmap", "its normalisation is not built", ("llama", "gpt2")
         )
-    prefixed = metadata.get("tokenizer.ggml.add_space_prefix", True)
     return {
         "model": "Unigram",
-        "tokens": tokens,
         "scores": _scores(metadata, len(tokens)),
         "options": {"unk_id": unknown, "byte_fallback": _BYTE in types},
-        "pipeline": _sentencepiece_pipeline(prefixed),
-        "byte_level": False,
-        "strip_space": prefixed,
+        **_visible_spaces(metadata),
     }
 
 
-def _sentencepiece_pipeline(prefixed: bool) -> dict[str, Any]:
+def _visible_spaces(metadata: JsonObject) -> JsonObject:
+    """How SentencePiece spells spaces, and the one that it may put before a text."""
+    prefixed = metadata.get("tokenizer.ggml.add_space_prefix", True)
     prepend = [{"type": "Prepend", "prepend": SPACE}] if prefixed else []
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-    return {"normalizer": {"type": "Sequence", "normalizers": [*prepend, replace]}}
+    pipeline = {"normalizer": {"type": "Sequence", "normalizers": [*prepend, replace]}}
+    return {"pipeline": pipeline, "byte_level": False, "strip_space": prefixed}
 
 
 def _merges_from_scores(tokens: list[str], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
@@ -128,21 +117,21 @@ def _merges_from_scores(tokens: list[str], types: Sequence[int], scores: Sequenc
     merges: list[tuple[float, int, int, int, int, str, str]] = []
     for token, i in ids.items():
         for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in ids and right in ids:
-                merges.append((-scores[i], -cut, cut - len(token), ids[left], ids[right], left, right))
+            first, second = token[:cut], token[cut:]
+            if first in ids and second in ids:
+                merges.append((-scores[i], -cut, cut - len(token), ids[first], ids[second], first, second))
     merges.sort()
     return [(merge[5], merge[6]) for merge in merges]
 
 
-def _scores(metadata: Mapping[str, Any], count: int) -> list[float]:
+def _scores(metadata: JsonObject, count: int) -> list[float]:
     scores = _get(metadata, "scores", Sequence)
     if len(scores) != count:
         raise ConfigError(f"tokenizer.ggml.scores has {len(scores)} entries, tokenizer.ggml.tokens {count}")
     return [float(score) for score in scores]
 
 
-def _token_id(metadata: Mapping[str, Any], name: str, count: int) -> int | None:
+def _token_id(metadata: JsonObject, name: str, count: int) -> int | None:
     value = metadata.get(f"tokenizer.ggml.{name}_token_id")
     if value is None:
         return None
@@ -151,7 +140,7 @@ def _token_id(metadata: Mapping[str, Any], name: str, count: int) -> int | None:
     return int(value)
 
 
-def _get(metadata: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
+def _get(metadata: JsonObject, name: str, kind: type, default: object = None) -> Any:
     value = metadata.get(f"tokenizer.ggml.{name}", default)
     if value is None:
         raise ConfigError(f"the file has no tokenizer.ggml.{name}")

@@ -1,27 +1,22 @@
-"""Tokenizers from a tokenizer.json, as Hugging Face writes it."""
+"""Builds a tokenizer from a tokenizer.json, as Hugging Face writes it."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.text.tokenizers.end_tokens import end_ids
 from roofline.text.tokenizers.tokenizer import SPACE, Tokenizer
-from roofline.text.tokenizers.vocabulary import AddedToken, Vocabulary
+from roofline.text.tokenizers.vocabulary import AddedToken, JsonObject, Vocabulary
 
 _BPE_OPTIONS = (
-    "unk_token",
-    "continuing_subword_prefix",
-    "end_of_word_suffix",
-    "fuse_unk",
-    "byte_fallback",
-    "ignore_merges",
+    *("unk_token", "continuing_subword_prefix", "end_of_word_suffix"),
+    *("fuse_unk", "byte_fallback", "ignore_merges"),
 )
 
 
-def from_json(source: str | Path | bytes, config: Mapping[str, Any]) -> Tokenizer:
+def from_json(source: str | Path | bytes, config: JsonObject) -> Tokenizer:
     """The tokenizer of a tokenizer.json.
 
     Args:
@@ -48,8 +43,8 @@ def from_json(source: str | Path | bytes, config: Mapping[str, Any]) -> Tokenize
     suffix = _switch(suffix, config.get("add_eos_token"), eos)
     if bos is None and prefix:
         bos = prefix[0]
-    named = config.get("eos_token_id")
-    listed = list(named) if isinstance(named, (list, tuple)) else [named]
+    eos_ids = config.get("eos_token_id")
+    listed = list(eos_ids) if isinstance(eos_ids, (list, tuple)) else [eos_ids]
     return Tokenizer(
         Vocabulary(
             **_model_parts(name, model),
@@ -65,11 +60,11 @@ def from_json(source: str | Path | bytes, config: Mapping[str, Any]) -> Tokenize
     )
 
 
-def _added(entry: Mapping[str, Any]) -> AddedToken:
+def _added(entry: JsonObject) -> AddedToken:
     return AddedToken(**{field.name: entry[field.name] for field in fields(AddedToken)})
 
 
-def _model_parts(name: str, model: Mapping[str, Any]) -> dict[str, Any]:
+def _model_parts(name: str, model: JsonObject) -> JsonObject:
     kind = model.get("type") or ("BPE" if "merges" in model else None)
     try:
         if kind == "BPE":
@@ -89,19 +84,19 @@ def _model_parts(name: str, model: Mapping[str, Any]) -> dict[str, Any]:
     raise UnsupportedError(f"{name}: model type {kind!r}", "it is not built here", ("BPE", "Unigram"))
 
 
-def _spelling(name: str, data: Mapping[str, Any]) -> tuple[bool, bool]:
+def _spelling(name: str, data: JsonObject) -> tuple[bool, bool]:
     """Whether tokens are spelt in bytes, and whether decoding drops a first space."""
     steps = list(_flatten(data.get("decoder"), "decoders"))
     kinds = {step.get("type") for step in steps}
     if kinds == {"ByteLevel"}:
         return True, False
-    known = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
+    supported = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
     spaces = [s for s in steps if s["type"] == "Metaspace" or (s["type"] == "Replace" and s.get("content") == " ")]
-    if not kinds <= known or not spaces:
+    if not kinds <= supported or not spaces:
         raise UnsupportedError(
             f"{name}: decoder {sorted(map(str, kinds))}",
             "its byte spelling is unknown",
-            ("ByteLevel", *sorted(known)),
+            ("ByteLevel", *sorted(supported)),
         )
     strip = any(s["type"] == "Strip" and s.get("start", 0) > 0 for s in steps)
     metaspace = any(s["type"] == "Metaspace" and s.get("prepend_scheme", "always") != "never" for s in steps)
@@ -110,7 +105,7 @@ def _spelling(name: str, data: Mapping[str, Any]) -> tuple[bool, bool]:
     return False, strip or metaspace
 
 
-def _flatten(part: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:
+def _flatten(part: JsonObject | None, key: str) -> list[JsonObject]:
     if part is None:
         return []
     if part.get("type") == "Sequence":
@@ -118,18 +113,18 @@ def _flatten(part: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]
     return [part]
 
 
-def _ids(model: Mapping[str, Any], added: list[AddedToken]) -> dict[str | None, int]:
+def _ids(model: JsonObject, added: list[AddedToken]) -> dict[str | None, int]:
     vocab = model.get("vocab", {})
     ids: dict[str | None, int] = dict(vocab) if isinstance(vocab, dict) else {e[0]: i for i, e in enumerate(vocab)}
     ids.update((token.content, token.id) for token in added)
     return ids
 
 
-def _content(token: Any) -> str | None:
+def _content(token: JsonObject | str | None) -> str | None:
     return token.get("content") if isinstance(token, Mapping) else token
 
 
-def _around(processor: Mapping[str, Any] | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _around(processor: JsonObject | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The ids a post-processor's template puts before and after a text."""
     before: list[int] = []
     after: list[int] = []
@@ -145,9 +140,9 @@ def _around(processor: Mapping[str, Any] | None) -> tuple[tuple[int, ...], tuple
     return tuple(before), tuple(after)
 
 
-def _switch(ids: tuple[int, ...], wanted: bool | None, token_id: int | None) -> tuple[int, ...]:
-    if wanted is None or token_id is None:
+def _switch(ids: tuple[int, ...], enabled: bool | None, token_id: int | None) -> tuple[int, ...]:
+    if enabled is None or token_id is None:
         return ids
-    if wanted:
+    if enabled:
         return ids or (token_id,)
     return tuple(i for i in ids if i != token_id)

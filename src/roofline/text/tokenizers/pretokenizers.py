@@ -1,12 +1,11 @@
 """Pre-tokenizers of byte-level BPE by the names GGUF files give them (``tokenizer.ggml.pre``).
 
-The patterns are those of the models' own tokenizer.json files, as steps: each
-splits the text in turn, its matches isolated.
+The patterns are those of the models' own tokenizer.json files. Each splits the pieces of the one before; its matches
+become pieces of their own.
 """
 
-from typing import Any
-
 from roofline.common.errors import UnsupportedError
+from roofline.text.tokenizers.vocabulary import JsonObject
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -78,7 +77,7 @@ NFC = frozenset({"qwen2", "deepseek-r1-qwen", "qwen35", "megrez"})
 ADDS_BOS = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "tekken"})
 
 
-def byte_level_pipeline(kind: str) -> dict[str, Any]:
+def byte_level_pipeline(kind: str) -> JsonObject:
     """Normalizer, pre-tokenizer and decoder of a kind, as tokenizer.json writes them.
 
     Raises:
@@ -86,7 +85,7 @@ def byte_level_pipeline(kind: str) -> dict[str, Any]:
     """
     if kind not in PATTERNS:
         raise UnsupportedError(f"tokenizer.ggml.pre = {kind!r}", "its splitting rule is not known", sorted(PATTERNS))
-    steps: list[dict[str, Any]] = [
+    steps: list[JsonObject] = [
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
         for pattern in PATTERNS[kind]
     ]

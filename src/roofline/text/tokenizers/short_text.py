@@ -1,7 +1,7 @@
-"""A small encoder for short plain texts, so that a first prompt need not wait for the library to build its tables.
+"""Encodes short ASCII texts by itself, so that a first prompt need not wait for the library to build its tables.
 
-Byte-level BPE of ASCII text alone, read from tables in the stored tokenizer (stored.py). Tests hold it equal to the
-library; whatever it is not sure of it leaves to the library.
+It does byte-level BPE with tables from the stored tokenizer (binary_file.py). Tests compare it with the library; it
+returns None, and the library has to encode, for whatever it does not encode with certainty.
 """
 
 import re
@@ -10,9 +10,8 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
-from roofline.text.tokenizers.vocabulary import Vocabulary, byte_alphabet
+from roofline.text.tokenizers.vocabulary import JsonObject, Vocabulary, byte_alphabet
 
 MAX_TEXT = 2000  # characters of one text
 MAX_TOTAL = 20000  # characters in all: after these the library's tables have paid for themselves
@@ -42,10 +41,12 @@ def tables(vocabulary: Vocabulary) -> tuple[list[str], list[int], bytes, bytes] 
         return None
     ids = {token: i for i, token in enumerate(vocabulary.tokens) if token}
     merges: dict[int, int] = {}
-    for rank, (left, right) in enumerate(zip(vocabulary.lefts, vocabulary.rights, strict=True)):
-        if left not in ids or right not in ids or left + right not in ids:
+    for rank, (first, second) in enumerate(zip(vocabulary.lefts, vocabulary.rights, strict=True)):
+        if first not in ids or second not in ids or first + second not in ids:
             return None
-        merges[ids[left] << 32 | ids[right]] = rank << 32 | ids[left + right]  # a pair listed twice: the last, as there
+        merges[ids[first] << 32 | ids[second]] = (
+            rank << 32 | ids[first + second]
+        )  # a pair listed twice: the last, as there
     pairs = sorted(merges)
     starts = {byte: ids.get(character, -1) for character, byte in byte_alphabet().items()}
     return (
@@ -64,22 +65,22 @@ class ShortTextEncoder:
         self._starts = starts
         self._pairs, self._results = pairs.cast("Q"), results.cast("Q")
         self._words: dict[str, list[int]] = {}
-        self._left = MAX_TOTAL
+        self._budget = MAX_TOTAL
 
     def encode(self, text: str) -> list[int] | None:
-        """The ids of a text without special tokens, None where the library must say."""
-        self._left -= len(text)
-        if len(text) > MAX_TEXT or self._left < 0 or not _PLAIN.fullmatch(text):
+        """The ids of a text without special tokens, None where the library must encode it."""
+        self._budget -= len(text)
+        if len(text) > MAX_TEXT or self._budget < 0 or not _PLAIN.fullmatch(text):
             return None
         ids: list[int] = []
         for word in self._split(text):
-            known = self._words.get(word)
-            if known is None:
+            word_ids = self._words.get(word)
+            if word_ids is None:
                 starts = [self._starts[byte] for byte in word.encode()]
                 if -1 in starts:
                     return None
-                known = self._words[word] = self._merged(starts)
-            ids += known
+                word_ids = self._words[word] = self._merged(starts)
+            ids += word_ids
         return ids
 
     def _split(self, text: str) -> list[str]:
@@ -99,16 +100,16 @@ class ShortTextEncoder:
     def _merged(self, ids: list[int]) -> list[int]:
         """The pair of the lowest rank becomes one, the leftmost first, until none is left."""
         while len(ids) > 1:
-            found = [self._result(left, right) for left, right in pairwise(ids)]
-            best = min(found)
+            results = [self._result(first, second) for first, second in pairwise(ids)]
+            best = min(results)
             if best == _NONE:
                 break
-            at = found.index(best)
+            at = results.index(best)
             ids[at : at + 2] = [best & 0xFFFFFFFF]
         return ids
 
-    def _result(self, left: int, right: int) -> int:
-        pair = left << 32 | right
+    def _result(self, first: int, second: int) -> int:
+        pair = first << 32 | second
         at = bisect_left(self._pairs, pair)
         return self._results[at] if at < len(self._pairs) and self._pairs[at] == pair else _NONE
 
@@ -116,8 +117,10 @@ class ShortTextEncoder:
 _NONE = 1 << 64
 
 
-def _patterns(step: Any) -> list[str] | None:
-    """Patterns of Python's `re` that split ASCII text as a pre-tokenizer does; None for one that cannot be so put."""
+def _patterns(step: JsonObject | None) -> list[str] | None:
+    """Patterns of Python's `re` that split ASCII text as a pre-tokenizer does; None for one that it cannot express."""
+    if step is None:
+        return None
     match step:
         case {"type": "Sequence", "pretokenizers": list(steps)}:
             parts = [_patterns(inner) for inner in steps]

@@ -1,9 +1,9 @@
-"""`Tokenizer`: text <-> ids, on the `tokenizers` library."""
+"""`Tokenizer`: text to ids and back, on the `tokenizers` library and, for short texts, without it."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from roofline.common.errors import RequestError
 from roofline.text.tokenizers.vocabulary import AddedToken, Vocabulary, byte_alphabet
@@ -30,12 +30,12 @@ class Tokenizer:
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, quick: "ShortTextEncoder | None" = None, *, complete: bool = True
+        self, vocabulary: Vocabulary, short_text: "ShortTextEncoder | None" = None, *, complete: bool = True
     ) -> None:
-        """quick: encodes short texts until the library's tables are built. With complete=False they are built when
-        they are first needed, or by `complete`."""
+        """short_text: encodes short texts until the library's tables are built. With complete=False they are built
+        when they are first needed, or by `complete`."""
         self.vocabulary = vocabulary
-        self._quick = quick
+        self._short_text = short_text
         self.vocab_size = vocabulary.size
         self.bos_id, self.eos_ids = vocabulary.bos_id, vocabulary.eos_ids
         self.add_bos = vocabulary.bos_id is not None and vocabulary.bos_id in vocabulary.prefix
@@ -61,7 +61,7 @@ class Tokenizer:
     @property
     def has_short_text_encoder(self) -> bool:
         """Whether short plain texts can be encoded without the library's tables."""
-        return self._quick is not None
+        return self._short_text is not None
 
     def to_bytes(self) -> bytes:
         """The fast form, for a bundle."""
@@ -82,11 +82,9 @@ class Tokenizer:
         Raises:
             RequestError: the text holds half a surrogate pair, which no encoding can carry.
         """
-        quick = None if parse_special else self._quick_plain(text)
-        if quick is not None:
-            ids = quick
-        else:
-            ids = self._encode(self._parsing, text) if parse_special else self._encode_plain(self._plain, text)
+        ids = self._encode(self._parsing, text) if parse_special else self._encode_short(text)
+        if ids is None:
+            ids = self._encode_plain(self._plain, text)
         return [*self.vocabulary.prefix, *ids, *self.vocabulary.suffix] if add_special else ids
 
     def encode_marked(self, text: str, trusted: bytes) -> list[int]:
@@ -95,15 +93,15 @@ class Tokenizer:
         Args:
             trusted: one byte a character, 1 where the character may be part of a special token.
         """
-        found = list(self._special_pattern.finditer(text))
-        quick = self._quick_marked(text, trusted, found)
-        if quick is not None:
-            return quick
-        if all(0 not in trusted[match.start() : match.end()] for match in found):
+        matches = list(self._special_pattern.finditer(text))
+        short_ids = self._encode_short_marked(text, trusted, matches)
+        if short_ids is not None:
+            return short_ids
+        if all(0 not in trusted[match.start() : match.end()] for match in matches):
             parsed = self._encode(self._parsing, text)
-            wanted = [self._specials[match[0]].id for match in found]
+            expected = [self._specials[match[0]].id for match in matches]
             # They differ where the library matches normalized text, or a token has conditions: then piece by piece
-            if [token_id for token_id in parsed if token_id in self.special_ids] == wanted:
+            if [token_id for token_id in parsed if token_id in self.special_ids] == expected:
                 return parsed
         ids: list[int] = []
         at = 0
@@ -123,10 +121,10 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token; empty for an id outside the vocabulary (a padded row of the embedding)."""
-        known = self._bytes.get(token_id)
-        if known is None:
-            known = self._bytes[token_id] = self._spell(token_id) if 0 <= token_id < self.vocab_size else b""
-        return known
+        spelling = self._bytes.get(token_id)
+        if spelling is None:
+            spelling = self._bytes[token_id] = self._spell(token_id) if 0 <= token_id < self.vocab_size else b""
+        return spelling
 
     def token_id(self, content: str) -> int | None:
         """The id of a token by its content, None when there is none."""
@@ -149,7 +147,7 @@ class Tokenizer:
         model = self.vocabulary.build_model()
         parsing, plain = (self.vocabulary.assemble(model, self.vocabulary.pipeline) for _ in range(2))
         plain.encode_special_tokens = True
-        self._quick = None
+        self._short_text = None
         return parsing, plain
 
     @property
@@ -160,27 +158,27 @@ class Tokenizer:
     def _plain(self) -> "tokenizers.Tokenizer":
         return self._views[1]
 
-    def _quick_plain(self, text: str) -> list[int] | None:
-        """Ids of a text in which nothing is special, None where the library must say."""
-        quick = self._quick
-        if quick is None or any(content in text for content in self._ordinary):
+    def _encode_short(self, text: str) -> list[int] | None:
+        """Ids of a text in which nothing is special, None where the library must encode it."""
+        encoder = self._short_text
+        if encoder is None or any(content in text for content in self._ordinary):
             return None
-        ids = quick.encode(text)
+        ids = encoder.encode(text)
         return ids if ids is not None and self.special_ids.isdisjoint(ids) else None
 
-    def _quick_marked(self, text: str, trusted: bytes, found: list[re.Match[str]]) -> list[int] | None:
+    def _encode_short_marked(self, text: str, trusted: bytes, matches: list[re.Match[str]]) -> list[int] | None:
         """`encode_marked` where every special token in the text counts, piece by piece between them."""
-        if self._quick is None or any(0 in trusted[match.start() : match.end()] for match in found):
+        if self._short_text is None or any(0 in trusted[match.start() : match.end()] for match in matches):
             return None
         ids: list[int] = []
         at = 0
-        for match in found:
-            piece = self._quick_plain(text[at : match.start()])
+        for match in matches:
+            piece = self._encode_short(text[at : match.start()])
             if piece is None:
                 return None
             ids += [*piece, self._specials[match[0]].id]
             at = match.end()
-        piece = self._quick_plain(text[at:])
+        piece = self._encode_short(text[at:])
         return None if piece is None else ids + piece
 
     def _encode(self, view: "tokenizers.Tokenizer", text: str) -> list[int]:
@@ -219,7 +217,9 @@ class Tokenizer:
     @cached_property
     def _continuing(self) -> "tokenizers.Tokenizer":
         """`_plain` for text that is not the beginning: a Metaspace that prefixes only the first piece prefixes none."""
-        view = self.vocabulary.assemble(self._plain.model, _never_first(self.vocabulary.pipeline))
+        view = self.vocabulary.assemble(
+            self._plain.model, {key: _never_first(part) for key, part in self.vocabulary.pipeline.items()}
+        )
         view.encode_special_tokens = True
         return view
 
@@ -238,7 +238,7 @@ class Tokenizer:
         return self._encode_plain(self._plain if at == 0 else self._continuing, piece) if piece else []
 
 
-def _never_first(pipeline: Any) -> Any:
+def _never_first(pipeline: object) -> object:
     """The pipeline with ``prepend_scheme`` "first" turned into "never"."""
     if isinstance(pipeline, Mapping):
         return {

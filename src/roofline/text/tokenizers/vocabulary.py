@@ -1,4 +1,4 @@
-"""What a tokenizer is made of, as plain data."""
+"""`Vocabulary`: everything that a tokenizer is built from, as plain data."""
 
 import gc
 import json
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import tokenizers
     from tokenizers import models
 
+JsonObject = Mapping[str, Any]  # of a file: tokenizer.json, or the metadata of a GGUF file; checked where it is read
 # tokenizer.json with nothing in it: the pipeline is parsed by the library, the model is set afterwards (5x faster)
 _SKELETON = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
 
@@ -50,11 +51,11 @@ class Vocabulary:
 
     model: Literal["BPE", "Unigram"]
     tokens: Sequence[str]
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: JsonObject = field(default_factory=dict)
     lefts: Sequence[str] = ()
     rights: Sequence[str] = ()
     scores: Sequence[float] = ()
-    pipeline: Mapping[str, Any] = field(default_factory=dict)
+    pipeline: JsonObject = field(default_factory=dict)
     added: Sequence[AddedToken] = ()
     byte_level: bool = True
     strip_space: bool = False
@@ -90,7 +91,7 @@ class Vocabulary:
             except Exception as error:  # the library raises bare Exceptions
                 raise ConfigError(f"the tokenizer's vocabulary and merges do not fit together: {error}") from error
 
-    def assemble(self, model: "models.Model", pipeline: Mapping[str, Any]) -> "tokenizers.Tokenizer":
+    def assemble(self, model: "models.Model", pipeline: JsonObject) -> "tokenizers.Tokenizer":
         """A tokenizer of the library around `model`, which several tokenizers share (the library counts references).
 
         Raises ConfigError when the pipeline is not understood, or an added token cannot get its id.
@@ -126,14 +127,9 @@ def byte_alphabet() -> dict[str, int]:
 def _library_token(token: AddedToken) -> "tokenizers.AddedToken":
     import tokenizers
 
-    return tokenizers.AddedToken(
-        token.content,
-        special=token.special,
-        lstrip=token.lstrip,
-        rstrip=token.rstrip,
-        single_word=token.single_word,
-        normalized=token.normalized,
-    )
+    options = dict(vars(token))
+    del options["id"]
+    return tokenizers.AddedToken(options.pop("content"), **options)
 
 
 @contextmanager

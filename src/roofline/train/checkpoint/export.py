@@ -11,9 +11,9 @@ from roofline.models.spec import expand
 from roofline.train.checkpoint import checkpoint
 from roofline.train.checkpoint.state import WEIGHTS
 from roofline.train.storage.store import Store
-from roofline.weights.files.to_hf import write_folder
 from roofline.weights.names import to_hf
 from roofline.weights.sources import find_tokenizer_files, resolve
+from roofline.weights.to_hf import write_folder
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 

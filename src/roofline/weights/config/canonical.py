@@ -1,4 +1,4 @@
-"""One canonical configuration, whatever file it came from.
+"""The canonical configuration of a model, the same whatever file it came from, and the checks of its values.
 
 The mapping has these keys: family ("llama" | "qwen" | "mpt"), width, layers, heads, kv_heads, head_dim, ffn, vocab,
 norm_eps, rope_theta, rope_scaling (None, or a mapping with Hugging Face's keys and "rope_type" linear | llama3 | yarn),
@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from roofline.common.errors import UnsupportedError
-from roofline.weights.files.mapped import refuse
+from roofline.weights.files.mapped import JsonObject, refuse, shorten
+
+Config = dict[str, Any]
 
 # Upper bounds far above any model, so that a damaged field is named here and not met as a failed allocation.
 _INTEGERS = {
@@ -27,17 +29,14 @@ _INTEGERS = {
 }
 
 
-def checked(path: Path, config: dict[str, Any]) -> dict[str, Any]:
+def checked(path: Path, config: Config) -> Config:
     """The same mapping, its values within reason. Raises ConfigError naming file and field."""
     for key, largest in _INTEGERS.items():
         value = config[key]
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
             refuse(path, key, f"{value!r} is not a whole number from 1 to {largest}")
     for key in ("norm_eps", "rope_theta"):
-        value = config[key]
-        if not isinstance(value, int | float) or isinstance(value, bool) or not (0 < value < math.inf):
-            refuse(path, key, f"{value!r} is not a positive number")
-        config[key] = float(value)
+        config[key] = _positive(path, key, config[key])
     if config["heads"] % config["kv_heads"]:
         refuse(path, "kv_heads", f"{config['kv_heads']} does not divide the {config['heads']} heads")
     if config["head_dim"] % 2:
@@ -48,6 +47,18 @@ def checked(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
+def refuse_unless_neutral(path: Path, fields: JsonObject, neutral: Mapping[str, tuple[object, ...]]) -> None:
+    """Raise UnsupportedError for the first field with a value that changes the mathematics.
+
+    neutral: fields -> the values at which they change nothing; an absent field and null never do.
+    """
+    for key, values in neutral.items():
+        value = fields.get(key)
+        if value is not None and value not in values:
+            what = f"{path}: {key} = {shorten(str(value))}"
+            raise UnsupportedError(what, "it changes the mathematics and we do not have it")
+
+
 _ROPE_NEEDED = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
@@ -56,29 +67,29 @@ _ROPE_NEEDED = {
 _ROPE_OPTIONAL = {"yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")}
 
 
-def checked_rope_scaling(path: Path, kind: str, given: Mapping[str, Any]) -> dict[str, Any] | None:
+def checked_rope_scaling(path: Path, kind: str, fields: JsonObject) -> Config | None:
     """The canonical rope scaling of a kind; values become floats. Raises ConfigError or UnsupportedError by field."""
     if kind in ("default", "none"):
         return None
     if kind not in _ROPE_NEEDED:
         reason = "only scalings fixed at load by the configuration give equal numbers for equal prefixes"
         raise UnsupportedError(f"{path}: rope scaling {kind!r}", reason, ("none", *_ROPE_NEEDED))
-    scaling: dict[str, Any] = {"rope_type": kind}
+    scaling: Config = {"rope_type": kind}
     for key in _ROPE_NEEDED[kind]:
-        if given.get(key) is None:
+        if fields.get(key) is None:
             refuse(path, f"rope scaling {kind!r}", f"{key} is missing")
-        scaling[key] = _positive(path, key, given[key])
+        scaling[key] = _positive(path, f"rope scaling {key}", fields[key])
     for key in _ROPE_OPTIONAL.get(kind, ()):
-        if given.get(key) is not None:
-            scaling[key] = _positive(path, key, given[key])
-    if kind == "yarn" and given.get("truncate") is not None:
-        scaling["truncate"] = bool(given["truncate"])
+        if fields.get(key) is not None:
+            scaling[key] = _positive(path, f"rope scaling {key}", fields[key])
+    if kind == "yarn" and fields.get("truncate") is not None:
+        scaling["truncate"] = bool(fields["truncate"])
     if kind == "llama3" and scaling["high_freq_factor"] <= scaling["low_freq_factor"]:
         refuse(path, "rope scaling 'llama3'", "high_freq_factor is not above low_freq_factor")
     return scaling
 
 
-def _positive(path: Path, key: str, value: Any) -> float:
+def _positive(path: Path, field: str, value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not (0 < value < math.inf):
-        refuse(path, f"rope scaling {key}", f"{value!r} is not a positive number")
+        refuse(path, field, f"{value!r} is not a positive number")
     return float(value)

@@ -6,14 +6,13 @@ Keys of the architecture that are not listed here may change the mathematics, an
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from roofline.common.errors import UnsupportedError
 from roofline.models.registry import file_kind, known_like
-from roofline.weights.config.canonical import checked, checked_rope_scaling
-from roofline.weights.files.mapped import refuse, shorten
+from roofline.weights.config.canonical import Config, checked, checked_rope_scaling
+from roofline.weights.files.mapped import JsonObject, refuse, shorten
 
 # Architecture -> family, rope style (converters permute Llama's q and k rows), bias on q, k, v, norms on q and k.
 _ARCHITECTURES: dict[str, tuple[str, str, bool, bool]] = {
@@ -46,7 +45,7 @@ _READ = {
     "rope.scaling.yarn_beta_slow",
 }
 # Keys that change nothing at these values (the first is what a converter writes by default).
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+_NEUTRAL: dict[str, tuple[object, ...]] = {
     "rope.scaling.finetuned": (True, False),
     "rope.scaling.attn_factor": (1.0,),
     "rope.scaling.yarn_ext_factor": (-1.0, 1.0),
@@ -66,8 +65,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def from_gguf(
-    path: Path, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], rope_factors: np.ndarray | None
-) -> dict[str, Any]:
+    path: Path, metadata: JsonObject, shapes: Mapping[str, tuple[int, ...]], rope_factors: np.ndarray | None
+) -> Config:
     """The canonical configuration of a GGUF file.
 
     Args:
@@ -88,7 +87,7 @@ def from_gguf(
     _refuse_unknown(path, metadata, arch)
     family, style, bias, qk_norm = _ARCHITECTURES[known_like(registered[1], _ARCHITECTURES) if registered else arch]
     family = registered[0] if registered else family
-    config: dict[str, Any] = {"family": family, "rope_style": style, "attention_bias": bias, "qk_norm": qk_norm}
+    config: Config = {"family": family, "rope_style": style, "attention_bias": bias, "qk_norm": qk_norm}
     for key, name in _REQUIRED.items():
         if f"{arch}.{key}" not in metadata:
             refuse(path, f"{arch}.{key}", "is missing")
@@ -110,7 +109,7 @@ def from_gguf(
     return config
 
 
-def _refuse_unknown(path: Path, metadata: Mapping[str, Any], arch: str) -> None:
+def _refuse_unknown(path: Path, metadata: JsonObject, arch: str) -> None:
     for key in metadata:
         if not key.startswith(f"{arch}."):
             continue
@@ -123,7 +122,7 @@ def _refuse_unknown(path: Path, metadata: Mapping[str, Any], arch: str) -> None:
             raise UnsupportedError(f"{path}: {shorten(key)}", "we do not know what it does to the mathematics")
 
 
-def _uniform(path: Path, field: str, value: Any) -> Any:
+def _uniform(path: Path, field: str, value: object) -> object:
     """The one value of a field that may be an array with a value per layer."""
     if not isinstance(value, list):
         return value
@@ -132,7 +131,7 @@ def _uniform(path: Path, field: str, value: Any) -> Any:
     return value[0]
 
 
-def _head_dim(path: Path, metadata: Mapping[str, Any], arch: str, config: Mapping[str, Any]) -> int:
+def _head_dim(path: Path, metadata: JsonObject, arch: str, config: JsonObject) -> int:
     heads, width = config["heads"], config["width"]
     if not isinstance(heads, int) or not isinstance(width, int) or heads < 1:
         refuse(path, f"{arch}.attention.head_count", f"{heads!r} heads of a width of {width!r}")
@@ -144,7 +143,7 @@ def _head_dim(path: Path, metadata: Mapping[str, Any], arch: str, config: Mappin
     return dim
 
 
-def _vocab(path: Path, metadata: Mapping[str, Any], arch: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
+def _vocab(path: Path, metadata: JsonObject, arch: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
     if "embed.weight" not in shapes:
         refuse(path, "token_embd.weight", "the tensor is missing")
     rows = shapes["embed.weight"][0]
@@ -154,24 +153,23 @@ def _vocab(path: Path, metadata: Mapping[str, Any], arch: str, shapes: Mapping[s
     return rows
 
 
-def _rope_scaling(path: Path, metadata: Mapping[str, Any], arch: str) -> dict[str, Any] | None:
-    def get(key: str) -> Any:
-        return metadata.get(f"{arch}.rope.{key}")
+def _rope_scaling(path: Path, metadata: JsonObject, arch: str) -> Config | None:
+    rope = {key.removeprefix(f"{arch}.rope."): metadata[key] for key in metadata if key.startswith(f"{arch}.rope.")}
 
-    legacy = get("scale_linear")
-    kind = get("scaling.type") or ("none" if legacy in (None, 1.0) else "linear")
+    legacy = rope.get("scale_linear")
+    kind = rope.get("scaling.type") or ("none" if legacy in (None, 1.0) else "linear")
     if not isinstance(kind, str):
         refuse(path, f"{arch}.rope.scaling.type", f"{kind!r} is not a name")
-    given = {
-        "factor": get("scaling.factor") or legacy,
-        "original_max_position_embeddings": get("scaling.original_context_length"),
-        "beta_fast": get("scaling.yarn_beta_fast"),
-        "beta_slow": get("scaling.yarn_beta_slow"),
+    fields = {
+        "factor": rope.get("scaling.factor") or legacy,
+        "original_max_position_embeddings": rope.get("scaling.original_context_length"),
+        "beta_fast": rope.get("scaling.yarn_beta_fast"),
+        "beta_slow": rope.get("scaling.yarn_beta_slow"),
     }
-    return checked_rope_scaling(path, kind, given)
+    return checked_rope_scaling(path, kind, fields)
 
 
-def _llama3_of(path: Path, factors: np.ndarray, config: Mapping[str, Any]) -> dict[str, Any] | None:
+def _llama3_of(path: Path, factors: np.ndarray, config: JsonObject) -> Config | None:
     """The Llama 3.1 scaling whose frequency divisors a file carries.
 
     Converters evaluate the ramp and drop its parameters. In the ramp, 1 / divisor is linear in the frequency, so both
@@ -197,7 +195,7 @@ def _llama3_of(path: Path, factors: np.ndarray, config: Mapping[str, Any]) -> di
     for low, high in candidates:
         smooth = np.clip((turns - low) / (high - low), 0, 1)
         if np.allclose(1 / ((1 - smooth) / largest + smooth), divisors, rtol=1e-5, atol=0):
-            given = {"factor": largest, "low_freq_factor": float(low), "high_freq_factor": float(high)}
-            return checked_rope_scaling(path, "llama3", {**given, "original_max_position_embeddings": original})
+            ramp = {"factor": largest, "low_freq_factor": float(low), "high_freq_factor": float(high)}
+            return checked_rope_scaling(path, "llama3", {**ramp, "original_max_position_embeddings": original})
     reason = "its divisors are not those of Llama 3.1's scaling"
     raise UnsupportedError(f"{path}: rope_freqs.weight", reason, ("a file with rope.scaling.* metadata",))

@@ -2,17 +2,16 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from roofline.common.errors import UnsupportedError
 from roofline.models.registry import file_kind, known_like
-from roofline.weights.config.canonical import checked, checked_rope_scaling
+from roofline.weights.config.canonical import Config, checked, checked_rope_scaling, refuse_unless_neutral
 from roofline.weights.config.mpt import from_mpt
 from roofline.weights.files import float8
-from roofline.weights.files.mapped import refuse, shorten
+from roofline.weights.files.mapped import JsonObject, refuse, shorten
 
 _FAMILIES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen", "qwen3": "qwen", "mpt": "mpt"}
-_REQUIRED = {
+REQUIRED = {
     "hidden_size": "width",
     "num_hidden_layers": "layers",
     "num_attention_heads": "heads",
@@ -21,7 +20,7 @@ _REQUIRED = {
     "max_position_embeddings": "max_position",
 }
 # Fields that change the mathematics -> the values at which they do not. Absent and null are always neutral.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+_NEUTRAL: dict[str, tuple[object, ...]] = {
     "hidden_act": ("silu",),
     "hidden_activation": ("silu",),
     "attention_bias": (False,),
@@ -60,7 +59,7 @@ _ROPE_KEYS = {
 }
 
 
-def from_hf(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+def from_hf(path: Path, config: JsonObject) -> Config:
     """The canonical configuration of a parsed config.json.
 
     Raises ConfigError for missing and bad fields, UnsupportedError for model types and features we do not have.
@@ -71,11 +70,7 @@ def from_hf(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     registered = file_kind("hf", kind)
     if kind not in _FAMILIES and registered is None:
         raise UnsupportedError(f"{path}: model_type {shorten(kind)!r}", "we have no model for it", tuple(_FAMILIES))
-    for key, neutral in _NEUTRAL.items():
-        value = config.get(key)
-        if value is not None and value not in neutral:
-            what = f"{path}: {key} = {shorten(str(value))}"
-            raise UnsupportedError(what, "it changes the mathematics and we do not have it")
+    refuse_unless_neutral(path, config, _NEUTRAL)
     for key in ("quantization_config", "compression_config"):
         if config.get(key) is not None:
             float8.check_config(path, config[key])
@@ -83,8 +78,8 @@ def from_hf(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         return from_mpt(path, config)
     family, kind = registered or (_FAMILIES[kind], kind)
     known_like(kind, _FAMILIES)
-    ours: dict[str, Any] = {"family": family, "rope_style": "half"}
-    for key, name in _REQUIRED.items():
+    ours: Config = {"family": family, "rope_style": "half"}
+    for key, name in REQUIRED.items():
         if key not in config:
             refuse(path, key, "is missing")
         ours[name] = config[key]
@@ -99,7 +94,7 @@ def from_hf(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     return checked(path, ours)
 
 
-def _kv_heads(path: Path, config: Mapping[str, Any], kind: str) -> Any:
+def _kv_heads(path: Path, config: JsonObject, kind: str) -> object:
     if config.get("num_key_value_heads") is not None:
         return config["num_key_value_heads"]
     if kind != "llama":  # transformers' default for the other types is a number, not the number of heads
@@ -107,7 +102,7 @@ def _kv_heads(path: Path, config: Mapping[str, Any], kind: str) -> Any:
     return config["num_attention_heads"]
 
 
-def _head_dim(path: Path, config: Mapping[str, Any], kind: str) -> Any:
+def _head_dim(path: Path, config: JsonObject, kind: str) -> object:
     if config.get("head_dim") is not None:
         return config["head_dim"]
     if kind == "qwen3":
@@ -118,7 +113,7 @@ def _head_dim(path: Path, config: Mapping[str, Any], kind: str) -> Any:
     return width // heads
 
 
-def _sliding_window(path: Path, config: Mapping[str, Any], kind: str) -> Any:
+def _sliding_window(path: Path, config: JsonObject, kind: str) -> object:
     """The window that all layers share, None for full attention."""
     types = config.get("layer_types")
     if types is not None and not (isinstance(types, list) and all(isinstance(t, str) for t in types)):
@@ -142,24 +137,24 @@ def _sliding_window(path: Path, config: Mapping[str, Any], kind: str) -> Any:
     raise UnsupportedError(f"{path}: layer_types that mix windows", "our layers are all alike", ("full_attention",))
 
 
-def _rope(path: Path, config: Mapping[str, Any]) -> tuple[Any, dict[str, Any] | None]:
+def _rope(path: Path, config: JsonObject) -> tuple[object, Config | None]:
     """(theta, scaling) from rope_parameters (transformers 5), or from rope_theta and rope_scaling (before)."""
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(given, Mapping):
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping):
         refuse(path, "rope_parameters", "is not a mapping")
-    if any(isinstance(value, Mapping) for value in given.values()):
+    if any(isinstance(value, Mapping) for value in rope.values()):
         raise UnsupportedError(f"{path}: rope_parameters per kind of layer", "our layers are all alike")
-    unknown = sorted(set(given) - _ROPE_KEYS)
+    unknown = sorted(set(rope) - _ROPE_KEYS)
     if unknown:
         what = f"{path}: rope_parameters {shorten(unknown[0])!r}"
         raise UnsupportedError(what, "we do not know what it does to the mathematics")
-    if given.get("partial_rotary_factor") not in (None, 1, 1.0):
+    if rope.get("partial_rotary_factor") not in (None, 1, 1.0):
         raise UnsupportedError(f"{path}: partial_rotary_factor", "our heads turn whole")
-    theta = given.get("rope_theta", config.get("rope_theta", 10000.0))
-    kind = given.get("rope_type") or given.get("type") or "default"
+    theta = rope.get("rope_theta", config.get("rope_theta", 10000.0))
+    kind = rope.get("rope_type") or rope.get("type") or "default"
     if not isinstance(kind, str):
         refuse(path, "rope_type", f"{kind!r} is not a name")
-    values = dict(given)
+    values = dict(rope)
     if values.get("original_max_position_embeddings") is None:
         values["original_max_position_embeddings"] = config.get(
             "original_max_position_embeddings", config.get("max_position_embeddings")

@@ -2,21 +2,20 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from roofline.common.errors import UnsupportedError
-from roofline.weights.config.canonical import checked
-from roofline.weights.files.mapped import refuse, shorten
+from roofline.weights.config.canonical import Config, checked, refuse_unless_neutral
+from roofline.weights.files.mapped import JsonObject, refuse
 
-_REQUIRED = {"d_model": "width", "n_layers": "layers", "n_heads": "heads", "vocab_size": "vocab"}
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+REQUIRED = {"d_model": "width", "n_layers": "layers", "n_heads": "heads", "vocab_size": "vocab"}
+_NEUTRAL: dict[str, tuple[object, ...]] = {
     "logit_scale": (),
     "norm_type": ("low_precision_layernorm", "layernorm"),
     "use_pad_tok_in_ffn": (True,),
     "ffn_config": ({"ffn_type": "mptmlp"}, {"ffn_type": "mptmlp", "fc_type": "torch"}),
     "quantization_config": (),
 }
-_NEUTRAL_ATTENTION: dict[str, tuple[Any, ...]] = {
+_NEUTRAL_ATTENTION: dict[str, tuple[object, ...]] = {
     "attn_type": ("multihead_attention",),
     "clip_qkv": (),
     "softmax_scale": (),
@@ -30,18 +29,15 @@ _NEUTRAL_ATTENTION: dict[str, tuple[Any, ...]] = {
 }
 
 
-def from_mpt(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+def from_mpt(path: Path, config: JsonObject) -> Config:
     """The canonical configuration of a parsed config.json. Raises ConfigError, UnsupportedError naming the field."""
     attention = config.get("attn_config") or {}
     if not isinstance(attention, Mapping):
         refuse(path, "attn_config", "is not a mapping")
-    for given, neutral in ((config, _NEUTRAL), (attention, _NEUTRAL_ATTENTION)):
-        for key, values in neutral.items():
-            if given.get(key) is not None and given[key] not in values:
-                what = f"{path}: {key} = {shorten(str(given[key]))}"
-                raise UnsupportedError(what, "it changes the mathematics and we do not have it")
-    ours: dict[str, Any] = {"family": "mpt", "rope_theta": 1e4, "rope_scaling": None, "rope_style": "half"}
-    for key, name in _REQUIRED.items():
+    refuse_unless_neutral(path, config, _NEUTRAL)
+    refuse_unless_neutral(path, attention, _NEUTRAL_ATTENTION)
+    ours: Config = {"family": "mpt", "rope_theta": 1e4, "rope_scaling": None, "rope_style": "half"}
+    for key, name in REQUIRED.items():
         if not isinstance(config.get(key), int) or config[key] < 1:
             refuse(path, key, f"{config.get(key)!r} is not a whole number of at least 1")
         ours[name] = config[key]
@@ -59,7 +55,7 @@ def from_mpt(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     return checked(path, ours)
 
 
-def _positions(path: Path, config: Mapping[str, Any], attention: Mapping[str, Any]) -> str:
+def _positions(path: Path, config: JsonObject, attention: JsonObject) -> str:
     """transformers computes ALiBi whatever the file says; LLM Foundry reads these two, and its files have both."""
     if attention.get("alibi", True):
         return "alibi"

@@ -1,4 +1,4 @@
-"""Checkpoints of 8-bit floats: matrices of e4m3 with their scales in tensors beside them, read as one format, E4M3.
+"""Reads checkpoints of 8-bit floats: matrices of e4m3, whose scales lie in other tensors, become one format, E4M3.
 
 Two ways to write them are known (`quantization_config` of config.json): "fp8" of transformers and DeepSeek, a scale for
 each 128 x 128 in `NAME_scale_inv`, or one for the matrix in `NAME_scale`; and "compressed-tensors" in its format
@@ -10,14 +10,14 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from roofline.common.errors import UnsupportedError
 from roofline.ops import formats
 from roofline.ops.formats.float8 import BLOCK, join
-from roofline.weights.files.mapped import TensorInfo, refuse, shorten
+from roofline.weights.files.mapped import JsonObject, TensorInfo, refuse, shorten
 
 STORED = "F8_E4M3"  # as safetensors calls the dtype
 FORMAT = "E4M3"
@@ -35,38 +35,38 @@ class Tensors(Protocol):
     def read(self, name: str) -> np.ndarray: ...
 
 
-def check_config(path: Path, quantization: Any) -> None:
+def check_config(path: Path, quantization: object) -> None:
     """Raises UnsupportedError for a `quantization_config` (or `compression_config`) that is not one of the above."""
     what = f"{path}: quantization_config"
-    known = ("BF16", "F16", "fp8 of e4m3")
+    supported = ("BF16", "F16", "fp8 of e4m3")
     if not isinstance(quantization, Mapping):
-        raise UnsupportedError(f"{what} = {shorten(str(quantization))}", "it is no table", known)
+        raise UnsupportedError(f"{what} = {shorten(str(quantization))}", "it is no table", supported)
     method = quantization.get("quant_method")
     if method == "fp8":
         block = quantization.get("weight_block_size")
         if block is not None and block != [BLOCK, BLOCK]:
-            raise UnsupportedError(f"{what}: blocks of {shorten(str(block))}", "we read those of 128 x 128", known)
+            raise UnsupportedError(f"{what}: blocks of {shorten(str(block))}", "we read those of 128 x 128", supported)
         if quantization.get("fmt", "e4m3") != "e4m3":
-            raise UnsupportedError(f"{what}: fmt {shorten(str(quantization['fmt']))}", "we read e4m3", known)
+            raise UnsupportedError(f"{what}: fmt {shorten(str(quantization['fmt']))}", "we read e4m3", supported)
     elif method == "compressed-tensors":
-        _check_compressed(what, quantization, known)
+        _check_compressed(what, quantization, supported)
     else:
-        raise UnsupportedError(f"{what}: quant_method {shorten(str(method))}", "we do not read it", known)
+        raise UnsupportedError(f"{what}: quant_method {shorten(str(method))}", "we do not read it", supported)
 
 
-def _check_compressed(what: str, quantization: Mapping[str, Any], known: tuple[str, ...]) -> None:
+def _check_compressed(what: str, quantization: JsonObject, supported: tuple[str, ...]) -> None:
     groups = quantization.get("config_groups")
     if quantization.get("format") != "float-quantized" or not isinstance(groups, Mapping):
         kind = shorten(str(quantization.get("format")))
-        raise UnsupportedError(f"{what}: compressed-tensors of format {kind}", "we read float-quantized", known)
+        raise UnsupportedError(f"{what}: compressed-tensors of format {kind}", "we read float-quantized", supported)
     for group in groups.values():
         weights = group.get("weights") if isinstance(group, Mapping) else None
         if not isinstance(weights, Mapping) or (weights.get("num_bits"), weights.get("type")) != (8, "float"):
-            raise UnsupportedError(f"{what}: weights of {shorten(str(weights))}", "we read floats of 8 bits", known)
+            raise UnsupportedError(f"{what}: weights of {shorten(str(weights))}", "we read floats of 8 bits", supported)
         strategy, block = weights.get("strategy"), weights.get("block_structure")
         if strategy not in ("tensor", "channel", "block") or (block is not None and block != [BLOCK, BLOCK]):
             scales = f"{shorten(str(strategy))} {shorten(str(block))}"
-            raise UnsupportedError(f"{what}: scales by {scales}", "we read tensor, channel, 128 x 128", known)
+            raise UnsupportedError(f"{what}: scales by {scales}", "we read tensor, channel, 128 x 128", supported)
 
 
 class Float8Tensors:
@@ -104,22 +104,22 @@ class Float8Tensors:
         if len(info.shape) != 2 or info.shape[1] % BLOCK:
             what = f"{self._path}: {field} of shape {info.shape} in 8-bit floats"
             raise UnsupportedError(what, f"rows are read in groups of {BLOCK}", ("BF16", "F16"))
-        found = [name + end for end in _SCALES if name + end in self._source.tensors]
-        if len(found) != 1:
-            refuse(self._path, field, f"{len(found)} tensors hold its scale: {name}_scale or {name}_scale_inv should")
-        scale = self._source.tensors[found[0]]
+        scales = [name + end for end in _SCALES if name + end in self._source.tensors]
+        if len(scales) != 1:
+            refuse(self._path, field, f"{len(scales)} tensors hold its scale: {name}_scale or {name}_scale_inv should")
+        scale = self._source.tensors[scales[0]]
         if scale.format not in ("F32", "BF16", "F16") or scale.shape not in _shapes(*info.shape):
-            refuse(self._path, f"tensor {shorten(found[0])!r}", f"{scale.format} of {scale.shape} for {info.shape}")
-        return found[0]
+            refuse(self._path, f"tensor {shorten(scales[0])!r}", f"{scale.format} of {scale.shape} for {info.shape}")
+        return scales[0]
 
 
 def _shapes(rows: int, columns: int) -> tuple[tuple[int, ...], ...]:
-    """Of the scales of a matrix: for all of it, for each row, for each 128 x 128."""
+    """The shapes that a matrix's scales may have: one for all, one for each row, one for each 128 x 128."""
     return (), (1,), (1, 1), (rows,), (rows, 1), (-(-rows // BLOCK), columns // BLOCK)
 
 
 def _spread(scale: np.ndarray, rows: int, groups: int) -> np.ndarray:
-    """A scale for each 128 of a row: float32 [rows, groups]."""
+    """Scales of any of these shapes as one for each 128 elements of a row: float32 [rows, groups]."""
     if scale.ndim == 2 and scale.shape == (-(-rows // BLOCK), groups) and scale.size > 1:
         scale = np.repeat(scale, BLOCK, axis=0)[:rows]
     return np.broadcast_to(scale.reshape(-1, scale.shape[-1] if scale.ndim == 2 else 1), (rows, groups))

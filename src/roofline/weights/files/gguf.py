@@ -1,11 +1,11 @@
 """GGUF files, versions 2 and 3, little-endian (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
 
-A file is hostile until it is checked: every count is compared with the bytes that are left before anything of that size
-is made, sizes are computed in Python's integers, which do not overflow, and every refusal names the file and the field.
+A file is untrusted until it is checked: every count is compared with the bytes that remain before anything of that size
+is allocated, sizes are computed in Python's integers, which do not overflow, and every error names file and field.
 """
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.ops.formats import FORMATS
 from roofline.weights.files.gguf_strings import StringArray, find_strings
-from roofline.weights.files.mapped import TensorInfo, as_bytes, map_file, refuse, shorten
+from roofline.weights.files.mapped import JsonObject, TensorInfo, as_bytes, map_file, refuse, shorten
 
 MAX_KEY_BYTES = 65_535  # the specification's own limit
 MAX_STRING_BYTES = 1 << 26
@@ -24,10 +24,8 @@ MAX_ALIGNMENT = 1 << 20
 MAX_DIMS = 4
 
 _BOOL, _STRING, _ARRAY = 7, 8, 9
-# Value type number -> numpy dtype of the scalar.
-_SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", _BOOL: "<u1", 10: "<u8", 11: "<i8"}
-_SCALARS[12] = "<f8"
-_STRUCTS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", _BOOL: "<B", 10: "<Q", 11: "<q", 12: "<d"}
+# Value type number -> layout of the scalar, as struct and numpy spell it.
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", _BOOL: "<B", 10: "<Q", 11: "<q", 12: "<d"}
 _MIN_KEY_VALUE = 8 + 1 + 4 + 1
 _MIN_TENSOR = 8 + 1 + 4 + 8 + 4 + 8
 
@@ -39,23 +37,16 @@ _FOREIGN = {
 }
 
 
-class Metadata(Mapping[str, Any]):
+class Metadata(JsonObject):
     """Key -> value as plain Python: int, float, bool, str, list. Arrays are decoded at first use and then kept."""
 
-    def __init__(self, path: Path, values: dict[str, Any]) -> None:
+    def __init__(self, path: Path, values: dict[str, object]) -> None:
         self._path, self._values = path, values
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key: str) -> object:
         value = self._values[key]
-        if isinstance(value, StringArray):
-            try:
-                value = value.decode()
-            except UnicodeDecodeError:
-                refuse(self._path, shorten(key), "a string of the array is not UTF-8")
-            self._values[key] = value
-        elif isinstance(value, np.ndarray):
-            value = value.tolist()
-            self._values[key] = value
+        if isinstance(value, StringArray | np.ndarray):
+            value = self._values[key] = _decoded(self._path, shorten(key), value)
         return value
 
     def __contains__(self, key: object) -> bool:  # Mapping's own would decode the value
@@ -99,7 +90,7 @@ class GGUFFile:
 
 
 class _Cursor:
-    """A position in the file that refuses to pass its end."""
+    """A position in the file; reading past the end raises ConfigError."""
 
     def __init__(self, path: Path, data: np.ndarray) -> None:
         self.path, self.data, self.buffer = path, data, data.data
@@ -107,13 +98,15 @@ class _Cursor:
         self.elements_left = MAX_ELEMENTS
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         return self.size - self.position
 
     def take(self, count: int, field: str) -> int:
         """Pass `count` bytes; the position where they begin."""
-        if count > self.left:
-            refuse(self.path, field, f"needs {count} bytes, {self.left} are left (the file is truncated or damaged)")
+        if count > self.remaining:
+            refuse(
+                self.path, field, f"needs {count} bytes, {self.remaining} are left (the file is truncated or damaged)"
+            )
         start = self.position
         self.position = start + count
         return start
@@ -143,34 +136,40 @@ def _read_head(cursor: _Cursor) -> tuple[int, int, int]:
         refuse(cursor.path, "version", f"{version}{hint} is not 2 or 3")
     tensor_count = cursor.number("<Q", "tensor_count")
     value_count = cursor.number("<Q", "metadata_kv_count")
-    if value_count > cursor.left // _MIN_KEY_VALUE:
+    if value_count > cursor.remaining // _MIN_KEY_VALUE:
         refuse(cursor.path, "metadata_kv_count", f"{value_count} entries cannot fit in a file of {cursor.size} bytes")
-    if tensor_count > cursor.left // _MIN_TENSOR:
+    if tensor_count > cursor.remaining // _MIN_TENSOR:
         refuse(cursor.path, "tensor_count", f"{tensor_count} tensors cannot fit in a file of {cursor.size} bytes")
     return version, tensor_count, value_count
 
 
-def _read_values(cursor: _Cursor, count: int) -> dict[str, Any]:
-    values: dict[str, Any] = {}
+def _read_name(cursor: _Cursor, owner: str, noun: str, index: int, earlier: Container[str]) -> tuple[str, str]:
+    """A key of the metadata or a tensor's name, and what errors call its entry."""
+    name = cursor.text(f"{owner} {noun} {index}", MAX_KEY_BYTES)
+    field = f"{owner} {shorten(name)!r}"
+    if not name:
+        refuse(cursor.path, f"{owner} {noun} {index}", "is empty")
+    if name in earlier:
+        refuse(cursor.path, field, f"the {noun} appears twice")
+    return name, field
+
+
+def _read_values(cursor: _Cursor, count: int) -> dict[str, object]:
+    values: dict[str, object] = {}
     for index in range(count):
-        key = cursor.text(f"metadata key {index}", MAX_KEY_BYTES)
-        field = f"metadata {shorten(key)!r}"
-        if not key:
-            refuse(cursor.path, f"metadata key {index}", "is empty")
-        if key in values:
-            refuse(cursor.path, field, "the key appears twice")
+        key, field = _read_name(cursor, "metadata", "key", index, values)
         values[key] = _read_value(cursor, cursor.number("<I", field), field, 0)
     return values
 
 
-def _read_value(cursor: _Cursor, kind: int, field: str, depth: int) -> Any:
+def _read_value(cursor: _Cursor, kind: int, field: str, depth: int) -> object:
     if kind == _STRING:
         return cursor.text(field)
     if kind == _ARRAY:
         return _read_array(cursor, field, depth + 1)
-    if kind not in _STRUCTS:
+    if kind not in _SCALARS:
         refuse(cursor.path, field, f"value type {kind} is unknown")
-    value = cursor.number(_STRUCTS[kind], field)
+    value = cursor.number(_SCALARS[kind], field)
     if kind == _BOOL:
         if value > 1:
             refuse(cursor.path, field, f"{value} is not a boolean")
@@ -178,7 +177,7 @@ def _read_value(cursor: _Cursor, kind: int, field: str, depth: int) -> Any:
     return value
 
 
-def _read_array(cursor: _Cursor, field: str, depth: int) -> Any:
+def _read_array(cursor: _Cursor, field: str, depth: int) -> StringArray | np.ndarray | list[object]:
     """A StringArray, a numpy array (both decoded at first use), or a list for arrays of arrays."""
     if depth > MAX_ARRAY_DEPTH:
         refuse(cursor.path, field, f"arrays are nested deeper than {MAX_ARRAY_DEPTH}")
@@ -187,13 +186,13 @@ def _read_array(cursor: _Cursor, field: str, depth: int) -> Any:
     if kind not in (_STRING, _ARRAY) and kind not in _SCALARS:
         refuse(cursor.path, field, f"array element type {kind} is unknown")
     smallest = {_STRING: 8, _ARRAY: 12}.get(kind) or np.dtype(_SCALARS[kind]).itemsize
-    if count > cursor.left // smallest:
-        refuse(cursor.path, field, f"{count} elements cannot fit in the {cursor.left} bytes left")
+    if count > cursor.remaining // smallest:
+        refuse(cursor.path, field, f"{count} elements cannot fit in the {cursor.remaining} bytes left")
     if count > cursor.elements_left:
         refuse(cursor.path, field, f"{count} elements are more than the {MAX_ELEMENTS} allowed in a file")
     cursor.elements_left -= count
     if kind == _ARRAY:
-        return [_plain(_read_array(cursor, field, depth + 1), cursor, field) for _ in range(count)]
+        return [_decoded(cursor.path, field, _read_array(cursor, field, depth + 1)) for _ in range(count)]
     if kind == _STRING:
         strings = find_strings(cursor.data, cursor.position, count)
         if strings is None:
@@ -209,12 +208,13 @@ def _read_array(cursor: _Cursor, field: str, depth: int) -> Any:
     return numbers.view(np.bool_)
 
 
-def _plain(value: Any, cursor: _Cursor, field: str) -> Any:
+def _decoded(path: Path, field: str, value: StringArray | np.ndarray | list[object]) -> list[object]:
+    """An array as a list."""
     if isinstance(value, StringArray):
         try:
-            return value.decode()
+            return [*value.decode()]
         except UnicodeDecodeError:
-            refuse(cursor.path, field, "a string of the array is not UTF-8")
+            refuse(path, field, "a string of the array is not UTF-8")
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
@@ -231,12 +231,7 @@ def _read_tensors(cursor: _Cursor, count: int) -> tuple[dict[str, TensorInfo], d
     tensors: dict[str, TensorInfo] = {}
     offsets: dict[str, int] = {}
     for index in range(count):
-        name = cursor.text(f"tensor name {index}", MAX_KEY_BYTES)
-        field = f"tensor {shorten(name)!r}"
-        if not name:
-            refuse(cursor.path, f"tensor name {index}", "is empty")
-        if name in tensors:
-            refuse(cursor.path, field, "the name appears twice")
+        name, field = _read_name(cursor, "tensor", "name", index, tensors)
         dims = cursor.number("<I", field)
         if not 1 <= dims <= MAX_DIMS:
             refuse(cursor.path, field, f"{dims} dimensions are not 1 to {MAX_DIMS}")

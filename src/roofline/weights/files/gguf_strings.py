@@ -1,4 +1,4 @@
-"""String arrays of GGUF metadata, fast: a vocabulary is 100,000 strings, and start-up waits for them.
+"""Reads string arrays of GGUF metadata fast: a vocabulary has 100,000 strings, and start-up waits for them.
 
 A string is a uint64 length and that many bytes of UTF-8, so the place of each depends on all before it. Lengths below
 256 show as a byte followed by seven zero bytes; numpy finds all such places in a window at once, and the run of places
@@ -15,7 +15,7 @@ _MIN_YIELD = 64
 
 
 class StringArray:
-    """The strings data[start - 8 : end], found but not decoded.
+    """The strings of an array, located in the file but not decoded.
 
     Args:
         data: uint8, the whole file.
@@ -47,15 +47,15 @@ class StringArray:
 
 def find_strings(data: np.ndarray, position: int, count: int) -> StringArray | None:
     """Locate `count` strings from `position` on; None when the file ends before they do."""
-    first, found = position, 0
+    first, located = position, 0
     chunks: list[np.ndarray] = []
     plain_steps = 16
-    while found < count:
-        starts, position = _chain(data, position, count - found)
-        if len(starts) < _MIN_YIELD and found + len(starts) < count:
+    while located < count:
+        starts, position = _chain(data, position, count - located)
+        if len(starts) < _MIN_YIELD and located + len(starts) < count:
             # Long strings, or bytes that look like lengths: walk. The walk doubles while windows yield little, so no
             # file can make us scan a window per few strings for ever.
-            walked, position = _walk(data, position, min(plain_steps, count - found - len(starts)))
+            walked, position = _walk(data, position, min(plain_steps, count - located - len(starts)))
             starts = np.append(starts, walked)
             plain_steps = min(plain_steps * 2, 1 << 20)
         else:
@@ -63,7 +63,7 @@ def find_strings(data: np.ndarray, position: int, count: int) -> StringArray | N
         if position > len(data):
             return None
         chunks.append(starts)
-        found += len(starts)
+        located += len(starts)
     return StringArray(data, first, np.concatenate(chunks) if chunks else np.empty(0, np.int64), position)
 
 

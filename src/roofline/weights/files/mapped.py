@@ -1,14 +1,17 @@
-"""What both readers share: a mapped file, and what is known of a tensor."""
+"""What the readers of weight files share: mapped files, `TensorInfo`, and errors that name file and field."""
 
 import mmap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from roofline.common.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
+
+JsonObject = Mapping[str, Any]  # config.json, or the metadata of a GGUF file: values are checked where they are read
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,8 @@ def refuse(path: Path, field: str, reason: str) -> NoReturn:
 
 def shorten(text: str) -> str:
     """A name from a hostile file, fit for an error message: printable and at most 80 characters."""
-    shown = "".join(c if c.isprintable() else "?" for c in text[:80])
-    return shown + "..." if len(text) > 80 else shown
+    start = "".join(c if c.isprintable() else "?" for c in text[:80])
+    return start + "..." if len(text) > 80 else start
 
 
 def map_file(path: Path) -> mmap.mmap:

@@ -1,7 +1,7 @@
 """Safetensors files and the folders Hugging Face writes (https://github.com/huggingface/safetensors#format).
 
-A file is a uint64 header length, a JSON header, and bytes. It is hostile until checked: the header's length is capped,
-its offsets must tile the bytes without overlap, hole or end beyond the file, and each range must be what shape and
+A file is a uint64 header length, a JSON header, and bytes. It is untrusted until checked: the header is capped, its
+offsets must tile the bytes without overlap, hole or end beyond the file, and each range must be what shape and
 dtype need.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from roofline.common.errors import ConfigError
-from roofline.weights.files.mapped import TensorInfo, as_bytes, map_file, refuse, shorten
+from roofline.weights.files.mapped import JsonObject, TensorInfo, as_bytes, map_file, refuse, shorten
 
 MAX_HEADER_BYTES = 100_000_000  # the reference implementation's cap
 MAX_JSON_BYTES = 64 << 20
@@ -29,14 +29,14 @@ _DTYPE_BITS = {
 }
 
 
-def parse_json(path: Path, field: str, text: bytes) -> Any:
+def parse_json(path: Path, field: str, text: bytes) -> object:
     """JSON without repeated keys. Raises ConfigError naming file and field, also for nesting without end."""
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         parsed = dict(pairs)
         if len(parsed) != len(pairs):
-            seen: set[str] = set()
-            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            earlier: set[str] = set()
+            twice = next(key for key, _ in pairs if key in earlier or earlier.add(key))  # type: ignore[func-returns-value]
             refuse(path, field, f"the key {shorten(twice)!r} appears twice")
         return parsed
 
@@ -88,7 +88,7 @@ class SafetensorsFile:
         start = self._data_start + self._begins[name]
         return self._data[start : start + self.tensors[name].nbytes]
 
-    def _header(self) -> tuple[dict[str, Any], int]:
+    def _header(self) -> tuple[JsonObject, int]:
         if len(self._data) < 8:
             refuse(self.path, "header length", f"the file has only {len(self._data)} bytes")
         length = struct.unpack("<Q", self._data[:8].tobytes())[0]
@@ -99,7 +99,9 @@ class SafetensorsFile:
         text = self._data[8 : 8 + length].tobytes()
         if not text.startswith(b"{"):
             refuse(self.path, "header", "does not begin with '{'; this is not a safetensors file")
-        return parse_json(self.path, "header", text), 8 + length
+        header = parse_json(self.path, "header", text)
+        assert isinstance(header, dict), "it begins with a brace"
+        return header, 8 + length
 
     def _check_places(self) -> None:
         """The tensors tile the data: no overlap, no hole, nothing beyond the end, nothing left over."""
@@ -114,7 +116,7 @@ class SafetensorsFile:
             refuse(self.path, "data_offsets", f"cover {end} bytes, the file holds {available} (truncated or damaged)")
 
 
-def _entry(path: Path, name: str, entry: Any) -> tuple[TensorInfo, int]:
+def _entry(path: Path, name: str, entry: object) -> tuple[TensorInfo, int]:
     """A tensor of the header and where it begins in the data."""
     field = f"tensor {shorten(name)!r}"
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
@@ -135,7 +137,7 @@ def _entry(path: Path, name: str, entry: Any) -> tuple[TensorInfo, int]:
     return TensorInfo(name, dtype, tuple(shape), end - begin), begin
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
@@ -183,16 +185,16 @@ def _files_of_folder(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
     index = folder / INDEX
     if not index.exists():
         single = folder / "model.safetensors"
-        found = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
-        if len(found) != 1:
-            refuse(folder, "folder", f"holds {len(found)} safetensors files and no {INDEX}")
-        return found, None
+        files = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
+        if len(files) != 1:
+            refuse(folder, "folder", f"holds {len(files)} safetensors files and no {INDEX}")
+        return files, None
     placed = read_json_file(index).get("weight_map")
     if not isinstance(placed, dict) or not placed or not all(isinstance(v, str) for v in placed.values()):
         refuse(index, "weight_map", "is not a mapping from tensors to files")
-    files = sorted(set(placed.values()))
-    for name in files:
+    names = sorted(set(placed.values()))
+    for name in names:
         # A plain name: an index must not reach outside its folder.
         if Path(name).name != name or "\\" in name or not name.endswith(".safetensors"):
             refuse(index, "weight_map", f"{shorten(name)!r} is not the name of a safetensors file of this folder")
-    return [folder / name for name in files], placed
+    return [folder / name for name in names], placed
