@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from roofline.common import extensions
 from roofline.models import registry as _families
 from roofline.models.config import ModelConfig
-from roofline.models.registry import Family
+from roofline.models.family import Family
 from roofline.models.spec import Param
 from roofline.ops import formats as _formats
 from roofline.ops import registry as _ops

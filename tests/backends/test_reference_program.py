@@ -11,7 +11,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "program"))  # program_builde
 import program_builders as builders
 
 from roofline.backends.reference.executable import ReferenceExecutable, reference_executable
-from roofline.backends.reference.oracle import oracle_logits
 from roofline.backends.reference.unpack import unpack
 from roofline.common.errors import UnsupportedError
 from roofline.ops import formats
@@ -20,6 +19,7 @@ from roofline.program import target
 from roofline.program.compile import compile_program, stages
 from roofline.program.ir import Program
 from roofline.program.target import CPU
+from tests.backends.oracle import oracle_logits
 
 torch = pytest.importorskip("torch", reason="the reference is written in torch")
 

@@ -22,7 +22,7 @@ from roofline.common.errors import UnsupportedError
 from roofline.ops.batch import Segment
 from roofline.program.compile import stages
 from roofline.program.ir import Program, Share
-from roofline.program.target import CPU, with_fast_sums
+from roofline.program.target import CPU
 
 torch = pytest.importorskip("torch", reason="the reference is written in torch")
 
@@ -138,7 +138,7 @@ def test_part_of_a_table_gives_zeros_for_other_ids() -> None:
 
 def test_fast_sums_may_differ_by_rounding_alone() -> None:
     model = build("llama", "F32")
-    parts = [part(model, "shard", Share(rank, 3), with_fast_sums(CPU)) for rank in range(3)]
+    parts = [part(model, "shard", Share(rank, 3)(CPU)) for rank in range(3)]
     fast = Threads(3).run(lambda member: run(parts[member.rank], model, WHOLE, member))
     alone = run(part(model, "narrow", Share()), model, WHOLE)
     assert np.abs(fast[0] - alone).max() < ROUNDING * np.abs(alone).max()

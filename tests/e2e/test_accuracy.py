@@ -16,11 +16,11 @@ LENGTH = 512
 
 
 def test_logits_against_the_oracle(smollm2_path: Path) -> None:
-    from roofline.backends.reference.oracle import oracle_logits
     from roofline.bundle import load
     from roofline.models import registry
     from roofline.ops.batch import Segment
     from roofline.weights.checkpoint import open_checkpoint
+    from tests.backends.oracle import oracle_logits
 
     model = load(str(smollm2_path), max_batch_tokens=LENGTH, max_running=LENGTH, max_model_len=LENGTH)
     assert model.tokenizer is not None

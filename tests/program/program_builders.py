@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from roofline.models.config import ModelConfig
-from roofline.models.registry import Family, configure
+from roofline.models.family import Family
+from roofline.models.registry import configure
 from roofline.models.spec import expand
 from roofline.ops import formats
 

@@ -17,7 +17,7 @@ from roofline.program.ir import Instr, Program, Share, Value
 from roofline.program.passes.price import price
 from roofline.program.passes.shard import shard
 from roofline.program.passes.stage import stage
-from roofline.program.target import CPU, with_fast_sums
+from roofline.program.target import CPU
 from roofline.program.text import parse_program, print_program
 from roofline.program.verify import verify
 
@@ -95,7 +95,7 @@ def test_every_pass_finds_in_a_part_what_it_finds_in_the_whole() -> None:
 
 def test_sums_are_in_rank_order_unless_speed_is_asked_for() -> None:
     model = MODELS["llama"]()
-    for target, order in ((CPU, collectives.RANK_ORDER), (with_fast_sums(CPU), "")):
+    for target, order in ((CPU, collectives.RANK_ORDER), (replace(CPU, orders={**CPU.orders, "all_reduce": ""}), "")):
         program = compile_program(model.family, model.cfg, model.tensors, target, share=Share(0, 2))
         assert {i.attr("order") for i in program.body if i.op == "all_reduce"} == {order}
 

@@ -5,7 +5,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from roofline.models.forward import ForwardBatch
+from roofline.models.family import ForwardBatch
 from roofline.ops.batch import Batch
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class ContiguousCache:
     kv_heads: int
     segments: tuple[tuple[int, int, int], ...] = ()
     sequences: tuple[Hashable, ...] = ()
-    held: "Mapping[tuple[int, Hashable], tuple[Tensor, Tensor]]" = field(default_factory=dict)
+    tensors: "Mapping[tuple[int, Hashable], tuple[Tensor, Tensor]]" = field(default_factory=dict)
 
     def step(self, segments: Sequence[tuple[int, int, int]], sequences: Sequence[Hashable]) -> "ContiguousCache":
         """The same contents, ready for another step."""
@@ -32,18 +32,20 @@ class ContiguousCache:
         """With k, v [tokens, kv_heads, head_dim] appended to each segment's sequence."""
         import torch
 
-        held = dict(self.held)
+        tensors = dict(self.tensors)
         for (start, stop, first), sequence in zip(self.segments, self.sequences, strict=True):
-            new = k[start:stop], v[start:stop]
-            old = self.held.get((layer, sequence))
+            parts = [(k[start:stop], v[start:stop])]
+            if (old := self.tensors.get((layer, sequence))) is not None:
+                parts = [old, *parts]
             past = 0 if old is None else old[0].shape[0]
             assert past == first, f"sequence {sequence} holds {past} positions, the step starts at {first}"
-            held[layer, sequence] = new if old is None else (torch.cat([old[0], new[0]]), torch.cat([old[1], new[1]]))
-        return replace(self, held=held)
+            keys, values = zip(*parts, strict=True)
+            tensors[layer, sequence] = torch.cat(keys), torch.cat(values)
+        return replace(self, tensors=tensors)
 
     def read(self, layer: int, index: int) -> "tuple[Tensor, Tensor]":
         """k, v [context, kv_heads, head_dim] of one segment."""
-        return self.held[layer, self.sequences[index]]
+        return self.tensors[layer, self.sequences[index]]
 
 
 def segments_of(batch: Batch) -> tuple[tuple[int, int, int], ...]:

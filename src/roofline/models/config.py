@@ -61,12 +61,12 @@ class ModelConfig:
     @classmethod
     def of(cls, mapping: Mapping[str, Any]) -> "ModelConfig":
         """From a mapping with these fields. Raises ConfigError naming what is missing or unknown."""
-        known = [f.name for f in fields(cls)]
-        needed = [f.name for f in fields(cls) if f.default is MISSING]
+        names = [f.name for f in fields(cls)]
+        required = [f.name for f in fields(cls) if f.default is MISSING]
         for key in mapping:
-            if key not in known:
-                raise ConfigError(f"model config: unknown field {key!r}{did_you_mean(key, known)}")
-        missing = [name for name in needed if name not in mapping]
+            if key not in names:
+                raise ConfigError(f"model config: unknown field {key!r}{did_you_mean(key, names)}")
+        missing = [name for name in required if name not in mapping]
         if missing:
             raise ConfigError(f"model config: missing {', '.join(missing)}")
         return cls(**mapping)

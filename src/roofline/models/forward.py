@@ -1,28 +1,17 @@
-"""The only layer loop, and the batch it runs on."""
+"""The only layer loop."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from roofline.models.config import ModelConfig
-from roofline.models.registry import Family
-from roofline.models.spec import expand, tree
+from roofline.models.family import Family, ForwardBatch
+from roofline.models.spec import Weights, expand, tree
+from roofline.ops.symbol import Parameter, Value
+
+Result = TypeVar("Result")
 
 
-@dataclass
-class ForwardBatch:
-    """One step as the families read it: torch tensors, or Symbols while tracing.
-
-    ids, positions: int [tokens]; logit_rows: int [rows]; cache: a KvCache (ops/attention.py), replaced at every write.
-    """
-
-    ids: Any
-    positions: Any
-    logit_rows: Any
-    cache: Any
-
-
-def call(function: Callable[..., Any], *args: Any) -> Any:
+def call(function: Callable[..., Result], *args: object) -> Result:
     """How a block and the head are called unless someone wraps them (checkpointing, compilation, a loss in parts)."""
     return function(*args)
 
@@ -30,10 +19,10 @@ def call(function: Callable[..., Any], *args: Any) -> Any:
 def forward(
     family: Family,
     cfg: ModelConfig,
-    parameters: Mapping[str, Any],
+    parameters: "Mapping[str, Parameter | Value]",
     batch: ForwardBatch,
-    call_block: Callable[..., Any] = call,
-) -> Any:
+    call_block: Callable[..., Value] = call,
+) -> Value:
     """Logits [rows, vocab] of one step.
 
     parameters: canonical name -> torch tensor or Parameter, as the family's spec lists them (tied ones once).
@@ -45,11 +34,11 @@ def forward(
 def run(
     family: Family,
     cfg: ModelConfig,
-    w: Any,
+    w: Weights,
     batch: ForwardBatch,
-    call_block: Callable[..., Any] = call,
-    call_head: Callable[..., Any] = call,
-) -> Any:
+    call_block: Callable[..., Value] = call,
+    call_head: Callable[..., Value] = call,
+) -> Value:
     """The same on Weights; its layers are what call_block takes; call_head(head, cfg, w, x, batch) gives the result."""
     x = family.embed(cfg, w, batch)
     for layer in range(cfg.layers):

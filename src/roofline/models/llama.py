@@ -1,11 +1,11 @@
 """Llama 2 and 3, Mistral, SmolLM2. Sources: Touvron et al. 2023, Grattafiori et al. 2024, Jiang et al. 2023."""
 
-from typing import Any
-
 from roofline import ops
 from roofline.common.errors import UnsupportedError
 from roofline.models.config import ModelConfig
-from roofline.models.spec import Param
+from roofline.models.family import ForwardBatch
+from roofline.models.spec import Param, Weights
+from roofline.ops.symbol import Value
 
 
 def check(cfg: ModelConfig) -> None:
@@ -44,22 +44,25 @@ def _qkv_widths(cfg: ModelConfig) -> tuple[tuple[str, int], ...]:
     return (("q", cfg.q_width), ("k", cfg.kv_width), ("v", cfg.kv_width))
 
 
-def embed(cfg: ModelConfig, w: Any, batch: Any) -> Any:
+def embed(cfg: ModelConfig, w: Weights, batch: ForwardBatch) -> Value:
     """ids [tokens] -> x [tokens, width]."""
     return ops.embed(batch.ids, w.embed.weight)
 
 
-def block(cfg: ModelConfig, w: Any, x: Any, layer: int, batch: Any) -> Any:
+def block(cfg: ModelConfig, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> Value:
     """One layer on x [tokens, width]; the step's k and v go into batch.cache."""
     x = x + attention(cfg, w.attn, ops.rms_norm(x, w.attn_norm.weight, cfg.norm_eps), layer, batch)
     return x + mlp(w.mlp, ops.rms_norm(x, w.mlp_norm.weight, cfg.norm_eps))
 
 
-def attention(cfg: ModelConfig, w: Any, x: Any, layer: int, batch: Any) -> Any:
-    """Causal grouped-query attention with rotary positions."""
+def attention(cfg: ModelConfig, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> Value:
+    """Causal grouped-query attention with rotary positions; with qk_norm each head of q and k is normed first."""
     q = ops.linear(x, w.q.weight, w.q.bias)  # [tokens, heads * head_dim]
     k = ops.linear(x, w.k.weight, w.k.bias)  # [tokens, kv_heads * head_dim]
     v = ops.linear(x, w.v.weight, w.v.bias)
+    if cfg.qk_norm:
+        q = ops.rms_norm(q, w.q_norm.weight, cfg.norm_eps, cfg.heads)
+        k = ops.rms_norm(k, w.k_norm.weight, cfg.norm_eps, cfg.kv_heads)
     q = ops.rope(q, batch.positions, cfg.rope, cfg.heads)
     k = ops.rope(k, batch.positions, cfg.rope, cfg.kv_heads)
     batch.cache = ops.kv_write(batch.cache, k, v, layer)
@@ -67,12 +70,12 @@ def attention(cfg: ModelConfig, w: Any, x: Any, layer: int, batch: Any) -> Any:
     return ops.linear(out, w.o.weight)
 
 
-def mlp(w: Any, x: Any) -> Any:
+def mlp(w: Weights, x: Value) -> Value:
     """SwiGLU."""
     return ops.linear(ops.silu_mul(ops.linear(x, w.gate.weight), ops.linear(x, w.up.weight)), w.down.weight)
 
 
-def head(cfg: ModelConfig, w: Any, x: Any, batch: Any) -> Any:
+def head(cfg: ModelConfig, w: Weights, x: Value, batch: ForwardBatch) -> Value:
     """x [tokens, width] -> logits [rows, vocab] of the rows that want them."""
     x = ops.take_rows(x, batch.logit_rows)
     return ops.linear(ops.rms_norm(x, w.final_norm.weight, cfg.norm_eps), w.head.weight)

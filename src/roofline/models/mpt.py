@@ -3,12 +3,12 @@
 Sources: LLM Foundry's pretraining configurations (2023), the configuration of MPT-7B; Press et al. 2021 for ALiBi.
 """
 
-from typing import Any
-
 from roofline import ops
 from roofline.common.errors import UnsupportedError
 from roofline.models.config import ModelConfig
-from roofline.models.spec import Param
+from roofline.models.family import ForwardBatch
+from roofline.models.spec import Param, Weights
+from roofline.ops.symbol import Value
 
 
 def check(cfg: ModelConfig) -> None:
@@ -46,19 +46,19 @@ def _pair(
     return (Param(f"{name}.weight", shape, split, parts=parts), *((bias,) if cfg.bias else ()))
 
 
-def embed(cfg: ModelConfig, w: Any, batch: Any) -> Any:
+def embed(cfg: ModelConfig, w: Weights, batch: ForwardBatch) -> Value:
     """ids [tokens] -> x [tokens, width]."""
     x = ops.embed(batch.ids, w.embed.weight)
     return ops.add(x, ops.embed(batch.positions, w.positions.weight)) if cfg.positions == "learned" else x
 
 
-def block(cfg: ModelConfig, w: Any, x: Any, layer: int, batch: Any) -> Any:
+def block(cfg: ModelConfig, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> Value:
     """One layer on x [tokens, width]; the step's k and v go into batch.cache."""
     x = x + attention(cfg, w.attn, _norm(cfg, x, w.attn_norm), layer, batch)
     return x + mlp(w.mlp, _norm(cfg, x, w.mlp_norm))
 
 
-def attention(cfg: ModelConfig, w: Any, x: Any, layer: int, batch: Any) -> Any:
+def attention(cfg: ModelConfig, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> Value:
     """Causal attention; q, k and v come from one product."""
     qkv = ops.linear(x, w.qkv.weight, w.qkv.bias)  # [tokens, q_width + 2 * kv_width]
     q_end, k_end = cfg.q_width, cfg.q_width + cfg.kv_width
@@ -69,15 +69,15 @@ def attention(cfg: ModelConfig, w: Any, x: Any, layer: int, batch: Any) -> Any:
     return ops.linear(out, w.o.weight, w.o.bias)
 
 
-def mlp(w: Any, x: Any) -> Any:
+def mlp(w: Weights, x: Value) -> Value:
     """GELU, exact, between two layers."""
     return ops.linear(ops.gelu(ops.linear(x, w.up.weight, w.up.bias), tanh=False), w.down.weight, w.down.bias)
 
 
-def head(cfg: ModelConfig, w: Any, x: Any, batch: Any) -> Any:
+def head(cfg: ModelConfig, w: Weights, x: Value, batch: ForwardBatch) -> Value:
     """x [tokens, width] -> logits [rows, vocab] of the rows that want them."""
     return ops.linear(_norm(cfg, ops.take_rows(x, batch.logit_rows), w.final_norm), w.head.weight)
 
 
-def _norm(cfg: ModelConfig, x: Any, w: Any) -> Any:
+def _norm(cfg: ModelConfig, x: Value, w: Weights) -> Value:
     return ops.layer_norm(x, w.weight, w.bias, eps=cfg.norm_eps)

@@ -2,29 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import cast
 
 from roofline.common.errors import ConfigError
 from roofline.common.names import unknown
 from roofline.models.config import ModelConfig
-from roofline.models.spec import Param
+from roofline.models.family import Family
 
-
-class Family(Protocol):
-    """One architecture: a check, a table of parameters, and three plain functions in the op vocabulary."""
-
-    def check(self, cfg: ModelConfig) -> None: ...
-
-    def spec(self, cfg: ModelConfig) -> tuple[Param, ...]: ...
-
-    def embed(self, cfg: ModelConfig, w: Any, batch: Any) -> Any: ...
-
-    def block(self, cfg: ModelConfig, w: Any, x: Any, layer: int, batch: Any) -> Any: ...
-
-    def head(self, cfg: ModelConfig, w: Any, x: Any, batch: Any) -> Any: ...
-
-
-_FAMILIES: dict[str, Any] = {
+_FAMILIES: dict[str, str | Family] = {
     "llama": "roofline.models.llama",
     "mistral": "roofline.models.llama",
     "mpt": "roofline.models.mpt",
@@ -49,18 +34,19 @@ def register(name: str, family: "str | Family", *, gguf: str = "", hf: str = "",
     Raises ConfigError when the name, or what its files are called, is taken.
     """
     kinds = [(file, kind) for file, kind in (("gguf", gguf), ("hf", hf)) if kind]
-    taken = [kind for kind in kinds if kind in _FILE_KINDS]
-    if name in _FAMILIES or taken:
-        what = f"a model family named {name!r}" if name in _FAMILIES else f"a family for {' '.join(taken[0])}"
+    clash = next((kind for kind in kinds if kind in _FILE_KINDS), None)
+    if name in _FAMILIES or clash:
+        files = f"a family for {' '.join(clash)}" if clash else ""
+        what = f"a model family named {name!r}" if name in _FAMILIES else files
         raise ConfigError(f"{what} is already registered")
     _FAMILIES[name] = family
     _FILE_KINDS.update(dict.fromkeys(kinds, (name, like)))
 
 
-def known_like(like: str, known: Iterable[str]) -> str:
+def known_like(like: str, model_types: Iterable[str]) -> str:
     """`like` itself, when it is one of ours. Raises ConfigError."""
-    if like not in known:
-        raise ConfigError(f"a registered family says like={like!r}: {unknown('model_type of ours', like, known)}")
+    if like not in model_types:
+        raise ConfigError(f"a registered family says like={like!r}: {unknown('model_type of ours', like, model_types)}")
     return like
 
 
@@ -73,11 +59,11 @@ def get(name: str) -> Family:
     """The family of that name. Raises ConfigError with the nearest known name."""
     if name not in _FAMILIES:
         raise ConfigError(unknown("model family", name, _FAMILIES))
-    found = _FAMILIES[name]
-    return cast(Family, import_module(found) if isinstance(found, str) else found)
+    family = _FAMILIES[name]
+    return cast(Family, import_module(family)) if isinstance(family, str) else family
 
 
-def configure(mapping: Mapping[str, Any]) -> tuple[Family, ModelConfig]:
+def configure(mapping: Mapping[str, object]) -> tuple[Family, ModelConfig]:
     """Family and checked configuration of a mapping with ModelConfig's fields. Raises ConfigError, UnsupportedError."""
     cfg = ModelConfig.of(mapping)
     family = get(cfg.family)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roofline.common.errors import ConfigError
 
@@ -39,13 +39,13 @@ def expand(table: Iterable[Param], layers: int) -> tuple[Param, ...]:
 def check(table: Iterable[Param], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raises ConfigError unless exactly the table's untied parameters are there with their shapes."""
     table = tuple(table)
-    wanted = {p.name: p.shape for p in table if p.tied_to is None}
-    for name, shape in wanted.items():
+    expected = {p.name: p.shape for p in table if p.tied_to is None}
+    for name, shape in expected.items():
         if name not in shapes:
             raise ConfigError(f"the model file has no {name} (expected {list(shape)})")
         if tuple(shapes[name]) != shape:
             raise ConfigError(f"{name} has shape {list(shapes[name])}, the configuration asks for {list(shape)}")
-    spare = sorted(set(shapes) - set(wanted))
+    spare = sorted(set(shapes) - set(expected))
     if spare:
         raise ConfigError(f"the model file holds tensors this model does not use: {', '.join(spare[:5])}")
 
@@ -56,8 +56,14 @@ class Weights:
     A plain class and not a SimpleNamespace: torch.compile follows how it is built.
     """
 
+    if TYPE_CHECKING:
 
-def tree(table: Iterable[Param], tensors: Mapping[str, Any]) -> Any:
+        def __getattr__(self, name: str) -> Any: ...
+
+        def __setattr__(self, name: str, value: object) -> None: ...
+
+
+def tree(table: Iterable[Param], tensors: Mapping[str, object]) -> Weights:
     """The Weights of a table."""
     table = tuple(table)
     root = nest([p.name for p in table], [tensors[p.tied_to or p.name] for p in table])
@@ -66,9 +72,9 @@ def tree(table: Iterable[Param], tensors: Mapping[str, Any]) -> Any:
     return root
 
 
-def nest(names: Sequence[str], values: Sequence[Any]) -> Any:
+def nest(names: Sequence[str], values: Sequence[object]) -> Weights:
     """Weights by dotted names; beside a weight alone stands the bias None."""
-    root: Any = Weights()
+    root = Weights()
     for name, value in zip(names, values, strict=True):
         node, path = root, name.split(".")
         for step in path[:-1]:

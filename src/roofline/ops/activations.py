@@ -64,8 +64,8 @@ def silu_mul(gate: "Tensor", up: "Tensor | None" = None) -> "Tensor":
     """silu(gate) * up, both [rows, ffn]; or one operand [rows, 2 * ffn] with gate left and up right (SwiGLU)."""
     from torch.nn import functional
 
-    left, right = halves(gate, up)
-    return functional.silu(left) * right
+    gate_part, up_part = halves(gate, up)
+    return functional.silu(gate_part) * up_part
 
 
 @op(values=("gate", "up"), infer=gated_type, traits=_GATED, flops=gated_flops(13))
@@ -73,5 +73,5 @@ def gelu_mul(gate: "Tensor", up: "Tensor | None" = None, tanh: bool = True) -> "
     """gelu(gate) * up with the operands of silu_mul (GeGLU)."""
     from torch.nn import functional
 
-    left, right = halves(gate, up)
-    return functional.gelu(left, approximate="tanh" if tanh else "none") * right
+    gate_part, up_part = halves(gate, up)
+    return functional.gelu(gate_part, approximate="tanh" if tanh else "none") * up_part

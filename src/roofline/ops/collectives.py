@@ -60,9 +60,9 @@ def _reduced_flops(call: Call) -> Affine:
 
 def _reduced_bytes(call: Call) -> Affine:
     """In rank order everybody's x; else a ring's 2 * (ranks - 1) / ranks of one (Patarasuk and Yuan 2009)."""
-    others = call.ranks - 1
-    whole = others * call.x.row_bytes
-    return Affine.per(call.x.leading, whole if call.order == RANK_ORDER else -(-2 * whole // call.ranks))
+    peers = call.ranks - 1
+    total = peers * call.x.row_bytes
+    return Affine.per(call.x.leading, total if call.order == RANK_ORDER else -(-2 * total // call.ranks))
 
 
 _REDUCED = (Trait.ROW_WISE, Trait.BY_COLUMN, Trait.LONG_SUM)

@@ -36,12 +36,12 @@ def exp2_signed(x: "Tensor") -> "Tensor":
     import torch
 
     x = x.clamp(-LARGEST, LARGEST)
-    whole = torch.round(x)  # half to even
-    part = x - whole
+    integer = torch.round(x)  # half to even
+    part = x - integer
     value = torch.full_like(x, COEFFICIENTS[-1])
     for coefficient in COEFFICIENTS[-2::-1]:
         value = fma(value, part, torch.full_like(x, coefficient))
-    return (value.view(torch.int32) + (whole.to(torch.int32) << 23)).view(torch.float32)
+    return (value.view(torch.int32) + (integer.to(torch.int32) << 23)).view(torch.float32)
 
 
 def exp2_falling(x: "Tensor") -> "Tensor":

@@ -1,11 +1,13 @@
 """Ops that only passes make. Each rounds where the ops it stands for round; its reference is their composition."""
 
+import inspect
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from roofline.common.errors import ConfigError
 from roofline.ops import activations, attention, elementwise, matmul, norms
 from roofline.ops.cost import Affine
-from roofline.ops.registry import Call, Trait, TypeRule, op
+from roofline.ops.registry import Call, CostRule, Trait, get, op
 from roofline.ops.rope_tables import RopeTable
 from roofline.ops.symbol import Q8_GROUP, Type
 
@@ -13,68 +15,33 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def _quantized(rule: TypeRule) -> TypeRule:
-    """The type rule of integer rows made of what an op with this rule makes."""
-    return lambda call: matmul.quantized_type(Call(x=rule(call), group=call.group, bits=call.bits))
+def _quantizing(name: str, part: str, flops: CostRule) -> Callable[..., matmul.Q8Rows]:
+    """Declare quantize_rows(part(...)) as one op, with the operands and attributes of both."""
+    first = get(part)
+    own = inspect.signature(first.reference).parameters.values()
+    quantize = list(inspect.signature(matmul.quantize_rows).parameters.values())[1:]
+
+    def reference(*operands: object, group: int = Q8_GROUP, bits: int = 8, **attributes: object) -> matmul.Q8Rows:
+        return matmul.quantize_rows(first.reference(*operands, **attributes), group, bits)
+
+    def infer(call: Call) -> Type:
+        return matmul.quantized_type(Call(x=first.infer(call), group=call.group, bits=call.bits))
+
+    reference.__name__ = name
+    keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in quantize]
+    reference.__signature__ = inspect.Signature([*own, *keywords])  # type: ignore[attr-defined]
+    traits = first.traits & {Trait.ROW_WISE, Trait.GATED}
+    fuses = (part, "quantize_rows")
+    return op(values=first.values, weights=first.weights, infer=infer, traits=traits, flops=flops, fuses=fuses)(
+        reference
+    )
 
 
+norm_quantize = _quantizing("norm_quantize", "rms_norm", elementwise.per_element(8))
+layer_norm_quantize = _quantizing("layer_norm_quantize", "layer_norm", elementwise.per_element(10))
+gelu_quantize = _quantizing("gelu_quantize", "gelu", elementwise.per_element(16))
+silu_mul_quantize = _quantizing("silu_mul_quantize", "silu_mul", activations.gated_flops(13))
 _ROWS = (Trait.ROW_WISE,)
-
-
-@op(
-    values=("x",),
-    weights=("w",),
-    infer=_quantized(norms.norm_type),
-    traits=_ROWS,
-    flops=elementwise.per_element(8),
-    fuses=("rms_norm", "quantize_rows"),
-)
-def norm_quantize(
-    x: "Tensor", w: "Tensor", eps: float, heads: int = 1, group: int = Q8_GROUP, bits: int = 8
-) -> matmul.Q8Rows:
-    """quantize_rows(rms_norm(x, w))."""
-    return matmul.quantize_rows(norms.rms_norm(x, w, eps, heads), group, bits)
-
-
-@op(
-    values=("x",),
-    weights=("w", "bias"),
-    infer=_quantized(norms.layer_norm_type),
-    traits=_ROWS,
-    flops=elementwise.per_element(10),
-    fuses=("layer_norm", "quantize_rows"),
-)
-def layer_norm_quantize(
-    x: "Tensor", w: "Tensor", bias: "Tensor | None" = None, *, eps: float, group: int = Q8_GROUP, bits: int = 8
-) -> matmul.Q8Rows:
-    """quantize_rows(layer_norm(x, w, bias))."""
-    return matmul.quantize_rows(norms.layer_norm(x, w, bias, eps=eps), group, bits)
-
-
-@op(
-    values=("x",),
-    infer=_quantized(elementwise.same_as_x),
-    traits=_ROWS,
-    flops=elementwise.per_element(16),
-    fuses=("gelu", "quantize_rows"),
-)
-def gelu_quantize(x: "Tensor", tanh: bool = True, group: int = Q8_GROUP, bits: int = 8) -> matmul.Q8Rows:
-    """quantize_rows(gelu(x))."""
-    return matmul.quantize_rows(activations.gelu(x, tanh), group, bits)
-
-
-@op(
-    values=("gate", "up"),
-    infer=_quantized(activations.gated_type),
-    traits=(*_ROWS, Trait.GATED),
-    flops=activations.gated_flops(13),
-    fuses=("silu_mul", "quantize_rows"),
-)
-def silu_mul_quantize(
-    gate: "Tensor", up: "Tensor | None" = None, group: int = Q8_GROUP, bits: int = 8
-) -> matmul.Q8Rows:
-    """quantize_rows(silu_mul(gate, up)); up left out: gate holds both side by side."""
-    return matmul.quantize_rows(activations.silu_mul(gate, up), group, bits)
 
 
 def _add_norm_type(call: Call) -> tuple[Type, Type]:

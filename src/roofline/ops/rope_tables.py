@@ -44,9 +44,9 @@ class RopeTable:
             raise UnsupportedError(f"rope scaling {self.kind!r}", "its tables are unknown here", sorted(_NEEDED))
         if self.dim <= 0 or self.dim % 2:
             raise ConfigError(f"rope needs an even number of dimensions, got {self.dim}")
-        given = {key for key, _ in self.scaling}
-        missing = set(_NEEDED[self.kind]) - given
-        unknown = given - set(_NEEDED[self.kind]) - set(_OPTIONAL.get(self.kind, ()))
+        keys = {key for key, _ in self.scaling}
+        missing = set(_NEEDED[self.kind]) - keys
+        unknown = keys - set(_NEEDED[self.kind]) - set(_OPTIONAL.get(self.kind, ()))
         if missing or unknown:
             raise ConfigError(f"rope scaling {self.kind!r}: missing {sorted(missing)}, unknown {sorted(unknown)}")
 

@@ -51,8 +51,8 @@ def alibi_slopes(heads: int) -> list[float]:
         start = 2.0 ** (-8.0 / count)
         return [start ** (i + 1) for i in range(count)]
 
-    whole = 2 ** int(math.log2(heads))
-    return powers(whole) + powers(2 * whole)[0::2][: heads - whole]
+    power = 2 ** int(math.log2(heads))
+    return powers(power) + powers(2 * power)[0::2][: heads - power]
 
 
 def score_bias(
@@ -69,17 +69,17 @@ def score_bias(
         return None
     at = torch.arange(length, device=device)
     distance = at[None, :] - at[:, None]  # [queries, keys], at most 0 where a key is seen
-    seen = distance <= 0
+    visible = distance <= 0
     if window:
-        seen &= distance > -window
-    seen = seen[None, None]
+        visible &= distance > -window
+    visible = visible[None, None]
     if documents is not None:
-        seen = seen & (documents[:, None, :, None] == documents[:, None, None, :])
-    bias = torch.zeros(seen.shape, device=device)
+        visible = visible & (documents[:, None, :, None] == documents[:, None, None, :])
+    bias = torch.zeros(visible.shape, device=device)
     if alibi_heads:
         slopes = torch.tensor(alibi_slopes(alibi_heads), device=device)
         bias = bias + slopes[None, :, None, None] * distance
-    return bias.masked_fill(~seen, -math.inf)
+    return bias.masked_fill(~visible, -math.inf)
 
 
 def attend_rows(q: "Tensor", rows: Rows, heads: int, scale: float, soft_cap: float) -> "Tensor":

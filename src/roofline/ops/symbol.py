@@ -99,3 +99,7 @@ class Symbol:
 
     def __add__(self, other: Value) -> "Symbol":
         return self.recorder.add(self, other)
+
+    if TYPE_CHECKING:  # both operands of a sum are of one kind; their types do not say so
+
+        def __radd__(self, other: Tensor) -> "Symbol": ...

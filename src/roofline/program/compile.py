@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from roofline.common.errors import ConfigError, RooflineError, UnsupportedError
 from roofline.models.config import ModelConfig
-from roofline.models.registry import Family
+from roofline.models.family import Family
 from roofline.models.spec import expand
 from roofline.program.ir import WHOLE, Program, Share
 from roofline.program.passes.fuse import fuse
@@ -65,8 +65,8 @@ def stages(
     program = verify(trace(family, cfg, tensors), tensors)
     if hidden:
         program = headless(program)
-        held = {piece.tensor for recipe in program.weights.values() for piece in recipe.pieces}
-        tensors = {name: info for name, info in tensors.items() if name in held}
+        used = {piece.tensor for recipe in program.weights.values() for piece in recipe.pieces}
+        tensors = {name: info for name, info in tensors.items() if name in used}
         verify(program, tensors)
     yield "trace", program
     params = expand(family.spec(cfg), cfg.layers)

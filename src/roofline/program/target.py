@@ -88,11 +88,6 @@ def with_cache(target: Target, kv_dtype: str) -> Target:
     return replace(target, orders={**target.orders, "attend": CACHE_ORDERS[kv_dtype]}, attend_dtypes=dtypes)
 
 
-def with_fast_sums(target: Target) -> Target:
-    """The target with sums over ranks in whatever order is fastest: their bits may depend on the step's size."""
-    return replace(target, orders={op: order for op, order in target.orders.items() if op != "all_reduce"})
-
-
 def gpu(activations: str = "bf16", exact: bool = False, cache: str = "", rows8: str = "") -> Target:
     """GPU with activations in "bf16" or "f16"; exact: sums whose order no other row of a step changes; cache: the
     format of the KV cache where it is another one, "e4m3fn" or "e4m3fnuz"; rows8: see Target.

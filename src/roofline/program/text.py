@@ -152,10 +152,10 @@ class _Parser:
 
 
 def _match(pattern: str, text: str) -> tuple[str, ...]:
-    found = re.fullmatch(pattern, text)
-    if not found:
+    match = re.fullmatch(pattern, text)
+    if not match:
         raise ValueError(f"expected {pattern}")
-    return found.groups()
+    return match.groups()
 
 
 def _parse_values(text: str) -> list[Value]:
@@ -171,13 +171,13 @@ def _parse_values(text: str) -> list[Value]:
 
 def _parse_weight(text: str) -> tuple[str, Recipe]:
     name, layout, shape, pieces = _match(rf"({NAME}): (\w+)(\[[^\]]*\]) = (.*)", text)
-    made = []
+    pieces_read = []
     for piece in pieces.split(", "):
         pattern = rf"({NAME})\[(\d+):(\d+)\](?:\[(\d+):(\d+) of (\d+)\])? (\w+)"
         tensor, start, stop, *edges, kind = _match(pattern, piece)
         columns = Columns(*(int(n) for n in edges)) if edges[0] else None
-        made.append(Piece(tensor, int(start), int(stop), kind, columns))
-    return name, Recipe(tuple(ast.literal_eval(shape)), tuple(made), layout)
+        pieces_read.append(Piece(tensor, int(start), int(stop), kind, columns))
+    return name, Recipe(tuple(ast.literal_eval(shape)), tuple(pieces_read), layout)
 
 
 def _parse_instr(line: str) -> Instr:

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 from roofline import ops
 from roofline.common.errors import ConfigError
 from roofline.models.config import ModelConfig
-from roofline.models.forward import ForwardBatch, forward
-from roofline.models.registry import Family
+from roofline.models.family import Family, ForwardBatch
+from roofline.models.forward import forward
 from roofline.models.spec import check, expand
 from roofline.ops.registry import Op
 from roofline.ops.rope_tables import RopeTable
@@ -48,6 +48,8 @@ def trace(family: Family, cfg: ModelConfig, tensors: Mapping[str, TensorInfo]) -
     batch = ForwardBatch(**inputs, cache=cache)
     parameters = {name: Parameter(name, recipe.type) for name, recipe in weights.items()}
     logits = forward(family, cfg, parameters, batch)
+    assert isinstance(logits, Symbol)
+    assert isinstance(batch.cache, Symbol)
     group = KvGroup(cfg.layers, cfg.kv_heads, cfg.head_dim, cfg.sliding_window or 0, "f32")
     return Program(
         name=cfg.family,

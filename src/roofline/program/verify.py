@@ -101,28 +101,28 @@ def _verify_pieces(program: Program, tensors: Mapping[str, TensorInfo] | None) -
             raise ConfigError(f"rows of the file tensor {name} are used twice: {_places(boxes)}")
         if tensors is not None:
             _verify_places(name, boxes, tensors, program.share)
-    whole = tensors is not None and program.share == WHOLE
-    if tensors is not None and whole and (spare := sorted(set(tensors) - set(used))):
+    complete = tensors is not None and program.share == WHOLE
+    if tensors is not None and complete and (spare := sorted(set(tensors) - set(used))):
         raise ConfigError(f"file tensors no weight is made of: {', '.join(spare)}")
 
 
 @dataclass(frozen=True)
 class _Box:
-    """Rows start..stop and columns left..right of a tensor with `of` columns."""
+    """Rows start..stop and columns column..column_stop of a tensor with `of` columns."""
 
     start: int
     stop: int
-    left: int
-    right: int
+    column: int
+    column_stop: int
     of: int
 
     def meets(self, other: "_Box") -> bool:
         rows = self.start < other.stop and other.start < self.stop
-        return rows and self.left < other.right and other.left < self.right
+        return rows and self.column < other.column_stop and other.column < self.column_stop
 
     @property
     def area(self) -> int:
-        return (self.stop - self.start) * (self.right - self.left)
+        return (self.stop - self.start) * (self.column_stop - self.column)
 
 
 def _verify_places(name: str, boxes: list[_Box], tensors: Mapping[str, TensorInfo], share: Share) -> None:
@@ -135,4 +135,4 @@ def _verify_places(name: str, boxes: list[_Box], tensors: Mapping[str, TensorInf
 
 
 def _places(boxes: list[_Box]) -> str:
-    return ", ".join(f"[{box.start}:{box.stop}][{box.left}:{box.right}]" for box in boxes)
+    return ", ".join(f"[{box.start}:{box.stop}][{box.column}:{box.column_stop}]" for box in boxes)

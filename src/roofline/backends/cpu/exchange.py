@@ -25,8 +25,8 @@ def exchanges(program: Program, arena: np.ndarray, batch: Batch, group: Group | 
     if group is None:
         return {}
     rows = _Rows(program, arena, batch)
-    made = {"all_reduce": _summed, "all_gather": _gathered}
-    return {at: made[i.op](i, rows, group) for at, i in enumerate(program.body) if i.op in made}
+    makers = {"all_reduce": _summed, "all_gather": _gathered}
+    return {at: makers[i.op](i, rows, group) for at, i in enumerate(program.body) if i.op in makers}
 
 
 def leave_cores_to_ours() -> None:

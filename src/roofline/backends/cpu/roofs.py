@@ -64,10 +64,10 @@ def ensure_roofs(
     `again` measures once more and keeps the higher of the old and the new figure: a roof is what the chip has
     reached, and a busy machine only ever hides it.
     """
-    known = stored_roofs(threads=threads, isa=isa)
-    if known is not None and not again:
-        return known
+    stored = stored_roofs(threads=threads, isa=isa)
+    if stored is not None and not again:
+        return stored
     fresh = measure_roofs(quick=quick, threads=threads, isa=isa)
-    roofs = fresh if known is None else highest(known, fresh)
+    roofs = fresh if stored is None else highest(stored, fresh)
     store.store(roofs, detect.detect().fingerprint)
     return roofs

@@ -22,7 +22,7 @@ class Choice:
     reason: str
 
 
-def choose_isa(wanted: str | None = None) -> Choice:
+def choose_isa(preferred: str | None = None) -> Choice:
     """The best instruction set of this chip, or a lower one on demand (argument, then ROOFLINE_ISA).
 
     Raises UnsupportedError where the one demanded is not available.
@@ -30,19 +30,19 @@ def choose_isa(wanted: str | None = None) -> Choice:
     from roofline import _native
 
     available = _native.isas()
-    asked = wanted or env.read("ROOFLINE_ISA")
-    if asked is None:
+    requested = preferred or env.read("ROOFLINE_ISA")
+    if requested is None:
         return Choice(available[0], f"best of {', '.join(available)}")
-    if asked not in available:
-        raise UnsupportedError(f"instruction set {asked!r}", "this chip or this build does not have it", available)
-    return Choice(asked, "asked for" if wanted else "ROOFLINE_ISA")
+    if requested not in available:
+        raise UnsupportedError(f"instruction set {requested!r}", "this chip or this build does not have it", available)
+    return Choice(requested, "asked for" if preferred else "ROOFLINE_ISA")
 
 
-def choose_threads(wanted: int | None = None) -> Choice:
+def choose_threads(preferred: int | None = None) -> Choice:
     """Usable cores: the smaller of the affinity mask and the whole cores of the cgroup's quota; or what is asked."""
-    asked = wanted or env.threads()
-    if asked is not None:
-        return Choice(asked, "asked for" if wanted else "ROOFLINE_THREADS")
+    requested = preferred or env.threads()
+    if requested is not None:
+        return Choice(requested, "asked for" if preferred else "ROOFLINE_THREADS")
     from roofline.hardware.detect import cores_allowed, cpu_quota, usable_cores
 
     allowed, quota = cores_allowed(), cpu_quota()
@@ -68,8 +68,8 @@ def choose_variants(executable: "CpuExecutable") -> Choice:
         return Choice("default", "ROOFLINE_TUNED=off")
     chip = detect.detect().fingerprint
     if not tunings.path("cpu", chip).exists():
-        others = tunings.elsewhere("cpu", chip)
-        return Choice("default", "tuned only on other machines" if others else "never tuned")
+        elsewhere = tunings.elsewhere("cpu", chip)
+        return Choice("default", "tuned only on other machines" if elsewhere else "never tuned")
     return _resolve(executable, tunings.load("cpu", chip))
 
 
@@ -81,17 +81,17 @@ def _resolve(executable: "CpuExecutable", stored: "Tunings") -> Choice:
     usable = [v for v in verdicts if not v.setting.differs(setting)]
     if not usable:
         return Choice("default", verdicts[0].setting.differs(setting))
-    kept = [v for v in usable if v.kept]
+    winners = [v for v in usable if v.kept]
     try:
-        count = sum(_apply(executable, verdict) for verdict in kept)
+        count = sum(_apply(executable, verdict) for verdict in winners)
     except ValueError as error:
-        for verdict in kept:
+        for verdict in winners:
             _forget(executable, verdict)
         log.get("backends").warning("the tuning store names what cannot be run, so it is ignored: %s", error)
         return Choice("default", "the tuning store names a variant that is not there")
-    if not kept:
+    if not winners:
         return Choice("default", "tuned: no choice made this model faster")
-    gains = ", ".join(f"{v.regime} {1 - v.figures['ratio']:.1%}" for v in kept if "ratio" in v.figures)
+    gains = ", ".join(f"{v.regime} {1 - v.figures['ratio']:.1%}" for v in winners if "ratio" in v.figures)
     return Choice(f"{count} tuned", f"measured gain: {gains}" if gains else "tuned")
 
 

@@ -36,34 +36,34 @@ class Sample:
 
 def samples(program: "Program", layout: "Layout", source: "Source") -> list[Sample]:
     """One Sample for each weight format of a Program."""
-    found: dict[str, Sample] = {}
+    by_format: dict[str, Sample] = {}
     for name, pieces in layout.matrices.items():
         for piece, packed in zip(program.weights[name].pieces, pieces, strict=True):
-            if piece.format in found:
+            if piece.format in by_format:
                 continue
             rows = min(ROWS, packed.rows)
             first = replace(piece, stop=piece.start + rows)
             raw = first.bytes_of(source.read(piece.tensor), packed.columns)
-            found[piece.format] = Sample(
+            by_format[piece.format] = Sample(
                 piece.format, piece.tensor, rows, packed.columns, packed.address, raw.tobytes()
             )
-    return list(found.values())
+    return list(by_format.values())
 
 
 def check_kernels(executable: "CpuExecutable", source: "Source") -> list[str]:
     """`check_samples` for an executable whose file is at hand. Returns the formats that were checked."""
-    found = samples(executable.program, executable.layout, source)
-    check_samples(executable.isa, executable.image.address, found)
-    return [sample.format for sample in found]
+    checked = samples(executable.program, executable.layout, source)
+    check_samples(executable.isa, executable.image.address, checked)
+    return [sample.format for sample in checked]
 
 
-def check_samples(isa: str, base: int, found: list[Sample]) -> None:
+def check_samples(isa: str, base: int, rows: list[Sample]) -> None:
     """The packed tiles of the image at `base`, multiplied by the kernels of `isa`, against the file's own bytes,
     dequantised and multiplied with the same 8-bit activations in float64.
 
     Raises TruthError naming format and matrix.
     """
-    for sample in found:
+    for sample in rows:
         _check(isa, base + sample.address, sample)
 
 
@@ -83,9 +83,9 @@ def _check(isa: str, address: int, sample: Sample) -> None:
         q, scale = np.empty(x.shape, np.int8), np.empty((2, columns // 32), np.float32)
         _native.kernels.quantise(isa, x, columns, q, scale, np.empty_like(scale))
         used = q.astype(np.float64) * np.repeat(scale.astype(np.float64), 32, axis=1)
-    wanted = used @ w.T
+    expected = used @ w.T
     size = np.abs(used) @ np.abs(w).T + 1e-30
-    worst = float(np.max(np.abs(y - wanted) / size))
+    worst = float(np.max(np.abs(y - expected) / size))
     if not worst < TOLERANCE:
         raise TruthError(
             f"{name} kernels ({isa}) are wrong on {sample.tensor}: relative error {worst:.2g}, allowed {TOLERANCE:g}. "

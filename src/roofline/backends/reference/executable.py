@@ -10,9 +10,8 @@ import numpy as np
 from roofline.backends.base import Clock, MonotonicClock, StepCost
 from roofline.backends.reference.cache import PagedCache
 from roofline.backends.reference.interpreter import Interpreter
-from roofline.backends.reference.oracle import Checkpoint
 from roofline.backends.reference.sampling import sample
-from roofline.backends.reference.weights import Read
+from roofline.backends.reference.weights import Checkpoint, Read
 from roofline.backends.sampling import Sampled, SampleRows
 from roofline.models.config import ModelConfig
 from roofline.models.registry import get

@@ -15,7 +15,7 @@ from roofline.backends.reference.weights import Read, Weights
 from roofline.common.errors import UnsupportedError
 from roofline.ops import registry
 from roofline.ops.activations import halves
-from roofline.ops.attention import kv_write, log2_slopes, rotate, round_to
+from roofline.ops.attention import KvCache, kv_write, log2_slopes, rotate, round_to
 from roofline.ops.collectives import Group, require_ranks
 from roofline.ops.matmul import Q8Rows, quantize_rows
 from roofline.ops.rope_tables import cos_sin
@@ -143,7 +143,7 @@ class Interpreter:
         q, k, v = _parts(qkv, instr.attr("heads"), cache.kv_heads)
         return q, self._op_kv_write(instr, cache, k, v)
 
-    def _op_kv_write(self, instr: Instr, cache: PagedCache, k: "Tensor", v: "Tensor") -> PagedCache:
+    def _op_kv_write(self, instr: Instr, cache: PagedCache, k: "Tensor", v: "Tensor") -> KvCache:
         dtype = "f32" if instr.attr("kv_dtype") == "int8" else instr.attr("kv_dtype")  # an int8 cache quantises itself
         return kv_write(cache, k, v, instr.attr("layer"), dtype)
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from roofline.backends.parallel.executable import ParallelExecutable, Watch
 from roofline.backends.parallel.ranks import Ranks
 from roofline.backends.reference.executable import ReferenceExecutable, digest_of
-from roofline.backends.reference.oracle import Checkpoint
 from roofline.backends.reference.sampling import sample
+from roofline.backends.reference.weights import Checkpoint
 from roofline.backends.sampling import Sampled, SampleRows
 from roofline.models.config import ModelConfig
 from roofline.models.registry import get
@@ -41,8 +41,8 @@ def parallel_reference(
     checkpoint: Checkpoint, config: ModelConfig, inner: ReferenceExecutable, target: Target, ranks: Ranks, watch: Watch
 ) -> ParallelExecutable:
     """Rank 0's executable over its share of the checkpoint."""
-    whole = compile_program(get(config.family), config, checkpoint.tensors, target)
-    identity = f"reference {program_hash(whole)} {digest_of(checkpoint)}"
+    full = compile_program(get(config.family), config, checkpoint.tensors, target)
+    identity = f"reference {program_hash(full)} {digest_of(checkpoint)}"
 
     def sample_of(logits: "Tensor", rows: SampleRows) -> Sampled:
         return sample(logits.numpy(), rows)

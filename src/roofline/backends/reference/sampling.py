@@ -13,19 +13,18 @@ _MASK64 = (1 << 64) - 1
 
 def sample(logits: np.ndarray, rows: SampleRows) -> Sampled:
     """One id for each row of float32 logits [rows, vocab]."""
-    count = rows.rows
-    ids = np.zeros(count, np.int32)
-    logprob = np.full(count, np.nan, np.float32)
-    top_ids = np.full((count, MAX_LOGPROBS), -1, np.int32)
-    top_logprobs = np.full((count, MAX_LOGPROBS), np.nan, np.float32)
-    for row in range(count):
+    ids = np.zeros(rows.rows, np.int32)
+    logprob = np.full(rows.rows, np.nan, np.float32)
+    top_ids = np.full((rows.rows, MAX_LOGPROBS), -1, np.int32)
+    top_logprobs = np.full((rows.rows, MAX_LOGPROBS), np.nan, np.float32)
+    for row in range(rows.rows):
         raw = logits[row].astype(np.float32)
         ids[row] = choose(raw, rows, row)
-        wanted = int(rows.logprobs[row])
-        if wanted >= 0:
+        count = int(rows.logprobs[row])
+        if count >= 0:
             all_logprobs = log_softmax(raw)
             logprob[row] = all_logprobs[ids[row]]
-            best = np.lexsort((np.arange(raw.size), -raw))[:wanted]
+            best = np.lexsort((np.arange(raw.size), -raw))[:count]
             top_ids[row, : len(best)], top_logprobs[row, : len(best)] = best, all_logprobs[best]
     return Sampled(ids, logprob, top_ids, top_logprobs)
 
@@ -37,9 +36,9 @@ def choose(raw: np.ndarray, rows: SampleRows, row: int) -> int:
     if temperature == 0:
         return int(np.argmax(scores))  # the first of the largest: the lowest id
     scores = (scores / temperature).astype(np.float32)
-    kept = survivors(scores, int(rows.top_k[row]), float(rows.top_p[row]), float(rows.min_p[row]))
-    noise = gumbel(int(rows.seed[row]), int(rows.sample_index[row]), int(rows.position[row]), kept)
-    return int(kept[np.argmax(scores[kept] + noise)])
+    ids = survivors(scores, int(rows.top_k[row]), float(rows.top_p[row]), float(rows.min_p[row]))
+    noise = gumbel(int(rows.seed[row]), int(rows.sample_index[row]), int(rows.position[row]), ids)
+    return int(ids[np.argmax(scores[ids] + noise)])
 
 
 def penalised(raw: np.ndarray, rows: SampleRows, row: int) -> np.ndarray:
@@ -53,10 +52,10 @@ def penalised(raw: np.ndarray, rows: SampleRows, row: int) -> np.ndarray:
         scores[allowed == 0] = -np.inf
     start, stop = rows.hist_start[row], rows.hist_start[row + 1]
     ids, counts = rows.hist_ids[start:stop], rows.hist_counts[start:stop]
-    seen = scores[ids]
-    seen = np.where(seen > 0, seen / rows.repetition[row], seen * rows.repetition[row])
+    counted = scores[ids]
+    counted = np.where(counted > 0, counted / rows.repetition[row], counted * rows.repetition[row])
     drop = rows.frequency[row] * counts.astype(np.float32) + rows.presence[row] * (counts > 0).astype(np.float32)
-    scores[ids] = (seen - drop).astype(np.float32)
+    scores[ids] = (counted - drop).astype(np.float32)
     return scores
 
 

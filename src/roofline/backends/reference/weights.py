@@ -1,8 +1,8 @@
 """Recipes -> numbers, straight from the file's bytes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -14,6 +14,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Read = Callable[[str], np.ndarray]
+
+
+class Checkpoint(Protocol):
+    """Weights as files give them: infos (name, format, shape) and bytes by canonical name."""
+
+    @property
+    def tensors(self) -> Mapping[str, Any]: ...
+
+    def read(self, name: str) -> np.ndarray: ...
 
 
 class Weights:
@@ -53,17 +62,17 @@ class Weights:
         import torch
 
         recipe = self._recipes[name]
-        wanted = np.unique(ids)
-        values = np.empty((len(wanted), recipe.columns), np.float32)
+        rows_read = np.unique(ids)
+        values = np.empty((len(rows_read), recipe.columns), np.float32)
         base = 0  # first row of the piece within the weight
         for piece in recipe.pieces:
             count = piece.stop - piece.start
-            for i, row in enumerate(wanted):
+            for i, row in enumerate(rows_read):
                 if base <= row < base + count:
                     at = piece.start + int(row) - base
                     values[i] = self._values(recipe, replace(piece, start=at, stop=at + 1))
             base += count
-        return torch.from_numpy(values[np.searchsorted(wanted, ids)])
+        return torch.from_numpy(values[np.searchsorted(rows_read, ids)])
 
     def _values(self, recipe: Recipe, piece: Piece) -> np.ndarray:
         raw = piece.bytes_of(self._read(piece.tensor), recipe.columns)

@@ -89,7 +89,7 @@ def _announce(plan: "Plan", budget: float | None) -> None:
     from roofline.common.units import human_seconds
 
     count = sum(len(contests) for contests in plan.contests.values())
-    reused = f"; {plan.known} are known already" if plan.known else ""
+    reused = f"; {plan.settled} are known already" if plan.settled else ""
     within = f", within the budget of {human_seconds(budget)}" if budget else ""
     print(f"{count} pairs of shape and regime to measure{reused}: about {human_seconds(plan.seconds)}{within}")
     sys.stdout.flush()

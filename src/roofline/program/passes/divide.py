@@ -72,17 +72,17 @@ def _copied(kv_heads: int, group: int, atom: int, block: int, ranks: int) -> lis
     """One kv head for each rank: ranks are divided among kv heads, and those of one divide its queries."""
     if ranks > kv_heads * group // atom:
         raise _too_many(ranks, kv_heads * group // atom, _heads_text(atom, block))
-    found = []
+    parts = []
     for head, (first, last) in enumerate(evenly(ranks, kv_heads)):
         for start, stop in evenly(group // atom, last - first):
             queries = head * group + start * atom, head * group + stop * atom
-            found.append(Heads(queries, (head, head + 1)))
-    return found
+            parts.append(Heads(queries, (head, head + 1)))
+    return parts
 
 
 def _heads_text(heads: int, block: int) -> str:
-    whole = f" (blocks of {block} columns stay whole)" if block > 1 else ""
-    return f"parts of {heads} query heads{whole}"
+    note = f" (blocks of {block} columns stay whole)" if block > 1 else ""
+    return f"parts of {heads} query heads{note}"
 
 
 def _too_many(ranks: int, available: int, what: str) -> CapacityError:

@@ -8,7 +8,7 @@ from roofline.common.errors import ConfigError
 from roofline.ops import registry
 from roofline.ops.symbol import Parameter, Symbol, Type
 from roofline.program.ir import Instr, Program, Value
-from roofline.program.passes.rewrite import without_dead
+from roofline.program.passes.rewrite import rename, without_dead
 from roofline.program.trace import Recorder
 
 Rule = Callable[..., Any]
@@ -31,13 +31,13 @@ def expand(program: Program, op: str, rule: Rule) -> Program:
             body.append(instr)
             continue
         recorder = _Expansion(instr.output.name)
-        given: dict[str, Any] = dict.fromkeys((*declared.values, *declared.weights))
+        arguments: dict[str, Any] = dict.fromkeys((*declared.values, *declared.weights))
         for name, value in zip(declared.values, instr.inputs, strict=False):
-            given[name] = Symbol(value, types[value], recorder)
+            arguments[name] = Symbol(value, types[value], recorder)
         for name, weight in zip(declared.weights, instr.weights, strict=False):
-            given[name] = Parameter(weight, program.weights[weight].type)
-        given |= {name: instr.attr(name) for name in declared.attributes if name not in ("order", "out")}
-        results = rule(**given)
+            arguments[name] = Parameter(weight, program.weights[weight].type)
+        arguments |= {name: instr.attr(name) for name in declared.attributes if name not in ("order", "out")}
+        results = rule(**arguments)
         body += _renamed(recorder.body, results if isinstance(results, tuple) else (results,), instr)
     return program if len(body) == len(program.body) else without_dead(program, body)
 
@@ -56,16 +56,13 @@ class _Expansion(Recorder):
 
 def _renamed(body: list[Instr], results: tuple[Symbol, ...], instr: Instr) -> list[Instr]:
     """The recorded instructions with the old names of the results."""
-    got = [(getattr(r, "name", None), getattr(r, "type", None)) for r in results]
-    made = {value.name for step in body for value in step.outputs}
-    if [kind for _, kind in got] != [value.type for value in instr.outputs] or any(name not in made for name, _ in got):
-        raise ConfigError(f"expanding {instr.op} gave {got}, not new values of types {[v.type for v in instr.outputs]}")
-    names = {str(old): value.name for (old, _), value in zip(got, instr.outputs, strict=True)}
+    recorded = {value.name for step in body for value in step.outputs}
+    types = [r.type if isinstance(r, Symbol) and r.name in recorded else None for r in results]
+    expected = [value.type for value in instr.outputs]
+    if types != expected:
+        raise ConfigError(f"expanding {instr.op} gave {types}, not new values of types {expected}")
+    names = {old.name: value.name for old, value in zip(results, instr.outputs, strict=True)}
     return [
-        replace(
-            step,
-            inputs=tuple(names.get(name, name) for name in step.inputs),
-            outputs=tuple(Value(names.get(v.name, v.name), v.type) for v in step.outputs),
-        )
+        replace(rename(step, names), outputs=tuple(Value(names.get(v.name, v.name), v.type) for v in step.outputs))
         for step in body
     ]

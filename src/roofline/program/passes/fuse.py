@@ -13,7 +13,7 @@ from roofline.program.ir import Instr, Program
 from roofline.program.passes.rewrite import makers, readers, without_dead
 from roofline.program.target import CPU
 
-Made = Mapping[str, Instr]
+Makers = Mapping[str, Instr]
 Read = Mapping[str, int]
 # Op -> what add_norm is told where it stands for that norm.
 _ADD_NORM = {"rms_norm": {}, "layer_norm": {"layer": True}}
@@ -22,7 +22,7 @@ _ADD_NORM = {"rms_norm": {}, "layer_norm": {"layer": True}}
 def fuse(program: Program, fusions: Collection[str] = CPU.fusions) -> Program:
     """The Program with fused instructions, each where the last of its parts stood. fusions: which may be made."""
     body = list(program.body)
-    patterns: dict[str, Callable[[Instr, Made, Read], Instr | None]] = {
+    patterns: dict[str, Callable[[Instr, Makers, Read], Instr | None]] = {
         "linear_silu_mul": partial(_linear_silu_mul, program),
         "quantize": _quantize,
         "linear_add": _linear_add,
@@ -36,31 +36,31 @@ def fuse(program: Program, fusions: Collection[str] = CPU.fusions) -> Program:
     return program if body == list(program.body) else without_dead(program, body)
 
 
-def _apply(program: Program, body: list[Instr], pattern: Callable[[Instr, Made, Read], Instr | None]) -> list[Instr]:
-    made, read = makers(body), readers(program, body)
-    made_anew = {instr.output.name: new for instr in body if (new := pattern(instr, made, read)) is not None}
+def _apply(program: Program, body: list[Instr], pattern: Callable[[Instr, Makers, Read], Instr | None]) -> list[Instr]:
+    maker_of, read = makers(body), readers(program, body)
+    fused_at = {instr.output.name: new for instr in body if (new := pattern(instr, maker_of, read)) is not None}
     # Results that a fused instruction now makes: their old makers go. Parts nobody reads any more go as dead.
-    taken = {value.name for new in made_anew.values() for value in new.outputs}
+    replaced = {value.name for new in fused_at.values() for value in new.outputs}
     fused = []
     for instr in body:
-        if instr.output.name in made_anew:
-            fused.append(made_anew[instr.output.name])
-        elif instr.output.name not in taken:
+        if instr.output.name in fused_at:
+            fused.append(fused_at[instr.output.name])
+        elif instr.output.name not in replaced:
             fused.append(instr)
     return list(without_dead(program, fused).body)
 
 
-def _only(name: str, op: str, made: Made, read: Read) -> Instr | None:
+def _only(name: str, op: str, maker_of: Makers, read: Read) -> Instr | None:
     """The instruction behind a value, if it is that op and the value has one reader."""
-    maker = made.get(name)
+    maker = maker_of.get(name)
     return maker if maker is not None and maker.op == op and read[name] == 1 else None
 
 
-def _linear_silu_mul(program: Program, instr: Instr, made: Made, read: Read) -> Instr | None:
+def _linear_silu_mul(program: Program, instr: Instr, maker_of: Makers, read: Read) -> Instr | None:
     """Where gate and up are two pieces of one weight, of one size and one format: a kernel holds a tile of each."""
     if instr.op != "silu_mul" or len(instr.inputs) != 1:
         return None
-    part = _only(instr.inputs[0], "linear", made, read)
+    part = _only(instr.inputs[0], "linear", maker_of, read)
     if part is None or len(part.weights) != 1:
         return None
     pieces = program.weights[part.weights[0]].pieces
@@ -70,33 +70,33 @@ def _linear_silu_mul(program: Program, instr: Instr, made: Made, read: Read) -> 
     return Instr("linear_silu_mul", part.inputs, part.weights, {**part.attrs, **gate_order}, instr.outputs)
 
 
-def _quantize(instr: Instr, made: Made, read: Read) -> Instr | None:
-    part = made.get(instr.inputs[0]) if instr.op == "quantize_rows" else None
+def _quantize(instr: Instr, maker_of: Makers, read: Read) -> Instr | None:
+    part = maker_of.get(instr.inputs[0]) if instr.op == "quantize_rows" else None
     fused = fusions_into("quantize_rows").get(part.op) if part is not None else None
     if part is None or fused is None or read[instr.inputs[0]] != 1:
         return None
     return Instr(fused, part.inputs, part.weights, {**instr.attrs, **part.attrs}, instr.outputs)
 
 
-def _linear_add(instr: Instr, made: Made, read: Read) -> Instr | None:
+def _linear_add(instr: Instr, maker_of: Makers, read: Read) -> Instr | None:
     if instr.op != "add":
         return None
     for mine, other in (instr.inputs[::-1], instr.inputs):
-        if mine != other and (part := _only(mine, "linear", made, read)):
+        if mine != other and (part := _only(mine, "linear", maker_of, read)):
             return Instr("linear_add", (*part.inputs, other), part.weights, part.attrs, instr.outputs)
     return None
 
 
-def _add_norm(instr: Instr, made: Made, read: Read) -> Instr | None:
+def _add_norm(instr: Instr, maker_of: Makers, read: Read) -> Instr | None:
     """add, norm of the whole sum -> add_norm, which makes both: the sum keeps its name for those who read it later."""
-    total = made.get(instr.inputs[0]) if instr.op in _ADD_NORM else None
+    total = maker_of.get(instr.inputs[0]) if instr.op in _ADD_NORM else None
     if total is None or total.op != "add" or instr.attrs.get("heads", 1) != 1:
         return None
     attrs = {**instr.attrs, **_ADD_NORM[instr.op]}
     return Instr("add_norm", total.inputs, instr.weights, attrs, (*total.outputs, *instr.outputs))
 
 
-def _rope_kv_write(instr: Instr, made: Made, read: Read) -> Instr | None:
+def _rope_kv_write(instr: Instr, maker_of: Makers, read: Read) -> Instr | None:
     """split x 3, [rms_norm x 2,] rope x 2, kv_write -> rope_kv_write; q's result keeps its name.
 
     Anchored at the kv_write: its k leads to the qkv linear, and from there the rope of q is found.
@@ -104,31 +104,31 @@ def _rope_kv_write(instr: Instr, made: Made, read: Read) -> Instr | None:
     if instr.op != "kv_write":
         return None
     _cache, k_name, v_name = instr.inputs
-    k, v = _head_part(k_name, made, read), _only(v_name, "split", made, read)
+    k, v = _head_part(k_name, maker_of, read), _only(v_name, "split", maker_of, read)
     if k is None or v is None:
         return None
-    for q_name, maker in made.items():
-        if maker.op != "rope" or q_name == k_name or maker.inputs[1:] != made[k_name].inputs[1:]:
+    for q_name, maker in maker_of.items():
+        if maker.op != "rope" or q_name == k_name or maker.inputs[1:] != maker_of[k_name].inputs[1:]:
             continue
-        q = _head_part(q_name, made, read, anywhere=True)
-        if q is not None and _adjacent(q, k, v, made):
-            return _fused_write(instr, made[q_name], q, k)
+        q = _head_part(q_name, maker_of, read, anywhere=True)
+        if q is not None and _adjacent(q, k, v, maker_of):
+            return _fused_write(instr, maker_of[q_name], q, k)
     return None
 
 
-def _qkv_write(instr: Instr, made: Made, read: Read) -> Instr | None:
+def _qkv_write(instr: Instr, maker_of: Makers, read: Read) -> Instr | None:
     """split x 3, kv_write -> qkv_write, where q goes straight to attend; its split may stand behind the write."""
     if instr.op != "kv_write":
         return None
     cache, k_name, v_name = instr.inputs
-    k, v = _only(k_name, "split", made, read), _only(v_name, "split", made, read)
+    k, v = _only(k_name, "split", maker_of, read), _only(v_name, "split", maker_of, read)
     if k is None or v is None:
         return None
-    straight = {instr.inputs[0] for instr in made.values() if instr.op == "attend"}
-    for q in made.values():
+    straight = {instr.inputs[0] for instr in maker_of.values() if instr.op == "attend"}
+    for q in maker_of.values():
         if q.op != "split" or q.output.name not in straight or read[q.output.name] != 1:
             continue
-        if q.inputs == k.inputs == v.inputs and _side_by_side(q, k, v, made):
+        if q.inputs == k.inputs == v.inputs and _side_by_side(q, k, v, maker_of):
             head_dim = instr.output.type.trailing[1]
             attrs = {"heads": q.output.type.width // head_dim, **instr.attrs}
             return Instr("qkv_write", (*q.inputs, cache), (), attrs, (q.output, *instr.outputs))
@@ -142,16 +142,16 @@ class _Part:
         self.split, self.norm, self.rope = split, norm, rope
 
 
-def _head_part(name: str, made: Made, read: Read, anywhere: bool = False) -> _Part | None:
-    rope = made.get(name) if anywhere else _only(name, "rope", made, read)
+def _head_part(name: str, maker_of: Makers, read: Read, anywhere: bool = False) -> _Part | None:
+    rope = maker_of.get(name) if anywhere else _only(name, "rope", maker_of, read)
     if rope is None or rope.op != "rope":
         return None
-    norm = _only(rope.inputs[0], "rms_norm", made, read)
-    split = _only((norm or rope).inputs[0], "split", made, read)
+    norm = _only(rope.inputs[0], "rms_norm", maker_of, read)
+    split = _only((norm or rope).inputs[0], "split", maker_of, read)
     return _Part(split, norm, rope) if split is not None else None
 
 
-def _adjacent(q: _Part, k: _Part, v: Instr, made: Made) -> bool:
+def _adjacent(q: _Part, k: _Part, v: Instr, maker_of: Makers) -> bool:
     """q, k, v are the three parts of one value, in this order, treated alike."""
     if not q.split.inputs == k.split.inputs == v.inputs or (q.norm is None) != (k.norm is None):
         return False
@@ -159,17 +159,17 @@ def _adjacent(q: _Part, k: _Part, v: Instr, made: Made) -> bool:
         return False
     if q.norm and k.norm and (q.norm.attr("eps"), q.norm.attr("order")) != (k.norm.attr("eps"), k.norm.attr("order")):
         return False
-    return _side_by_side(q.split, k.split, v, made)
+    return _side_by_side(q.split, k.split, v, maker_of)
 
 
-def _side_by_side(q: Instr, k: Instr, v: Instr, made: Made) -> bool:
+def _side_by_side(q: Instr, k: Instr, v: Instr, maker_of: Makers) -> bool:
     """Three splits of one value cut all of it, in this order."""
     edges = [e for part in (q, k, v) for e in (part.attr("start"), part.attr("stop"))]
-    return edges[0] == 0 and edges[1] == edges[2] and edges[3] == edges[4] and edges[5] == _width(v, made)
+    return edges[0] == 0 and edges[1] == edges[2] and edges[3] == edges[4] and edges[5] == _width(v, maker_of)
 
 
-def _width(split: Instr, made: Made) -> int:
-    return made[split.inputs[0]].output.type.width
+def _width(split: Instr, maker_of: Makers) -> int:
+    return maker_of[split.inputs[0]].output.type.width
 
 
 def _fused_write(write: Instr, rope: Instr, q: _Part, k: _Part) -> Instr:

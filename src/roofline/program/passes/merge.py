@@ -23,19 +23,19 @@ def merge(program: Program) -> Program:
             groups.setdefault((instr.inputs, str(instr.attrs), len(instr.weights)), []).append(instr)
     weights = dict(program.weights)
     first: dict[str, list[Instr]] = {}  # result of a group's first linear -> what stands in its place
-    gone: set[str] = set()
+    merged: set[str] = set()
     for group in groups.values():
         if len(group) > 1:
             first[group[0].output.name] = _stack(group, weights)
-            gone |= {instr.output.name for instr in group[1:]}
+            merged |= {instr.output.name for instr in group[1:]}
     body: list[Instr] = []
     for instr in program.body:
         if instr.output.name in first:
             body += first[instr.output.name]
-        elif instr.output.name not in gone:
+        elif instr.output.name not in merged:
             body.append(instr)
-    made = makers(body)
-    body = [_side_by_side(instr, made) if instr.has(Trait.GATED) else instr for instr in body]
+    maker_of = makers(body)
+    body = [_side_by_side(instr, maker_of) if instr.has(Trait.GATED) else instr for instr in body]
     return without_dead(replace(program, weights=weights), body)
 
 
@@ -52,13 +52,13 @@ def _stack(group: list[Instr], weights: dict[str, Recipe]) -> list[Instr]:
     old = [instr.output for instr in group]
     kind = old[0].type
     total = Value("+".join(v.name for v in old), Type(kind.dtype, kind.leading, (sum(v.type.width for v in old),)))
-    made = [replace(group[0], weights=tuple(stacked), outputs=(total,))]
+    instrs = [replace(group[0], weights=tuple(stacked), outputs=(total,))]
     start = 0
     for value in old:
         stop = start + value.type.width
-        made.append(Instr("split", (total.name,), (), {"start": start, "stop": stop}, (value,)))
+        instrs.append(Instr("split", (total.name,), (), {"start": start, "stop": stop}, (value,)))
         start = stop
-    return made
+    return instrs
 
 
 def _joined(names: tuple[str, ...]) -> str:
@@ -77,13 +77,13 @@ def _shared(parts: list[list[str]]) -> int:
     return next((i for i in range(most) if len({part[i] for part in parts}) > 1), most)
 
 
-def _side_by_side(instr: Instr, made: Mapping[str, Instr]) -> Instr:
+def _side_by_side(instr: Instr, maker_of: Mapping[str, Instr]) -> Instr:
     if len(instr.inputs) != 2:
         return instr
-    gate, up = (made.get(name) for name in instr.inputs)
+    gate, up = (maker_of.get(name) for name in instr.inputs)
     if gate is None or up is None or gate.op != "split" or up.op != "split" or gate.inputs != up.inputs:
         return instr
-    whole = made[gate.inputs[0]].output.type.width
-    if (gate.attr("start"), gate.attr("stop"), up.attr("stop")) != (0, up.attr("start"), whole):
+    full_width = maker_of[gate.inputs[0]].output.type.width
+    if (gate.attr("start"), gate.attr("stop"), up.attr("stop")) != (0, up.attr("start"), full_width):
         return instr
     return replace(instr, inputs=gate.inputs)

@@ -21,7 +21,7 @@ def plan(program: Program) -> Program:
     stride: dict[str, int] = {}
     for at, instr in enumerate(program.body):
         # Operands that die here are freed after the results have their places: no kernel reads what it overwrites.
-        taken = _taken_over(instr, slot, last, at, program)
+        reused = _taken_over(instr, slot, last, at, program)
         for value in instr.outputs:
             kind = value.type
             if kind.dtype == "cache":
@@ -34,8 +34,8 @@ def plan(program: Program) -> Program:
             stride[value.name] = kind.row_bytes
             region = regions[str(kind.leading)]
             size = -(-kind.row_bytes // ALIGN) * ALIGN
-            slot[value.name] = (slot[taken][0], 0) if taken else (region.take(size), 0)
-            taken = ""  # by the first result alone
+            slot[value.name] = (slot[reused][0], 0) if reused else (region.take(size), 0)
+            reused = ""  # by the first result alone
             region.hold(slot[value.name][0], size, last.get(value.name, at))
         for region in regions.values():
             region.free_until(at)
@@ -77,21 +77,21 @@ class _Region:
     """First-fit over bytes per unit of one symbol."""
 
     def __init__(self) -> None:
-        self.held: list[tuple[int, int, int]] = []  # (start, size, index of the last reader)
+        self.live: list[tuple[int, int, int]] = []  # (start, size, index of the last reader)
         self.peak = 0
 
     def take(self, size: int) -> int:
         """The lowest start with `size` free bytes."""
         start = 0
-        for other, length, _ in sorted(self.held):
+        for other, length, _ in sorted(self.live):
             if start + size <= other:
                 break
             start = max(start, other + length)
         return start
 
     def hold(self, start: int, size: int, until: int) -> None:
-        self.held.append((start, size, until))
+        self.live.append((start, size, until))
         self.peak = max(self.peak, start + size)
 
     def free_until(self, at: int) -> None:
-        self.held = [entry for entry in self.held if entry[2] > at]
+        self.live = [entry for entry in self.live if entry[2] > at]

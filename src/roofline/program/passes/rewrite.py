@@ -26,12 +26,12 @@ def rename(instr: Instr, names: Mapping[str, str]) -> Instr:
 
 def without_dead(program: Program, body: Iterable[Instr]) -> Program:
     """The Program with this body less the instructions whose results nobody reads, its weights in the order of use."""
-    wanted = set(program.outputs)
-    kept: list[Instr] = []
+    live = set(program.outputs)
+    instrs: list[Instr] = []
     for instr in reversed(list(body)):
-        if any(value.name in wanted for value in instr.outputs):
-            kept.append(instr)
-            wanted |= set(instr.inputs)
-    kept.reverse()
-    weights = {name: program.weights[name] for instr in kept for name in instr.weights}
-    return replace(program, body=tuple(kept), weights=weights)
+        if any(value.name in live for value in instr.outputs):
+            instrs.append(instr)
+            live |= set(instr.inputs)
+    instrs.reverse()
+    weights = {name: program.weights[name] for instr in instrs for name in instr.weights}
+    return replace(program, body=tuple(instrs), weights=weights)

@@ -16,8 +16,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from roofline.models.config import ModelConfig
-from roofline.models.forward import ForwardBatch, run
-from roofline.models.registry import Family, configure
+from roofline.models.family import Family, ForwardBatch
+from roofline.models.forward import run
+from roofline.models.registry import configure
 from roofline.models.spec import Param, Weights, expand, nest
 from roofline.ops.attention import rope_angles
 from roofline.ops.rows import Rows, TurnedPositions, score_bias
@@ -122,12 +123,13 @@ class Model(nn.Module):
             held = (x, targets.reshape(-1), *self._top_weights())
             return ChunkedLoss.apply(self._head_loss, chunk_rows(cfg.vocab), *held)
 
-        return run(self.family, self.cfg, w, batch, call_block, call_head)
+        return run(self.family, self.cfg, w, batch, call_block, call_head)  # type: ignore[return-value]  # of tensors
 
     def logits(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
         """Of rows x [n, width], from the weights that `head_loss` is called with: [n, vocab]."""
         w = _named(self.family, self.cfg, [name for name, _ in self._top], weights)
-        return self.family.head(self.cfg, w, x, ForwardBatch(None, None, slice(None), None))
+        batch = ForwardBatch(None, None, slice(None), None)
+        return self.family.head(self.cfg, w, x, batch)  # type: ignore[return-value]  # of tensors
 
     def compile(self, **options: Any) -> None:
         """Compile the block, once for all of them, and the head with its loss."""
@@ -230,20 +232,20 @@ def _block(
 ) -> Tensor:
     at = positions if cos is None or sin is None else TurnedPositions(cos, sin)
     # Selective checkpointing keeps the result of an attention that is one op.
-    batch = ForwardBatch(None, at, None, Rows(*rows, cfg.kv_heads, bias, attend=None if fused else attend))
+    batch = ForwardBatch(None, at, slice(None), Rows(*rows, cfg.kv_heads, bias, attend=None if fused else attend))
     w = nest(
         [param.name.removeprefix("layers.{layer}.") for param in table],
         [used(param, tensor, ranks) for param, tensor in zip(table, parameters, strict=True)],
     )
     # Layer 0 for all: nothing is kept under that number, and with another each layer would be compiled by itself.
-    return family.block(cfg, w, x, 0, batch)
+    return family.block(cfg, w, x, 0, batch)  # type: ignore[return-value]  # of tensors
 
 
 def _head_loss(
     family: Family, cfg: ModelConfig, names: list[str], targets: Tensor, x: Tensor, *weights: Tensor
 ) -> Tensor:
     w = _named(family, cfg, names, weights)
-    logits = family.head(cfg, w, x, ForwardBatch(None, None, slice(None), None))
+    logits: Any = family.head(cfg, w, x, ForwardBatch(None, None, slice(None), None))
     return cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="sum")
 
 

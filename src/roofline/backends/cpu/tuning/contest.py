@@ -158,14 +158,14 @@ class Contest:
 
     def _judge(self, name: str) -> Outcome:
         """The winner of the race has to win by more than the noise on fresh pairs."""
-        found, same = interval(self._logs[name]), noise(self._same)
-        wins = found.high < 1 - max(same, LEAST_WIN)
-        figures = self._figures() | {"ratio": found.ratio, "low": found.low, "high": found.high, "noise": same}
+        gain, same = interval(self._logs[name]), noise(self._same)
+        wins = gain.high < 1 - max(same, LEAST_WIN)
+        figures = self._figures() | {"ratio": gain.ratio, "low": gain.low, "high": gain.high, "noise": same}
         figures |= {"rounds": len(self._same), "best": name}
         if wins:
-            return Outcome(name, f"faster by {1 - found.ratio:.1%}", figures)
-        if found.ratio < 1:
-            reason = f"{name} was faster by {1 - found.ratio:.1%}, which does not exceed the noise"
+            return Outcome(name, f"faster by {1 - gain.ratio:.1%}", figures)
+        if gain.ratio < 1:
+            reason = f"{name} was faster by {1 - gain.ratio:.1%}, which does not exceed the noise"
         else:
             reason = f"{name} did not win again on fresh measurements"
         return Outcome(self.default, reason, figures)

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 import numpy as np
 
@@ -55,16 +54,16 @@ class Point:
 
 def points(executable: CpuExecutable, regime: int) -> list[Point]:
     """The steps that are timed for a regime, as far as the executable's limits allow."""
-    wanted = ([(1, 1)], [(4, 1), (16, 1)], [(64, 1), (1, PROMPT)])[regime]
-    limits, found = executable.limits, []
-    for most, tokens in wanted:
+    sizes = ([(1, 1)], [(4, 1), (16, 1)], [(64, 1), (1, PROMPT)])[regime]
+    limits, steps = executable.limits, []
+    for most, tokens in sizes:
         sequences = min(most, limits.segments, limits.rows, limits.tokens // tokens or 1)
         room = executable.num_pages // sequences * PAGE_TOKENS
         context = 0 if tokens > 1 else min(CONTEXT, room - 1, executable.max_context - 1)
         point = Point(sequences, min(tokens, limits.tokens, room, executable.max_context), context)
         if regime_of(point.rows) == regime:
-            found.append(point)
-    return found
+            steps.append(point)
+    return steps
 
 
 @dataclass(frozen=True)
@@ -77,12 +76,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be measured. seconds: the estimate, 0 where all is known already."""
+    """What is to be measured. seconds: the estimate, 0 where nothing is left; settled: choices that the store has."""
 
     contests: Mapping[int, list[Contest]]
     rounds: Rounds
     seconds: float
-    known: int
+    settled: int
 
 
 class Tuner:
@@ -121,10 +120,10 @@ class Tuner:
 
     def plan(self) -> Plan:
         """What is left to measure and how long that takes, from one step at each point."""
-        step_seconds, contests, known = {}, {}, 0
+        step_seconds, contests, settled = {}, {}, 0
         for regime, steps in self.points.items():
             groups = self._to_measure(regime)
-            known += len([g for g in self.groups if self._present(g, regime)]) - len(groups)
+            settled += len([g for g in self.groups if self._present(g, regime)]) - len(groups)
             step_seconds[regime] = OVERHEAD * sum(self._seconds(point) for point in steps)
             contests[regime] = groups
         open_regimes = [regime for regime in self.points if self._needs_verdict(regime, bool(contests[regime]))]
@@ -140,9 +139,9 @@ class Tuner:
         full = seconds(rounds)
         if self.budget is not None and full > self.budget:
             rounds = rounds.scaled(self.budget / full)
-        made = {r: [self._contest(g, r, rounds) for g in gs] for r, gs in contests.items()}
+        planned = {r: [self._contest(g, r, rounds) for g in gs] for r, gs in contests.items()}
         estimate = seconds(rounds)
-        return Plan(made, rounds, estimate if self.budget is None else min(estimate, self.budget), known)
+        return Plan(planned, rounds, estimate if self.budget is None else min(estimate, self.budget), settled)
 
     def run(self, plan: Plan, stop: Callable[[], bool] = lambda: False) -> Iterator[Step]:
         """Measure, store and compare; yields after each slot. `stop` is asked between steps.
@@ -151,7 +150,7 @@ class Tuner:
         """
         started = saved = time.monotonic()
         limit = None if self.budget is None else started + self.budget * (1 - CHECKS_SHARE)
-        slots = sum(max((self._left(c) for c in cs), default=0) for cs in plan.contests.values()) or 1
+        slots = sum(max((self._slots_to_run(c) for c in cs), default=0) for cs in plan.contests.values()) or 1
         done = 0
         for regime, contests in plan.contests.items():
             self._take_references(regime)
@@ -210,8 +209,8 @@ class Tuner:
         start = time.perf_counter()
         self.executable.forward()
         seconds = time.perf_counter() - start
-        wanted = self._logits.get(point)
-        if wanted is not None and not np.array_equal(self.executable.logits().view(np.int32), wanted):
+        expected = self._logits.get(point)
+        if expected is not None and not np.array_equal(self.executable.logits().view(np.int32), expected):
             raise TruthError(
                 f"variants gave other bits in a {point}: {self._now}. Delete the tuning store, and report this."
             )
@@ -256,9 +255,8 @@ class Tuner:
         return self.defaults.get(group.kind, DEFAULT)
 
     def _candidates(self, group: Group, regime: int) -> list[str]:
-        named = variants.candidates(group, regime, self.executable.isa, self.executable.threads)
-        default = self._default(group)
-        return [n for n in ([DEFAULT] if default != DEFAULT else []) + named if n != default]
+        names = variants.candidates(group, regime, self.executable.isa, self.executable.threads)
+        return [name for name in (DEFAULT, *names) if name != self._default(group)]
 
     def _present(self, group: Group, regime: int) -> bool:
         """Whether the regime's steps run the group, and there is something to choose."""
@@ -270,13 +268,13 @@ class Tuner:
 
     def _settled(self, group: Group, regime: int) -> bool:
         """Whether the store knows the choice: a default kept on a busy machine is measured again."""
-        found = self._record(group, regime)
-        return found is not None and (found.variant != found.default or not found.figures.get("busy"))
+        record = self._record(group, regime)
+        return record is not None and (record.variant != record.default or not record.figures.get("busy"))
 
     def _record(self, group: Group, regime: int) -> Record | None:
-        found = self.tunings.records.get((group.kind, group.shape, REGIMES[regime], self.setting.run))
-        usable = found is not None and found.setting == self.setting and found.default == self._default(group)
-        return found if usable else None
+        record = self.tunings.records.get((group.kind, group.shape, REGIMES[regime], self.setting.run))
+        usable = record is not None and record.setting == self.setting and record.default == self._default(group)
+        return record if usable else None
 
     def _contest(self, group: Group, regime: int, rounds: Rounds) -> Contest:
         contest = Contest(group, self._default(group), self._candidates(group, regime), rounds, seed=group.ops[0])
@@ -290,7 +288,7 @@ class Tuner:
         return " | ".join(parts)
 
     @staticmethod
-    def _left(contest: Contest) -> int:
+    def _slots_to_run(contest: Contest) -> int:
         return 0 if contest.outcome else contest.rounds.slots(len(contest.candidates))
 
     # ---- results ----
@@ -318,8 +316,8 @@ class Tuner:
         return Record(*facts, outcome.reason, dict(outcome.figures) | where, _today())
 
     def _verdict(self, regime: int) -> Verdict | None:
-        found = self.tunings.verdicts.get((self.executable.program_hash, REGIMES[regime], self.setting.run))
-        return found if found is not None and found.setting == self.setting else None
+        verdict = self.tunings.verdicts.get((self.executable.program_hash, REGIMES[regime], self.setting.run))
+        return verdict if verdict is not None and verdict.setting == self.setting else None
 
     def _needs_verdict(self, regime: int, measured: bool) -> bool:
         """Where something new was measured, or never compared."""
@@ -352,16 +350,14 @@ class Tuner:
         if len(same) < LEAST_PAIRS:
             return
         mean = [sum(values) / len(values) for values in zip(*logs.values(), strict=True)]
-        found, spread = interval(mean), noise(same)
+        gain, spread = interval(mean), noise(same)
         slower = [str(point) for point, values in logs.items() if interval(values).low > 1]
-        kept = found.high < 1 and found.ratio < 1 - spread and not slower
-        figures: dict[str, Any] = {"ratio": found.ratio, "low": found.low, "high": found.high, "noise": spread}
+        wins = gain.high < 1 and gain.ratio < 1 - spread and not slower
+        figures: dict[str, object] = {"ratio": gain.ratio, "low": gain.low, "high": gain.high, "noise": spread}
         figures |= {"rounds": len(same), "points": {str(p): interval(v).ratio for p, v in logs.items()}}
-        reason = (
-            f"steps are faster by {1 - found.ratio:.1%}" if kept else "steps did not become faster beyond the noise"
-        )
+        reason = f"steps are faster by {1 - gain.ratio:.1%}" if wins else "steps did not become faster beyond the noise"
         reason = f"slower in a {slower[0]}" if slower else reason
-        self._store_verdict(regime, choices, kept, reason, figures)
+        self._store_verdict(regime, choices, wins, reason, figures)
 
     def _pair(self, regime: int, point: Point, changed: Mapping[Group, str]) -> tuple[float, float, float]:
         """Logarithms of seconds of a step with defaults, with the choices, and with defaults again.
@@ -370,20 +366,20 @@ class Tuner:
         """
         self._fill(point)
         self._forward(point)
-        found: dict[str, list[float]] = {"first": [], "tuned": [], "second": []}
+        runs: dict[str, list[float]] = {"first": [], "tuned": [], "second": []}
         for turn in range(3):
-            for what in (*list(found)[turn:], *list(found)[:turn]):
+            for what in (*list(runs)[turn:], *list(runs)[:turn]):
                 for group, variant in changed.items():
                     self._choose(group, regime, variant if what == "tuned" else self._default(group))
-                found[what].append(self._forward(point))
-        first, tuned, second = (float(np.log(min(seconds))) for seconds in found.values())
+                runs[what].append(self._forward(point))
+        first, tuned, second = (float(np.log(min(seconds))) for seconds in runs.values())
         return first, tuned, second
 
     def _store_verdict(
-        self, regime: int, choices: tuple[Choice, ...], kept: bool, reason: str, figures: Mapping[str, Any]
+        self, regime: int, choices: tuple[Choice, ...], wins: bool, reason: str, figures: Mapping[str, object]
     ) -> None:
         where = (self.executable.program_hash, self.model, REGIMES[regime], self.setting)
-        verdict = Verdict(*where, choices, kept, reason, figures, _today())
+        verdict = Verdict(*where, choices, wins, reason, figures, _today())
         self.tunings.verdicts[verdict.key] = verdict
         store.save(self.tunings)
 

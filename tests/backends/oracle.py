@@ -1,25 +1,16 @@
 """The oracle: a model's own text on float32 tensors, weights dequantised, the whole sequence at once."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
 
 import numpy as np
 
+from roofline.backends.reference.weights import Checkpoint
 from roofline.models.cache import ContiguousCache, eager_batch
 from roofline.models.config import ModelConfig
+from roofline.models.family import Family
 from roofline.models.forward import forward
-from roofline.models.registry import Family
 from roofline.ops import formats
 from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits, Segment
-
-
-class Checkpoint(Protocol):
-    """Weights as files give them: infos (name, format, shape) and bytes by canonical name."""
-
-    @property
-    def tensors(self) -> Mapping[str, Any]: ...
-
-    def read(self, name: str) -> np.ndarray: ...
 
 
 def oracle_logits(family: Family, cfg: ModelConfig, checkpoint: Checkpoint, ids: Sequence[int]) -> np.ndarray:
