@@ -8,14 +8,8 @@ from roofline.common.options import Options, declared, option
 
 DEFAULT_MODEL = "smollm2-135m"
 BACKENDS = ("cpu", "gpu", "reference")
-COMPUTE, NUMBERS, MEMORY, BATCH, PARALLEL, MODEL = (
-    "What computes",
-    "Numbers and exactness",
-    "Memory",
-    "Size of a step",
-    "Several ranks",
-    "Model",
-)
+COMPUTE, NUMBERS, MEMORY = "What computes", "Numbers and exactness", "Memory"
+BATCH, PARALLEL, MODEL = "Size of a step", "Several ranks", "Model"
 
 
 @dataclass(frozen=True)
@@ -30,47 +24,29 @@ class LoadOptions(Options):
         backends=("gpu",),
     )
     threads: int | None = option(
-        None,
-        "Compute threads. Default: the usable cores.",
-        minimum=1,
-        unit="threads",
-        topic=COMPUTE,
-        backends=("cpu", "reference"),
-    )
+        None, "Compute threads. Default: the usable cores.",
+        minimum=1, unit="threads", topic=COMPUTE, backends=("cpu", "reference"),
+    )  # fmt: skip
     isa: str | None = option(
-        None,
-        "Instruction set: avx512, avx2, neon, portable. Default: the best of this chip.",
-        topic=COMPUTE,
-        backends=("cpu",),
-    )
+        None, "Instruction set: avx512, avx2, neon, portable. Default: the best of this chip.",
+        topic=COMPUTE, backends=("cpu",),
+    )  # fmt: skip
     graphs: bool = option(
-        True,
-        "Capture decode steps as device graphs and replay them; off to measure what that brings.",
-        topic=COMPUTE,
-        backends=("gpu",),
-        elsewhere="ignored",
-    )
+        True, "Capture decode steps as device graphs and replay them; off to measure what that brings.",
+        topic=COMPUTE, backends=("gpu",), elsewhere="ignored",
+    )  # fmt: skip
     tuned: bool = option(
-        True,
-        "Use the kernel variants that `roofline tune` found for this model on this machine.",
-        topic=COMPUTE,
-        backends=("cpu", "gpu"),
-        elsewhere="ignored",
-    )
+        True, "Use the kernel variants that `roofline tune` found for this model on this machine.",
+        topic=COMPUTE, backends=("cpu", "gpu"), elsewhere="ignored",
+    )  # fmt: skip
     verify: bool = option(
-        True,
-        "Check the chosen kernels against the reference on the file's own bytes.",
-        topic=COMPUTE,
-        backends=("cpu",),
-        elsewhere="ignored",
-    )
+        True, "Check the chosen kernels against the reference on the file's own bytes.",
+        topic=COMPUTE, backends=("cpu",), elsewhere="ignored",
+    )  # fmt: skip
     exact: bool = option(
-        False,
-        "Results do not depend on what else is in a step: slower on a GPU, true anyway elsewhere.",
-        topic=NUMBERS,
-        backends=("gpu",),
-        elsewhere="ignored",
-    )
+        False, "Results do not depend on what else is in a step: slower on a GPU, true anyway elsewhere.",
+        topic=NUMBERS, backends=("gpu",), elsewhere="ignored",
+    )  # fmt: skip
     activations: Literal["auto", "fp8"] = option(
         "auto",
         "fp8: where weights are fp8, what is multiplied with them is rounded to fp8 too, with a scale for each row. "
@@ -79,11 +55,9 @@ class LoadOptions(Options):
         backends=("gpu",),
     )
     arithmetic: Literal["cpu", "plain"] = option(
-        "cpu",
-        "What the reference computes in: with the cpu backend's roundings, or plain float32 throughout.",
-        topic=NUMBERS,
-        backends=("reference",),
-    )
+        "cpu", "What the reference computes in: with the cpu backend's roundings, or plain float32 throughout.",
+        topic=NUMBERS, backends=("reference",),
+    )  # fmt: skip
     kv_cache_dtype: str = option(
         "auto",
         "Format of the key-value cache. auto: bf16, on a GPU the model's 16 bits. Half the bytes: int8, not on a GPU; "
@@ -100,65 +74,35 @@ class LoadOptions(Options):
         topic=MEMORY,
     )
     offload: int | Literal["auto"] = option(
-        0,
-        "Layers whose weights stay in the host's memory and are copied to the GPU in each step. auto: as few as it "
+        0, "Layers whose weights stay in the host's memory and are copied to the GPU in each step. auto: as few as it "
         "takes for the rest to fit.",
-        minimum=0,
-        unit="layers",
-        topic=MEMORY,
-        backends=("gpu",),
-    )
+        minimum=0, unit="layers", topic=MEMORY, backends=("gpu",),
+    )  # fmt: skip
     max_model_len: int | None = option(
-        None,
-        "Longest prompt plus answer. Default: the model's own, cut to the cache.",
-        minimum=1,
-        unit="tokens",
-        topic=MEMORY,
-        for_draft=False,
-    )
+        None, "Longest prompt plus answer. Default: the model's own, cut to the cache.",
+        minimum=1, unit="tokens", topic=MEMORY, for_draft=False,
+    )  # fmt: skip
     max_running: int | None = option(
-        None,
-        "Answers that are computed at the same time. Default: 64; on a GPU 256.",
-        minimum=1,
-        unit="answers",
-        topic=BATCH,
-    )
+        None, "Answers that are computed at the same time. Default: 64; on a GPU 256.",
+        minimum=1, unit="answers", topic=BATCH,
+    )  # fmt: skip
     max_batch_tokens: int | None = option(
-        None,
-        "Tokens that are computed in one step. Default: 512; on a GPU 2,048.",
-        minimum=1,
-        unit="tokens",
-        topic=BATCH,
-    )
+        None, "Tokens that are computed in one step. Default: 512; on a GPU 2,048.",
+        minimum=1, unit="tokens", topic=BATCH,
+    )  # fmt: skip
     draft_tokens: int = option(
-        0,
-        "Longest draft of a sequence that a step verifies; follows from speculate_tokens.",
-        minimum=0,
-        unit="tokens",
-        topic=BATCH,
-        for_draft=False,
-        command_line=False,
-    )
+        0, "Longest draft of a sequence that a step verifies; follows from speculate_tokens.",
+        minimum=0, unit="tokens", topic=BATCH, for_draft=False, command_line=False,
+    )  # fmt: skip
     tensor_parallel: int = option(
-        1,
-        "Ranks, each a process, that share each layer.",
-        flags=("--tensor-parallel", "--tp"),
-        minimum=1,
-        unit="ranks",
-        topic=PARALLEL,
-        for_draft=False,
-    )
+        1, "Ranks, each a process, that share each layer.",
+        flags=("--tensor-parallel", "--tp"), minimum=1, unit="ranks", topic=PARALLEL, for_draft=False,
+    )  # fmt: skip
     pipeline_parallel: int = option(
-        1,
-        "Stages that share the layers.",
-        flags=("--pipeline-parallel", "--pp"),
-        minimum=1,
-        unit="stages",
-        topic=PARALLEL,
-        backends=("gpu", "reference"),
-        instead=("tensor_parallel",),
-        for_draft=False,
-    )
+        1, "Stages that share the layers.",
+        flags=("--pipeline-parallel", "--pp"), minimum=1, unit="stages", topic=PARALLEL,
+        backends=("gpu", "reference"), instead=("tensor_parallel",), for_draft=False,
+    )  # fmt: skip
     weights: str | None = option(
         None,
         "random:SEED[:FORMAT] runs the model's configuration on random weights; a folder with a config.json is enough.",

@@ -81,8 +81,8 @@ class Parser:
                     names -= {*extra.names}
             for name, option in declared(kind).items():
                 if name in names:
-                    shown = option if default is ... else replace(option, default=getattr(default, name))
-                    self.options.setdefault(name, shown)
+                    at = option if default is ... else replace(option, default=getattr(default, name))
+                    self.options.setdefault(name, at)
             return
         for extra in extras:
             if isinstance(extra, Argument):
@@ -208,11 +208,11 @@ def columns(rows: Iterable[tuple[str, str]], width: int) -> Iterator[str]:
     from textwrap import wrap
 
     rows = list(rows)
-    left = min(30, max(len(name) for name, _ in rows)) + 4
+    indent = min(30, max(len(name) for name, _ in rows)) + 4
     for name, text in rows:
-        lines = wrap(text, max(30, width - left)) or [""]
-        if len(name) + 4 > left:
+        lines = wrap(text, max(30, width - indent)) or [""]
+        if len(name) + 4 > indent:
             yield f"  {name}"
         else:
-            yield f"  {name:<{left - 2}}{lines.pop(0)}".rstrip()
-        yield from (" " * left + line for line in lines)
+            yield f"  {name:<{indent - 2}}{lines.pop(0)}".rstrip()
+        yield from (" " * indent + line for line in lines)

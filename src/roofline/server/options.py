@@ -28,13 +28,9 @@ class ServeOptions(Options):
     api_key: str | None = option(None, "Needed on every route but /health. Default: ROOFLINE_API_KEY.", topic=TOPIC)
     served_model_name: str | None = option(None, "The name that requests give. Default: MODEL.", topic=TOPIC)
     data_parallel: int = option(
-        1,
-        "Replicas of the model that share the requests, and the cores.",
-        flags=("--data-parallel", "--dp"),
-        minimum=1,
-        unit="replicas",
-        topic="Several ranks",
-    )
+        1, "Replicas of the model that share the requests, and the cores.",
+        flags=("--data-parallel", "--dp"), minimum=1, unit="replicas", topic="Several ranks",
+    )  # fmt: skip
     draft: str | None = None
     load: LoadOptions = field(default_factory=LoadOptions)
     engine: EngineConfig = field(default_factory=EngineConfig)

@@ -1,9 +1,10 @@
 """roofline bench engine: the engine's speed on the peers' workloads, beside the limit of this chip."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from roofline.backends.options import DEFAULT_MODEL
 from roofline.cli.options import AsJson, Draft, ModelArgument, TimedLoad
+from roofline.cli.output import Record, print_json
 from roofline.common.errors import ConfigError
 from roofline.common.options import Option, declared
 from roofline.engine.config import EngineConfig
@@ -37,15 +38,10 @@ def command(
             raise ConfigError("speculating with a draft model needs both --speculate draft and --draft MODEL")
         record = bench_speculation(model, speculate, names, draft=draft, tokens=speculate_tokens, load=load)
         show = _show_speculation
-    if as_json:
-        import json
-
-        print(json.dumps(record))
-    else:
-        show(record)
+    print_json(record) if as_json else show(record)
 
 
-def _show_speculation(record: dict[str, Any]) -> None:
+def _show_speculation(record: Record) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -64,14 +60,14 @@ def _show_speculation(record: dict[str, Any]) -> None:
     )
 
 
-def _setting(record: dict[str, Any]) -> str:
+def _setting(record: Record) -> str:
     chosen = record["chosen"]
     if "device" in chosen:
         return f"{record['model']} on {chosen['device']}"
     return f"{record['model']} on {record['machine']['chip']}: isa {chosen['isa']}; threads {chosen['threads']}"
 
 
-def _show(record: dict[str, Any]) -> None:
+def _show(record: Record) -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -1,10 +1,11 @@
 """roofline bench latency: what each technique brings to prefill and to decoding, beside the limit of this chip."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from roofline.bench.latency.options import LatencyOptions
 from roofline.cli.options import AsJson, Threads
+from roofline.cli.output import Record, print_json
 from roofline.common.errors import ConfigError
 from roofline.common.options import Option
 
@@ -25,7 +26,7 @@ def command(
 
     if explain:
         rungs = _explain(options)
-        print(json.dumps(rungs)) if as_json else _show_rungs(rungs)
+        print_json(rungs) if as_json else _show_rungs(rungs)
         return
     from roofline.bench.latency.grid import bench_latency
     from roofline.common.files import write_atomically
@@ -38,10 +39,10 @@ def command(
         tell=lambda text: print(text, file=sys.stderr, flush=True),
         keep=lambda record: None if out is None else write_atomically(out, json.dumps(record, indent=1) + "\n"),
     )
-    print(json.dumps(record)) if as_json else show(record)
+    print_json(record) if as_json else show(record)
 
 
-def _explain(options: LatencyOptions) -> "dict[str, dict[str, Any]]":
+def _explain(options: LatencyOptions) -> dict[str, Record]:
     from roofline.bench.latency import grid as latency
     from roofline.bench.latency import ladder, runners
     from roofline.bench.peers.available import here as look
@@ -52,7 +53,7 @@ def _explain(options: LatencyOptions) -> "dict[str, dict[str, Any]]":
     return {rung.name: ladder.explained(rung, runners.why_missing(rung, subject, here)) for rung in rungs}
 
 
-def _show_rungs(rungs: dict[str, dict[str, Any]]) -> None:
+def _show_rungs(rungs: dict[str, Record]) -> None:
     from rich.console import Console
 
     console = Console()
@@ -63,7 +64,7 @@ def _show_rungs(rungs: dict[str, dict[str, Any]]) -> None:
             console.print(f"  not here: {rung['missing']}", style="yellow", highlight=False, markup=False)
 
 
-def show(record: dict[str, Any]) -> None:
+def show(record: Record) -> None:
     """A table for each cell, then what is missing, and what the figures are."""
     from rich.console import Console
 
@@ -90,14 +91,14 @@ def show(record: dict[str, Any]) -> None:
     console.print(f"roofs: {record['cells'][-1]['roofs']['source']}", style="dim")
 
 
-def _title(cell: dict[str, Any]) -> str:
+def _title(cell: Record) -> str:
     from roofline.common.units import human_seconds
 
     limit = cell["limit"]
     return f"{cell['cell']}: {limit['of']} take at least {human_seconds(limit['seconds'])}, bound by {limit['bound']}"
 
 
-def _table(cell: dict[str, Any]) -> "Table":
+def _table(cell: Record) -> "Table":
     from rich import box
     from rich.table import Table
 
@@ -110,7 +111,7 @@ def _table(cell: dict[str, Any]) -> "Table":
     return table
 
 
-def _figures(row: dict[str, Any]) -> list[str]:
+def _figures(row: Record) -> list[str]:
     latency, gain = row["latency"], row.get("speedup")
     seconds = [row["first_s"], row["ttft"]["median"], row["tpot"] and row["tpot"]["median"], *latency.values()]
     return [

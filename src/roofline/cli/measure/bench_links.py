@@ -2,13 +2,19 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from roofline.cli.options import AsJson
+from roofline.cli.output import Record, print_json
 from roofline.common.options import Options, option
 
 if TYPE_CHECKING:
     pass
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from roofline.hardware.links.topology import Links
 
 
 @dataclass(frozen=True)
@@ -54,15 +60,10 @@ def command(options: LinkOptions, as_json: AsJson = False) -> None:
         devices=numbers,
         repeats=options.repeats,
     )
-    if as_json:
-        import json
-
-        print(json.dumps(record))
-    else:
-        _show(record)
+    print_json(record) if as_json else _show(record)
 
 
-def _from_file(path: Path, dies: int) -> Any:
+def _from_file(path: Path, dies: int) -> "Links":
     from roofline.common.errors import ConfigError
     from roofline.hardware.links.topology import parse
 
@@ -73,14 +74,14 @@ def _from_file(path: Path, dies: int) -> Any:
     return parse(text, dies)
 
 
-def _here(wanted: str | None) -> tuple[Any, list[int]]:
+def _here(names: str | None) -> "tuple[Links, list[int]]":
     """The links of this host's devices, and torch's number of each."""
     from roofline.backends.gpu import devices
     from roofline.common.errors import UnsupportedError
     from roofline.hardware.gpus import inventory as gpus
     from roofline.hardware.links import detect as links_detect
 
-    chosen = devices.choose(wanted)
+    chosen = devices.choose(names)
     if len({device.vendor for device in chosen}) > 1:
         raise UnsupportedError("a set of several vendors' devices", "no library joins them", ("--devices amd",))
     if len(chosen) < 2:
@@ -90,7 +91,7 @@ def _here(wanted: str | None) -> tuple[Any, list[int]]:
     return links, [device.torch for device in chosen if device.torch is not None]
 
 
-def _show(record: dict[str, Any]) -> None:
+def _show(record: Record) -> None:
     from rich.console import Console
 
     from roofline.common.units import human_bytes
@@ -105,7 +106,7 @@ def _show(record: dict[str, Any]) -> None:
         console.print(f"best {how}: {', '.join(members)}\n")
 
 
-def _matrix(topology: dict[str, Any]) -> Any:
+def _matrix(topology: Record) -> "Table":
     from rich.table import Table
 
     names = topology["devices"]
@@ -118,7 +119,7 @@ def _matrix(topology: dict[str, Any]) -> Any:
     return table
 
 
-def _ranking(rows: list[dict[str, Any]], at: int) -> Any:
+def _ranking(rows: list[Record], at: int) -> "Table":
     """The sets at one size, the best first."""
     from rich.table import Table
 
@@ -126,7 +127,7 @@ def _ranking(rows: list[dict[str, Any]], at: int) -> Any:
 
     key = "measured_s" if "measured_s" in rows[0]["sizes"][at] else "modelled_s"
     table = Table("devices (+: one package)", "modelled", "way", "links used", "measured", "bus GB/s", box=None)
-    for row in sorted(rows, key=lambda found: found["sizes"][at][key]):
+    for row in sorted(rows, key=lambda row: row["sizes"][at][key]):
         size = row["sizes"][at]
         model, measured = ("-", "-", "-"), ("-", "-")
         if "modelled_s" in size:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from roofline.cli.options import AsJson
+from roofline.cli.output import print_json
 from roofline.cli.parser import Argument
 from roofline.cli.training.card import Convention
 from roofline.common.options import Option
@@ -23,14 +24,13 @@ def command(
     import json
 
     from roofline.bench.train import bench_train
-    from roofline.cli.training.card import check_convention, show
+    from roofline.cli.training.card import show
 
-    check_convention(convention)
     record = bench_train(what, changes or [], steps=steps, warmup=warmup, processes=nproc)
     if out is not None:
         out.write_text(json.dumps(record, indent=1) + "\n")
     if as_json:
-        print(json.dumps(record))
+        print_json(record)
     else:
         show([record["card"]], [what], convention)
         print(f"again: {record['command']}")

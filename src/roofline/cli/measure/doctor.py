@@ -2,9 +2,10 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from roofline.cli.options import AsJson, Isa, Threads
+from roofline.cli.output import Record, print_json
 from roofline.common.options import Option
 
 
@@ -20,12 +21,7 @@ def command(
         _verify(verify, as_json)
         return
     report = examine(measure, threads, isa)
-    if as_json:
-        import json
-
-        print(json.dumps(report, indent=1))
-    else:
-        _show(report)
+    print_json(report, indent=1) if as_json else _show(report)
 
 
 def _verify(path: Path, as_json: bool) -> None:
@@ -34,15 +30,13 @@ def _verify(path: Path, as_json: bool) -> None:
 
     manifest = verify(path).manifest
     if as_json:
-        import json
-
         facts = {"bundle": str(path), "id": manifest.id, "bytes": manifest.nbytes, "source": dict(manifest.source)}
-        print(json.dumps(facts))
+        print_json(facts)
     else:
         print(f"{path}: whole, {len(manifest.files)} files, {human_bytes(manifest.nbytes)}, made from {manifest.name}")
 
 
-def examine(measure: bool, threads: int | None, isa: str | None) -> dict[str, Any]:
+def examine(measure: bool, threads: int | None, isa: str | None) -> Record:
     """Everything doctor knows, as plain values."""
     import roofline
     from roofline.backends import cpu
@@ -61,12 +55,12 @@ def examine(measure: bool, threads: int | None, isa: str | None) -> dict[str, An
         "roofs": asdict(ensure_roofs(threads=threads, isa=isa, again=measure)),
         "kernels": cpu.describe(),
         "gpus": doctor_gpus.examine(),
-        "extensions": [asdict(found) for found in extensions.load()],
+        "extensions": [asdict(extension) for extension in extensions.load()],
         "environment": env.printable_values(),
     }
 
 
-def _show(report: dict[str, Any]) -> None:
+def _show(report: Record) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -104,7 +98,7 @@ def _show(report: dict[str, Any]) -> None:
         table.add_row(f"kernels: {name}", _text(value))
     for name, text in doctor_gpus.rows(report["gpus"]):
         table.add_row(name, text)
-    loaded = ", ".join(f"{found['name']} ({found['package']})" for found in report["extensions"])
+    loaded = ", ".join(f"{one['name']} ({one['package']})" for one in report["extensions"])
     table.add_row("extensions", loaded or "none")
     for name, value in report["environment"].items():
         table.add_row(name, value or "not set")
@@ -115,7 +109,7 @@ def _show(report: dict[str, Any]) -> None:
         console.print(f"[bold yellow]warning[/] {warning}")
 
 
-def _choice(choice: dict[str, Any]) -> str:
+def _choice(choice: Record) -> str:
     return f"{choice['value']} ({choice['reason']})"
 
 
@@ -123,7 +117,7 @@ def _on_off(value: bool | None) -> str:
     return {None: "not known", True: "on", False: "off"}[value]
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, dict):
         return "; ".join(f"{name}: {_text(inner)}" for name, inner in value.items())
     if isinstance(value, list | tuple):

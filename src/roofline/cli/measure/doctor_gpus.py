@@ -2,12 +2,16 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+from roofline.cli.output import Record
 from roofline.common.errors import UnsupportedError
 
+if TYPE_CHECKING:
+    from roofline.hardware.gpus.device import Device
 
-def examine(root: Path = Path("/")) -> dict[str, Any]:
+
+def examine(root: Path = Path("/")) -> Record:
     """As plain values. torch is not imported: its wheel is looked at. `root` is where /sys, /proc and /dev are."""
     from roofline.hardware.gpus import health as gpu_health
     from roofline.hardware.gpus import inventory as gpus
@@ -22,7 +26,7 @@ def examine(root: Path = Path("/")) -> dict[str, Any]:
     }
 
 
-def _facts(device: Any) -> dict[str, Any]:
+def _facts(device: "Device") -> Record:
     product = device.product
     facts = {**asdict(device), "id": device.id, "product": product and product.name, "usable": device.usable}
     try:
@@ -32,15 +36,15 @@ def _facts(device: Any) -> dict[str, Any]:
     return {**facts, "chip": chip.name, "status": chip.status, "reason": chip.notes}
 
 
-def rows(report: dict[str, Any]) -> list[tuple[str, str]]:
+def rows(report: Record) -> list[tuple[str, str]]:
     """Lines of doctor's table."""
-    found = [(device["id"], _line(device)) for device in report["devices"]] or [("GPUs", "none")]
+    devices = [(device["id"], _line(device)) for device in report["devices"]] or [("GPUs", "none")]
     torch = report["torch"]
     built = "not installed" if torch is None else f"{torch['version']} ({torch['platform'] or 'platform not known'})"
-    return [*found, ("torch", built)]
+    return [*devices, ("torch", built)]
 
 
-def _line(device: dict[str, Any]) -> str:
+def _line(device: Record) -> str:
     from roofline.common.units import human_bytes
 
     parts = [device["name"] or device["product"] or f"device {device['code'] or 'of unknown number'}"]

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 from roofline.backends.options import LoadOptions
 from roofline.cli.options import AsJson
+from roofline.cli.output import print_json
 from roofline.common.options import Options, option, same_option
 
 if TYPE_CHECKING:
@@ -55,9 +56,7 @@ def command(options: KernelOptions, as_json: AsJson = False) -> int:
 
     proofs = sorted(static.prove(targets, kernel=kernel, jobs=jobs), key=lambda proof: (proof.kernel, proof.case))
     if as_json:
-        import json
-
-        print(json.dumps([asdict(proof) for proof in proofs], indent=1))
+        print_json([asdict(proof) for proof in proofs], indent=1)
     else:
         for target in targets:
             _show(target, [proof for proof in proofs if proof.chip == target.name])

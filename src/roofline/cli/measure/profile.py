@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from roofline.backends.options import DEFAULT_MODEL
 from roofline.cli.options import AsJson, ModelArgument, TimedLoad
+from roofline.cli.output import print_json
 from roofline.common.options import Option
 
 if TYPE_CHECKING:
@@ -40,9 +41,7 @@ def command(
         title = f"{profiled.model.rpartition('/')[2]} on {profiled.profiles[0].roofs.chip}"
         svg.write_text(draw(profiled.profiles, title), encoding="utf-8")
     if as_json:
-        import json
-
-        print(json.dumps(profile.record(profiled), indent=1))
+        print_json(profile.record(profiled), indent=1)
         return
     _show(profiled.model, profiled.profiles)
     for name in ("device", "datasheet"):

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from roofline.cli.options import AsJson
+from roofline.cli.output import print_json
 
 
 def command(as_json: AsJson = False) -> None:
@@ -17,13 +18,11 @@ def command(as_json: AsJson = False) -> None:
     sizes = {m.name: sum(b.nbytes for b in bundles if _of(b.source, paths[m.name])) for m in models}
     unowned = [bundle for bundle in bundles if not any(_of(bundle.source, path) for path in paths.values())]
     if as_json:
-        import json
-
         records = [{**asdict(m), "path": str(paths[m.name]), "bundle_bytes": sizes[m.name]} for m in models]
         for other in unowned:
             about = {"path": str(other.path), "source": str(other.source or "")}
             records.append({"name": other.path.name, "size": other.nbytes, **about})
-        print(json.dumps(records, indent=1))
+        print_json(records, indent=1)
         return
     from rich.console import Console
     from rich.table import Table

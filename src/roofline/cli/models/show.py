@@ -10,7 +10,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from roofline.hardware.roofs import Roofs
+    from roofline.models.config import ModelConfig
+    from roofline.program.ir import Program
     from roofline.program.overview import Overview, Row
+    from roofline.program.target import Target
 
 
 def command(
@@ -26,26 +29,18 @@ def command(
     from rich.console import Console
 
     from roofline.bundle.cache_size import resolve_kv_dtype
-    from roofline.common import extensions
     from roofline.common.errors import ConfigError
-    from roofline.models.registry import configure
-    from roofline.program.compile import stage_names, stages
+    from roofline.program.compile import stage_names
     from roofline.program.overview import overview
     from roofline.program.passes.price import Work, segment_work
     from roofline.program.target import CPU, with_cache
     from roofline.program.text import print_program
-    from roofline.weights import sources
-    from roofline.weights.checkpoint import open_checkpoint
-    from roofline.weights.random_weights import PRESET, preset_checkpoint
+    from roofline.weights.sources import DEFAULT_MODEL
 
-    extensions.load()
     if after and after not in stage_names():
         raise ConfigError(f"there is no pass {after!r}: the passes are {', '.join(stage_names())}")
-    name = model or sources.DEFAULT_MODEL
-    shaped = name.startswith(PRESET)  # whose weights would be random; here nobody reads them
-    checkpoint = preset_checkpoint(name, "random:0") if shaped else open_checkpoint(sources.resolve(name))
-    family, cfg = configure(checkpoint.config)
-    programs = dict(stages(family, cfg, checkpoint.tensors, with_cache(CPU, resolve_kv_dtype(kv_cache_dtype))))
+    name = model or DEFAULT_MODEL
+    cfg, programs = compile_stages(name, with_cache(CPU, resolve_kv_dtype(kv_cache_dtype)))
     if after:
         print(print_program(programs[after]), end="")
         return
@@ -55,6 +50,24 @@ def command(
     console = Console()
     console.print(_table(view, f"{name.rpartition('/')[2]}: {_step(tokens, context)}"))
     console.print(_footer(view, roofs), highlight=False)
+
+
+def compile_stages(
+    model: str, target: "Target", weights: str | None = None
+) -> "tuple[ModelConfig, dict[str, Program]]":
+    """A model's configuration, and its Program after each pass. weights: of a preset; nobody reads them here."""
+    from roofline.common import extensions
+    from roofline.models.registry import configure
+    from roofline.program.compile import stages
+    from roofline.weights import sources
+    from roofline.weights.checkpoint import open_checkpoint
+    from roofline.weights.random_weights import PRESET, preset_checkpoint
+
+    extensions.load()
+    preset = model.startswith(PRESET)
+    checkpoint = preset_checkpoint(model, weights or "random:0") if preset else open_checkpoint(sources.resolve(model))
+    family, config = configure(checkpoint.config)
+    return config, dict(stages(family, config, checkpoint.tensors, target))
 
 
 def _roofs() -> "Roofs | None":

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from roofline.backends.options import LoadOptions
 from roofline.cli.options import AsJson, ModelOptions
+from roofline.cli.output import print_json
 from roofline.cli.parser import Argument
 from roofline.common.options import Option
 from roofline.engine.config import EngineConfig
@@ -44,8 +45,6 @@ def command(
 
 
 def _print_json(llm: "LLM", output: "Output") -> None:
-    import json
-
     from roofline.cli.run.prepare import figures
 
     usage = output.usage
@@ -65,4 +64,4 @@ def _print_json(llm: "LLM", output: "Output") -> None:
         "load_seconds": round(llm.model.load_seconds, 3),
         "stats": figures(llm.stats()),
     }
-    print(json.dumps(record))
+    print_json(record)

@@ -1,13 +1,21 @@
 """roofline train card: throughput cards side by side."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from roofline.cli.options import AsJson
+from roofline.cli.output import Record, print_json
 from roofline.cli.parser import Argument
 from roofline.common.options import Option
 
-Convention = Annotated[str, Option("Of FLOPs: foundry, torchtitan or matmul.")]
+
+def _conventions() -> list[str]:
+    from roofline.train.report.flops import CONVENTIONS
+
+    return list(CONVENTIONS)
+
+
+Convention = Annotated[str, Option("How FLOPs are counted.", choices=_conventions)]
 
 
 def command(
@@ -16,30 +24,14 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Show what runs reached, in the columns of LLM Foundry's tables; cards that count otherwise are refused."""
-    import json
-
     from roofline.train.report import cards
 
-    check_convention(convention)
     records = [cards.read(place) for place in places]
     cards.check(records, places)
-    if as_json:
-        print(json.dumps(records))
-    else:
-        show(records, places, convention)
+    print_json(records) if as_json else show(records, places, convention)
 
 
-def check_convention(convention: str) -> None:
-    """Raises ConfigError for one that there is not."""
-    from roofline.common.errors import ConfigError
-    from roofline.common.names import unknown
-    from roofline.train.report.flops import CONVENTIONS
-
-    if convention not in CONVENTIONS:
-        raise ConfigError(unknown("convention of FLOPs", convention, CONVENTIONS))
-
-
-def show(records: Sequence[dict[str, Any]], names: Sequence[str], convention: str) -> None:
+def show(records: Sequence[Record], names: Sequence[str], convention: str) -> None:
     """A line for each figure and a column for each card: twenty columns fit no terminal."""
     from rich.console import Console
     from rich.table import Table

@@ -76,11 +76,11 @@ def verify_order(a: Folder, b: Folder) -> int:
     if comparison.sample is not None:
         place, *samples = comparison.sample
         for folder, run, sample in zip((a, b), runs, samples, strict=True):
-            print(f"{folder}: place {place} of that batch is {_named(run.order, sample)}")
+            print(f"{folder}: place {place} of that batch is {_describe(run.order, sample)}")
     return 1
 
 
-def _named(order: "Order", sample: int) -> str:
+def _describe(order: "Order", sample: int) -> str:
     if sample < 0:
         return "empty: its batch is shorter"
     stream, shard, place = order.place(sample)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from roofline.cli.options import AsJson
+from roofline.cli.output import print_json
 from roofline.cli.parser import Argument
 from roofline.common.options import Option
 
@@ -44,9 +45,7 @@ def command(
 
         write_atomically(out, draw(*runs, findings))
     if as_json:
-        import json
-
-        print(json.dumps(findings.plain(), indent=1))
+        print_json(findings.plain(), indent=1)
     else:
         _show(findings)
         if out is not None:
@@ -99,11 +98,11 @@ def _percent(mean: float) -> str:
 
 
 def _layers(layers: "Layers") -> str:
-    named = layers.activation or (layers.gradient and f"the gradient of {layers.gradient}")
+    layer = layers.activation or (layers.gradient and f"the gradient of {layers.gradient}")
     first = "not judged"
     if layers.judged:
         beyond = "repeats" if layers.by_repeats else "rounding"
-        first = f"{named} is the first to differ" if named else f"none differs beyond {beyond}"
+        first = f"{layer} is the first to differ" if layer else f"none differs beyond {beyond}"
     sizes = []
     for kind, each in (("activations", layers.activations), ("gradients", layers.gradients)):
         most = max(each, key=lambda layer: layer.difference)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from roofline.cli.options import Weights
+from roofline.cli.output import print_json
 from roofline.cli.parser import Argument
 from roofline.common.errors import ConfigError
 from roofline.common.options import Option
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from roofline.hardware.tuning.store import Record
     from roofline.hardware.tuning.tunableop import Row
     from roofline.program.gemms import Gemm
-    from roofline.program.ir import Program
 
 Batches = Annotated[str, Option("Sequences that decode or are prefilled at once, with commas.")]
 Prompt = Annotated[int, Option("Tokens of each prompt.", minimum=1)]
@@ -62,22 +62,21 @@ def explain(chip: str | None, file: Path | None, as_json: bool) -> None:
     choices: list[Record] = []
     if file is None and chip is not None:
         stored = tuned_gemms.load(chip)
-        found = tuned_gemms.results_from(stored)
+        stored_results = tuned_gemms.results_from(stored)
         choices = [record for record in stored.records.values() if not tuned_gemms.is_tunableop(record)]
     elif file is not None and chip is None:
-        found = [tunableop.read(file)]
+        stored_results = [tunableop.read(file)]
     else:
         raise ConfigError("--chip shows the store, --tunableop a file: say one of them")
     if as_json:
-        import json
         from dataclasses import asdict
 
-        plain = [{"validators": r.validators, "rows": [str(row) for row in r.rows.values()]} for r in found]
-        print(json.dumps({"tunableop": plain, "choices": [asdict(record) for record in choices]}, indent=1))
+        plain = [{"validators": r.validators, "rows": [str(row) for row in r.rows.values()]} for r in stored_results]
+        print_json({"tunableop": plain, "choices": [asdict(record) for record in choices]}, indent=1)
         return
-    if not found and not choices:
+    if not stored_results and not choices:
         print(f"nothing is stored for {chip}: `roofline tune import FILE` or `roofline tune gemms MODEL` does it")
-    for results in found:
+    for results in stored_results:
         print(", ".join(f"{name} {value}" for name, value in results.validators.items()))
         for row in results.rows.values():
             print(f"  {line(row)}")
@@ -109,11 +108,11 @@ def store(files: Sequence[Path], chip: str | None) -> None:
     from roofline.hardware.tuning import tunableop
 
     results = tunableop.merge(tunableop.read(path) for path in files)
-    found = tuned_gemms.chip_of(results, chip)
-    same = [r for r in tuned_gemms.results_from(tuned_gemms.load(found)) if r.validators == results.validators]
+    architecture = tuned_gemms.chip_of(results, chip)
+    same = [r for r in tuned_gemms.results_from(tuned_gemms.load(architecture)) if r.validators == results.validators]
     merged = tunableop.merge([*same, results])
-    place = tunings.save(tuned_gemms.tunings_from(merged, found, ", ".join(path.name for path in files)))
-    print(f"{len(results.rows)} results of {found}, {len(merged.rows)} with those stored before: {place}")
+    place = tunings.save(tuned_gemms.tunings_from(merged, architecture, ", ".join(path.name for path in files)))
+    print(f"{len(results.rows)} results of {architecture}, {len(merged.rows)} with those stored before: {place}")
 
 
 def _export_untuned(products: "Split", path: Path) -> None:
@@ -138,34 +137,20 @@ def products_of(model: str, weights: str | None, batch: str, prompt: int) -> "tu
     """
     from roofline.backends.gpu.tuning.gemm import split
     from roofline.bench.latency.options import numbers
+    from roofline.cli.models.show import compile_stages
     from roofline.program.gemms import bucket_plan, gemms
+    from roofline.program.target import GPU
 
     steps = bucket_plan(numbers(batch), prompt)
-    torchs, ours = _programs(model, weights)
-    products = split(gemms(torchs, steps) | gemms(ours, steps))
+    programs = compile_stages(model, GPU, weights)[1]
+    ours = programs["plan"]
+    products = split(gemms(programs["trace"], steps) | gemms(ours, steps))
     if not products.tunable:
         formats = ", ".join(sorted({gemm.format for gemm in products.others}))
         raise ConfigError(f"{model} has weights in {formats} alone, which no BLAS library multiplies: nothing to tune")
     if products.others:
         print(f"{len(products.others)} products are left out: our own kernels multiply weights in block formats")
     return products, list(gemms(ours, steps, fused_gates=False))
-
-
-def _programs(model: str, weights: str | None) -> "tuple[Program, Program]":
-    from roofline.models.registry import configure
-    from roofline.program.compile import stages
-    from roofline.program.target import GPU
-    from roofline.weights import sources
-    from roofline.weights.checkpoint import open_checkpoint
-    from roofline.weights.random_weights import PRESET, preset_checkpoint
-
-    if model.startswith(PRESET):
-        checkpoint = preset_checkpoint(model, weights or "random:0")
-    else:
-        checkpoint = open_checkpoint(sources.resolve(model))
-    family, cfg = configure(checkpoint.config)
-    programs = dict(stages(family, cfg, checkpoint.tensors, GPU))
-    return programs["trace"], programs["plan"]
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from roofline.backends.options import DEFAULT_MODEL, LoadOptions
 from roofline.cli.options import AsJson, ModelArgument
+from roofline.cli.output import print_json
 from roofline.cli.parser import Only
 from roofline.common.options import Option
 
@@ -68,12 +69,7 @@ def explain(
     executable = _executable(model, load)
     machine = detect.detect()
     stored = tunings.load("cpu", machine.fingerprint, machine.chip)
-    if as_json:
-        import json
-
-        print(json.dumps(_plain(stored, executable), indent=1))
-    else:
-        _show(stored, executable)
+    print_json(_plain(stored, executable), indent=1) if as_json else _show(stored, executable)
 
 
 def _executable(model: str, load: LoadOptions) -> "CpuExecutable":
@@ -135,7 +131,7 @@ def _relevant(stored: "Tunings", executable: "CpuExecutable") -> "tuple[list[Rec
     return records, sorted(mine, key=lambda v: v.regime)
 
 
-def _plain(stored: "Tunings", executable: "CpuExecutable") -> dict[str, Any]:
+def _plain(stored: "Tunings", executable: "CpuExecutable") -> dict[str, object]:
     from dataclasses import asdict
 
     records, verdicts = _relevant(stored, executable)
