@@ -340,7 +340,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-RUN = Batches(samples=12, tokens=16, epoch=103, whole=100)
+RUN = Batches(samples=12, tokens=16, epoch=103, total=100)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future as TorchFuture
 
 from roofline.common.errors import ConfigError
+from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.train.storage.open import open_store
 from roofline.train.storage.store import MissingError, Store
 
@@ -71,7 +72,7 @@ def named(place: str) -> tuple[Store, int | None]:
     return (open_store(stem or "."), int(match[1])) if match else (open_store(place), None)
 
 
-def facts(store: Store, step: int) -> dict[str, Any]:
+def facts(store: Store, step: int) -> JsonObject:
     """What the run said of itself at a checkpoint. Raises ConfigError on one that is not there or damaged."""
     return dict(_manifest(store, step)["facts"])
 
@@ -93,7 +94,7 @@ class Saver:
         self._pool = ThreadPoolExecutor(1, "roofline-checkpoint")
         self._running: list[Future[None]] = []
 
-    def save(self, step: int, state: Mapping[str, torch.Tensor], said: Mapping[str, Any]) -> None:
+    def save(self, step: int, state: Mapping[str, torch.Tensor], said: JsonMapping) -> None:
         """Copy the state and store it in the background, after the save before is done; a failure of that is raised.
 
         state: tensors and DTensors by name; those that all ranks hold alike are written by one. said: plain data.
@@ -149,7 +150,7 @@ class Saver:
             wait = min(2.0, 1.5 * wait)  # a listing of an object store costs
 
 
-def save(store: Store, step: int, state: Mapping[str, torch.Tensor], said: Mapping[str, Any]) -> None:
+def save(store: Store, step: int, state: Mapping[str, torch.Tensor], said: JsonMapping) -> None:
     """Write a checkpoint alone and wait for it."""
     saver = Saver(store)
     try:
@@ -207,10 +208,10 @@ class _Writer(StorageWriter):
         buffer: uint8 of this rank's `file`. manifest, sizes: on rank 0: all there is to say, bytes of every file.
     """
 
-    def __init__(self, step: int, said: Mapping[str, Any]) -> None:
+    def __init__(self, step: int, said: JsonMapping) -> None:
         self.step, self.said = step, said
         self.file, self.buffer = "", np.empty(0, np.uint8)
-        self.manifest: dict[str, Any] | None = None
+        self.manifest: JsonObject | None = None
         self.sizes: dict[str, int] = {}
 
     def reset(self, checkpoint_id: Any = None) -> None:
@@ -247,7 +248,7 @@ class _Writer(StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         pieces = {(r.index.fqn, tuple(r.index.offset or ())): r.storage_data for each in results for r in each}
-        tensors: dict[str, Any] = {}
+        tensors: JsonObject = {}
         for name, found in metadata.state_dict_metadata.items():
             assert isinstance(found, TensorStorageMetadata), name
             chunks = []
@@ -330,17 +331,17 @@ class _Reader(StorageReader):
         return True
 
 
-def _sealed(manifest: Mapping[str, Any]) -> bytes:
+def _sealed(manifest: JsonMapping) -> bytes:
     return json.dumps({"xxh3": _hash_of(manifest), **manifest}).encode()
 
 
-def _hash_of(manifest: Mapping[str, Any]) -> str:
+def _hash_of(manifest: JsonMapping) -> str:
     import xxhash
 
     return xxhash.xxh3_128_hexdigest(json.dumps(manifest, sort_keys=True).encode())
 
 
-def _manifest(store: Store, step: int) -> dict[str, Any]:
+def _manifest(store: Store, step: int) -> JsonObject:
     place = f"{folder(step)}/{MANIFEST}"
     try:
         found = json.loads(store.get(place))

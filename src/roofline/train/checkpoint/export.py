@@ -1,11 +1,11 @@
 """From a checkpoint to files that everything serves: a Hugging Face folder, or a bundle."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from roofline.common.errors import ConfigError
+from roofline.common.json_types import JsonObject
 from roofline.models.registry import configure
 from roofline.models.spec import expand
 from roofline.train.checkpoint import checkpoint
@@ -39,7 +39,7 @@ def export(place: str, folder: Path, dtype: str = "BF16", tokenizer: str | None 
     """
     store, step = located(place)
     said = checkpoint.facts(store, step)
-    config: dict[str, Any] = said["model"]
+    config: JsonObject = said["model"]
     family, cfg = configure(config)
     table = [param for param in expand(family.spec(cfg), cfg.layers) if param.tied_to is None]
     named = tokenizer or (said["config"]["tokenizer"] or {}).get("name")

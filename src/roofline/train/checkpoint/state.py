@@ -9,6 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from roofline.common.errors import ConfigError
+from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.train.data.order import Order
 from roofline.train.model.tensor_parallel import Part, Pieces, part, pieces
 
@@ -52,7 +53,7 @@ def _saved(run: "Run", held: Part, tensor: torch.Tensor) -> torch.Tensor:
     return Pieces(held.shape, tensor, pieces(tensor, held))
 
 
-def facts(run: "Run") -> dict[str, Any]:
+def facts(run: "Run") -> JsonObject:
     """What else it goes on from, and where it came from."""
     scaler = run.gradients.scaler
     return {
@@ -69,7 +70,7 @@ def facts(run: "Run") -> dict[str, Any]:
     }
 
 
-def restore(run: "Run", said: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> None:
+def restore(run: "Run", said: JsonMapping, held: Mapping[str, torch.Tensor]) -> None:
     """Take over a checkpoint's facts; `held` are its tensors, loaded into the run's own already.
 
     Raises ConfigError where the order of samples is another (ReceiptLog checks that it leads to the receipt), or where

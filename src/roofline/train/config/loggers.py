@@ -1,4 +1,4 @@
-"""The configuration's loggers section: what each logger is told, checked."""
+"""The `loggers` section of the configuration: the options of TensorBoard, Weights & Biases and MLflow, checked."""
 
 from typing import Annotated, Literal
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Logger(BaseModel):
-    """Options of one logger: only its keys, with their types."""
+    """Options of one logger; unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -21,7 +21,7 @@ class TensorboardLogger(Logger):
 
 
 class WandbLogger(Logger):
-    """Options of wandb.init; name: default the run's; dir: default the run's folder; id: of a run to go on with."""
+    """Options of wandb.init. name: default the run's; dir: default the run's folder; id: of a run to continue."""
 
     project: str | None = None
     entity: str | None = None
@@ -48,7 +48,7 @@ class MlflowLogger(Logger):
 
 
 class LoggersSection(BaseModel):
-    """Each logger that is named gets every number of the log; null: it is not used."""
+    """Each logger that has a section gets every number of the log; null: it is not used."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -5,49 +5,57 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
 from roofline.common.errors import ConfigError
-from roofline.train.config.errors import said
+from roofline.common.json_types import JsonMapping, JsonObject
+from roofline.train.config.errors import describe
 from roofline.train.config.schema import TrainConfig
 
 
 def read_config(path: Path, changes: Sequence[str] = ()) -> TrainConfig:
-    """A YAML file with changes such as "optimizer.lr=1e-3". Raises ConfigError naming key and cause."""
+    """The configuration in a YAML file, with changes such as "optimizer.lr=1e-3".
+
+    Raises ConfigError that names the key and what is wrong with it.
+    """
     import yaml
 
     try:
-        found = yaml.safe_load(path.read_text("utf-8"))
+        mapping = yaml.safe_load(path.read_text("utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: there is no such file") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(found, dict):
+    if not isinstance(mapping, dict):
         raise ConfigError(f"{path} holds no keys")
-    return parse_config(found, str(path), changes)
+    return parse_config(mapping, str(path), changes)
 
 
-def parse_config(mapping: Mapping[str, Any], where: str = "configuration", changes: Sequence[str] = ()) -> TrainConfig:
-    """A parsed file, changed: ${names} replaced, top-level names that only they use taken out. Raises ConfigError."""
+def parse_config(mapping: JsonMapping, where: str = "configuration", changes: Sequence[str] = ()) -> TrainConfig:
+    """The configuration in a parsed file, after changes.
+
+    `${name}` is replaced by that key's value; top-level keys that only such references use are variables and are taken
+    out. where: the file's name, for messages. Raises ConfigError.
+    """
     changed = copy.deepcopy(dict(mapping))
     for change in changes:
         _change(changed, change)
-    filled, used = _interpolated(changed, where)
-    plain = {key: value for key, value in filled.items() if key in TrainConfig.model_fields or key not in used}
-    plain.pop("variables", None)
-    if plain.get("run_name") is None:
-        plain["run_name"] = os.path.splitext(os.path.basename(where))[0]
+    filled, variables = _interpolate(changed, where)
+    values = {key: value for key, value in filled.items() if key in TrainConfig.model_fields or key not in variables}
+    values.pop("variables", None)
+    if values.get("run_name") is None:
+        values["run_name"] = os.path.splitext(os.path.basename(where))[0]
     try:
-        return TrainConfig.model_validate(plain)
+        return TrainConfig.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(f"{where}: {said(error, plain, TrainConfig)}") from error
+        raise ConfigError(f"{where}: {describe(error, values, TrainConfig)}") from error
 
 
-def _change(mapping: dict[str, Any], change: str) -> None:
+def _change(mapping: JsonObject, change: str) -> None:
+    """Apply a change KEY.KEY=VALUE, in place."""
     import yaml
 
     key, equals, text = change.partition("=")
@@ -56,45 +64,43 @@ def _change(mapping: dict[str, Any], change: str) -> None:
     node = mapping
     *path, last = key.split(".")
     for step in path:
-        inner = node.get(step)
-        if inner is None:
-            inner = node[step] = {}
-        if not isinstance(inner, dict):
+        if node.get(step) is None:
+            node[step] = {}
+        node = node[step]
+        if not isinstance(node, dict):
             raise ConfigError(f"--set {change}: {step} holds no keys")
-        node = inner
     try:
         node[last] = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"--set {change}: the value is no YAML") from error
 
 
-def _interpolated(mapping: Mapping[str, Any], where: str) -> tuple[dict[str, Any], set[str]]:
-    """Every ${a.b} replaced by that key's value, and the top-level names used."""
+def _interpolate(mapping: JsonMapping, where: str) -> tuple[JsonObject, set[str]]:
+    """The mapping with every ${a.b} replaced by that key's value, and the top-level names that were referred to."""
     used: set[str] = set()
 
-    def value_of(name: str, seen: tuple[str, ...]) -> Any:
-        if name in seen:
+    def value_of(name: str, parents: tuple[str, ...]) -> object:
+        if name in parents:
             raise ConfigError(f"{where}: ${{{name}}} leads to itself")
-        node: Any = mapping
+        node: object = mapping
         for step in name.split("."):
             if not isinstance(node, Mapping) or step not in node:
                 raise ConfigError(f"{where}: ${{{name}}} names a key that is not there")
             node = node[step]
         used.add(name.split(".")[0])
-        return fill(node, (*seen, name))
+        return fill(node, (*parents, name))
 
-    def fill(node: Any, seen: tuple[str, ...] = ()) -> Any:
+    def fill(node: object, parents: tuple[str, ...] = ()) -> object:
         if isinstance(node, Mapping):
-            return {key: fill(value, seen) for key, value in node.items()}
+            return {key: fill(value, parents) for key, value in node.items()}
         if isinstance(node, list):
-            return [fill(value, seen) for value in node]
+            return [fill(value, parents) for value in node]
         if not isinstance(node, str):
             return node
-        whole = re.fullmatch(r"\$\{([\w.]+)\}", node)
-        if whole:
-            return value_of(whole[1], seen)
+        if reference := re.fullmatch(r"\$\{([\w.]+)\}", node):
+            return value_of(reference[1], parents)
         if other := re.search(r"\$\{(?![\w.]+\})[^}]*\}?", node):
             raise ConfigError(f"{where}: {other[0]} is no key: only ${{name}} and ${{name.name}} are filled in")
-        return re.sub(r"\$\{([\w.]+)\}", lambda m: str(value_of(m[1], seen)), node)
+        return re.sub(r"\$\{([\w.]+)\}", lambda m: str(value_of(m[1], parents)), node)
 
-    return fill(mapping), used
+    return {key: fill(value) for key, value in mapping.items()}, used

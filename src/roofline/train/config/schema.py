@@ -1,23 +1,24 @@
-"""The configuration of a run: LLM Foundry's YAML keys, checked, and ours where it has none.
+"""The keys of a run's configuration with their types and defaults: LLM Foundry's, and ours where it has none.
 
-Unknown keys are refused by name. Keys that mean nothing here, because what they switch is always so or never there, are
-taken only with the value that is true of us.
+Unknown keys are refused by name. Keys of LLM Foundry's that cannot be switched here are accepted only with the value
+that describes what we do (a `Literal` with one value).
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from roofline.common.json_types import JsonObject
 from roofline.train.config.loggers import LoggersSection
 
 
-def _epochs(value: Any) -> Any:
-    """A number alone, as Composer reads it."""
+def _epochs(value: object) -> object:
+    """A duration; a bare number counts epochs, as in Composer."""
     return f"{value}ep" if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def _some(value: int) -> int:
+def _not_zero(value: int) -> int:
     if not value:
         raise ValueError("0 would keep nothing to resume from: -1 keeps all")
     return value
@@ -28,20 +29,20 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
-    """Part of a configuration: only its keys, with their types; a null is as good as no value."""
+    """Part of a configuration: unknown keys are refused, and a null stands for the default."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _given(cls, values: Any) -> Any:
+    def _without_nulls(cls, values: object) -> object:
         if not isinstance(values, Mapping):
             return values
         return {key: value for key, value in values.items() if value is not None or key not in cls.model_fields}
 
 
 class InitSection(Section):
-    """How matrices start (train.init.Init); None: kaiming_normal_ for mpt_causal_lm, else baseline_."""
+    """How matrices are initialised (model.init). name: default kaiming_normal_ for mpt_causal_lm, else baseline_."""
 
     name: Literal["kaiming_normal_", "baseline_"] | None = None
     init_std: float = 0.02
@@ -51,7 +52,7 @@ class InitSection(Section):
 
 
 class AttnSection(Section):
-    """attn_impl: all three are torch's scaled_dot_product_attention, which picks a kernel of the device."""
+    """attn_impl: all three mean torch's scaled_dot_product_attention, which picks a kernel for the device."""
 
     attn_type: Literal["multihead_attention"] = "multihead_attention"
     attn_impl: Literal["flash", "torch", "triton"] = "torch"
@@ -66,13 +67,13 @@ class AttnSection(Section):
 
 
 class ModelSection(Section):
-    """What is trained.
+    """The model to train.
 
-    name: mpt_causal_lm (with d_model and its like), hf_causal_lm (a model's files: pretrained_model_name_or_path), or a
-        preset of ours ("mpt-125m", "llama-3.2-1b").
-    config_overrides: canonical fields (models.config.ModelConfig) that replace a preset's, or hf_causal_lm's where its
-        weights are not taken over.
-    loss_fn: fused_crossentropy: by chunks; torch_crossentropy: all logits at once.
+    name: mpt_causal_lm (its shape from d_model and the other keys), hf_causal_lm (a model's files:
+        pretrained_model_name_or_path), or one of our presets ("mpt-125m", "llama-3.2-1b").
+    config_overrides: canonical fields (models.config.ModelConfig) that replace those of a preset, or of hf_causal_lm
+        with pretrained=false.
+    loss_fn: fused_crossentropy computes logits chunk by chunk, torch_crossentropy all at once.
     """
 
     name: str
@@ -95,18 +96,18 @@ class ModelSection(Section):
     pretrained_model_name_or_path: str | None = None
     pretrained: bool = True
     use_auth_token: Literal[False] = False
-    config_overrides: dict[str, Any] = {}
+    config_overrides: JsonObject = {}
 
 
 class TokenizerSection(Section):
-    """name: a model or folder whose tokenizer it is, for samples and exports."""
+    """name: the model or folder whose tokenizer belongs to the run; it is copied into exports."""
 
     name: str
-    kwargs: dict[str, Any] = {}
+    kwargs: JsonObject = {}
 
 
 class StreamSection(Section):
-    """One data set: a folder, or a URL with a local cache."""
+    """One data set: a folder (local), or a URL (remote) with a folder as its cache (local)."""
 
     local: str | None = None
     remote: str | None = None
@@ -115,7 +116,7 @@ class StreamSection(Section):
 
 
 class DatasetSection(StreamSection):
-    """A data set, or several under `streams`. shuffle_seed: default the run's seed; cache_limit: bytes, or "20gb"."""
+    """A data set, or several under `streams`. shuffle_seed: default the run's seed; cache_limit: bytes or "20gb"."""
 
     streams: dict[str, StreamSection] = {}
     shuffle: bool = False
@@ -128,7 +129,7 @@ class DatasetSection(StreamSection):
 
 
 class LoaderSection(Section):
-    """name: "synthetic": random ids instead of a data set. num_workers: threads that read ahead; 0: none."""
+    """name: "synthetic" stands for random ids instead of a data set. num_workers: threads that read ahead."""
 
     name: Literal["text", "synthetic"] = "text"
     dataset: DatasetSection = DatasetSection()
@@ -141,7 +142,7 @@ class LoaderSection(Section):
 
 
 class SchedulerSection(Section):
-    """train.schedule says what the names are."""
+    """A learning rate schedule; run.schedule explains the names."""
 
     name: Literal[
         "constant_with_warmup",
@@ -159,8 +160,8 @@ class SchedulerSection(Section):
 
 
 class OptimizerSection(Section):
-    """decoupled_adamw: weight decay is not scaled by the learning rate but by its schedule (as Composer's); adamw:
-    torch's; muon: hidden matrices by Muon (Jordan et al. 2024), the rest by adamw with adamw_lr (default lr)."""
+    """decoupled_adamw: weight decay follows the schedule but not the learning rate, as in Composer; adamw: torch's;
+    muon: Muon for hidden matrices (Jordan et al. 2024), adamw with adamw_lr (default lr) for the rest."""
 
     name: Literal["decoupled_adamw", "adamw", "muon"]
     lr: Annotated[float, Field(gt=0)]
@@ -172,14 +173,14 @@ class OptimizerSection(Section):
 
 
 class ClippingSection(Section):
-    """norm: of all gradients together; value: of each element."""
+    """clipping_type: "norm" limits the norm of all gradients together, "value" each element."""
 
     clipping_type: Literal["norm", "value"] = "norm"
     clipping_threshold: Annotated[float, Field(gt=0)] = 1.0
 
 
 class AlgorithmsSection(Section):
-    """What changes gradients before the optimizer sees them."""
+    """What changes gradients before the optimizer uses them."""
 
     gradient_clipping: ClippingSection | None = None
 
@@ -187,11 +188,11 @@ class AlgorithmsSection(Section):
 class FsdpSection(Section):
     """Sharding by torch's FSDP2.
 
-    sharding_strategy: FULL_SHARD; HYBRID_SHARD: shards in groups of hybrid_group ranks (default: those of a host),
-        copies across them; SHARD_GRAD_OP: parameters stay whole between forward and backward pass.
-    mixed_precision: PURE: gradients travel in the compute precision (of elastic runs in float32 all the same); DEFAULT,
-        FULL: in float32.
-    activation_checkpointing: True or "full"; "selective": products of matrices and attention are kept.
+    sharding_strategy: FULL_SHARD; HYBRID_SHARD: sharded inside groups of hybrid_group ranks (default: the ranks of a
+        host), with a copy in each group; SHARD_GRAD_OP: parameters stay gathered from forward to backward pass.
+    mixed_precision: PURE reduces gradients in the compute precision (elastic runs still in float32); DEFAULT and FULL
+        in float32.
+    activation_checkpointing: True or "full" recomputes blocks; "selective" keeps matrix products and attention.
     """
 
     sharding_strategy: Literal["FULL_SHARD", "HYBRID_SHARD", "SHARD_GRAD_OP"] = "FULL_SHARD"
@@ -208,22 +209,22 @@ class FsdpSection(Section):
 
 
 class ElasticSection(Section):
-    """Bit-equal weights on any number of processes that divides virtual_shards (a power of two)."""
+    """Makes the trained weights bit-equal on any number of processes that divides virtual_shards, a power of two."""
 
     virtual_shards: Annotated[int, Field(ge=1)]
     threads: Annotated[int, Field(ge=1)] = 1
 
 
 class CompileSection(Section):
-    """Options of torch.compile, which is used where the section is there."""
+    """Options of torch.compile; the model is compiled if this section exists."""
 
     mode: str | None = None
     backend: str = "inductor"
 
 
 class CallbacksSection(Section):
-    """What is always measured. speed_monitor: window_size: steps of the speeds that are shown; warmup: steps that the
-    card leaves out; gpu_flops_available: a device's peak in FLOP/s, instead of what we know of it."""
+    """Options of what is always measured. speed_monitor: window_size: steps that displayed speeds average over; warmup:
+    first steps that the card leaves out; gpu_flops_available: the device's peak in FLOP/s, instead of the known one."""
 
     class Speed(Section):
         window_size: Annotated[int, Field(ge=1)] = 10
@@ -240,13 +241,13 @@ class CallbacksSection(Section):
 
 
 class TrainConfig(Section):
-    """A run.
+    """The configuration of a run.
 
-    stop_after: end there, with a checkpoint where they are saved; the learning rate still goes by max_duration.
-    device_train_microbatch_size: rows at a time, "auto": halved until a step fits. precision: amp_* compute in 16 bits
-    over float32 parameters. run_folder: logs, receipts and, unless save_folder says otherwise, checkpoints.
-    memory_limit: bytes ("8gb") that a process may take on a CPU. tensor_parallel: ranks that share each matrix.
-    probes: record at the start and at each checkpoint what `roofline parity` finds a diverging layer by (train.probe).
+    stop_after: end the run early, with a checkpoint if they are saved; the schedule still follows max_duration.
+    device_train_microbatch_size: rows at a time; "auto" halves them until a step fits into memory. precision: amp_*
+    computes in 16 bits with float32 parameters. run_folder: for logs, receipts and, without save_folder, checkpoints.
+    memory_limit: bytes ("8gb") that a process may use on a CPU. tensor_parallel: ranks that share each matrix. probes:
+    record, at the start and at each checkpoint, the figures by which `roofline parity` finds a diverging layer.
     """
 
     run_name: str | None = None
@@ -285,7 +286,7 @@ class TrainConfig(Section):
     loggers: LoggersSection = LoggersSection()
     save_interval: Duration = "0ba"
     save_folder: str | None = None
-    save_num_checkpoints_to_keep: Annotated[int, Field(ge=-1), AfterValidator(_some)] = -1
+    save_num_checkpoints_to_keep: Annotated[int, Field(ge=-1), AfterValidator(_not_zero)] = -1
     save_overwrite: bool = False
     load_path: str | None = None
     load_weights_only: bool = False
@@ -293,8 +294,12 @@ class TrainConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _saved(cls, given: Any) -> Any:
-        """Who names a place for checkpoints wants one: at the end, unless save_interval says more."""
-        if isinstance(given, Mapping) and given.get("save_folder") is not None and given.get("save_interval") is None:
-            return {**given, "save_interval": "1dur"}
-        return given
+    def _save_at_the_end(cls, values: object) -> object:
+        """With save_folder but without save_interval there is one checkpoint, at the end."""
+        if (
+            isinstance(values, Mapping)
+            and values.get("save_folder") is not None
+            and values.get("save_interval") is None
+        ):
+            return {**values, "save_interval": "1dur"}
+        return values

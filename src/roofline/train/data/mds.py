@@ -21,6 +21,7 @@ import numpy as np
 
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.files import write_atomically
+from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.train.data.mds_encodings import Encoding, encoding
 from roofline.train.data.mds_index import INDEX, Shard, codec, digest
 from roofline.train.data.shard_files import ShardFiles
@@ -62,7 +63,7 @@ class Shards:
     def __len__(self) -> int:
         return int(self._ends[-1]) if self.shards else 0
 
-    def __getitem__(self, number: int) -> dict[str, Any]:
+    def __getitem__(self, number: int) -> JsonObject:
         """The columns of sample `number`, counted through all shards. Raises IndexError, ConfigError."""
         if not 0 <= number < len(self):
             raise IndexError(f"sample {number} of {len(self)}")
@@ -145,7 +146,7 @@ class _Open:
             raise ConfigError(f"{where} is damaged: the places of its samples do not ascend")
         self.columns = [(name, encoding(kind), size) for name, kind, size in shard.columns]
 
-    def sample(self, number: int) -> dict[str, Any]:
+    def sample(self, number: int) -> JsonObject:
         data = self.data[self.places[number] : self.places[number + 1]]
         free = sum(size is None for _, _, size in self.columns)
         if len(data) < 4 * free:
@@ -194,7 +195,7 @@ class ShardWriter:
         self._pack = codec(compression)[0] if compression else None
         for algorithm in hashes:
             digest(algorithm, b"")
-        self._about: dict[str, Any] = {
+        self._about: JsonObject = {
             "column_encodings": [columns[name] for name in self._encodings],
             "column_names": list(self._encodings),
             "column_sizes": [kind.size for kind in self._encodings.values()],
@@ -205,7 +206,7 @@ class ShardWriter:
             "version": 2,
         }
         self._config = json.dumps(self._about, sort_keys=True).encode()
-        self._shards: list[dict[str, Any]] = []
+        self._shards: list[JsonObject] = []
         self._samples: list[bytes] = []
         self._bytes = self._fixed = 8 + len(self._config)
         self.samples = 0
@@ -217,7 +218,7 @@ class ShardWriter:
         if kind is None:
             self.close()
 
-    def write(self, sample: Mapping[str, Any]) -> None:
+    def write(self, sample: JsonMapping) -> None:
         """Append a sample with exactly the columns."""
         if set(sample) != set(self._encodings):
             raise ConfigError(f"a sample has columns {sorted(sample)}, the shards have {list(self._encodings)}")
@@ -257,6 +258,6 @@ class ShardWriter:
         self._shards.append(self._about | {"raw_data": raw_data, "samples": len(self._samples), "zip_data": zip_data})
         self._samples, self._bytes = [], self._fixed
 
-    def _file(self, name: str, data: bytes) -> dict[str, Any]:
+    def _file(self, name: str, data: bytes) -> JsonObject:
         hashes = {algorithm: digest(algorithm, data) for algorithm in self.hashes}
         return {"basename": name, "bytes": len(data), "hashes": hashes}

@@ -7,9 +7,9 @@ import mmap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.common.json_types import JsonMapping
 
 INDEX = "index.json"
 
@@ -23,7 +23,7 @@ class File:
     hashes: Mapping[str, str]
 
     @classmethod
-    def from_index(cls, entry: Mapping[str, Any]) -> "File":
+    def from_index(cls, entry: JsonMapping) -> "File":
         """From the index. Raises ConfigError on a name that leads out of the folder."""
         name = str(entry["basename"])
         if name in ("", ".", "..") or name != Path(name).name or "\\" in name or "\0" in name:
@@ -50,7 +50,7 @@ class Shard:
     columns: tuple[tuple[str, str, int | None], ...]  # name, encoding, fixed size
 
     @classmethod
-    def from_index(cls, entry: Mapping[str, Any]) -> "Shard":
+    def from_index(cls, entry: JsonMapping) -> "Shard":
         """From the index. Raises ConfigError, UnsupportedError."""
         if (entry["version"], entry["format"]) != (2, "mds"):
             raise UnsupportedError(f"shard format {entry['format']} {entry['version']}", "only MDS version 2 is read")

@@ -11,14 +11,15 @@ stream, not what its Generator makes of it.
 import hashlib
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import cached_property
 from math import lcm
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from roofline.common.errors import ConfigError
+from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.common.names import did_you_mean
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Order:
             raise ConfigError(f"global_batch={self.global_batch} is not at least 1")
 
     @classmethod
-    def from_record(cls, mapping: Mapping[str, Any]) -> "Order":
+    def from_record(cls, mapping: JsonMapping) -> "Order":
         """What `record` gave. Raises ConfigError on anything else."""
         try:
             _only(mapping, ("streams", "global_batch", "seed"), "order")
@@ -89,7 +90,7 @@ class Order:
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"this is no order of samples: {error!r}") from error
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> JsonObject:
         """As plain data."""
         return asdict(self)
 
@@ -255,7 +256,7 @@ def _fraction(weight: str) -> Fraction:
         raise ConfigError(f"weight={weight!r} of a stream is not a number") from error
 
 
-def _only(mapping: Mapping[str, Any], known: Sequence[str], what: str) -> None:
+def _only(mapping: JsonMapping, known: Sequence[str], what: str) -> None:
     for name in mapping:
         if name not in known:
             raise ConfigError(f"{what}: unknown field {name!r}{did_you_mean(name, known)}")

@@ -6,10 +6,11 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from roofline.common.errors import ConfigError
 from roofline.common.files import write_atomically
+from roofline.common.json_types import JsonObject
 from roofline.train.data.order import Order
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def _line(step: int, receipt: str) -> str:
 def _receipts(folder: Path, lines: list[str]) -> Iterator[str]:
     for number, line in enumerate(lines):
         try:
-            entry: dict[str, Any] = json.loads(line)
+            entry: JsonObject = json.loads(line)
             fine = entry["step"] == number and len(bytes.fromhex(entry["receipt"])) == 32
         except (ValueError, KeyError, TypeError):
             fine = False

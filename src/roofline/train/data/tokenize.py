@@ -9,12 +9,13 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.files import write_atomically
+from roofline.common.json_types import JsonObject
 from roofline.train.data.mds import ShardWriter
 from roofline.train.storage.open import open_store
 from roofline.train.storage.store import MissingError
@@ -161,7 +162,7 @@ def tokenize(
 def read_about(source: str | Path) -> Written:
     """What `tokenize` said of its shards, in a folder or at a URL. Raises ConfigError."""
     try:
-        entry: dict[str, Any] = json.loads(open_store(source).get(ABOUT))
+        entry: JsonObject = json.loads(open_store(source).get(ABOUT))
         return Written(**entry)
     except MissingError as error:
         raise ConfigError(f"{source} was not written by `roofline data tokenize`: {ABOUT} is missing") from error

@@ -1,7 +1,7 @@
 """A microbatch on tensors without data: what torch makes, keeps and drops is counted, nothing is computed."""
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from roofline.common.json_types import JsonMapping
 from roofline.train.config.schema import TrainConfig
 from roofline.train.model import build
 from roofline.train.model.modules import Model
@@ -35,7 +36,7 @@ class Rehearsed:
 
 
 def rehearse(
-    config: TrainConfig, shape: Mapping[str, Any], world: World, dtype: torch.dtype, rows: int, several: bool
+    config: TrainConfig, shape: JsonMapping, world: World, dtype: torch.dtype, rows: int, several: bool
 ) -> Rehearsed:
     """One microbatch of `rows` rows, as configured but for compilation.
 

@@ -7,16 +7,15 @@ add to it is worked out here.
 import ctypes
 import math
 import re
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from roofline.common import log
+from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.models.registry import configure
 from roofline.models.spec import expand
 from roofline.train.config.schema import FsdpSection, TrainConfig
@@ -77,7 +76,7 @@ class Memory:
         predicted: on rank 0; None: elsewhere, or where torch cannot rehearse it.
     """
 
-    def __init__(self, config: TrainConfig, shape: Mapping[str, Any], world: World) -> None:
+    def __init__(self, config: TrainConfig, shape: JsonMapping, world: World) -> None:
         self.config, self.shape, self.world = config, shape, world
         parts = config.elastic.virtual_shards // world.data_size if config.elastic is not None else 1
         self._most = max(1, -(-config.global_train_batch_size // (world.data_size * parts)))
@@ -143,7 +142,7 @@ class Memory:
         self._meter.restart()
 
 
-def _parts(config: TrainConfig, shape: Mapping[str, Any], world: World, found: Rehearsed) -> dict[str, int]:
+def _parts(config: TrainConfig, shape: JsonMapping, world: World, found: Rehearsed) -> dict[str, int]:
     held = _held(config, shape, world)
     parts = {
         "parameters": sum(held.sizes),
@@ -161,7 +160,7 @@ def _parts(config: TrainConfig, shape: Mapping[str, Any], world: World, found: R
     return {name: size for name, size in parts.items() if size}
 
 
-def _held(config: TrainConfig, shape: Mapping[str, Any], world: World) -> _Held:
+def _held(config: TrainConfig, shape: JsonMapping, world: World) -> _Held:
     family, cfg = configure(shape)
     shards, muon = _shards(config, world), config.optimizer.name == "muon"
     sizes, states, block, rest = [], [], 0, 0
@@ -216,7 +215,7 @@ def kept_by_block(model: Model, found: Rehearsed, config: TrainConfig, world: Wo
     The block is compiled and run, on the shapes of a microbatch: the first step finds it compiled.
     """
     device, length, compute = world.device, config.max_seq_len, COMPUTE[config.precision]
-    made: dict[str, Any] = {"device": device, "dtype": _gathered_as(config, world)}
+    made: JsonObject = {"device": device, "dtype": _gathered_as(config, world)}
     layered = [param for param in model.family.spec(model.cfg) if param.name.startswith("layers.{layer}.")]
     weights = [nn.Parameter(torch.full(part(param, world.tensor).local, 0.01, **made)) for param in layered]
     apart = config.model.attn_config.attn_uses_sequence_id

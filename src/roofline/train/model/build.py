@@ -1,12 +1,11 @@
 """From the configuration's model section to a model: what shape it has, and what its parameters start from."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from roofline.common.errors import ConfigError
+from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.models import presets
 from roofline.models.registry import configure
 from roofline.train.config.schema import ModelSection, TrainConfig
@@ -24,7 +23,7 @@ _ATTENTION = [
 _MPT_ONLY = ("d_model", "n_heads", "n_layers", "vocab_size")
 
 
-def model_config(section: ModelSection, length: int) -> dict[str, Any]:
+def model_config(section: ModelSection, length: int) -> JsonObject:
     """The canonical configuration of a model section. length: tokens of a row. Raises ConfigError, UnsupportedError."""
     if section.name == "mpt_causal_lm":
         config = _mpt(section, length)
@@ -88,7 +87,7 @@ def _files(section: ModelSection) -> Path:
     return resolve(section.pretrained_model_name_or_path)
 
 
-def _mpt(section: ModelSection, length: int) -> dict[str, Any]:
+def _mpt(section: ModelSection, length: int) -> JsonObject:
     missing = [name for name in _MPT_ONLY if getattr(section, name) is None]
     if missing:
         raise ConfigError(f"model.{missing[0]} is missing")
@@ -116,9 +115,9 @@ def _mpt(section: ModelSection, length: int) -> dict[str, Any]:
     }
 
 
-def _fitting(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _fitting(config: JsonMapping, given: JsonMapping) -> JsonObject:
     """head_dim, and for MPT kv_heads, that follow from an overridden width or number of heads."""
-    fitting: dict[str, Any] = {}
+    fitting: JsonObject = {}
     if "head_dim" not in given:
         fitting["head_dim"] = config["width"] // config["heads"]
     if "kv_heads" not in given and config["family"] == "mpt":

@@ -4,7 +4,7 @@ A block is the unit of sharding, activation checkpointing and compilation. It ha
 tensors alone that all blocks share, so torch.compile compiles it once.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from torch._functorch import config as functorch_config
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
+from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.models.config import ModelConfig
 from roofline.models.family import Family, ForwardBatch
 from roofline.models.forward import run
@@ -64,7 +65,7 @@ class Model(nn.Module):
 
     def __init__(
         self,
-        config: Mapping[str, Any],
+        config: JsonMapping,
         device: str | torch.device = "meta",
         dtype: torch.dtype = torch.float32,
         ranks: Ranks | None = None,
@@ -262,7 +263,7 @@ def _checkpointed(
     rows: tuple[int, int],
     *tensors: Tensor | None,
 ) -> Tensor:
-    options: dict[str, Any] = {"context_fn": context} if context else {}
+    options: JsonObject = {"context_fn": context} if context else {}
     block = partial(compute, rows)
     return checkpoint(block, *tensors, use_reentrant=False, preserve_rng_state=False, **options)
 

@@ -1,10 +1,10 @@
 """Optimizers, each a torch one; several of them as one where parameters want different ones."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 
+from roofline.common.json_types import JsonObject
 from roofline.models.spec import Param
 from roofline.train.config.schema import OptimizerSection
 from roofline.train.model.modules import Model
@@ -56,7 +56,7 @@ class Optimizer:
             for group, rate in zip(part.param_groups, rates[name], strict=True):
                 group["lr"] = rate
 
-    def states(self) -> Iterator[tuple[torch.Tensor, dict[str, Any]]]:
+    def states(self) -> Iterator[tuple[torch.Tensor, JsonObject]]:
         """(parameter, its state) of all that have one."""
         for part in self.parts.values():
             yield from ((p, s) for p, s in part.state.items() if s)
@@ -72,7 +72,7 @@ def optimizer(section: OptimizerSection, model: Model, exact: bool = False) -> O
 
     def adamw(chosen: Callable[[Param], bool], rate: float, decay: float) -> torch.optim.Optimizer:
         tensors = [tensor for param, tensor in named if chosen(param)]
-        fast: dict[str, Any] = {"foreach": False} if exact else {"fused": True}
+        fast: JsonObject = {"foreach": False} if exact else {"fused": True}
         return torch.optim.AdamW(tensors, lr=rate, betas=section.betas, eps=section.eps, weight_decay=decay, **fast)
 
     if section.name == "decoupled_adamw":

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from roofline.common.errors import ConfigError
+from roofline.common.json_types import JsonObject
 from roofline.train.data import receipts
 from roofline.train.parity import layers as parity_layers
 from roofline.train.parity.findings import Difference, HandOver, Joint, Noise, Pair, Parity, Samples
@@ -204,7 +205,7 @@ def _layers(a: Recorded, b: Recorded, repeats: Sequence[Recorded]) -> tuple[Laye
     return parity_layers.compare(mine, theirs, others, begins), None
 
 
-def _at(run: Recorded, step: int) -> list[dict[str, Any]]:
+def _at(run: Recorded, step: int) -> list[JsonObject]:
     return [line for line in run.probes if line["step"] == step]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from roofline.common.json_types import JsonObject
 from roofline.train.parity.layers import Layers
 from roofline.train.parity.statistics import Change, Jump, Mean, Series
 
@@ -103,7 +104,7 @@ class Parity:
     def equal(self) -> bool:
         return self.verdict in ("identical", "equivalent")
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> JsonObject:
         """For JSON, which has no infinities."""
         return {**_finite(asdict(self)), "equal": self.equal}
 

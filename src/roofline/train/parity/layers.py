@@ -6,11 +6,12 @@ more than rounding, which has no direction, could make it change.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+
+from roofline.common.json_types import JsonMapping
 
 UNIT = {"fp32": 2.0**-24, "amp_fp16": 2.0**-11, "amp_bf16": 2.0**-8}  # half the distance of neighbours, relative
 FINEST = {"activations": 1e-5, "gradients": 1e-4}  # sums in float32 of another order, or of another chip
@@ -20,8 +21,6 @@ ADDED = 0.25  # units that another layer adds where none before it differs
 GROWTH = 2.0  # a layer may double what it is given; the error of a sketch is in it
 SPREAD = 3.0  # standard deviations of a length under rounding
 OVER_REPEATS = 4.0  # a difference is another one when it exceeds the greatest among repeats so many times
-
-Line = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Layers:
     gradient: str | None
 
 
-def compare(a: Line, b: Line, repeats: Sequence[Line] = (), same_weights: bool = True) -> Layers:
+def compare(a: JsonMapping, b: JsonMapping, repeats: Sequence[JsonMapping] = (), same_weights: bool = True) -> Layers:
     """Two lines of probes.jsonl between which `obstacle` finds none.
 
     repeats: lines of runs with a's setting at that step.
@@ -68,7 +67,7 @@ def compare(a: Line, b: Line, repeats: Sequence[Line] = (), same_weights: bool =
     return Layers(int(a["step"]), judged, known, forward, backward, named[0], named[1])
 
 
-def obstacle(a: Line, b: Line) -> str | None:
+def obstacle(a: JsonMapping, b: JsonMapping) -> str | None:
     """Why two lines cannot be compared."""
     if (a["rows"], a["tokens"]) != (b["rows"], b["tokens"]):
         return "their probes are of other rows: the data or its order is another"
@@ -79,7 +78,9 @@ def obstacle(a: Line, b: Line) -> str | None:
     return None
 
 
-def _layers(a: Line, b: Line, repeats: Sequence[Line], kind: str) -> tuple[tuple[Layer, ...], bool]:
+def _layers(
+    a: JsonMapping, b: JsonMapping, repeats: Sequence[JsonMapping], kind: str
+) -> tuple[tuple[Layer, ...], bool]:
     """In the order in which they are computed; and whether the repeats' differences are the limit.
 
     Repeats that are equal to the last bit say nothing about another order of additions.
@@ -101,7 +102,7 @@ def _layers(a: Line, b: Line, repeats: Sequence[Line], kind: str) -> tuple[tuple
     return tuple(_layer(*row) for row in rows), known
 
 
-def _layer(x: Line, y: Line, difference: float, limit: float, length: float | None) -> Layer:
+def _layer(x: JsonMapping, y: JsonMapping, difference: float, limit: float, length: float | None) -> Layer:
     change = _ratio(_size(y), _size(x)) - 1
     # "not inside", so that what is not a number is beyond
     beyond = not difference <= limit or (length is not None and not abs(change) <= length)
@@ -138,11 +139,11 @@ def _length_limit(size: int, tokens: int, difference: float, unit: float) -> flo
     return max(1e-6, unit / 8) + SPREAD * difference / math.sqrt(independent)
 
 
-def _size(part: Line) -> float:
+def _size(part: JsonMapping) -> float:
     return float(part["rms"] if "rms" in part else part["norm"])
 
 
-def _difference(x: Line, y: Line) -> float:
+def _difference(x: JsonMapping, y: JsonMapping) -> float:
     """||x - y|| / ||x||, estimated from sketches."""
     apart = np.array(x["sketch"], float) - np.array(y["sketch"], float)
     return _ratio(float(np.linalg.norm(apart)), _size(x))

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roofline.common.errors import ConfigError
+from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.train.data import receipts
 from roofline.train.parity.layers import UNIT
 from roofline.train.run.projection import SIZE
@@ -31,10 +32,10 @@ class Recorded:
     steps: NDArray[np.int64]
     loss: NDArray[np.float64]
     norm: NDArray[np.float64]
-    probes: tuple[dict[str, Any], ...]
+    probes: tuple[JsonObject, ...]
     order: receipts.Run | None
     handovers: tuple[tuple[int, str], ...]
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: JsonMapping = field(default_factory=dict)
 
 
 def read(folder: Path) -> Recorded:
@@ -86,7 +87,7 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-def _probe(line: Any) -> dict[str, Any]:
+def _probe(line: Any) -> JsonObject:
     """A line of probes.jsonl with all that is read from it."""
     if line["precision"] not in UNIT:
         raise ValueError(f"precision {line['precision']!r} is not one of {', '.join(UNIT)}")
@@ -111,7 +112,7 @@ def _handovers(path: Path) -> tuple[tuple[int, str], ...]:
         raise ConfigError(f"{path} is damaged: {' '.join(repr(error).split())[:120]}") from error
 
 
-def _whole(path: Path) -> dict[str, Any]:
+def _whole(path: Path) -> JsonObject:
     """A file's mapping, empty where there is none."""
     if not path.is_file():
         return {}

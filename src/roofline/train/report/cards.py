@@ -1,18 +1,17 @@
 """Throughput cards of runs side by side, in the columns of LLM Foundry's tables."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from roofline.common.errors import ConfigError
+from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.common.units import human_bytes
 
 CARD, VERSION = "card.json", 1
-Card = Mapping[str, Any]
 
 
-def read(place: str) -> dict[str, Any]:
+def read(place: str) -> JsonObject:
     """The card of a run's folder, or in a file. Raises ConfigError."""
     path = Path(place) / CARD if Path(place).is_dir() else Path(place)
     try:
@@ -30,7 +29,7 @@ def read(place: str) -> dict[str, Any]:
     return dict(card)
 
 
-def check(cards: Sequence[Card], names: Sequence[str]) -> None:
+def check(cards: Sequence[JsonMapping], names: Sequence[str]) -> None:
     """Raises ConfigError where cards count FLOPs differently: their figures cannot stand side by side."""
     for card, name in zip(cards[1:], names[1:], strict=True):
         for key in sorted({*cards[0]["conventions"], *card["conventions"]}):
@@ -41,7 +40,7 @@ def check(cards: Sequence[Card], names: Sequence[str]) -> None:
                 )
 
 
-def row(card: Card, convention: str) -> dict[str, str]:
+def row(card: JsonMapping, convention: str) -> dict[str, str]:
     """A card as a line of LLM Foundry's tables, and what those lack. convention: of FLOPs, MFU and HFU."""
     return {name: show(card, card["flops"][convention]) for name, show in _COLUMNS.items()}
 
@@ -50,7 +49,7 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2f}"
 
 
-def _per_device(card: Card, rate: float, form: str) -> str:
+def _per_device(card: JsonMapping, rate: float, form: str) -> str:
     """Also of a package, where it is several devices to torch and one to others."""
     peak = card["peak"]
     if peak is None or peak["devices"] == 1:
@@ -58,16 +57,16 @@ def _per_device(card: Card, rate: float, form: str) -> str:
     return f"{form.format(rate)} ({form.format(rate * peak['devices'])} a {peak['package']})"
 
 
-def _predicted(card: Card) -> str:
+def _predicted(card: JsonMapping) -> str:
     predicted, taken = card["memory"]["predicted"], card["memory"]["measured"]
     return " / ".join("-" if size is None else human_bytes(size) for size in (predicted and predicted["total"], taken))
 
 
-def _roof(card: Card) -> str:
+def _roof(card: JsonMapping) -> str:
     return "-" if card["roof"] is None else f"{100 * card['roof']['share']:.1f} of {card['roof']['measured']}"
 
 
-_COLUMNS: dict[str, Callable[[Card, Mapping[str, Any]], str]] = {
+_COLUMNS: dict[str, Callable[[JsonMapping, JsonMapping], str]] = {
     "Model": lambda card, _: str(card["model"]["name"]),
     "SeqLen (T)": lambda card, _: str(card["seq_len"]),
     "# Devices": lambda card, _: str(card["devices"]),

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from roofline.common.json_types import JsonObject
 from roofline.common.units import human_bytes
 from roofline.train.config.schema import TrainConfig
 from roofline.train.report import cards
@@ -25,7 +26,7 @@ class Console:
         self._bar: Any = None
         self._task: Any = None
 
-    def begin(self, about: dict[str, Any]) -> None:
+    def begin(self, about: JsonObject) -> None:
         """The run's size, before its first step."""
         self.about = about
         print(
@@ -43,7 +44,7 @@ class Console:
             self._task = self._bar.add_task("", total=about["steps"], completed=about["step"])
             self._bar.start()
 
-    def show(self, line: dict[str, Any]) -> None:
+    def show(self, line: JsonObject) -> None:
         """A line of the log."""
         if "about" in line:
             self.begin(line["about"])
@@ -70,19 +71,19 @@ class Console:
         held = "" if finished.evaluation is None else f", held-out loss {finished.evaluation:.4f}"
         print(f"{finished.steps:,} steps, loss {finished.loss:.4f}{held}, {_memory(finished.folder)}{finished.folder}")
 
-    def _left(self, line: dict[str, Any]) -> str:
+    def _left(self, line: JsonObject) -> str:
         """At the speed of the last steps, to the end of the run."""
         steps = self.about["steps"] - line["step"]
         seconds = steps * self.about["batch_tokens"] / line["tokens_per_s"]
         return f", {datetime.timedelta(seconds=round(seconds))} left" if steps else ""
 
-    def _step(self, line: dict[str, Any]) -> str:
+    def _step(self, line: JsonObject) -> str:
         share = self.about["share"]
         against = f" ({line['tokens_per_s'] * share['per_token_s']:.1%} {share['name']})"
         return f"loss {line['loss']:.4f}, lr {line['lr']:.3g}, {line['tokens_per_s']:,.0f} tokens/s{against}"
 
     @staticmethod
-    def _evaluation(line: dict[str, Any]) -> str:
+    def _evaluation(line: JsonObject) -> str:
         return f"held-out loss {line['eval_loss']:.4f}, perplexity {line['perplexity']:.2f}"
 
 

@@ -12,10 +12,9 @@ None counts norms, activations or the optimizer. A row counts as one document.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from roofline.common.json_types import JsonMapping
 from roofline.models.registry import configure
 from roofline.models.spec import expand
 from roofline.program.ir import Program
@@ -37,7 +36,7 @@ class Flops:
 
 
 def per_token(
-    config: Mapping[str, Any], length: int, checkpointing: str | None = None, documents: bool = False
+    config: JsonMapping, length: int, checkpointing: str | None = None, documents: bool = False
 ) -> dict[str, Flops]:
     """The FLOPs of one token by each convention.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from roofline.common.files import write_atomically
+from roofline.common.json_types import JsonObject
 from roofline.train.config.schema import TrainConfig
 from roofline.train.parallel.processes import World
 from roofline.train.report.loggers import Loggers
@@ -30,7 +31,7 @@ class RunLog:
         folder: Path,
         world: World,
         config: TrainConfig,
-        watch: Callable[[dict[str, Any]], None] | None,
+        watch: Callable[[JsonObject], None] | None,
     ) -> None:
         self.folder, self.watch, self.writes, self.config = folder, watch, world.rank == 0, config
         self._window: deque[tuple[float, int]] = deque(maxlen=config.callbacks.speed_monitor.window_size + 1)
@@ -71,7 +72,7 @@ class RunLog:
         self._window.clear()
         self._window.append((time.perf_counter(), seen))
 
-    def memory(self, found: dict[str, Any]) -> None:
+    def memory(self, found: JsonObject) -> None:
         """What was predicted and what was taken; for the file alone, whoever watches has seen steps."""
         if self._file is not None:
             self._file.write(_text({"memory": found}))
@@ -83,7 +84,7 @@ class RunLog:
         if self._loggers is not None:
             self._loggers.close()
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def _write(self, line: JsonObject) -> None:
         if self._file is not None:
             self._file.write(_text(line))
             self._file.flush()
@@ -93,13 +94,13 @@ class RunLog:
                 self.watch(line)
 
 
-def _text(line: dict[str, Any]) -> str:
+def _text(line: JsonObject) -> str:
     """A line of JSON, which has no word for infinity."""
     plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
     return json.dumps(plain, allow_nan=False) + "\n"
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read(path: Path) -> list[JsonObject]:
     """The lines of a log; one that a crash cut is left out."""
     lines = []
     for line in path.read_text().splitlines():

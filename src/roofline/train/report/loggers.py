@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from roofline.common import log
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.files import write_atomically
+from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.train.config.loggers import LoggersSection, MlflowLogger, TensorboardLogger, WandbLogger
 from roofline.train.config.schema import TrainConfig
 
@@ -51,7 +52,7 @@ class Loggers:
     def __init__(self, config: TrainConfig, folder: Path, step: int) -> None:
         known = _ids(folder) if step else {}
         self._sinks: dict[str, Sink] = {}
-        makers: dict[str, Any] = {"tensorboard": Tensorboard, "wandb": Wandb, "mlflow": Mlflow}
+        makers: JsonObject = {"tensorboard": Tensorboard, "wandb": Wandb, "mlflow": Mlflow}
         for name, make in makers.items():
             section = getattr(config.loggers, name)
             if section is None:
@@ -65,7 +66,7 @@ class Loggers:
         if ids:
             write_atomically(folder / IDS, json.dumps(ids) + "\n")
 
-    def put(self, line: Mapping[str, Any]) -> None:
+    def put(self, line: JsonMapping) -> None:
         """A line of the log, as numbers train/NAME or eval/NAME of its step; one without a step has none."""
         if "step" not in line:
             return
@@ -183,7 +184,7 @@ class Mlflow:
         self._sent = time.monotonic()
 
 
-def _flat(given: Mapping[str, Any], stem: str = "") -> list[tuple[str, str]]:
+def _flat(given: JsonMapping, stem: str = "") -> list[tuple[str, str]]:
     """What is set, by names with dots; MLflow takes no longer values than these."""
     found = []
     for key, value in given.items():

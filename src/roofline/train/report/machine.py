@@ -6,11 +6,11 @@ import platform
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
 import roofline
+from roofline.common.json_types import JsonObject
 from roofline.hardware.chips.products import Peak, peak
 from roofline.hardware.detect import detect
 
@@ -20,7 +20,7 @@ ROOF_SECONDS = 0.1  # that one product of the measured roof may take: a run is t
 _REPEATS = 3
 
 
-def device(kind: torch.device) -> dict[str, Any]:
+def device(kind: torch.device) -> JsonObject:
     """Name and kind of a process's device; of a CPU also the threads that compute."""
     if kind.type == "cpu":
         return {"name": detect().chip, "kind": "cpu", "threads": torch.get_num_threads()}
@@ -45,7 +45,7 @@ def peak_of(kind: torch.device, precision: str, given: float | None) -> tuple[Pe
 
 
 @functools.cache
-def measured_roof(kind: torch.device, dtype: torch.dtype | None) -> dict[str, Any]:
+def measured_roof(kind: torch.device, dtype: torch.dtype | None) -> JsonObject:
     """The best FLOP/s of a square product on one device, in float32 or `dtype`, and how it was measured.
 
     Of side ROOF_SIDE, or of a smaller power of two where one would take longer than ROOF_SECONDS.

@@ -3,13 +3,14 @@
 import html
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 from typing import Any
 
 from roofline.common.files import write_atomically
+from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.common.units import human_bytes, human_seconds
 from roofline.train.report import cards
 from roofline.train.report.flops import CONVENTIONS
@@ -28,7 +29,7 @@ def write(folder: Path) -> None:
     write_atomically(folder / PAGE, page(lines, card, config))
 
 
-def page(lines: Sequence[Mapping[str, Any]], card: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+def page(lines: Sequence[JsonMapping], card: JsonMapping, config: JsonMapping) -> str:
     """The text of the page. lines: of the log."""
     name = str(card["run"])
     device, model = card["device"], card["model"]
@@ -46,7 +47,7 @@ def page(lines: Sequence[Mapping[str, Any]], card: Mapping[str, Any], config: Ma
     )
 
 
-def _series(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[list[float]]]:
+def _series(lines: Iterable[JsonMapping]) -> dict[str, list[list[float]]]:
     """[step, value] of each curve."""
     found: dict[str, list[list[float]]] = {name: [] for name in CURVES}
     for line in lines:
@@ -64,12 +65,12 @@ def _thinned(points: list[list[float]]) -> list[list[float]]:
     return [[step, float(f"{value:.6g}")] for step, value in means or points]
 
 
-def _taken(lines: Iterable[Mapping[str, Any]]) -> list[int]:
+def _taken(lines: Iterable[JsonMapping]) -> list[int]:
     """Steps at which the run was taken up again."""
     return sorted({line["about"]["step"] for line in lines if "about" in line and line["about"]["step"]})
 
 
-def _tiles(lines: Sequence[Mapping[str, Any]], card: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _tiles(lines: Sequence[JsonMapping], card: JsonMapping) -> list[tuple[str, str]]:
     steps = [line for line in lines if line.get("loss") is not None]
     held = [line for line in lines if line.get("eval_loss") is not None]
     foundry, taken = card["flops"]["foundry"], card["memory"]["measured"]
@@ -88,7 +89,7 @@ def _tile(name: str, value: str) -> str:
     return f"<div><span>{html.escape(name)}</span><b>{html.escape(value)}</b></div>"
 
 
-def _tables(card: Mapping[str, Any]) -> list[str]:
+def _tables(card: JsonMapping) -> list[str]:
     speed, memory, peak, roof = card["speed"], card["memory"], card["peak"], card["roof"]
     first, last = speed["steps"]
     p50, p95 = (human_seconds(speed["step_seconds"][name]) for name in ("p50", "p95"))
@@ -113,7 +114,7 @@ def _tables(card: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _utilization(card: Mapping[str, Any]) -> str:
+def _utilization(card: JsonMapping) -> str:
     rows = []
     for name, found in card["flops"].items():
         shares = ("-" if found[key] is None else f"{found[key]:.1%}" for key in ("mfu", "hfu"))
@@ -122,7 +123,7 @@ def _utilization(card: Mapping[str, Any]) -> str:
     return f'{_table(rows, ("", "FLOP/token", "TFLOP/s/device", "MFU", "HFU"))}<div class="notes">{notes}</div>'
 
 
-def _memory(memory: Mapping[str, Any]) -> str:
+def _memory(memory: JsonMapping) -> str:
     predicted, taken = memory["predicted"], memory["measured"]
     rows: list[Row] = [("measured", "-" if taken is None else human_bytes(taken))]
     if predicted is not None:
@@ -142,7 +143,7 @@ def _table(rows: Iterable[Row], head: Row = ()) -> str:
     return f'<div class="wide"><table{kind}>{above}<tbody>{body}</tbody></table></div>'
 
 
-def _flat(given: Mapping[str, Any], stem: str = "") -> list[Row]:
+def _flat(given: JsonMapping, stem: str = "") -> list[Row]:
     """What is set, by names with dots."""
     found: list[Row] = []
     for key, value in given.items():
@@ -158,7 +159,7 @@ def _embedded(value: Any) -> str:
     return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _lines(path: Path) -> list[JsonObject]:
     found = []
     for text in path.read_text("utf-8").splitlines():
         try:

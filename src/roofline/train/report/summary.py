@@ -6,13 +6,14 @@ import shlex
 import statistics
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from roofline.common.files import write_atomically
+from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.models import presets
 from roofline.train.config.schema import TrainConfig
 from roofline.train.memory.estimate import Memory
@@ -34,7 +35,7 @@ class Report:
         shape: the canonical configuration.
     """
 
-    def __init__(self, config: TrainConfig, shape: Mapping[str, Any], world: World) -> None:
+    def __init__(self, config: TrainConfig, shape: JsonMapping, world: World) -> None:
         self.config, self.shape, self.world = config, shape, world
         section, apart = config.fsdp_config, config.model.attn_config.attn_uses_sequence_id
         again = section.activation_checkpointing if section is not None else False
@@ -42,12 +43,12 @@ class Report:
         self.flops = per_token(shape, config.max_seq_len, self.checkpointing, apart)
         given = config.callbacks.speed_monitor.gpu_flops_available
         self.peak, self.no_peak = machine.peak_of(world.device, config.precision, given)
-        self.roof: dict[str, Any] | None = None
+        self.roof: JsonObject | None = None
         self.memory = Memory(config, shape, world)
         self._seconds, self._waits, self._since = array("d"), array("d"), math.nan
         self._next_page = 0.0
 
-    def begin(self, run: "Run") -> dict[str, Any]:
+    def begin(self, run: "Run") -> JsonObject:
         """Before the first step; what the log's first line says of it."""
         self.memory.compiled(run.model)
         if self.peak is None:
@@ -83,7 +84,7 @@ class Report:
         if done:
             run.log.memory(card["memory"])
 
-    def _share(self) -> dict[str, Any]:
+    def _share(self) -> JsonObject:
         """What tokens/s of the run are multiplied with to get the share that is shown beside them, and its name."""
         devices = self.world.size
         if self.peak is not None:
@@ -92,7 +93,7 @@ class Report:
         per_token_s = self.flops["matmul"].hardware / (devices * self.roof["flops"])
         return {"name": "of the matmul roof", "per_token_s": per_token_s}
 
-    def _card(self, run: "Run", taken: int | None, done: bool) -> dict[str, Any]:
+    def _card(self, run: "Run", taken: int | None, done: bool) -> JsonObject:
         config, predicted = self.config, self.memory.predicted
         speed = self._speed(run)
         rows = -(-config.global_train_batch_size // self.world.data_size)
@@ -124,7 +125,7 @@ class Report:
             "command": _command(run.folder, self.world),
         }
 
-    def _model(self) -> dict[str, Any]:
+    def _model(self) -> JsonObject:
         names = ("family", "layers", "width", "heads", "kv_heads", "head_dim", "ffn", "vocab")
         parameters = presets.parameter_count(dict(self.shape))
         return {"name": self._name(), "parameters": parameters} | {name: self.shape[name] for name in names}
@@ -138,7 +139,7 @@ class Report:
         files = section.pretrained_model_name_or_path if section.name == "hf_causal_lm" else None
         return files or section.name + (" (changed)" if section.config_overrides else "")
 
-    def _setting(self) -> dict[str, Any]:
+    def _setting(self) -> JsonObject:
         config, section = self.config, self.config.fsdp_config
         grouped = self.world.grouped
         return {
@@ -152,7 +153,7 @@ class Report:
             "optimizer": config.optimizer.name,
         }
 
-    def _speed(self, run: "Run") -> dict[str, Any]:
+    def _speed(self, run: "Run") -> JsonObject:
         left_out = min(self.config.callbacks.speed_monitor.warmup, len(self._seconds) - 1)
         counted, waits = self._seconds[left_out:], self._waits[left_out:]
         spent, first = sum(counted), run.progress.step - len(self._seconds)
@@ -169,7 +170,7 @@ class Report:
             "left_out": {"steps": left_out, "why": "the first steps compile, allocate and find the microbatch"},
         }
 
-    def _utilization(self, rate: float) -> dict[str, Any]:
+    def _utilization(self, rate: float) -> JsonObject:
         found = {}
         for name, flops in self.flops.items():
             model, hardware = rate * flops.model, rate * flops.hardware
@@ -182,7 +183,7 @@ class Report:
             }
         return found
 
-    def _roof_share(self, rate: float) -> dict[str, Any] | None:
+    def _roof_share(self, rate: float) -> JsonObject | None:
         """Of the products that are done, masked and repeated ones too: those of the matmul convention's hardware."""
         if self.roof is None:
             return None

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from roofline.common.errors import ConfigError
 from roofline.common.files import write_atomically
+from roofline.common.json_types import JsonObject
 from roofline.common.units import parse_bytes
 from roofline.models import presets
 from roofline.train.checkpoint import checkpoint, state
@@ -62,7 +62,7 @@ def _due(step: int, every: int, last: bool) -> bool:
     return bool(every) and (last or step % every == 0)
 
 
-def train(config: TrainConfig, watch: Callable[[dict[str, Any]], None] | None = None) -> Finished:
+def train(config: TrainConfig, watch: Callable[[JsonObject], None] | None = None) -> Finished:
     """Train as configured; in a process group where torchrun's variables say so.
 
     watch: called with each line of the log, on rank 0. Raises ConfigError, UnsupportedError, CapacityError.
@@ -83,7 +83,7 @@ def train(config: TrainConfig, watch: Callable[[dict[str, Any]], None] | None = 
 
 
 @contextmanager
-def _opened(config: TrainConfig, world: World, watch: Callable[[dict[str, Any]], None] | None) -> Iterator["Run"]:
+def _opened(config: TrainConfig, world: World, watch: Callable[[JsonObject], None] | None) -> Iterator["Run"]:
     run = Run(config, world, watch)
     try:
         yield run
@@ -94,9 +94,7 @@ def _opened(config: TrainConfig, world: World, watch: Callable[[dict[str, Any]],
 class Run:
     """A run's state, built from its configuration."""
 
-    def __init__(
-        self, config: TrainConfig, world: World, watch: Callable[[dict[str, Any]], None] | None = None
-    ) -> None:
+    def __init__(self, config: TrainConfig, world: World, watch: Callable[[JsonObject], None] | None = None) -> None:
         loggers.check(config.loggers)
         self.config, self.world = config, world
         self.folder = Path(config.run_folder or f"runs/{config.run_name}")

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch.distributed.tensor import DTensor, Shard
 
 from roofline.common.files import write_atomically
+from roofline.common.json_types import JsonObject
 from roofline.train.data.order import share
 from roofline.train.model.modules import IGNORED, Model
 from roofline.train.run.gradients import targets
@@ -72,7 +73,7 @@ class Probe:
                 stream.write(json.dumps(line) + "\n")
         run.log.pause()
 
-    def _about(self) -> dict[str, Any]:
+    def _about(self) -> JsonObject:
         run = self.run
         return {
             "step": run.progress.step,
@@ -239,7 +240,7 @@ def _local(grad: torch.Tensor, rank: int) -> tuple[torch.Tensor, int]:
     return (whole, 0) if rank == 0 else nothing
 
 
-def _figures(found: dict[str, dict[str, Sums]], scale: float) -> dict[str, Any]:
+def _figures(found: dict[str, dict[str, Sums]], scale: float) -> JsonObject:
     """The sums as what they are of."""
     tokens, lost = found["loss"]["loss"][:2]
     activations, gradients = [], []

@@ -1,5 +1,6 @@
-"""A store that is a bucket: S3 and what speaks like it, Google's and Azure's, through obstore."""
+"""A store in a bucket: S3 and compatible servers, Google Cloud Storage and Azure, through obstore."""
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -9,9 +10,11 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeVar
 
 from roofline.common import env
 from roofline.common.errors import ConfigError, UnsupportedError
@@ -27,10 +30,13 @@ from roofline.train.storage.store import (
     checked,
 )
 
-BLOCK = 1 << 20
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore as Client
+
+BLOCK = 1 << 20  # bytes of a chunk
 PART = 8 << 20  # bytes of a part of a large object
-PARTS = 9_000  # S3 takes 10,000
-LONGEST = 15.0  # seconds between two tries
+MOST_PARTS = 9_000  # of an object; S3 accepts 10,000
+LONGEST_WAIT = 15.0  # seconds between two tries
 T = TypeVar("T")
 
 _KEYS = {
@@ -39,10 +45,10 @@ _KEYS = {
     "az": "set AZURE_STORAGE_ACCOUNT_KEY",
 }
 SCHEMES = tuple(_KEYS)
-_Cause = tuple[type[StoreError], str, str]  # kind, cause, remedy
+_Cause = tuple[type[StoreError], str, str]  # the error to raise, its cause, the remedy
 _REGION: _Cause = (StoreError, "the bucket lies in another region", "set AWS_REGION to that of the bucket")
 _BUSY: _Cause = (UnreachableError, "others are writing it", "try again")
-_CODES: dict[str, _Cause] = {  # of S3
+_CODES: dict[str, _Cause] = {  # by the error code of S3
     "NoSuchBucket": (StoreError, "there is no such bucket", "create it, or correct the URL"),
     "InvalidAccessKeyId": (StoreError, "the server does not know this access key", "correct AWS_ACCESS_KEY_ID"),
     "SignatureDoesNotMatch": (StoreError, "the secret key is wrong", "correct AWS_SECRET_ACCESS_KEY"),
@@ -53,14 +59,14 @@ _CODES: dict[str, _Cause] = {  # of S3
     "ConditionalRequestConflict": _BUSY,
     "OperationAborted": _BUSY,
 }
-_PHRASES: tuple[tuple[str, _Cause], ...] = (  # in the first line of an error
+_PHRASES: tuple[tuple[str, _Cause], ...] = (  # by a pattern in the first line of obstore's error
     (r"performing \w+ http://(169\.254\.169\.254|metadata\.google)|performing token request",
      (StoreError, "no keys were given", "{keys}")),
     ("^Generic MicrosoftAzure error: Account must be", (StoreError, "no account is named",
                                                         "set AZURE_STORAGE_ACCOUNT_NAME")),
     ("Received redirect without LOCATION", _REGION),
 )  # fmt: skip
-_TRANSPORT: tuple[tuple[str, _Cause], ...] = (  # below a failed connection; the last fits all
+_TRANSPORT: tuple[tuple[str, _Cause], ...] = (  # by a pattern behind HttpError; the last one fits all
     ("BadScheme", (StoreError, "its server is reached without encryption", "set AWS_ALLOW_HTTP=true to permit it")),
     ("dns error", (UnreachableError, "no address was found for its server", "correct AWS_ENDPOINT_URL")),
     ("ConnectionRefused", (UnreachableError, "nothing listens there", "correct AWS_ENDPOINT_URL, or start the server")),
@@ -77,14 +83,20 @@ _TRANSPORT: tuple[tuple[str, _Cause], ...] = (  # below a failed connection; the
 
 @functools.cache
 def _first_process() -> int:
-    """The process that obstore was first used in: its threads do not survive a fork, and calls would wait for ever."""
+    """The process that first used obstore: its threads do not survive a fork, and calls would wait for ever."""
     return os.getpid()
 
 
-class ObjectStore:
-    """Objects below a prefix of a bucket. A large object goes up in parts and is there when the last one is.
+def _obstore() -> ModuleType:
+    import obstore
 
-    A process that is killed meanwhile leaves parts that nobody sees and that some servers bill: give the bucket a rule
+    return obstore
+
+
+class ObjectStore:
+    """The objects below a prefix of a bucket. A large object is uploaded in parts and exists once the last one arrives.
+
+    A process that is killed during an upload leaves invisible parts, which some servers bill: give the bucket a rule
     that removes unfinished uploads after some days.
     """
 
@@ -99,9 +111,9 @@ class ObjectStore:
             raise UnsupportedError(url, "obstore is not installed", ["roofline[train]", "a local folder"])
         self._patience = patience
         self._scheme, self._bucket, self._prefix = scheme, bucket, prefix
-        self._clients: dict[int | None, Any] = {}
+        self._clients: dict[int | None, Client] = {}
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type["ObjectStore"], tuple[str, Patience]]:
         return ObjectStore, (self.url, self._patience)
 
     @property
@@ -112,34 +124,26 @@ class ObjectStore:
         return None
 
     def get(self, name: str) -> bytes:
-        import obstore
-
-        client = self._client()
-        return self._call(name, lambda: bytes(obstore.get(client, checked(name)).bytes()))
+        return self._call(checked(name), lambda client: bytes(_obstore().get(client, name).bytes()))
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
-        import obstore
-
         if not length:
             return b""
-        client = self._client()
-        read = functools.partial(obstore.get_range, client, checked(name), start=start, length=length)
         try:
-            data = self._call(name, lambda: bytes(read()))
+            data = self._call(
+                checked(name), lambda client: bytes(_obstore().get_range(client, name, start=start, length=length))
+            )
         except StoreError as error:
-            if _status(str(error.__cause__)) != 416:  # the range begins behind the end
+            if _status(str(error.__cause__)) != 416:  # the range begins behind the object's end
                 raise
             data = b""
         if len(data) != length:
-            raise StoreError(f"{self._named(name)} ends before byte {start + length:,}: it is cut or another object")
+            raise StoreError(f"{self._location(name)} ends before byte {start + length:,}: it is cut or another object")
         return data
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        import obstore
-
-        client = self._client()
-        stream = self._call(name, lambda: obstore.get(client, checked(name)).stream(BLOCK))
-        while (data := self._call(name, lambda: next(stream, None))) is not None:
+        stream = self._call(checked(name), lambda client: _obstore().get(client, name).stream(BLOCK))
+        while (data := self._explained(name, lambda: next(stream, None))) is not None:
             yield bytes(data)
 
     def fetch(self, name: str, target: Path) -> None:
@@ -156,33 +160,32 @@ class ObjectStore:
         self._put(name, path, size)
 
     def put_new(self, name: str, data: Data) -> None:
-        import obstore
-
-        client = self._client(retries=0)
-        put = functools.partial(obstore.put, client, checked(name), data, mode="create", use_multipart=False)
-        until, wait, lost = time.monotonic() + self._patience.seconds, self._patience.wait, False
-        for left in range(self._patience.retries, -1, -1):
+        checked(name)
+        until, wait, answer_lost = time.monotonic() + self._patience.seconds, self._patience.wait, False
+        for retries_left in range(self._patience.retries, -1, -1):
             try:
-                self._call(name, put)
+                self._call(
+                    name,
+                    lambda client: _obstore().put(client, name, data, mode="create", use_multipart=False),
+                    retries=0,
+                )
                 return
             except ExistsError:
-                # A lost answer: whether the earlier try has written it, only its content can tell.
-                if lost and self.get(name) == bytes(data):
+                # When an answer was lost, only the object's content tells whether that try has written it.
+                if answer_lost and self.get(name) == bytes(data):
                     return
                 raise
             except UnreachableError:
-                if not left or time.monotonic() > until:
+                if not retries_left or time.monotonic() > until:
                     raise
-                lost = True
+                answer_lost = True
             time.sleep(wait * random.uniform(0.5, 1))
-            wait = min(2 * wait, LONGEST)
+            wait = min(2 * wait, LONGEST_WAIT)
 
     def list(self, prefix: str = "") -> Sequence[Entry]:
-        import obstore
-
-        client, below = self._client(), checked(prefix, "prefix") if prefix else None
-        found = self._call(prefix, lambda: obstore.list(client, below, chunk_size=1000).collect())
-        return sorted(Entry(about["path"], about["size"]) for about in found)
+        folder = checked(prefix, "prefix") if prefix else None
+        objects = self._call(prefix, lambda client: _obstore().list(client, folder, chunk_size=1000).collect())
+        return sorted(Entry(each["path"], each["size"]) for each in objects)
 
     def exists(self, name: str) -> bool:
         try:
@@ -192,40 +195,27 @@ class ObjectStore:
         return True
 
     def version(self, name: str) -> str:
-        import obstore
-
-        client = self._client()
-        about = self._call(name, lambda: obstore.head(client, checked(name)))
-        return f"{about['e_tag']}-{about['version']}-{about['last_modified'].isoformat()}"
+        head = self._call(checked(name), lambda client: _obstore().head(client, name))
+        return f"{head['e_tag']}-{head['version']}-{head['last_modified'].isoformat()}"
 
     def delete(self, name: str) -> None:
-        import obstore
-
-        client = self._client()
-        try:
-            self._call(name, lambda: obstore.delete(client, checked(name)))
-        except MissingError:
-            return
+        with contextlib.suppress(MissingError):
+            self._call(checked(name), lambda client: _obstore().delete(client, name))
 
     def delete_prefix(self, prefix: str) -> None:
-        import obstore
-
-        client, names = self._client(), [entry.name for entry in self.list(checked(prefix, "prefix"))]
+        names = [entry.name for entry in self.list(checked(prefix, "prefix"))]
         if names:
-            self._call(prefix, lambda: obstore.delete(client, names))
+            self._call(prefix, lambda client: _obstore().delete(client, names))
 
     def _put(self, name: str, data: Data | Path, size: int) -> None:
-        import obstore
+        part = max(PART, -(-size // MOST_PARTS // BLOCK) * BLOCK)
+        self._call(checked(name), lambda client: _obstore().put(client, name, data, chunk_size=part, max_concurrency=4))
 
-        part = max(PART, -(-size // PARTS // BLOCK) * BLOCK)
-        client = self._client()
-        self._call(name, lambda: obstore.put(client, checked(name), data, chunk_size=part, max_concurrency=4))
-
-    def _named(self, name: str) -> str:
+    def _location(self, name: str) -> str:
         return f"{self.url}/{name}" if name else self.url
 
-    def _client(self, retries: int | None = None) -> Any:
-        """obstore's object for so many retries (None: those of our patience); it keeps its connections."""
+    def _client(self, retries: int | None) -> "Client":
+        """obstore's store object with so many retries (None: those of our patience); it keeps its connections."""
         if _first_process() != os.getpid():
             raise UnsupportedError(
                 f"{self.url} in a forked process",
@@ -239,52 +229,53 @@ class ObjectStore:
             if endpoint and not endpoint.startswith(("http://", "https://")):
                 raise ConfigError(f"AWS_ENDPOINT_URL={endpoint!r} is no URL: begin it with https:// or http://")
             quoted = f"{self._scheme}://{self._bucket}/{urllib.parse.quote(self._prefix)}"
-            self._clients[retries] = self._call("", lambda: from_url(quoted, **self._options(retries)))
+            patience = self._patience
+            self._clients[retries] = self._explained("", lambda: from_url(
+                quoted,
+                client_options={  # once any option is given, obstore no longer reads these from the environment
+                    "allow_http": (env.foreign("AWS_ALLOW_HTTP") or "").lower() in ("1", "true", "yes", "on"),
+                    "read_timeout": timedelta(seconds=patience.stall),
+                    "timeout": timedelta(hours=1),
+                },
+                retry_config={
+                    "max_retries": patience.retries if retries is None else retries,
+                    "retry_timeout": timedelta(seconds=patience.seconds),
+                    "backoff": {
+                        "init_backoff": timedelta(seconds=patience.wait),
+                        "max_backoff": timedelta(seconds=LONGEST_WAIT),
+                        "base": 2,
+                    },
+                },
+            ))  # fmt: skip
         return self._clients[retries]
 
-    def _options(self, retries: int | None) -> dict[str, Any]:
-        patience = self._patience
-        return {
-            "client_options": {  # given any, obstore does not look for these in the environment
-                "allow_http": (env.foreign("AWS_ALLOW_HTTP") or "").lower() in ("1", "true", "yes", "on"),
-                "read_timeout": timedelta(seconds=patience.stall),
-                "timeout": timedelta(hours=1),
-            },
-            "retry_config": {
-                "max_retries": patience.retries if retries is None else retries,
-                "retry_timeout": timedelta(seconds=patience.seconds),
-                "backoff": {
-                    "init_backoff": timedelta(seconds=patience.wait),
-                    "max_backoff": timedelta(seconds=LONGEST),
-                    "base": 2,
-                },
-            },
-        }
+    def _call(self, name: str, function: Callable[["Client"], T], retries: int | None = None) -> T:
+        """The function's result for obstore's client. Raises StoreError, which explains what obstore raised."""
+        client = self._client(retries)
+        return self._explained(name, lambda: function(client))
 
-    def _call(self, name: str, function: Callable[[], T]) -> T:
-        """What the function returns. Raises StoreError: its error, explained."""
+    def _explained(self, name: str, function: Callable[[], T]) -> T:
         from obstore.exceptions import AlreadyExistsError, BaseError
 
         try:
             return _interruptible(function)
         except AlreadyExistsError as error:
-            raise ExistsError(f"{self._named(name)} exists already") from error
+            raise ExistsError(f"{self._location(name)} exists already") from error
         except (BaseError, OSError, ValueError) as error:
             raise self._explain(name, error) from error
 
     def _endpoint(self) -> str | None:
-        """Of S3, where it is not Amazon's own; the names in the order in which obstore looks at them."""
+        """The address of an S3 server that is not Amazon's, from the variables that obstore reads, in its order."""
         names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT") if self._scheme == "s3" else ()
         return next(filter(None, map(env.foreign, names)), None)
 
     def _explain(self, name: str, error: Exception) -> StoreError:
-        where = self._named(name)
+        where = self._location(name)
         if endpoint := self._endpoint():
             where += f" at {endpoint}"
         text = str(error)
-        found = _cause(text)
-        if found:
-            kind, cause, remedy = found
+        if known_cause := _cause(text):
+            kind, cause, remedy = known_cause
             return kind(f"{where}: {cause}: {remedy.format(keys=_KEYS[self._scheme])}")
         status = _status(text)
         if isinstance(error, FileNotFoundError) or status == 404:
@@ -297,7 +288,7 @@ class ObjectStore:
 
 
 def _cause(text: str) -> _Cause | None:
-    """What an error of obstore says, where it is one that we know; names of objects in its text are not looked at."""
+    """The cause of an error of obstore, if its text shows one of ours; names of objects in the text are ignored."""
     code = re.search(r"<Code>(\w+)</Code>", text)
     if code and code[1] in _CODES:
         return _CODES[code[1]]
@@ -311,26 +302,22 @@ def _cause(text: str) -> _Cause | None:
 
 
 def _status(text: str) -> int:
-    found = re.search(r"status code: (\d{3})", text)
-    return int(found[1]) if found else 0
+    """The HTTP status in an error of obstore, 0 where it has none."""
+    match = re.search(r"status code: (\d{3})", text)
+    return int(match[1]) if match else 0
 
 
 def _interruptible(function: Callable[[], T]) -> T:
-    """The function's result; in the main thread Ctrl-C ends the wait, which obstore alone would sit out."""
+    """The function's result. In the main thread Ctrl-C ends the wait, which obstore alone would sit out."""
     if threading.current_thread() is not threading.main_thread():
         return function()
-    done: list[T] = []
-    failed: list[BaseException] = []
+    result: Future[T] = Future()
 
     def work() -> None:
         try:
-            done.append(function())
+            result.set_result(function())
         except BaseException as error:  # raised again in the thread that waits
-            failed.append(error)
+            result.set_exception(error)
 
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return done[0]
+    threading.Thread(target=work, daemon=True).start()
+    return result.result()

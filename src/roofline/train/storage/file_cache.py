@@ -1,8 +1,9 @@
-"""A folder of files that are made when first wanted, under a limit of bytes, shared by the processes of a machine.
+"""A cache folder with a size limit, shared by the processes of a machine: files are made when they are first opened.
 
-Locks (flock) say who uses what, because the system gives them back however a process ends: whoever reads a file holds
-a shared lock on it, whoever makes one an exclusive lock on its unfinished file, and whoever reserves room or removes
-files one on the folder's `lock`. A file is removed only under an exclusive lock, so never one that is read.
+File locks (flock) tell who uses what, because the system releases them however a process ends. A reader holds a shared
+lock on its file, a maker an exclusive lock on its unfinished file, and whoever reserves room or removes files an
+exclusive lock on the folder's file `lock`. Removing a file needs an exclusive lock on it, so no file is removed while
+it is read.
 """
 
 import contextlib
@@ -22,10 +23,10 @@ from roofline.common.errors import CapacityError, UnsupportedError
 from roofline.train.storage.local import explained
 from roofline.train.storage.store import StoreError
 
-PATIENCE = 60.0  # seconds without any progress that room is waited for
-TICK = 0.02
+PATIENCE = 60.0  # seconds to wait for room while nothing changes
+TICK = 0.02  # seconds between two looks
 _UNFINISHED = ".part"
-_OWN = "roofline-shards-"  # folders under the system's temporary one, of caches without a folder
+_OWN = "roofline-shards-"  # prefix of the temporary folders of caches that were given none
 
 
 class _File(NamedTuple):
@@ -35,11 +36,11 @@ class _File(NamedTuple):
 
 
 class Cache:
-    """Files by name, FOLDER/FILE. FOLDER is 32 hexadecimal digits, and only what lies in such folders is ever removed.
+    """Files by name, FOLDER/FILE. FOLDER is 32 hexadecimal digits, and only files in such folders are ever removed.
 
     Args:
-        folder: None: one of its own, removed by `close`; those of killed processes are removed by the next such cache.
-        limit: bytes of all files, the least recently opened ones are removed for a new one; None: no limit.
+        folder: None: a temporary folder, removed by `close`; if the process is killed, the next such cache removes it.
+        limit: bytes of all files; the least recently opened ones are removed to make room. None: no limit.
 
     Raises StoreError, UnsupportedError (a file system without locks).
     """
@@ -60,10 +61,11 @@ class Cache:
                         _remove_unused(file.path)
 
     def open(self, name: str, size: int, make: Callable[[BinaryIO], None], wait: bool = True) -> tuple[BinaryIO, bool]:
-        """The file of that name and size, locked against removal while it, or a map of it, is open; and whether `make`
-        has just written it, `size` bytes into the stream it is given.
+        """The file of that name and size, and whether this call has just made it.
 
-        wait: for room, while all files are read. Raises CapacityError where there is none, and what `make` raises.
+        The file is locked against removal while it, or a memory map of it, is open. `make` writes `size` bytes to the
+        stream that it receives. wait: for room, while all other files are being read. Raises CapacityError if there is
+        no room, and whatever `make` raises.
         """
         if self.limit is not None and size > self.limit:
             raise CapacityError(
@@ -72,28 +74,26 @@ class Cache:
         path = self.folder / name
         with explained(path):
             while True:
-                found = self._found(path, size)
-                if found is not None:
-                    return found, False
-                made = self._made(path, size, make, wait)
-                if made is not None:
-                    return made, True
+                if (file := self._open_existing(path, size)) is not None:
+                    return file, False
+                if (file := self._make(path, size, make, wait)) is not None:
+                    return file, True
 
     def have(self, name: str, size: int, make: Callable[[BinaryIO], None]) -> None:
-        """Make the file, if it is not there and there is room; others may remove it at once."""
+        """Make the file if it does not exist and there is room; other processes may remove it at once."""
         _release(self.open(name, size, make, wait=False)[0])
 
     def drop(self, name: str) -> None:
-        """Remove a file that is not what it should be; whoever reads it keeps what he has."""
+        """Remove a damaged file; its present readers keep what they have opened."""
         with self._bookkeeping():
             (self.folder / name).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Remove the folder, if it is the cache's own. In a forked process it does nothing."""
+        """Remove the folder if it is a temporary one. In a forked process this does nothing."""
         if self._close is not None:
             self._close()
 
-    def _found(self, path: Path, size: int) -> BinaryIO | None:
+    def _open_existing(self, path: Path, size: int) -> BinaryIO | None:
         try:
             file = path.open("rb")
         except FileNotFoundError:
@@ -101,7 +101,7 @@ class Cache:
         fcntl.flock(file, fcntl.LOCK_SH)
         about = os.fstat(file.fileno())
         if about.st_nlink and about.st_size == size:
-            with contextlib.suppress(PermissionError):  # another user's: it only looks older than it is
+            with contextlib.suppress(PermissionError):  # another user's file only looks older than it is
                 os.utime(file.fileno())
             return file
         _release(file)
@@ -109,19 +109,19 @@ class Cache:
             self.drop(str(path.relative_to(self.folder)))
         return None
 
-    def _made(self, path: Path, size: int, make: Callable[[BinaryIO], None], wait: bool) -> BinaryIO | None:
-        """None: another has made it, or has failed to."""
+    def _make(self, path: Path, size: int, make: Callable[[BinaryIO], None], wait: bool) -> BinaryIO | None:
+        """The new file; None if another process has made it, or has failed to."""
         part = path.with_name(path.name + _UNFINISHED)
-        if self._close is None:  # somebody may have removed it; one of our own goes when it is closed, and stays away
+        if self._close is None:  # it may have been removed; a temporary one must not come back after `close`
             self.folder.mkdir(parents=True, exist_ok=True)
         with self._bookkeeping():
             if path.exists():
                 return None
             path.parent.mkdir(exist_ok=True)
             file = os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b")
-            mine = _locked(file)
-        if not mine:
-            fcntl.flock(file, fcntl.LOCK_SH)  # until it is made, or its maker is gone
+            is_maker = _locked(file)
+        if not is_maker:
+            fcntl.flock(file, fcntl.LOCK_SH)  # waits until the file is made, or its maker is gone
             _release(file)
             return None
         try:
@@ -136,14 +136,14 @@ class Cache:
                 fcntl.flock(file, fcntl.LOCK_SH)
             return file
         except BaseException:
-            # Under the same lock as it is opened under: nobody may lock what has lost its name.
+            # Under the lock that guards its opening: nobody may lock a file that has lost its name.
             with contextlib.suppress(OSError), self._bookkeeping():
                 part.unlink(missing_ok=True)
             _release(file)
             raise
 
     def _reserve(self, file: BinaryIO, size: int, name: str, wait: bool) -> None:
-        """Give the empty, locked file its size, when there is room for that."""
+        """Give the empty, locked file its size once there is room for it."""
         until = time.monotonic() + PATIENCE
         while True:
             with self._bookkeeping():
@@ -152,7 +152,7 @@ class Cache:
                 if self.limit is None or used + size <= self.limit:
                     os.ftruncate(file.fileno(), size)
                     return
-            if busy:  # what others are fetching will be finished, and can be removed then
+            if busy:  # a file that another process is fetching will be finished, and can be removed then
                 until = time.monotonic() + PATIENCE
             if not wait or time.monotonic() > until:
                 raise CapacityError(
@@ -163,34 +163,34 @@ class Cache:
             time.sleep(TICK)
 
     def _make_room(self, size: int) -> tuple[int, bool]:
-        """Remove what is in the way of `size` more bytes: bytes that are left, and whether a file is being made."""
+        """Remove unused files until `size` more bytes fit: the bytes that remain, and whether a file is being made."""
         if self.limit is None:
             return 0, False
         files = sorted(self._files(), key=lambda file: (not file.path.name.endswith(_UNFINISHED), file.used))
-        left, busy = sum(file.size for file in files), False
+        total, busy = sum(file.size for file in files), False
         for file in files:
             unfinished = file.path.name.endswith(_UNFINISHED)
-            if left + size <= self.limit and not unfinished:
+            if total + size <= self.limit and not unfinished:
                 continue
             if _remove_unused(file.path):
-                left -= file.size
+                total -= file.size
             elif unfinished and file.size:
                 busy = True
-        return left, busy
+        return total, busy
 
     def _files(self) -> list[_File]:
-        found = []
+        files = []
         for folder in os.scandir(self.folder):
             if re.fullmatch("[0-9a-f]{32}", folder.name) and folder.is_dir(follow_symlinks=False):
                 for entry in os.scandir(folder):
                     with contextlib.suppress(FileNotFoundError):
                         about = entry.stat(follow_symlinks=False)
-                        found.append(_File(Path(entry.path), about.st_size, about.st_mtime_ns))
-        return found
+                        files.append(_File(Path(entry.path), about.st_size, about.st_mtime_ns))
+        return files
 
     @contextlib.contextmanager
     def _bookkeeping(self) -> Iterator[None]:
-        """The right to reserve, rename and remove."""
+        """Holds the folder's lock: the right to reserve room and to rename and remove files."""
         with open(self.folder / "lock", "ab") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX)
@@ -207,13 +207,14 @@ class Cache:
 
 
 def _release(file: BinaryIO) -> None:
-    """Unlock and close: closing alone leaves the lock to a process that was forked meanwhile and has the file too."""
+    """Unlock and close: closing alone would leave the lock to a process that was forked meanwhile."""
     with file:
         file.flush()
         fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _locked(file: BinaryIO) -> bool:
+    """Whether this process could lock the file."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -222,9 +223,9 @@ def _locked(file: BinaryIO) -> bool:
 
 
 def _remove_unused(path: Path) -> bool:
-    """Whether the file was removed, which nobody used."""
+    """Remove a file that nobody uses; whether it is gone."""
     try:
-        # Some file systems of networks want an exclusive lock's file open for writing.
+        # Some network file systems grant an exclusive lock only on a file that is open for writing.
         with open(path, "r+b") as file:
             if not _locked(file):
                 return False
@@ -242,11 +243,11 @@ def _remove_unused(path: Path) -> bool:
 
 
 def _own_folder() -> tuple[Path, BinaryIO]:
-    """A new temporary folder, and its file `alive`, which is locked as long as a process uses the folder."""
-    for left in Path(tempfile.gettempdir()).glob(f"{_OWN}*/alive"):
-        with contextlib.suppress(OSError), left.open("r+b") as file:
+    """A new temporary folder, and its file `alive`, which stays locked while the process uses the folder."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_OWN}*/alive"):
+        with contextlib.suppress(OSError), path.open("r+b") as file:
             if _locked(file):
-                shutil.rmtree(left.parent, ignore_errors=True)
+                shutil.rmtree(path.parent, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=_OWN))
     alive = (folder / "alive.new").open("wb")
     if _locked(alive):  # before anyone can see it under its name

@@ -1,4 +1,4 @@
-"""A store that is a folder of this machine, and files that are written beside their place and moved into it."""
+"""A store in a local folder, and the atomic writing of files: to a temporary name first, then renamed."""
 
 import contextlib
 import errno
@@ -15,12 +15,12 @@ from roofline.common.errors import ConfigError
 from roofline.train.storage.store import Data, Entry, ExistsError, MissingError, StoreError, checked
 
 BLOCK = 1 << 20
-# A file being written. Its writer holds a lock on it, so one without is what a killed process left.
+# A file that is being written. Its writer holds a lock on it, so an unlocked one was left by a killed process.
 _PART = re.compile(r"\..+\.[0-9a-f]{8}\.part", re.DOTALL)
 
 
 class LocalStore:
-    """A folder, made with the first object. Objects are its files; folders that become empty go with the last one."""
+    """Objects as files of a folder, which is created with the first one. Folders that become empty are removed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -73,14 +73,14 @@ class LocalStore:
 
     def list(self, prefix: str = "") -> Sequence[Entry]:
         below = self._folder / checked(prefix, "prefix") if prefix else self._folder
-        found = []
+        entries = []
         for folder, _, names in os.walk(below):
             for name in names:
                 path = Path(folder, name)
-                with contextlib.suppress(FileNotFoundError):  # deleted since
+                with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
                     if not _PART.fullmatch(name):
-                        found.append(Entry(str(path.relative_to(self._folder)), path.stat().st_size))
-        return sorted(found)
+                        entries.append(Entry(str(path.relative_to(self._folder)), path.stat().st_size))
+        return sorted(entries)
 
     def exists(self, name: str) -> bool:
         return self._at(name).is_file()
@@ -120,7 +120,7 @@ class LocalStore:
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """The errors of the system, as a StoreError that names `path`."""
+    """Turns errors of the operating system into a StoreError that names `path`."""
     try:
         yield
     except FileExistsError as error:
@@ -141,9 +141,9 @@ def _remedy(error: OSError) -> str:
 
 @contextlib.contextmanager
 def written(path: Path, place: Callable[[Path, Path], None] = os.replace) -> Iterator[BinaryIO]:
-    """A stream for the new content of `path`; it is there, on the disk, once the block ends without an error.
+    """A stream for the new content of `path`, which is complete and on the disk once the block ends without an error.
 
-    Missing folders are made. place: how the finished file gets its name.
+    Missing folders are created. place: moves the finished file from its temporary name to `path`.
     """
     part, file = _part(path)
     try:
@@ -166,7 +166,7 @@ def _part(path: Path) -> tuple[Path, BinaryIO]:
             file = part.open("xb")
         except FileNotFoundError:  # another process removed the folder, which was empty
             continue
-        with contextlib.suppress(OSError):  # some network file systems have no locks: there, nothing is swept
+        with contextlib.suppress(OSError):  # without locks, as on some network file systems, nothing is swept
             fcntl.flock(file, fcntl.LOCK_EX)
         if os.fstat(file.fileno()).st_nlink:
             return part, file
@@ -175,7 +175,7 @@ def _part(path: Path) -> tuple[Path, BinaryIO]:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed processes left in a folder."""
+    """Remove the unfinished files that killed processes left in a folder."""
     for entry in os.scandir(folder):
         if not _PART.fullmatch(entry.name):
             continue
@@ -194,7 +194,7 @@ def _make(folder: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Put the names in a folder on the disk: a rename is not there yet when the file's content is."""
+    """Flush a folder's entries to the disk: flushing a file's content does not flush its name."""
     with contextlib.suppress(OSError):  # some file systems refuse it for folders
         descriptor = os.open(folder, os.O_RDONLY)
         try:

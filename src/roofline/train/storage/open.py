@@ -11,9 +11,9 @@ from roofline.train.storage.store import Patience, Store
 def open_store(url: str | Path, patience: Patience | None = None) -> Store:
     """The store at a local folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix.
 
-    Keys and endpoint of an object store come from the variables that its other clients use: AWS_ACCESS_KEY_ID,
-    AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL, AWS_ALLOW_HTTP and so on; GOOGLE_*; AZURE_*. Nothing is asked
-    of it before the first call. Raises ConfigError on a URL of another kind.
+    Keys and endpoint of an object store come from the environment variables that its other clients use:
+    AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL, AWS_ALLOW_HTTP and so on; GOOGLE_*; AZURE_*.
+    No request is sent before the store's first method call. Raises ConfigError on a URL of another kind.
     """
     scheme, colon, rest = str(url).partition("://")
     if isinstance(url, Path) or not colon:

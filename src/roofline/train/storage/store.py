@@ -1,4 +1,4 @@
-"""A place where objects lie under names: a local folder, or a bucket of an object store, behind one interface."""
+"""The interface of a store, which keeps objects under names: in a local folder or in a bucket of an object store."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Data = bytes | bytearray | memoryview
 
 
 class StoreError(ConfigError):
-    """A place, or an object in it, that cannot be used; the message names its URL, the cause and the remedy."""
+    """A store or an object cannot be used; the message names its URL, the cause and the remedy."""
 
 
 class MissingError(StoreError):
@@ -23,11 +23,11 @@ class ExistsError(StoreError):
 
 
 class UnreachableError(StoreError):
-    """No answer, also after all retries; the same call may succeed later."""
+    """The server did not answer, not even after all retries; the same call may succeed later."""
 
 
 class Entry(NamedTuple):
-    """An object of a listing. size: in bytes."""
+    """An object in a listing. size: in bytes."""
 
     name: str
     size: int
@@ -35,12 +35,13 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Patience:
-    """How long an object store may fail (5xx, a lost connection, no answer) before a call does.
+    """How long an object store may fail (status 5xx, a lost connection, no answer) before a call raises.
 
-    retries: of each request, and of each part of a large object, with waits that double from `wait` to 15 seconds.
+    retries: of each request and of each part of a large object. The waits between them double from `wait` seconds up
+        to 15.
     seconds: no retry starts later than this after the request began.
-    stall: seconds without a byte of the answer after which a connection counts as lost. A part (8 MiB, more in objects
-        over 70 GB) has to be sent within it.
+    stall: a connection that brings no byte for so many seconds counts as lost. A part (8 MiB, more in objects over
+        70 GB) has to be sent within this time.
     """
 
     retries: int = 10
@@ -50,10 +51,10 @@ class Patience:
 
 
 class Store(Protocol):
-    """Objects by name; a name is relative, its parts divided by slashes. All methods may be used by several threads.
+    """Objects by name; a name is a relative path with slashes. Several threads may use all methods.
 
-    An object is whole or not there: nobody sees half of one, however a put ends. All methods raise StoreError;
-    MissingError where an object that they read is not there; UnreachableError where a retry later may help.
+    Writes are atomic: nobody sees half an object, however a put ends. All methods raise StoreError: MissingError where
+    the object to read does not exist, UnreachableError where a later retry may help.
     """
 
     @property
@@ -61,7 +62,7 @@ class Store(Protocol):
         """The folder, or scheme://bucket/prefix."""
 
     def path(self, name: str) -> Path | None:
-        """The file that the object is, if it is one of this machine's."""
+        """The object's file, if it is one on this machine."""
 
     def get(self, name: str) -> bytes: ...
 
@@ -69,41 +70,41 @@ class Store(Protocol):
         """Exactly `length` bytes. Raises StoreError where the object ends before."""
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """The object in pieces of about a MiB."""
+        """The object's bytes in pieces of about a MiB."""
 
     def fetch(self, name: str, target: Path) -> None:
-        """Copy the object to a file, which is there whole or not at all."""
+        """Copy the object to a file, which is then complete or not there at all."""
 
     def put(self, name: str, data: Data) -> None:
         """Write an object, or replace the one of that name."""
 
     def put_file(self, name: str, path: Path) -> None:
-        """As `put`, from a file; a large one goes in parts, at most four of which are in memory."""
+        """As `put`, from a file; a large one is sent in parts, at most four of which are in memory."""
 
     def put_new(self, name: str, data: Data) -> None:
-        """Write a small object where there is none yet; of several callers one wins. Raises ExistsError.
+        """Write a small object of a new name; of several callers one succeeds. The others get an ExistsError.
 
-        Where the answer to a request was lost and the object is there afterwards, equal bytes count as our own: callers
-        that race put something of their own into `data`.
+        If the answer to a request was lost and the object exists afterwards, equal bytes count as written by this call:
+        callers that race for a name must put something unique into `data`.
         """
 
     def list(self, prefix: str = "") -> Sequence[Entry]:
-        """What lies below the folder `prefix` at any depth, by name; empty where there is no such folder."""
+        """The objects below the folder `prefix` at any depth, sorted by name; empty if there is no such folder."""
 
     def exists(self, name: str) -> bool: ...
 
     def version(self, name: str) -> str:
-        """A text that changes whenever the object is written again."""
+        """A text that changes whenever the object is rewritten."""
 
     def delete(self, name: str) -> None:
-        """No error where there is none."""
+        """Delete the object; it is no error if there is none."""
 
     def delete_prefix(self, prefix: str) -> None:
-        """Delete what `list(prefix)` would name. Raises ConfigError on an empty prefix, which would mean all."""
+        """Delete all that `list(prefix)` names. Raises ConfigError on an empty prefix, which would mean everything."""
 
 
 def checked(name: str, what: str = "name") -> str:
-    """The name itself. Raises ConfigError on one that is no relative path, or that leads elsewhere."""
+    """The name itself. Raises ConfigError if it is not a relative path or leads out of the store."""
     parts = name.split("/")
     if any(part in ("", ".", "..") for part in parts) or any(ord(letter) < 32 for letter in name):
         raise ConfigError(f"{name!r} is no {what} of an object: relative parts divided by single slashes are")
