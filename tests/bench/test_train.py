@@ -87,7 +87,7 @@ def test_two_processes_share_the_steps() -> None:
 
 def test_random_rows_are_the_same_wherever_they_are_read() -> None:
     source = Synthetic(40, documents=False)
-    source.room = 7
+    source.vocab_limit = 7
     rows, documents = source.rows(np.array([5, SAMPLES - 1, 5]))
     assert documents is None
     assert rows.shape == (3, 40)
@@ -97,7 +97,7 @@ def test_random_rows_are_the_same_wherever_they_are_read() -> None:
     assert (source.rows([SAMPLES - 1])[0][0] == rows[1]).all()
     assert source.order(4, 1).batch(0).tolist() == [0, 1, 2, 3]
     apart = Synthetic(2 * DOCUMENT + 5, documents=True)
-    apart.room = 7
+    apart.vocab_limit = 7
     found = apart.rows([1, 2])[1]
     assert found is not None
     assert [found[0].tolist().count(i) for i in range(3)] == [DOCUMENT, DOCUMENT, 5]

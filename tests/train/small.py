@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,14 @@ def config(data: Path, folder: Path, **changes: Any) -> TrainConfig:
 def steps_of(checkpoints: Path) -> list[int]:
     """Steps with a manifest."""
     return sorted(int(path.parent.name.removeprefix("step-")) for path in checkpoints.glob("step-*/manifest.json"))
+
+
+def save(store: Any, step: int, state: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Write a checkpoint and wait for it."""
+    from roofline.train.checkpoint.checkpoint import Saver
+
+    with closing(Saver(store)) as saver:
+        saver.save(step, state, facts)
 
 
 def stored(checkpoints: Path, step: int | None = None) -> dict[str, np.ndarray]:

@@ -14,13 +14,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 torch = pytest.importorskip("torch", reason="training is torch")
 
 from roofline.common.errors import ConfigError  # noqa: E402
-from roofline.train.checkpoint import checkpoint  # noqa: E402
-from roofline.train.checkpoint.checkpoint import MANIFEST, Saver, facts, folder, keep, load, named, save, steps  # noqa: E402
+from roofline.train.checkpoint import checkpoint, manifest  # noqa: E402
+from roofline.train.checkpoint.checkpoint import Saver, load, prune  # noqa: E402
+from roofline.train.checkpoint.manifest import MANIFEST, facts, folder, open_place, steps  # noqa: E402
 from roofline.train.data.receipts import RECEIPTS, read, verify  # noqa: E402
 from roofline.train.run.loop import train  # noqa: E402
 from roofline.train.storage.local import LocalStore  # noqa: E402
 from roofline.train.storage.store import StoreError  # noqa: E402
-from tests.train import killed  # noqa: E402
+from tests.train import killed, small  # noqa: E402
 from tests.train.small import config, digest, log_of, mapping, steps_of, stored, write_rows  # noqa: E402
 
 SAID = {"step": 3, "receipt": "00", "nested": [1, {"a": 0.1}], "none": None}
@@ -52,7 +53,7 @@ def store(tmp_path: Path) -> LocalStore:
 
 
 def test_what_was_saved_is_loaded(store: LocalStore, tmp_path: Path) -> None:
-    save(store, 3, some(), SAID)
+    small.save(store, 3, some(), SAID)
     found = empty()
     load(store, 3, found)
     for name, tensor in some().items():
@@ -65,7 +66,7 @@ def test_what_was_saved_is_loaded(store: LocalStore, tmp_path: Path) -> None:
 
 
 def test_a_part_of_it_may_be_loaded_and_in_another_precision(store: LocalStore) -> None:
-    save(store, 3, some(), SAID)
+    small.save(store, 3, some(), SAID)
     found = {"model.a": torch.zeros(5, 3, dtype=torch.bfloat16), "model.b": torch.zeros(7)}
     load(store, 3, found)
     assert torch.equal(found["model.a"], some()["model.a"].bfloat16())
@@ -73,13 +74,13 @@ def test_a_part_of_it_may_be_loaded_and_in_another_precision(store: LocalStore) 
 
 
 def test_names_of_places(tmp_path: Path) -> None:
-    place, step = named(str(tmp_path / "a" / "step-00000200"))
+    place, step = open_place(str(tmp_path / "a" / "step-00000200"))
     assert (place.url, step) == (str(tmp_path / "a"), 200)
-    place, step = named(str(tmp_path / "a") + "/")
+    place, step = open_place(str(tmp_path / "a") + "/")
     assert (place.url.rstrip("/"), step) == (str(tmp_path / "a"), None)
-    assert named("step-123456789")[1] == 123456789
+    assert open_place("step-123456789")[1] == 123456789
     assert folder(123456789) == "step-123456789"
-    assert named("s3://bucket/run/step-00000007")[1] == 7
+    assert open_place("s3://bucket/run/step-00000007")[1] == 7
 
 
 def refused(store: LocalStore, message: str) -> None:
@@ -90,7 +91,7 @@ def refused(store: LocalStore, message: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, tensor in some().items() if tensor.nbytes])
 def test_one_other_bit_in_a_tensor_is_found_and_named(store: LocalStore, tmp_path: Path, name: str) -> None:
-    save(store, 3, some(), SAID)
+    small.save(store, 3, some(), SAID)
     place = tmp_path / "checkpoints" / "step-00000003"
     piece = json.loads((place / MANIFEST).read_text())["tensors"][name]["pieces"][0]
     data = bytearray((place / piece["file"]).read_bytes())
@@ -102,7 +103,7 @@ def test_one_other_bit_in_a_tensor_is_found_and_named(store: LocalStore, tmp_pat
 
 
 def test_a_piece_that_is_cut_or_missing_is_named(store: LocalStore, tmp_path: Path) -> None:
-    save(store, 3, some(), SAID)
+    small.save(store, 3, some(), SAID)
     path = next((tmp_path / "checkpoints" / "step-00000003").glob("*.bin"))
     path.write_bytes(path.read_bytes()[:-1])
     refused(store, rf"{path.name} ends before byte")
@@ -111,7 +112,7 @@ def test_a_piece_that_is_cut_or_missing_is_named(store: LocalStore, tmp_path: Pa
 
 
 def test_any_other_byte_of_a_manifest_is_found(store: LocalStore, tmp_path: Path) -> None:
-    save(store, 3, {"a": torch.zeros(2, 2)}, SAID)
+    small.save(store, 3, {"a": torch.zeros(2, 2)}, SAID)
     path = tmp_path / "checkpoints" / "step-00000003" / MANIFEST
     good = path.read_bytes()
     for place in range(len(good)):
@@ -127,22 +128,22 @@ def test_any_other_byte_of_a_manifest_is_found(store: LocalStore, tmp_path: Path
 
 
 def test_another_versions_manifest_is_refused(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "VERSION", 2)
-    save(store, 3, some(), SAID)
+    monkeypatch.setattr(manifest, "VERSION", 2)
+    small.save(store, 3, some(), SAID)
     monkeypatch.undo()
     refused(store, "of another version")
 
 
 def test_without_a_manifest_there_is_no_checkpoint(store: LocalStore, tmp_path: Path) -> None:
-    save(store, 2, some(), SAID)
-    save(store, 3, some(), SAID)
+    small.save(store, 2, some(), SAID)
+    small.save(store, 3, some(), SAID)
     (tmp_path / "checkpoints" / "step-00000003" / MANIFEST).unlink()
     assert steps(store) == [2]
     refused(store, r"has no complete checkpoint of step 3: manifest\.json is missing")
 
 
 def test_what_is_missing_or_of_another_shape_is_named(store: LocalStore) -> None:
-    save(store, 3, some(), SAID)
+    small.save(store, 3, some(), SAID)
     with pytest.raises(ConfigError, match=r"step-00000003 has no model\.z: it is of another model or optimizer"):
         load(store, 3, empty() | {"model.z": torch.zeros(2)})
     for other in (torch.zeros(3, 5), torch.zeros(5), torch.zeros(5, 4)):
@@ -208,8 +209,8 @@ def test_a_run_whose_last_checkpoint_cannot_be_stored_fails(tmp_path: Path, monk
 def test_an_attempt_that_was_killed_leaves_nothing_behind_the_next(store: LocalStore, tmp_path: Path) -> None:
     place = tmp_path / "checkpoints" / "step-00000003"
     store.put("step-00000003/0badc0de-00000.bin", b"cut")
-    save(store, 3, some(), SAID)
-    save(store, 3, some() | {"model.a": torch.ones(5, 3)}, SAID)
+    small.save(store, 3, some(), SAID)
+    small.save(store, 3, some() | {"model.a": torch.ones(5, 3)}, SAID)
     assert len(list(place.iterdir())) == 2
     found = empty()
     load(store, 3, found)
@@ -218,13 +219,13 @@ def test_an_attempt_that_was_killed_leaves_nothing_behind_the_next(store: LocalS
 
 def test_old_checkpoints_and_attempts_go(store: LocalStore, tmp_path: Path) -> None:
     for step in (2, 4, 6, 8):
-        save(store, step, {"a": torch.zeros(2)}, SAID)
+        small.save(store, step, {"a": torch.zeros(2)}, SAID)
     store.put("step-00000003/cut-00000.bin", b"cut")
     store.put("step-00000009/cut-00000.bin", b"being written")
     store.put("notes/step-00000001/manifest.json", b"not ours")
-    keep(store, -1)
+    prune(store, -1)
     assert steps(store) == [2, 4, 6, 8]
-    keep(store, 2)
+    prune(store, 2)
     left = sorted(str(path.relative_to(tmp_path / "checkpoints")) for path in (tmp_path / "checkpoints").iterdir())
     assert left == ["notes", "step-00000006", "step-00000008", "step-00000009"]
 
@@ -236,9 +237,9 @@ def test_a_deletion_that_is_cut_leaves_no_checkpoint(tmp_path: Path) -> None:
 
     store = Cut(tmp_path)
     for step in (2, 4):
-        save(store, step, {"a": torch.zeros(2)}, SAID)
+        small.save(store, step, {"a": torch.zeros(2)}, SAID)
     with pytest.raises(StoreError):
-        keep(store, 1)
+        prune(store, 1)
     assert steps(store) == [4], "step 2 has lost its pieces, or is about to"
 
 
@@ -281,7 +282,7 @@ def test_through_an_object_store(tmp_path: Path, s3: str) -> None:
     made = config(data, tmp_path / "c", load_path=f"{s3}/b/step-00000008", save_folder=f"{s3}/b", **common)
     with pytest.raises(ConfigError, match="holds checkpoints up to step 8"):
         train(made)
-    place = checkpoint.open_store(f"{s3}/b")
+    place = manifest.open_store(f"{s3}/b")
     assert steps(place) == [8]
     place.fetch("step-00000008/manifest.json", tmp_path / "got" / "step-00000008" / "manifest.json")
     for entry in place.list("step-00000008"):

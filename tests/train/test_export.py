@@ -9,12 +9,12 @@ torch = pytest.importorskip("torch", reason="training is torch")
 
 from roofline.common.errors import ConfigError  # noqa: E402
 from roofline.models import presets  # noqa: E402
-from roofline.train.checkpoint import checkpoint  # noqa: E402
 from roofline.train.checkpoint.export import export  # noqa: E402
 from roofline.train.checkpoint.state import WEIGHTS  # noqa: E402
 from roofline.train.model.init import Init, initialize  # noqa: E402
 from roofline.train.model.modules import Model  # noqa: E402
 from roofline.train.storage.open import open_store  # noqa: E402
+from tests.train import small  # noqa: E402
 
 SHAPE = {"width": 64, "layers": 2, "heads": 4, "head_dim": 16, "vocab": 96, "max_position": 64}
 LLAMA = presets.preset("smollm2-135m") | SHAPE | {"kv_heads": 2, "ffn": 128}
@@ -26,7 +26,7 @@ def saved(folder: Path, config: dict[str, Any]) -> Model:
     initialize(model, 3, Init(init_std=0.1))
     weights = {f"{WEIGHTS}{name}": parameter.detach() for name, _, parameter in model.canonical()}
     said = {"model": config, "config": {"tokenizer": None}}
-    checkpoint.save(open_store(folder), 7, weights, said)
+    small.save(open_store(folder), 7, weights, said)
     return model
 
 

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch", reason="training is torch")
 
 from roofline.train.data import receipts
-from roofline.train.report import log
+from roofline.train.run_folder import LOG, read_lines
 from tests.train import small
 
 ADDRESSES = "10.203.77.1", "10.203.77.2"
@@ -86,8 +86,6 @@ def test_two_hosts_train_the_run_of_one_process(hosts: list[str], tmp_path: Path
     assert [process.returncode for process in running] == [0, 0], "\n".join(said)[-3000:]
     runs = [receipts.read(tmp_path / name) for name in ("one", "two")]
     assert receipts.compare(*runs) == receipts.Comparison(4)
-    losses = [
-        [line["loss"] for line in log.read(tmp_path / name / log.LOG) if "loss" in line] for name in ("one", "two")
-    ]
+    losses = [[line["loss"] for line in read_lines(tmp_path / name / LOG) if "loss" in line] for name in ("one", "two")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert small.steps_of(tmp_path / "two" / "checkpoints") == [2, 4]

@@ -158,7 +158,7 @@ def test_rows_that_do_not_fit_are_refused_by_folder(tmp_path: Path, data: dict[i
 def test_ids_beyond_the_models_vocabulary_are_refused_by_folder(data: dict[int, Path]) -> None:
     """Not left to a kernel's assertion, or to whatever lies behind the embedding."""
     source = source_of(data[96])
-    source.room = 90
+    source.vocab_limit = 90
     assert source.rows([3, 89])[0][:, 0].tolist() == [3, 89]
     with pytest.raises(ConfigError, match=r"96: a row has the id 93, the model's vocabulary is 90"):
         source.rows([3, 93, 4])

@@ -16,9 +16,11 @@ torch = pytest.importorskip("torch", reason="training is torch")
 from roofline.models import presets  # noqa: E402
 from roofline.train.config.read import parse_config  # noqa: E402
 from roofline.train.config.schema import TrainConfig  # noqa: E402
-from roofline.train.memory import estimate as memory  # noqa: E402
-from roofline.train.memory.dry_run import ACTIVATIONS, GRADIENTS, LOGITS, Ledger, rehearse  # noqa: E402
-from roofline.train.memory.estimate import Memory, Meter  # noqa: E402
+from roofline.train.memory import estimate  # noqa: E402
+from roofline.train.memory import meter as meter_module  # noqa: E402
+from roofline.train.memory.dry_run import ACTIVATIONS, GRADIENTS, LOGITS, Ledger, dry_run  # noqa: E402
+from roofline.train.memory.estimate import Memory  # noqa: E402
+from roofline.train.memory.meter import Meter  # noqa: E402
 from roofline.train.parallel.processes import World  # noqa: E402
 
 LENGTH = 32
@@ -50,13 +52,13 @@ def test_a_ledger_counts_until_a_tensor_is_dropped() -> None:
         view = a[:10]
         b = a + 1
         del a
-        assert ledger.found.parts == {ACTIVATIONS: 8000}
+        assert ledger.usage.parts == {ACTIVATIONS: 8000}
         ledger.part = LOGITS
         c = view + 1  # `a` lives on in its view
-        assert ledger.found.parts == {ACTIVATIONS: 8000, LOGITS: 40}
+        assert ledger.usage.parts == {ACTIVATIONS: 8000, LOGITS: 40}
         del view, c
         ledger.begin()
-        assert ledger.found.parts == {ACTIVATIONS: 4000, LOGITS: 0}
+        assert ledger.usage.parts == {ACTIVATIONS: 4000, LOGITS: 0}
     assert b.numel() == 1000
 
 
@@ -67,16 +69,16 @@ def test_the_rehearsal_is_as_the_play(name: str, precision: str, again: Any, mon
     """Without data torch makes and keeps what it does with data."""
     config = made(precision=precision, fsdp_config={"activation_checkpointing": again})
     args = (config, SHAPES[name], World(), torch.float32, 4, True)
-    found = rehearse(*args)
+    found = dry_run(*args)
     monkeypatch.setattr("torch._subclasses.fake_tensor.FakeTensorMode", nullcontext)
-    real = rehearse(*args)
+    real = dry_run(*args)
     assert found == real
     assert found.parts[GRADIENTS] == 4 * presets.parameter_count(SHAPES[name])
 
 
 def test_what_makes_it_smaller() -> None:
     def rehearsed(rows: int = 8, **changes: Any) -> dict[str, int]:
-        return rehearse(made(**changes), SHAPES["llama"], World(), torch.float32, rows, False).most
+        return dry_run(made(**changes), SHAPES["llama"], World(), torch.float32, rows, False).most
 
     plain = rehearsed()
     assert rehearsed(16)[ACTIVATIONS] == pytest.approx(2 * plain[ACTIVATIONS], rel=0.05)
@@ -89,8 +91,8 @@ def test_what_makes_it_smaller() -> None:
 
 def test_documents_apart_need_a_mask() -> None:
     apart = made(model={"name": "mpt-125m", "attn_config": {"attn_uses_sequence_id": True}})
-    with_mask = rehearse(apart, SHAPES["llama"], World(), torch.float32, 8, False).most[ACTIVATIONS]
-    without = rehearse(made(), SHAPES["llama"], World(), torch.float32, 8, False).most[ACTIVATIONS]
+    with_mask = dry_run(apart, SHAPES["llama"], World(), torch.float32, 8, False).most[ACTIVATIONS]
+    without = dry_run(made(), SHAPES["llama"], World(), torch.float32, 8, False).most[ACTIVATIONS]
     assert with_mask >= without + 4 * 8 * LENGTH * LENGTH
 
 
@@ -121,7 +123,7 @@ def test_what_cannot_be_rehearsed_is_not_predicted(monkeypatch: pytest.MonkeyPat
     def fails(*args: Any) -> None:
         raise NotImplementedError("an op of someone's")
 
-    monkeypatch.setattr(memory, "rehearse", fails)
+    monkeypatch.setattr(estimate, "dry_run", fails)
     assert Memory(made(), SHAPES["mpt"], World()).predicted is None
 
 
@@ -143,7 +145,7 @@ def test_the_meter_sees_what_comes_and_goes() -> None:
 def test_a_peak_that_is_not_forgotten_is_not_taken_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a sandbox that takes the request, and does nothing."""
     found = {"RssAnon": 100 << 20, "RssFile": 50 << 20, "VmRSS": 150 << 20, "VmHWM": 150 << 20}
-    monkeypatch.setattr(memory, "_status", lambda: found)
+    monkeypatch.setattr(meter_module, "_status", lambda: found)
     meter = Meter(torch.device("cpu"))
     found["VmHWM"] = 400 << 20
     assert meter.peak() == 250 << 20

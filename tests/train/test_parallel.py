@@ -15,7 +15,7 @@ from roofline.common.errors import ConfigError  # noqa: E402
 from roofline.models import presets  # noqa: E402
 from roofline.models.spec import Param  # noqa: E402
 from roofline.train.model.tensor_parallel import Part, Ranks, part, pieces  # noqa: E402
-from roofline.train.report import log  # noqa: E402
+from roofline.train.run_folder import LOG, read_lines  # noqa: E402
 from tests.train import small  # noqa: E402
 
 LLAMA = {"width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8, "ffn": 64, "vocab": small.VOCAB}
@@ -35,7 +35,7 @@ def launch(count: int, config: dict[str, Any], script: str | None = None, *argum
 
 
 def losses(folder: Path) -> list[tuple[float, float]]:
-    return [(line["loss"], line["grad_norm"]) for line in log.read(folder / log.LOG) if "loss" in line]
+    return [(line["loss"], line["grad_norm"]) for line in read_lines(folder / LOG) if "loss" in line]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_memory_that_ends_on_one_rank_halves_the_rows_of_all(where: str, tmp_pat
     given = small.mapping(data, tmp_path / where, **common, device_train_microbatch_size="auto")
     launch(2, given, str(tmp_path / "failing.py"), where)
     launch(2, small.mapping(data, tmp_path / "fixed", **common, device_train_microbatch_size=2))
-    lines = [line for line in log.read(tmp_path / where / log.LOG) if "loss" in line]
+    lines = [line for line in read_lines(tmp_path / where / LOG) if "loss" in line]
     assert [line["microbatch"] for line in lines] == [2, 2, 2]
     assert losses(tmp_path / where) == losses(tmp_path / "fixed"), "nothing of what was given up is left"
 
@@ -158,7 +158,7 @@ def test_a_limit_of_memory_halves_the_rows(tmp_path: Path) -> None:
     changes = {"model": model, "global_train_batch_size": 512, "max_duration": "1ba", "memory_limit": "1.2gb"}
     given = small.mapping(data, tmp_path / "run", **changes, device_train_microbatch_size="auto")
     launch(1, given)
-    (line,) = (line for line in log.read(tmp_path / "run" / log.LOG) if "loss" in line)
+    (line,) = (line for line in read_lines(tmp_path / "run" / LOG) if "loss" in line)
     assert 1 <= line["microbatch"] < 512
 
 

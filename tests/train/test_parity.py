@@ -16,7 +16,7 @@ from roofline.train.data.receipts import ReceiptLog
 from roofline.train.parity import recorded_run
 from roofline.train.parity.compare import compare, pair
 from roofline.train.parity.findings import Parity
-from roofline.train.parity.recorded_run import Recorded, read
+from roofline.train.parity.recorded_run import RecordedRun, read_run
 from roofline.train.parity.statistics import change, correlation_time, jumps, mean, t_quantile, t_tail
 
 STEPS = 240
@@ -30,12 +30,12 @@ def noise(seed: int, steps: int = STEPS, correlation: float = 0.5, sd: float = 0
     return fresh[100:] * sd * np.sqrt(1 - correlation**2)
 
 
-def run(difference: Any = 0.0, steps: int = STEPS, norm: Any = 1.0, name: str = "run") -> Recorded:
+def run(difference: Any = 0.0, steps: int = STEPS, norm: Any = 1.0, name: str = "run") -> RecordedRun:
     """A falling loss, `difference` added."""
     at = np.arange(steps)
     loss = 3 + 4 * np.exp(-at / 50) + difference
     norms = np.ones(steps) * np.exp(np.random.default_rng(9).standard_normal(steps)) * norm
-    return Recorded(Path(name), at + 1, loss, norms, (), None, ())
+    return RecordedRun(Path(name), at + 1, loss, norms, (), None, ())
 
 
 def verdict(difference: Any, steps: int = STEPS, **options: Any) -> Parity:
@@ -252,7 +252,7 @@ def test_a_folder_is_read(tmp_path: Path) -> None:
     (folder / "relay.json").write_text(json.dumps(legs))
     with (folder / "log.jsonl").open("a") as stream:
         stream.write('{"step": 2, "loss": 4.5}\n{"step": 4, "lo')  # taken again without a norm; cut by a crash
-    found = read(folder)
+    found = read_run(folder)
     assert found.steps.tolist() == [1, 2, 3]
     assert found.loss.tolist() == [5.0, 4.5, 3.0]
     assert np.isnan(found.norm[1])
@@ -263,7 +263,7 @@ def test_a_null_in_a_log_is_a_loss_that_was_not_finite(tmp_path: Path) -> None:
     folder = write(tmp_path / "a", [5.0, 4.0, 3.0])
     with (folder / "log.jsonl").open("a") as stream:
         stream.write('{"step": 4, "loss": null, "grad_norm": null}\n')
-    found = read(folder)
+    found = read_run(folder)
     assert found.steps.tolist() == [1, 2, 3, 4]
     assert np.isnan(found.loss[3])
     assert np.isnan(found.norm[3])
@@ -273,9 +273,9 @@ def test_settings_that_differ_are_listed(tmp_path: Path) -> None:
     for name, rate in (("a", 0.1), ("b", 0.2)):
         settings = {"run_name": name, "optimizer": {"name": "adamw", "lr": rate}, "save_folder": name}
         (write(tmp_path / name, [3.0] * 70) / "config.json").write_text(json.dumps(settings))
-    found = compare(read(tmp_path / "a"), read(tmp_path / "b"))
+    found = compare(read_run(tmp_path / "a"), read_run(tmp_path / "b"))
     assert found.settings == (("optimizer.lr", 0.1, 0.2),)
-    assert compare(read(tmp_path / "a"), read(write(tmp_path / "c", [3.0] * 70))).settings == ()
+    assert compare(read_run(tmp_path / "a"), read_run(write(tmp_path / "c", [3.0] * 70))).settings == ()
 
 
 def test_it_reads_the_files_that_training_writes() -> None:
@@ -307,19 +307,19 @@ def test_damage_is_named(tmp_path: Path, name: str, text: str, said: str) -> Non
     folder = write(tmp_path / "a", [5.0, 4.0])
     (folder / name).write_text(text)
     with pytest.raises(ConfigError, match=said):
-        read(folder)
+        read_run(folder)
     with pytest.raises(ConfigError, match=r"holds no log\.jsonl: name the folder of a training run"):
-        read(tmp_path / "nothing")
+        read_run(tmp_path / "nothing")
     (folder / "log.jsonl").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="it is no text"):
-        read(folder)
+        read_run(folder)
 
 
 def test_other_samples_are_another_run(tmp_path: Path) -> None:
     order, other = (Order((Stream((64,)),), 4, seed) for seed in (1, 2))
     loss = 3 + noise(0, 80)
     a, b, c, d = (
-        read(write(tmp_path / name, values, which))
+        read_run(write(tmp_path / name, values, which))
         for name, values, which in (
             ("a", loss, order),
             ("b", loss, order),
@@ -389,7 +389,7 @@ BEGINS = {"max_duration": "1ba", "save_interval": "0ba"}
 
 
 @pytest.fixture(scope="module")
-def honest(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recorded]:
+def honest(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RecordedRun]:
     """Runs without a fault."""
     from tests.train.probe_runs import train
 
@@ -403,7 +403,7 @@ def honest(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Re
         "bf16 sharded": {"precision": "amp_bf16", "fsdp_config": {"mixed_precision": "PURE"}},
         "fp16": {"precision": "amp_fp16"},
     }
-    return {name: read(train(data, place / name, **BEGINS, **change)) for name, change in settings.items()}
+    return {name: read_run(train(data, place / name, **BEGINS, **change)) for name, change in settings.items()}
 
 
 @pytest.mark.parametrize(
@@ -419,7 +419,7 @@ def honest(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Re
         ("bf16", "fp16"),
     ],
 )
-def test_honest_runs_name_no_layer(honest: dict[str, Recorded], a: str, b: str) -> None:
+def test_honest_runs_name_no_layer(honest: dict[str, RecordedRun], a: str, b: str) -> None:
     for one, two in ((a, b), (b, a)):
         found = compare(honest[one], honest[two])
         assert found.layers is not None
@@ -443,12 +443,12 @@ def test_honest_runs_name_no_layer(honest: dict[str, Recorded], a: str, b: str) 
     ids=["scale", "down", "mlp-norm", "attention-norm", "qkv", "final-norm", "embed"],
 )
 def test_a_planted_scale_is_found_and_named(
-    data: Path, honest: dict[str, Recorded], tmp_path: Path, precision: str, plant: Callable[[Any], None], named: str
+    data: Path, honest: dict[str, RecordedRun], tmp_path: Path, precision: str, plant: Callable[[Any], None], named: str
 ) -> None:
     from tests.train.probe_runs import train
 
     options = {"precision": precision, "device_train_microbatch_size": 2, **BEGINS}
-    faulty = read(train(data, tmp_path / "faulty", plant, **options))
+    faulty = read_run(train(data, tmp_path / "faulty", plant, **options))
     found = compare(honest["fp32" if precision == "fp32" else "bf16"], faulty)
     assert found.layers is not None
     assert found.layers.activation == named
@@ -459,12 +459,12 @@ def test_a_planted_scale_is_found_and_named(
 
 @pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
 def test_a_wrong_backward_pass_is_found_from_the_loss_backward(
-    data: Path, honest: dict[str, Recorded], tmp_path: Path, precision: str
+    data: Path, honest: dict[str, RecordedRun], tmp_path: Path, precision: str
 ) -> None:
     from tests.train.probe_runs import train
 
     options = {"precision": precision, "device_train_microbatch_size": 2, **BEGINS}
-    faulty = read(train(data, tmp_path / "faulty", wrong_backward(2, 1.1), **options))
+    faulty = read_run(train(data, tmp_path / "faulty", wrong_backward(2, 1.1), **options))
     found = compare(honest["fp32" if precision == "fp32" else "bf16"], faulty)
     assert found.layers is not None
     assert (found.layers.activation, found.layers.gradient) == (None, "layer 1")
@@ -474,7 +474,7 @@ def test_a_wrong_backward_pass_is_found_from_the_loss_backward(
 def test_a_fault_hides_in_losses_but_not_in_probes(data: Path, tmp_path: Path) -> None:
     """The losses of the two are equivalent, and the verdict names the layer all the same."""
     a, b = (
-        replace(run(noise(1) if plant else 0.0), probes=read(_begun(data, tmp_path / name, plant)).probes)
+        replace(run(noise(1) if plant else 0.0), probes=read_run(_begun(data, tmp_path / name, plant)).probes)
         for name, plant in (("a", None), ("b", louder(2, 1.02)))
     )
     assert compare(replace(a, probes=()), replace(b, probes=())).verdict == "equivalent"
@@ -494,9 +494,10 @@ def test_later_probes_are_judged_by_repeats_or_not_at_all(data: Path, tmp_path: 
     from tests.train.probe_runs import train
 
     whole = {"max_duration": "4ba", "precision": "amp_bf16"}
-    a = read(train(data, tmp_path / "a", **whole))
+    a = read_run(train(data, tmp_path / "a", **whole))
     runs = [
-        read(train(data, tmp_path / f"b{size}", None, device_train_microbatch_size=size, **whole)) for size in (1, 2, 3)
+        read_run(train(data, tmp_path / f"b{rows}", None, device_train_microbatch_size=rows, **whole))
+        for rows in (1, 2, 3)
     ]
     late = [replace(each, probes=each.probes[1:]) for each in (a, *runs)]
     late = [replace(each, probes=(each.probes[0] | {"step": 1}, *each.probes)) for each in late]
@@ -510,7 +511,7 @@ def test_later_probes_are_judged_by_repeats_or_not_at_all(data: Path, tmp_path: 
     found = compare(late[0], late[1], late[2:])
     assert found.layers is not None
     assert (found.layers.judged, found.layers.by_repeats, found.layers.activation) == (True, True, None)
-    other = read(train(data, tmp_path / "c", louder(2, 1.3), **whole))
+    other = read_run(train(data, tmp_path / "c", louder(2, 1.3), **whole))
     other = replace(other, probes=({**other.probes[0], "step": 9}, *other.probes[1:]))
     found = compare(late[0], other, late[2:])
     assert found.layers is not None
@@ -522,15 +523,15 @@ def test_a_run_that_goes_on_with_a_fault_is_found_in_itself(data: Path, tmp_path
 
     folder = train(data, tmp_path / "a")
     at_two = {"load_path": str(folder / "checkpoints" / "step-00000002"), "save_overwrite": True}
-    found = compare(read(folder), read(train(data, folder, **at_two)))
+    found = compare(read_run(folder), read_run(train(data, folder, **at_two)))
     assert [joint.layers.activation for joint in found.joints] == [None]
-    found = compare(read(folder), read(train(data, folder, louder(1, 1.02), **at_two)))
+    found = compare(read_run(folder), read_run(train(data, folder, louder(1, 1.02), **at_two)))
     assert found.joints[-1].layers.activation == "layer 1"
     assert "where a went on at step 2, layer 1 is the first tensor to differ" in found.why
 
 
-def test_probes_that_cannot_be_compared(data: Path, honest: dict[str, Recorded], tmp_path: Path) -> None:
-    smaller = read(_begun(data, tmp_path / "small", model__n_layers=2))
+def test_probes_that_cannot_be_compared(data: Path, honest: dict[str, RecordedRun], tmp_path: Path) -> None:
+    smaller = read_run(_begun(data, tmp_path / "small", model__n_layers=2))
     found = compare(honest["fp32"], smaller)
     assert (found.verdict, found.layers) == ("different", None)
     assert "their models have other shapes" in found.why

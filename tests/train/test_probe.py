@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="training is torch")
 
-from roofline.train.checkpoint import checkpoint  # noqa: E402
+from roofline.train.checkpoint import manifest  # noqa: E402
 from roofline.train.run.probe import PROBES  # noqa: E402
 from roofline.train.run.projection import SIZE, signs, sums  # noqa: E402
 from roofline.train.storage.open import open_store  # noqa: E402
@@ -39,9 +39,9 @@ def log(folder: Path) -> list[dict[str, Any]]:
 def weights(folder: Path) -> dict[str, str]:
     """Every tensor of the last checkpoint: the hashes of its pieces."""
     store = open_store(str(folder / "checkpoints"))
-    place = checkpoint.folder(checkpoint.steps(store)[-1])
-    manifest = json.loads((folder / "checkpoints" / place / "manifest.json").read_text())
-    return {name: [piece["xxh3"] for piece in entry["pieces"]] for name, entry in manifest["tensors"].items()}
+    place = manifest.folder(manifest.steps(store)[-1])
+    content = json.loads((folder / "checkpoints" / place / "manifest.json").read_text())
+    return {name: [piece["xxh3"] for piece in entry["pieces"]] for name, entry in content["tensors"].items()}
 
 
 def apart(a: dict[str, Any], b: dict[str, Any], kind: str, size: str) -> float:

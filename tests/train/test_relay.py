@@ -9,10 +9,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="training is torch")
 
 from roofline.common.errors import ConfigError  # noqa: E402
-from roofline.train.checkpoint import checkpoint  # noqa: E402
+from roofline.train.checkpoint import checkpoint, manifest  # noqa: E402
 from roofline.train.data import receipts  # noqa: E402
-from roofline.train.report import log  # noqa: E402
 from roofline.train.run.relay import RELAY, Leg, Runner, relay  # noqa: E402
+from roofline.train.run_folder import LOG, read_lines  # noqa: E402
 from roofline.train.storage.open import open_store  # noqa: E402
 from tests.train import small  # noqa: E402
 
@@ -35,14 +35,14 @@ def test_a_relay_through_an_object_store_is_one_run(tmp_path: Path, s3: str) -> 
     report = relay(path, [], 2, runners, said.append)
     assert [(leg.name, leg.first, leg.last) for leg in report.legs] == [("one", 0, 2), ("two", 2, 4), ("one", 4, 5)]
     assert report.order_steps == 5
-    assert checkpoint.steps(open_store(s3)) == [2, 4, 5]
+    assert manifest.steps(open_store(s3)) == [2, 4, 5]
     for handover in report.handovers:
         assert handover.jump is not None
         assert abs(handover.jump) < 0.02
     whole = small.config(tmp_path / "data", tmp_path / "whole", max_duration="5ba")
     train(whole)
     assert receipts.compare(receipts.read(tmp_path / "run"), receipts.read(tmp_path / "whole")).step is None
-    a, b = ([x["loss"] for x in log.read(tmp_path / n / log.LOG) if "loss" in x] for n in ("run", "whole"))
+    a, b = ([x["loss"] for x in read_lines(tmp_path / n / LOG) if "loss" in x] for n in ("run", "whole"))
     assert a == pytest.approx(b, rel=0.02)
     assert relay(path, [], 2, runners, said.append).legs == report.legs, "a relay that is done is not run again"
     assert len(said) == 3

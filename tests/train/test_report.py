@@ -19,8 +19,8 @@ from roofline.train.report import cards, machine  # noqa: E402
 from roofline.train.report import summary as report  # noqa: E402
 from roofline.train.report.console import Console  # noqa: E402
 from roofline.train.report.flops import CONVENTIONS, per_token  # noqa: E402
-from roofline.train.report.log import read as read_log  # noqa: E402
 from roofline.train.run.loop import Run, train  # noqa: E402
+from roofline.train.run_folder import read_lines  # noqa: E402
 from tests.train.small import LENGTH, config, write_rows  # noqa: E402
 
 ROOF = {"flops": 1e12, "measured": "matmul 2048^3 in float32, best of 3"}
@@ -68,7 +68,7 @@ def test_a_run_on_a_cpu_has_no_mfu(data: Path, tmp_path: Path) -> None:
     assert card["roof"]["share"] == pytest.approx(speed["tokens_per_s"] * flops["matmul"].hardware / 1e12)
     assert lines[0]["about"]["share"]["name"] == "of the matmul roof"
     assert card["versions"]["torch"] == torch.__version__
-    memory = read_log(tmp_path / "log.jsonl")[-1]["memory"]
+    memory = read_lines(tmp_path / "log.jsonl")[-1]["memory"]
     assert memory == card["memory"]
     assert lines[0]["about"]["memory"]["predicted"] == memory["predicted"]["total"]
 

@@ -14,13 +14,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="roofline.train")
     parser.add_argument("config", type=Path)
     parser.add_argument("--set", action="append", default=[], dest="changes", metavar="KEY=VALUE")
-    given = parser.parse_args()
+    options = parser.parse_args()
     log.configure()
     try:
         from roofline.train.report.console import Console
         from roofline.train.run.loop import train
 
-        config = read_config(given.config, given.changes)
+        config = read_config(options.config, options.changes)
         console = Console(config) if env.foreign("RANK") in (None, "0") else None
         finished = train(config, console.show if console else None)
         if console:

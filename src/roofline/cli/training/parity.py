@@ -35,10 +35,10 @@ def command(
     Exits with 0 where they are identical or equivalent, else with 1.
     """
     from roofline.train.parity.compare import compare
-    from roofline.train.parity.recorded_run import read
+    from roofline.train.parity.recorded_run import read_run
 
-    runs = read(a), read(b)
-    findings = compare(*runs, [read(folder) for folder in repeat or []], margin, handover or [])
+    runs = read_run(a), read_run(b)
+    findings = compare(*runs, [read_run(folder) for folder in repeat or []], margin, handover or [])
     if out is not None:
         from roofline.common.files import write_atomically
         from roofline.train.parity.plot import draw

@@ -1,14 +1,13 @@
-"""From a checkpoint to files that everything serves: a Hugging Face folder, or a bundle."""
+"""Exports the weights of a checkpoint as a Hugging Face folder, from which a bundle can be compiled."""
 
 from pathlib import Path
 
 import torch
 
 from roofline.common.errors import ConfigError
-from roofline.common.json_types import JsonObject
 from roofline.models.registry import configure
 from roofline.models.spec import expand
-from roofline.train.checkpoint import checkpoint
+from roofline.train.checkpoint import checkpoint, manifest
 from roofline.train.checkpoint.state import WEIGHTS
 from roofline.train.storage.store import Store
 from roofline.weights.names import to_hf
@@ -18,44 +17,44 @@ from roofline.weights.to_hf import write_folder
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
-def located(place: str) -> tuple[Store, int]:
-    """The store and step of a checkpoint: of a run's folder or a folder of checkpoints the last. Raises ConfigError."""
+def locate(place: str) -> tuple[Store, int]:
+    """The store and step of a checkpoint; of a run or a folder of checkpoints the last one. Raises ConfigError."""
     if (Path(place) / "checkpoints").is_dir():
         place = str(Path(place) / "checkpoints")
-    store, step = checkpoint.named(place)
+    store, step = manifest.open_place(place)
     if step is None:
-        found = checkpoint.steps(store)
-        if not found:
+        steps = manifest.steps(store)
+        if not steps:
             raise ConfigError(f"{place} holds no complete checkpoint")
-        step = found[-1]
+        step = steps[-1]
     return store, step
 
 
 def export(place: str, folder: Path, dtype: str = "BF16", tokenizer: str | None = None) -> int:
-    """Writes a checkpoint's weights as a new Hugging Face folder; its step.
+    """Write a checkpoint's weights as a new Hugging Face folder; returns the step.
 
-    tokenizer: a model or folder whose tokenizer files go with them; default: the one the run's configuration names.
+    tokenizer: the model or folder whose tokenizer files are copied; default: the one in the run's configuration.
     Raises ConfigError, UnsupportedError.
     """
-    store, step = located(place)
-    said = checkpoint.facts(store, step)
-    config: JsonObject = said["model"]
+    store, step = locate(place)
+    facts = manifest.facts(store, step)
+    config = facts["model"]
     family, cfg = configure(config)
     table = [param for param in expand(family.spec(cfg), cfg.layers) if param.tied_to is None]
-    named = tokenizer or (said["config"]["tokenizer"] or {}).get("name")
-    beside = {name: path.read_bytes() for name, path in _tokenizer_files(named).items()} if named else {}
-    held = {param.name: torch.empty(param.shape) for param in table}
-    checkpoint.load(store, step, {f"{WEIGHTS}{to_hf(cfg.family, name)}": tensor for name, tensor in held.items()})
+    source = tokenizer or (facts["config"]["tokenizer"] or {}).get("name")
+    files = {name: path.read_bytes() for name, path in _tokenizer_files(source).items()} if source else {}
+    tensors = {param.name: torch.empty(param.shape) for param in table}
+    checkpoint.load(store, step, {f"{WEIGHTS}{to_hf(cfg.family, name)}": tensor for name, tensor in tensors.items()})
     kind = DTYPES[dtype]
-    rows = ((n, tuple(t.shape), t.to(kind).view(torch.uint8).numpy().reshape(-1)) for n, t in held.items())
-    write_folder(folder, config, rows, dtype, beside)
+    rows = ((n, tuple(t.shape), t.to(kind).view(torch.uint8).numpy().reshape(-1)) for n, t in tensors.items())
+    write_folder(folder, config, rows, dtype, files)
     return step
 
 
 def _tokenizer_files(name: str) -> dict[str, Path]:
     folder = Path(name)
     path = folder if folder.is_dir() else resolve(name)
-    found = find_tokenizer_files(path)
-    if not found:
+    files = find_tokenizer_files(path)
+    if not files:
         raise ConfigError(f"{name} has no tokenizer.json to go with the weights: name another with --tokenizer")
-    return {file.name: file for file in found.values()}
+    return {file.name: file for file in files.values()}

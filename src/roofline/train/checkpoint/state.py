@@ -1,9 +1,9 @@
-"""What of a run a checkpoint holds: tensors by name, and facts."""
+"""The state of a run that a checkpoint holds: tensors by name, and facts as plain data."""
 
 import hashlib
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -20,41 +20,42 @@ WEIGHTS = "model."
 
 
 def weights(run: "Run") -> dict[str, torch.Tensor]:
-    """The parameters alone, as a checkpoint takes them."""
-    return {name: _saved(run, held, tensor) for name, (held, tensor) in _weights(run).items()}
+    """The parameters, in the form that a checkpoint takes."""
+    return {name: _for_checkpoint(run, part_, tensor) for name, (part_, tensor) in _weights(run).items()}
 
 
 def tensors(run: "Run") -> dict[str, torch.Tensor]:
-    """Everything a run goes on from: parameters, the optimizer's state, the generator of random numbers."""
-    found = {name: _saved(run, held, tensor) for name, (held, tensor) in _all(run).items()}
-    return found | {"random.cpu": torch.get_rng_state()}
+    """All tensors that a run continues from: parameters, optimizer state, the state of the random generator."""
+    state = {name: _for_checkpoint(run, part_, tensor) for name, (part_, tensor) in _all(run).items()}
+    return state | {"random.cpu": torch.get_rng_state()}
 
 
 def _weights(run: "Run") -> dict[str, tuple[Part, torch.Tensor]]:
-    """Parameters and what of them this rank has."""
+    """The parameters by name: (which part this rank has, the part)."""
     rows = run.model.canonical()
     return {f"{WEIGHTS}{name}": (part(param, run.model.ranks), tensor.detach()) for name, param, tensor in rows}
 
 
 def _all(run: "Run") -> dict[str, tuple[Part, torch.Tensor]]:
+    """Parameters and optimizer state by name: (which part this rank has, the part)."""
     names = {tensor: (name, part(param, run.model.ranks)) for name, param, tensor in run.model.canonical()}
-    found = _weights(run)
-    for parameter, held in run.optimizer.states():
-        name, placed = names[parameter]  # type: ignore[index]
-        for key, value in held.items():
-            found[f"optimizer.{name}.{key}"] = (placed if value.dim() else Part(()), value)
-    return found
+    state = _weights(run)
+    for parameter, values in run.optimizer.states():
+        name, part_ = names[parameter]  # type: ignore[index]
+        for key, value in values.items():
+            state[f"optimizer.{name}.{key}"] = (part_ if value.dim() else Part(()), value)
+    return state
 
 
-def _saved(run: "Run", held: Part, tensor: torch.Tensor) -> torch.Tensor:
-    """Where ranks share matrices, pieces of the whole: any other number of them can load those."""
+def _for_checkpoint(run: "Run", part_: Part, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor; if ranks share matrices, as pieces of the full tensor, which any number of ranks can load."""
     if run.model.ranks.size == 1 or not tensor.dim():
         return tensor
-    return Pieces(held.shape, tensor, pieces(tensor, held))
+    return Pieces(part_.shape, tensor, pieces(tensor, part_))
 
 
 def facts(run: "Run") -> JsonObject:
-    """What else it goes on from, and where it came from."""
+    """What else a run continues from, and how it was configured."""
     scaler = run.gradients.scaler
     return {
         "step": run.progress.step,
@@ -70,31 +71,31 @@ def facts(run: "Run") -> JsonObject:
     }
 
 
-def restore(run: "Run", said: JsonMapping, held: Mapping[str, torch.Tensor]) -> None:
-    """Take over a checkpoint's facts; `held` are its tensors, loaded into the run's own already.
+def restore(run: "Run", saved: JsonMapping, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Continue from a checkpoint's facts. tensors: the checkpoint's, already loaded into the run's own.
 
-    Raises ConfigError where the order of samples is another (ReceiptLog checks that it leads to the receipt), or where
-    the state is not, bit for bit, what was saved.
+    Raises ConfigError if the order of samples differs (ReceiptLog checks that it leads to the receipt), or if the state
+    is not bit for bit what was saved.
     """
-    order = Order.from_record(said["order"])
+    order = Order.from_record(saved["order"])
     if order != run.order:
-        raise ConfigError(f"the checkpoint's run reads another order of samples: {_other(order, run.order)}")
+        raise ConfigError(f"the checkpoint's run reads another order of samples: {_difference(order, run.order)}")
     progress = run.progress
-    progress.step, progress.tokens, progress.receipt = said["step"], said["tokens"], said["receipt"]
-    if run.gradients.scaler is not None and said["loss_scale"]:
-        run.gradients.scaler.scale, run.gradients.scaler.good = said["loss_scale"]
-    torch.set_rng_state(held["random.cpu"])
+    progress.step, progress.tokens, progress.receipt = saved["step"], saved["tokens"], saved["receipt"]
+    if run.gradients.scaler is not None and saved["loss_scale"]:
+        run.gradients.scaler.scale, run.gradients.scaler.good = saved["loss_scale"]
+    torch.set_rng_state(tensors["random.cpu"])
     if run.gradients.auto and (run.config.deterministic_mode or run.config.elastic is not None):
-        run.gradients.size = said["microbatch"]  # sums of other microbatches have other bits
-    found = f"{fingerprint(run):016x}"
-    if found != said["fingerprint"]:
+        run.gradients.size = saved["microbatch"]  # sums over microbatches of another size have other bits
+    actual = f"{fingerprint(run):016x}"
+    if actual != saved["fingerprint"]:
         raise ConfigError(
-            f"the state at step {progress.step} is not what was saved: its fingerprint is {found}, the checkpoint's "
-            f"is {said['fingerprint']}"
+            f"the state at step {progress.step} is not what was saved: its fingerprint is {actual}, the checkpoint's "
+            f"is {saved['fingerprint']}"
         )
 
 
-def _other(theirs: Order, ours: Order) -> str:
+def _difference(theirs: Order, ours: Order) -> str:
     for key in ("seed", "global_batch"):
         a, b = getattr(theirs, key), getattr(ours, key)
         if a != b:
@@ -103,30 +104,30 @@ def _other(theirs: Order, ours: Order) -> str:
 
 
 def fingerprint(run: "Run") -> int:
-    """A number that says of all parameters and optimizer state whether a bit differs, however they are sharded.
+    """A hash of all parameters and optimizer state that does not depend on how they are sharded.
 
-    The sum over elements of (bits + 1) * (an odd number of tensor and place), modulo 2^64: sums of parts are sums of
-    the whole, so each rank adds what it has.
+    It is the sum over elements of (bits + 1) * (an odd number from tensor and place), modulo 2^64, to which each rank
+    adds the elements that it has.
     """
     total = 0
-    for name, (held, tensor) in _all(run).items():
-        if _first_of_its_copies(run, held, tensor):
+    for name, (part_, tensor) in _all(run).items():
+        if _is_first_copy(run, part_, tensor):
             key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") | 1
-            total += key * sum(_fingerprint(view, at, held.shape) for at, view in pieces(tensor, held))
+            total += key * sum(_fingerprint(view, at, part_.shape) for at, view in pieces(tensor, part_))
     return run.world.wrapped_sum(total)
 
 
-def _first_of_its_copies(run: "Run", held: Part, tensor: torch.Tensor) -> bool:
-    """Whether no rank before this one has the same part."""
+def _is_first_copy(run: "Run", part_: Part, tensor: torch.Tensor) -> bool:
+    """Whether no earlier rank has the same part."""
     if not isinstance(tensor, DTensor):
         return run.world.rank == 0
-    place: Any = tensor.device_mesh.get_coordinate() or []
+    place = tensor.device_mesh.get_coordinate() or ()
     copies = [at for at, placement in zip(place, tensor.placements, strict=True) if placement.is_replicate()]
-    return not any(copies) and (held.dim is not None or run.model.ranks.rank == 0)
+    return not any(copies) and (part_.dim is not None or run.model.ranks.rank == 0)
 
 
 def _fingerprint(view: torch.Tensor, at: tuple[int, ...], shape: tuple[int, ...]) -> int:
-    """Of a piece of a tensor of that shape, at those offsets."""
+    """The sum for a piece at offsets `at` of a tensor of that shape."""
     rows = view.reshape(view.shape[0], -1) if view.dim() else view.reshape(1, 1)
     start, column = (at[0], at[1] if len(at) > 1 else 0) if at else (0, 0)
     columns, total = math.prod(shape[1:]), 0

@@ -1,4 +1,4 @@
-"""A byte-level BPE vocabulary learnt from texts, written as Hugging Face writes tokenizers."""
+"""Learns a byte-level BPE vocabulary from texts and writes it in the files of a Hugging Face tokenizer."""
 
 import json
 from collections.abc import Iterable
@@ -8,16 +8,16 @@ from roofline.common.errors import ConfigError
 from roofline.common.files import write_atomically
 
 END = "<|endoftext|>"
-# A model that was never taught turns of a conversation: what is said is text to go on from.
+# The model was never trained on conversations: messages are simply text to continue.
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 _BYTES = 256
 
 
 def learn(texts: Iterable[str], folder: Path, size: int) -> int:
-    """Writes tokenizer.json and tokenizer_config.json into a new folder; the number of tokens it came to.
+    """Write tokenizer.json and tokenizer_config.json into a new folder; returns the number of tokens.
 
-    size: tokens at most, the end token among them; texts with fewer repeated pairs give fewer.
-    Raises ConfigError where size has no room for the bytes, or the folder holds something.
+    size: most tokens, the end token included; texts with few repeated pairs give fewer.
+    Raises ConfigError if size has no room for the 256 bytes, or if the folder is not empty.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 

@@ -1,4 +1,4 @@
-"""Rows of token ids for each step of a run: the order says which, this reads them, ahead of the step."""
+"""Reads the rows of token ids of each step ahead of time; `order` says which rows they are."""
 
 import threading
 from collections import deque
@@ -20,56 +20,56 @@ from roofline.train.storage.open import open_store
 
 @dataclass(frozen=True)
 class Rows:
-    """What a rank computes of a step.
+    """The rows of a step that this rank computes.
 
-    ids: the whole global batch's sample numbers, in order. parts: this rank's shares of it, one after the other: tokens
-    int64 [rows, length] and, where documents are kept apart, the document of each token, int64 [rows, length].
+    ids: the sample numbers of the whole global batch, in order. parts: this rank's shares of it, in order: tokens
+    int64 [rows, length] and, if documents are kept apart, the document of each token, int64 [rows, length].
     """
 
     step: int
     ids: np.ndarray
-    parts: "tuple[tuple[np.ndarray, np.ndarray | None], ...]"
+    parts: tuple[tuple[np.ndarray, np.ndarray | None], ...]
 
 
 class Source:
-    """Samples by number, through all data sets of a loader section.
+    """Samples by number, counted through all data sets of a loader section.
 
     Args:
-        documents: read where each document ends: from the shards' column, or behind eos_token_id.
+        documents: also read where each document ends, from the shards' column or by eos_token_id.
 
     Attributes:
-        room: ids that the model has, once that is known.
+        vocab_limit: size of the model's vocabulary, once it is known.
 
-    Raises ConfigError for rows of another length than `length`, or with an id that there is no room for.
+    Raises ConfigError for a row whose length is not `length`, or that has an id outside the model's vocabulary.
     """
 
     def __init__(self, section: DatasetSection, length: int, documents: bool) -> None:
         self.length, self.section, self.documents = length, section, documents
-        self.room: int | None = None
+        self.vocab_limit: int | None = None
         if section.max_seq_len not in (None, length):
             raise ConfigError(f"max_seq_len={length}, but the data set's is {section.max_seq_len}")
-        given = list(section.streams.values()) or [section]
+        streams = list(section.streams.values()) or [section]
         limit = parse_bytes("cache_limit", section.cache_limit) if section.cache_limit is not None else None
-        self.shards = [_shards(stream, stream.split or section.split, limit) for stream in given]
-        self.weights = [str(stream.proportion) for stream in given]
+        self.shards = [_shards(stream, stream.split or section.split, limit) for stream in streams]
+        self.weights = [str(stream.proportion) for stream in streams]
         self._starts = np.cumsum([0, *(len(shards) for shards in self.shards)])
-        self._lock = threading.Lock()  # a folder's open shards are not to be closed while another thread reads them
+        self._lock = threading.Lock()  # no thread may close shards that another one reads
 
     @property
     def remote(self) -> bool:
-        """Whether shards have to be fetched."""
+        """Whether shards have to be fetched from elsewhere."""
         return any(stream.remote for stream in (self.section, *self.section.streams.values()))
 
     @property
     def vocab(self) -> int | None:
-        """Ids of the tokenizer the rows were written with, where `data tokenize` says so."""
+        """The vocabulary size of the rows' tokenizer, if `roofline data tokenize` recorded it."""
         from roofline.train.data.tokenize import ABOUT, read_about
 
-        known = [read_about(s.source).vocab for s in self.shards if open_store(s.source).exists(ABOUT)]
-        return max(known, default=None)
+        sizes = [read_about(s.source).vocab for s in self.shards if open_store(s.source).exists(ABOUT)]
+        return max(sizes, default=None)
 
     def order(self, global_batch: int, seed: int) -> Order:
-        """The order of a run over these data sets."""
+        """The order in which a run reads these data sets."""
         seed = self.section.shuffle_seed if self.section.shuffle_seed is not None else seed
         block = self.section.shuffle_block_size or BLOCK
         streams = [
@@ -82,7 +82,7 @@ class Source:
         return int(self._starts[-1])
 
     def rows(self, numbers: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Tokens int64 [rows, length] and documents (the same shape, or None) of samples."""
+        """The samples' tokens, int64 [rows, length], and the document of each token (same shape) or None."""
         tokens = np.empty((len(numbers), self.length), np.int64)
         documents = np.zeros_like(tokens) if self.documents else None
         for row, number in enumerate(numbers):
@@ -95,7 +95,7 @@ class Source:
         return tokens, documents
 
     def prefetch(self, numbers: np.ndarray) -> None:
-        """Begin to fetch what these samples lie in, first ones first, where it is not here yet."""
+        """Begin to fetch the shards of these samples in the background, those of the first samples first."""
         at = np.searchsorted(self._starts, numbers, side="right") - 1
         for index in np.unique(at).tolist():
             self.shards[index].prefetch((numbers[at == index] - self._starts[index]).tolist())
@@ -112,10 +112,11 @@ class Source:
         if not isinstance(tokens, np.ndarray) or tokens.shape != (self.length,):
             has = f"{len(tokens)} tokens" if isinstance(tokens, np.ndarray) else f"columns {', '.join(sample)}"
             raise ConfigError(f"{self.shards[at].source}: a row has {has}, max_seq_len is {self.length}")
-        if self.room is not None and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.room:
-            other = next(int(token) for token in tokens if not 0 <= token < self.room)
+        limit = self.vocab_limit
+        if limit is not None and not 0 <= int(tokens.min()) <= int(tokens.max()) < limit:
+            other = next(int(token) for token in tokens if not 0 <= token < limit)
             raise ConfigError(
-                f"{self.shards[at].source}: a row has the id {other}, the model's vocabulary is {self.room:,}: "
+                f"{self.shards[at].source}: a row has the id {other}, the model's vocabulary is {limit:,}: "
                 "train a model of the data set's tokenizer"
             )
         return tokens
@@ -134,15 +135,15 @@ class Source:
 
 
 def open_source(section: LoaderSection, length: int, documents: bool) -> Source | Synthetic:
-    """The samples of a loader section."""
+    """The samples that a loader section names."""
     return Synthetic(length, documents) if section.name == "synthetic" else Source(section.dataset, length, documents)
 
 
 class Loader:
-    """The steps of a run from `step` on, each read ahead by threads while the one before is computed.
+    """An iterator over the rows of each step from `step` on; threads read ahead while earlier steps are computed.
 
     Args:
-        shares: which parts of each global batch this rank computes: (index, count) as `order.share` takes them.
+        shares: the parts of each global batch that this rank computes: (index, count) as in `order.share`.
     """
 
     def __init__(
@@ -155,15 +156,15 @@ class Loader:
     ) -> None:
         self._source, self._order, self._shares, self._next = source, order, tuple(shares), step
         self._pool = ThreadPoolExecutor(max(1, section.num_workers), "roofline-loader")
-        self._ahead = section.num_workers * section.prefetch_factor
+        self._steps_ahead = section.num_workers * section.prefetch_factor
         rows = sum(len(share(np.arange(order.global_batch), index, count)) for index, count in shares)
-        samples = section.dataset.predownload
-        # steps ahead of the one that is read
-        self._fetch = min(64, -(-(samples or 8 * rows) // max(1, rows))) if source.remote else 0
+        samples = section.dataset.predownload or 8 * rows
+        # Steps behind the one being read whose shards are fetched already.
+        self._fetched_steps = min(64, -(-samples // max(1, rows))) if source.remote else 0
         self._waiting: deque[Future[Rows]] = deque()
 
     def __next__(self) -> Rows:
-        while len(self._waiting) <= self._ahead:
+        while len(self._waiting) <= self._steps_ahead:
             self._waiting.append(self._pool.submit(self._read, self._next))
             self._next += 1
         return self._waiting.popleft().result()
@@ -174,9 +175,9 @@ class Loader:
 
     def _read(self, step: int) -> Rows:
         ids = self._order.batch(step)
-        if self._fetch:
-            coming = [self._order.batch(step + ahead) for ahead in range(1, self._fetch + 1)]
-            self._source.prefetch(np.concatenate([share(later, *of) for later in coming for of in self._shares]))
+        if self._fetched_steps:
+            coming = [self._order.batch(step + 1 + offset) for offset in range(self._fetched_steps)]
+            self._source.prefetch(np.concatenate([share(batch, *part) for batch in coming for part in self._shares]))
         parts = tuple(self._source.rows(share(ids, index, count)) for index, count in self._shares)
         return Rows(step, ids, parts)
 
@@ -184,10 +185,10 @@ class Loader:
 def in_turn(
     source: Source | Synthetic, batch: int, rank: int, world: int, limit: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-    """Every sample once, in the order of the files, for evaluation: a rank's rows of each batch of batch * world.
+    """Every sample once, in file order, for evaluation: this rank's rows of each batch of batch * world rows.
 
-    limit: batches at most, below 0: all; batches of one process, so that the rows are the same for any number of them.
-    Every rank gets as many batches, so the last may have no row for some.
+    limit: most batches of `batch` rows to read, negative for all; so the number of rows does not depend on `world`.
+    Every rank gets equally many batches, so the last one may have no rows for some ranks.
     """
     rows = len(source) if limit < 0 else min(len(source), limit * batch)
     for start in range(0, rows, batch * world):
@@ -196,7 +197,7 @@ def in_turn(
 
 
 def _shards(section: StreamSection, split: str | None, limit: int | None) -> Shards:
-    """A data set's shards: of `remote`, with `local` as their cache, or of the folder `local`."""
+    """The shards of a data set: at the URL `remote` with `local` as their cache, or in the folder `local`."""
     if section.remote is None and section.local is None:
         raise ConfigError("train_loader.dataset: local is missing, the folder of shards, or remote, their URL")
     below = f"/{split}" if split else ""

@@ -1,6 +1,6 @@
-"""How a column of an MDS sample is written: the encodings of MosaicML's format, version 2, without code and pictures.
+"""Encodes and decodes the columns of MDS samples: the encodings of version 2, except pickled objects and images.
 
-Source: the format of mosaicml-streaming 0.13 (Apache-2.0), whose shards these read and whose readers read ours.
+Source: the format of mosaicml-streaming 0.13 (Apache-2.0); each side reads the other's shards.
 """
 
 import json
@@ -8,47 +8,31 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from math import prod
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.names import did_you_mean
 
+V = TypeVar("V")
 _SHAPES = ("<u1", "<u2", "<u4", "<u8")  # by the two low bits of the byte before a shape
-_VALUES = {  # by the byte before values whose dtype is not in the encoding's name
-    8: "uint8",
-    9: "int8",
-    16: "uint16",
-    17: "int16",
-    18: "float16",
-    32: "uint32",
-    33: "int32",
-    34: "float32",
-    64: "uint64",
-    65: "int64",
-    66: "float64",
-}
+_KINDS = ("uint", "int", "float")
+# By the byte before an array whose dtype is not in the encoding's name: its bits plus 0, 1 or 2 for the kind.
+_VALUES = {bits + i: f"{_KINDS[i]}{bits}" for bits in (8, 16, 32, 64) for i in range(3) if bits + i != 10}
 _CODES = {name: code for code, name in _VALUES.items()}
 _MOST_AXES = 63
-_REFUSED = {
-    "pkl": "unpickling runs whatever code the file holds",
-    "pil": "pictures are not read",
-    "jpeg": "pictures are not read",
-    "jpeg_array": "pictures are not read",
-    "png": "pictures are not read",
-    "list[jpeg]": "pictures are not read",
-    "list[png]": "pictures are not read",
-}
+_REFUSED = dict.fromkeys(("pil", "jpeg", "jpeg_array", "png", "list[jpeg]", "list[png]"), "pictures are not read")
+_REFUSED["pkl"] = "unpickling runs whatever code the file holds"
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """size: bytes of every value; None: each value says its own. Both functions raise ConfigError."""
+    """size: bytes of every value, None if they vary. Both functions raise ConfigError."""
 
     size: int | None
-    encode: Callable[[Any], bytes]
-    decode: Callable[[bytes], Any]
+    encode: Callable[[object], bytes]
+    decode: Callable[[bytes], object]
 
 
 def encoding(name: str) -> Encoding:
@@ -66,16 +50,24 @@ def encoding(name: str) -> Encoding:
     return _PLAIN[kind]
 
 
-def _wrapped(name: str, size: int | None, kind: type | tuple[type, ...], encode: Any, decode: Any) -> Encoding:
-    def encoded(value: Any) -> bytes:
+def _checked(
+    name: str,
+    size: int | None,
+    kind: type[V] | tuple[type[V], ...],
+    encode: Callable[[V], bytes],
+    decode: Callable[[bytes], object],
+) -> Encoding:
+    """An encoding of values of one type whose functions check type and size, and turn errors into ConfigError."""
+
+    def checked_encode(value: object) -> bytes:
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
             raise ConfigError(f"MDS encoding {name!r} does not take {type(value).__name__}")
         try:
-            return bytes(encode(value))
+            return encode(value)
         except (OverflowError, ValueError, TypeError) as error:
             raise ConfigError(f"MDS encoding {name!r}: {error}") from error
 
-    def decoded(data: bytes) -> Any:
+    def checked_decode(data: bytes) -> object:
         if size is not None and len(data) != size:
             raise ConfigError(f"MDS encoding {name!r}: {len(data)} bytes instead of {size}")
         try:
@@ -83,30 +75,29 @@ def _wrapped(name: str, size: int | None, kind: type | tuple[type, ...], encode:
         except (ValueError, InvalidOperation) as error:
             raise ConfigError(f"MDS encoding {name!r}: {error}") from error
 
-    return Encoding(size, encoded, decoded)
+    return Encoding(size, checked_encode, checked_decode)
 
 
 def _number(name: str) -> Encoding:
     dtype = np.dtype(name).newbyteorder("<")
-    kinds = (int, float, np.generic)
 
-    def encode(value: Any) -> bytes:
+    def encode(value: object) -> bytes:
         stored = np.asarray(value).astype(dtype)
         if dtype.kind in "iu" and int(stored) != value:
             raise ConfigError(f"MDS encoding {name!r} does not hold {value}")
         return stored.tobytes()
 
-    return _wrapped(name, dtype.itemsize, kinds, encode, lambda data: np.frombuffer(data, dtype)[0])
+    return _checked(name, dtype.itemsize, (int, float, np.generic), encode, lambda data: np.frombuffer(data, dtype)[0])
 
 
 def _text(name: str, kind: type) -> Encoding:
-    return _wrapped(name, None, kind, lambda value: str(value).encode(), lambda data: kind(data.decode()))
+    return _checked(name, None, kind, lambda value: str(value).encode(), lambda data: kind(data.decode()))
 
 
 _PLAIN: dict[str, Encoding] = {
-    "bytes": _wrapped("bytes", None, bytes, bytes, bytes),
+    "bytes": _checked("bytes", None, bytes, bytes, bytes),
     "str": _text("str", str),
-    "int": _wrapped(
+    "int": _checked(
         "int",
         8,
         int,
@@ -116,40 +107,40 @@ _PLAIN: dict[str, Encoding] = {
     "str_int": _text("str_int", int),
     "str_float": _text("str_float", float),
     "str_decimal": _text("str_decimal", Decimal),
-    "json": _wrapped("json", None, object, lambda v: json.dumps(v).encode(), lambda d: json.loads(d.decode())),
+    "json": _checked("json", None, object, lambda v: json.dumps(v).encode(), lambda d: json.loads(d.decode())),
     **{name: _number(name) for name in _CODES},
 }
 
 
 def _ndarray(text: str) -> Encoding:
-    """text: "" or "dtype" or "dtype:2,3": what is not said here stands before each array's values."""
+    """text: "", "dtype" or "dtype:2,3"; what is not given here stands before each array's values."""
     name = f"ndarray:{text}" if text else "ndarray"
-    said, _, axes = text.partition(":")
-    if said and said not in _CODES:
-        raise ConfigError(f"MDS encoding {name!r}: {said!r} is no dtype of it{did_you_mean(said, _CODES)}")
+    dtype_name, _, axes = text.partition(":")
+    if dtype_name and dtype_name not in _CODES:
+        raise ConfigError(f"MDS encoding {name!r}: {dtype_name!r} is no dtype of it{did_you_mean(dtype_name, _CODES)}")
     try:
         shape = tuple(int(axis) for axis in axes.split(",")) if axes else None
     except ValueError as error:
         raise ConfigError(f"MDS encoding {name!r}: {axes!r} is no shape") from error
     if shape is not None and min(shape) < 1:
         raise ConfigError(f"MDS encoding {name!r}: every axis is at least 1 long")
-    size = prod(shape) * np.dtype(said).itemsize if said and shape else None
+    size = prod(shape) * np.dtype(dtype_name).itemsize if dtype_name and shape else None
 
-    def encode(value: Any) -> bytes:
-        if value.dtype.name not in _CODES or (said and value.dtype.name != said):
+    def encode(value: np.ndarray) -> bytes:
+        if value.dtype.name not in _CODES or (dtype_name and value.dtype.name != dtype_name):
             raise ConfigError(f"MDS encoding {name!r} does not take an array of {value.dtype}")
         if shape is not None and value.shape != shape:
             raise ConfigError(f"MDS encoding {name!r} does not take an array of shape {list(value.shape)}")
         if not value.size or not 1 <= value.ndim <= _MOST_AXES:
             raise ConfigError(f"MDS encoding {name!r} takes arrays of 1 to {_MOST_AXES} axes that hold something")
-        head = b"" if said else bytes([_CODES[value.dtype.name]])
+        head = b"" if dtype_name else bytes([_CODES[value.dtype.name]])
         if shape is None:
             width = next(i for i in range(4) if max(value.shape) < 1 << (8 << i))
             head += bytes([value.ndim << 2 | width]) + np.array(value.shape).astype(_SHAPES[width]).tobytes()
         return head + np.ascontiguousarray(value, value.dtype.newbyteorder("<")).tobytes()
 
     def decode(data: bytes) -> np.ndarray:
-        dtype, at = said, 0
+        dtype, at = dtype_name, 0
         if not dtype:
             dtype, at = _VALUES.get(data[0] if data else -1, ""), 1
             if not dtype:
@@ -162,9 +153,9 @@ def _ndarray(text: str) -> Encoding:
             stop = at + 1 + (count << width)
             axes = tuple(int(axis) for axis in np.frombuffer(data[at + 1 : stop], _SHAPES[width]))
             at = stop
-        whole = np.dtype(dtype).newbyteorder("<")
-        if len(data) - at != prod(axes) * whole.itemsize or at > len(data):
+        stored = np.dtype(dtype).newbyteorder("<")
+        if len(data) - at != prod(axes) * stored.itemsize or at > len(data):
             raise ConfigError(f"MDS encoding {name!r}: {len(data)} bytes do not hold an array of {list(axes)} {dtype}")
-        return np.frombuffer(data, whole, offset=at).reshape(axes)
+        return np.frombuffer(data, stored, offset=at).reshape(axes)
 
-    return _wrapped(name, size, np.ndarray, encode, decode)
+    return _checked(name, size, np.ndarray, encode, decode)

@@ -1,4 +1,4 @@
-"""The index of a folder of MDS shards: which files they are, how they are checked and unpacked."""
+"""The index of a folder of MDS shards: the files of each shard, their hashes and their compression."""
 
 import bz2
 import gzip
@@ -16,7 +16,7 @@ INDEX = "index.json"
 
 @dataclass(frozen=True)
 class File:
-    """A file that the index names."""
+    """A file that the index lists."""
 
     basename: str
     size: int
@@ -24,24 +24,24 @@ class File:
 
     @classmethod
     def from_index(cls, entry: JsonMapping) -> "File":
-        """From the index. Raises ConfigError on a name that leads out of the folder."""
+        """The file of an entry. Raises ConfigError if its name leads out of the folder."""
         name = str(entry["basename"])
         if name in ("", ".", "..") or name != Path(name).name or "\\" in name or "\0" in name:
             raise ConfigError(f"the index names {name!r}, which is no file of its folder")
         return cls(name, int(entry["bytes"]), {str(k): str(v) for k, v in (entry["hashes"] or {}).items()})
 
     def check(self, data: bytes | mmap.mmap, where: object, hashes: bool = True) -> None:
-        """Raises ConfigError unless the bytes are those that were written."""
+        """Raise ConfigError unless the bytes have the size and the hashes of the index."""
         if len(data) != self.size:
             raise ConfigError(f"{where} has {len(data):,} bytes instead of {self.size:,}: it is cut or another file")
-        for algorithm, wanted in self.hashes.items() if hashes else ():
-            if digest(algorithm, data) != wanted:
+        for algorithm, expected in self.hashes.items() if hashes else ():
+            if digest(algorithm, data) != expected:
                 raise ConfigError(f"{where} is damaged: its {algorithm} is not the one in {INDEX}")
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One shard as the index describes it. packed: the compressed file, if there is one."""
+    """A shard as the index describes it. packed: the compressed file, if there is one."""
 
     samples: int
     raw: File
@@ -51,7 +51,7 @@ class Shard:
 
     @classmethod
     def from_index(cls, entry: JsonMapping) -> "Shard":
-        """From the index. Raises ConfigError, UnsupportedError."""
+        """The shard of an entry. Raises ConfigError, UnsupportedError."""
         if (entry["version"], entry["format"]) != (2, "mds"):
             raise UnsupportedError(f"shard format {entry['format']} {entry['version']}", "only MDS version 2 is read")
         names, encodings, sizes = (entry[f"column_{what}"] for what in ("names", "encodings", "sizes"))
@@ -64,6 +64,7 @@ class Shard:
 
 
 def digest(algorithm: str, data: bytes | mmap.mmap) -> str:
+    """The hexadecimal hash of the data. Raises UnsupportedError for an algorithm that is not known here."""
     if algorithm in hashlib.algorithms_available and not algorithm.startswith("shake"):
         return hashlib.new(algorithm, data, usedforsecurity=False).hexdigest()
     if algorithm in ("xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128"):
@@ -76,7 +77,7 @@ def digest(algorithm: str, data: bytes | mmap.mmap) -> str:
 
 
 def codec(compression: str) -> tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]:
-    """(pack, unpack) of "zstd:7", "gz", "bz2:9"."""
+    """The functions that pack and unpack with "zstd:7", "gz" or "bz2:9"."""
     name, _, level = compression.partition(":")
     if level and not level.isdigit():
         raise ConfigError(f"compression {compression!r}: {level!r} is no level")

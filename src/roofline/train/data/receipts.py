@@ -1,4 +1,4 @@
-"""Order receipts: a hash chain over the samples of every step, to prove that runs saw the same."""
+"""Order receipts: a hash chain over the samples of every step, which proves that two runs read the same samples."""
 
 import hashlib
 import itertools
@@ -10,7 +10,6 @@ from typing import IO, TYPE_CHECKING
 
 from roofline.common.errors import ConfigError
 from roofline.common.files import write_atomically
-from roofline.common.json_types import JsonObject
 from roofline.train.data.order import Order
 
 if TYPE_CHECKING:
@@ -22,25 +21,25 @@ CONFIG, RECEIPTS = "order.json", "receipts.jsonl"
 
 
 def advance(receipt: str, ids: "NDArray[np.int64]") -> str:
-    """The receipt after a step whose global batch was `ids`, in order: SHA-256 over the one before and them."""
+    """The receipt after a step: the SHA-256 of the previous receipt and the global batch's sample numbers, in order."""
     return hashlib.sha256(bytes.fromhex(receipt) + ids.astype("<i8").tobytes()).hexdigest()
 
 
 class ReceiptLog:
-    """Writes the receipts of a run: a folder with the order's configuration and one line a step.
+    """Writes the receipts of a run into its folder: the order's configuration, and a line for each step.
 
-    step, receipt: where the run goes on, from its checkpoint; lines of later steps are dropped, those are taken again.
+    step, receipt: where the run continues, from its checkpoint; lines of later steps are dropped.
 
-    Raises ConfigError when the folder holds receipts of another order, or does not reach the step resumed from.
+    Raises ConfigError if the folder holds receipts of another order, or if they do not lead to the checkpoint's.
     """
 
     def __init__(self, folder: Path, order: Order, step: int = 0, receipt: str = START) -> None:
         self.step, self.receipt = step, receipt
         folder.mkdir(parents=True, exist_ok=True)
-        kept = read(folder) if (folder / CONFIG).exists() else None
-        if kept is not None and kept.order != order:
+        earlier = read(folder) if (folder / CONFIG).exists() else None
+        if earlier is not None and earlier.order != order:
             raise ConfigError(f"{folder} holds the receipts of another order of samples: choose another folder")
-        lines = _continued(kept.receipts[:step] if kept is not None else [], order, step)
+        lines = _continued(earlier.receipts[:step] if earlier is not None else [], order, step)
         if step and lines[-1] != receipt:
             raise ConfigError(
                 f"{folder}: the receipts of its order do not lead to that of the checkpoint at step {step}: one of "
@@ -51,7 +50,7 @@ class ReceiptLog:
         self._file: IO[str] = (folder / RECEIPTS).open("a")
 
     def add(self, ids: "NDArray[np.int64]") -> str:
-        """Record the next step's global batch; the receipt after it."""
+        """Record the global batch of the next step; returns the receipt after it."""
         self.receipt = advance(self.receipt, ids)
         self._file.write(_line(self.step, self.receipt))
         self._file.flush()
@@ -65,7 +64,7 @@ class ReceiptLog:
 
 @dataclass(frozen=True)
 class Run:
-    """A run's order and its receipts, one after each step."""
+    """The order of a run, and its receipt after each step."""
 
     order: Order
     receipts: list[str]
@@ -73,11 +72,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Steps that both runs took, and the first that differs, if one does.
+    """How far the samples of two runs agree.
 
     Attributes:
-        sample: where in that step's batch the first other sample stands, and the two; None where the orders give the
-            same batch and only the receipts differ: one of them is not what its run computed.
+        steps: steps that both runs took. step: the first that differs, if any.
+        sample: the index in that step's batch of the first sample that differs, and both samples; None if the orders
+            give the same batch and only the receipts differ, so one of these is not what its run computed.
     """
 
     steps: int
@@ -86,7 +86,7 @@ class Comparison:
 
 
 def read(folder: Path) -> Run:
-    """What a ReceiptLog wrote. Raises ConfigError. A last line that was cut by a crash is left out."""
+    """What a ReceiptLog wrote, without a last line that a crash cut. Raises ConfigError."""
     try:
         order = Order.from_record(json.loads((folder / CONFIG).read_text()))
         lines = (folder / RECEIPTS).read_text().split("\n")
@@ -98,7 +98,7 @@ def read(folder: Path) -> Run:
 
 
 def _continued(receipts: list[str], order: Order, steps: int) -> list[str]:
-    """With those up to `steps`: a run that moved left some behind, and its order gives them again."""
+    """The receipts completed up to `steps` from the order: a run that changed its folder left some behind."""
     receipts = [START, *receipts]
     for step in range(len(receipts) - 1, steps):
         receipts.append(advance(receipts[-1], order.batch(step)))
@@ -112,7 +112,7 @@ def _line(step: int, receipt: str) -> str:
 def _receipts(folder: Path, lines: list[str]) -> Iterator[str]:
     for number, line in enumerate(lines):
         try:
-            entry: JsonObject = json.loads(line)
+            entry = json.loads(line)
             fine = entry["step"] == number and len(bytes.fromhex(entry["receipt"])) == 32
         except (ValueError, KeyError, TypeError):
             fine = False
@@ -122,23 +122,23 @@ def _receipts(folder: Path, lines: list[str]) -> Iterator[str]:
 
 
 def compare(a: Run, b: Run) -> Comparison:
-    """Sets the receipts of two runs side by side, and finds the sample that differs first."""
-    both = list(zip(a.receipts, b.receipts, strict=False))
-    step = next((i for i, (x, y) in enumerate(both) if x != y), None)
+    """Compares the receipts of two runs, and finds the first sample that differs."""
+    steps = min(len(a.receipts), len(b.receipts))
+    step = next((i for i in range(steps) if a.receipts[i] != b.receipts[i]), None)
     if step is None:
-        return Comparison(len(both))
+        return Comparison(steps)
     batches = a.order.batch(step), b.order.batch(step)
     for place, (x, y) in enumerate(itertools.zip_longest(*(batch.tolist() for batch in batches), fillvalue=-1)):
         if x != y:
-            return Comparison(len(both), step, (place, x, y))
-    return Comparison(len(both), step)
+            return Comparison(steps, step, (place, x, y))
+    return Comparison(steps, step)
 
 
 def verify(run: Run) -> int | None:
-    """The first step whose receipt is not that of its order; None: all are."""
+    """The first step whose receipt does not follow from the order; None if all do."""
     receipt = START
-    for step, found in enumerate(run.receipts):
+    for step, recorded in enumerate(run.receipts):
         receipt = advance(receipt, run.order.batch(step))
-        if receipt != found:
+        if receipt != recorded:
             return step
     return None

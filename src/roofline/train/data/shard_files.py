@@ -1,4 +1,4 @@
-"""Where the files of shards come from: the folder they lie in, or a cache that they are fetched or unpacked into."""
+"""Maps the files of shards into memory, from their folder or from a cache that they are fetched or unpacked into."""
 
 import functools
 import mmap
@@ -16,33 +16,33 @@ from roofline.train.storage.file_cache import Cache
 from roofline.train.storage.local import explained
 from roofline.train.storage.store import MissingError, Store
 
-THREADS = 4  # that fetch ahead
-GOODBYE = 5.0  # seconds that closing waits for them
+THREADS = 4  # that prefetch
+CLOSE_SECONDS = 5.0  # that `close` waits for them
 Fetch = Callable[[int, threading.Event], None]
 
 
 class _Stopped(Exception):
-    """Nobody wants any more what is being fetched."""
+    """The shard that is being fetched is no longer needed."""
 
 
 class ShardFiles:
-    """The raw files of shards, mapped. Those that a folder of this machine has are read there, without a cache.
+    """The raw files of shards as memory maps. Uncompressed files in a local folder are mapped there, without a cache.
 
     Args:
-        store: of index and shards.
-        key: 32 hexadecimal digits, of this source alone: the folder of the shards in the cache.
-        folder, limit: of the cache.
+        store: holds index and shards.
+        key: 32 hexadecimal digits that identify the source: the shards' folder in the cache.
+        folder, limit: of the cache (see `file_cache.Cache`).
     """
 
     def __init__(self, store: Store, shards: Sequence[Shard], key: str, folder: Path | None, limit: int | None) -> None:
         self._store, self._shards, self._key = store, shards, key
         needed = store.path(INDEX) is None or any(shard.packed is not None for shard in shards)
         self._cache = Cache(folder, limit) if needed else None
-        self._checked: set[int] = set()  # shards whose hashes were found right
-        self._ahead = _Ahead(self._fetch, [shard.raw.size for shard in shards], limit)
+        self._checked: set[int] = set()  # shards whose hashes have been checked
+        self._prefetcher = _Prefetcher(self._fetch, [shard.raw.size for shard in shards], limit)
 
     def map(self, at: int) -> tuple[mmap.mmap, str]:
-        """The raw bytes of a shard, checked, and where they lie; what is mapped stays there until it is closed."""
+        """The checked raw bytes of a shard, and their file's name; the cache keeps the file while the map is open."""
         shard = self._shards[at]
         path = self._store.path(shard.raw.basename)
         if path is None:
@@ -54,16 +54,16 @@ class ShardFiles:
                 data, where = _map(file, path), str(path)
             shard.raw.check(data, where, at not in self._checked)
         self._checked.add(at)
-        self._ahead.taken(at)
+        self._prefetcher.mark_read(at)
         return data, where
 
     def prefetch(self, shards: Sequence[int]) -> None:
-        """Begin to fetch these, and no others."""
-        self._ahead.want([at for at in shards if self._store.path(self._shards[at].raw.basename) is None])
+        """Begin to fetch these shards, instead of those of earlier calls."""
+        self._prefetcher.request([at for at in shards if self._store.path(self._shards[at].raw.basename) is None])
 
     def close(self) -> None:
-        """End what is being fetched; remove the cache, if it has no name."""
-        self._ahead.close()
+        """Stop fetching, and close the cache."""
+        self._prefetcher.close()
         if self._cache is not None:
             self._cache.close()
 
@@ -71,25 +71,26 @@ class ShardFiles:
         shard, name = self._shards[at].raw, f"{self._key}/{self._shards[at].raw.basename}"
         where = str(cache.folder / name)
         while True:
-            file, made = cache.open(name, shard.size, functools.partial(self._make, at, None))
-            with file:  # the map keeps the lock
+            file, is_new = cache.open(name, shard.size, functools.partial(self._make, at, None))
+            with file:  # the map keeps the file's lock
                 try:
                     data = _map(file, where)
-                    # What was just made has been checked; what lay there may be of an earlier run.
-                    shard.check(data, where, not made and at not in self._checked)
+                    # A new file has been checked when it was made; an old one may be damaged.
+                    shard.check(data, where, not is_new and at not in self._checked)
                     return data, where
                 except ConfigError:
-                    if made:
+                    if is_new:
                         raise
                     cache.drop(name)
 
     def _fetch(self, at: int, stop: threading.Event) -> None:
-        """Have a shard in the cache."""
+        """Put a shard into the cache."""
         if self._cache is not None:
             shard, make = self._shards[at].raw, functools.partial(self._make, at, stop)
             self._cache.have(f"{self._key}/{shard.basename}", shard.size, make)
 
     def _make(self, at: int, stop: threading.Event | None, file: BinaryIO) -> None:
+        """Fetch or unpack a shard into a new file of the cache, and check it."""
         shard = self._shards[at]
         if shard.packed is not None:
             try:
@@ -102,8 +103,8 @@ class ShardFiles:
             file.write(data)
         file.flush()
         if shard.raw.hashes:
-            with _map(file, self._where(shard.raw)) as whole:
-                shard.raw.check(whole, self._where(shard.raw))
+            with _map(file, self._where(shard.raw)) as mapped:
+                shard.raw.check(mapped, self._where(shard.raw))
 
     def _unpacked(self, shard: Shard, packed: File, stop: threading.Event | None) -> bytes:
         data, where = b"".join(self._pieces(packed, stop)), self._where(packed)
@@ -116,7 +117,7 @@ class ShardFiles:
         return raw
 
     def _pieces(self, file: File, stop: threading.Event | None) -> Iterator[bytes]:
-        """A file of the store, of the size that the index says, which is what there is room for."""
+        """The chunks of a file in the store. Raises ConfigError if its size is not that of the index."""
         count = 0
         for data in self._store.chunks(file.basename):
             if stop is not None and stop.is_set():
@@ -126,9 +127,9 @@ class ShardFiles:
                 break
             yield data
         if count != file.size:
-            found = f"{count:,}" if count < file.size else f"{count:,} or more"
+            more = "" if count < file.size else " or more"
             raise ConfigError(
-                f"{self._where(file)} has {found} bytes instead of {file.size:,}: it is cut or another file"
+                f"{self._where(file)} has {count:,}{more} bytes instead of {file.size:,}: it is cut or another file"
             )
 
     def _where(self, file: File) -> str:
@@ -141,8 +142,8 @@ def _map(file: BinaryIO, where: object) -> mmap.mmap:
     return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-class _Ahead:
-    """Threads that fetch what will be read next, within half of a limit of bytes: the rest is what is being read."""
+class _Prefetcher:
+    """Threads that fetch the shards that will be read next, into half of the cache's limit: the rest is for reads."""
 
     def __init__(self, fetch: Fetch, sizes: Sequence[int], limit: int | None) -> None:
         self._fetch, self._sizes, self._limit = fetch, sizes, limit
@@ -150,28 +151,29 @@ class _Ahead:
 
     def _begin(self) -> None:
         self._process = os.getpid()
-        self._wanted: list[int] = []
-        self._ahead: set[int] = set()  # fetched or being fetched, and not read yet
+        self._queue: list[int] = []
+        self._unread: set[int] = set()  # fetched or being fetched, but not read yet
         self._threads: list[threading.Thread] = []
         self._changed, self._stop = threading.Condition(), threading.Event()
 
-    def want(self, shards: Sequence[int]) -> None:
+    def request(self, shards: Sequence[int]) -> None:
+        """Replace what waits to be fetched."""
         if self._process != os.getpid():
-            self._begin()  # threads do not come along in a fork, but locks that they hold do
+            self._begin()  # a forked process has no threads, but the locks that they held
         with self._changed:
-            self._ahead &= set(shards)
-            self._wanted = [at for at in shards if at not in self._ahead]
-            while len(self._threads) < min(THREADS, len(self._wanted)) and not self._stop.is_set():
+            self._unread &= set(shards)
+            self._queue = [at for at in shards if at not in self._unread]
+            while len(self._threads) < min(THREADS, len(self._queue)) and not self._stop.is_set():
                 self._threads.append(threading.Thread(target=self._work, name="roofline-shards", daemon=True))
                 self._threads[-1].start()
             self._changed.notify_all()
 
-    def taken(self, at: int) -> None:
-        """It has been read: room for others."""
+    def mark_read(self, at: int) -> None:
+        """A shard has been read, which makes room for others."""
         if self._threads and self._process == os.getpid():
             with self._changed:
-                self._ahead.discard(at)
-                self._wanted = [other for other in self._wanted if other != at]
+                self._unread.discard(at)
+                self._queue = [other for other in self._queue if other != at]
                 self._changed.notify_all()
 
     def close(self) -> None:
@@ -180,18 +182,18 @@ class _Ahead:
         self._stop.set()
         with self._changed:
             self._changed.notify_all()
-        until = time.monotonic() + GOODBYE
+        until = time.monotonic() + CLOSE_SECONDS
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
 
     def _next(self) -> int | None:
-        if not self._wanted:
+        if not self._queue:
             return None
-        size = sum(self._sizes[at] for at in (*self._ahead, self._wanted[0]))
-        if self._ahead and self._limit is not None and size > self._limit // 2:
+        size = sum(self._sizes[at] for at in (*self._unread, self._queue[0]))
+        if self._unread and self._limit is not None and size > self._limit // 2:
             return None
-        at = self._wanted.pop(0)
-        self._ahead.add(at)
+        at = self._queue.pop(0)
+        self._unread.add(at)
         return at
 
     def _work(self) -> None:
@@ -205,7 +207,7 @@ class _Ahead:
             try:
                 self._fetch(at, self._stop)
             except Exception as error:
-                # The read of this shard does the same again, and raises.
+                # Reading this shard will fetch it again, and raise.
                 log.get("train").info("shard %d could not be fetched ahead: %s", at, error)
                 with self._changed:
-                    self._ahead.discard(at)
+                    self._unread.discard(at)

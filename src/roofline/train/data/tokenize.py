@@ -1,7 +1,8 @@
-"""Text files to shards of rows of equal length: documents packed one behind the other, their boundaries kept.
+"""Turns text files into shards of rows of equal length, with documents packed one behind the other.
 
-A row has `tokens`, [length], and `documents`: how many of them belong to each document in it, in order. A document ends
-with the tokenizer's end token and may go on in the next row. What does not fill the last row is left out, and counted.
+A row has the columns `tokens`, [length], and `documents`: how many of its tokens belong to each document in it, in
+order. A document ends with the tokenizer's end token and may continue in the next row. Tokens that do not fill a last
+row are left out, and counted.
 """
 
 import hashlib
@@ -15,7 +16,6 @@ import numpy as np
 
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.files import write_atomically
-from roofline.common.json_types import JsonObject
 from roofline.train.data.mds import ShardWriter
 from roofline.train.storage.open import open_store
 from roofline.train.storage.store import MissingError
@@ -23,13 +23,13 @@ from roofline.train.storage.store import MissingError
 if TYPE_CHECKING:
     from roofline.text.tokenizers.tokenizer import Tokenizer
 
-ABOUT = "tokens.json"  # beside the index: what the numbers in the shards mean
+ABOUT = "tokens.json"  # the tokenizer and the sizes of the shards, in their folder
 SUFFIXES = (".txt", ".md", ".rst", ".jsonl", ".parquet")
 
 
 @dataclass(frozen=True)
 class Written:
-    """What `tokenize` wrote. left_out: tokens behind the last whole row."""
+    """What `tokenize` wrote. vocabulary: hash of the tokenizer's. left_out: tokens that filled no row."""
 
     tokenizer: str
     vocab: int
@@ -43,13 +43,13 @@ class Written:
 
 
 def documents(sources: Sequence[Path], column: str = "text") -> Iterator[str]:
-    """The texts of files and folders, in the order given; in a folder by name, folders in it included.
+    """The texts in files and folders, in the given order; the files of a folder, at any depth, by name.
 
-    A plain text file is one document; lines of JSON and rows of Parquet have theirs in `column`.
+    A plain text file is one document. A line of JSON or a row of Parquet has its document in `column`.
 
     Raises:
-        ConfigError: a place without such files; a file, line or column that is not there, or is no text.
-        UnsupportedError: Parquet without pyarrow.
+        ConfigError: a folder has no such files; a file, line or column is missing or is not text.
+        UnsupportedError: Parquet files without pyarrow.
     """
     for source in sources:
         if source.is_dir():
@@ -61,12 +61,12 @@ def documents(sources: Sequence[Path], column: str = "text") -> Iterator[str]:
         else:
             raise ConfigError(f"{source}: there is no such file or folder")
         for path in files:
-            yield from _of_file(path, column)
+            yield from _read_file(path, column)
 
 
-def _of_file(path: Path, column: str) -> Iterator[str]:
+def _read_file(path: Path, column: str) -> Iterator[str]:
     if path.suffix == ".parquet":
-        yield from _of_parquet(path, column)
+        yield from _read_parquet(path, column)
         return
     try:
         if path.suffix != ".jsonl":
@@ -91,7 +91,7 @@ def _field(path: Path, number: int, line: str, column: str) -> str:
     return str(entry[column])
 
 
-def _of_parquet(path: Path, column: str) -> Iterator[str]:
+def _read_parquet(path: Path, column: str) -> Iterator[str]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -121,15 +121,15 @@ def tokenize(
     compression: str | None = None,
     hashes: Sequence[str] = ("sha256",),
 ) -> Written:
-    """Writes the shards of `texts` into a new folder.
+    """Write the shards of `texts` into a new folder.
 
     Args:
-        name: of the tokenizer, for the record.
+        name: of the tokenizer, to be recorded in tokens.json.
         length: tokens of a row.
-        end: put the tokenizer's end token behind each document.
+        end: append the tokenizer's end token to each document.
 
     Raises:
-        ConfigError: no end token where one is asked for; less text than fills a row; the folder holds something.
+        ConfigError: the tokenizer has no end token; the texts do not fill a row; the folder is not empty.
     """
     if length < 2:
         raise ConfigError(f"length={length}: a row has at least 2 tokens")
@@ -149,10 +149,10 @@ def tokenize(
         for tokens, lengths in packer.add(np.array(ids, dtype)):
             writer.write({"tokens": tokens, "documents": np.array(lengths, np.uint32)})
     if not writer.samples:
-        raise ConfigError(f"the texts have {packer.held} tokens: a row has {length}")
+        raise ConfigError(f"the texts have {packer.pending} tokens: a row has {length}")
     digest = hashlib.sha256(tokenizer.to_bytes()).hexdigest()
-    total = writer.samples * length + packer.held
-    written = Written(name, tokenizer.vocab_size, digest, length, end_id, count, total, writer.samples, packer.held)
+    total = writer.samples * length + packer.pending
+    written = Written(name, tokenizer.vocab_size, digest, length, end_id, count, total, writer.samples, packer.pending)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / ABOUT, json.dumps(asdict(written), indent=1) + "\n")
     writer.close()
@@ -160,10 +160,9 @@ def tokenize(
 
 
 def read_about(source: str | Path) -> Written:
-    """What `tokenize` said of its shards, in a folder or at a URL. Raises ConfigError."""
+    """What `tokenize` recorded about the shards in a folder or at a URL. Raises ConfigError."""
     try:
-        entry: JsonObject = json.loads(open_store(source).get(ABOUT))
-        return Written(**entry)
+        return Written(**json.loads(open_store(source).get(ABOUT)))
     except MissingError as error:
         raise ConfigError(f"{source} was not written by `roofline data tokenize`: {ABOUT} is missing") from error
     except (ValueError, TypeError) as error:
@@ -171,18 +170,18 @@ def read_about(source: str | Path) -> Written:
 
 
 class _Packer:
-    """Cuts documents, one behind the other, into rows."""
+    """Cuts the documents, one behind the other, into rows. pending: tokens of the unfinished row."""
 
     def __init__(self, length: int) -> None:
-        self.length, self.held = length, 0
+        self.length, self.pending = length, 0
         self._parts: list[np.ndarray] = []
 
     def add(self, ids: np.ndarray) -> Iterator[tuple[np.ndarray, list[int]]]:
-        """The rows that a document completes: tokens [length], tokens of each document in it."""
+        """The rows that a document completes: tokens [length], and the number of tokens of each document in the row."""
         while len(ids):
-            part, ids = ids[: self.length - self.held], ids[self.length - self.held :]
+            part, ids = ids[: self.length - self.pending], ids[self.length - self.pending :]
             self._parts.append(part)
-            self.held += len(part)
-            if self.held == self.length:
+            self.pending += len(part)
+            if self.pending == self.length:
                 yield np.concatenate(self._parts), [len(p) for p in self._parts]
-                self._parts, self.held = [], 0
+                self._parts, self.pending = [], 0

@@ -1,11 +1,10 @@
-"""A microbatch on tensors without data: what torch makes, keeps and drops is counted, nothing is computed."""
+"""Runs a microbatch on tensors without data, and counts the memory that torch would allocate and keep."""
 
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,11 +21,11 @@ ACTIVATIONS, LOGITS, PASSING, GRADIENTS = "activations", "logits", "passing", "g
 
 
 @dataclass
-class Rehearsed:
-    """Bytes beside parameters and optimizer state.
+class Usage:
+    """Bytes in use, without parameters and optimizer state.
 
-    parts: at the fullest moment; most: of each part at its own. first: of the stream of activations when the blocks
-    begin, whose type is `stream`.
+    parts: at the fullest moment; most: the maximum of each part by itself. first, stream: bytes and type of the
+    activations that enter the first block.
     """
 
     parts: dict[str, int]
@@ -35,14 +34,14 @@ class Rehearsed:
     stream: torch.dtype = torch.float32
 
 
-def rehearse(
+def dry_run(
     config: TrainConfig, shape: JsonMapping, world: World, dtype: torch.dtype, rows: int, several: bool
-) -> Rehearsed:
-    """One microbatch of `rows` rows, as configured but for compilation.
+) -> Usage:
+    """The memory of one microbatch of `rows` rows, without compilation.
 
     Args:
-        shape: the canonical configuration. dtype: of the parameters as blocks see them.
-        several: the second microbatch of a step, which finds gradients.
+        shape: the canonical configuration. dtype: of the parameters as blocks use them.
+        several: count the second microbatch of a step, which finds the gradients of the first.
     """
     kind, compute = world.device.type, COMPUTE[config.precision]
     with torch._subclasses.fake_tensor.FakeTensorMode():
@@ -52,9 +51,9 @@ def rehearse(
         ledger = Ledger()
         for parameter in model.parameters():
             ledger.leave_out(parameter)
-            parameter.register_post_accumulate_grad_hook(partial(_keep_gradient, ledger, world.grouped))
-        model.compute = partial(_begins, ledger, model.compute)
-        model.head_loss = partial(_as_logits, ledger, model.head_loss)
+            parameter.register_post_accumulate_grad_hook(partial(_count_gradient, ledger, world.grouped))
+        model.compute = partial(_watch_first_block, ledger, model.compute)
+        model.head_loss = partial(_count_as_logits, ledger, model.head_loss)
         with ledger:
             for _ in range(1 + several):
                 ledger.begin()
@@ -65,80 +64,88 @@ def rehearse(
                 ledger.part = PASSING
                 loss.backward()  # type: ignore[no-untyped-call]
                 del loss, ids, documents
-    return ledger.found
+    return ledger.usage
 
 
 class Ledger(TorchDispatchMode):
-    """Counts the bytes of the storages that ops return, from then until they are dropped.
+    """Counts the bytes of the storages that ops return, until they are freed.
 
     Attributes:
-        part: what new ones count as. found: since `begin`.
+        part: what new storages count as. usage: since `begin`.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._held: dict[int, tuple[str, int]] = {}
+        self._storages: dict[int, tuple[str, int]] = {}  # (part, bytes)
         self._now: dict[str, int] = {}
         self.begin()
 
     def begin(self) -> None:
-        """Start a microbatch."""
+        """Start to count a microbatch."""
         self.part = ACTIVATIONS
-        self.found = Rehearsed(dict(self._now), dict(self._now))
+        self.usage = Usage(dict(self._now), dict(self._now))
 
     def leave_out(self, tensor: Tensor) -> None:
-        """Do not count a tensor that is there already."""
-        self._held[tensor.untyped_storage()._cdata] = ("", 0)
+        """Do not count a tensor that exists already."""
+        self._storages[tensor.untyped_storage()._cdata] = ("", 0)
 
     def move(self, tensor: Tensor, part: str) -> None:
-        """Count it as another part."""
+        """Count a tensor as another part from now on."""
         key = tensor.untyped_storage()._cdata
-        before, size = self._held[key]
-        self._held[key] = (part, size)
+        before, size = self._storages[key]
+        self._storages[key] = (part, size)
         self._add(before, -size)
         self._add(part, size)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        self,
+        func: Callable[..., object],
+        _: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         out = func(*args, **(kwargs or {}))
-        for made in tree_leaves(out):
-            if isinstance(made, Tensor):
-                self._made(made)
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                self._count(leaf)
         return out
 
-    def _made(self, tensor: Tensor) -> None:
+    def _count(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
-        if key in self._held:
+        if key in self._storages:
             return
-        self._held[key] = (self.part, size)
-        weakref.finalize(storage, self._dropped, key)
+        self._storages[key] = (self.part, size)
+        weakref.finalize(storage, self._freed, key)
         self._add(self.part, size)
-        if sum(self._now.values()) > sum(self.found.parts.values()):
-            self.found.parts = dict(self._now)
+        if sum(self._now.values()) > sum(self.usage.parts.values()):
+            self.usage.parts = dict(self._now)
 
-    def _dropped(self, key: int) -> None:
-        part, size = self._held.pop(key)
+    def _freed(self, key: int) -> None:
+        part, size = self._storages.pop(key)
         self._add(part, -size)
 
     def _add(self, part: str, size: int) -> None:
         self._now[part] = self._now.get(part, 0) + size
-        self.found.most[part] = max(self.found.most.get(part, 0), self._now[part])
+        self.usage.most[part] = max(self.usage.most.get(part, 0), self._now[part])
 
 
-def _begins(ledger: Ledger, compute: Callable[..., Tensor], rows: tuple[int, int], x: Tensor, *rest: Any) -> Tensor:
-    if not ledger.found.first:
-        ledger.found.first, ledger.found.stream = x.untyped_storage().nbytes(), x.dtype
+def _watch_first_block(
+    ledger: Ledger, compute: Callable[..., Tensor], rows: tuple[int, int], x: Tensor, *rest: Tensor | None
+) -> Tensor:
+    if not ledger.usage.first:
+        ledger.usage.first, ledger.usage.stream = x.untyped_storage().nbytes(), x.dtype
     return compute(rows, x, *rest)
 
 
-def _as_logits(ledger: Ledger, head_loss: Callable[..., Tensor], *args: Any) -> Tensor:
+def _count_as_logits(ledger: Ledger, head_loss: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     ledger.part = LOGITS
-    return head_loss(*args)
+    return head_loss(*tensors)
 
 
-def _keep_gradient(ledger: Ledger, sharded: bool, parameter: Tensor) -> None:
+def _count_gradient(ledger: Ledger, sharded: bool, parameter: Tensor) -> None:
     assert parameter.grad is not None
     if sharded:
-        parameter.grad = None  # it travels, and each rank keeps its share
+        parameter.grad = None  # it is sent, and each rank keeps its shard
     else:
         ledger.move(parameter.grad, GRADIENTS)

@@ -1,40 +1,40 @@
-"""Causal attention with gradients as products of matrices, some queries at a time: for CPUs, whose products are fast.
+"""Causal attention with gradients on CPUs, as matrix products of a block of queries at a time.
 
-The forward pass keeps the result and the logarithm of each query's sum; the backward pass computes the weights again,
-as FlashAttention-2 does (Dao 2023). Keys behind a block's last query are left out of its products.
+The forward pass keeps the result and the logarithm of each query's sum of weights; the backward pass recomputes the
+weights, as FlashAttention-2 does (Dao 2023). Keys behind a block's last query are left out of its products.
 """
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from roofline.ops.rows import fused_attention
+from roofline.train.model.autograd import Context
 
-BLOCKS = 4  # into which the queries are cut: 62.5% of the whole square is computed
-LEAST = 64  # queries of a block: smaller products are slower
+BLOCKS = 4  # of queries: 62.5% of all scores are computed
+LEAST = 64  # queries of a block; smaller products are slower
 
 
 def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """Attention of q, k, v [rows, heads, length, head_dim], each token over itself and those before it; as q.
+    """Causal attention of q, k, v [rows, heads, length, head_dim]; returns the shape of q.
 
-    bias: float32 [rows or 1, heads or 1, length, length] to add to scores, in which what is after a token is -inf; it
-    gets no gradient. Scores in 16 bits are rounded to them before the softmax, which is taken in float32.
+    bias: float32 [rows or 1, heads or 1, length, length], added to scores, -inf for later tokens; gets no gradient.
+    Scores in 16 bits are rounded to that type before the softmax, which is computed in float32.
     """
-    return _Blocks.apply(q.contiguous(), k.contiguous(), v.contiguous(), bias, scale)  # type: ignore[no-any-return]
+    return _Blocks.apply(q.contiguous(), k.contiguous(), v.contiguous(), bias, scale)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """In blocks where those were measured faster than torch's kernel (docs/decisions.md has the figures), else that."""
+    """Attention in blocks where they were measured faster than torch's kernel (docs/decisions.md), else that kernel."""
     if q.device.type == "cpu" and (q.dtype == torch.bfloat16 or (q.dtype == torch.float32 and q.shape[2] <= 512)):
         return attend_in_blocks(q, k, v, bias, scale)
     return fused_attention(q, k, v, bias, scale)
 
 
 def _cuts(length: int) -> Iterator[tuple[slice, slice]]:
-    """(queries, the keys that they see) of each block."""
+    """The queries and the keys of each block."""
     size = max(LEAST, -(-length // (BLOCKS if length > BLOCKS * LEAST else 2)))
     for start in range(0, length, size):
         end = min(length, start + size)
@@ -51,7 +51,7 @@ def _masked(bias: Tensor | None, scores: Tensor, queries: slice, keys: slice) ->
 
 class _Blocks(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    def forward(ctx: Context, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
         outs, sums = [], []
         for queries, keys in _cuts(q.shape[2]):
             scores = torch.matmul(q[:, :, queries], k[:, :, keys].transpose(-1, -2)).float() * scale
@@ -62,13 +62,13 @@ class _Blocks(torch.autograd.Function):
             out = torch.matmul(weights.to(q.dtype), v[:, :, keys])
             outs.append((out.float() / total).to(q.dtype))
             sums.append(most + total.log())
-        out, sums_ = torch.cat(outs, 2), torch.cat(sums, 2)
-        ctx.save_for_backward(q, k, v, bias, out, sums_)
+        out = torch.cat(outs, 2)
+        ctx.save_for_backward(q, k, v, bias, out, torch.cat(sums, 2))
         ctx.scale = scale
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, out, sums = ctx.saved_tensors
         grad = grads[0].contiguous()
         shared = (grad.float() * out.float()).sum(-1)[:, :, None]  # [rows, heads, 1, queries], of all keys of each
@@ -76,8 +76,8 @@ class _Blocks(torch.autograd.Function):
         into_q = []
         into_k, into_v = (torch.zeros(t.shape, device=t.device) for t in (k, v))
         for queries, keys in _cuts(q.shape[2]):
-            # Keys by queries: two products need no transposition, and torch.compile does not take the scores for those
-            # of the forward pass, which it would then keep for all layers.
+            # Keys by queries: two products need no transposition, and torch.compile does not recognise the scores of
+            # the forward pass, which it would then keep for all layers.
             scores = torch.matmul(k[:, :, keys], q[:, :, queries].transpose(-1, -2)).float() * ctx.scale
             scores = _masked(bias, scores.transpose(-1, -2), queries, keys).transpose(-1, -2)
             weights = (scores - sums[..., queries]).exp()

@@ -1,5 +1,6 @@
-"""From the configuration's model section to a model: what shape it has, and what its parameters start from."""
+"""Builds the model of a configuration's model section: its shape, its initial parameters, its compilation."""
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -9,7 +10,7 @@ from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.models import presets
 from roofline.models.registry import configure
 from roofline.train.config.schema import ModelSection, TrainConfig
-from roofline.train.model.init import Init, initialize
+from roofline.train.model.init import Init, fill, initialize
 from roofline.train.model.modules import Model
 from roofline.train.model.tensor_parallel import part
 from roofline.weights.checkpoint import Checkpoint, open_checkpoint, read_config
@@ -35,12 +36,12 @@ def model_config(section: ModelSection, length: int) -> JsonObject:
             )
     else:
         config = presets.preset(section.name)
-    given = [name for name in _MPT_ONLY if getattr(section, name) is not None]
-    if section.name != "mpt_causal_lm" and given:
-        raise ConfigError(f"model.{given[0]} belongs to mpt_causal_lm: use config_overrides for {section.name}")
+    mpt_keys = [name for name in _MPT_ONLY if getattr(section, name) is not None]
+    if section.name != "mpt_causal_lm" and mpt_keys:
+        raise ConfigError(f"model.{mpt_keys[0]} belongs to mpt_causal_lm: use config_overrides for {section.name}")
     config = config | section.config_overrides
     if "width" in section.config_overrides or "heads" in section.config_overrides:
-        config = config | _fitting(config, section.config_overrides)
+        config = config | _derived(config, section.config_overrides)
     configure(config)
     if config["max_position"] < length:
         raise ConfigError(f"max_seq_len={length}: the model has {config['max_position']} positions")
@@ -48,7 +49,7 @@ def model_config(section: ModelSection, length: int) -> JsonObject:
 
 
 def start(model: Model, config: TrainConfig) -> None:
-    """Fill the parameters: with those of a model's files, or as init_config says."""
+    """Fill the parameters from a model's files, or as init_config says."""
     section = config.model
     if section.name == "hf_causal_lm" and section.pretrained:
         load(model, open_checkpoint(_files(section)))
@@ -62,21 +63,17 @@ def wrap(model: Model, config: TrainConfig) -> None:
     """Activation checkpointing, then compilation around it, as configured."""
     from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-    again = config.fsdp_config.activation_checkpointing if config.fsdp_config is not None else False
-    if again:
-        kept = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default, *_ATTENTION]
-        model.checkpoint_activations(
-            (lambda: create_selective_checkpoint_contexts(kept)) if again == "selective" else None
-        )
+    checkpointing = config.fsdp_config.activation_checkpointing if config.fsdp_config is not None else False
+    if checkpointing:
+        kept_ops = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default, *_ATTENTION]
+        selective = partial(create_selective_checkpoint_contexts, kept_ops)
+        model.checkpoint_activations(selective if checkpointing == "selective" else None)
     if config.compile_config is not None:
-        options = {"mode": config.compile_config.mode} if config.compile_config.mode else {}
-        model.compile(backend=config.compile_config.backend, **options)
+        model.compile(config.compile_config.backend, config.compile_config.mode)
 
 
 def load(model: Model, checkpoint: Checkpoint) -> None:
-    """Take over the weights of a file; block formats are widened."""
-    from roofline.train.model.init import fill
-
+    """Copy the weights of a file into the parameters; quantised formats are widened."""
     for _, param, tensor in model.canonical():
         fill(tensor, part(param, model.ranks).cut(torch.from_numpy(checkpoint.dequantize(param.name))))
 
@@ -115,11 +112,9 @@ def _mpt(section: ModelSection, length: int) -> JsonObject:
     }
 
 
-def _fitting(config: JsonMapping, given: JsonMapping) -> JsonObject:
-    """head_dim, and for MPT kv_heads, that follow from an overridden width or number of heads."""
-    fitting: JsonObject = {}
-    if "head_dim" not in given:
-        fitting["head_dim"] = config["width"] // config["heads"]
-    if "kv_heads" not in given and config["family"] == "mpt":
-        fitting["kv_heads"] = config["heads"]
-    return fitting
+def _derived(config: JsonMapping, overrides: JsonMapping) -> JsonObject:
+    """head_dim, and for MPT kv_heads, as they follow from an overridden width or number of heads."""
+    derived = {} if "head_dim" in overrides else {"head_dim": config["width"] // config["heads"]}
+    if "kv_heads" not in overrides and config["family"] == "mpt":
+        derived["kv_heads"] = config["heads"]
+    return derived

@@ -1,4 +1,4 @@
-"""The start of a run: parameters as a function of (seed, name, shape) alone, whatever the devices and their number."""
+"""Initialises parameters: their values depend on seed, name and shape alone, not on devices or their number."""
 
 import hashlib
 import math
@@ -17,11 +17,11 @@ SCHEMES = ("kaiming_normal_", "baseline_")
 
 @dataclass(frozen=True)
 class Init:
-    """How matrices start; norms are ones and biases zeros.
+    """How matrices are initialised; norms start as ones and biases as zeros.
 
-    name: "kaiming_normal_": standard deviation sqrt(2 / columns), LLM Foundry's default; "baseline_": init_std.
+    name: "kaiming_normal_" has standard deviation sqrt(2 / columns), LLM Foundry's default; "baseline_" has init_std.
     init_div_is_residual: matrices that write into the residual stream are divided by sqrt(2 * layers) (Radford et al.
-    2019), or by the number given; False or 0: not at all.
+    2019), or by this number; False or 0: by nothing.
     """
 
     name: str = "baseline_"
@@ -36,7 +36,7 @@ class Init:
 
 
 def initialize(model: Model, seed: int, init: Init) -> None:
-    """Fill a model's parameters in place; of a sharded one each rank fills its own part."""
+    """Fill a model's parameters in place; each rank fills its own part of a sharded model."""
     for name, param, tensor in model.canonical():
         values = torch.from_numpy(_values(f"{seed}/{name}", param, model.cfg.layers, init))
         fill(tensor, part(param, model.ranks).cut(values))
@@ -55,18 +55,18 @@ def fill(tensor: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def _values(key: str, param: Param, layers: int, init: Init) -> np.ndarray:
-    """float32 [shape]."""
+    """The initial values of a parameter, float32 [shape]."""
     if len(param.shape) == 1:
         return np.full(param.shape, float(param.name.endswith("norm.weight")), np.float32)
     std = init.init_std if init.name == "baseline_" else math.sqrt(2 / param.shape[1])
     if param.split == "row" and init.init_div_is_residual:
-        given = init.init_div_is_residual
-        std /= math.sqrt(2 * layers) if given is True else float(given)
+        divisor = init.init_div_is_residual
+        std /= math.sqrt(2 * layers) if divisor is True else float(divisor)
     return _normal(key, math.prod(param.shape), std).reshape(param.shape)
 
 
 def _normal(key: str, count: int, std: float) -> np.ndarray:
-    """Normal numbers by Box and Muller 1958 in float64, from Philox's raw bits, which numpy keeps for ever."""
+    """Normal numbers by Box and Muller 1958 in float64, from Philox's raw bits, which numpy keeps stable."""
     words = np.frombuffer(hashlib.sha256(key.encode()).digest()[:16], "<u8")
     pairs = (count + 1) // 2
     bits = np.random.Philox(key=words).random_raw(2 * pairs) >> np.uint64(11)

@@ -1,20 +1,19 @@
-"""Optimizers, each a torch one; several of them as one where parameters want different ones."""
+"""The optimizers of a run: torch's, and several as one where parameters need different ones."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 
-from roofline.common.json_types import JsonObject
 from roofline.models.spec import Param
 from roofline.train.config.schema import OptimizerSection
 from roofline.train.model.modules import Model
 
 
 class Optimizer:
-    """The optimizers of a run, stepped together.
+    """One or more torch optimizers that step together.
 
     Attributes:
-        parts: torch optimizers, by a name that checkpoints use.
+        parts: the torch optimizers by the name that they have in checkpoints.
     """
 
     def __init__(self, parts: dict[str, torch.optim.Optimizer]) -> None:
@@ -22,14 +21,14 @@ class Optimizer:
         self._rates = {name: [group["lr"] for group in part.param_groups] for name, part in parts.items()}
 
     def set_factor(self, factor: float) -> None:
-        """Learning rates become `factor` times those of the configuration."""
+        """Set the learning rates to `factor` times those of the configuration."""
         for name, part in self.parts.items():
             for group, rate in zip(part.param_groups, self._rates[name], strict=True):
                 group["lr"] = rate * factor
 
     @property
     def lr(self) -> float:
-        """Of the first group."""
+        """The learning rate of the first group."""
         return float(next(iter(self.parts.values())).param_groups[0]["lr"])
 
     def step(self) -> None:
@@ -43,54 +42,50 @@ class Optimizer:
             part.zero_grad(set_to_none=True)
 
     def prepare(self) -> None:
-        """Make the state that a checkpoint is loaded into, without changing a parameter."""
-        rates = {name: [group["lr"] for group in part.param_groups] for name, part in self.parts.items()}
-        for part in self.parts.values():
-            for group in part.param_groups:
-                group["lr"] = 0.0  # neither update nor decay
-                for parameter in group["params"]:
-                    parameter.grad = torch.zeros_like(parameter)
+        """Create the state that a checkpoint is loaded into, without changing a parameter."""
+        groups = [group for part in self.parts.values() for group in part.param_groups]
+        rates = [group["lr"] for group in groups]
+        for group in groups:
+            group["lr"] = 0.0  # neither update nor decay
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter)
         self.step()
         self.zero_grad()
-        for name, part in self.parts.items():
-            for group, rate in zip(part.param_groups, rates[name], strict=True):
-                group["lr"] = rate
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
 
-    def states(self) -> Iterator[tuple[torch.Tensor, JsonObject]]:
-        """(parameter, its state) of all that have one."""
+    def states(self) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+        """(parameter, its state) of every parameter that has one."""
         for part in self.parts.values():
             yield from ((p, s) for p, s in part.state.items() if s)
 
 
 def optimizer(section: OptimizerSection, model: Model, exact: bool = False) -> Optimizer:
-    """As configured. exact: element for element the same on any part of a tensor (elastic runs).
+    """The configured optimizer. exact: each element's update is the same on any part of a tensor (elastic runs).
 
-    decoupled_adamw is AdamW whose decay follows the schedule and not the rate (Loshchilov and Hutter 2019, line 12 of
-    their algorithm 2): torch's multiplies by lr, so what it gets is decay / lr.
+    decoupled_adamw is AdamW whose decay follows the schedule and not the learning rate (Loshchilov and Hutter 2019,
+    line 12 of their algorithm 2). torch's AdamW multiplies the decay by lr, so it is given decay / lr.
     """
-    named = [(param, tensor) for _, param, tensor in model.canonical()]
-
-    def adamw(chosen: Callable[[Param], bool], rate: float, decay: float) -> torch.optim.Optimizer:
-        tensors = [tensor for param, tensor in named if chosen(param)]
-        fast: JsonObject = {"foreach": False} if exact else {"fused": True}
-        return torch.optim.AdamW(tensors, lr=rate, betas=section.betas, eps=section.eps, weight_decay=decay, **fast)
-
-    if section.name == "decoupled_adamw":
-        return Optimizer({"adamw": adamw(lambda _: True, section.lr, section.weight_decay / section.lr)})
-    if section.name == "adamw":
-        return Optimizer({"adamw": adamw(lambda _: True, section.lr, section.weight_decay)})
-    hidden = [tensor for param, tensor in named if is_hidden_matrix(param)]
-    muon = torch.optim.Muon(
-        hidden,
-        lr=section.lr,
-        weight_decay=section.weight_decay,
-        momentum=section.momentum,
-        adjust_lr_fn="match_rms_adamw",
+    muon = section.name == "muon"
+    hidden = [tensor for _, param, tensor in model.canonical() if muon and is_hidden_matrix(param)]
+    rest = [tensor for _, param, tensor in model.canonical() if not (muon and is_hidden_matrix(param))]
+    decay = section.weight_decay / section.lr if section.name == "decoupled_adamw" else section.weight_decay
+    adamw = torch.optim.AdamW(
+        rest,
+        lr=(section.adamw_lr or section.lr) if muon else section.lr,
+        betas=section.betas,
+        eps=section.eps,
+        weight_decay=decay,
+        foreach=False if exact else None,
+        fused=None if exact else True,
     )
-    rest = adamw(lambda p: not is_hidden_matrix(p), section.adamw_lr or section.lr, section.weight_decay)
-    return Optimizer({"muon": muon, "adamw": rest})
+    if not muon:
+        return Optimizer({"adamw": adamw})
+    rate, momentum = section.lr, section.momentum
+    matrices = torch.optim.Muon(hidden, lr=rate, weight_decay=decay, momentum=momentum, adjust_lr_fn="match_rms_adamw")
+    return Optimizer({"muon": matrices, "adamw": adamw})
 
 
 def is_hidden_matrix(param: Param) -> bool:
-    """Whether muon steps it."""
+    """Whether Muon steps this parameter."""
     return len(param.shape) == 2 and param.name.startswith("layers.")

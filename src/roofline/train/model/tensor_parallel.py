@@ -1,12 +1,11 @@
-"""Matrices shared by the ranks of a group, by the split that each family's spec gives: the plan that serving uses.
+"""Tensor parallelism: matrices divided over the ranks of a group by the splits in each family's spec, as in serving.
 
-A column split computes some of the outputs on each rank, a row split some of the inputs, whose products are summed
-(Shoeybi et al. 2019). What is around the blocks (embedding, head, norms of the stream) is whole on each rank.
+With a column split each rank computes some of the outputs. With a row split it multiplies some of the inputs, and the
+ranks' products are summed (Shoeybi et al. 2019). Embedding, head and the last norm are not divided.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,11 +21,12 @@ from roofline.common.errors import ConfigError
 from roofline.models.config import ModelConfig
 from roofline.models.spec import Param
 from roofline.ops.matmul import SplitWeight
+from roofline.train.model.autograd import Context
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This rank among those that share a model's matrices; alone: size 1 and no group."""
+    """This rank among those that share a model's matrices; by default it is alone, without a group."""
 
     rank: int = 0
     size: int = 1
@@ -35,7 +35,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Part:
-    """What a rank holds of a parameter: `ranges` of dimension `dim`, one after the other; all of it if that is None."""
+    """The part of a parameter that a rank has: `ranges` of dimension `dim`, concatenated; everything if dim is None."""
 
     shape: tuple[int, ...]
     dim: int | None = None
@@ -46,31 +46,31 @@ class Part:
         """The shape of the part."""
         if self.dim is None:
             return self.shape
-        held = sum(stop - start for start, stop in self.ranges)
-        return tuple(held if dim == self.dim else size for dim, size in enumerate(self.shape))
+        length = sum(stop - start for start, stop in self.ranges)
+        return tuple(length if dim == self.dim else size for dim, size in enumerate(self.shape))
 
-    def cut(self, whole: Tensor) -> Tensor:
-        """Cut it out of the whole parameter."""
+    def cut(self, parameter: Tensor) -> Tensor:
+        """The part of a full parameter."""
         if self.dim is None:
-            return whole
-        return torch.cat([whole.narrow(self.dim, start, stop - start) for start, stop in self.ranges], self.dim)
+            return parameter
+        return torch.cat([parameter.narrow(self.dim, start, stop - start) for start, stop in self.ranges], self.dim)
 
     def places(self, first: int, rows: int) -> list[tuple[tuple[int, ...], int, int]]:
-        """Where rows first..first+rows of the part lie in the whole: (offsets there, first row here, rows)."""
+        """Where rows first..first+rows of the part lie in the full parameter: (offsets there, first row here, rows)."""
         rest = (0,) * (len(self.shape) - 1)
         if self.dim != 0:
             return [((first, self.ranges[0][0]) if self.dim else (first, *rest), first, rows)]
-        found, at = [], 0
+        places, at = [], 0
         for start, stop in self.ranges:
             low, high = max(first, at), min(first + rows, at + stop - start)
             if low < high:
-                found.append(((start + low - at, *rest), low, high - low))
+                places.append(((start + low - at, *rest), low, high - low))
             at += stop - start
-        return found
+        return places
 
 
 def part(param: Param, ranks: Ranks) -> Part:
-    """What this rank holds of a parameter. Raises ConfigError where it does not divide."""
+    """The part of a parameter that this rank has. Raises ConfigError if the ranks do not divide it."""
     if ranks.size == 1 or param.split not in ("column", "row"):
         return Part(param.shape)
     dim = 0 if param.split == "column" else 1
@@ -85,58 +85,59 @@ def part(param: Param, ranks: Ranks) -> Part:
 
 
 def local_config(cfg: ModelConfig, ranks: Ranks) -> ModelConfig:
-    """The shape of a rank's share of a block. Raises ConfigError where heads do not divide."""
+    """The shape of a rank's share of a block. Raises ConfigError if the ranks do not divide heads or ffn."""
     for name in ("heads", "kv_heads", "ffn"):
         if getattr(cfg, name) % ranks.size:
             raise ConfigError(f"tensor_parallel={ranks.size} does not divide {name}={getattr(cfg, name)}")
     return replace(cfg, heads=cfg.heads // ranks.size, kv_heads=cfg.kv_heads // ranks.size, ffn=cfg.ffn // ranks.size)
 
 
-def used(param: Param, tensor: Tensor, ranks: Ranks) -> Any:
-    """A block's parameter as its family is to see it."""
+def used(param: Param, tensor: Tensor, ranks: Ranks) -> Tensor | SplitWeight:
+    """A block's parameter in the form in which its family uses it."""
     if ranks.size == 1 or param.split == "replicate":
         return tensor
     if param.split == "shared":
-        return _Enter.apply(tensor, ranks.group)
+        shared: Tensor = _Enter.apply(tensor, ranks.group)
+        return shared
     if len(param.shape) == 1:
         return tensor
     return (Column if param.split == "column" else Row)(tensor, ranks)
 
 
 class _Enter(torch.autograd.Function):
-    """The same on every rank; gradients, to which each rank adds its share, are summed."""
+    """Identity whose backward pass sums the gradients of all ranks."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: Context, x: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor, None]:
         return collectives.all_reduce(grads[0].contiguous(), "sum", ctx.group), None
 
 
 class _Leave(torch.autograd.Function):
-    """The sum of what the ranks have; its gradient is that of each."""
+    """The sum over all ranks; each rank gets its gradient unchanged."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: Context, x: Tensor, group: dist.ProcessGroup) -> Tensor:
         return collectives.all_reduce(x.contiguous(), "sum", group)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor, None]:
         return grads[0], None
 
 
 class Column(SplitWeight):
-    """Some rows of a weight: x [tokens, in] -> this rank's outputs."""
+    """Some rows of a weight: computes this rank's outputs from x [tokens, in]."""
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return functional.linear(_Enter.apply(x, self.ranks.group), self.tensor, bias)
 
 
 class Row(SplitWeight):
-    """Some columns of a weight: this rank's inputs -> all outputs; the bias is added once."""
+    """Some columns of a weight: computes all outputs from this rank's inputs; the bias is added once."""
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
         summed = _Leave.apply(functional.linear(x, self.tensor), self.ranks.group)
@@ -144,27 +145,27 @@ class Row(SplitWeight):
 
 
 class Pieces(Tensor):
-    """A parameter-like tensor of the whole shape of which this rank has pieces: what a distributed checkpoint asks of.
+    """Stands for a full tensor of which this rank has pieces, in the form that torch's distributed checkpoint takes.
 
-    chunks: (offsets in the whole, a view of what is there).
+    chunks: (offsets in the full tensor, a view of the piece).
     """
 
     chunks: list[tuple[tuple[int, ...], Tensor]]
 
     @staticmethod
     def __new__(cls, shape: Sequence[int], like: Tensor, chunks: list[tuple[tuple[int, ...], Tensor]]) -> "Pieces":
-        made: Any = Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=like.dtype, device=like.device)  # type: ignore[attr-defined]
-        made.chunks = chunks
-        return made  # type: ignore[no-any-return]
+        self: Pieces = Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=like.dtype, device=like.device)  # type: ignore[attr-defined]
+        self.chunks = chunks
+        return self
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+    def __torch_dispatch__(cls, func: object, *_: object) -> None:  # type: ignore[override]
         raise NotImplementedError(f"{func}: pieces are saved and loaded, nothing is computed with them")
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
         return [ChunkStorageMetadata(torch.Size(at), view.shape) for at, view in self.chunks]
 
-    def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
+    def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:
         properties = TensorProperties(dtype=self.dtype)
         return [
             WriteItem(
@@ -179,8 +180,8 @@ class Pieces(Tensor):
         return next(view for at, view in self.chunks if torch.Size(at) == index.offset)
 
 
-def pieces(tensor: Tensor, held: Part) -> list[tuple[tuple[int, ...], Tensor]]:
-    """(offsets in the whole parameter, a view) of everything this rank has of it, sharded or not."""
+def pieces(tensor: Tensor, part: Part) -> list[tuple[tuple[int, ...], Tensor]]:
+    """(offsets in the full parameter, a view) of everything this rank has of it, sharded or not."""
     first, local = 0, tensor.detach()
     if isinstance(local, DTensor):
         offsets = compute_local_shape_and_global_offset(local.shape, local.device_mesh, local.placements)[1]
@@ -189,4 +190,4 @@ def pieces(tensor: Tensor, held: Part) -> list[tuple[tuple[int, ...], Tensor]]:
         return []
     if not local.dim():
         return [((), local)]
-    return [(at, local[here - first : here - first + rows]) for at, here, rows in held.places(first, len(local))]
+    return [(at, local[here - first : here - first + rows]) for at, here, rows in part.places(first, len(local))]

@@ -1,11 +1,10 @@
-"""Sums that do not depend on how many processes take part: a fixed binary tree over fixed virtual shards of a batch.
+"""Sums whose bits do not depend on the number of processes: a fixed binary tree over the virtual shards of a batch.
 
-Round r of a run on `world` ranks computes the shards r * world to (r + 1) * world - 1, one a rank. The ranks' sum of a
-round is a subtree, and rounds are added as a binary counter adds: with powers of two that is one tree for every world.
+In round r, `world` ranks compute the shards r * world to (r + 1) * world - 1, one each. The sum over the ranks of a
+round is a subtree, and rounds are added as a binary counter adds. With powers of two, every world gives the same tree.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,9 +13,11 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.train.config.schema import TrainConfig
 
+Gradients = list[torch.Tensor | None]  # of a model's parameters
+
 
 def rounds(virtual: int, rank: int, world: int) -> list[tuple[int, int]]:
-    """This rank's shares of a global batch, in order, as `order.share` takes them. Raises ConfigError."""
+    """This rank's shares of a global batch, in order: (index, count) as in `order.share`. Raises ConfigError."""
     if virtual & (virtual - 1) or world & (world - 1) or virtual % world:
         raise ConfigError(
             f"elastic.virtual_shards={virtual} on {world} processes: both must be powers of two, and the second "
@@ -26,7 +27,7 @@ def rounds(virtual: int, rank: int, world: int) -> list[tuple[int, int]]:
 
 
 def check(config: TrainConfig) -> None:
-    """Raises UnsupportedError for what adds in an order that depends on the ranks."""
+    """Raise UnsupportedError for settings whose sums depend on the number of ranks."""
     if config.optimizer.name == "muon":
         reason = "its products of matrices are added up over the ranks that share them"
         raise UnsupportedError("elastic with optimizer.name=muon", reason, ["adamw", "decoupled_adamw"])
@@ -36,28 +37,28 @@ def check(config: TrainConfig) -> None:
 
 
 class TreeSum:
-    """Lists of tensors, added pair by pair: equal subtrees as soon as there are two."""
+    """Adds lists of tensors in a binary tree: two subtrees of one level are added as soon as both exist."""
 
     def __init__(self) -> None:
-        self._held: list[tuple[int, list[Any]]] = []  # level, sum; levels fall
+        self._subtrees: list[tuple[int, Gradients]] = []  # (level, sum), with falling levels
 
-    def push(self, leaf: Sequence[Any]) -> None:
-        """The next leaf. None stands for tensors that got no gradient."""
+    def push(self, leaf: Gradients) -> None:
+        """Add the next leaf. None stands for tensors without a gradient."""
         level, right = 0, list(leaf)
-        while self._held and self._held[-1][0] == level:
-            _, left = self._held.pop()
-            right = [b if a is None else a if b is None else a + b for a, b in zip(left, right, strict=True)]
+        while self._subtrees and self._subtrees[-1][0] == level:
+            _, earlier = self._subtrees.pop()
+            right = [b if a is None else a if b is None else a + b for a, b in zip(earlier, right, strict=True)]
             level += 1
-        self._held.append((level, right))
+        self._subtrees.append((level, right))
 
-    def total(self) -> list[Any]:
-        """The sum of all leaves, whose number is a power of two."""
-        assert len(self._held) == 1, "the number of leaves is no power of two"
-        return self._held[0][1]
+    def total(self) -> Gradients:
+        """The sum of all leaves, whose number must be a power of two."""
+        assert len(self._subtrees) == 1, "the number of leaves is no power of two"
+        return self._subtrees[0][1]
 
 
 class TreeReduceScatter(ReduceScatter):
-    """FSDP2's reduce-scatter as an exchange and a tree over the ranks: gloo and NCCL add in orders of their own."""
+    """A reduce-scatter for FSDP2 that adds the ranks in a binary tree; gloo and NCCL add in orders of their own."""
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(size, dtype=dtype, device=device)
@@ -67,7 +68,7 @@ class TreeReduceScatter(ReduceScatter):
         output_tensor: torch.Tensor,
         input_tensor: torch.Tensor,
         group: dist.ProcessGroup,
-        op: Any,
+        op: object,
         async_op: bool = False,
     ) -> dist.Work | None:
         world = dist.get_world_size(group)

@@ -1,11 +1,13 @@
-"""The processes of a run: who they are, what they agree on, and how a model is sharded over them."""
+"""The processes of a run: their ranks, the collectives between them, and the sharding of a model over them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 from roofline.common import env
@@ -15,19 +17,23 @@ from roofline.train.model.modules import Model
 from roofline.train.model.tensor_parallel import Ranks
 from roofline.train.parallel.elastic import TreeReduceScatter
 
+T = TypeVar("T")
+COMPUTE = {"fp32": None, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
+_PLACE = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))  # environment variables and their defaults
+
 
 class OutOfMemory(Exception):
-    """Some rank's memory ended in a microbatch; all ranks know."""
+    """Memory ran out on some rank during a microbatch; it is raised on all ranks."""
 
 
 @dataclass
 class World:
-    """This process among those of its run; alone it needs no process group.
+    """This process among those of its run; a single process needs no process group.
 
-    local_rank: among those of its host. tensor: those that share its matrices, and its rows; they stand side by side.
-    mesh: of all ranks, where there is a group (grouped), which this run has made (owner) or found.
-    watching: before each of FSDP's collectives the ranks ask each other whether one of them has failed, which otherwise
-        would leave the rest waiting in it.
+    local_rank: the rank on its host. tensor: the neighbouring ranks that share its matrices and its rows.
+    grouped: there is a process group. owner: this run has created it. mesh: of all ranks, if grouped.
+    watching: before each collective of FSDP the ranks tell each other whether one has failed; otherwise the others
+        would wait in it for ever.
     """
 
     rank: int = 0
@@ -37,52 +43,52 @@ class World:
     grouped: bool = False
     owner: bool = False
     tensor: Ranks = field(default_factory=Ranks)
-    mesh: Any = None
+    mesh: DeviceMesh | None = None
     watching: bool = False
 
     def agree(self, failed: bool = False) -> None:
-        """Raises OutOfMemory on every rank when one has failed."""
+        """Raise OutOfMemory on every rank if one has failed."""
         if self.watching and self.most([failed])[0]:
             raise OutOfMemory("on another rank")
 
     @property
     def data_rank(self) -> int:
-        """Which share of a batch this rank computes."""
+        """The index of the share of a batch that this rank computes."""
         return self.rank // self.tensor.size
 
     @property
     def data_size(self) -> int:
-        """How many shares there are."""
+        """The number of shares of a batch."""
         return self.size // self.tensor.size
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Over all shares of a batch, in float64."""
+        """The sums over all shares of a batch, in float64."""
         return [value / self.tensor.size for value in self._reduced(values, dist.ReduceOp.SUM)]
 
     def most(self, values: Sequence[float]) -> list[float]:
-        """The greatest of all ranks."""
+        """The maxima over all ranks."""
         return self._reduced(values, dist.ReduceOp.MAX)
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Those of every share of a batch, in float64; as many of each."""
+        """The values of every share of a batch, in float64; each rank gives equally many."""
         if not self.grouped:
             return [list(values)]
         mine = torch.tensor(list(values), dtype=torch.float64, device=self.device)
-        found = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(found, mine)
-        return [each.tolist() for each in found[:: self.tensor.size]]
+        every = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(every, mine)
+        return [each.tolist() for each in every[:: self.tensor.size]]
 
     def wrapped_sum(self, value: int) -> int:
-        """Over all ranks, modulo 2^64."""
+        """The sum over all ranks, modulo 2^64."""
         value %= 1 << 64
         if not self.grouped:
             return value
-        both = torch.tensor([value - (1 << 64) if value >> 63 else value], dtype=torch.int64, device=self.device)
-        dist.all_reduce(both)
-        return int(both) % (1 << 64)
+        total = torch.tensor([value - (1 << 64) if value >> 63 else value], dtype=torch.int64, device=self.device)
+        dist.all_reduce(total)
+        return int(total) % (1 << 64)
 
-    def share(self, value: Any) -> Any:
-        """What rank 0 has, as plain data."""
+    def share(self, value: T) -> T:
+        """Rank 0's value, which is plain data."""
         if not self.grouped:
             return value
         box = [value]
@@ -90,30 +96,30 @@ class World:
         return box[0]
 
     def barrier(self) -> None:
-        """Wait for all."""
+        """Wait for all ranks."""
         if self.grouped:
             dist.barrier()
 
-    def _reduced(self, values: Sequence[float], op: Any) -> list[float]:
+    def _reduced(self, values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
         if not self.grouped:
             return [float(value) for value in values]
-        both = torch.tensor(list(values), dtype=torch.float64, device=self.device)
-        dist.all_reduce(both, op)
-        return both.tolist()
+        reduced = torch.tensor(list(values), dtype=torch.float64, device=self.device)
+        dist.all_reduce(reduced, op)
+        return reduced.tolist()
 
 
 def join(config: TrainConfig) -> World:
-    """This process's place, from the variables that torchrun sets; the process group where it needs one.
+    """This process's World from torchrun's environment variables, with a process group if one is needed.
 
-    A group that is there already, as Ray Train makes one, is joined and left standing.
+    An existing group, such as Ray Train's, is used and not destroyed.
     """
     rank, size, local = (int(env.foreign(name) or fallback) for name, fallback in _PLACE)
     if dist.is_initialized():
         rank, size = dist.get_rank(), dist.get_world_size()
-    found = torch.accelerator.is_available() and config.device != "cpu"
-    if config.device == "gpu" and not found:
+    accelerated = torch.accelerator.is_available() and config.device != "cpu"
+    if config.device == "gpu" and not accelerated:
         raise ConfigError("device=gpu: torch finds no accelerator here")
-    chip = torch.accelerator.current_accelerator() if found else None
+    chip = torch.accelerator.current_accelerator() if accelerated else None
     device = torch.device(chip.type, local) if chip is not None else torch.device("cpu")
     if chip is not None:
         torch.accelerator.set_device_index(local)
@@ -130,31 +136,30 @@ def join(config: TrainConfig) -> World:
 
 
 def leave(world: World) -> None:
-    """End the process group, if it is this run's."""
+    """Destroy the process group if this run has created it."""
     if world.owner:
         dist.destroy_process_group()
     world.grouped = world.owner = False
 
 
 def shard(model: Model, world: World, config: TrainConfig) -> None:
-    """FSDP2 over the blocks and what is around them."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
+    """Shard the blocks, and the rest of the model, by FSDP2."""
+    assert world.mesh is not None
     section = config.fsdp_config or FsdpSection()
     kind = world.device.type
-    mesh = world.mesh["replicate", "shard"] if "replicate" in world.mesh.mesh_dim_names else world.mesh["shard"]
+    hybrid = section.sharding_strategy == "HYBRID_SHARD"
+    mesh = world.mesh["replicate", "shard"] if hybrid else world.mesh["shard"]
     compute = COMPUTE[config.precision] if section.mixed_precision != "FULL" else None
-    pure = section.mixed_precision == "PURE" and config.elastic is None  # a tree of 16 bits has another root
+    pure = section.mixed_precision == "PURE" and config.elastic is None  # a sum in 16 bits depends on the tree
     reduce = compute if pure else torch.float32
-    # Inputs are left alone: the residual stream stays float32, as without sharding.
+    # Inputs are not cast: the residual stream stays float32, as without sharding.
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
-    again = section.sharding_strategy != "SHARD_GRAD_OP"
+    reshard_blocks = section.sharding_strategy != "SHARD_GRAD_OP"
     for block in model.blocks:
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_blocks)
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
-    modules: list[Any] = [model, *model.blocks]
-    for module in modules:
-        module.set_gradient_divide_factor(1.0)  # losses carry their weights: gradients are summed
+    for module in _fsdp_modules(model):
+        module.set_gradient_divide_factor(1.0)  # losses are weighted already, so gradients are summed
         if kind == "cpu":
             module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sums
         scatter = TreeReduceScatter() if config.elastic is not None else None
@@ -165,15 +170,15 @@ def shard(model: Model, world: World, config: TrainConfig) -> None:
             module.set_custom_reduce_scatter(_AgreedReduceScatter(world, scatter))
 
 
-# New names of torch 2.13, which says so on every use of the old ones.
+# Torch 2.13 has new names, and warns on every use of the old ones.
 _GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class _Agreed:
-    """A collective of FSDP's that begins by asking whether all ranks are still there."""
+    """A collective of FSDP that first checks whether a rank has run out of memory."""
 
-    def __init__(self, world: World, inner: Any = None) -> None:
+    def __init__(self, world: World, inner: ReduceScatter | None = None) -> None:
         self.world, self.inner = world, inner
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -182,36 +187,44 @@ class _Agreed:
 
 class _AgreedAllGather(_Agreed, AllGather):
     def __call__(
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
         self.world.agree()
-        work: dist.Work | None = _GATHER(output_tensor, input_tensor, group=group, async_op=async_op)
-        return work
+        return _GATHER(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
 class _AgreedReduceScatter(_Agreed, ReduceScatter):
     def __call__(
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: dist.ReduceOp.RedOpType,
+        async_op: bool = False,
     ) -> dist.Work | None:
         self.world.agree()
         if self.inner is not None:
-            found: dist.Work | None = self.inner(output_tensor, input_tensor, group, op, async_op)
-            return found
-        work: dist.Work | None = _SCATTER(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
-        return work
+            return self.inner(output_tensor, input_tensor, group, op, async_op)
+        return _SCATTER(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+
+
+def fsdp(model: Model) -> FSDPModule:
+    """A sharded model with the methods that FSDP2 has added to it."""
+    return cast(FSDPModule, model)
+
+
+def _fsdp_modules(model: Model) -> list[FSDPModule]:
+    return [cast(FSDPModule, module) for module in (model, *model.blocks)]
 
 
 def reshard(model: Model, world: World) -> None:
-    """Give whole parameters back after a forward pass without a backward: until then the model's are not its shards."""
-    modules: list[Any] = [model, *model.blocks] if world.grouped else []
-    for module in modules:
+    """Free gathered parameters after a forward pass without a backward pass, which would free them."""
+    for module in _fsdp_modules(model) if world.grouped else ():
         module.reshard()
 
 
 def _lay_out(world: World, config: TrainConfig) -> None:
-    """The mesh of all ranks: copies, shards, and within those the ranks that share matrices. Raises ConfigError."""
-    from torch.distributed.device_mesh import init_device_mesh
-
+    """Set the mesh of all ranks: copies, shards, and inside those the ranks that share matrices. Raises ConfigError."""
     tensor = config.tensor_parallel
     if world.size % tensor:
         raise ConfigError(f"tensor_parallel={tensor} does not divide {world.size} processes")
@@ -229,10 +242,6 @@ def _lay_out(world: World, config: TrainConfig) -> None:
     world.mesh = init_device_mesh(world.device.type, tuple(sizes), mesh_dim_names=tuple(names))
     if tensor > 1:
         world.tensor = Ranks(world.rank % tensor, tensor, world.mesh["tensor"].get_group())
-
-
-COMPUTE = {"fp32": None, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
-_PLACE = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
 
 
 def _start_group(world: World) -> None:

@@ -1,8 +1,7 @@
-"""What `parity` finds between two runs, as plain data."""
+"""The findings of `roofline parity` about two runs, as plain data."""
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +13,10 @@ from roofline.train.parity.statistics import Change, Jump, Mean, Series
 
 @dataclass(frozen=True)
 class Difference:
-    """B's loss less A's, nats.
+    """B's loss minus A's, in nats.
 
-    largest, at: the greatest without its sign, and after which step; quarter: of the last quarter of the steps; early,
-    late: the mean difference without its sign in the first and the last quarter.
+    largest, at: the greatest absolute difference and its step. quarter: the mean over the last quarter of the steps.
+    early, late: the mean absolute difference in the first and in the last quarter.
     """
 
     mean: Mean
@@ -31,10 +30,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Noise:
-    """What repeats of A's setting differ by, among each other and from A: over `pairs` pairs, nats.
+    """How far A and its repeats differ from each other, over all pairs of them, in nats.
 
-    quantile: that 95 % of the single differences stay within. mean: the root mean square of the pairs' mean
-    differences. bands: (first step, last step, quantile there).
+    quantile: 95 % of the single absolute differences are below it. mean, quarter: the root mean square of the pairs'
+    mean differences, over all steps and over the last quarter. bands: (first step, last step, quantile in between).
     """
 
     pairs: int
@@ -47,7 +46,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Samples:
-    """What the order receipts say: over `steps`, from `step` on (None: nowhere) the samples are others."""
+    """What the order receipts show: over `steps` steps, the samples differ from `step` on (None: nowhere)."""
 
     steps: int
     step: int | None
@@ -55,7 +54,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class HandOver:
-    """After `step` steps `name` took over; the jump of the difference there, None where its legs are too short."""
+    """After `step` steps `name` took over. jump: of the difference there; None if a leg is too short to judge it."""
 
     step: int
     name: str
@@ -64,7 +63,7 @@ class HandOver:
 
 @dataclass(frozen=True)
 class Joint:
-    """What a run's own probes before and after one step say: `run` is A's or B's folder."""
+    """A point where a run was stopped and resumed, with probes of both sides. run: the folder of A or B."""
 
     run: str
     layers: Layers
@@ -72,12 +71,12 @@ class Joint:
 
 @dataclass(frozen=True)
 class Parity:
-    """All findings. None: not to be had from what the runs left.
+    """All findings; None stands for what the runs have not recorded.
 
-    a, b: folders. why: the figures that decided, in a sentence. steps, first, last: those that both have. margin: nats.
-    norm: of the logarithm of B's gradient norms over A's. change_at: the step of training behind which `change` stands.
-    layers: at the first step of which both runs have a probe. joints: where a run was stopped and went on. settings:
-    (key, A's, B's) of those that differ, but for names and places.
+    a, b: folders. why: a sentence with the figures that decided. steps, first, last: the common steps. margin: nats.
+    norm: the logarithm of B's gradient norms over A's. change_at: the last step before `change`. layers: at the first
+    step with probes of both runs. joints: where a run was stopped and resumed. settings: (key, A's, B's) of those that
+    differ, except names and places.
     """
 
     verdict: str
@@ -97,7 +96,7 @@ class Parity:
     handovers: tuple[HandOver, ...]
     layers: Layers | None
     joints: tuple[Joint, ...]
-    settings: tuple[tuple[str, Any, Any], ...]
+    settings: tuple[tuple[str, object, object], ...]
     notes: tuple[str, ...]
 
     @property
@@ -105,16 +104,16 @@ class Parity:
         return self.verdict in ("identical", "equivalent")
 
     def plain(self) -> JsonObject:
-        """For JSON, which has no infinities."""
-        return {**_finite(asdict(self)), "equal": self.equal}
+        """The findings for JSON, which has no infinities."""
+        return {**{key: _finite(value) for key, value in asdict(self).items()}, "equal": self.equal}
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two runs on the steps both have.
+    """Two runs on their common steps.
 
-    steps, loss: where both losses are finite: B's less A's, nats. norm: the logarithms of gradient norms, B's less A's,
-    where both are finite. bits: all are equal to the last bit. broken: a step at which one loss alone is no number.
+    steps, loss: B's loss minus A's, in nats, where both are finite. norm: the difference of the logarithms of their
+    gradient norms, where both are finite. bits: all are bit-equal. broken: a step where only one loss is finite.
     """
 
     steps: NDArray[np.int64]
@@ -124,7 +123,7 @@ class Pair:
     broken: int | None
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, dict):
         return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

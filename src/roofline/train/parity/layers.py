@@ -1,8 +1,8 @@
-"""Which layer of two runs differs first: from the sketches of their probes, against what rounding explains.
+"""Finds the first layer in which two runs differ by more than rounding, from the sketches of their probes.
 
-Rounding makes each layer's result differ a little, and what differs grows slowly from layer to layer. A layer is named
-where the difference exceeds what its precision can round off (`_limits`), or where the length of the activation changes
-more than rounding, which has no direction, could make it change.
+Rounding makes each layer's result differ a little, and differences grow slowly from layer to layer. A layer is named if
+its difference exceeds what its precision can cause (`_limits`), or if the length of its activation changes by more than
+rounding, which has no direction, can cause.
 """
 
 import math
@@ -13,21 +13,22 @@ import numpy as np
 
 from roofline.common.json_types import JsonMapping
 
-UNIT = {"fp32": 2.0**-24, "amp_fp16": 2.0**-11, "amp_bf16": 2.0**-8}  # half the distance of neighbours, relative
-FINEST = {"activations": 1e-5, "gradients": 1e-4}  # sums in float32 of another order, or of another chip
-# Units that the first layer rounds off at most; gradients of a model that has learnt are small differences.
+UNIT = {"fp32": 2.0**-24, "amp_fp16": 2.0**-11, "amp_bf16": 2.0**-8}  # relative rounding error
+FINEST = {"activations": 1e-5, "gradients": 1e-4}  # of float32 sums in another order or on another chip
+# Rounding of the first layer in units, at most; gradients of a trained model are small differences of large numbers.
 FIRST = {"activations": 4.0, "gradients": 32.0}
-ADDED = 0.25  # units that another layer adds where none before it differs
-GROWTH = 2.0  # a layer may double what it is given; the error of a sketch is in it
-SPREAD = 3.0  # standard deviations of a length under rounding
-OVER_REPEATS = 4.0  # a difference is another one when it exceeds the greatest among repeats so many times
+ADDED = 0.25  # units that a later layer adds
+GROWTH = 2.0  # a layer may double the difference of its input; includes the error of a sketch
+SPREAD = 3.0  # standard deviations that rounding may change a length by
+OVER_REPEATS = 4.0  # a difference is real if it exceeds the greatest one among repeats so many times
 
 
 @dataclass(frozen=True)
 class Layer:
-    """The difference of one tensor in B, relative to its size in A; its length's change, relative; the limits of both.
+    """One tensor of two runs.
 
-    beyond: one of them is exceeded. change_limit None: lengths are not judged.
+    difference: the norm of B's minus A's, relative to A's. change: of the norm, relative. limit, change_limit: what
+    rounding explains; None: not judged. beyond: a limit is exceeded.
     """
 
     name: str
@@ -40,10 +41,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Layers:
-    """What the probes of one step say.
+    """A comparison of the probes of one step.
 
-    judged: the weights were to be the same, or repeats say how far they may have grown apart; else nothing is named.
-    activation, gradient: the first that differs going forward, going backward; None: none, or not judged.
+    judged: weights should be equal, or repeats show how far they may have diverged; otherwise no layer is named.
+    activation, gradient: the first that differs in the forward and in the backward pass; None: none, or not judged.
     """
 
     step: int
@@ -56,19 +57,19 @@ class Layers:
 
 
 def compare(a: JsonMapping, b: JsonMapping, repeats: Sequence[JsonMapping] = (), same_weights: bool = True) -> Layers:
-    """Two lines of probes.jsonl between which `obstacle` finds none.
+    """Compare two lines of probes.jsonl for which `obstacle` returns None.
 
-    repeats: lines of runs with a's setting at that step.
+    repeats: lines of that step from repeats of a's run. same_weights: both runs should have the same weights.
     """
-    forward, known = _layers(a, b, repeats, "activations")
+    forward, by_repeats = _layers(a, b, repeats, "activations")
     backward, _ = _layers(a, b, repeats, "gradients")
-    judged = same_weights or known
-    named = [next((layer.name for layer in each if layer.beyond and judged), None) for each in (forward, backward)]
-    return Layers(int(a["step"]), judged, known, forward, backward, named[0], named[1])
+    judged = same_weights or by_repeats
+    first = [next((layer.name for layer in each if layer.beyond and judged), None) for each in (forward, backward)]
+    return Layers(int(a["step"]), judged, by_repeats, forward, backward, first[0], first[1])
 
 
 def obstacle(a: JsonMapping, b: JsonMapping) -> str | None:
-    """Why two lines cannot be compared."""
+    """Why two lines cannot be compared; None if they can."""
     if (a["rows"], a["tokens"]) != (b["rows"], b["tokens"]):
         return "their probes are of other rows: the data or its order is another"
     for kind in ("activations", "gradients"):
@@ -81,45 +82,45 @@ def obstacle(a: JsonMapping, b: JsonMapping) -> str | None:
 def _layers(
     a: JsonMapping, b: JsonMapping, repeats: Sequence[JsonMapping], kind: str
 ) -> tuple[tuple[Layer, ...], bool]:
-    """In the order in which they are computed; and whether the repeats' differences are the limit.
+    """The layers in the order in which they are computed, and whether the limits are from repeats.
 
-    Repeats that are equal to the last bit say nothing about another order of additions.
+    Repeats that are bit-equal do not show what another order of additions does, so they give no limits.
     """
     turn = -1 if kind == "gradients" else 1
     mine, theirs = a[kind][::turn], b[kind][::turn]
     differences = [_difference(x, y) for x, y in zip(mine, theirs, strict=True)]
     noise = [[_difference(x, y) for x, y in zip(mine, line[kind][::turn], strict=True)] for line in repeats]
-    known = any(value > 0 for each in noise for value in each)
+    by_repeats = any(value > 0 for each in noise for value in each)
     unit = max(UNIT[line["precision"]] for line in (a, b))
     limits = _limits(differences, unit, kind)
     lengths: list[float | None] = [None] * len(mine)
-    if known:
+    if by_repeats:
         limits = _widened(noise, kind, limits if a["precision"] != b["precision"] else None)
     elif kind == "activations":
         parts = zip(mine, differences, limits, strict=True)
         lengths = [_length_limit(part["size"], a["tokens"], min(pair), unit) for part, *pair in parts]
     rows = zip(mine, theirs, differences, limits, lengths, strict=True)
-    return tuple(_layer(*row) for row in rows), known
+    return tuple(_layer(*row) for row in rows), by_repeats
 
 
 def _layer(x: JsonMapping, y: JsonMapping, difference: float, limit: float, length: float | None) -> Layer:
     change = _ratio(_size(y), _size(x)) - 1
-    # "not inside", so that what is not a number is beyond
+    # Written as "not inside" so that nan is beyond.
     beyond = not difference <= limit or (length is not None and not abs(change) <= length)
     return Layer(x["name"], difference, limit, change, length, beyond)
 
 
 def _widened(noise: Sequence[Sequence[float]], kind: str, rounding: Sequence[float] | None) -> list[float]:
-    """Limits from repeats; rounding: of a coarser precision than theirs, which they do not show."""
+    """Limits from repeats. rounding: limits for a coarser precision, which repeats do not show."""
     limits = [max(FINEST[kind], OVER_REPEATS * max(each)) for each in zip(*noise, strict=True)]
     return limits if rounding is None else [max(pair) for pair in zip(limits, rounding, strict=True)]
 
 
 def _limits(differences: Sequence[float], unit: float, kind: str) -> list[float]:
-    """What rounding explains, for each difference given those before it.
+    """What rounding explains of each difference, given those before it.
 
-    The first tensor and the first layer may have all that their precision rounds off; each later layer may double the
-    greatest difference before it, or add a little where there is none.
+    The first tensor and the first layer may differ by all of their precision's rounding; each later layer may double
+    the greatest difference before it and add a little.
     """
     limits: list[float] = []
     for place in range(len(differences)):
@@ -130,10 +131,9 @@ def _limits(differences: Sequence[float], unit: float, kind: str) -> list[float]
 
 
 def _length_limit(size: int, tokens: int, difference: float, unit: float) -> float:
-    """Errors without a direction change a length by 1/sqrt(n) of their own.
+    """What rounding may change a length by: n independent errors of random direction add up to 1/sqrt(n) of their own.
 
-    n: as many as are independent: at most those of the tokens, and of the width, for an error of a weight is the same
-    for all tokens.
+    n is at most the number of tokens, and at most the width, as the error of a weight is the same for all tokens.
     """
     independent = max(1.0, min(tokens, size / max(1, tokens)))
     return max(1e-6, unit / 8) + SPREAD * difference / math.sqrt(independent)
@@ -144,9 +144,9 @@ def _size(part: JsonMapping) -> float:
 
 
 def _difference(x: JsonMapping, y: JsonMapping) -> float:
-    """||x - y|| / ||x||, estimated from sketches."""
-    apart = np.array(x["sketch"], float) - np.array(y["sketch"], float)
-    return _ratio(float(np.linalg.norm(apart)), _size(x))
+    """The estimate of ||x - y|| / ||x|| from sketches."""
+    difference = np.array(x["sketch"], float) - np.array(y["sketch"], float)
+    return _ratio(float(np.linalg.norm(difference)), _size(x))
 
 
 def _ratio(value: float, base: float) -> float:

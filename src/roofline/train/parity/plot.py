@@ -1,4 +1,4 @@
-"""Two runs and their difference as a picture: one SVG, no scripts, no fonts of its own, for light and dark pages."""
+"""Draws the losses of two runs and their difference as one SVG, for light and dark pages, without scripts or fonts."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roofline.train.parity.findings import Parity
-from roofline.train.parity.recorded_run import Recorded
+from roofline.train.parity.recorded_run import RecordedRun
 
 WIDTH = 960
 LEFT, RIGHT = 84, 24
 UPPER, LOWER = (122, 250), (422, 220)  # top and height of the two plots, pixels
 HEIGHT = LOWER[0] + LOWER[1] + 56
-POINTS = 420  # of a line; a longer one is drawn by the least and the greatest of its parts
-CHARACTER = 7.3  # pixels of a character: the fonts named below are all of this pitch
+POINTS = 420  # parts of a long line, each of which is drawn by its least and its greatest value
+CHARACTER = 7.3  # width of a character in pixels, in all of the fonts below
 STYLE = (
     "svg{--back:#fff;--ink:#222;--faint:#666;--grid:#e6e6e6;--a:#0b6fa4;--b:#c2570c;--d:#7a3fb0;--m:#2f7d32}"
     "@media(prefers-color-scheme:dark){svg{--back:#16181c;--ink:#e8e8e8;--faint:#a8a8a8;--grid:#33363c;"
@@ -39,7 +39,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Axes:
-    """A plot's frame: steps from left to right, values from bottom to top."""
+    """The frame of a plot in pixels, with steps from left to right and values from bottom to top."""
 
     top: float
     height: float
@@ -55,28 +55,28 @@ class Axes:
         return self.top + (1 - (value - low) / (high - low)) * self.height
 
 
-def draw(a: Recorded, b: Recorded, found: Parity) -> str:
-    """The text of an SVG file."""
+def draw(a: RecordedRun, b: RecordedRun, parity: Parity) -> str:
+    """The text of an SVG file with two plots: both losses, and their difference."""
     steps = float(min(a.steps[0], b.steps[0])), float(max(a.steps[-1], b.steps[-1]))
     parts = [
-        f'<text class="title" x="{LEFT}" y="28">{escape(found.verdict)}: {escape(_names(found))}</text>',
-        *_wrapped(found.why),
-        *_losses(a, b, found, steps),
-        *_differences(a, b, found, steps),
+        f'<text class="title" x="{LEFT}" y="28">{escape(parity.verdict)}: {escape(_names(parity))}</text>',
+        *_wrapped(parity.why),
+        *_losses(a, b, parity, steps),
+        *_differences(a, b, parity, steps),
         f'<text class="faint" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 12}" text-anchor="middle">step</text>',
     ]
     size = f'width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n<title>{escape(_names(found))}</title>'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n<title>{escape(_names(parity))}</title>'
     back = '<rect class="back" width="100%" height="100%"/>'
     return "\n".join((head, f"<style>{STYLE}</style>", back, *parts, "</svg>\n"))
 
 
-def _names(found: Parity) -> str:
-    return f"{Path(found.a).name} and {Path(found.b).name}"
+def _names(parity: Parity) -> str:
+    return f"{Path(parity.a).name} and {Path(parity.b).name}"
 
 
 def _wrapped(text: str) -> Iterator[str]:
-    """At most three lines under the title."""
+    """The text in at most three lines under the title."""
     room = int((WIDTH - LEFT - RIGHT) / CHARACTER)
     lines, words = [""], text.split()
     for word in words:
@@ -89,37 +89,37 @@ def _wrapped(text: str) -> Iterator[str]:
         yield f'<text class="faint" x="{LEFT}" y="{48 + 16 * number}">{escape(line)}</text>'
 
 
-def _losses(a: Recorded, b: Recorded, found: Parity, steps: tuple[float, float]) -> Iterator[str]:
+def _losses(a: RecordedRun, b: RecordedRun, parity: Parity, steps: tuple[float, float]) -> Iterator[str]:
     values = np.concatenate([run.loss[np.isfinite(run.loss)] for run in (a, b)])
     axes = Axes(*UPPER, steps, _range(values))
     yield from _grid(axes, "loss, nats", False)
-    yield from _hands(axes, found, True)
+    yield from _hands(axes, parity, True)
     names = []
-    for run, kind, folder in ((a, "a under", found.a), (b, "b", found.b)):
+    for run, kind, folder in ((a, "a under", parity.a), (b, "b", parity.b)):
         yield _line(axes, run.steps, run.loss, f"line {kind}")
         names.append((kind, f"{kind[0].upper()} {Path(folder).name}"[-48:]))
-    left = WIDTH - RIGHT - 8 - CHARACTER * max(len(name) for _, name in names)
+    x = WIDTH - RIGHT - 8 - CHARACTER * max(len(name) for _, name in names)
     for row, (kind, name) in enumerate(names):
         y = axes.top + 18 + 18 * row
-        yield f'<line class="line {kind}" x1="{left - 30:.1f}" x2="{left - 8:.1f}" y1="{y}" y2="{y}"/>'
-        yield f'<text x="{left:.1f}" y="{y + 4}">{escape(name)}</text>'
+        yield f'<line class="line {kind}" x1="{x - 30:.1f}" x2="{x - 8:.1f}" y1="{y}" y2="{y}"/>'
+        yield f'<text x="{x:.1f}" y="{y + 4}">{escape(name)}</text>'
 
 
-def _differences(a: Recorded, b: Recorded, found: Parity, steps: tuple[float, float]) -> Iterator[str]:
+def _differences(a: RecordedRun, b: RecordedRun, parity: Parity, steps: tuple[float, float]) -> Iterator[str]:
     common, mine, theirs = np.intersect1d(a.steps, b.steps, return_indices=True)
     values = b.loss[theirs] - a.loss[mine]
     fine = np.isfinite(values)
     common, values = common[fine], values[fine]
-    bands = found.noise.bands if found.noise is not None else ()
-    reach = 1.25 * max(found.margin, *(band[2] for band in bands), float(np.abs(values).max(initial=0.0)))
-    if len(values) > 20:  # a few outliers may leave the picture, the margin may not
-        reach = min(reach, 1.25 * max(found.margin, 2 * float(np.quantile(np.abs(values), 0.98))))
+    bands = parity.noise.bands if parity.noise is not None else ()
+    reach = 1.25 * max(parity.margin, *(band[2] for band in bands), float(np.abs(values).max(initial=0.0)))
+    if len(values) > 20:  # a few outliers may be outside of the picture, but not the margin
+        reach = min(reach, 1.25 * max(parity.margin, 2 * float(np.quantile(np.abs(values), 0.98))))
     axes = Axes(*LOWER, steps, (-reach, reach))
     yield from _grid(axes, "B - A, nats", True)
-    yield from _margin(axes, found.margin)
+    yield from _margin(axes, parity.margin)
     if bands:
         yield _band(axes, bands)
-    yield from _hands(axes, found, False)
+    yield from _hands(axes, parity, False)
     clip = f"M{LEFT} {axes.top}H{WIDTH - RIGHT}V{axes.top + axes.height}H{LEFT}Z"
     yield f'<clipPath id="lower"><path d="{clip}"/></clipPath><g clip-path="url(#lower)">'
     yield _line(axes, common, values, "thin d")
@@ -140,14 +140,14 @@ def _margin(axes: Axes, margin: float) -> Iterator[str]:
 
 
 def _band(axes: Axes, bands: Sequence[tuple[int, int, float]]) -> str:
-    """What 95 % of the differences of repeats stay within."""
+    """The band that holds 95 % of the differences between repeats."""
     upper = [(axes.x((first + last) / 2), axes.y(value), axes.y(-value)) for first, last, value in bands]
     points = [f"{x:.1f},{y:.1f}" for x, y, _ in upper] + [f"{x:.1f},{y:.1f}" for x, _, y in reversed(upper)]
     return f'<polygon class="nf" points="{" ".join(points)}"/>'
 
 
 def _legend(axes: Axes, smoothed: bool, repeats: bool) -> Iterator[str]:
-    """What the lines are, above the lower plot."""
+    """The names of the lines, above the lower plot."""
     x, y = float(LEFT), axes.top - 12
     entries = [("thin d", "each step")] + ([("line d", "running mean")] if smoothed else []) + [("m dash", "margin")]
     for kind, name in entries:
@@ -159,14 +159,14 @@ def _legend(axes: Axes, smoothed: bool, repeats: bool) -> Iterator[str]:
         yield f'<text x="{x + 28:.1f}" y="{y}">95 % of repeats</text>'
 
 
-def _hands(axes: Axes, found: Parity, named: bool) -> Iterator[str]:
-    """Hand-overs, with who took over where there is room for it."""
+def _hands(axes: Axes, parity: Parity, with_names: bool) -> Iterator[str]:
+    """The hand-overs, with the name of who took over if there is room."""
     free = float(LEFT)
-    for place, at in enumerate(found.handovers):
+    for place, at in enumerate(parity.handovers):
         x = axes.x(at.step)
         yield f'<line class="hand" x1="{x:.1f}" x2="{x:.1f}" y1="{axes.top}" y2="{axes.top + axes.height}"/>'
-        behind = found.handovers[place + 1].step if place + 1 < len(found.handovers) else axes.steps[1]
-        if named and at.name and x >= free and len(at.name) * CHARACTER + 8 < axes.x(behind) - x:
+        behind = parity.handovers[place + 1].step if place + 1 < len(parity.handovers) else axes.steps[1]
+        if with_names and at.name and x >= free and len(at.name) * CHARACTER + 8 < axes.x(behind) - x:
             yield f'<text class="faint" x="{x:.1f}" y="{axes.top - 6:.1f}">{escape(at.name)}</text>'
             free = x + len(at.name) * CHARACTER + 12
 
@@ -188,7 +188,7 @@ def _grid(axes: Axes, label: str, numbered: bool) -> Iterator[str]:
 
 
 def _line(axes: Axes, steps: NDArray[np.int64], values: Values, kind: str) -> str:
-    """A line with gaps where a value is no number."""
+    """A line, with gaps where a value is not finite."""
     path, pen = [], "M"
     for step, value in _thinned(steps, values):
         if not math.isfinite(value):
@@ -200,7 +200,7 @@ def _line(axes: Axes, steps: NDArray[np.int64], values: Values, kind: str) -> st
 
 
 def _thinned(steps: NDArray[np.int64], values: Values) -> Iterator[tuple[float, float]]:
-    """All points, or of each of POINTS parts the least and the greatest, in their order."""
+    """All points, or the least and the greatest of each of POINTS parts, in order."""
     if len(steps) <= 2 * POINTS:
         yield from zip(steps.tolist(), values.tolist(), strict=True)
         return
@@ -217,7 +217,7 @@ def _range(values: Values) -> tuple[float, float]:
 
 
 def _ticks(low: float, high: float, count: int) -> list[float]:
-    """Round numbers inside a range, about `count` of them."""
+    """About `count` round numbers inside a range."""
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw)) if raw > 0 else 1.0
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)

@@ -1,7 +1,7 @@
-"""The statistics of `parity`: means, trends and jumps of series whose neighbours are alike.
+"""Statistics of correlated series for `roofline parity`: means, trends, steps and jumps.
 
-No scipy: Student's t is integrated here. What is drawn at random is drawn from a fixed key, so a verdict is the same on
-every machine and every day.
+Student's t is computed here, without scipy. Random permutations come from a fixed key, so that a verdict is the same on
+every machine.
 """
 
 import math
@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 
 Series = NDArray[np.float64]
 
-MOST_WAVES = 40
-BATCHES, FEWEST_BATCHES = 20, 8
+MOST_WAVES = 40  # cosine coefficients of a mean's error
+BATCHES, FEWEST_BATCHES = 20, 8  # of a test for changes
 PERMUTATIONS = 1999
 WINDOW = 20  # steps on either side of a hand-over
-LEG = 40  # steps of a leg, below which correlated noise looks like jumps
+LEG = 40  # least average steps of a leg; in shorter ones correlated noise looks like jumps
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean, its standard error with that error's degrees of freedom, and the 90 % interval.
+    """A mean, its standard error with degrees of freedom, and its 90 % interval.
 
-    An interval inside (-m, m) is what two one-sided tests at 5 % ask for (TOST, Schuirmann 1987).
+    The interval is inside (-m, m) exactly if two one-sided tests at 5 % accept m (TOST, Schuirmann 1987).
     """
 
     mean: float
@@ -44,11 +44,11 @@ class Mean:
 
 @dataclass(frozen=True)
 class Change:
-    """Whether a series changes its level.
+    """Whether a series has a trend or a step.
 
-    p_trend, p_step: how often shuffled batch means show as strong a trend, or as strong a step; slope: a step of
-    training; at: observations before the strongest step; before, after: the means on its sides; stepped: a step fits
-    better than a line; batch: observations of a batch.
+    p_trend, p_step: the share of shuffles of batch means with a trend or a step as strong. slope: per observation. at:
+    observations before the strongest step; before, after: the means on its sides. stepped: a step fits better than a
+    line. batch: observations in a batch.
     """
 
     p_trend: float
@@ -63,8 +63,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Jump:
-    """The difference of the means of the WINDOW observations behind `at` and of those before, its error, and the
-    probability of so large a one without a cause, already for all jumps looked at together (Bonferroni)."""
+    """The mean of the WINDOW observations behind `at` minus the mean of those before, with its error.
+
+    p: the probability of so large a jump by chance, corrected for the number of jumps tested (Bonferroni).
+    """
 
     at: int
     jump: float
@@ -73,7 +75,7 @@ class Jump:
 
 
 def correlation_time(x: Series) -> float:
-    """Observations that together say as much as one independent one (Sokal 1997, with his window of five times it)."""
+    """The number of observations that are worth one independent one (Sokal 1997, with his window of five times it)."""
     n = len(x)
     y = x - x.mean()
     total = float(y @ y)
@@ -87,37 +89,35 @@ def correlation_time(x: Series) -> float:
         if lag >= 5 * tau:
             break
     tau = max(1.0, tau)
-    return min(tau * (1 + 4 * tau / n), n / 4)  # the mean, taken from the same series, hides a part
+    return min(tau * (1 + 4 * tau / n), n / 4)  # corrects for subtracting the series' own mean
 
 
 def mean(x: Series, least_error: float = 0.0) -> Mean:
-    """The mean of a stationary series with an error that its autocorrelation does not make too small.
+    """The mean of a stationary series, with an error that accounts for autocorrelation.
 
     The variance at frequency zero is the mean square of the first cosine coefficients (equal-weighted cosine estimator,
-    Lazarus, Lewis, Stock and Watson 2018), as many as they advise, or fewer where the correlation is long.
+    Lazarus, Lewis, Stock and Watson 2018), as many as the authors advise, or fewer for a long correlation.
 
-    least_error: the error is not below it (what repeated runs differ by).
+    least_error: lower bound of the error, from repeated runs.
     """
     n = len(x)
-    count = int(min(MOST_WAVES, 0.4 * n ** (2 / 3), n / (6 * correlation_time(x))))
-    count = max(1, count)
+    count = max(1, int(min(MOST_WAVES, 0.4 * n ** (2 / 3), n / (6 * correlation_time(x)))))
     waves = np.cos(np.pi * np.arange(1, count + 1)[:, None] * (np.arange(n) + 0.5) / n)
-    found = math.sqrt(float(np.square(waves @ x).mean()) * 2) / n
-    error = max(found, least_error)
+    error = max(math.sqrt(float(np.square(waves @ x).mean()) * 2) / n, least_error)
     reach = t_quantile(0.1, count) * error
     middle = float(x.mean())
     return Mean(middle, error, count, middle - reach, middle + reach)
 
 
 def change(x: Series) -> Change | None:
-    """Trend and step by permutation of batch means; None where the series is too short for its correlation.
+    """Test for a trend and a step by permutation of batch means; None if the series is too short for its correlation.
 
-    A batch is three correlation times long at least, of the series without its trend or step. Trend: covariance with
-    time; step: the greatest standardised cumulative sum (Page 1954; the test by permutation as in Good 2005).
+    A batch is at least three correlation times long, measured without trend or step. The trend's strength is the
+    covariance with time, the step's the greatest standardised cumulative sum (Page 1954); permutations as in Good 2005.
     """
     n = len(x)
     tau = correlation_time(_flattened(x))
-    tau *= 1 + 8 * tau / n  # the step was chosen to take away the most
+    tau *= 1 + 8 * tau / n  # the subtracted step was chosen to explain most
     batch = max(-(-n // BATCHES), math.ceil(3 * tau))
     count = n // batch
     if count < FEWEST_BATCHES:
@@ -143,10 +143,10 @@ def change(x: Series) -> Change | None:
 
 
 def jumps(x: Series, places: Sequence[int]) -> list[Jump]:
-    """At each place, which stands behind `place` observations. Places with less than WINDOW to the next are left out,
-    and all where they are less than LEG apart on average.
+    """The jump behind `place` observations, for each place.
 
-    A t test on the scatter inside the two windows, widened by the correlation of the series between the places.
+    Places with less than WINDOW observations to the next are left out, and all if they are less than LEG apart on
+    average. It is a t test on the scatter in two windows, widened by the series' correlation between places.
     """
     edges = [0, *places, len(x)]
     length = len(x) / (len(edges) - 1)
@@ -155,10 +155,10 @@ def jumps(x: Series, places: Sequence[int]) -> list[Jump]:
         if end > begin:
             rest[begin:end] -= x[begin:end].mean()
     tau = correlation_time(rest)
-    tau = min(tau * (1 + 4 * tau / length), length / 2)  # as in correlation_time: each part had its mean taken
+    tau = min(tau * (1 + 4 * tau / length), length / 2)  # as in correlation_time: each part's mean was subtracted
     sides = zip(edges, places, edges[2:], strict=False)
-    found = [at for begin, at, end in sides if min(at - begin, end - at) >= WINDOW] if length >= LEG else []
-    return [_jump(x, at, tau, len(found)) for at in found]
+    tested = [at for begin, at, end in sides if min(at - begin, end - at) >= WINDOW] if length >= LEG else []
+    return [_jump(x, at, tau, len(tested)) for at in tested]
 
 
 def _jump(x: Series, at: int, tau: float, tests: int) -> Jump:
@@ -173,7 +173,7 @@ def _jump(x: Series, at: int, tau: float, tests: int) -> Jump:
 
 
 def _statistics(y: Series) -> tuple[Series, Series]:
-    """Of rows of batch means [rows, batches]: the strength of the trend and of the strongest step."""
+    """The strength of the trend, and of the strongest step, in each row of batch means [rows, batches]."""
     count = y.shape[1]
     y = y - y.mean(1, keepdims=True)
     trend = np.abs(y @ (np.arange(count) - (count - 1) / 2))
@@ -188,14 +188,14 @@ def _strongest(x: Series) -> tuple[int, bool]:
     y = x - x.mean()
     cut = np.arange(1, n)
     gain = np.square(np.cumsum(y)[:-1]) * n / (cut * (n - cut))
-    edge = max(1, n // 50)  # a step next to the end is any outlier
+    edge = max(1, n // 50)  # near the ends a single outlier looks like a step
     at = edge + int(np.argmax(gain[edge - 1 : n - edge]))
     time = np.arange(n) - (n - 1) / 2
     return at, float(gain[at - 1]) > float(np.square(time @ y) / (time @ time))
 
 
 def _flattened(x: Series) -> Series:
-    """Without its step or its line, whichever explains more: what is left is noise."""
+    """The series without its step or its line, whichever explains more."""
     at, stepped = _strongest(x)
     if stepped:
         return np.concatenate([x[:at] - x[:at].mean(), x[at:] - x[at:].mean()])
@@ -210,7 +210,7 @@ def t_tail(t: float, freedom: float) -> float:
 
 @cache
 def t_quantile(p: float, freedom: float) -> float:
-    """The t with that probability outside of it."""
+    """The t that Student's t exceeds on either side with probability p."""
     low, high = 0.0, 1.0
     while t_tail(high, freedom) > p:
         high *= 2
@@ -221,7 +221,7 @@ def t_quantile(p: float, freedom: float) -> float:
 
 
 def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """The regularised one, by its continued fraction (Abramowitz and Stegun 26.5.8) with Lentz's method."""
+    """The regularised incomplete beta function, as a continued fraction (Abramowitz and Stegun 26.5.8, Lentz)."""
     if not 0 < x < 1:
         return min(1.0, max(0.0, x))
     if x > (a + 1) / (a + b + 2):

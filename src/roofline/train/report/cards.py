@@ -1,4 +1,4 @@
-"""Throughput cards of runs side by side, in the columns of LLM Foundry's tables."""
+"""Reads throughput cards of runs and shows them as rows of LLM Foundry's tables."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -7,16 +7,17 @@ from pathlib import Path
 from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.common.units import human_bytes
+from roofline.train.run_folder import CARD
 
-CARD, VERSION = "card.json", 1
+VERSION = 1
 
 
 def read(place: str) -> JsonObject:
-    """The card of a run's folder, or in a file. Raises ConfigError."""
+    """The card in a run's folder or in a file. Raises ConfigError."""
     path = Path(place) / CARD if Path(place).is_dir() else Path(place)
     try:
         card = json.loads(path.read_text("utf-8"))
-        card = card.get("card", card)  # a record of `bench train` has one in it
+        card = card.get("card", card)  # a record of `bench train` contains a card
         fits = card["version"] == VERSION
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: there is no card; a run writes one at its checkpoints and at its end") from error
@@ -30,7 +31,7 @@ def read(place: str) -> JsonObject:
 
 
 def check(cards: Sequence[JsonMapping], names: Sequence[str]) -> None:
-    """Raises ConfigError where cards count FLOPs differently: their figures cannot stand side by side."""
+    """Raise ConfigError if cards count FLOPs differently, so that their figures cannot be compared."""
     for card, name in zip(cards[1:], names[1:], strict=True):
         for key in sorted({*cards[0]["conventions"], *card["conventions"]}):
             a, b = cards[0]["conventions"].get(key), card["conventions"].get(key)
@@ -41,7 +42,7 @@ def check(cards: Sequence[JsonMapping], names: Sequence[str]) -> None:
 
 
 def row(card: JsonMapping, convention: str) -> dict[str, str]:
-    """A card as a line of LLM Foundry's tables, and what those lack. convention: of FLOPs, MFU and HFU."""
+    """A card as a row of LLM Foundry's tables, with more columns. convention: for FLOPs, MFU and HFU."""
     return {name: show(card, card["flops"][convention]) for name, show in _COLUMNS.items()}
 
 
@@ -50,7 +51,7 @@ def _share(value: float | None) -> str:
 
 
 def _per_device(card: JsonMapping, rate: float, form: str) -> str:
-    """Also of a package, where it is several devices to torch and one to others."""
+    """The rate, also for a package that torch counts as several devices and vendors as one."""
     peak = card["peak"]
     if peak is None or peak["devices"] == 1:
         return form.format(rate)
@@ -58,8 +59,9 @@ def _per_device(card: JsonMapping, rate: float, form: str) -> str:
 
 
 def _predicted(card: JsonMapping) -> str:
-    predicted, taken = card["memory"]["predicted"], card["memory"]["measured"]
-    return " / ".join("-" if size is None else human_bytes(size) for size in (predicted and predicted["total"], taken))
+    predicted, measured = card["memory"]["predicted"], card["memory"]["measured"]
+    sizes = (predicted and predicted["total"], measured)
+    return " / ".join("-" if size is None else human_bytes(size) for size in sizes)
 
 
 def _roof(card: JsonMapping) -> str:

@@ -1,11 +1,11 @@
-"""What a run shows while it goes: a progress bar, or a line every few steps, with the time that is left."""
+"""Shows the progress of a run: a bar, or a line every few steps with the remaining time."""
 
 import datetime
 import math
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from roofline.common.json_types import JsonObject
 from roofline.common.units import human_bytes
@@ -13,21 +13,21 @@ from roofline.train.config.schema import TrainConfig
 from roofline.train.report import cards
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from roofline.train.run.loop import Finished
 
 
 class Console:
-    """Shows lines of the log: on a terminal as a bar (progress_bar), as lines where log_to_console says so or where
-    there is no terminal."""
+    """Shows lines of the log: as a bar on a terminal (progress_bar), as text with log_to_console or without a bar."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
         self.started = time.monotonic()
-        self._bar: Any = None
-        self._task: Any = None
+        self._bar: Progress | None = None
 
     def begin(self, about: JsonObject) -> None:
-        """The run's size, before its first step."""
+        """Show the size of the run, before its first step."""
         self.about = about
         print(
             f"{about['parameters']:,} parameters, {about['steps']:,} steps of {about['batch_tokens']:,} tokens, "
@@ -37,61 +37,58 @@ class Console:
         )
         if self.config.progress_bar and sys.stderr.isatty():
             from rich.console import Console as Terminal
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
             columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
             self._bar = Progress(*columns, console=Terminal(stderr=True))
-            self._task = self._bar.add_task("", total=about["steps"], completed=about["step"])
+            self._task: TaskID = self._bar.add_task("", total=about["steps"], completed=about["step"])
             self._bar.start()
 
     def show(self, line: JsonObject) -> None:
-        """A line of the log."""
+        """Show a line of the log."""
         if "about" in line:
             self.begin(line["about"])
             return
-        said = self._evaluation(line) if "eval_loss" in line else self._step(line)
-        if self._bar is not None:
-            if "eval_loss" in line:
-                self._bar.console.print(said)
-            else:
-                self._bar.update(self._task, completed=line["step"], description=said)
-        if self.config.log_to_console or self._bar is None:
-            last = line["step"] == self.about["steps"]
-            if "eval_loss" in line or last or line["step"] % self.about["show_every"] == 0:
-                left = "" if "eval_loss" in line else self._left(line)
-                print(f"step {line['step']}/{self.about['steps']}: {said}{left}", file=sys.stderr)
+        evaluated, step, steps = "eval_loss" in line, line["step"], self.about["steps"]
+        if evaluated:
+            text = f"held-out loss {line['eval_loss']:.4f}, perplexity {line['perplexity']:.2f}"
+        else:
+            share = self.about["share"]
+            against = f" ({line['tokens_per_s'] * share['per_token_s']:.1%} {share['name']})"
+            text = f"loss {line['loss']:.4f}, lr {line['lr']:.3g}, {line['tokens_per_s']:,.0f} tokens/s{against}"
+        if self._bar is not None and evaluated:
+            self._bar.console.print(text)
+        elif self._bar is not None:
+            self._bar.update(self._task, completed=step, description=text)
+        due = evaluated or step == steps or step % self.about["show_every"] == 0
+        if due and (self.config.log_to_console or self._bar is None):
+            remaining = "" if evaluated else self._remaining(line)
+            print(f"step {step}/{steps}: {text}{remaining}", file=sys.stderr)
 
     def end(self, finished: "Finished") -> None:
-        """The run is done."""
+        """Show the result of the run."""
         if self._bar is not None:
             self._bar.stop()
         if math.isnan(finished.loss):
             print(f"{finished.folder}: all {finished.steps:,} steps were done already")
             return
-        held = "" if finished.evaluation is None else f", held-out loss {finished.evaluation:.4f}"
-        print(f"{finished.steps:,} steps, loss {finished.loss:.4f}{held}, {_memory(finished.folder)}{finished.folder}")
+        held_out = "" if finished.evaluation is None else f", held-out loss {finished.evaluation:.4f}"
+        print(
+            f"{finished.steps:,} steps, loss {finished.loss:.4f}{held_out}, {_memory(finished.folder)}{finished.folder}"
+        )
 
-    def _left(self, line: JsonObject) -> str:
-        """At the speed of the last steps, to the end of the run."""
+    def _remaining(self, line: JsonObject) -> str:
+        """The time to the end of the run, at the speed of the last steps."""
         steps = self.about["steps"] - line["step"]
         seconds = steps * self.about["batch_tokens"] / line["tokens_per_s"]
         return f", {datetime.timedelta(seconds=round(seconds))} left" if steps else ""
 
-    def _step(self, line: JsonObject) -> str:
-        share = self.about["share"]
-        against = f" ({line['tokens_per_s'] * share['per_token_s']:.1%} {share['name']})"
-        return f"loss {line['loss']:.4f}, lr {line['lr']:.3g}, {line['tokens_per_s']:,.0f} tokens/s{against}"
-
-    @staticmethod
-    def _evaluation(line: JsonObject) -> str:
-        return f"held-out loss {line['eval_loss']:.4f}, perplexity {line['perplexity']:.2f}"
-
 
 def _memory(folder: Path) -> str:
-    """How much memory the run took, as its card says."""
+    """The memory that the run used, from its card."""
     memory = cards.read(str(folder))["memory"]
-    predicted, taken = memory["predicted"], memory["measured"]
-    if taken is None:
+    predicted, measured = memory["predicted"], memory["measured"]
+    if measured is None:
         return ""
     against = f" (predicted {human_bytes(predicted['total'])})" if predicted else ""
-    return f"{human_bytes(taken)} of memory{against}, "
+    return f"{human_bytes(measured)} of memory{against}, "

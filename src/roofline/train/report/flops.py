@@ -1,14 +1,14 @@
-"""What one token of training costs, by three conventions that do not agree: a figure goes with the name of its own.
+"""Counts the FLOPs of training on one token, by three conventions; every figure must name its convention.
 
-foundry: LLM Foundry's (scripts/train/benchmarking/README.md, 2023). N are all parameters, tied ones once, and attention
-is counted without its causal half. Full activation checkpointing makes HFU 4/3 of MFU.
-torchtitan: torchtitan's (0.3, models/utils.py). Parameters that are only looked up are left out; the causal half
-is not. It has no HFU: foundry's rule is taken for it.
-matmul: ours, the multiplications that are done. Model: linear layers, and attention over the keys that a token sees
-(causal, windows). Hardware: also blocks computed again, the scores that attention's backward pass makes again, and the
-hidden keys where the kernel is given a mask and computes them all.
+foundry: LLM Foundry's (scripts/train/benchmarking/README.md, 2023). N are all parameters, tied ones once; attention is
+counted as if it were not causal. With full activation checkpointing HFU is 4/3 of MFU.
+torchtitan: torchtitan's (0.3, models/utils.py). As foundry, but without the parameters that are only looked up. It
+defines no HFU, so foundry's rule is used.
+matmul: ours, the multiplications that are executed. Model: linear layers, and attention over the keys that a token sees
+(causal, windows). Hardware: also recomputed blocks, the scores that attention's backward pass recomputes, and masked
+keys, if the kernel gets a mask and computes all of them.
 
-None counts norms, activations or the optimizer. A row counts as one document.
+No convention counts norms, activations or the optimizer. A row counts as one document.
 """
 
 import math
@@ -29,7 +29,7 @@ CONVENTIONS = {
 
 @dataclass(frozen=True)
 class Flops:
-    """Of one token, forward and backward. model: each product once; hardware: also again, or for nothing."""
+    """FLOPs of one token, forward and backward. model: each product once; hardware: also repeated and masked ones."""
 
     model: float
     hardware: float
@@ -42,8 +42,8 @@ def per_token(
 
     Args:
         config: the canonical configuration of a model. length: tokens of a row.
-        checkpointing: "full": blocks are computed again; "selective": all of them but products and attention; None.
-        documents: they are kept apart, so attention gets a mask.
+        checkpointing: "full": blocks are recomputed; "selective": all but their products and attention are; None.
+        documents: documents are kept apart, so attention gets a mask.
     """
     family, cfg = configure(config)
     shapes = {p.name: p.shape for p in expand(family.spec(cfg), cfg.layers) if p.tied_to is None}
@@ -52,43 +52,45 @@ def per_token(
     again = 4 / 3 if checkpointing == "full" else 1.0
     foundry = 6.0 * every + 12.0 * cfg.layers * cfg.width * length
     titan = 6.0 * (every - _only_looked_up(program)) + 12.0 * cfg.layers * cfg.q_width * length
-    found = _multiplied(program, length, documents)
+    products = _products(program, length, documents)
     block_passes = 4 if checkpointing == "full" else 3
-    # No kernel keeps the scores, which are half of attention's products: its backward pass makes them again.
-    hardware = block_passes * (found["blocks"] + found["computed"]) + 3 * found["head"] + found["computed"] / 2
+    # Kernels recompute the scores, half of attention's products, in the backward pass.
+    hardware = (
+        block_passes * (products["blocks"] + products["computed"]) + 3 * products["head"] + products["computed"] / 2
+    )
     return {
         "foundry": Flops(foundry, foundry * again),
         "torchtitan": Flops(titan, titan * again),
-        "matmul": Flops(3 * (found["blocks"] + found["head"] + found["seen"]), hardware),
+        "matmul": Flops(3 * (products["blocks"] + products["head"] + products["seen"]), hardware),
     }
 
 
 def mean_keys(length: int, window: int = 0) -> float:
-    """Keys that the mean token of a row sees, itself among them; window: as `attend` has it, 0: all before it."""
+    """The mean number of keys that a token of a row sees, with itself. window: as for `attend`, 0 for none."""
     most = min(window or length, length)
     return (most * (most + 1) / 2 + (length - most) * most) / length
 
 
-def _multiplied(program: Program, length: int, documents: bool) -> dict[str, float]:
-    """FLOPs of one token's forward pass: linear layers in blocks and head, attention over the keys that are seen, and
-    over those that the kernel computes."""
-    found = {"blocks": 0.0, "head": 0.0, "seen": 0.0, "computed": 0.0}
+def _products(program: Program, length: int, documents: bool) -> dict[str, float]:
+    """FLOPs of one token's forward pass: the linear layers of blocks and head, and attention over the keys that are
+    seen, and over those that the kernel computes."""
+    products = {"blocks": 0.0, "head": 0.0, "seen": 0.0, "computed": 0.0}
     types = program.types()
     for instr in program.body:
         flops = program.price(instr, types).flops
         if instr.op == "attend":
             window = instr.attr("window")
             masked = documents or window or instr.attr("alibi")
-            found["seen"] += flops.pairs * mean_keys(length, window)
-            found["computed"] += flops.pairs * (length if masked else mean_keys(length))
+            products["seen"] += flops.pairs * mean_keys(length, window)
+            products["computed"] += flops.pairs * (length if masked else mean_keys(length))
         elif any(len(program.weights[name].shape) > 1 for name in instr.weights):
             place = "blocks" if instr.weights[0].startswith("layers.") else "head"
-            found[place] += flops.tokens + flops.rows
-    return found
+            products[place] += flops.tokens + flops.rows
+    return products
 
 
 def _only_looked_up(program: Program) -> int:
-    """Parameters of tables that no product reads."""
+    """The number of parameters in tables that no product reads."""
     looked = {name for instr in program.body if instr.op == "embed" for name in instr.weights}
     read = {name for instr in program.body if instr.op != "embed" for name in instr.weights}
     return sum(math.prod(program.weights[name].shape) for name in looked - read)

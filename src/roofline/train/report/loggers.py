@@ -1,6 +1,6 @@
-"""Loggers of others: TensorBoard, Weights & Biases, MLflow. Each gets every number that the log gets.
+"""Sends every number of the log to TensorBoard, Weights & Biases and MLflow.
 
-The log in the run's folder is what counts: a logger that fails while a run goes on is left out with a warning. One that
+The log in the run's folder is authoritative: a logger that fails during a run is dropped with a warning. A logger that
 cannot start ends the run before its first step.
 """
 
@@ -11,22 +11,26 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from roofline.common import log
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.files import write_atomically
-from roofline.common.json_types import JsonMapping, JsonObject
+from roofline.common.json_types import JsonMapping
+from roofline.train.config.flatten import flatten
 from roofline.train.config.loggers import LoggersSection, MlflowLogger, TensorboardLogger, WandbLogger
 from roofline.train.config.schema import TrainConfig
 
-IDS = "loggers.json"  # in the run's folder: the runs of others that belong to it
+if TYPE_CHECKING:
+    pass
+
+IDS = "loggers.json"  # in the run's folder: the ids of its runs in other loggers
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}
 _log = log.get("train")
 
 
 class Sink(Protocol):
-    """Takes numbers by name."""
+    """A logger. id: of the run there, to continue it."""
 
     id: str | None
 
@@ -36,7 +40,7 @@ class Sink(Protocol):
 
 
 def check(section: LoggersSection) -> None:
-    """Raises UnsupportedError for a logger whose package is not installed."""
+    """Raise UnsupportedError for a configured logger whose package is not installed."""
     for name, package in PACKAGES.items():
         if getattr(section, name) is not None and find_spec(name) is None:
             what = f"loggers.{name}"
@@ -44,30 +48,30 @@ def check(section: LoggersSection) -> None:
 
 
 class Loggers:
-    """Those of a configuration, opened for a run that goes on behind `step`; rank 0 has them.
+    """The configured loggers on rank 0, opened for a run that continues behind `step`.
 
-    Raises ConfigError: one cannot start.
+    Raises ConfigError if one cannot start.
     """
 
     def __init__(self, config: TrainConfig, folder: Path, step: int) -> None:
-        known = _ids(folder) if step else {}
+        earlier_ids = _ids(folder) if step else {}
         self._sinks: dict[str, Sink] = {}
-        makers: JsonObject = {"tensorboard": Tensorboard, "wandb": Wandb, "mlflow": Mlflow}
+        makers: dict[str, Callable[..., Sink]] = {"tensorboard": Tensorboard, "wandb": Wandb, "mlflow": Mlflow}
         for name, make in makers.items():
             section = getattr(config.loggers, name)
             if section is None:
                 continue
             try:
-                self._sinks[name] = make(section, config, folder, step, known.get(name))
-            except Exception as error:  # of a package that may raise anything
+                self._sinks[name] = make(section, config, folder, step, earlier_ids.get(name))
+            except Exception as error:  # the packages may raise anything
                 self.close()
-                raise ConfigError(f"loggers.{name} cannot start: {_said(error)}") from error
+                raise ConfigError(f"loggers.{name} cannot start: {_one_line(error)}") from error
         ids = {name: sink.id for name, sink in self._sinks.items() if sink.id is not None}
         if ids:
             write_atomically(folder / IDS, json.dumps(ids) + "\n")
 
     def put(self, line: JsonMapping) -> None:
-        """A line of the log, as numbers train/NAME or eval/NAME of its step; one without a step has none."""
+        """Send the numbers of a log line with a step, named train/NAME or eval/NAME."""
         if "step" not in line:
             return
         kind = "eval" if "eval_loss" in line else "train"
@@ -77,35 +81,33 @@ class Loggers:
             if key != "step" and isinstance(value, int | float) and math.isfinite(value)
         }
         for name, sink in list(self._sinks.items()):
-            self._tried(name, partial(sink.put, line["step"], numbers))
+            self._try(name, partial(sink.put, line["step"], numbers))
 
     def close(self) -> None:
-        """Send what waits and end."""
+        """Send waiting numbers and close the loggers."""
         for name, sink in list(self._sinks.items()):
-            self._tried(name, sink.close)
+            self._try(name, sink.close)
         self._sinks.clear()
 
-    def _tried(self, name: str, action: Callable[[], None]) -> None:
+    def _try(self, name: str, action: Callable[[], None]) -> None:
         try:
             action()
         except Exception as error:
             del self._sinks[name]
-            _log.warning("loggers.%s failed and is left out from here on: %s", name, _said(error))
+            _log.warning("loggers.%s failed and is left out from here on: %s", name, _one_line(error))
 
 
 class Tensorboard:
-    """Events for TensorBoard."""
+    """Writes event files for TensorBoard."""
 
-    id = None
+    id: str | None = None
 
-    def __init__(self, section: TensorboardLogger, config: TrainConfig, folder: Path, step: int, _: Any) -> None:
+    def __init__(self, section: TensorboardLogger, config: TrainConfig, folder: Path, step: int, _: object) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         place = section.log_dir or str(folder / "tensorboard")
-        # What an earlier attempt wrote behind this step is not shown.
-        self._writer: Any = SummaryWriter(
-            place, flush_secs=section.flush_interval, purge_step=step + 1 if step else None
-        )
+        purge = step + 1 if step else None  # hides what an earlier attempt wrote behind this step
+        self._writer = SummaryWriter(place, flush_secs=section.flush_interval, purge_step=purge)
         if not step:
             described = json.dumps(config.model_dump(mode="json"), indent=1)
             self._writer.add_text("config", f"<pre>{described}</pre>")
@@ -121,23 +123,20 @@ class Tensorboard:
 class Wandb:
     """A run of Weights & Biases."""
 
-    def __init__(self, section: WandbLogger, config: TrainConfig, folder: Path, step: int, known: str | None) -> None:
+    def __init__(self, section: WandbLogger, config: TrainConfig, folder: Path, step: int, run_id: str | None) -> None:
         import wandb
 
         folder.mkdir(parents=True, exist_ok=True)
-        given = section.model_dump(exclude={"rank_zero_only", "log_artifacts"}, exclude_none=True)
-        given |= {
-            "name": section.name or config.run_name,
-            "dir": section.dir or str(folder),
-            "tags": list(section.tags),
-        }
-        run_id = section.id or known
-        given |= {"id": run_id, "resume": "allow"} if run_id else {}
-        self._run: Any = wandb.init(config=config.model_dump(mode="json"), **given)
+        options = section.model_dump(exclude={"rank_zero_only", "log_artifacts"}, exclude_none=True)
+        options |= {"name": section.name or config.run_name, "dir": section.dir or str(folder)}
+        options["tags"] = list(section.tags)
+        run_id = section.id or run_id
+        options |= {"id": run_id, "resume": "allow"} if run_id else {}
+        self._run = wandb.init(config=config.model_dump(mode="json"), **options)
         self.id: str | None = self._run.id
 
     def put(self, step: int, numbers: Mapping[str, float]) -> None:
-        # Its own step would only go up: an evaluation belongs to a step whose numbers are there already.
+        # wandb's own step cannot go back, but an evaluation belongs to a step that has been logged already.
         self._run.log({**numbers, "step": step})
 
     def close(self) -> None:
@@ -147,29 +146,30 @@ class Wandb:
 class Mlflow:
     """A run of MLflow; numbers wait for `flush_interval` seconds and travel together."""
 
-    def __init__(self, section: MlflowLogger, config: TrainConfig, folder: Path, step: int, known: str | None) -> None:
+    def __init__(self, section: MlflowLogger, config: TrainConfig, folder: Path, step: int, run_id: str | None) -> None:
         from mlflow import MlflowClient
         from mlflow.entities import Metric
 
-        self._metric, self._every = Metric, section.flush_interval
-        self._client: Any = MlflowClient(section.tracking_uri)
-        self._waiting: list[Any] = []
+        self._metric, self._interval = Metric, section.flush_interval
+        self._client = MlflowClient(section.tracking_uri)
+        self._waiting: list[Metric] = []
         self._sent = time.monotonic()
-        if known is not None:
-            self.id: str | None = known
-            self._client.update_run(known, "RUNNING")
+        if run_id is not None:
+            self.id: str | None = run_id
+            self._client.update_run(run_id, "RUNNING")
             return
-        found = self._client.get_experiment_by_name(section.experiment_name)
-        experiment = found.experiment_id if found else self._client.create_experiment(section.experiment_name)
-        made = self._client.create_run(experiment, run_name=section.run_name or config.run_name, tags=section.tags)
-        self.id = made.info.run_id
-        for name, value in _flat(config.model_dump(mode="json")):
-            self._client.log_param(self.id, name, value)
+        experiment = self._client.get_experiment_by_name(section.experiment_name)
+        number = experiment.experiment_id if experiment else self._client.create_experiment(section.experiment_name)
+        run = self._client.create_run(number, run_name=section.run_name or config.run_name, tags=section.tags)
+        self.id = run.info.run_id
+        for name, value in flatten(config.model_dump(mode="json")):
+            if value is not None:
+                self._client.log_param(self.id, name, str(value)[:500])  # MLflow accepts no longer values
 
     def put(self, step: int, numbers: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
         self._waiting += [self._metric(name, value, now, step) for name, value in numbers.items()]
-        if time.monotonic() - self._sent >= self._every:
+        if time.monotonic() - self._sent >= self._interval:
             self._send()
 
     def close(self) -> None:
@@ -184,24 +184,13 @@ class Mlflow:
         self._sent = time.monotonic()
 
 
-def _flat(given: JsonMapping, stem: str = "") -> list[tuple[str, str]]:
-    """What is set, by names with dots; MLflow takes no longer values than these."""
-    found = []
-    for key, value in given.items():
-        if isinstance(value, dict):
-            found += _flat(value, f"{stem}{key}.")
-        elif value is not None:
-            found.append((f"{stem}{key}", str(value)[:500]))
-    return found
-
-
 def _ids(folder: Path) -> dict[str, str]:
     try:
-        found = json.loads((folder / IDS).read_text())
+        ids = json.loads((folder / IDS).read_text())
     except (OSError, ValueError):
         return {}
-    return {name: value for name, value in found.items() if isinstance(value, str)} if isinstance(found, dict) else {}
+    return {name: value for name, value in ids.items() if isinstance(value, str)} if isinstance(ids, dict) else {}
 
 
-def _said(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__

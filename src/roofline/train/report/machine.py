@@ -1,4 +1,4 @@
-"""What a run runs on: the device's name and peak, a measured roof where there is no peak, versions of what computes."""
+"""Describes what a run runs on: the device and its peak, or else a measured roof, and the versions of software."""
 
 import functools
 import math
@@ -16,39 +16,39 @@ from roofline.hardware.detect import detect
 
 PRECISIONS = {"fp32": "fp32", "amp_bf16": "bf16", "amp_fp16": "fp16"}
 ROOF_SIDE = 2048
-ROOF_SECONDS = 0.1  # that one product of the measured roof may take: a run is to start at once
+ROOF_SECONDS = 0.1  # the longest product of the measured roof, so that runs start quickly
 _REPEATS = 3
 
 
 def device(kind: torch.device) -> JsonObject:
-    """Name and kind of a process's device; of a CPU also the threads that compute."""
+    """Name and kind of a process's device, and the number of threads on a CPU."""
     if kind.type == "cpu":
         return {"name": detect().chip, "kind": "cpu", "threads": torch.get_num_threads()}
     return {"name": torch.get_device_module(kind).get_device_name(kind), "kind": kind.type}
 
 
-def peak_of(kind: torch.device, precision: str, given: float | None) -> tuple[Peak | None, str | None]:
-    """The peak of a device in the run's precision, or why there is none.
+def peak_of(kind: torch.device, precision: str, configured: float | None) -> tuple[Peak | None, str | None]:
+    """The peak of a device in the run's precision, or why it is not known.
 
-    given: FLOP/s that the configuration says (speed_monitor.gpu_flops_available).
+    configured: FLOP/s from the configuration (speed_monitor.gpu_flops_available).
     """
-    if given is not None:
-        return Peak(given, "speed_monitor.gpu_flops_available"), None
+    if configured is not None:
+        return Peak(configured, "speed_monitor.gpu_flops_available"), None
     if kind.type == "cpu":
         return None, "a CPU's peak is not guessed"
     module = torch.get_device_module(kind)
     name, units = module.get_device_name(kind), module.get_device_properties(kind).multi_processor_count
-    found = peak(name, units, PRECISIONS[precision])
-    if found is None:
+    device_peak = peak(name, units, PRECISIONS[precision])
+    if device_peak is None:
         return None, f"no peak is known of {name!r} with {units} multiprocessors in {PRECISIONS[precision]}"
-    return found, None
+    return device_peak, None
 
 
 @functools.cache
 def measured_roof(kind: torch.device, dtype: torch.dtype | None) -> JsonObject:
-    """The best FLOP/s of a square product on one device, in float32 or `dtype`, and how it was measured.
+    """The best FLOP/s of a square matrix product on one device, in `dtype` or float32, and how it was measured.
 
-    Of side ROOF_SIDE, or of a smaller power of two where one would take longer than ROOF_SECONDS.
+    Its side is ROOF_SIDE, or a smaller power of two if the product would take longer than ROOF_SECONDS.
     """
     dtype, side = dtype or torch.float32, 128
     seconds = _product_seconds(kind, dtype, side)
@@ -60,8 +60,8 @@ def measured_roof(kind: torch.device, dtype: torch.dtype | None) -> JsonObject:
 
 
 def _product_seconds(kind: torch.device, dtype: torch.dtype, side: int) -> float:
-    """Of the fastest of some."""
-    # Not zeros, and not random: chips are faster on zeros, and the run's generator is not to be moved.
+    """The time of the fastest of several products."""
+    # Chips are faster on zeros, and random numbers would change the state of the run's generator.
     a = torch.linspace(-1, 1, side * side, device=kind).view(side, side).to(dtype)
     out = a @ a
     _finish(kind)
@@ -80,7 +80,7 @@ def _finish(kind: torch.device) -> None:
 
 
 def versions() -> dict[str, str | None]:
-    """Of Roofline (and its commit, where it runs from a checkout), Python, torch and what is under it."""
+    """The versions of Roofline (with the commit of a checkout), Python, torch and the GPU software below it."""
     return {
         "roofline": roofline.__version__,
         "commit": _commit(),
@@ -93,7 +93,7 @@ def versions() -> dict[str, str | None]:
 
 
 def _driver() -> str | None:
-    """Of NVIDIA's or AMD's kernel module, where its file can be read."""
+    """The version of NVIDIA's or AMD's kernel module, if its file can be read."""
     for place in ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version"):
         try:
             return " ".join(Path(place).read_text().splitlines()[0].split())
@@ -104,7 +104,7 @@ def _driver() -> str | None:
 
 @functools.cache
 def _commit() -> str | None:
-    """The checkout's commit, "+" for changes in it. A package installed below someone else's checkout has none."""
+    """The checkout's commit, with "+" if files differ from it. A package installed inside another checkout has none."""
     folder = Path(__file__).parent
     try:
         _git(folder, "ls-files", "--error-unmatch", Path(__file__).name)

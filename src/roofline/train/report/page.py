@@ -1,4 +1,4 @@
-"""run.html: a run's curves, its configuration and its card on one page that needs nothing but itself."""
+"""Writes run.html: the curves, the configuration and the card of a run on one self-contained page."""
 
 import html
 import json
@@ -7,30 +7,27 @@ from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Any
 
 from roofline.common.files import write_atomically
-from roofline.common.json_types import JsonMapping, JsonObject
+from roofline.common.json_types import JsonMapping
 from roofline.common.units import human_bytes, human_seconds
-from roofline.train.report import cards
+from roofline.train.config.flatten import flatten
 from roofline.train.report.flops import CONVENTIONS
+from roofline.train.run_folder import CARD, CONFIG, LOG, PAGE, read_lines
 
-PAGE = "run.html"
-POINTS = 1500  # of a curve: with more steps each point is the mean of several
+POINTS = 1500  # of a curve; with more steps each point is the mean of several
 CURVES = ("loss", "lr", "grad_norm", "tokens_per_s", "eval_loss")
 Row = tuple[str, ...]
 
 
 def write(folder: Path) -> None:
-    """Make the page of a run's folder from its log, its card and its configuration, as far as they are there."""
-    lines = _lines(folder / "log.jsonl")
-    card = json.loads((folder / cards.CARD).read_text())
-    config = json.loads((folder / "config.json").read_text())
-    write_atomically(folder / PAGE, page(lines, card, config))
+    """Write the page into a run's folder, from its log, its card and its configuration."""
+    card, config = (json.loads((folder / name).read_text()) for name in (CARD, CONFIG))
+    write_atomically(folder / PAGE, page(read_lines(folder / LOG), card, config))
 
 
 def page(lines: Sequence[JsonMapping], card: JsonMapping, config: JsonMapping) -> str:
-    """The text of the page. lines: of the log."""
+    """The text of the page, from the lines of the log, the card and the configuration."""
     name = str(card["run"])
     device, model = card["device"], card["model"]
     about = [model["name"], f"{model['parameters']:,} parameters", f"{card['devices']} x {device['name']}"]
@@ -39,50 +36,56 @@ def page(lines: Sequence[JsonMapping], card: JsonMapping, config: JsonMapping) -
     return template.safe_substitute(
         title=html.escape(name),
         about=html.escape(" · ".join(about)),
-        taken="<p>Dashed lines: the run was stopped there and taken up again.</p>" if _taken(lines) else "",
+        taken="<p>Dashed lines: the run was stopped there and taken up again.</p>" if _resumed(lines) else "",
         tiles="".join(_tile(*tile) for tile in _tiles(lines, card)),
         tables="".join(_tables(card)),
-        configuration=_table(_flat(config)),
-        data=_embedded({"series": _series(lines), "taken": _taken(lines)}),
+        configuration=_table(
+            [
+                (key, json.dumps(value) if isinstance(value, list) else str(value))
+                for key, value in flatten(config)
+                if value is not None
+            ]
+        ),
+        data=_embedded({"series": _series(lines), "taken": _resumed(lines)}),
     )
 
 
 def _series(lines: Iterable[JsonMapping]) -> dict[str, list[list[float]]]:
-    """[step, value] of each curve."""
-    found: dict[str, list[list[float]]] = {name: [] for name in CURVES}
+    """The [step, value] points of each curve."""
+    curves: dict[str, list[list[float]]] = {name: [] for name in CURVES}
     for line in lines:
         for name in CURVES:
             if isinstance(line.get(name), int | float):
-                found[name].append([line["step"], line[name]])
-    return {name: _thinned(points) for name, points in found.items()}
+                curves[name].append([line["step"], line[name]])
+    return {name: _thinned(points) for name, points in curves.items()}
 
 
 def _thinned(points: list[list[float]]) -> list[list[float]]:
-    """Means of as many neighbours as leave POINTS at the most, each at the last of its steps."""
+    """At most POINTS points: means over neighbours, each at the last of its steps."""
     each = math.ceil(len(points) / POINTS)
     groups = [points[start : start + each] for start in range(0, len(points), each)] if each > 1 else []
     means = [[group[-1][0], sum(value for _, value in group) / len(group)] for group in groups]
     return [[step, float(f"{value:.6g}")] for step, value in means or points]
 
 
-def _taken(lines: Iterable[JsonMapping]) -> list[int]:
-    """Steps at which the run was taken up again."""
+def _resumed(lines: Iterable[JsonMapping]) -> list[int]:
+    """The steps at which the run was resumed."""
     return sorted({line["about"]["step"] for line in lines if "about" in line and line["about"]["step"]})
 
 
 def _tiles(lines: Sequence[JsonMapping], card: JsonMapping) -> list[tuple[str, str]]:
     steps = [line for line in lines if line.get("loss") is not None]
-    held = [line for line in lines if line.get("eval_loss") is not None]
-    foundry, taken = card["flops"]["foundry"], card["memory"]["measured"]
-    found = [("steps", f"{steps[-1]['step']:,}"), ("loss", f"{steps[-1]['loss']:.4f}")] if steps else []
-    if held:
-        found.append(("held-out loss", f"{held[-1]['eval_loss']:.4f}"))
-    found.append(("tokens/s", f"{card['speed']['tokens_per_s']:,.0f}"))
+    evaluations = [line for line in lines if line.get("eval_loss") is not None]
+    foundry, memory = card["flops"]["foundry"], card["memory"]["measured"]
+    tiles = [("steps", f"{steps[-1]['step']:,}"), ("loss", f"{steps[-1]['loss']:.4f}")] if steps else []
+    if evaluations:
+        tiles.append(("held-out loss", f"{evaluations[-1]['eval_loss']:.4f}"))
+    tiles.append(("tokens/s", f"{card['speed']['tokens_per_s']:,.0f}"))
     if foundry["mfu"] is not None:
-        found.append(("MFU (foundry)", f"{foundry['mfu']:.1%}"))
+        tiles.append(("MFU (foundry)", f"{foundry['mfu']:.1%}"))
     elif card["roof"] is not None:
-        found.append(("of the matmul roof", f"{card['roof']['share']:.1%}"))
-    return [*found, *([("peak memory", human_bytes(taken))] if taken is not None else [])]
+        tiles.append(("of the matmul roof", f"{card['roof']['share']:.1%}"))
+    return [*tiles, *([("peak memory", human_bytes(memory))] if memory is not None else [])]
 
 
 def _tile(name: str, value: str) -> str:
@@ -116,16 +119,16 @@ def _tables(card: JsonMapping) -> list[str]:
 
 def _utilization(card: JsonMapping) -> str:
     rows = []
-    for name, found in card["flops"].items():
-        shares = ("-" if found[key] is None else f"{found[key]:.1%}" for key in ("mfu", "hfu"))
-        rows.append((name, f"{found['model_flops_per_token']:.4g}", f"{found['tflops_per_device']:.4g}", *shares))
+    for name, flops in card["flops"].items():
+        shares = ("-" if flops[key] is None else f"{flops[key]:.1%}" for key in ("mfu", "hfu"))
+        rows.append((name, f"{flops['model_flops_per_token']:.4g}", f"{flops['tflops_per_device']:.4g}", *shares))
     notes = "".join(f"<p>{html.escape(name)}: {html.escape(text)}</p>" for name, text in CONVENTIONS.items())
     return f'{_table(rows, ("", "FLOP/token", "TFLOP/s/device", "MFU", "HFU"))}<div class="notes">{notes}</div>'
 
 
 def _memory(memory: JsonMapping) -> str:
-    predicted, taken = memory["predicted"], memory["measured"]
-    rows: list[Row] = [("measured", "-" if taken is None else human_bytes(taken))]
+    predicted, measured = memory["predicted"], memory["measured"]
+    rows: list[Row] = [("measured", "-" if measured is None else human_bytes(measured))]
     if predicted is not None:
         rows.append(("predicted", human_bytes(predicted["total"])))
         rows += [(f"· {name}", human_bytes(size)) for name, size in predicted["parts"].items()]
@@ -143,27 +146,6 @@ def _table(rows: Iterable[Row], head: Row = ()) -> str:
     return f'<div class="wide"><table{kind}>{above}<tbody>{body}</tbody></table></div>'
 
 
-def _flat(given: JsonMapping, stem: str = "") -> list[Row]:
-    """What is set, by names with dots."""
-    found: list[Row] = []
-    for key, value in given.items():
-        if isinstance(value, dict):
-            found += _flat(value, f"{stem}{key}.")
-        elif value is not None:
-            found.append((f"{stem}{key}", json.dumps(value) if isinstance(value, list) else str(value)))
-    return found
-
-
-def _embedded(value: Any) -> str:
-    """JSON that cannot end the script it stands in."""
+def _embedded(value: JsonMapping) -> str:
+    """JSON that cannot end the script element that contains it."""
     return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-
-
-def _lines(path: Path) -> list[JsonObject]:
-    found = []
-    for text in path.read_text("utf-8").splitlines():
-        try:
-            found.append(json.loads(text))
-        except json.JSONDecodeError:
-            continue  # the line that is being written
-    return found

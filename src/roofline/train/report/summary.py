@@ -1,4 +1,4 @@
-"""What a run says of its speed and memory: card.json, with what each figure is measured against, and run.html."""
+"""Measures the speed and memory of a run, and writes them into card.json and run.html."""
 
 import json
 import math
@@ -19,40 +19,41 @@ from roofline.train.config.schema import TrainConfig
 from roofline.train.memory.estimate import Memory
 from roofline.train.parallel.processes import COMPUTE, World
 from roofline.train.report import machine, page
-from roofline.train.report.cards import CARD, VERSION
+from roofline.train.report.cards import VERSION
 from roofline.train.report.flops import CONVENTIONS, per_token
+from roofline.train.run_folder import CARD, CONFIG
 
 if TYPE_CHECKING:
     from roofline.train.run.loop import Run
 
-PAGE_SHARE = 0.02  # of a run's time that its page may take to write
+PAGE_SHARE = 0.02  # of a run's time that writing its page may take
 
 
 class Report:
-    """Made before the model is built (what it takes is measured from here), on every rank.
+    """The figures of a run, on every rank. It must be made before the model, whose memory is measured from then on.
 
     Args:
-        shape: the canonical configuration.
+        shape: the canonical configuration of the model.
     """
 
     def __init__(self, config: TrainConfig, shape: JsonMapping, world: World) -> None:
         self.config, self.shape, self.world = config, shape, world
         section, apart = config.fsdp_config, config.model.attn_config.attn_uses_sequence_id
-        again = section.activation_checkpointing if section is not None else False
-        self.checkpointing = "full" if again is True else again or None
+        checkpointing = section.activation_checkpointing if section is not None else False
+        self.checkpointing = "full" if checkpointing is True else checkpointing or None
         self.flops = per_token(shape, config.max_seq_len, self.checkpointing, apart)
-        given = config.callbacks.speed_monitor.gpu_flops_available
-        self.peak, self.no_peak = machine.peak_of(world.device, config.precision, given)
+        configured = config.callbacks.speed_monitor.gpu_flops_available
+        self.peak, self.no_peak = machine.peak_of(world.device, config.precision, configured)
         self.roof: JsonObject | None = None
         self.memory = Memory(config, shape, world)
         self._seconds, self._waits, self._since = array("d"), array("d"), math.nan
         self._next_page = 0.0
 
     def begin(self, run: "Run") -> JsonObject:
-        """Before the first step; what the log's first line says of it."""
-        self.memory.compiled(run.model)
+        """Measure what must be measured before the first step; returns what the log's first line has of it."""
+        self.memory.measure_compiled_block(run.model)
         if self.peak is None:
-            self.world.barrier()  # processes that share a machine are to share it here too
+            self.world.barrier()  # processes that share a machine must measure at the same time
             self.roof = machine.measured_roof(self.world.device, COMPUTE[self.config.precision])
         self.memory.restart()
         predicted = self.memory.predicted
@@ -62,20 +63,20 @@ class Report:
         }
 
     def step(self, seconds: float, waited: float) -> None:
-        """A step of so many seconds, and of them so many for data."""
+        """Record the seconds of a step, and how many of them were spent waiting for data."""
         self._seconds.append(seconds)
         self._waits.append(waited)
         if len(self._seconds) <= self.config.callbacks.speed_monitor.warmup:
             self._since = time.perf_counter()
 
     def write(self, run: "Run", done: bool = False) -> None:
-        """The card and the page as of now; all ranks call it. A run that took no step leaves what is there."""
-        taken = self.memory.peak()
+        """Write the card and the page; all ranks must call it. A run without a step changes nothing."""
+        measured = self.memory.peak()
         if self.world.rank != 0 or not self._seconds:
             return
-        if run.gradients.size and self.memory.predicted is not None:
-            self.memory.halved(run.gradients.size)
-        card = self._card(run, taken, done)
+        if self.memory.predicted is not None and 0 < (run.gradients.size or 0) < self.memory.rows:
+            self.memory.predict(run.gradients.size or 0)
+        card = self._card(run, measured, done)
         write_atomically(run.folder / CARD, json.dumps(card, indent=1) + "\n")
         started = time.perf_counter()
         if done or started > self._next_page:
@@ -85,7 +86,7 @@ class Report:
             run.log.memory(card["memory"])
 
     def _share(self) -> JsonObject:
-        """What tokens/s of the run are multiplied with to get the share that is shown beside them, and its name."""
+        """The factor from tokens/s to the share of peak or roof that is shown with them, and the share's name."""
         devices = self.world.size
         if self.peak is not None:
             return {"name": "MFU", "per_token_s": self.flops["foundry"].model / (devices * self.peak.flops)}
@@ -93,7 +94,7 @@ class Report:
         per_token_s = self.flops["matmul"].hardware / (devices * self.roof["flops"])
         return {"name": "of the matmul roof", "per_token_s": per_token_s}
 
-    def _card(self, run: "Run", taken: int | None, done: bool) -> JsonObject:
+    def _card(self, run: "Run", measured: int | None, done: bool) -> JsonObject:
         config, predicted = self.config, self.memory.predicted
         speed = self._speed(run)
         rows = -(-config.global_train_batch_size // self.world.data_size)
@@ -118,7 +119,7 @@ class Report:
             "roof": self._roof_share(speed["tokens_per_s_per_device"]),
             "memory": {
                 "predicted": None if predicted is None else {"total": predicted.total, "parts": predicted.parts},
-                "measured": taken,
+                "measured": measured,
                 "measured_as": "max_memory_allocated" if self.world.device.type != "cpu" else "peak resident, no files",
             },
             "versions": machine.versions(),
@@ -131,7 +132,7 @@ class Report:
         return {"name": self._name(), "parameters": parameters} | {name: self.shape[name] for name in names}
 
     def _name(self) -> str:
-        """Of the preset that has this shape, whatever its context; else what the configuration calls it."""
+        """The name of the preset with this shape, whatever its context; else the configuration's name."""
         section, shape = self.config.model, dict(self.shape, max_position=0)
         for name in presets.names():
             if dict(presets.preset(name), max_position=0) == shape:
@@ -171,33 +172,33 @@ class Report:
         }
 
     def _utilization(self, rate: float) -> JsonObject:
-        found = {}
+        shares = {}
         for name, flops in self.flops.items():
             model, hardware = rate * flops.model, rate * flops.hardware
-            found[name] = {
+            shares[name] = {
                 "model_flops_per_token": flops.model,
                 "hardware_flops_per_token": flops.hardware,
                 "tflops_per_device": model / 1e12,
                 "mfu": None if self.peak is None else model / self.peak.flops,
                 "hfu": None if self.peak is None else hardware / self.peak.flops,
             }
-        return found
+        return shares
 
     def _roof_share(self, rate: float) -> JsonObject | None:
-        """Of the products that are done, masked and repeated ones too: those of the matmul convention's hardware."""
+        """The share of the measured roof, from the hardware FLOPs of the matmul convention."""
         if self.roof is None:
             return None
         return {**self.roof, "share": rate * self.flops["matmul"].hardware / self.roof["flops"]}
 
 
 def _quantile(values: Sequence[float], part: float) -> float:
-    """The smallest value that at least so many of all do not exceed."""
+    """The smallest value that at least this part of all values does not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
 
 
 def _command(folder: Path, world: World) -> str:
-    """What does the same again, into another folder."""
+    """The command that repeats the run in another folder."""
     again = Path(f"{folder}-again")
-    words = ["roofline", "train", str(folder / "config.json"), "--set", f"run_folder={again}"]
+    words = ["roofline", "train", str(folder / CONFIG), "--set", f"run_folder={again}"]
     return shlex.join([*words, *(["--nproc", str(world.size)] if world.size > 1 else [])])

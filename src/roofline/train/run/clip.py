@@ -1,4 +1,4 @@
-"""Gradient norms over all ranks, and clipping by them."""
+"""Computes the norm of all gradients over all ranks, and clips the gradients."""
 
 import math
 
@@ -14,9 +14,9 @@ from roofline.train.parallel.processes import World
 
 
 def clip(model: Model, world: World, section: ClippingSection | None, scale: float, exact: bool) -> float:
-    """The norm of all gradients together, before clipping; afterwards they are clipped, and divided by `scale`.
+    """Divide the gradients by `scale` and clip them; returns their norm before clipping.
 
-    exact: the norm does not depend on how the parameters are sharded. A norm that is not finite leaves gradients alone.
+    exact: the norm's bits do not depend on how parameters are sharded. If the norm is not finite, nothing is changed.
     """
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     norm = (_exact_norm(grads, world) if exact else _norm(model, world)) / scale
@@ -24,7 +24,7 @@ def clip(model: Model, world: World, section: ClippingSection | None, scale: flo
         return norm
     factor = 1 / scale
     if section is not None and section.clipping_type == "norm":
-        factor *= min(1.0, section.clipping_threshold / (norm + 1e-6))  # as torch's clip_grad_norm_
+        factor *= min(1.0, section.clipping_threshold / (norm + 1e-6))  # as in torch's clip_grad_norm_
     local = [grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads]
     if factor != 1.0:
         torch._foreach_mul_(local, factor)
@@ -35,31 +35,27 @@ def clip(model: Model, world: World, section: ClippingSection | None, scale: flo
 
 
 def _norm(model: Model, world: World) -> float:
-    """Parts of a matrix that ranks share count once each, what all of them have counts once."""
-    parted: list[Tensor] = []
-    whole: list[Tensor] = []
+    """The norm of all gradients, with those of divided matrices summed over the ranks that share them."""
+    divided: list[Tensor] = []
+    replicated: list[Tensor] = []
     for _, param, parameter in model.canonical():
         if parameter.grad is not None:
-            (whole if part(param, model.ranks).dim is None else parted).append(parameter.grad)
-    squares = [_total(grads) ** 2 if grads else 0.0 for grads in (whole, parted)]
-    return math.sqrt(squares[0] + (_over(world, squares[1]) if parted else 0.0))
+            (replicated if part(param, model.ranks).dim is None else divided).append(parameter.grad)
+    squares = [_total_norm(grads) ** 2 if grads else 0.0 for grads in (replicated, divided)]
+    if divided and world.tensor.group is not None:
+        summed = torch.tensor([squares[1]], dtype=torch.float64, device=world.device)
+        dist.all_reduce(summed, group=world.tensor.group)
+        squares[1] = float(summed)
+    return math.sqrt(sum(squares))
 
 
-def _over(world: World, value: float) -> float:
-    if world.tensor.group is None:
-        return value
-    summed = torch.tensor([value], dtype=torch.float64, device=world.device)
-    dist.all_reduce(summed, group=world.tensor.group)
-    return float(summed)
-
-
-def _total(grads: list[Tensor]) -> float:
+def _total_norm(grads: list[Tensor]) -> float:
     total = nn.utils.get_total_norm(grads)
     return float(total.full_tensor() if isinstance(total, DTensor) else total)
 
 
 def _exact_norm(grads: list[Tensor], world: World) -> float:
-    """From the squares of rows, which one rank has whole, added without rounding (Shewchuk 1997, math.fsum)."""
+    """The norm from the squares of rows, which are never divided, added without rounding (Shewchuk 1997, math.fsum)."""
     rows = []
     for grad in grads:
         local = grad.to_local() if isinstance(grad, DTensor) else grad

@@ -1,10 +1,10 @@
-"""Everything that makes two runs on one machine give the same bits, in one place."""
+"""Makes two runs on one machine give the same bits."""
 
 import os
 
 import torch
 
-# Before the libraries start: cuBLAS's workspace, rocBLAS's atomics, and collectives that add in one order only.
+# To be set before the libraries start: cuBLAS's workspace, no atomics in rocBLAS, collectives with one order of sums.
 _ENVIRONMENT = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "ROCBLAS_DEFAULT_ATOMICS_MODE": "0",
@@ -17,9 +17,9 @@ _ENVIRONMENT = {
 
 
 def deterministic() -> None:
-    """Switch it on for this process, before anything computes.
+    """Switch deterministic algorithms on in this process; to be called before anything is computed.
 
-    Not with warn_only: attention would keep its backward pass that adds in any order.
+    torch's warn_only is no alternative: attention would keep a backward pass that adds in any order.
     """
     os.environ.update(_ENVIRONMENT)
     torch.use_deterministic_algorithms(True)

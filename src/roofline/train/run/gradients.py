@@ -1,10 +1,9 @@
-"""The gradient of one global batch: microbatches of any size, losses weighted by tokens, halved where memory ends."""
+"""Computes the gradients of a global batch in microbatches, which become smaller when memory runs out."""
 
 import math
 import re
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,16 +12,16 @@ from roofline.common.errors import CapacityError
 from roofline.train.data.loader import Rows
 from roofline.train.model.modules import IGNORED, Model
 from roofline.train.parallel.elastic import TreeSum
-from roofline.train.parallel.processes import COMPUTE, OutOfMemory, World
+from roofline.train.parallel.processes import COMPUTE, OutOfMemory, World, fsdp
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|DefaultCPUAllocator", re.IGNORECASE)
 LARGEST_SCALE, GROWTH = 2.0**24, 2000
-SETTLED = 2  # steps that fitted: then ranks stop asking each other before each collective
+SETTLED = 2  # steps that must fit before ranks stop checking on each other before each collective
 
 
 @dataclass
 class Scaler:
-    """Loss scaling of fp16, in step on all ranks: halved when any gradient overflows, doubled after GROWTH good steps.
+    """Loss scaling for fp16, equal on all ranks: halved if a gradient overflows, doubled after GROWTH good steps.
 
     Source: Micikevicius et al. 2018.
     """
@@ -31,7 +30,7 @@ class Scaler:
     good: int = 0
 
     def settle(self, finite: bool) -> None:
-        """After a step whose gradients were, or were not, finite on every rank."""
+        """Adapt the scale after a step. finite: all gradients were finite on every rank."""
         self.good = self.good + 1 if finite else 0
         if not finite:
             self.scale = max(1.0, self.scale / 2)
@@ -40,16 +39,16 @@ class Scaler:
 
 
 class Gradients:
-    """Computes gradients of batches into a model's parameters.
+    """Computes the gradients of batches into a model's parameters.
 
     Args:
-        size: rows of a microbatch; None: all of a rank's, halved until they fit, by the first SETTLED steps.
-        sharded: the model is an FSDP2 one. sync_last: gradients travel once a step and not with each microbatch.
-        tree: sum a rank's parts, and the ranks, in a fixed tree (train.elastic).
+        size: rows of a microbatch; None: all of this rank's rows, halved until they fit during the first SETTLED steps.
+        sharded: the model is sharded by FSDP2. sync_last: reduce gradients once a step, not with each microbatch.
+        tree: add this rank's parts, and the ranks, in a fixed tree (parallel.elastic).
 
     Attributes:
-        size: rows of a microbatch now, None before the first step. halved: how often it was.
-        scaler: of fp16, else None.
+        size: rows of a microbatch now, None before the first step. halved: how often it was halved.
+        scaler: for fp16, else None.
     """
 
     def __init__(
@@ -68,11 +67,11 @@ class Gradients:
         self.scaler = Scaler() if precision == "amp_fp16" else None
 
     def backward(self, rows: Rows) -> tuple[float, int]:
-        """Leaves the gradients of a global batch in the parameters; the sum of its losses, and of tokens that count.
+        """Leave the gradients of a global batch in the parameters; returns its sum of losses and the tokens that count.
 
-        Raises CapacityError where not even one row fits.
+        Raises CapacityError if not even one row fits into memory.
         """
-        # Of the largest part of any rank: all take as many microbatches, whatever the number of ranks.
+        # The rows of the largest part of any rank: all ranks take equally many microbatches.
         most = max(1, -(-rows.ids.size // (len(rows.parts) * self.world.data_size)))
         if self.size is None or (self.auto and self.size > most):
             self.size = most
@@ -83,68 +82,68 @@ class Gradients:
             try:
                 losses = self._parts(rows, -(-most // self.size), tokens)
             except OutOfMemory as error:
-                said = str(error)
+                message = str(error)
             else:
                 self._fitted += 1
                 return math.fsum(loss for each in self.world.gather(losses) for loss in each), tokens
-            # Out here the error is gone, and with its frames the tensors of what failed.
-            self._halve(said)
+            # Outside of `except` the error is gone, and with its frames the tensors of the failed microbatch.
+            self._halve(message)
 
-    def autocast(self) -> Any:
-        """The precision of the run."""
+    def autocast(self) -> AbstractContextManager[None]:
+        """The context in which the run computes."""
         kind = self.world.device.type
         return torch.autocast(kind, self.compute) if self.compute is not None else nullcontext()
 
     def loss(self, tokens: np.ndarray, documents: np.ndarray | None) -> torch.Tensor:
-        """The sum of the losses of rows int64 [rows, length]; of none, the zero that keeps ranks in step."""
+        """The sum of the losses of rows, int64 [rows, length]; without rows a zero, for which other ranks wait."""
         device = self.world.device
         if not len(tokens):
             tokens = np.zeros((1, tokens.shape[1]), np.int64)
             documents = None if documents is None else np.zeros_like(tokens)
-            wanted = np.full_like(tokens, IGNORED)
+            goals = np.full_like(tokens, IGNORED)
         else:
-            wanted = targets(tokens, documents)
-        ids, goals = (torch.from_numpy(array).to(device, non_blocking=True) for array in (tokens, wanted))
-        kept = None if documents is None else torch.from_numpy(documents).to(device)
+            goals = targets(tokens, documents)
+        tensors = [
+            None if a is None else torch.from_numpy(a).to(device, non_blocking=True) for a in (tokens, goals, documents)
+        ]
         with self.autocast():
-            return self.model(ids, goals, kept)
+            return self.model(*tensors)
 
     def held_out(self, tokens: np.ndarray, documents: np.ndarray | None) -> tuple[float, int]:
-        """The sum of the losses of rows and how many tokens count, without gradients."""
+        """The sum of the losses of held-out rows, and how many tokens count."""
         loss = float(self.loss(tokens, documents))
         return loss, int((targets(tokens, documents) != IGNORED).sum()) if len(tokens) else 0
 
     def _parts(self, rows: Rows, count: int, total: int) -> list[float]:
-        """The loss of each part of this rank."""
+        """The sum of losses of each of this rank's parts; leaves their gradients."""
         if not self.tree:
-            return [self._add(*part, count, total) for part in rows.parts]
+            return [self._add_part(*part, count, total) for part in rows.parts]
         sums, losses = TreeSum(), []
         for part in rows.parts:
-            losses.append(self._add(*part, count, total))
+            losses.append(self._add_part(*part, count, total))
             sums.push([parameter.grad for parameter in self.model.parameters()])
             self.model.zero_grad(set_to_none=True)
         for parameter, grad in zip(self.model.parameters(), sums.total(), strict=True):
             parameter.grad = grad
         return losses
 
-    def _add(self, tokens: np.ndarray, documents: np.ndarray | None, count: int, total: int) -> float:
-        """Add the gradients of rows in `count` microbatches, their losses divided by `total`."""
+    def _add_part(self, tokens: np.ndarray, documents: np.ndarray | None, count: int, total: int) -> float:
+        """Add the gradients of a part in `count` microbatches, with losses divided by `total` tokens."""
         assert self.size is not None
         size = self.size
-        lost = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.world.device)
         scale = (self.scaler.scale if self.scaler else 1.0) / max(1, total)
         for index in range(count):
             rows = slice(index * size, (index + 1) * size)
             if not self.sharded and not len(tokens[rows]):
-                break  # no other rank waits for this one
+                break  # unsharded ranks do not wait for each other
             if self.sharded:
-                sharded: Any = self.model
-                sharded.set_requires_gradient_sync(index == count - 1 or not self.sync_last)
-            failed: str | None = None  # not the error: this frame would keep it, and it this frame and its tensors
+                fsdp(self.model).set_requires_gradient_sync(index == count - 1 or not self.sync_last)
+            failed: str | None = None  # the error itself would keep this frame and its tensors alive
             try:
                 loss = self.loss(tokens[rows], None if documents is None else documents[rows])
                 (loss * scale).backward()  # type: ignore[no-untyped-call]
-                lost += loss.detach()
+                loss_sum += loss.detach()
             except (RuntimeError, MemoryError) as error:
                 if not self.auto or not is_out_of_memory(error) or (self.world.grouped and not self.world.watching):
                     raise
@@ -152,17 +151,16 @@ class Gradients:
             self.world.agree(failed is not None)
             if failed is not None:
                 raise OutOfMemory(failed)
-        return float(lost)
+        return float(loss_sum)
 
-    def _halve(self, said: str) -> None:
+    def _halve(self, message: str) -> None:
         assert self.size is not None
-        self.model.zero_grad(set_to_none=True)  # also of parameters that are whole where the step was left
+        self.model.zero_grad(set_to_none=True)  # also of parameters that are gathered when a step fails
         if self.sharded:
-            sharded: Any = self.model
-            sharded.reset_iter_state()
+            fsdp(self.model).reset_iter_state()  # type: ignore[attr-defined]
             self.model.zero_grad(set_to_none=True)
         if self.size == 1:
-            remedy = f"Shard over more ranks, or lower max_seq_len: {' '.join(said.split())}"
+            remedy = f"Shard over more ranks, or lower max_seq_len: {' '.join(message.split())}"
             raise CapacityError("a microbatch of one row", 1, 0, "rows", remedy)
         self.size = (self.size + 1) // 2
         self.halved += 1
@@ -171,24 +169,23 @@ class Gradients:
 
 
 def targets(tokens: np.ndarray, documents: np.ndarray | None) -> np.ndarray:
-    """What each position is to predict, int64 [rows, length]: the next token; IGNORED at the end of a row and, where
-    documents are kept apart, of a document."""
-    wanted = np.roll(tokens, -1, 1)
-    wanted[:, -1] = IGNORED
+    """The next token of each position, int64 [rows, length]; IGNORED at the end of a row and of each document."""
+    goals = np.roll(tokens, -1, 1)
+    goals[:, -1] = IGNORED
     if documents is not None:
-        wanted[:, :-1][documents[:, :-1] != documents[:, 1:]] = IGNORED
-    return wanted
+        goals[:, :-1][documents[:, :-1] != documents[:, 1:]] = IGNORED
+    return goals
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ended: of a GPU of any vendor, or of this process."""
+    """Whether the memory of a GPU (of any vendor) or of this process ran out."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
 
 
 def limit_memory(size: int) -> None:
-    """More bytes than these, what the process has already among them, are refused to it: an error, and no kill."""
+    """Limit the memory of this process to `size` bytes: beyond it allocations raise."""
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)

@@ -1,4 +1,4 @@
-"""Several processes of one run on this machine, by torch's own launcher."""
+"""Starts several processes of one run on this machine with torch's launcher."""
 
 import os
 import subprocess
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def launch(count: int, config: Path, changes: Sequence[str], out: int | None = None) -> int:
-    """Start them and wait; the exit status. When one ends in an error the launcher ends the others.
+    """Start `count` processes and wait; returns the exit status. If one fails, the launcher ends the others.
 
-    out: the file descriptor that their output goes to, None: to ours.
+    out: the file descriptor for their standard output; None: that of this process.
     """
     options = [f"--set={change}" for change in changes]
     command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]

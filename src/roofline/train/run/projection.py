@@ -1,12 +1,12 @@
-"""Sketches: 32 numbers for a tensor, from which the distance between two tensors is told without either.
+"""Random projections of tensors (sketches): 32 numbers from which the distance of two tensors can be estimated.
 
-Each number is the product with a fixed random vector of +1 and -1 (Johnson and Lindenstrauss 1984; Achlioptas 2003), so
-sketches add as tensors do. A tensor is taken as a matrix, and the vector as the product of signs for its rows and signs
-for its columns (Sun et al. 2018, tensor random projections): as good as one multiplication by 32 columns is cheap, and
-no more signs are held than a matrix has rows and columns.
+Each number is the tensor's product with a fixed random vector of +1 and -1 (Johnson and Lindenstrauss 1984; Achlioptas
+2003), so sketches add as tensors do. A tensor is treated as a matrix, and the vector is the product of signs for its
+rows and signs for its columns (Sun et al. 2018, tensor random projections). This costs one multiplication by 32 columns
+and needs only as many signs as the matrix has rows and columns.
 
-A length told by a sketch is off by about 1 / sqrt(2 * 32), an eighth (standard deviation), for a tensor whose content
-is spread over many directions, and by up to twice that for one of rank one.
+The standard deviation of a length from a sketch is about 1 / sqrt(2 * 32), an eighth, for a tensor whose content is
+spread over many directions, and up to twice that for one of rank one.
 """
 
 import hashlib
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     import torch
 
 SIZE = 32
-ELEMENTS = 1 << 22  # of a tensor that are widened to float32 at a time
+ELEMENTS = 1 << 22  # of a tensor that are converted to float32 at a time
 
 
 def signs(key: str, start: int, count: int) -> NDArray[np.float32]:
-    """Signs `start` to `start + count` of the endless rows of a key: float32 [count, SIZE], the same on every machine.
+    """Rows `start` to `start + count` of a key's signs: float32 [count, SIZE], the same on every machine.
 
-    Philox's raw bits (Salmon et al. 2011), which numpy keeps for ever: a counter's block is eight rows.
+    They are Philox's raw bits (Salmon et al. 2011), which numpy keeps stable; a step of its counter gives eight rows.
     """
     words = np.frombuffer(hashlib.sha256(f"roofline sketch 1/{key}".encode()).digest()[:16], "<u8")
     block, lead = divmod(start, 8)
@@ -35,10 +35,10 @@ def signs(key: str, start: int, count: int) -> NDArray[np.float32]:
 
 
 def sums(key: str, x: "torch.Tensor", first: int = 0) -> NDArray[np.float64]:
-    """Of rows `first` and on of a tensor [rows, ...]: float64 [1 + SIZE], the sum of squares, then the projections.
+    """The sum of squares of a tensor [rows, ...], then its projections: float64 [1 + SIZE].
 
-    Those of parts of a tensor add up to those of the whole. Projections are divided by sqrt(SIZE): their squares sum to
-    about the sum of squares.
+    first: the number of x's first row in the full tensor; the sums of its parts add up to those of the full tensor.
+    Projections are divided by sqrt(SIZE), so that their squares sum to about the sum of squares.
     """
     import torch
 

@@ -1,6 +1,7 @@
-"""A run handed on from process to process: every n steps it is stored, ended, and taken up in another setting.
+"""Hands a run from one setting to another: every n steps it is saved, ended, and resumed in the next setting.
 
-The drill of a change of vendor, for whatever differs here: processes, precision, compilation, microbatches, device.
+This rehearses a move to another vendor's hardware with whatever can differ on one machine: processes, precision,
+compilation, microbatches, device.
 """
 
 import itertools
@@ -8,21 +9,18 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 from roofline.common.errors import ConfigError
 from roofline.common.files import write_atomically
 from roofline.train.config.read import read_config
 from roofline.train.data import receipts
-from roofline.train.report import log
 from roofline.train.run.launch import launch
-
-RELAY = "relay.json"
+from roofline.train.run_folder import LOG, RELAY, read_lines
 
 
 @dataclass(frozen=True)
 class Runner:
-    """A setting that takes its turns: processes, and changes of the configuration."""
+    """A setting that takes turns: its number of processes and its changes of the configuration."""
 
     name: str
     processes: int = 1
@@ -30,7 +28,7 @@ class Runner:
 
     @classmethod
     def parse(cls, text: str) -> "Runner":
-        """From "NAME: nproc=2 KEY=VALUE ...". Raises ConfigError."""
+        """The runner that "NAME: nproc=2 KEY=VALUE ..." describes. Raises ConfigError."""
         name, colon, rest = text.partition(":")
         processes, changes = 1, []
         for word in rest.split():
@@ -48,7 +46,7 @@ class Runner:
 
 @dataclass
 class Leg:
-    """One turn: steps `first` (done before it) to `last`. held_out: losses at its first and last step, if evaluated."""
+    """One turn, from step `first` (done before it) to `last`. held_out: losses at both steps, if evaluated."""
 
     name: str
     processes: int
@@ -60,9 +58,9 @@ class Leg:
 
 @dataclass(frozen=True)
 class Handover:
-    """What is the same on both sides: the state's fingerprint is compared when it is loaded, this is what else is.
+    """The change from one leg to the next. That the state is the same is checked when it is loaded.
 
-    jump: of the held-out loss from one side to the other, in nats; None where none was evaluated.
+    jump: the difference of the held-out losses before and after, in nats; None if they were not evaluated.
     """
 
     step: int
@@ -73,7 +71,7 @@ class Handover:
 
 @dataclass(frozen=True)
 class Report:
-    """A relay that came to its end. order_steps: steps whose receipts were found to be those of the order."""
+    """A finished relay. order_steps: steps whose receipts were checked against the order of samples."""
 
     legs: list[Leg]
     handovers: list[Handover]
@@ -83,10 +81,10 @@ class Report:
 def relay(
     path: Path, changes: Sequence[str], every: int, runners: Sequence[Runner], say: Callable[[str], None]
 ) -> Report:
-    """Run a configuration to its end, each `every` steps by the next of `runners`.
+    """Run a configuration to its end, with the next of `runners` every `every` steps.
 
-    A relay that was stopped goes on from its last checkpoint. Raises ConfigError: a leg failed; what it read is not
-    the order's.
+    A stopped relay continues from its last checkpoint. Raises ConfigError if a leg fails, or if it has read other
+    samples than those of the order.
     """
     if len(runners) < 2 or every < 1:
         raise ConfigError("a relay needs two runners (--leg) and at least one step each (--every)")
@@ -95,65 +93,64 @@ def relay(
         raise ConfigError("run_folder is missing: a relay keeps its log and receipts there")
     folder = Path(config.run_folder)
     for runner in runners:
-        read_config(path, [*changes, *runner.changes])  # what is wrong is said before the first leg
-    legs = _before(folder)
-    whole, step = _whole(folder) if legs else None, legs[-1].last if legs else 0
+        read_config(path, [*changes, *runner.changes])  # reports errors before the first leg
+    legs = _earlier_legs(folder)
+    total, step = _total_steps(folder) if legs else None, legs[-1].last if legs else 0
     common = ["autoresume=true", "save_interval=1dur", "eval_first=true"]
     if config.eval_interval == "0ba" and config.eval_loader is not None:
-        common.append("eval_interval=1dur")  # also at the end of a leg, beside the next one's first
-    while whole is None or step < whole:
+        common.append("eval_interval=1dur")  # at the end of a leg, to compare with the next one's start
+    while total is None or step < total:
         runner = runners[len(legs) % len(runners)]
         say(f"leg {len(legs) + 1}, {runner.name}: from step {step}")
         if launch(runner.processes, path, [*changes, *runner.changes, *common, f"stop_after={step + every}ba"]):
             raise ConfigError(f"leg {len(legs) + 1} ({runner.name}) failed; what it said stands above")
         legs.append(_leg(folder, runner, step))
-        whole, step = _whole(folder), legs[-1].last
+        total, step = _total_steps(folder), legs[-1].last
         described = [{"from": leg.first, "to": leg.last} | asdict(leg) for leg in legs]
         write_atomically(folder / RELAY, json.dumps({"every": every, "legs": described}, indent=1) + "\n")
-    return Report(legs, _handovers(legs), _checked(folder))
+    return Report(legs, _handovers(legs), _check_receipts(folder))
 
 
-def _before(folder: Path) -> list[Leg]:
-    """Legs of a relay that was stopped."""
+def _earlier_legs(folder: Path) -> list[Leg]:
+    """The legs of a stopped relay."""
     if not (folder / RELAY).exists():
         return []
-    known = [each.name for each in fields(Leg)]
     try:
         legs = json.loads((folder / RELAY).read_text())["legs"]
-        return [Leg(**{key: leg[key] for key in known}) for leg in legs]
+        return [Leg(**{field.name: leg[field.name] for field in fields(Leg)}) for leg in legs]
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{folder / RELAY} is damaged: {error!r}") from error
 
 
-def _whole(folder: Path) -> int:
-    """Steps of the whole run, as its log says."""
-    about = [line["about"] for line in log.read(folder / log.LOG) if "about" in line]
+def _total_steps(folder: Path) -> int:
+    """The steps of the complete run, from its log."""
+    about = [line["about"] for line in read_lines(folder / LOG) if "about" in line]
     return int(about[-1]["steps"])
 
 
 def _leg(folder: Path, runner: Runner, first: int) -> Leg:
-    lines = log.read(folder / log.LOG)
+    """The leg that has just ended, from the run's log."""
+    lines = read_lines(folder / LOG)
     last = max((line["step"] for line in lines if "loss" in line), default=first)
     if last <= first:
         raise ConfigError(f"{folder}: a leg from step {first} on took no step")
     begun = max(at for at, line in enumerate(lines) if "about" in line)
     evaluated = [line for line in lines[begun:] if "eval_loss" in line]
-    held: list[Any] = [
-        next((line["eval_loss"] for line in evaluated if line["step"] == step), None) for step in (first, last)
-    ]
-    return Leg(runner.name, runner.processes, list(runner.changes), first, last, held)
+    losses = [next((line["eval_loss"] for line in evaluated if line["step"] == step), None) for step in (first, last)]
+    return Leg(runner.name, runner.processes, list(runner.changes), first, last, losses)
 
 
 def _handovers(legs: Sequence[Leg]) -> list[Handover]:
-    found = []
+    handovers = []
     for giver, taker in itertools.pairwise(legs):
         before, after = giver.held_out[1], taker.held_out[0]
         jump = after - before if before is not None and after is not None else None
-        found.append(Handover(giver.last, giver.name, taker.name, jump))
-    return found
+        handovers.append(Handover(giver.last, giver.name, taker.name, jump))
+    return handovers
 
 
-def _checked(folder: Path) -> int:
+def _check_receipts(folder: Path) -> int:
+    """The number of receipts, which follow from the order. Raises ConfigError if one does not."""
     run = receipts.read(folder)
     wrong = receipts.verify(run)
     if wrong is not None:

@@ -1,4 +1,4 @@
-"""Learning rates over a run, as multiples of the optimizer's."""
+"""Learning rate schedules, as factors of the optimizer's rate."""
 
 import math
 from collections.abc import Callable
@@ -9,12 +9,12 @@ from roofline.train.config.schema import SchedulerSection
 
 
 def schedule(section: SchedulerSection, run: Batches) -> Callable[[int], float]:
-    """step -> factor, for the batch of that number, counted from 0; the forms are Composer's, so warmup begins at 0.
+    """A function from a batch's number, counted from 0, to its factor. As in Composer, warmup begins at 0.
 
-    constant_with_warmup; cosine_with_warmup (Loshchilov and Hutter 2017), linear_decay_with_warmup: from 1 to alpha_f
-    at t_max; inv_sqrt_with_warmup: sqrt(t_scale / step) down to alpha_f (Vaswani et al. 2017); warmup_stable_decay:
-    1, then over the last t_decay to alpha_f by cosine, linearly or by 1 - sqrt (Hägele et al. 2024).
-    Raises ConfigError on durations that do not fit.
+    After the warmup: constant_with_warmup stays 1. cosine_with_warmup (Loshchilov and Hutter 2017) and
+    linear_decay_with_warmup fall from 1 to alpha_f at t_max. inv_sqrt_with_warmup is sqrt(t_scale / step), at least
+    alpha_f (Vaswani et al. 2017). warmup_stable_decay stays 1, then falls over the last t_decay to alpha_f by cosine,
+    linearly or by 1 - sqrt (Hägele et al. 2024). Raises ConfigError on durations that do not fit.
     """
     warmup = batches("scheduler.t_warmup", section.t_warmup, run)
     end = batches("scheduler.t_max", section.t_max, run)
