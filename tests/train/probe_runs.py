@@ -40,6 +40,7 @@ def mapping(data: Path, folder: Path, **changes: Any) -> dict[str, Any]:
         "max_duration": "3ba",
         "save_interval": "2ba",
         "global_train_batch_size": 6,
+        "probes": True,
     }
     return small.mapping(data, folder, **given | changes)
 

@@ -49,6 +49,7 @@ def mapping(data: Path, folder: Path, **changes: Any) -> dict[str, Any]:
         "precision": "fp32",
         "device": "cpu",
         "progress_bar": False,
+        "probes": False,  # they take as long as the steps of so short a run; tests/train/test_probe.py has them
         "seed": 5,
     }
     for key, value in changes.items():

@@ -35,12 +35,12 @@ COMMON: dict[str, Any] = {
 ELASTIC: dict[str, Any] = {"precision": "amp_bf16", "elastic": {"virtual_shards": 4}}
 # name: what differs from COMMON. All run on 2 and 4 processes, and on one with the same changes but sharding.
 RUNS: dict[str, dict[str, Any]] = {
-    "full": {"fsdp_config": {"sharding_strategy": "FULL_SHARD"}},
-    "hybrid": {"fsdp_config": {"sharding_strategy": "HYBRID_SHARD", "hybrid_group": 2}},
+    "full": {"fsdp_config": {"sharding_strategy": "FULL_SHARD"}, "probes": True},
+    "hybrid": {"fsdp_config": {"sharding_strategy": "HYBRID_SHARD", "hybrid_group": 2}, "probes": True},
     "copies": {"fsdp_config": {"sharding_strategy": "HYBRID_SHARD", "hybrid_group": 1}},
     "gradients": {"fsdp_config": {"sharding_strategy": "SHARD_GRAD_OP"}, "device_train_microbatch_size": 2},
     "uneven": {"global_train_batch_size": 13, "device_train_microbatch_size": 2},
-    "few": {"global_train_batch_size": 3},  # one of four ranks has no row
+    "few": {"global_train_batch_size": 3, "probes": True},  # one of four ranks has no row
 }
 # Bit-equal on 1, 2 and 4 processes.
 EXACT: dict[str, dict[str, Any]] = {
@@ -113,7 +113,7 @@ def alone(root: Path) -> Path:
     torch.set_num_threads(1)
     held_out = {"eval_loader": {"dataset": {"local": str(root / "val")}}}
     for name, changes in RUNS.items():
-        plain = {key: value for key, value in changes.items() if key != "fsdp_config"}
+        plain = {key: value for key, value in changes.items() if key not in ("fsdp_config", "probes")}
         train(config(root / "data", root / f"{name}-0", **(COMMON | held_out | plain)))
     torch.set_num_threads(threads)
     return root
