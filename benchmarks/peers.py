@@ -36,7 +36,7 @@ from benchmarks.rows import (
 
 HOST = Path(__file__).with_name("host.py")
 ROOT = Path(__file__).parents[1]
-CLI = "from roofline.cli.main import main; main()"
+CLI = "import sys; from roofline.cli.main import main; sys.exit(main())"
 
 
 def set_up(peers: Path, adapters: Path, names: set[str]) -> None:

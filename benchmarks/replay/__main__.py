@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CONFIG = Path(__file__).with_name("mpt-10m.yaml")
-CLI = [sys.executable, "-c", "from roofline.cli.main import main; main()"]
+CLI = [sys.executable, "-c", "import sys; from roofline.cli.main import main; sys.exit(main())"]
 # What (b) does otherwise than (a): two processes, other microbatches, compiled blocks.
 SHARED = ["device_train_microbatch_size=3", "compile_config={}"]
 

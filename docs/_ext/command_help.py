@@ -15,7 +15,7 @@ WIDTH = "100"
 def help_of(words: tuple[str, ...]) -> str:
     """What `roofline WORDS --help` prints, without colours and without trailing blanks."""
     variables = {**os.environ, "COLUMNS": WIDTH, "TERMINAL_WIDTH": WIDTH, "NO_COLOR": "1", "TERM": "dumb"}
-    code = "from roofline.cli.main import main; main()"
+    code = "import sys; from roofline.cli.main import main; sys.exit(main())"
     command = [sys.executable, "-c", f"import sys; sys.argv[0] = 'roofline'; {code}", *words, "--help"]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=True)
     return "\n".join(line.rstrip() for line in done.stdout.strip("\n").splitlines())

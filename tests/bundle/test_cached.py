@@ -15,7 +15,7 @@ from roofline.bundle import load
 from roofline.bundle.loader import load_text_of
 from roofline.common import env
 
-CLI = "from roofline.cli.main import main; main()"
+CLI = "import sys; from roofline.cli.main import main; sys.exit(main())"
 
 
 def bundles() -> list[Path]:

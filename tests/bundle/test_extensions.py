@@ -67,7 +67,7 @@ def package(tmp_path: Path):  # type: ignore[no-untyped-def]
     return make
 
 
-CLI = "from roofline.cli.main import main; main()"
+CLI = "import sys; from roofline.cli.main import main; sys.exit(main())"
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from roofline.bundle import compile_model, load
 from roofline.bundle.reader import is_bundle, verify
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
 
-CLI = "from roofline.cli.main import main; main()"
+CLI = "import sys; from roofline.cli.main import main; sys.exit(main())"
 
 # Digests of what is in bundles, by version. Where a test below fails, the layout or the operations have changed: raise
 # kLayoutVersion (native/formats.h) or kCodeVersion (native/executable.h) and put the new digest here.

@@ -86,7 +86,7 @@ def processor_seconds_of_children() -> float:
 
 
 def test_help_is_quick_and_lists_every_command(run_python):
-    code = "import sys; sys.argv = ['roofline', '--help']; from roofline.cli.main import main; main()"
+    code = "import sys; sys.argv = ['roofline', '--help']; from roofline.cli.main import main; sys.exit(main())"
     fastest = float("inf")
     for _ in range(5):
         before = processor_seconds_of_children()

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 
 ASK = [{"role": "user", "content": "What is the capital of France?"}]
-ROOFLINE = [sys.executable, "-c", "from roofline.cli.main import main; main()"]
+ROOFLINE = [sys.executable, "-c", "import sys; from roofline.cli.main import main; sys.exit(main())"]
 
 
 class Served:

@@ -179,7 +179,7 @@ def test_predictions_hold_on_this_cpu(name: str, tmp_path: Path) -> None:
     what, *changes = CASES[name]
     settings = ["precision=fp32", "max_seq_len=256", "global_train_batch_size=24", "device_train_microbatch_size=12"]
     words = [f"--set={change}" for change in (*settings, *changes)]
-    code = "import sys; from roofline.cli.main import main; sys.argv[0] = 'roofline'; main()"
+    code = "import sys; from roofline.cli.main import main; sys.argv[0] = 'roofline'; sys.exit(main())"
     record = tmp_path / "record.json"
     command = [sys.executable, "-c", code, "bench", "train", what, "--steps=3", "--warmup=1", f"--out={record}", *words]
     subprocess.run(command, check=True, capture_output=True)

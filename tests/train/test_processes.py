@@ -276,7 +276,7 @@ def test_a_number_of_processes_without_a_tree_is_refused_by_name(tmp_path: Path)
 def test_our_own_launcher(tmp_path: Path) -> None:
     changes = data_of(tmp_path) | COMMON
     path = write_config(tmp_path / "run.yaml", mapping(tmp_path / "data", tmp_path / "run", **changes))
-    code = "from roofline.cli.main import main; main()"
+    code = "import sys; from roofline.cli.main import main; sys.exit(main())"
     for change, status in ((), 0), (("--set", "seed=1"), 1):
         command = [sys.executable, "-c", code, "train", str(path), "--nproc", "2", *change]
         done = subprocess.run(command, capture_output=True, text=True, timeout=280)
