@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from roofline.backends.reference.weights import Checkpoint
+from roofline.backends.checkpoint import Tensors
 from roofline.models.cache import ContiguousCache, eager_batch
 from roofline.models.config import ModelConfig
 from roofline.models.family import Family
@@ -13,7 +13,7 @@ from roofline.ops import formats
 from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits, Segment
 
 
-def oracle_logits(family: Family, cfg: ModelConfig, checkpoint: Checkpoint, ids: Sequence[int]) -> np.ndarray:
+def oracle_logits(family: Family, cfg: ModelConfig, checkpoint: Tensors, ids: Sequence[int]) -> np.ndarray:
     """float32 logits [len(ids), vocab] of every position, in plain float32 arithmetic."""
     import torch
 

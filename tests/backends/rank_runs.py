@@ -19,11 +19,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 import torch.distributed
 from rank_forks import Unwatched, run_cases
+from roofline.backends.reference.parallel import parallel_reference, reference_share
 from shard_cases import CHUNKS, LIMITS, build
 
 from roofline.backends.parallel.executable import ParallelExecutable, follow
 from roofline.backends.parallel.ranks import Grid, RankError, Ranks
-from roofline.backends.reference.parallel import parallel_reference, reference_share
 from roofline.program.target import CPU, PLAIN
 
 TARGETS = {"plain": PLAIN, "cpu": CPU, "fast": replace(PLAIN, orders={**PLAIN.orders, "all_reduce": ""})}

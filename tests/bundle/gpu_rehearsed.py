@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import triton
+from roofline.bundle.gpu import compile_for_gpu
 
 from roofline.backends.gpu.ahead import kernel_cache
 from roofline.backends.gpu.ahead import stub_driver as absent
 from roofline.backends.gpu.runtime.executable import GpuExecutable, Runtime
 from roofline.backends.sampling import SampleRows
 from roofline.bundle import compile_ahead as rehearsal
-from roofline.bundle.gpu import compile_for_gpu
 from roofline.hardware.chips import chips
 from roofline.models.config import ModelConfig
 from roofline.ops.batch import BatchLimits, Segment

@@ -4,9 +4,9 @@ import subprocess
 import sys
 
 import pytest
+from roofline.bundle.gpu import compile_for_gpu
 
 from roofline.bundle import load
-from roofline.bundle.gpu import compile_for_gpu
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.models.config import ModelConfig
 from roofline.models.presets import preset

@@ -11,9 +11,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the reference is written in torch")
 
+from roofline.bundle.parallel import RankOptions, launch_ranks  # noqa: E402
+
 from roofline.backends.parallel.ranks import RankError  # noqa: E402
 from roofline.bundle import load  # noqa: E402
-from roofline.bundle.parallel import RankOptions, launch_ranks  # noqa: E402
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError  # noqa: E402
 from roofline.engine.local import LocalEngine  # noqa: E402
 from roofline.engine.params import SamplingParams  # noqa: E402

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from roofline.backends import table
 from roofline.common.errors import UnsupportedError
 from roofline.common.options import Options, declared, option
 
 DEFAULT_MODEL = "smollm2-135m"
-BACKENDS = ("cpu", "gpu", "reference")
 COMPUTE, NUMBERS, MEMORY = "What computes", "Numbers and exactness", "Memory"
 BATCH, PARALLEL, MODEL = "Size of a step", "Several ranks", "Model"
 
@@ -16,7 +16,9 @@ BATCH, PARALLEL, MODEL = "Size of a step", "Several ranks", "Model"
 class LoadOptions(Options):
     """Options of loading a model. Raises ConfigError and UnsupportedError, with cause and remedy."""
 
-    backend: str = option("cpu", "What computes; reference is torch, slow and simple.", choices=BACKENDS, topic=COMPUTE)
+    backend: str = option(
+        "cpu", "What computes; reference is torch, slow and simple.", choices=table.names, topic=COMPUTE
+    )
     device: str = option(
         "auto",
         "GPU: amd:0, nvidia:1, a product or an architecture (see `roofline doctor`). auto: the first usable one.",
@@ -111,6 +113,7 @@ class LoadOptions(Options):
     )
 
     def __post_init__(self) -> None:
+        table.names(self.backend)  # loads extensions where the backend is none of ours
         super().__post_init__()
         for name, about in declared(type(self)).items():
             about.check_backend(getattr(self, name), self.backend)

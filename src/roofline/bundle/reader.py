@@ -13,6 +13,7 @@ from roofline.common.errors import ConfigError
 if TYPE_CHECKING:
     from roofline.backends.cpu.lowered import Identity, Lowered
     from roofline.backends.cpu.truth import Sample
+    from roofline.backends.prices import PriceTable
     from roofline.program.ir import Program
     from roofline.text.templates.template import ChatTemplate
     from roofline.text.tokenizers.tokenizer import Tokenizer
@@ -38,6 +39,13 @@ class Bundle:
 
         return map_image(self.path / names.WEIGHTS, self.lowered.nbytes)
 
+    @property
+    def prices(self) -> "PriceTable":
+        """What the Program's steps cost."""
+        from roofline.backends.prices import PriceTable
+
+        return PriceTable(**self.manifest.prices)
+
     def program(self) -> "Program":
         """The Program as it was compiled."""
         from roofline.program.text import parse_program
@@ -60,19 +68,19 @@ class Bundle:
         """What the kernels are checked against."""
         from roofline.backends.cpu.truth import Sample
 
-        raw, at, found = self.read(names.TRUTH), 0, []
+        raw, start, samples = self.read(names.TRUTH), 0, []
         for form, tensor, rows, columns, address, size in self.manifest.truth:
-            found.append(Sample(form, tensor, rows, columns, address, raw[at : at + size]))
-            at += size
-        return found
+            samples.append(Sample(form, tensor, rows, columns, address, raw[start : start + size]))
+            start += size
+        return samples
 
     def checked(self, isa: str) -> bool:
         """Whether the kernels of `isa` were checked with this very build on this kind of chip."""
         from roofline import _native
         from roofline.hardware.detect import detect
 
-        known = self.manifest.checked
-        return isa in known["isas"] and known["build"] == _native.build_id() and known["chip"] == detect().chip
+        facts = self.manifest.checked
+        return isa in facts["isas"] and facts["build"] == _native.build_id() and facts["chip"] == detect().chip
 
     def read(self, name: str) -> bytes:
         """A whole file. Raises BundleError."""

@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from roofline.bundle import manifest as names
 from roofline.bundle.manifest import Manifest, PlaceError
+from roofline.bundle.text_side import load_text
 from roofline.common.errors import CapacityError, RooflineError
 
 if TYPE_CHECKING:
     from roofline.backends.cpu.layout import Layout
     from roofline.backends.cpu.truth import Sample
     from roofline.program.ir import Program
-    from roofline.text.templates.template import ChatTemplate
-    from roofline.text.tokenizers.tokenizer import Tokenizer
     from roofline.weights.checkpoint import Checkpoint
 
 MAX_POSITIONS = 32768  # of the rope table; who serves more makes a longer table at load
@@ -56,16 +55,12 @@ def write_bundle(
     name: str,
     source: Path,
     key: str,
-    text: "Callable[[Checkpoint], tuple[Tokenizer, ChatTemplate]]",
-    weights_hash: Callable[["Checkpoint"], str],
     threads: int,
 ) -> Written:
     """Compile a checkpoint for the cpu backend into the directory `out`, replacing a bundle that is there.
 
     Args:
         name, source, key: for the manifest: what the model is called, where it is, and the identity of its files.
-        text: gives tokenizer and template, or an error of ours: then the bundle has none, and says why.
-        weights_hash: of the checkpoint, beside the packing.
         threads: for packing.
 
     Raises:
@@ -73,6 +68,7 @@ def write_bundle(
         UnsupportedError, CapacityError, TruthError: as loading the checkpoint.
     """
     start = time.perf_counter()
+    from roofline.backends.checkpoint import weights_hash
     from roofline.backends.cpu.layout import lay_out
     from roofline.backends.cpu.lower import keep_operands, lower
     from roofline.backends.prices import PriceTable
@@ -86,8 +82,8 @@ def write_bundle(
     layout = lay_out(program, min(config.max_position, MAX_POSITIONS))
     planned = keep_operands(program)
     lowered = lower(planned, layout)
-    with ThreadPoolExecutor(2) as beside, _place(out, layout.nbytes) as part:
-        identity, words = beside.submit(weights_hash, checkpoint), beside.submit(_text_files, text, checkpoint)
+    with ThreadPoolExecutor(2) as pool, _place(out, layout.nbytes) as part:
+        identity, words = pool.submit(weights_hash, checkpoint), pool.submit(_text_files, checkpoint)
         files = {names.WEIGHTS: _write_image(part / names.WEIGHTS, program, layout, checkpoint, threads)}
         samples, checked = _check(part / names.WEIGHTS, program, layout, checkpoint)
         contents, generation = words.result()
@@ -137,10 +133,10 @@ def _program_files(program: "Program", lowered: Any, generation: Mapping[str, An
     return {names.CODE: to_bytes(lowered, identity, _native.versions()), names.PROGRAM: text}
 
 
-def _text_files(text: Callable[["Checkpoint"], Any], source: "Checkpoint") -> tuple[dict[str, bytes], dict[str, Any]]:
-    """The files of the text side, and the manifest's `generation`."""
+def _text_files(source: "Checkpoint") -> tuple[dict[str, bytes], dict[str, Any]]:
+    """The files of the text side, and the manifest's `generation`, which says why where there is no tokenizer."""
     try:
-        tokenizer, template = text(source)
+        tokenizer, template = load_text(source)
     except RooflineError as error:
         return {}, {"missing": str(error)}
     files = {names.TOKENIZER: tokenizer.to_bytes()}

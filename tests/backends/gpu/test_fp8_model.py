@@ -6,9 +6,9 @@ import gpu_models
 import numpy as np
 import pytest
 from gpu_models import distance, exact_whole, logits
+from roofline.bundle.gpu import compile_for_gpu
 
 from roofline.bundle import load
-from roofline.bundle.gpu import compile_for_gpu
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.hardware.chips import chips
 from roofline.models.config import ModelConfig

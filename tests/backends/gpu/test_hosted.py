@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from gpu_loading import pretend
+from roofline.bundle.gpu import _scratch
 
 from roofline.bundle import load
-from roofline.bundle.gpu import _scratch
 from roofline.common.errors import CapacityError, ConfigError
 from roofline.hardware.chips import chips
 from roofline.models import registry

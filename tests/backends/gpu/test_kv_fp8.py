@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from gpu_models import LIMITS, LLAMA, distance, exact_whole, logits, steps
+from roofline.bundle.gpu import compile_for_gpu
 
 from roofline.backends.gpu.memory.requirements import cheaper, needs_of
-from roofline.bundle.gpu import compile_for_gpu
 from roofline.common.errors import UnsupportedError
 from roofline.hardware.chips import chips
 from roofline.models.config import ModelConfig

@@ -98,13 +98,14 @@ def test_a_part_alone_is_refused():
 
 
 def test_loading_makes_each_rank_s_part_with_the_fewest_pages_that_any_can_hold(monkeypatch):
+    from roofline.bundle.gpu import load_gpu
+
     from roofline.backends.gpu import devices
     from roofline.backends.gpu.measure import roofs
     from roofline.backends.gpu.tuning import linear as linear_tuning
     from roofline.backends.parallel.executable import ParallelExecutable
     from roofline.backends.parallel.ranks import Grid
     from roofline.backends.sampling import SampleRows
-    from roofline.bundle.gpu import load_gpu
     from roofline.hardware.gpus.device import Device
 
     def find(wanted, rank, ranks):

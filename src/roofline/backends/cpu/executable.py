@@ -4,13 +4,15 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import roofline._native as _native
 from roofline.backends.base import Clock, MonotonicClock, StepCost
+from roofline.backends.capacity import Capacity
 from roofline.backends.cpu.lowered import Identity, Lowered
 from roofline.backends.prices import PriceTable, StepPrices
 from roofline.backends.sampling import MAX_LOGPROBS, Sampled, SampleRows
@@ -21,27 +23,36 @@ from roofline.ops.symbol import kv_head_bytes
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from roofline.backends.checkpoint import Tensors
     from roofline.backends.cpu.exchange import Exchange
     from roofline.backends.cpu.layout import Layout, PackedPiece
-    from roofline.backends.cpu.memory import Image, Source
+    from roofline.backends.cpu.memory import Image
     from roofline.ops.collectives import Group
     from roofline.program.ir import Program
+
+
+@dataclass(frozen=True)
+class CpuModel:
+    """A Program lowered for the core.
+
+    lowered: what the core is told; identity: hashes that go into the fingerprint; prices: for `step_cost`; program:
+    gives the Program that was lowered, when somebody asks for it; kv_dtype: its cache's format, "bf16" or "int8".
+    """
+
+    lowered: Lowered
+    identity: Identity
+    prices: PriceTable
+    program: "Callable[[], Program]"
+    kv_dtype: str
 
 
 class CpuExecutable:
     """Runs a lowered Program; see `backends.base.Executable`. `from_program` makes one from a file's weights.
 
     Args:
-        lowered: what the core is told.
-        image: the weights that it names places in.
-        identity: hashes that go into the fingerprint.
-        prices: for `step_cost`.
-        program: gives the Program that was lowered, when somebody asks for it.
-        limits: the largest step.
-        num_pages: pages of 16 tokens in the KV cache.
-        max_context: positions served.
-        isa, threads: as `resolve_isa` and `usable_threads` chose.
-        kv_dtype: format of the KV cache, "bf16" or "int8"; `program`, `prices` and `identity` are of a Program with it.
+        image: memory that holds the weights, at the offsets that `model.lowered` names.
+        capacity: the largest step, the longest context, and the pages of the KV cache.
+        isa, threads: as `choose_isa` and `choose_threads` chose.
         roofs: measured limits, for `step_cost`; None leaves `limit_seconds` out.
         exchange: makes of (arena, batch) what the Program has other ranks do (see exchange.py).
     """
@@ -50,40 +61,33 @@ class CpuExecutable:
 
     def __init__(
         self,
-        lowered: Lowered,
+        model: CpuModel,
         image: "Image",
-        identity: Identity,
-        prices: "PriceTable",
-        program: "Callable[[], Program]",
+        capacity: Capacity,
         *,
-        limits: BatchLimits,
-        num_pages: int,
-        max_context: int,
         isa: str,
         threads: int,
-        kv_dtype: str = "bf16",
         roofs: Roofs | None = None,
         exchange: "Callable[[np.ndarray, Batch], dict[int, Exchange]] | None" = None,
     ) -> None:
+        lowered, limits, num_pages = model.lowered, capacity.limits, capacity.num_pages
         self.isa, self.threads, self.limits = isa, threads, limits
-        self.max_context, self.num_pages = max_context, num_pages
+        self.max_context, self.num_pages = capacity.max_context, num_pages
         self.clock: Clock = MonotonicClock()
         self.batch = Batch(limits)
         self.vocab_size = lowered.vocab
-        self.image = image
-        self._identity, self._kv_dtype = identity, kv_dtype
-        self._lowered, self._program = lowered, program
+        self.image, self._model = image, model
         constant, per_token, per_row = lowered.arena
         self._arena = _native.Memory(constant + per_token * limits.tokens + per_row * limits.rows + 64)
         self._exchanges = exchange(self._arena.view(), self.batch) if exchange is not None else {}
         shape = lowered.attention
-        layer_page = 2 * shape.kv_heads * PAGE_TOKENS * kv_head_bytes(kv_dtype, shape.head_dim)  # K and V
+        layer_page = 2 * shape.kv_heads * PAGE_TOKENS * kv_head_bytes(model.kv_dtype, shape.head_dim)  # K and V
         self.page_bytes = layer_page * shape.layers
         self._cache = _native.Memory(self.page_bytes * num_pages)
         attention: dict[str, Any] = vars(shape) | {
             "table": self._rope_table(),
             "cache": self._cache.address,
-            "int8": kv_dtype == "int8",
+            "int8": model.kv_dtype == "int8",
             "page_stride": layer_page,
             "layer_stride": layer_page * num_pages,
         }
@@ -99,9 +103,9 @@ class CpuExecutable:
             list(lowered.logits),
             self.vocab_size,
         )
-        self.fingerprint = _fingerprint(identity, isa, kv_dtype)
-        self.program_hash = identity.program_hash
-        self._prices = StepPrices(prices, roofs, lowered.matrix_bytes)
+        self.fingerprint = _fingerprint(model, isa)
+        self.program_hash = model.identity.program_hash
+        self._prices = StepPrices(model.prices, roofs, lowered.matrix_bytes)
         self._results = Sampled(
             np.empty(limits.rows, np.int32),
             np.empty(limits.rows, np.float32),
@@ -113,13 +117,14 @@ class CpuExecutable:
     def from_program(
         cls,
         program: "Program",
-        source: "Source",
+        source: "Tensors",
+        capacity: Capacity,
         *,
         weights_hash: Future[str],
-        max_context: int,
+        isa: str,
         threads: int,
+        roofs: Roofs | None = None,
         group: "Group | None" = None,
-        **options: Any,
     ) -> "CpuExecutable":
         """The executable of a Program compiled for the target "cpu".
 
@@ -127,7 +132,6 @@ class CpuExecutable:
             source: the checkpoint whose bytes are packed.
             weights_hash: identity of the weights, part of the fingerprint (hex); computed beside the packing.
             group: who shares the matrices, where the Program is one rank's.
-            options: as the constructor's.
 
         Raises:
             UnsupportedError: an op, format or shape without a kernel, or other ranks than the Program is for.
@@ -138,15 +142,12 @@ class CpuExecutable:
         from roofline.backends.cpu.memory import pack_image
         from roofline.program.text import program_hash
 
-        planned, layout = keep_operands(program), lay_out(program, max_context)
-        lowered = lower(planned, layout)
+        planned, layout = keep_operands(program), lay_out(program, capacity.max_context)
+        lowered = lower(planned, layout)  # refuses what has no kernel before anything is packed
         image = pack_image(program, layout, source, threads)
-        identity = Identity(weights_hash.result(), program_hash(program))
-        prices = PriceTable.of(planned)
-        (cache,) = program.kv_groups.values()
-        options["exchange"] = lambda arena, batch: exchanges(planned, arena, batch, group)
-        chosen = {"max_context": max_context, "threads": threads, "kv_dtype": cache.format, **options}
-        return cls(lowered, image, identity, prices, lambda: planned, **chosen)
+        model = _model(planned, lowered, Identity(weights_hash.result(), program_hash(program)))
+        exchange = partial(exchanges, planned, group=group)
+        return cls(model, image, capacity, isa=isa, threads=threads, roofs=roofs, exchange=exchange)
 
     def variant(self, program: "Program", limits: BatchLimits, num_pages: int) -> "CpuExecutable":
         """Another trace of the same model on the same packed weights, with a cache and a batch of its own.
@@ -158,37 +159,27 @@ class CpuExecutable:
         from roofline.program.text import program_hash
 
         planned = keep_operands(program)
-        return CpuExecutable(
-            lower(planned, self.layout),
-            self.image,
-            Identity(self._identity.weights_hash, program_hash(program)),
-            PriceTable.of(planned),
-            lambda: planned,
-            limits=limits,
-            num_pages=num_pages,
-            max_context=self.max_context,
-            isa=self.isa,
-            threads=self.threads,
-            kv_dtype=self._kv_dtype,
-            exchange=lambda arena, batch: exchanges(planned, arena, batch, None),
-        )
+        identity = Identity(self._model.identity.weights_hash, program_hash(program))
+        model = _model(planned, lower(planned, self.layout), identity)
+        capacity, exchange = Capacity(limits, self.max_context, num_pages), partial(exchanges, planned, group=None)
+        return CpuExecutable(model, self.image, capacity, isa=self.isa, threads=self.threads, exchange=exchange)
 
     @cached_property
     def program(self) -> "Program":
         """The Program that was lowered, with the plan that its code follows."""
-        return self._program()
+        return self._model.program()
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of the packed matrices: what a step reads at least once."""
-        return self._lowered.matrix_bytes
+        return self._model.lowered.matrix_bytes
 
     @cached_property
     def layout(self) -> "Layout":
         """Where the weights lie in `image`."""
         from roofline.backends.cpu.layout import lay_out
 
-        return lay_out(self.program, self._lowered.positions)
+        return lay_out(self.program, self._model.lowered.positions)
 
     def packed(self, weight: str) -> "tuple[PackedPiece, ...]":
         """Where the pieces of a matrix lie."""
@@ -257,6 +248,10 @@ class CpuExecutable:
         )
         return out
 
+    def sample_of(self, logits: "Tensor", rows: SampleRows) -> Sampled:
+        """As `sample`, for ranks: each has all of its step's logits, so `logits` are this executable's own."""
+        return self.sample(rows)
+
     def step_cost(self) -> StepCost:
         """The price of the step now in `batch`, at the measured roofs where there are any."""
         return self._prices.of(self.batch)
@@ -292,19 +287,24 @@ class CpuExecutable:
 
     def _rope_table(self) -> int:
         """Address of the rope table (0: none): the image's, or our own where more positions are served than it has."""
-        if self._lowered.table < 0:
+        if self._model.lowered.table < 0:
             return 0
-        if self.max_context <= self._lowered.positions:
-            return int(self.image.address + self._lowered.table)
+        if self.max_context <= self._model.lowered.positions:
+            return int(self.image.address + self._model.lowered.table)
         from roofline.backends.cpu.memory import rope_array
 
         (table,) = self.program.tables.values()
-        self._table = rope_array(table, self.max_context, self._lowered.attention.head_dim)
+        self._table = rope_array(table, self.max_context, self._model.lowered.attention.head_dim)
         return int(self._table.ctypes.data)
 
 
-def _fingerprint(identity: Identity, isa: str, kv_dtype: str) -> str:
+def _model(planned: "Program", lowered: Lowered, identity: Identity) -> CpuModel:
+    (cache,) = planned.kv_groups.values()
+    return CpuModel(lowered, identity, PriceTable.of(planned), lambda: planned, cache.format)
+
+
+def _fingerprint(model: CpuModel, isa: str) -> str:
     """Same fingerprint: same logit bits. Weights, program with its orders, core, compiler and chip go in."""
-    hashes = identity.weights_hash, identity.program_hash
-    parts = (*hashes, "cpu", os.uname().machine, isa, _native.build_id(), f"kv:{kv_dtype}", "tp:1")
+    hashes = model.identity.weights_hash, model.identity.program_hash
+    parts = (*hashes, "cpu", os.uname().machine, isa, _native.build_id(), f"kv:{model.kv_dtype}", "tp:1")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

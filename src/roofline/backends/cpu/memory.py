@@ -1,6 +1,6 @@
 """The image of a model's weights: made from a file's bytes, or a bundle's file mapped as it is."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -10,20 +10,12 @@ from roofline.common import log
 from roofline.common.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
+    from roofline.backends.checkpoint import Tensors
     from roofline.backends.cpu.layout import Layout
     from roofline.ops.rope_tables import RopeTable
     from roofline.program.ir import Program
 
 HUGE_SHARE = 0.9  # of the file on huge pages; with less it is copied
-
-
-class Source(Protocol):
-    """Where a weight's bytes come from (weights.Checkpoint)."""
-
-    @property
-    def tensors(self) -> Mapping[str, Any]: ...
-
-    def read(self, name: str) -> np.ndarray: ...
 
 
 class Image(Protocol):
@@ -33,7 +25,7 @@ class Image(Protocol):
     def address(self) -> int: ...
 
 
-def pack_image(program: "Program", layout: "Layout", source: Source, threads: int) -> Image:
+def pack_image(program: "Program", layout: "Layout", source: "Tensors", threads: int) -> Image:
     """The image of a Program's weights in anonymous huge pages."""
     from roofline import _native
 
@@ -44,7 +36,9 @@ def pack_image(program: "Program", layout: "Layout", source: Source, threads: in
     return memory
 
 
-def image_parts(program: "Program", layout: "Layout", source: Source, threads: int) -> Iterator[tuple[int, int, Any]]:
+def image_parts(
+    program: "Program", layout: "Layout", source: "Tensors", threads: int
+) -> Iterator[tuple[int, int, Any]]:
     """(place, bytes, write) of each part of the image in ascending order.
 
     write(address, view) puts the part into the uint8 `view`, which is zero and lies at `address`.

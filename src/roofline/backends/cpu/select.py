@@ -51,6 +51,11 @@ def choose_threads(preferred: int | None = None) -> Choice:
     return Choice(usable_cores(allowed, quota), reason)
 
 
+def threads_of_rank(threads: int | None, ranks: int) -> int:
+    """Threads of each rank: as asked for, or an equal part of the usable cores."""
+    return threads or max(1, int(choose_threads().value) // ranks)
+
+
 def setting_of(isa: str, threads: int) -> "Setting":
     """What tuning figures depend on beside the machine."""
     from roofline import _native

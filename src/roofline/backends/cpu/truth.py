@@ -9,9 +9,9 @@ from roofline.common.errors import RooflineError
 from roofline.ops import formats
 
 if TYPE_CHECKING:
+    from roofline.backends.checkpoint import Tensors
     from roofline.backends.cpu.executable import CpuExecutable
     from roofline.backends.cpu.layout import Layout
-    from roofline.backends.cpu.memory import Source
     from roofline.program.ir import Program
 
 ROWS = 16
@@ -34,7 +34,7 @@ class Sample:
     raw: bytes
 
 
-def samples(program: "Program", layout: "Layout", source: "Source") -> list[Sample]:
+def samples(program: "Program", layout: "Layout", source: "Tensors") -> list[Sample]:
     """One Sample for each weight format of a Program."""
     by_format: dict[str, Sample] = {}
     for name, pieces in layout.matrices.items():
@@ -50,7 +50,7 @@ def samples(program: "Program", layout: "Layout", source: "Source") -> list[Samp
     return list(by_format.values())
 
 
-def check_kernels(executable: "CpuExecutable", source: "Source") -> list[str]:
+def check_kernels(executable: "CpuExecutable", source: "Tensors") -> list[str]:
     """`check_samples` for an executable whose file is at hand. Returns the formats that were checked."""
     checked = samples(executable.program, executable.layout, source)
     check_samples(executable.isa, executable.image.address, checked)

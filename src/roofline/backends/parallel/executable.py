@@ -6,7 +6,6 @@ holds everything, so stages make room for a model, not speed.
 
 import contextlib
 import hashlib
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -38,9 +37,13 @@ class ShareExecutable(Protocol):
     batch: Batch
     clock: Clock
     exact: bool
+    fingerprint: str
 
     def run(self, carried: "Mapping[str, Tensor]") -> "Tensor":
         """Run the step in `batch`; see ReferenceExecutable.run."""
+
+    def sample_of(self, logits: "Tensor", rows: SampleRows) -> Sampled:
+        """One id for each row of float32 logits [rows, vocab], where `run` or another stage made them."""
 
     def step_cost(self) -> StepCost: ...
 
@@ -96,29 +99,18 @@ class ParallelExecutable:
     """Rank 0 of a model that several processes run; see `backends.base.Executable`.
 
     Args:
-        inner: this rank's share.
-        identity: what the model is, for the fingerprint: weights, whole Program, backend.
+        inner: this rank's share; its fingerprint, with the grid of ranks, gives the model's.
         vocab_size: width of the logits, which another stage may make.
-        sample: the backend's sampling, over float32 logits [rows, vocab] where they were made.
         watch: what ends with this, and knows why a rank is gone.
     """
 
-    def __init__(
-        self,
-        inner: ShareExecutable,
-        ranks: Ranks,
-        *,
-        identity: str,
-        vocab_size: int,
-        sample: "Callable[[Tensor, SampleRows], Sampled]",
-        watch: Watch,
-    ) -> None:
+    def __init__(self, inner: ShareExecutable, ranks: Ranks, *, vocab_size: int, watch: Watch) -> None:
         self.limits, self.num_pages, self.max_context = inner.limits, inner.num_pages, inner.max_context
         self.page_bytes, self.batch, self.clock = inner.page_bytes, inner.batch, inner.clock
         self.vocab_size, self.program, self.exact = vocab_size, inner.program, inner.exact
-        facts = f"{identity} tp:{ranks.grid.tensor} pp:{ranks.grid.pipeline}"
+        facts = f"{inner.fingerprint} tp:{ranks.grid.tensor} pp:{ranks.grid.pipeline}"
         self.fingerprint = hashlib.sha256(facts.encode()).hexdigest()
-        self._inner, self._ranks, self._sample, self._watch = inner, ranks, sample, watch
+        self._inner, self._ranks, self._watch = inner, ranks, watch
         self._step = _Step(inner, ranks)
         self._logits: Tensor | None = None
         self._failure: RankError | None = None
@@ -156,7 +148,7 @@ class ParallelExecutable:
 
     def sample(self, rows: SampleRows) -> Sampled:
         """Choose one id for each logit row of the last step."""
-        return self._sample(self._last(), rows)
+        return self._inner.sample_of(self._last(), rows)
 
     def step_cost(self) -> StepCost:
         """The price of this rank's share of the step now in `batch`."""

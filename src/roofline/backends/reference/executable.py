@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from roofline.backends.base import Clock, MonotonicClock, StepCost
+from roofline.backends.checkpoint import Tensors
 from roofline.backends.reference.cache import PagedCache
 from roofline.backends.reference.interpreter import Interpreter
 from roofline.backends.reference.sampling import sample
-from roofline.backends.reference.weights import Checkpoint, Read
+from roofline.backends.reference.weights import Read
 from roofline.backends.sampling import Sampled, SampleRows
-from roofline.models.config import ModelConfig
-from roofline.models.registry import get
 from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits
 from roofline.ops.collectives import Group
 from roofline.ops.registry import Trait
-from roofline.program.compile import compile_program
 from roofline.program.ir import Instr, Program
 from roofline.program.passes.price import amount, price, work_of
-from roofline.program.target import CPU, GPU_ORDERS, Target
+from roofline.program.target import GPU_ORDERS
 from roofline.program.text import program_hash
 
 if TYPE_CHECKING:
@@ -92,6 +90,10 @@ class ReferenceExecutable:
         """Choose one id for each logit row of the last step."""
         return sample(self._logits, rows)
 
+    def sample_of(self, logits: "Tensor", rows: SampleRows) -> Sampled:
+        """Choose one id for each row of logits [rows, vocab_size], which another stage may have computed."""
+        return sample(logits.numpy(), rows)
+
     def step_cost(self) -> StepCost:
         """The price of the step now in `batch`; no roof is asked of the reference."""
         window = min(group.window for group in self.program.kv_groups.values())
@@ -109,26 +111,7 @@ def _ordered(instr: Instr) -> bool:
     return not instr.has(Trait.LONG_SUM) or instr.attr("order") not in ("", *GPU_ORDERS)
 
 
-def reference_executable(
-    checkpoint: Checkpoint,
-    config: ModelConfig,
-    limits: BatchLimits,
-    num_pages: int,
-    max_context: int,
-    threads: int | None = None,
-    target: Target = CPU,
-) -> ReferenceExecutable:
-    """A checkpoint in a target's arithmetic, computed the slow way. threads: torch's (None: as torch chooses)."""
-    import torch
-
-    if threads is not None:
-        torch.set_num_threads(threads)
-    program = compile_program(get(config.family), config, checkpoint.tensors, target)
-    weights_hash = digest_of(checkpoint)
-    return ReferenceExecutable(program, checkpoint.read, limits, num_pages, max_context, weights_hash)
-
-
-def digest_of(checkpoint: Checkpoint) -> str:
+def digest_of(checkpoint: Tensors) -> str:
     """SHA-256 of the tensors' names and bytes, hex."""
     digest = hashlib.sha256()
     for name in sorted(checkpoint.tensors):

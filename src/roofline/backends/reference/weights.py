@@ -1,8 +1,8 @@
 """Recipes -> numbers, straight from the file's bytes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,15 +14,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Read = Callable[[str], np.ndarray]
-
-
-class Checkpoint(Protocol):
-    """Weights as files give them: infos (name, format, shape) and bytes by canonical name."""
-
-    @property
-    def tensors(self) -> Mapping[str, Any]: ...
-
-    def read(self, name: str) -> np.ndarray: ...
 
 
 class Weights:

@@ -1,0 +1,131 @@
+"""The interface of a backend: one object that turns a model and the options of loading into an Executable.
+
+`Backend` is what every one of them does. What only some can do is a protocol of its own: run one rank's share of a
+model (`ServesRanks`), run a bundle as it lies on disk (`RunsBundles`), compile for chips that are not here
+(`CompilesAhead`). `bundle.load` asks with isinstance.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from roofline.backends.capacity import Capacity
+from roofline.backends.options import LoadOptions
+
+if TYPE_CHECKING:
+    from roofline.backends.base import Executable
+    from roofline.backends.checkpoint import Checkpoint
+    from roofline.backends.cpu.backend import CompiledModel
+    from roofline.backends.parallel.executable import ShareExecutable
+    from roofline.backends.parallel.ranks import Ranks
+    from roofline.models.config import ModelConfig
+    from roofline.ops.batch import BatchLimits
+    from roofline.program.ir import Program, Share
+    from roofline.program.target import Target
+
+Notes = Mapping[str, str]  # what was chosen automatically, and why
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """What else will lie on the machine beside a model. No option of a user: whoever loads several models knows it.
+
+    replica, replicas: the model is the replica-th of so many copies, which divide the devices and the memory for
+    caches; draft: a model that is loaded next on the same device, with as many tokens in its cache; traces: room is
+    left for two other traces of this model (hidden states, logits of a prompt), with steps and pages of these limits.
+    """
+
+    replica: int = 0
+    replicas: int = 1
+    draft: "Checkpoint | None" = None
+    traces: "BatchLimits | None" = None
+
+
+@dataclass(frozen=True)
+class LoadRequest:
+    """All that a backend makes an Executable from."""
+
+    checkpoint: "Checkpoint"
+    config: "ModelConfig"
+    options: LoadOptions
+    capacity: Capacity
+    neighbours: Neighbours = Neighbours()
+
+    def compile(self, target: "Target", share: "Share | None" = None) -> "Program":
+        """The Program of the model, or of one rank's share, for a target. Raises as `compile_program`."""
+        from roofline.models.registry import get
+        from roofline.program.compile import compile_program
+        from roofline.program.ir import WHOLE
+
+        family, tensors = get(self.config.family), self.checkpoint.tensors
+        return compile_program(family, self.config, tensors, target, share=share or WHOLE)
+
+
+class Backend(Protocol):
+    """What every backend does."""
+
+    def resolve(self, options: LoadOptions, neighbours: Neighbours) -> LoadOptions:
+        """The options with those values replaced that follow from this machine, before a model is looked for.
+
+        Raises ConfigError, UnsupportedError, CapacityError: the options do not fit each other or this machine.
+        """
+
+    def capacity(self, options: LoadOptions, config: Mapping[str, Any], replicas: int) -> Capacity:
+        """Sizes of a model. config: fields of its ModelConfig; replicas: copies that share the memory for caches.
+
+        Raises ConfigError, CapacityError: they do not fit the model, the machine or each other.
+        """
+
+    def make(self, request: LoadRequest) -> "tuple[Executable, Notes]":
+        """The whole model, ready to run. Raises UnsupportedError, CapacityError, ConfigError."""
+
+
+@runtime_checkable
+class ServesRanks(Protocol):
+    """A backend that runs a model on several processes, each with a share of it (docs/how-to/parallel.md)."""
+
+    def check_share(self, request: LoadRequest, share: "Share") -> None:
+        """Raises, before any process is started, where the model or the host cannot be divided so."""
+
+    def rank_device(self, options: LoadOptions, rank: int) -> str:
+        """torch's name of a rank's device."""
+
+    def make_share(self, request: LoadRequest, ranks: "Ranks") -> "tuple[ShareExecutable, Notes]":
+        """This rank's share, ready to run."""
+
+
+@runtime_checkable
+class RunsBundles(Protocol):
+    """A backend that bundles are compiled for."""
+
+    def make_from_bundle(
+        self, bundle: "CompiledModel", mapping: object, options: LoadOptions, capacity: Capacity
+    ) -> "tuple[Executable, Notes]":
+        """The model of a bundle, ready to run; mapping: its weights, mapped (`cpu.memory.map_image`)."""
+
+
+@dataclass(frozen=True)
+class CompiledAhead:
+    """Of one model on one chip: binaries that its launches asked for, and how many of them had to be compiled."""
+
+    chip: str
+    binaries: int
+    compiled: int
+
+
+@runtime_checkable
+class CompilesAhead(Protocol):
+    """A backend that compiles a model's kernels for chips that are not here."""
+
+    def compile_ahead(
+        self,
+        open_checkpoint: "Callable[[], Checkpoint]",
+        options: LoadOptions,
+        chips: Sequence[str],
+        folder: Path | None,
+    ) -> Iterator[CompiledAhead]:
+        """Compile what the model runs on chips of these names into the kernel cache, or into `folder`.
+
+        open_checkpoint: called in other processes, so it must be picklable.
+        """

@@ -1,0 +1,92 @@
+"""How large a loaded model may become: the largest step, the longest context, the pages of the KV cache."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from roofline.backends.options import LoadOptions
+from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
+from roofline.common.units import human_bytes
+from roofline.ops.batch import PAGE_TOKENS, BatchLimits
+from roofline.ops.symbol import kv_head_bytes
+
+DEFAULT_CACHE_TOKENS = 16384
+HOST_KV_DTYPES = ("auto", "bf16", "int8")
+MAX_DRAFT_ROWS = (
+    64  # logit rows for drafted tokens: with more sequences than these serve, a step is busy without drafts
+)
+HOST_STEP = (512, 64)  # tokens and sequences of the largest step: on a CPU longer ones only make other requests wait
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """limits: the largest step; max_context: positions served; num_pages: of the KV cache, 16 tokens each, where 0
+    leaves their number to a device whose free memory is known only when the model is loaded there."""
+
+    limits: BatchLimits
+    max_context: int
+    num_pages: int
+
+
+def batch_limits(options: LoadOptions, max_context: int, default_step: tuple[int, int]) -> BatchLimits:
+    """The largest step. default_step: (tokens, sequences) that keep the backend busy, where the options say nothing."""
+    tokens, running = options.max_batch_tokens or default_step[0], options.max_running or default_step[1]
+    return BatchLimits(
+        tokens=max(tokens, running),
+        segments=running,
+        rows=running + min(running * options.draft_tokens, MAX_DRAFT_ROWS),
+        pages=running * -(-max_context // PAGE_TOKENS),
+    )
+
+
+def max_context(options: LoadOptions, positions: int) -> int:
+    """The longest context: max_model_len, or all positions of the model. Raises ConfigError where it has fewer."""
+    length = options.max_model_len
+    if length is not None and not 1 <= length <= positions:
+        raise ConfigError(f"max_model_len={length} is not between 1 and the model's {positions} positions")
+    return length or positions
+
+
+def host_capacity(options: LoadOptions, config: Mapping[str, Any], kv_dtype: str, replicas: int = 1) -> Capacity:
+    """The capacity of a model in the host's memory: as the options say, or as the memory allows.
+
+    config: fields of the model's ModelConfig; kv_dtype: format of the cache; replicas: caches that share what the
+    memory allows. Raises ConfigError or CapacityError where they do not fit the model, the machine or each other.
+    """
+    longest = max_context(options, config["max_position"])
+    pages = _host_pages(options.cache_tokens, config, kv_dtype, replicas)
+    if options.max_model_len is None:
+        longest = min(longest, pages * PAGE_TOKENS)
+    if pages * PAGE_TOKENS < longest:
+        remedy = "Raise cache_tokens or lower max_model_len."
+        raise CapacityError(f"a context of {longest:,} tokens", longest, pages * PAGE_TOKENS, "cache tokens", remedy)
+    return Capacity(batch_limits(options, longest, HOST_STEP), longest, pages)
+
+
+def _host_pages(tokens: int | None, config: Mapping[str, Any], kv_dtype: str, replicas: int) -> int:
+    """KV pages for so many tokens; None: DEFAULT_CACHE_TOKENS within a quarter of the free memory for all replicas."""
+    from roofline.hardware.detect import detect
+
+    token_bytes = 2 * config["layers"] * config["kv_heads"] * kv_head_bytes(kv_dtype, config["head_dim"])
+    free = detect().memory_available or 1 << 62
+    if tokens is None:
+        return min(DEFAULT_CACHE_TOKENS, max(free // 4 // replicas // token_bytes, PAGE_TOKENS)) // PAGE_TOKENS
+    if tokens < PAGE_TOKENS:
+        raise ConfigError(f"cache_tokens={tokens} is less than one page of {PAGE_TOKENS}")
+    if tokens * token_bytes > free:
+        remedy = f"Lower cache_tokens: a token takes {human_bytes(token_bytes)}."
+        raise CapacityError("the KV cache", tokens * token_bytes, free, "bytes", remedy)
+    return -(-tokens // PAGE_TOKENS)
+
+
+def host_kv_dtype(name: str) -> str:
+    """The format of a KV cache in the host's memory: "auto" is "bf16".
+
+    Raises UnsupportedError for "fp8", which some GPUs have, ConfigError for other formats.
+    """
+    if name == "fp8":
+        reason = "only GPUs convert 8-bit floats, and of them not all"
+        raise UnsupportedError("an fp8 KV cache without a GPU", reason, ("kv_cache_dtype=int8", "backend=gpu"))
+    if name not in HOST_KV_DTYPES:
+        raise ConfigError(f"there is no KV cache of {name!r}; choose one of {', '.join(HOST_KV_DTYPES)}")
+    return "bf16" if name == "auto" else name

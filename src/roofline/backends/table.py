@@ -1,0 +1,42 @@
+"""The table of backends: where each one's object is, imported when it is first used."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from roofline.common import extensions
+from roofline.common.errors import ConfigError, UnsupportedError
+
+if TYPE_CHECKING:
+    from roofline.backends.backend import Backend
+
+# name -> "module:object", or the object itself. Extensions add to it (`roofline.extend.register_backend`).
+_BACKENDS: "dict[str, str | Backend]" = {
+    "cpu": "roofline.backends.cpu.backend:BACKEND",
+    "gpu": "roofline.backends.gpu.backend:BACKEND",
+    "reference": "roofline.backends.reference.backend:BACKEND",
+}
+
+
+def names(wanted: str = "cpu") -> tuple[str, ...]:
+    """The names of all backends. Extensions are loaded first where `wanted` is none of those known so far."""
+    if wanted not in _BACKENDS:
+        extensions.load()
+    return tuple(_BACKENDS)
+
+
+def register(name: str, backend: "str | Backend") -> None:
+    """Add a backend. Raises ConfigError when the name is taken."""
+    if name in _BACKENDS:
+        raise ConfigError(f"a backend named {name!r} is already registered")
+    _BACKENDS[name] = backend
+
+
+def get(name: str) -> "Backend":
+    """The backend of that name. Raises UnsupportedError with the names there are."""
+    if name not in names(name):
+        raise UnsupportedError(f"backend {name!r}", "there is no such backend", names())
+    backend = _BACKENDS[name]
+    if isinstance(backend, str):
+        module, _, attribute = backend.partition(":")
+        backend = getattr(import_module(module), attribute)
+    return backend

@@ -1,0 +1,120 @@
+"""Where a model is read from: a bundle, a file or folder of weights, a preset, or a checkpoint in memory.
+
+Files of weights that the cpu backend is to run are compiled into a cached bundle on first use.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from roofline.backends import table
+from roofline.backends.backend import RunsBundles
+from roofline.backends.options import LoadOptions
+from roofline.bundle import bundle_cache
+from roofline.bundle.manifest import PlaceError
+from roofline.bundle.reader import Bundle, is_bundle, open_bundle
+from roofline.common import extensions, log
+from roofline.common.errors import CapacityError, ConfigError
+
+if TYPE_CHECKING:
+    from roofline.bundle.writer import Written
+    from roofline.weights.checkpoint import Checkpoint
+
+Progress = Callable[[str, int, int | None], None]  # see weights.sources.pull
+
+
+def open_source(
+    source: "str | Checkpoint", options: LoadOptions, progress: Progress | None = None
+) -> "tuple[Path, Bundle | Checkpoint]":
+    """The model's path, and its bundle, where the backend runs bundles and one process runs it all, or its checkpoint.
+
+    Raises ConfigError where the source cannot be read, or is a bundle and the options need a checkpoint.
+    """
+    weights = options.weights
+    if not isinstance(source, str):
+        if weights is not None:
+            raise ConfigError(f"weights {weights!r} for a checkpoint that has its own: load its configuration instead")
+        extensions.load()
+        return source.path, source
+    path = Path(source)
+    if source.startswith("preset:"):
+        from roofline.weights.random_weights import preset_checkpoint
+
+        return path, preset_checkpoint(source, weights)
+    if not is_bundle(path):
+        extensions.load()
+        from roofline.weights import sources
+
+        path = sources.resolve(source, fetch=progress is not None, progress=progress)
+    runs_bundles = isinstance(table.get(options.backend), RunsBundles)
+    if is_bundle(path):
+        if not runs_bundles or weights is not None:
+            other = f"weights {weights!r}" if runs_bundles else f"backend {options.backend!r}"
+            raise ConfigError(
+                f"{path} is a bundle, lowered for the cpu with its weights: {other} needs the model's files"
+            )
+        if options.ranks > 1:
+            raise ConfigError(f"{path} is a bundle, of a whole model: several ranks need the model's files")
+        return path, open_bundle(path)
+    bundled = runs_bundles and weights is None and options.ranks == 1
+    if bundled and bundle_cache.enabled() and extensions.key() is not None:
+        bundle = _cached_bundle(path, source)
+        if bundle is not None:
+            return path, bundle
+    from roofline.weights import checkpoint
+
+    if weights is None:
+        return path, checkpoint.open_checkpoint(path)
+    from roofline.weights.random_weights import parse, random_checkpoint
+
+    return path, random_checkpoint(checkpoint.read_config(path), *parse(weights))
+
+
+def open_checkpoint(source: str, options: LoadOptions) -> "Checkpoint":
+    """The model's checkpoint, for options with which no bundle is run. Raises ConfigError as `open_source`."""
+    _, model = open_source(source, options)
+    assert not isinstance(model, Bundle), "another backend than cpu, or several ranks"
+    return model
+
+
+def compile_model(source: str, out: Path, *, threads: int | None = None, progress: Progress | None = None) -> "Written":
+    """Compile a model into a bundle at the directory `out`; a bundle that is there is replaced.
+
+    Args:
+        source: as for `load`.
+        threads: for packing; default the usable cores.
+
+    Raises:
+        ConfigError: the source cannot be read, or `out` cannot be written or is something else.
+        UnsupportedError, CapacityError: as `load`.
+    """
+    from roofline.weights import sources
+
+    extensions.load()
+    path = sources.resolve(source, fetch=progress is not None, progress=progress)
+    if is_bundle(path):
+        raise ConfigError(f"{path} is a bundle already; compile the model it was made from")
+    return _compile(path, source, out, bundle_cache.key_of(path), threads)
+
+
+def _compile(path: Path, name: str, out: Path, key: str, threads: int | None = None) -> "Written":
+    from roofline.backends.cpu.select import choose_threads
+    from roofline.bundle.writer import write_bundle
+    from roofline.weights import checkpoint
+
+    count = int(choose_threads(threads).value)
+    return write_bundle(checkpoint.open_checkpoint(path), out, name=name, source=path, key=key, threads=count)
+
+
+def _cached_bundle(path: Path, name: str) -> Bundle | None:
+    """The cached bundle, compiled first; None, with the reason logged, where the cache cannot be written."""
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    try:
+        return bundle_cache.get(path, lambda out, key: _compile(path, name, out, key), say)
+    except (PlaceError, CapacityError) as error:
+        log.get("bundle").warning("%s is loaded without a bundle: %s", name, error)
+        return None
