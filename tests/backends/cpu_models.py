@@ -4,6 +4,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+from roofline.backends.capacity import Capacity
 from roofline.backends.cpu.executable import CpuExecutable
 from roofline.models import registry
 from roofline.models.config import ModelConfig
@@ -71,10 +72,8 @@ def executable(
     return CpuExecutable.from_program(
         program,
         source,
+        Capacity(BatchLimits(tokens=tokens, segments=16, rows=tokens, pages=16 * 64), 1024, pages),
         weights_hash=identity,
-        limits=BatchLimits(tokens=tokens, segments=16, rows=tokens, pages=16 * 64),
-        num_pages=pages,
-        max_context=1024,
         isa=isa,
         threads=threads,
     )

@@ -19,11 +19,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 import torch.distributed
 from rank_forks import Unwatched, run_cases
-from roofline.backends.reference.parallel import parallel_reference, reference_share
 from shard_cases import CHUNKS, LIMITS, build
 
 from roofline.backends.parallel.executable import ParallelExecutable, follow
 from roofline.backends.parallel.ranks import Grid, RankError, Ranks
+from roofline.backends.reference.executable import ReferenceExecutable
+from roofline.models.registry import get
+from roofline.program.compile import compile_program
 from roofline.program.target import CPU, PLAIN
 
 TARGETS = {"plain": PLAIN, "cpu": CPU, "fast": replace(PLAIN, orders={**PLAIN.orders, "all_reduce": ""})}
@@ -73,9 +75,11 @@ def work(name: str, rank: int, store: Any, folder: Path) -> None:
     if name == "rank 1 is deaf":
         return deaf(rank, Ranks(rank, grid, store, patience=1.0), folder / f"{name}.txt")
     model, ranks = build(model_name, form), Ranks(rank, grid, store, patience=60.0)
-    inner: Any = Recorded(reference_share(model, model.cfg, LIMITS, 16, 256, 1, TARGETS[target], ranks))
+    torch.set_num_threads(1)
+    program = compile_program(get(model.cfg.family), model.cfg, model.tensors, TARGETS[target], share=ranks.share)
+    inner: Any = Recorded(ReferenceExecutable(program, model.read, LIMITS, 16, 256, group=ranks))
     if rank == 0:
-        executable = parallel_reference(model, model.cfg, inner, TARGETS[target], ranks, Unwatched())
+        executable = ParallelExecutable(inner, ranks, vocab_size=model.cfg.vocab, watch=Unwatched())
         np.save(folder / f"{name}.0.npy", lead(executable, name == "rank 0 dies"))
         return
     try:

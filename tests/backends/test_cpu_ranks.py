@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from cpu_models import checkpoint  # noqa: E402
 from thread_ranks import Member, Threads  # noqa: E402
 
+from roofline.backends.capacity import Capacity  # noqa: E402
 from roofline.backends.cpu.executable import CpuExecutable  # noqa: E402
 from roofline.backends.reference.executable import ReferenceExecutable  # noqa: E402
 from roofline.common.errors import UnsupportedError  # noqa: E402
@@ -45,7 +46,9 @@ def executable(kind: str, model: str, form: str, share: Share = WHOLE, group: Me
         return ReferenceExecutable(program, source.read, **shape)
     identity: Future[str] = Future()
     identity.set_result("7e57")
-    return CpuExecutable.from_program(program, source, weights_hash=identity, isa=native.isas()[0], threads=2, **shape)
+    capacity = Capacity(LIMITS, max_context=256, num_pages=16)
+    isa = native.isas()[0]
+    return CpuExecutable.from_program(program, source, capacity, weights_hash=identity, isa=isa, threads=2, group=group)
 
 
 def steps(made: Any, chunks: Any = CHUNKS) -> np.ndarray:

@@ -124,8 +124,18 @@ class Fakes:
             rank=0, grid=grid, share=grid.share(0), share_batch=self.share_batch, close=lambda: None
         )
         program = SimpleNamespace(carried=())
-        sizes = {"limits": LIMITS, "num_pages": 4, "max_context": 64, "page_bytes": 1, "clock": None, "exact": True}
-        self.inner = SimpleNamespace(program=program, batch=batch, run=self.run, close=lambda: None, **sizes)
+        sizes = {
+            "fingerprint": "x",
+            "limits": LIMITS,
+            "num_pages": 4,
+            "max_context": 64,
+            "page_bytes": 1,
+            "clock": None,
+            "exact": True,
+        }
+        self.inner = SimpleNamespace(
+            program=program, batch=batch, fingerprint="x", run=self.run, close=lambda: None, **sizes
+        )
 
     def share_batch(self, buffer: np.ndarray) -> None:
         self.told.append(int(buffer[0]))
@@ -142,8 +152,7 @@ class Fakes:
         self.ended.append(wait)
 
     def executable(self) -> ParallelExecutable:
-        given: Any = {"identity": "x", "vocab_size": 5, "sample": None, "watch": self}
-        return ParallelExecutable(self.inner, self.ranks, **given)  # type: ignore[arg-type]
+        return ParallelExecutable(self.inner, self.ranks, vocab_size=5, watch=self)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

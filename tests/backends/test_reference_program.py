@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "program"))  # program_builde
 
 import program_builders as builders
 
-from roofline.backends.reference.executable import ReferenceExecutable, reference_executable
+from roofline.backends.reference.executable import ReferenceExecutable, digest_of
 from roofline.backends.reference.unpack import unpack
 from roofline.common.errors import UnsupportedError
 from roofline.ops import formats
@@ -153,7 +153,10 @@ def test_executable_prices_its_step_and_knows_its_pages() -> None:
 def test_fingerprint_knows_program_and_weights() -> None:
     models = [builders.build(builders.BASE), builders.build(builders.BASE), builders.build(builders.BASE, seed=1)]
     models.append(builders.build(builders.BASE | {"norm_eps": 1e-6}))
-    made = [reference_executable(m, m.cfg, LIMITS, num_pages=4, max_context=64).fingerprint for m in models]
+    made = []
+    for model in models:
+        program = compile_program(model.family, model.cfg, model.tensors, CPU)
+        made.append(ReferenceExecutable(program, model.read, LIMITS, 4, 64, digest_of(model)).fingerprint)
     assert made[0] == made[1]
     assert len(set(made)) == 3
 

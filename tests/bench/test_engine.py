@@ -190,6 +190,7 @@ def executable():
     """A small random model on the CPU backend."""
     from concurrent.futures import Future
 
+    from roofline.backends.capacity import Capacity
     from roofline.backends.cpu.executable import CpuExecutable
     from roofline.models import registry
     from roofline.models.config import ModelConfig
@@ -208,10 +209,8 @@ def executable():
     made = CpuExecutable.from_program(
         compile_program(registry.get("llama"), config, source.tensors, target.CPU),
         source,
+        Capacity(BatchLimits(tokens=512, segments=4, rows=4, pages=64), max_context=256, num_pages=16),
         weights_hash=identity,
-        limits=BatchLimits(tokens=512, segments=4, rows=4, pages=64),
-        num_pages=16,
-        max_context=256,
         isa="portable",
         threads=1,
     )

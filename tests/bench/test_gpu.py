@@ -29,10 +29,10 @@ def test_the_published_lengths_are_the_sampler_s():
 @pytest.mark.parametrize("part", ["four_bit", "serve", "exact"])
 def test_what_a_part_loads_fits_the_device_it_is_written_for(monkeypatch, part):
     """An H200, as nvidia-smi counts its memory; what the parts run fits what they loaded."""
-    from roofline.bundle.gpu import RESERVED, _scratch, compile_for_gpu
-
+    from roofline.backends.gpu.backend import RESERVED, compile_for_gpu, scratch_bytes
     from roofline.backends.gpu.memory.capacity import Budget, place
     from roofline.backends.gpu.memory.requirements import needs_of
+    from roofline.backends.options import LoadOptions
     from roofline.models.config import ModelConfig
     from roofline.models.presets import preset
     from roofline.ops.batch import BatchLimits
@@ -47,9 +47,9 @@ def test_what_a_part_loads_fits_the_device_it_is_written_for(monkeypatch, part):
     def loaded(_, form, *, tokens, running, length, exact=False, step=gpu_parts.STEP):
         source = pooled_checkpoint(shape, 0, form)
         config = ModelConfig.of(source.config)
-        program = compile_for_gpu(source, config, "auto", exact)
+        program = compile_for_gpu(source, config, LoadOptions(backend="gpu", exact=exact))
         limits = BatchLimits(tokens=step, segments=running, rows=running, pages=running * -(-length // 16))
-        needs = needs_of(program, limits, extra=_scratch(program, limits))
+        needs = needs_of(program, limits, extra=scratch_bytes(program, limits))
         whole = type(needs)(needs.layers * 16, needs.ends, 16 * needs.token, needs.workspace, 1)  # of 32 layers
         placed = place(whole, Budget("H200", int(143771 * 2**20 * (1 - RESERVED))), least_tokens=length, tokens=tokens)
         assert placed.pages * 16 >= tokens

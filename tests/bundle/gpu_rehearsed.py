@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import triton
-from roofline.bundle.gpu import compile_for_gpu
 
-from roofline.backends.gpu.ahead import kernel_cache
+from roofline.backends.gpu.ahead import kernel_cache, model_steps
 from roofline.backends.gpu.ahead import stub_driver as absent
+from roofline.backends.gpu.backend import compile_for_gpu
 from roofline.backends.gpu.runtime.executable import GpuExecutable, Runtime
+from roofline.backends.options import LoadOptions
 from roofline.backends.sampling import SampleRows
-from roofline.bundle import compile_ahead as rehearsal
 from roofline.hardware.chips import chips
 from roofline.models.config import ModelConfig
 from roofline.ops.batch import BatchLimits, Segment
@@ -29,10 +29,10 @@ CONFIG = {
 TOKENS, RUNNING = 160, 12
 
 
-def served(chip, checkpoint, kv_dtype, activations):
+def served(chip, checkpoint, options):
     """The model with its weights, on CPU tensors; a cache that is never touched takes no memory."""
     config = ModelConfig.of(checkpoint.config)
-    program = compile_for_gpu(checkpoint, config, kv_dtype, False, chip=chip, activations=activations)
+    program = compile_for_gpu(checkpoint, config, options, chip)
     limits = BatchLimits(tokens=TOKENS, segments=RUNNING, rows=RUNNING, pages=RUNNING * 128)
     (group,) = program.kv_groups.values()
     pages = (6 << 30) // (16 * group.token_bytes)  # 3 GiB of k, as much of v
@@ -82,12 +82,12 @@ def main(mode, chip_name, form, kv_dtype, activations, folder):
 
     triton.knobs.compilation.listener = listen
     checkpoint = random_checkpoint(CONFIG, seed=3, form=form)
+    options = LoadOptions(backend="gpu", kv_cache_dtype=kv_dtype, activations=activations)
     if mode == "rehearse":
-        sizes = {"exact": False, "running": RUNNING, "tokens": TOKENS}
-        how = {"kv_dtype": kv_dtype, "activations": activations}
-        rehearsal.run_steps(rehearsal.executable_of(checkpoint, chip, **sizes, **how))
+        executable = model_steps.executable_without_memory(checkpoint, chip, options, (TOKENS, RUNNING))
+        model_steps.run_steps(executable)
     else:
-        executable, rng = served(chip, checkpoint, kv_dtype, activations), np.random.default_rng(5)
+        executable, rng = served(chip, checkpoint, options), np.random.default_rng(5)
         for _ in range(150):
             step = segments(rng)
             executable.batch.fill(step, (np.cumsum([len(each.ids) for each in step]) - 1).tolist())

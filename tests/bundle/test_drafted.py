@@ -1,6 +1,7 @@
 """A model and its draft on one GPU of made-up memory: both fit, with as many tokens in both caches."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton", reason="the gpu backend's programs are planned with it")
 
 from roofline import bundle  # noqa: E402
-from roofline.bundle import gpu, load_with_draft, loader  # noqa: E402
+from roofline.backends.gpu import backend as gpu  # noqa: E402
+from roofline.bundle import load_with_draft, loader  # noqa: E402
+from roofline.bundle import sources as bundle_sources  # noqa: E402
 from roofline.hardware.chips import chips  # noqa: E402
 from roofline.hardware.gpus.device import Device  # noqa: E402
 from roofline.ops.batch import BatchLimits  # noqa: E402
@@ -34,11 +37,11 @@ class Taken:
     def executable(self, program, read, runtime, *, limits, num_pages, **_):
         from roofline.backends.gpu.memory.requirements import needs_of
 
-        needs = needs_of(program, limits, extra=gpu._scratch(program, limits))
+        needs = needs_of(program, limits, extra=gpu.scratch_bytes(program, limits))
         token = needs.token
         made = SimpleNamespace(
             bytes=needs.total(16 * num_pages), num_pages=num_pages, page_bytes=16 * token, weight_bytes=needs.weights,
-            weights=SimpleNamespace(hosted_bytes=0), vocab_size=96,
+            weights=SimpleNamespace(hosted_bytes=0), vocab_size=96, program=program,
         )  # fmt: skip
         assert made.bytes <= self.free, "what was planned does not fit"
         self.made.append(made)
@@ -89,11 +92,12 @@ def test_both_caches_hold_as_many_tokens_and_fill_the_device(device, sources, mo
     monkeypatch.setattr(gpu, "RESERVED", 0.0)
     opened = loader.open_source
 
-    def random_too(source, backend, weights, progress, **rest):
+    def random_too(source, options, progress=None):
         """A draft has no option `weights`."""
-        return opened(source, backend, weights or "random:2:BF16", progress, **rest)
+        return opened(source, replace(options, weights=options.weights or "random:2:BF16"), progress)
 
-    monkeypatch.setattr(loader, "open_source", random_too)
+    for module in (loader, bundle_sources):
+        monkeypatch.setattr(module, "open_source", random_too)
     pair(sources, **options)
     ours, guesser = taken.made
     assert ours.num_pages == guesser.num_pages

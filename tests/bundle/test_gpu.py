@@ -6,6 +6,8 @@ import sys
 import pytest
 from roofline.bundle.gpu import compile_for_gpu
 
+from roofline.backends.gpu.backend import compile_for_gpu
+from roofline.backends.options import LoadOptions
 from roofline.bundle import load
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.models.config import ModelConfig
@@ -43,6 +45,8 @@ def test_without_torch_or_triton_the_error_names_the_extra(model, package):
     program = f"""
 import sys
 sys.modules[{package!r}] = None
+from roofline.backends.gpu.backend import compile_for_gpu
+from roofline.backends.options import LoadOptions
 from roofline.bundle import load
 from roofline.common.errors import UnsupportedError
 try:
@@ -58,7 +62,7 @@ except UnsupportedError as error:
 def test_a_device_or_an_instruction_set_of_another_backend_is_refused(model):
     with pytest.raises(UnsupportedError, match="backend=gpu"):
         load(model, device="amd:0", weights="random:1", text=False)
-    with pytest.raises(UnsupportedError, match="device="):
+    with pytest.raises(UnsupportedError, match="isa='avx2' with backend 'gpu'"):
         load(model, backend="gpu", isa="avx2", weights="random:1", text=False)
     with pytest.raises(UnsupportedError, match="offload='auto' with backend 'cpu'"):
         load(model, offload="auto", weights="random:1", text=False)
@@ -74,8 +78,8 @@ def test_a_device_or_an_instruction_set_of_another_backend_is_refused(model):
 def test_rows_are_in_the_16_bits_of_the_file(form, rows):
     source = random_checkpoint(SMALL, seed=1, form=form)
     config = ModelConfig.of(source.config)
-    program = compile_for_gpu(source, config, "auto", exact=False)
+    program = compile_for_gpu(source, config, LoadOptions(backend="gpu"))
     assert {group.format for group in program.kv_groups.values()} == {rows}
     assert program.types()[program.logits].dtype == "f32"
     with pytest.raises(ConfigError, match="leave kv_cache_dtype out"):
-        compile_for_gpu(source, config, "int8", exact=False)
+        compile_for_gpu(source, config, LoadOptions(backend="gpu", kv_cache_dtype="int8"))

@@ -184,7 +184,7 @@ def test_the_kernels_are_checked_unless_that_was_done_on_this_chip_with_this_bui
         opened = open_bundle(bundle)
         checked = dict(opened.manifest.checked) | {field: value}
         object.__setattr__(opened.manifest, "checked", checked)
-        monkeypatch.setattr("roofline.bundle.loader.open_bundle", lambda path, opened=opened: opened)
+        monkeypatch.setattr("roofline.bundle.sources.open_bundle", lambda path, opened=opened: opened)
         load(str(bundle), text=False)
     assert asked == [native.isas()[0]] * 3
     load(str(bundle), text=False, verify=False)
@@ -197,10 +197,16 @@ def test_the_kernels_are_checked_unless_that_was_done_on_this_chip_with_this_bui
 
 
 def test_a_step_is_as_large_as_keeps_the_backend_busy():
-    from roofline.bundle.cache_size import step_size
+    from roofline.backends import table
+    from roofline.backends.options import LoadOptions
 
-    assert [step_size(backend, None, None) for backend in ("cpu", "reference", "gpu")] == [
-        (512, 64), (512, 64), (2048, 256)
-    ]  # fmt: skip
-    assert step_size("gpu", 64, None) == (64, 256)
-    assert step_size("cpu", None, 200) == (512, 200)
+    config = {"layers": 1, "kv_heads": 1, "head_dim": 32, "max_position": 64}
+
+    def step_size(backend: str, **sizes: int) -> tuple[int, int]:
+        options = LoadOptions(backend=backend, kv_cache_dtype="bf16", **sizes)
+        limits = table.get(backend).capacity(options, config, 1).limits
+        return limits.tokens, limits.segments
+
+    assert [step_size(backend) for backend in ("cpu", "reference", "gpu")] == [(512, 64), (512, 64), (2048, 256)]
+    assert step_size("gpu", max_batch_tokens=300) == (300, 256)
+    assert step_size("cpu", max_running=200) == (512, 200)

@@ -11,15 +11,17 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the reference is written in torch")
 
-from roofline.bundle.parallel import RankOptions, launch_ranks  # noqa: E402
-
+from roofline.backends.backend import LoadRequest  # noqa: E402
+from roofline.backends.capacity import Capacity  # noqa: E402
+from roofline.backends.options import LoadOptions  # noqa: E402
 from roofline.backends.parallel.ranks import RankError  # noqa: E402
 from roofline.bundle import load  # noqa: E402
+from roofline.bundle.ranks import start_ranks  # noqa: E402
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError  # noqa: E402
 from roofline.engine.local import LocalEngine  # noqa: E402
 from roofline.engine.params import SamplingParams  # noqa: E402
 from roofline.models.config import ModelConfig  # noqa: E402
-from roofline.ops.batch import Segment  # noqa: E402
+from roofline.ops.batch import BatchLimits, Segment  # noqa: E402
 from roofline.weights.checkpoint import read_config  # noqa: E402
 from roofline.weights.random_weights import random_checkpoint  # noqa: E402
 
@@ -52,15 +54,12 @@ def answer(engine: LocalEngine) -> tuple[list[int], str | None]:
     return [token for event in events for token in event.ids], events[-1].error
 
 
-def ranks_of(options: RankOptions) -> Any:
-    checkpoint = random_checkpoint(read_config(Path(options.source)), 7)
-    return launch_ranks(options, checkpoint, ModelConfig.of(checkpoint.config))[0]
-
-
-def options(folder: str, **changes: Any) -> RankOptions:
-    limits = (8, 2, 8, 8)
-    given = {"tensor": 2, "pipeline": 1, "arithmetic": "plain", "patience": 3.0} | changes
-    return RankOptions(folder, "random:7", "f32", limits, 4, 64, 1, **given)
+def request(folder: str) -> LoadRequest:
+    """A model for two ranks."""
+    checkpoint = random_checkpoint(read_config(Path(folder)), 7)
+    options = LoadOptions(backend="reference", weights="random:7", arithmetic="plain", threads=1, tensor_parallel=2)
+    capacity = Capacity(BatchLimits(8, 2, 8, 8), max_context=64, num_pages=4)
+    return LoadRequest(checkpoint, ModelConfig.of(checkpoint.config), options, capacity)
 
 
 def step(executable: Any) -> None:
@@ -133,7 +132,7 @@ def test_a_rank_that_dies_ends_the_step_with_its_name(folder: str) -> None:
 
 
 def test_a_rank_that_is_stuck_is_not_waited_for(folder: str) -> None:
-    executable = ranks_of(options(folder))
+    executable, _ = start_ranks(folder, request(folder), patience=3.0)
     step(executable)
     (other,) = pids(executable).values()
     os.kill(other, signal.SIGSTOP)
@@ -145,11 +144,8 @@ def test_a_rank_that_is_stuck_is_not_waited_for(folder: str) -> None:
 
 
 def test_a_rank_that_cannot_load_says_why(folder: str, tmp_path: Path) -> None:
-    given = options(folder)
-    moved = options(str(tmp_path / "gone"))
-    checkpoint = random_checkpoint(read_config(Path(given.source)), 7)
     with pytest.raises(RankError, match=r"rank 1 of 2 failed: ConfigError: .*gone"):
-        launch_ranks(moved, checkpoint, ModelConfig.of(checkpoint.config))
+        start_ranks(str(tmp_path / "gone"), request(folder), patience=3.0)
     assert not torch.distributed.is_initialized()
 
 
@@ -160,7 +156,7 @@ def test_what_cannot_be_divided_is_refused_before_anything_starts(folder: str) -
         load(folder, **LOADING, pipeline_parallel=3)
     with pytest.raises(ConfigError, match="tensor_parallel=0"):
         load(folder, **LOADING, tensor_parallel=0)
-    with pytest.raises(UnsupportedError, match="isa='avx2' with the reference"):
+    with pytest.raises(UnsupportedError, match="isa='avx2' with backend 'reference'"):
         load(folder, **LOADING, tensor_parallel=2, isa="avx2")
     with pytest.raises(UnsupportedError, match=r"pipeline_parallel=2 with backend 'cpu'.*tensor_parallel"):
         load(folder, **LOADING | {"backend": "cpu"}, pipeline_parallel=2)

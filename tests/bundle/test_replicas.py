@@ -4,8 +4,10 @@ import os
 
 import pytest
 
+from roofline.backends.capacity import host_capacity
 from roofline.backends.gpu import devices
-from roofline.bundle import cache_size, load, replicas
+from roofline.backends.options import LoadOptions
+from roofline.bundle import load, replicas
 from roofline.common.errors import CapacityError
 from roofline.hardware import cores, detect
 from roofline.hardware.gpus.device import Device
@@ -49,9 +51,14 @@ def test_caches_share_what_the_memory_allows(monkeypatch):
     token_bytes = 2 * 2 * 2 * 32 * 2
     free = 4 * 1600 * token_bytes
     monkeypatch.setattr(detect, "detect", lambda: detect.Machine(**{**EMPTY, "memory_available": free}))
-    assert cache_size.cache_size(SETTINGS, None, None, "bf16") == (100, 1600)
-    assert cache_size.cache_size(SETTINGS, None, None, "bf16", copies=4) == (25, 400)
-    assert cache_size.cache_size(SETTINGS, 4096, None, "bf16", copies=4) == (256, 4096), "what is asked is of each"
+
+    def sizes(replicas, **options):
+        capacity = host_capacity(LoadOptions(**options), SETTINGS, "bf16", replicas)
+        return capacity.num_pages, capacity.max_context
+
+    assert sizes(1) == (100, 1600)
+    assert sizes(4) == (25, 400)
+    assert sizes(4, cache_tokens=4096) == (256, 4096), "what is asked is of each"
 
 
 def test_loading_takes_the_replica_s_group_of_devices(monkeypatch):

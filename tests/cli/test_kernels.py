@@ -4,11 +4,12 @@ import json
 
 import pytest
 
+from roofline import bundle
+from roofline.backends.backend import CompiledAhead
 from roofline.backends.gpu.ahead import check as static
 from roofline.backends.gpu.ahead import kernel_list as catalogue
 from roofline.backends.gpu.ahead.binary_facts import Facts
 from roofline.backends.gpu.ahead.gates import Violation
-from roofline.bundle import compile_ahead as rehearsal
 from roofline.hardware.chips.occupancy import Occupancy
 from tests.command_line import call_roofline
 
@@ -68,11 +69,12 @@ def test_build_says_where(run, tmp_path):
 
 
 def test_build_for_a_model(run, monkeypatch):
-    def rehearse(model, wanted, *, weights, exact, kv_dtype, activations):
-        assert (model, weights, exact, kv_dtype, activations) == ("tiny", "random:1", True, "fp8", "fp8")
-        yield from (rehearsal.Rehearsed(chip.name, 30, 4) for chip in wanted)
+    def compile_ahead(model, options, chips):
+        asked = {"weights": "random:1", "exact": True, "kv_cache_dtype": "fp8", "activations": "fp8"}
+        assert (model, options.changes()) == ("tiny", {"backend": "gpu"} | asked)
+        yield from (CompiledAhead(chip, 30, 4) for chip in chips)
 
-    monkeypatch.setattr(rehearsal, "rehearse", rehearse)
+    monkeypatch.setattr(bundle, "compile_ahead", compile_ahead)
     result = run(
         "--build", "gfx942,sm_90", "--model", "tiny", "--weights", "random:1", "--exact", "--kv-cache-dtype", "fp8",
         "--activations", "fp8",

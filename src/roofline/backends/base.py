@@ -1,15 +1,20 @@
 """The interface between the engine and a backend: one Executable, two calls a step."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
 from roofline.backends.sampling import Sampled, SampleRows
 from roofline.common.errors import RooflineError
 from roofline.ops.batch import Batch, BatchLimits
+
+if TYPE_CHECKING:
+    from roofline.hardware.roofs import Roofs as MeasuredRoofs
+    from roofline.program.ir import Program
+    from roofline.program.passes.price import Roofs
 
 
 class LostError(RooflineError):
@@ -77,11 +82,68 @@ class Executable(Protocol):
         """Free memory and threads. The executable cannot be used afterwards."""
 
 
+# What an Executable may also be able to do, asked with isinstance.
+
+
+@runtime_checkable
 class Queueing(Protocol):
-    """What an Executable may also be able to do: begin a step before the ids of the one before are on the host.
+    """Begins a step before the ids of the one before are on the host.
 
     An id below 0 in `batch` is -1 - r: the id that row r of the last `queue_sample` chose.
     """
 
     def queue_sample(self, rows: SampleRows) -> Callable[[], Sampled]:
         """As `sample`, but at once: what it returns waits for the ids. `forward` may be called before that."""
+
+
+@runtime_checkable
+class Retraceable(Protocol):
+    """Runs other traces of its model, such as one that gives hidden states, on the same weights."""
+
+    @property
+    def program(self) -> "Program":
+        """The Program it runs."""
+
+    def variant(self, program: "Program", limits: BatchLimits, num_pages: int) -> Executable:
+        """Another trace of the same model, with a cache and a batch of its own. Raises CapacityError for want of
+        memory."""
+
+
+@runtime_checkable
+class MeasuresRoofs(Protocol):
+    """Measures the limits of the chip it runs on, and prices steps at them."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a step reads at least once."""
+
+    def measure_roofs(self, reads: Sequence[int]) -> "MeasuredRoofs":
+        """The limits now; reads: working sets in bytes, ascending."""
+
+    def limit_seconds(self, works: Sequence[tuple[float, ...]], roofs: "Roofs", working_set: int) -> float:
+        """The least time for steps of these sizes (`StepCost.work`) at `roofs`, reads at `working_set` bytes."""
+
+
+@runtime_checkable
+class TimesOps(Protocol):
+    """Times each instruction of its Program."""
+
+    @property
+    def program(self) -> "Program":
+        """The Program it runs."""
+
+    def clocks(self, on: bool) -> None:
+        """Whether `forward` takes the time of each op from now on."""
+
+    def op_seconds(self) -> list[float]:
+        """Seconds of each instruction of the last `forward` that ran with clocks."""
+
+
+@runtime_checkable
+class CapturesGraphs(Protocol):
+    """Captures steps in device graphs; captures: whether it uses them, which a bench turns off to compare."""
+
+    captures: bool
+
+    def graphs_captured(self) -> str:
+        """How many steps have been captured, and why no more are, in words."""

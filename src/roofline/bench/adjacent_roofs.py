@@ -6,16 +6,12 @@ same minute: the higher of a measurement just before and one just after, reads a
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
-from roofline.backends.base import Executable
-from roofline.common.errors import RooflineError
+from roofline.backends.base import Executable, MeasuresRoofs
+from roofline.common.errors import RooflineError, UnsupportedError
 from roofline.hardware.roofs import Roofs, highest
 from roofline.ops.batch import PAGE_TOKENS
-
-if TYPE_CHECKING:
-    from roofline.backends.cpu.executable import CpuExecutable
-    from roofline.backends.gpu.runtime.executable import GpuExecutable
 
 TOLERANCE = 1.02  # a larger share of the roof is an error of the measurement
 TRIES = 3  # other programs can only lower a measured roof, so measuring again may correct it
@@ -58,14 +54,18 @@ class Roof:
 class AdjacentRoofs:
     """Measures the roofs at construction, and again in `roof`, after the row has run.
 
+    Raises UnsupportedError where the executable cannot measure them.
+
     Args:
-        executable: of the cpu backend, whose threads and instruction set are measured too, or of the gpu backend.
+        executable: whose threads and instruction set, or device, are measured.
         tokens: tokens in the cache halfway through the row.
     """
 
     def __init__(self, executable: Executable, tokens: int) -> None:
-        self._executable = cast("CpuExecutable | GpuExecutable", executable)
-        kv_bytes = -(-tokens // PAGE_TOKENS) * self._executable.page_bytes
+        if not isinstance(executable, MeasuresRoofs):
+            raise UnsupportedError("a share of the roof", "this backend does not measure roofs", ("backend=cpu",))
+        self._executable: MeasuresRoofs = executable
+        kv_bytes = -(-tokens // PAGE_TOKENS) * executable.page_bytes
         self.working_set = self._executable.weight_bytes + kv_bytes
         self.before = self._measure()
 

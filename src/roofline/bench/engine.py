@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from roofline.backends.base import Executable, StepCost
+from roofline.backends.base import Executable, Queueing, StepCost
 from roofline.backends.options import LoadOptions
+from roofline.backends.sampling import Sampled, SampleRows
 from roofline.bench import workloads
 from roofline.bench.adjacent_roofs import AdjacentRoofs, Roof
 from roofline.bundle import LoadedModel
@@ -49,6 +50,14 @@ class Watched:
         return cost
 
 
+class WatchedQueueing(Watched):
+    """The same of an executable that queues steps."""
+
+    def queue_sample(self, rows: SampleRows) -> Callable[[], Sampled]:
+        assert isinstance(self._executable, Queueing), "Bench asked"
+        return self._executable.queue_sample(rows)
+
+
 class Bench:
     """Runs the workloads through a LocalEngine.
 
@@ -58,7 +67,7 @@ class Bench:
 
     def __init__(self, executable: Executable, max_batch_tokens: int = 512) -> None:
         config = EngineConfig(prefix_cache=False, max_batch_tokens=max_batch_tokens)
-        self.watched = Watched(executable)
+        self.watched = WatchedQueueing(executable) if isinstance(executable, Queueing) else Watched(executable)
         self.engine = LocalEngine(cast(Executable, self.watched), config)
         self.vocab = min(30000, executable.vocab_size)
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,14 +21,13 @@ if TYPE_CHECKING:
     from roofline.backends.backend import Backend, CompiledAhead
     from roofline.backends.base import Executable
     from roofline.models.config import ModelConfig
+    from roofline.ops.batch import BatchLimits
     from roofline.text.templates.template import ChatTemplate
     from roofline.text.tokenizers.tokenizer import Tokenizer
     from roofline.weights.checkpoint import Checkpoint
 
     TextSide = tuple[Tokenizer, ChatTemplate] | tuple[None, None]
     Loaded = tuple[TextSide, Executable, Notes]
-
-ALONE = Neighbours()
 
 
 @dataclass
@@ -61,7 +60,9 @@ def load(
     options: LoadOptions | None = None,
     *,
     text: bool = True,
-    neighbours: Neighbours = ALONE,
+    replica: Sequence[int] = (0, 1),
+    draft: str | None = None,
+    traces: "BatchLimits | None" = None,
     progress: Progress | None = None,
     **keywords: object,
 ) -> LoadedModel:
@@ -71,17 +72,21 @@ def load(
     Weights are compiled into a cached bundle first, unless ROOFLINE_BUNDLES is off.
 
     Args:
-        options: how to load it; or as keywords, which are the fields of LoadOptions (docs/options.md).
+        options, keywords: how to load it; keywords are fields of LoadOptions (docs/options.md).
         text: load tokenizer and chat template too.
-        neighbours: what else is to lie on this machine beside the model.
+        replica: (i, n), where n processes load the model beside each other: this one takes the i-th of the devices, or
+            of the groups of them that its ranks need, and an n-th of the memory that caches may have.
+        draft: a model that is loaded next, on the same GPU: room is left for it and for as many tokens in its cache
+            (see `load_with_draft`, which loads both).
+        traces: on a GPU, room is left for two other traces of this model, with steps and pages of these limits.
         progress: given, a model that is not here yet is pulled, and this is told how far (see weights.sources.pull).
 
     Raises:
         ConfigError, UnsupportedError, CapacityError: with cause and remedy.
     """
     start = time.perf_counter()
-    options = options or LoadOptions.from_keywords(keywords, "load")
-    backend = table.get(options.backend)
+    options = LoadOptions.from_keywords({**(options.changes() if options else {}), **keywords}, "load")
+    backend, neighbours = table.get(options.backend), Neighbours(replica[0], replica[1], traces=traces)
     options = backend.resolve(options, neighbours)
     if options.ranks > 1:
         from roofline.bundle.ranks import require_ranks
@@ -91,6 +96,8 @@ def load(
             what, reason = "a checkpoint in memory on several ranks", "other processes cannot read it"
             raise UnsupportedError(what, reason, ("a path",))
     path, model = open_source(source, options, progress)
+    if draft is not None:
+        neighbours = replace(neighbours, draft=open_checkpoint(draft, LoadOptions(backend=options.backend)))
     if isinstance(model, Bundle):
         settings: Mapping[str, Any] = model.manifest.config
         words, executable, notes = _load_bundle(model, backend, options, neighbours, text)
@@ -101,7 +108,8 @@ def load(
     name = name if options.weights is None else f"{name}+{options.weights}"
     seconds = time.perf_counter() - start
     log.get("bundle").info("%s ready in %.2f s: %s", name, seconds, "; ".join(f"{k}: {v}" for k, v in notes.items()))
-    return LoadedModel(name, path, settings, executable, *words, notes, seconds)
+    tokenizer, template = words
+    return LoadedModel(name, path, settings, executable, tokenizer, template, notes, seconds)
 
 
 def _load_bundle(
@@ -140,7 +148,7 @@ def _load_checkpoint(
 @contextmanager
 def _completing(tokenizer: "Tokenizer | None") -> Iterator[None]:
     """The tokenizer's tables are built by another thread meanwhile, where the first prompt is sure to need them."""
-    if tokenizer is None or tokenizer.is_quick:
+    if tokenizer is None or tokenizer.has_short_text_encoder:
         yield
         return
     from concurrent.futures import ThreadPoolExecutor  # 10 ms to import

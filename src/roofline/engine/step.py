@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from roofline.backends.base import Executable, LostError, StepCost
-from roofline.backends.sampling import Sampled, SampleRows
+from roofline.backends.base import Executable, LostError, Queueing, StepCost
+from roofline.backends.sampling import Sampled
 from roofline.common import log
 from roofline.engine.events import Event, FinishReason, TokenLogprob
 from roofline.engine.schedule import continuous as scheduler
@@ -15,8 +15,6 @@ from roofline.engine.schedule.rows import RowBuilder
 from roofline.engine.schedule.sequence import Sequence
 from roofline.engine.speculation.speculator import Speculator
 from roofline.engine.stats import Meter
-
-QueueSample = Callable[[SampleRows], Callable[[], Sampled]]  # see `Queueing` in backends/base.py
 
 
 @dataclass
@@ -55,8 +53,7 @@ class Stepper:
         self.meter, self.measure, self.speculator = meter, measure, speculator
         self.lost: LostError | None = None  # why no step can succeed any more
         self._filler, self._rows = BatchFiller(executable.batch), RowBuilder()
-        # Looked up, not asked of its type: what stands between may pass on everything it does not know.
-        self._queue_sample: QueueSample | None = getattr(executable, "queue_sample", None) if overlap else None
+        self._queueing = executable if overlap and isinstance(executable, Queueing) else None
         self._flying: Flight | None = None
         self._landed = -math.inf
 
@@ -92,7 +89,7 @@ class Stepper:
     def _launch(self) -> Flight | None:
         """Schedule a step and start it; None where nothing can run."""
         executable, clock = self.executable, self.executable.clock
-        sample = self._queue_sample if self.speculator is None else None
+        queueing = self._queueing if self.speculator is None else None
         started = clock.now()
         if self.speculator is not None:
             self.speculator.draft(self.state)
@@ -105,13 +102,14 @@ class Stepper:
             rows = self._rows.build(plan.sampled)
             called = clock.now()
             executable.forward()
-            flight.sampled = (sample or executable.sample)(rows) if plan.sampled else None
+            if plan.sampled:
+                flight.sampled = (queueing.queue_sample if queueing is not None else executable.sample)(rows)
             returned = clock.now()
             flight.cost = executable.step_cost() if self.measure else None
         except Exception as error:  # whatever a backend raises, other requests live on
             flight.error = error
             return flight
-        if sample is not None:
+        if queueing is not None:
             flight.counted = self._rows.histories
             flight.pending = scheduler.advance(plan)
         flight.host_seconds = clock.now() - started - (returned - called)

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from roofline.backends.base import Retraceable
 from roofline.backends.options import LoadOptions
 from roofline.bundle import LoadedModel, load
-from roofline.common.errors import ConfigError
+from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.options import split_keywords
 from roofline.engine.config import EngineConfig
 from roofline.engine.llm import LLM, Output, Prompt
@@ -90,7 +91,13 @@ class TorchModel:
         self.llm = LLM(loaded, **vars(config)) if loaded.tokenizer is not None else None
         self.engine = self.llm.engine if self.llm is not None else LocalEngine(loaded.executable, config)
         self._answers = self.llm.answers if self.llm is not None else LocalAnswers(self.engine, None, eos_ids)
-        self._logits = self._per_token(lambda: loaded.executable.program)  # type: ignore[attr-defined]
+        executable = loaded.executable
+        if not isinstance(executable, Retraceable):
+            raise UnsupportedError(
+                "logits of every position", "this backend runs one trace of a model", ("backend=cpu",)
+            )
+        self._executable: Retraceable = executable
+        self._logits = self._per_token(lambda: self._executable.program)
         self._hidden = self._per_token(self._headless)
 
     def logits(self, input_ids: Tensor) -> Tensor:
@@ -153,16 +160,16 @@ class TorchModel:
         self.close()
 
     def _per_token(self, program: "Callable[[], Program]") -> PerToken:
-        executable: Any = self.loaded.executable
+        served = self.loaded.executable
         return PerToken(
-            lambda limits, pages: executable.variant(program(), limits, pages),
-            executable.vocab_size,
-            executable.max_context,
+            lambda limits, pages: self._executable.variant(program(), limits, pages),
+            served.vocab_size,
+            served.max_context,
         )
 
     def _headless(self) -> Program:
         config = self.loaded.config
-        served: Program = self.loaded.executable.program  # type: ignore[attr-defined]
+        served = self._executable.program
         (group,) = served.kv_groups.values()
         if served.target == target.GPU.name:
             rows8 = next((instr.attrs["x_dtype"] for instr in served.body if "x_dtype" in instr.attrs), "")

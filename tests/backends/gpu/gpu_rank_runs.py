@@ -59,7 +59,7 @@ def work(name: str, rank: int, store: Any, folder: Path) -> None:
         follow(inner, ranks)
         ranks.close()
         return
-    whole = ParallelExecutable(inner, ranks, identity="tiny", vocab_size=300, sample=inner.sample_of, watch=Unwatched())
+    whole = ParallelExecutable(inner, ranks, vocab_size=300, watch=Unwatched())
     logits, ids = [], []
     for segments, rows in CHUNKS:
         whole.batch.fill(segments, rows)

@@ -8,6 +8,8 @@ import pytest
 from gpu_models import distance, exact_whole, logits
 from roofline.bundle.gpu import compile_for_gpu
 
+from roofline.backends.gpu.backend import compile_for_gpu
+from roofline.backends.options import LoadOptions
 from roofline.bundle import load
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.hardware.chips import chips
@@ -18,6 +20,7 @@ from roofline.weights.random_weights import random_checkpoint
 
 torch = pytest.importorskip("torch")
 LLAMA = {**gpu_models.LLAMA, "tied": False}
+FP8 = LoadOptions(backend="gpu", activations="fp8")
 SHAPE = {"num_pages": 16, "max_context": 192, "weights_hash": "7e57"}
 
 
@@ -28,7 +31,7 @@ def executables(chip, activations, exact=False, tokens=64):
 
     source, chip = random_checkpoint(LLAMA, seed=3, form="E4M3"), chips.get(chip)
     config = ModelConfig.of(source.config)
-    program = compile_for_gpu(source, config, "auto", exact, chip=chip, activations=activations)
+    program = compile_for_gpu(source, config, LoadOptions(backend="gpu", exact=exact, activations=activations), chip)
     shape = {**SHAPE, "limits": BatchLimits(tokens=tokens, segments=4, rows=8, pages=64)}
     gpu = GpuExecutable(program, source.read, Runtime(chip, "cpu", exact), **shape)
     return gpu, ReferenceExecutable(program, source.read, **shape)
@@ -82,12 +85,12 @@ def test_what_cannot_be_is_refused():
     eight, sixteen = (random_checkpoint(LLAMA, seed=3, form=form) for form in ("E4M3", "BF16"))
     config = ModelConfig.of(eight.config)
     with pytest.raises(UnsupportedError, match=r"activations of fp8 on gfx90a.*activations=auto"):
-        compile_for_gpu(eight, config, "auto", False, chip=chips.get("gfx90a"), activations="fp8")
+        compile_for_gpu(eight, config, FP8, chips.get("gfx90a"))
     with pytest.raises(UnsupportedError, match=r"weights are BF16.*activations=auto"):
-        compile_for_gpu(sixteen, config, "auto", False, chip=chips.get("sm_90"), activations="fp8")
+        compile_for_gpu(sixteen, config, FP8, chips.get("sm_90"))
     with pytest.raises(UnsupportedError, match=r"activations='fp8' with backend 'cpu'.*backend=gpu"):
         load("preset:smollm2-135m", weights="random:1", text=False, activations="fp8")
-    with pytest.raises(ConfigError, match="none of auto, fp8"):
+    with pytest.raises(ConfigError, match="choose one of auto, fp8"):
         load("preset:smollm2-135m", backend="gpu", weights="random:1", text=False, activations="int4")
     with pytest.raises(UnsupportedError, match=r"E4M3.*the cpu backend has no kernel"):
         load(eight, text=False, max_model_len=64)
@@ -95,7 +98,7 @@ def test_what_cannot_be_is_refused():
 
 @pytest.mark.parametrize(("activations", "said"), [("auto", "widened to bf16"), ("fp8", "rounded to e4m3fn")])
 def test_the_notes_say_how_it_is_multiplied(activations, said):
-    from roofline.bundle.gpu import _float8_products
+    from roofline.backends.gpu.backend import float8_products
 
     gpu, _ = executables("sm_90", activations)
-    assert said in _float8_products(gpu.program, chips.get("sm_90"))
+    assert said in float8_products(gpu.program, chips.get("sm_90"))

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 from gpu_loading import pretend
-from roofline.bundle.gpu import _scratch
 
+from roofline.backends.gpu.backend import scratch_bytes
 from roofline.bundle import load
 from roofline.common.errors import CapacityError, ConfigError
 from roofline.hardware.chips import chips
@@ -93,7 +93,7 @@ def test_the_scratch_that_is_planned_is_what_is_allocated(monkeypatch):
     executable = load(source, text=False, backend="gpu", max_batch_tokens=16, tuned=False).executable
     allocated = executable._scratch.numel()
     assert allocated == 4 * attend_launches.workspace_limit(SMALL["head_dim"])
-    assert _scratch(executable.program, executable.limits) == allocated
+    assert scratch_bytes(executable.program, executable.limits) == allocated
 
 
 def test_what_does_not_fit_stays_on_the_host_when_asked(monkeypatch):

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 from gpu_models import LIMITS, LLAMA, distance, exact_whole, logits, steps
-from roofline.bundle.gpu import compile_for_gpu
 
+from roofline.backends.gpu.backend import compile_for_gpu
 from roofline.backends.gpu.memory.requirements import cheaper, needs_of
+from roofline.backends.options import LoadOptions
 from roofline.common.errors import UnsupportedError
 from roofline.hardware.chips import chips
 from roofline.models.config import ModelConfig
@@ -39,7 +40,9 @@ def executables(chip, kv_dtype, factor=1.0, exact=False):
 
     source = louder(random_checkpoint(LLAMA, seed=3), factor)
     chip = chips.get(chip)
-    program = compile_for_gpu(source, ModelConfig.of(source.config), kv_dtype, exact, chip=chip)
+    program = compile_for_gpu(
+        source, ModelConfig.of(source.config), LoadOptions(backend="gpu", kv_cache_dtype=kv_dtype, exact=exact), chip
+    )
     shape = {"limits": LIMITS, "num_pages": 16, "max_context": 128, "weights_hash": "7e57"}
     gpu = GpuExecutable(program, source.read, Runtime(chip, "cpu", exact), **shape)
     return gpu, ReferenceExecutable(program, source.read, **shape)
@@ -99,13 +102,16 @@ def test_chips_without_it_refuse_and_name_what_they_have(chip):
     source = random_checkpoint(LLAMA, seed=3)
     config = ModelConfig.of(source.config)
     with pytest.raises(UnsupportedError, match=rf"fp8 KV cache on {chip}.*kv_cache_dtype=bf16"):
-        compile_for_gpu(source, config, "fp8", False, chip=chips.get(chip))
+        compile_for_gpu(source, config, LoadOptions(backend="gpu", kv_cache_dtype="fp8"), chips.get(chip))
 
 
 def test_it_is_offered_where_memory_is_short():
     source = random_checkpoint(LLAMA, seed=3)
     config = ModelConfig.of(source.config)
-    wide, narrow = (compile_for_gpu(source, config, kv, False, chip=chips.get("sm_90")) for kv in ("auto", "fp8"))
+    wide, narrow = (
+        compile_for_gpu(source, config, LoadOptions(backend="gpu", kv_cache_dtype=kv), chips.get("sm_90"))
+        for kv in ("auto", "fp8")
+    )
     offered = cheaper(wide, LIMITS, caches={"fp8": "e4m3fn"})
     assert offered["kv_cache_dtype=fp8"].token == needs_of(narrow, LIMITS).token == needs_of(wide, LIMITS).token // 2
     assert "kv_cache_dtype=fp8" not in cheaper(narrow, LIMITS, caches={"fp8": "e4m3fn"})

@@ -98,11 +98,14 @@ def test_a_part_alone_is_refused():
 
 
 def test_loading_makes_each_rank_s_part_with_the_fewest_pages_that_any_can_hold(monkeypatch):
-    from roofline.bundle.gpu import load_gpu
 
+    from roofline.backends import table
+    from roofline.backends.backend import LoadRequest
+    from roofline.backends.capacity import Capacity
     from roofline.backends.gpu import devices
     from roofline.backends.gpu.measure import roofs
     from roofline.backends.gpu.tuning import linear as linear_tuning
+    from roofline.backends.options import LoadOptions
     from roofline.backends.parallel.executable import ParallelExecutable
     from roofline.backends.parallel.ranks import Grid
     from roofline.backends.sampling import SampleRows
@@ -127,16 +130,14 @@ def test_loading_makes_each_rank_s_part_with_the_fewest_pages_that_any_can_hold(
             share=grid.share(member.rank), share_batch=lambda _: None, close=lambda: None,
             least=lambda n: min(int(x) for x in member.threads.exchange(member.rank, torch.tensor(n))),
         )  # fmt: skip
-        inner, _ = load_gpu(
-            source, ModelConfig.of(config), LIMITS, identify=lambda: "7e57", longest=128, fixed_length=True,
-            cache_tokens=None, ranks=ranks,
-        )  # fmt: skip
+        options = LoadOptions(backend="gpu", max_model_len=128, tensor_parallel=2)
+        request = LoadRequest(source, ModelConfig.of(config), options, Capacity(LIMITS, 128, 0))
+        inner, _ = table.get("gpu").make_share(request, ranks)
         inner.batch.fill(segments, rows)
         if member.rank == 1:
             inner.run({})
             return inner.num_pages, None
-        given = {"identity": inner.fingerprint, "vocab_size": 300, "sample": inner.sample_of, "watch": None}
-        whole = ParallelExecutable(inner, ranks, **given)
+        whole = ParallelExecutable(inner, ranks, vocab_size=300, watch=None)
         whole.forward()
         return inner.num_pages, (whole.logits(), whole.sample(SampleRows.greedy(1)).ids.tolist())
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from roofline.backends.gpu.memory.capacity import Budget, OffloadOption, Placement
     from roofline.backends.gpu.memory.requirements import Needs
     from roofline.backends.gpu.runtime.executable import GpuExecutable
+    from roofline.backends.gpu.runtime.matmul import Choices
     from roofline.backends.parallel.ranks import Ranks
     from roofline.hardware.chips.chips import Chip
     from roofline.hardware.chips.products import Product
@@ -148,7 +149,8 @@ def _make(request: LoadRequest, ranks: "Ranks | None") -> "tuple[GpuExecutable, 
     placed = _place(request, program, device)
     pages = placed.pages if options.cache_tokens is not None else min(placed.pages, MAX_CACHE_TOKENS // PAGE_TOKENS)
     pages = ranks.least(pages) if ranks is not None else pages
-    choices, why_default = {}, "not asked for"
+    choices: Choices = {}
+    why_default = "not asked for"
     if options.tuned:
         choices, why_default = stored_choices(device.chip, device.number, program.rows_dtype())
     followed = follow_store(device.chip) if options.tuned and not options.exact else ""

@@ -5,6 +5,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from roofline.backends.base import CapturesGraphs
 from roofline.bench.latency.ladder import Rung, missing
 from roofline.common.errors import UnsupportedError, describe_error
 
@@ -134,8 +135,10 @@ class EngineRunner:
 
     def notes(self) -> dict[str, Any]:
         """See Runner."""
-        executable: Any = self.loaded.executable
-        return dict(self.loaded.notes) | ({"graphs": executable.graphs_captured()} if self._graphs else {})
+        executable, notes = self.loaded.executable, dict(self.loaded.notes)
+        if self._graphs and isinstance(executable, CapturesGraphs):
+            notes["graphs"] = executable.graphs_captured()
+        return notes
 
     def close(self) -> None:
         """See Runner."""
@@ -152,8 +155,8 @@ class EngineRunner:
         from roofline.bench.engine import Bench
 
         gpu = self._backend == "gpu"
-        if gpu:
-            executable: Any = self.loaded.executable
+        executable = self.loaded.executable
+        if isinstance(executable, CapturesGraphs):
             executable.captures = self._graphs
         try:
             with summing_in_float32() if gpu else nullcontext(), switched(self._tuned) if gpu else nullcontext():
@@ -204,9 +207,9 @@ def why_missing(rung: Rung, subject: Subject, here: Any) -> str:
     """Why a rung cannot run in this process, empty where nothing is known against it."""
     from importlib.util import find_spec
 
-    from roofline.bundle.loader import BACKENDS
+    from roofline.backends import table
 
-    return missing(rung, here, subject.config, BACKENDS, find_spec("roofline._native") is not None)
+    return missing(rung, here, subject.config, table.names(), find_spec("roofline._native") is not None)
 
 
 def _torch_model(subject: Subject, device: str, threads: int | None) -> Any:

@@ -9,20 +9,19 @@ On a GPU ops are timed on the device, and whole steps on the host: from filling 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from roofline.backends.base import Executable, MeasuresRoofs, TimesOps
 from roofline.backends.options import LoadOptions
 from roofline.bench.adjacent_roofs import TOLERANCE, TRIES
 from roofline.bench.workloads import token_ids
-from roofline.common.errors import RooflineError
+from roofline.common.errors import RooflineError, UnsupportedError
 from roofline.ops.batch import PAGE_TOKENS, Segment
 from roofline.program.overview import Label, labels
 from roofline.program.passes.price import Amount, Work, amount, arithmetic, price, seconds, segment_work
 from roofline.program.target import GPU
 
 if TYPE_CHECKING:
-    from roofline.backends.cpu.executable import CpuExecutable
-    from roofline.backends.gpu.runtime.executable import GpuExecutable
     from roofline.hardware.roofs import Roofs
     from roofline.program.ir import Program
 
@@ -256,7 +255,12 @@ class AboveRoofError(RooflineError):
     """A share of the roof above 100 %: one of two measurements is wrong."""
 
 
-def fill(executable: "CpuExecutable | GpuExecutable", step: Step) -> None:
+@runtime_checkable
+class Profilable(Executable, TimesOps, MeasuresRoofs, Protocol):
+    """An executable that `profile_step` takes: those of the cpu and gpu backends."""
+
+
+def fill(executable: Executable, step: Step) -> None:
     """Put the step into the batch buffer after computing its context, so that attention reads a filled cache."""
     vocab = min(30000, executable.vocab_size)
     ids = [token_ids(step.context + step.tokens, seed, vocab) for seed in range(step.batch)]
@@ -270,7 +274,7 @@ def fill(executable: "CpuExecutable | GpuExecutable", step: Step) -> None:
     executable.batch.fill(segments, [step.tokens * (i + 1) - 1 for i in range(step.batch)])
 
 
-def profile_step(executable: "CpuExecutable | GpuExecutable", step: Step, budget: float = BUDGET) -> Profile:
+def profile_step(executable: Profilable, step: Step, budget: float = BUDGET) -> Profile:
     """Run a step with clocks and without, in turn, and measure the roofs in between.
 
     Raises RooflineError where a share stays above 100 % although the roofs were measured again.
@@ -302,7 +306,7 @@ def profile_step(executable: "CpuExecutable | GpuExecutable", step: Step, budget
     return summarise(executable.program, step, timings, plain, roofs)
 
 
-def run(executable: "CpuExecutable | GpuExecutable", step: Step, clocks: bool) -> Timing:
+def run(executable: Profilable, step: Step, clocks: bool) -> Timing:
     """The step in the batch buffer once: forward and greedy sampling."""
     from roofline.backends.sampling import SampleRows
 
@@ -344,7 +348,11 @@ def profile_model(model: str, steps: Sequence[Step], load: LoadOptions = LoadOpt
     loaded = bundle.load(model, text=False, **load.changes())
     try:
         _check_lengths(steps, loaded.executable.max_context)
-        profiles = [profile_step(loaded.executable, step) for step in steps]  # type: ignore[arg-type]
+        if not isinstance(loaded.executable, Profilable):
+            raise UnsupportedError(
+                "profiling with this backend", "it does not time ops", ("backend=cpu", "backend=gpu")
+            )
+        profiles = [profile_step(loaded.executable, step) for step in steps]
     finally:
         loaded.executable.close()
     return Profiled(loaded.name, dict(loaded.notes), tuple(profiles))

@@ -95,19 +95,19 @@ def _build(targets: "list[Chip]", kernel: str | None, jobs: int | None) -> int:
 
 
 def _build_model(targets: "list[Chip]", options: KernelOptions) -> int:
+    from roofline import bundle
     from roofline.backends.gpu.ahead import kernel_cache
-    from roofline.bundle import compile_ahead
 
     assert options.model is not None
-    for rehearsed in compile_ahead.rehearse(
-        options.model,
-        targets,
+    load = LoadOptions(
+        backend="gpu",
         weights=options.weights,
         exact=options.exact,
-        kv_dtype=options.kv_cache_dtype,
+        kv_cache_dtype=options.kv_cache_dtype,
         activations=options.activations,
-    ):
-        print(f"{rehearsed.chip}: {rehearsed.binaries} binaries, {rehearsed.compiled} of them compiled now", flush=True)
+    )
+    for compiled in bundle.compile_ahead(options.model, load, [chip.name for chip in targets]):
+        print(f"{compiled.chip}: {compiled.binaries} binaries, {compiled.compiled} of them compiled now", flush=True)
     print(f"they lie in {kernel_cache.folder()}")
     return 0
 

@@ -28,7 +28,7 @@ def command(
     """Show one layer: op, shape, format, bytes, operations, microseconds at this machine's measured roof, share."""
     from rich.console import Console
 
-    from roofline.bundle.cache_size import resolve_kv_dtype
+    from roofline.backends.capacity import host_kv_dtype
     from roofline.common.errors import ConfigError
     from roofline.program.compile import stage_names
     from roofline.program.overview import overview
@@ -40,7 +40,7 @@ def command(
     if after and after not in stage_names():
         raise ConfigError(f"there is no pass {after!r}: the passes are {', '.join(stage_names())}")
     name = model or DEFAULT_MODEL
-    cfg, programs = compile_stages(name, with_cache(CPU, resolve_kv_dtype(kv_cache_dtype)))
+    cfg, programs = compile_stages(name, with_cache(CPU, host_kv_dtype(kv_cache_dtype)))
     if after:
         print(print_program(programs[after]), end="")
         return

@@ -1,7 +1,7 @@
 """Compiling a kernel for a chip that is not here, as its first launch there would.
 
-Triton's own launch path does it (`warmup`, which stops before the launch), with the driver of absent.py. So the binary
-is the launch's, and so is its key in the cache.
+Triton's own launch path does it (`warmup`, which stops before the launch), with the driver of stub_driver.py. So the
+binary is the launch's, and so is its key in the cache.
 """
 
 import io

@@ -41,7 +41,7 @@ class Runtime:
     steps, which needs a GPU; exact: no order of sums that depends on the step; choices: see `Products`; roofs: measured
     limits, for `step_cost`; hosted: layers that live on the host, with which steps are not captured; libraries: what
     torch's follow (`libraries.follow_store`). On "meta" there is no memory and nothing computed: see
-    bundle/compile_ahead.py."""
+    gpu/ahead/model_steps.py."""
 
     chip: Chip
     device: str
