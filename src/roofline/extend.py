@@ -1,4 +1,4 @@
-"""What extensions import: the four registries, and what their entries are made of (docs/how-to/extending.md).
+"""What extensions import: the five registries, and what their entries are made of (docs/how-to/extending.md).
 
 A registration holds for the process it is made in. An installed package is found by every `roofline` command when it
 names a function in the entry-point group ``roofline.extensions``.
@@ -7,6 +7,7 @@ names a function in the entry-point group ``roofline.extensions``.
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from roofline.backends import table as _backends
 from roofline.common import extensions
 from roofline.models import registry as _families
 from roofline.models.config import ModelConfig
@@ -24,6 +25,7 @@ from roofline.program.passes.expand import expand
 from roofline.program.passes.rewrite import makers, readers, rename, without_dead
 
 if TYPE_CHECKING:
+    from roofline.backends.backend import Backend
     from roofline.program.compile import Pass
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "makers",
     "op",
     "readers",
+    "register_backend",
     "register_family",
     "register_format",
     "register_pass",
@@ -101,6 +104,14 @@ def register_format(form: Format) -> None:
     """
     _formats.register(form)
     extensions.note("weight format", form.name, form.unpack.__module__)
+
+
+def register_backend(name: str, backend: "str | Backend") -> None:
+    """Add a backend: an object as `roofline.backends.backend.Backend` says, or "module:object", which is imported when
+    a model is first loaded on it. Raises ConfigError when the name is taken."""
+    _backends.register(name, backend)
+    module = backend.partition(":")[0] if isinstance(backend, str) else type(backend).__module__
+    extensions.note("backend", name, module)
 
 
 def registered() -> tuple[extensions.Registered, ...]:

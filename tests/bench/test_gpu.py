@@ -29,9 +29,10 @@ def test_the_published_lengths_are_the_sampler_s():
 @pytest.mark.parametrize("part", ["four_bit", "serve", "exact"])
 def test_what_a_part_loads_fits_the_device_it_is_written_for(monkeypatch, part):
     """An H200, as nvidia-smi counts its memory; what the parts run fits what they loaded."""
-    from roofline.backends.gpu.backend import RESERVED, compile_for_gpu, scratch_bytes
+    from roofline.backends.gpu.backend import RESERVED, scratch_bytes
     from roofline.backends.gpu.memory.capacity import Budget, place
     from roofline.backends.gpu.memory.requirements import needs_of
+    from roofline.backends.gpu.program import compile_for_gpu
     from roofline.backends.options import LoadOptions
     from roofline.models.config import ModelConfig
     from roofline.models.presets import preset

@@ -12,7 +12,7 @@ import triton
 
 from roofline.backends.gpu.ahead import kernel_cache, model_steps
 from roofline.backends.gpu.ahead import stub_driver as absent
-from roofline.backends.gpu.backend import compile_for_gpu
+from roofline.backends.gpu.program import compile_for_gpu
 from roofline.backends.gpu.runtime.executable import GpuExecutable, Runtime
 from roofline.backends.options import LoadOptions
 from roofline.backends.sampling import SampleRows

@@ -4,9 +4,8 @@ import subprocess
 import sys
 
 import pytest
-from roofline.bundle.gpu import compile_for_gpu
 
-from roofline.backends.gpu.backend import compile_for_gpu
+from roofline.backends.gpu.program import compile_for_gpu
 from roofline.backends.options import LoadOptions
 from roofline.bundle import load
 from roofline.common.errors import ConfigError, UnsupportedError
@@ -45,7 +44,7 @@ def test_without_torch_or_triton_the_error_names_the_extra(model, package):
     program = f"""
 import sys
 sys.modules[{package!r}] = None
-from roofline.backends.gpu.backend import compile_for_gpu
+from roofline.backends.gpu.program import compile_for_gpu
 from roofline.backends.options import LoadOptions
 from roofline.bundle import load
 from roofline.common.errors import UnsupportedError

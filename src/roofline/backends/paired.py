@@ -43,5 +43,5 @@ def interval(logs: Sequence[float]) -> Interval:
 
 def noise(logs: Sequence[float]) -> float:
     """What pairs of the same thing differ by: the interval's farther bound from 1, as a share."""
-    found = interval(logs)
-    return max(found.high - 1, 1 - found.low)
+    bounds = interval(logs)
+    return max(bounds.high - 1, 1 - bounds.low)

@@ -90,7 +90,7 @@ def _sizes(batch: Batch, window: int) -> tuple[int, ...]:
     n = batch.segments
     if n == batch.tokens:  # all segments are one token long
         context = batch.context_len[:n]
-        seen = int((np.minimum(context, window) if window else context).sum())
-        return 1, n, batch.rows, seen, seen
+        keys = int((np.minimum(context, window) if window else context).sum())
+        return 1, n, batch.rows, keys, keys
     work = work_of(batch, window)
     return 1, work.tokens, work.rows, work.context, work.pairs

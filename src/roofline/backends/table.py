@@ -17,9 +17,9 @@ _BACKENDS: "dict[str, str | Backend]" = {
 }
 
 
-def names(wanted: str = "cpu") -> tuple[str, ...]:
-    """The names of all backends. Extensions are loaded first where `wanted` is none of those known so far."""
-    if wanted not in _BACKENDS:
+def names(needed: str = "cpu") -> tuple[str, ...]:
+    """The names of all backends. Extensions are loaded first where `needed` is none of those registered so far."""
+    if needed not in _BACKENDS:
         extensions.load()
     return tuple(_BACKENDS)
 

@@ -84,12 +84,12 @@ def entries() -> Iterator[Cached]:
 
 def remove(entry: Cached) -> int:
     """Delete a cached bundle; the bytes freed. Who has it open keeps what is mapped."""
-    gone = entry.path.with_name(f".{entry.path.name}.part-gone-{os.getpid()}")
+    trash = entry.path.with_name(f".{entry.path.name}.part-gone-{os.getpid()}")
     try:
-        entry.path.rename(gone)  # at once, so that nobody opens half of it
+        entry.path.rename(trash)  # at once, so that nobody opens half of it
     except OSError:
         return 0  # another process was quicker, or may and we may not
-    shutil.rmtree(gone, ignore_errors=True)
+    shutil.rmtree(trash, ignore_errors=True)
     return entry.nbytes
 
 

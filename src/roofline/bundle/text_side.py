@@ -40,8 +40,8 @@ def load_text(checkpoint: "Checkpoint") -> "tuple[Tokenizer, ChatTemplate]":
     from roofline.text.tokenizers import from_gguf
 
     if checkpoint.kind == "gguf":
-        found = from_gguf.from_gguf(checkpoint.metadata)
-        return with_template(found, checkpoint.metadata.get("tokenizer.chat_template"))
+        tokenizer = from_gguf.from_gguf(checkpoint.metadata)
+        return with_template(tokenizer, checkpoint.metadata.get("tokenizer.chat_template"))
     return text_of_folder(checkpoint.path)
 
 

@@ -163,11 +163,11 @@ def _check(
     from roofline.backends.cpu.truth import check_samples, samples
     from roofline.hardware.detect import detect
 
-    found, isas = samples(program, layout, source), _native.isas()
+    checks, isas = samples(program, layout, source), _native.isas()
     image = map_image(path, layout.nbytes)
     for isa in isas:
-        check_samples(isa, image.address, found)
-    return found, {"build": _native.build_id(), "chip": detect().chip, "isas": isas}
+        check_samples(isa, image.address, checks)
+    return checks, {"build": _native.build_id(), "chip": detect().chip, "isas": isas}
 
 
 def _write_image(
@@ -180,13 +180,13 @@ def _write_image(
     parts = list(image_parts(program, layout, source, threads))
     scratch = _native.Memory(max(size for _, size, _ in parts))
     view, digest = scratch.view(), hashlib.sha256()
-    with path.open("wb", buffering=0) as file, ThreadPoolExecutor(1) as beside:
+    with path.open("wb", buffering=0) as file, ThreadPoolExecutor(1) as pool:
 
         def put(data: Any) -> None:
-            hashing = beside.submit(digest.update, data)  # frees the GIL
-            left = memoryview(data)
-            while left:
-                left = left[file.write(left) :]
+            hashing = pool.submit(digest.update, data)  # frees the GIL
+            rest = memoryview(data)
+            while rest:
+                rest = rest[file.write(rest) :]
             hashing.result()
 
         at = 0
@@ -226,7 +226,7 @@ def _place(out: Path, nbytes: int) -> Iterator[Path]:
             raise CapacityError(f"a bundle in {out.parent}", nbytes, free, "bytes of disk", "Free some space.")
         part = out.parent / f".{out.name}.part-{secrets.token_hex(4)}"
         part.mkdir()
-        with _held(part):
+        with _locked(part):
             try:
                 yield part
                 _swap(part, out)
@@ -265,17 +265,17 @@ def _swap(part: Path, out: Path) -> None:
 
 def sweep(folder: Path) -> None:
     """Remove temporary directories that killed processes left in a folder."""
-    for left in folder.glob(".*.part-*"):
+    for part in folder.glob(".*.part-*"):
         try:
-            if time.time() - left.stat().st_mtime > STALE_SECONDS:
-                with _held(left):
-                    shutil.rmtree(left, ignore_errors=True)
+            if time.time() - part.stat().st_mtime > STALE_SECONDS:
+                with _locked(part):
+                    shutil.rmtree(part, ignore_errors=True)
         except OSError:
             continue  # in use, or gone meanwhile
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     """A lock on a directory; the kernel drops it when we die. Raises BlockingIOError when another has it."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

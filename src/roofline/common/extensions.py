@@ -26,7 +26,8 @@ class Extension:
 
 @dataclass(frozen=True)
 class Registered:
-    """Something from outside the tree: "op", "pass", "model family" or "weight format", its name, and its module."""
+    """Something from outside the tree: "op", "pass", "model family", "weight format" or "backend", its name, its
+    module."""
 
     kind: str
     name: str
@@ -77,13 +78,15 @@ def key() -> str | None:
     """Hex identity of what is registered, by names and the sizes and times of the sources; "" when nothing is.
 
     None where something was registered by code that is in no file, which can change unseen: nothing may be kept then.
+    Backends do not count: what they compute from is the same for all.
     """
-    if not _registered:
+    entries = {entry for entry in _registered if entry.kind != "backend"}
+    if not entries:
         return ""
     digest = hashlib.sha256()
-    for entry in sorted(set(_registered), key=lambda entry: (entry.kind, entry.name)):
+    for entry in sorted(entries, key=lambda entry: (entry.kind, entry.name)):
         digest.update(repr(entry).encode())
-    for module in sorted({entry.module for entry in _registered}):
+    for module in sorted({entry.module for entry in entries}):
         files = list(_sources(module))
         if not files:
             return None

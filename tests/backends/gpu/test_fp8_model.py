@@ -6,9 +6,8 @@ import gpu_models
 import numpy as np
 import pytest
 from gpu_models import distance, exact_whole, logits
-from roofline.bundle.gpu import compile_for_gpu
 
-from roofline.backends.gpu.backend import compile_for_gpu
+from roofline.backends.gpu.program import compile_for_gpu
 from roofline.backends.options import LoadOptions
 from roofline.bundle import load
 from roofline.common.errors import ConfigError, UnsupportedError

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from gpu_models import LIMITS, LLAMA, distance, exact_whole, logits, steps
 
-from roofline.backends.gpu.backend import compile_for_gpu
 from roofline.backends.gpu.memory.requirements import cheaper, needs_of
+from roofline.backends.gpu.program import compile_for_gpu
 from roofline.backends.options import LoadOptions
 from roofline.common.errors import UnsupportedError
 from roofline.hardware.chips import chips

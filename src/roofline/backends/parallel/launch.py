@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from roofline.backends.parallel.ranks import RankError
 from roofline.common import log
@@ -57,13 +57,13 @@ class Launched:
     They leave their terminal's session, so that Ctrl-C there is rank 0's business alone.
     """
 
-    def __init__(self, size: int, module: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, size: int, module: str, options: Mapping[str, object]) -> None:
         self.store, self.size = store_of(), size
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         for rank in range(1, size):
-            given = json.dumps({**options, "rank": rank, "port": self.store.port})  # type: ignore[attr-defined]
+            argument = json.dumps({**options, "rank": rank, "port": self.store.port})  # type: ignore[attr-defined]
             self._processes[rank] = subprocess.Popen(
-                [sys.executable, "-m", module, given],
+                [sys.executable, "-m", module, argument],
                 stdin=subprocess.DEVNULL,
                 stdout=2,
                 start_new_session=True,
@@ -74,14 +74,14 @@ class Launched:
         start = time.monotonic()
         while not self.store.check([f"{word}/{rank}" for rank in self._processes]):
             late = seconds is not None and time.monotonic() - start > seconds
-            if reason := self._known() or (f"a rank is not {word} after {seconds:.0f} s" if late else None):
+            if reason := self._failure() or (f"a rank is not {word} after {seconds:.0f} s" if late else None):
                 raise RankError(reason)
             time.sleep(_POLL)
 
     def reason(self) -> str | None:
         """What is known of a rank that is gone; a process that ends now is given a second to be seen."""
         for _ in range(int(1 / _POLL)):
-            if reason := self._known():
+            if reason := self._failure():
                 return reason
             time.sleep(_POLL)
         return None
@@ -96,7 +96,7 @@ class Launched:
                 process.kill()
                 process.wait()
 
-    def _known(self) -> str | None:
+    def _failure(self) -> str | None:
         """The rank that failed or ended; those that ended because they lost it do not count."""
         for rank, process in self._processes.items():
             if self.store.check([f"failed/{rank}"]):

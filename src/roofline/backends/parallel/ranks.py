@@ -94,8 +94,8 @@ class Ranks:
         if not x.numel():
             return x
         if order == RANK_ORDER:
-            first, *others = (part.float() for part in self._all(x))
-            for other in others:
+            first, *rest = (part.float() for part in self._all(x))
+            for other in rest:
                 first = first + other
             return first.to(x.dtype)
         total = x.clone()
@@ -146,10 +146,10 @@ class Ranks:
         import torch
         import torch.distributed as dist
 
-        found = torch.tensor([number])
+        smallest = torch.tensor([number])
         with self._lost():
-            dist.all_reduce(found, dist.ReduceOp.MIN)
-        return int(found.item())
+            dist.all_reduce(smallest, dist.ReduceOp.MIN)
+        return int(smallest.item())
 
     def close(self) -> None:
         """Leave. The others' next exchange with this rank fails."""

@@ -72,7 +72,7 @@ def executable_without_memory(
     cache_bytes: int = _CACHE_BYTES[0],
 ) -> "GpuExecutable":
     """The model on "meta" tensors, with as many layers as differ in their formats."""
-    from roofline.backends.gpu.backend import compile_for_gpu
+    from roofline.backends.gpu.program import compile_for_gpu
     from roofline.backends.gpu.runtime.executable import GpuExecutable, Runtime
     from roofline.models.config import ModelConfig
 
