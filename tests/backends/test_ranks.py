@@ -125,7 +125,6 @@ class Fakes:
         )
         program = SimpleNamespace(carried=())
         sizes = {
-            "fingerprint": "x",
             "limits": LIMITS,
             "num_pages": 4,
             "max_context": 64,
