@@ -1,6 +1,7 @@
 """The house's arrows: a room imports rooms below it, never above; the serving rooms work without torch."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -64,9 +65,15 @@ def sources():
     return sorted(path for path in PACKAGE.rglob("*.py"))
 
 
+@functools.cache
+def parsed(path):
+    """A file's syntax tree, which several tests look through."""
+    return ast.parse(path.read_text())
+
+
 def imports(path):
     """(module, at the top level of the file, only for type checking) of every import in a file."""
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     typing_only = {
         node
         for block in ast.walk(tree)
@@ -108,7 +115,7 @@ def test_no_pickle_and_no_eval():
     for path in sources():
         for module, _, _ in imports(path):
             assert module.split(".")[0] not in ("pickle", "dill", "marshal", "shelve", "cloudpickle"), path
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in ("eval", "exec"), f"{path}:{node.lineno}"
 

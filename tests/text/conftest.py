@@ -13,6 +13,7 @@ from roofline.text.tokenizers.from_gguf import from_gguf
 from roofline.text.tokenizers.from_json import from_json
 from roofline.text.tokenizers.tokenizer import Tokenizer
 from roofline.text.tokenizers.vocabulary import byte_alphabet
+from roofline.weights.files.gguf import GGUFFile
 
 sys.path.insert(0, str(Path(__file__).parent))  # test folders are no packages, and text_samples lies beside the tests
 
@@ -21,9 +22,8 @@ from text_samples import AWKWARD
 
 @pytest.fixture(scope="session")
 def smollm2_metadata(smollm2_path: Path) -> dict[str, Any]:
-    """SmolLM2's key-value pairs, read by the reference reader."""
-    gguf = pytest.importorskip("gguf", reason="the reference reader of GGUF")
-    return {key: value.contents() for key, value in gguf.GGUFReader(smollm2_path).fields.items()}
+    """SmolLM2's key-value pairs, which tests/weights/test_gguf.py compares with those that the gguf package reads."""
+    return dict(GGUFFile(smollm2_path).metadata)
 
 
 @pytest.fixture(scope="session")

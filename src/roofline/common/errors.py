@@ -1,18 +1,17 @@
-"""The family of errors a user can meet. Everything else that escapes is a bug of ours."""
+"""The errors that a user can meet. Any other exception that escapes is a bug of ours."""
 
 from collections.abc import Sequence
-from typing import Any
 
 
 class RooflineError(Exception):
-    """Base of all errors that carry a cause and a remedy for the user. They cross to other processes whole."""
+    """Base of all errors that carry a cause and a remedy for the user. Pickling keeps all of their fields."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # Exception's own calls the class with the message, which is not what those below are made from.
         return _again, (type(self), self.args, self.__dict__)
 
 
-def _again(kind: type[RooflineError], args: tuple[Any, ...], state: dict[str, Any]) -> RooflineError:
+def _again(kind: type[RooflineError], args: tuple[object, ...], state: dict[str, object]) -> RooflineError:
     error = kind.__new__(kind)
     error.args = args
     error.__dict__.update(state)
@@ -67,5 +66,5 @@ class RequestError(RooflineError):
 
 
 def describe_error(error: BaseException) -> str:
-    """What a report says of an error: ours are whole sentences, of others the kind and the first line."""
+    """One line for a report: the message of an error of ours, the kind and the first line of any other."""
     return str(error) if isinstance(error, RooflineError) else f"{type(error).__name__}: {error}".splitlines()[0]

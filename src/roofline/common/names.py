@@ -1,17 +1,17 @@
-"""Looking names up: what a registry says when it has no such name."""
+"""Messages for a name that a registry does not have."""
 
 from collections.abc import Iterable
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'linear'?"``, or nothing where no known name is near."""
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """``"; did you mean 'linear'?"``, or nothing where no name among the choices is near."""
     from difflib import get_close_matches  # only for an error: it takes milliseconds to import
 
-    near = get_close_matches(name, list(known), n=1)
+    near = get_close_matches(name, list(choices), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
     """The message for a name that a registry does not have: the nearest one, and all of them."""
-    known = sorted(known)
-    return f"there is no {kind} {name!r}{did_you_mean(name, known)} (known: {', '.join(known)})"
+    names = sorted(choices)
+    return f"there is no {kind} {name!r}{did_you_mean(name, names)} (known: {', '.join(names)})"

@@ -1,6 +1,7 @@
 """`Checkpoint`: a model's tensors under our models' names, and its configuration, from whatever kind of file."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -127,7 +128,7 @@ def _open_gguf(path: Path) -> Checkpoint:
     if names.GGUF_ROPE_FACTORS in file.tensors:
         info = file.tensors[names.GGUF_ROPE_FACTORS]
         factors = formats.get(info.format).dequantize(file.read(info.name), info.shape)
-    tensors = {name: _renamed(file.tensors[old], name) for name, old in stored.items()}
+    tensors = {name: replace(file.tensors[old], name=name) for name, old in stored.items()}
     config = from_gguf(path, file.metadata, {n: t.shape for n, t in tensors.items()}, factors)
     return Checkpoint(path, "gguf", tensors, file.metadata, config, lambda name: file.read(stored[name]))
 
@@ -137,7 +138,7 @@ def _open_safetensors(path: Path) -> Checkpoint:
     config = from_hf(model.config_path, model.config)
     source = Float8Tensors(path, model)
     stored = stored_names(path, {name: info.format for name, info in source.tensors.items()}, config["tied"])
-    tensors = {name: _renamed(source.tensors[old], name) for name, old in stored.items()}
+    tensors = {name: replace(source.tensors[old], name=name) for name, old in stored.items()}
     return Checkpoint(path, "safetensors", tensors, model.config, config, lambda name: source.read(stored[name]))
 
 
@@ -165,7 +166,3 @@ def stored_names(path: Path, dtypes: Mapping[str, str], tied: bool) -> dict[str,
             raise UnsupportedError(what, "we do not read it", ("BF16", "F16", "F32"))
         stored[canonical] = name
     return stored
-
-
-def _renamed(info: TensorInfo, name: str) -> TensorInfo:
-    return TensorInfo(name, info.format, info.shape, info.nbytes)

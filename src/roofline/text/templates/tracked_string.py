@@ -24,6 +24,17 @@ from roofline.text.templates.budget import (
 _PERCENT = re.compile(r"%(?:\((?P<name>[^)]*)\))?(?P<flags>[-+ #0]*)(?P<size>[\d.*]*)(?P<kind>[a-zA-Z%])")
 
 
+def _case_change(change: Callable[[str], str]) -> Callable[["Text"], "Text"]:
+    """A method of `Text` that changes each character by itself."""
+
+    def method(text: "Text") -> "Text":
+        charge(3 * len(text))  # no mapping of Unicode makes more than three of one
+        changed = change(text)
+        return Text(changed, text.mask) if len(changed) == len(text) else text._same_origin(changed)
+
+    return method
+
+
 class Text(str):
     """A `str` with an origin for each character. Every operation is charged to the budget and keeps the origins.
 
@@ -192,23 +203,12 @@ class Text(str):
         charge(len(self) + self.count("\t") * tabsize.__index__())
         return self._same_origin(str.expandtabs(self, tabsize))
 
-    def upper(self) -> "Text":
-        return self._mapped(str.upper)
-
-    def lower(self) -> "Text":
-        return self._mapped(str.lower)
-
-    def capitalize(self) -> "Text":
-        return self._mapped(str.capitalize)
-
-    def title(self) -> "Text":
-        return self._mapped(str.title)
-
-    def swapcase(self) -> "Text":
-        return self._mapped(str.swapcase)
-
-    def casefold(self) -> "Text":
-        return self._mapped(str.casefold)
+    upper = _case_change(str.upper)
+    lower = _case_change(str.lower)
+    capitalize = _case_change(str.capitalize)
+    title = _case_change(str.title)
+    swapcase = _case_change(str.swapcase)
+    casefold = _case_change(str.casefold)
 
     def _pieces(self, split: Callable[..., list[str]], sep: str | None, maxsplit: SupportsIndex) -> list["Text"]:
         limit = maxsplit.__index__()
@@ -222,11 +222,6 @@ class Text(str):
             texts.append(self[at : at + len(piece)])
             at += len(piece) + len(sep or "")
         return texts
-
-    def _mapped(self, change: Callable[[str], str]) -> "Text":
-        charge(3 * len(self))  # no mapping of Unicode makes more than three of one
-        changed = change(self)
-        return Text(changed, self.mask) if len(changed) == len(self) else self._same_origin(changed)
 
     def _padded(self, pad: Callable[..., str], width: SupportsIndex, *fill: str) -> "Text":
         check_width(width.__index__())

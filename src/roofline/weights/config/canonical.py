@@ -18,14 +18,8 @@ Config = dict[str, Any]
 
 # Upper bounds far above any model, so that a damaged field is named here and not met as a failed allocation.
 _INTEGERS = {
-    "width": 1 << 20,
-    "layers": 1 << 14,
-    "heads": 1 << 14,
-    "kv_heads": 1 << 14,
-    "head_dim": 1 << 14,
-    "ffn": 1 << 22,
-    "vocab": 1 << 24,
-    "max_position": 1 << 30,
+    **dict.fromkeys(("layers", "heads", "kv_heads", "head_dim"), 1 << 14),
+    **{"width": 1 << 20, "ffn": 1 << 22, "vocab": 1 << 24, "max_position": 1 << 30},
 }
 
 

@@ -17,15 +17,10 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 _NEUTRAL_ATTENTION: dict[str, tuple[object, ...]] = {
     "attn_type": ("multihead_attention",),
-    "clip_qkv": (),
-    "softmax_scale": (),
-    "prefix_lm": (False,),
-    "qk_ln": (False,),
-    "qk_gn": (False,),
-    "rope": (False,),
+    **dict.fromkeys(("clip_qkv", "softmax_scale"), ()),
+    **dict.fromkeys(("prefix_lm", "qk_ln", "qk_gn", "rope", "attn_uses_sequence_id"), (False,)),
     "sliding_window_size": (-1,),
     "alibi_bias_max": (8,),
-    "attn_uses_sequence_id": (False,),
 }
 
 
