@@ -5,8 +5,8 @@ kernels; torch calls both "cuda". They have no gradients: training uses the fami
 Inputs may have any leading dimensions; none is changed, and no result shares memory with one.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,15 +14,7 @@ from torch.library import custom_op
 
 from roofline.backends.gpu.pack import CHUNK, LAYOUTS
 from roofline.backends.gpu.runtime import dense
-from roofline.hardware.chips.chips import Chip
 from roofline.torch import plain
-
-
-@contextmanager
-def _on(tensor: Tensor) -> Iterator[Chip]:
-    """The chip of a tensor's device, which is the current one meanwhile: Triton launches there."""
-    with torch.cuda.device(tensor.device):
-        yield dense.chip_of(tensor.device.index)
 
 
 @custom_op("roofline::norm", mutates_args=(), device_types="cpu")
@@ -30,19 +22,6 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-
     """RMS norm of x [..., width], with `layer` layer norm, times weight [width], plus bias [width]; in x's dtype."""
     _check_norm(x, weight, bias)
     return plain.norm(x, weight, bias, eps, layer).to(x.dtype)
-
-
-@norm.register_kernel("cuda")
-def _norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5, layer: bool = False) -> Tensor:
-    _check_norm(x, weight, bias)
-    with _on(x) as chip:
-        return dense.norm(chip, x, weight, bias, eps, layer)
-
-
-@norm.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5, layer: bool = False) -> Tensor:
-    _check_norm(x, weight, bias)
-    return x.new_empty(x.shape)
 
 
 @custom_op("roofline::add_norm", mutates_args=(), device_types="cpu")
@@ -63,51 +42,11 @@ def add_norm(
     return summed, plain.norm(summed, weight, bias, eps, layer).to(delta.dtype)
 
 
-@add_norm.register_kernel("cuda")
-def _add_norm(
-    residual: Tensor,
-    delta: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    layer: bool = False,
-) -> tuple[Tensor, Tensor]:
-    _check_add_norm(residual, delta, weight, bias)
-    with _on(residual) as chip:
-        return dense.add_norm(chip, residual, delta, weight, bias, eps, layer)
-
-
-@add_norm.register_fake
-def _(
-    residual: Tensor,
-    delta: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    layer: bool = False,
-) -> tuple[Tensor, Tensor]:
-    _check_add_norm(residual, delta, weight, bias)
-    return residual.new_empty(residual.shape, dtype=torch.float32), delta.new_empty(delta.shape)
-
-
 @custom_op("roofline::silu_mul", mutates_args=(), device_types="cpu")
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up, all [..., ffn]; in gate's dtype."""
     _check_same(gate, up)
     return plain.silu_mul(gate, up).to(gate.dtype)
-
-
-@silu_mul.register_kernel("cuda")
-def _silu_mul(gate: Tensor, up: Tensor) -> Tensor:
-    _check_same(gate, up)
-    with _on(gate) as chip:
-        return dense.silu_mul(chip, gate, up)
-
-
-@silu_mul.register_fake
-def _(gate: Tensor, up: Tensor) -> Tensor:
-    _check_same(gate, up)
-    return gate.new_empty(gate.shape)
 
 
 @custom_op("roofline::attend", mutates_args=(), device_types="cpu")
@@ -122,21 +61,6 @@ def attend(
     """
     _check_attend(q, k, v)
     return plain.attend(q, k, v, _scale(q, scale), window, soft_cap).to(q.dtype)
-
-
-@attend.register_kernel("cuda")
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, window: int = 0, soft_cap: float = 0.0
-) -> Tensor:
-    _check_attend(q, k, v)
-    with _on(q) as chip:
-        return dense.attend(chip, q, k, v, _scale(q, scale), window, soft_cap)
-
-
-@attend.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, window: int = 0, soft_cap: float = 0.0) -> Tensor:
-    _check_attend(q, k, v)
-    return q.new_empty(q.shape)
 
 
 @custom_op("roofline::linear_quant", mutates_args=(), device_types="cpu")
@@ -161,37 +85,35 @@ def linear_quant(
     return torch.nn.functional.linear(x.float(), values, None if bias is None else bias.float()).to(x.dtype)
 
 
-@linear_quant.register_kernel("cuda")
-def _linear_quant(
-    x: Tensor,
-    words: Tensor,
-    high: Tensor | None,
-    scale: Tensor,
-    minimum: Tensor | None,
-    super_scale: Tensor | None,
-    super_minimum: Tensor | None,
-    bias: Tensor | None,
-    format: str,
-) -> Tensor:
-    _check_quant(x, words, format)
-    with _on(x) as chip:
-        return dense.linear_quant(chip, x, words, high, scale, minimum, super_scale, super_minimum, bias, format)
+def _register(
+    name: str,
+    check: Callable[..., None],
+    launch: Callable[..., object],
+    empty: Callable[..., object],
+) -> None:
+    """Give an operator its GPU kernel and, for torch.compile, the shape of its result; both check the operands first.
 
+    Args:
+        check, empty: take the operator's own arguments.
+        launch: takes a chip before them.
+    """
+    # torch leaves out trailing arguments that have their default values.
+    defaults = tuple(argument.default_value for argument in getattr(torch.ops.roofline, name).default._schema.arguments)
 
-@linear_quant.register_fake
-def _(
-    x: Tensor,
-    words: Tensor,
-    high: Tensor | None,
-    scale: Tensor,
-    minimum: Tensor | None,
-    super_scale: Tensor | None,
-    super_minimum: Tensor | None,
-    bias: Tensor | None,
-    format: str,
-) -> Tensor:
-    _check_quant(x, words, format)
-    return x.new_empty((*x.shape[:-1], words.shape[1]))
+    def gpu_kernel(*args: Any) -> object:
+        args += defaults[len(args) :]
+        check(*args)
+        device = args[0].device
+        with torch.cuda.device(device):  # Triton launches on the current device
+            return launch(dense.chip_of(device.index), *args)
+
+    def fake_kernel(*args: Any) -> object:
+        args += defaults[len(args) :]
+        check(*args)
+        return empty(*args)
+
+    torch.library.register_kernel(f"roofline::{name}", "cuda", gpu_kernel)
+    torch.library.register_fake(f"roofline::{name}", fake_kernel)
 
 
 def _scale(q: Tensor, scale: float | None) -> float:
@@ -230,3 +152,30 @@ def _check_quant(x: Tensor, words: Tensor, format: str) -> None:
     torch._check(format in LAYOUTS, lambda: f"linear_quant: {format} is none of {', '.join(LAYOUTS)}")
     columns = words.shape[0] * CHUNK
     torch._check(x.shape[-1] == columns, lambda: f"linear_quant: the matrix has {columns} columns")
+
+
+_register(
+    "norm",
+    lambda x, weight, bias, *_: _check_norm(x, weight, bias),
+    dense.norm,
+    lambda x, *_: x.new_empty(x.shape),
+)
+_register(
+    "add_norm",
+    lambda residual, delta, weight, bias, *_: _check_add_norm(residual, delta, weight, bias),
+    dense.add_norm,
+    lambda residual, delta, *_: (residual.new_empty(residual.shape, dtype=torch.float32), delta.new_empty(delta.shape)),
+)
+_register("silu_mul", _check_same, dense.silu_mul, lambda gate, up: gate.new_empty(gate.shape))
+_register(
+    "attend",
+    lambda q, k, v, *_: _check_attend(q, k, v),
+    lambda chip, q, k, v, scale, *rest: dense.attend(chip, q, k, v, _scale(q, scale), *rest),
+    lambda q, *_: q.new_empty(q.shape),
+)
+_register(
+    "linear_quant",
+    lambda x, words, *rest: _check_quant(x, words, rest[-1]),
+    dense.linear_quant,
+    lambda x, words, *_: x.new_empty((*x.shape[:-1], words.shape[1])),
+)
