@@ -1,19 +1,16 @@
 """The commands by name: where each one's function is, which is imported when it is called."""
 
-from dataclasses import dataclass
 from importlib import import_module
 
 from roofline.cli.parser import Command, UsageError
 from roofline.common.names import did_you_mean
 
 
-@dataclass(frozen=True)
 class Group:
     """Commands under a common name. default: the one that a call means which names none of them."""
 
-    help: str
-    commands: "dict[str, str | Group]"  # "module:function" inside roofline.cli
-    default: str | None = None
+    def __init__(self, help: str, commands: "dict[str, str | Group]", default: str | None = None) -> None:
+        self.help, self.commands, self.default = help, commands, default  # commands: name -> "module:function"
 
 
 ROOT = Group(

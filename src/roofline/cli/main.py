@@ -3,22 +3,18 @@
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from roofline.cli.commands import ROOT, Group, find, load
 from roofline.cli.parser import Parser, UsageError, columns, summary
 from roofline.common import env, log
 from roofline.common.errors import RooflineError
-from roofline.common.options import Options, declared, option
+from roofline.common.names import did_you_mean
 
-
-@dataclass(frozen=True)
-class GlobalOptions(Options):
-    """What stands before the command's name."""
-
-    debug: bool = option(False, "Show the whole traceback of an error.")
-    version: bool = option(False, "Print the version.")
-    no_tune: bool = option(False, "Do not use what `roofline tune` chose.")
+GLOBAL_FLAGS = {  # what may stand before the command's name
+    "--debug": "Show the whole traceback of an error.",
+    "--version": "Print the version.",
+    "--no-tune": "Do not use what `roofline tune` chose.",
+}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -30,13 +26,16 @@ def main(words: Sequence[str] | None = None) -> int:
     count = next((number for number, word in enumerate(words) if not word.startswith("-")), len(words))
     name, debug = "", False
     try:
-        if "--help" in words[:count]:
+        flags = words[:count]
+        if "--help" in flags:
             return _print_help("", ROOT)
-        options = _global_options(words[:count])
-        debug = options.debug
-        if options.version:
+        for flag in flags:
+            if flag not in GLOBAL_FLAGS:
+                raise UsageError(f"there is no option {flag}{did_you_mean(flag, GLOBAL_FLAGS)}")
+        debug = "--debug" in flags
+        if "--version" in flags:
             return _print_version()
-        if options.no_tune:
+        if "--no-tune" in flags:
             env.turn_off("ROOFLINE_TUNED")
         name, entry, rest = find(words[count:])
         plain = rest.index("--") if "--" in rest else None
@@ -66,14 +65,6 @@ def main(words: Sequence[str] | None = None) -> int:
     return status
 
 
-def _global_options(words: list[str]) -> GlobalOptions:
-    def command(options: GlobalOptions) -> None: ...
-
-    options = Parser("", command).parse(words)["options"] if words else GlobalOptions()
-    assert isinstance(options, GlobalOptions)
-    return options
-
-
 def _print_version() -> int:
     import roofline
 
@@ -92,6 +83,5 @@ def _print_help(name: str, entry: str | Group) -> int:
     rows = [(each, at.help if isinstance(at, Group) else summary(load(at))) for each, at in entry.commands.items()]
     print("Commands:", *columns(rows, width), sep="\n")
     if not name:
-        flags = [(f"--{o.name.replace('_', '-')}", o.help) for o in declared(GlobalOptions).values()]
-        print("\nOptions:", *columns(flags, width), sep="\n")
+        print("\nOptions:", *columns(GLOBAL_FLAGS.items(), width), sep="\n")
     return 0

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from roofline.backends.options import DEFAULT_MODEL, LoadOptions
-from roofline.cli.parser import Argument, Without
-from roofline.common.options import Option, Options, declared, option, same_option
+from roofline.cli.parser import Argument
+from roofline.common.options import Option, Options, declared, option
 
 MODEL_HELP = "A name from `roofline list`, hf:ORG/REPO[:FILE], or a path."
 
@@ -28,20 +28,3 @@ class ModelOptions(Options):
     draft: str | None = option(
         None, "A smaller model of the same vocabulary, for --speculate draft.", topic="Speculation"
     )
-
-
-@dataclass(frozen=True)
-class TimedOptions(LoadOptions):
-    """How a model is loaded whose steps are timed: on one rank; the times of the reference would say nothing."""
-
-    backend: str = same_option(LoadOptions, "backend", help="What computes.", choices=("cpu", "gpu"))
-
-
-# Of a model whose steps are timed: sizes follow from what is timed.
-TimedLoad = Annotated[
-    TimedOptions,
-    Without(
-        *("tensor_parallel", "pipeline_parallel", "cache_tokens", "max_model_len", "max_running", "max_batch_tokens"),
-        "arithmetic",
-    ),
-]

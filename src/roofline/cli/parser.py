@@ -56,8 +56,9 @@ class Parser:
         self.arguments: list[Option] = []
         self.options: dict[str, Option] = {}  # by the name of the parameter, or of the field of a group
         self.flags: dict[str, tuple[Option, bool]] = {}  # --flag -> its option, and what a switch of that name sets
-        self._description = inspect.getdoc(command) or ""
+        self._command = command
         self._groups: list[tuple[str, type[Options], object]] = []  # parameter, class, default
+        self._grouped: set[str] = set()  # names of options that groups declare
         for parameter in inspect.signature(command).parameters.values():
             self._add(parameter)
         for option in self.options.values():
@@ -73,16 +74,18 @@ class Parser:
         default = ... if parameter.default is parameter.empty else parameter.default
         if isinstance(kind, type) and issubclass(kind, Options):
             self._groups.append((parameter.name, kind, default))
-            names = {name for name, option in declared(kind).items() if option.command_line}
+            options = declared(kind)
+            self._grouped.update(options)
+            names = {name for name, option in options.items() if option.command_line}
             for extra in extras:
                 if isinstance(extra, Only):
                     names &= {*extra.names}
                 elif isinstance(extra, Without):
                     names -= {*extra.names}
-            for name, option in declared(kind).items():
-                if name in names:
-                    at = option if default is ... else replace(option, default=getattr(default, name))
-                    self.options.setdefault(name, at)
+            for name, option in options.items():
+                if name in names and name not in self.options:
+                    own = default is ... or getattr(default, name) == option.default
+                    self.options[name] = option if own else replace(option, default=getattr(default, name))
             return
         for extra in extras:
             if isinstance(extra, Argument):
@@ -132,19 +135,17 @@ class Parser:
         return option, _read(option, name, text)
 
     def _keywords(self, values: dict[str, object]) -> dict[str, object]:
-        own = [*self.arguments, *(self.options[name] for name in self.options if not self._in_group(name))]
+        own = [*self.arguments, *(option for name, option in self.options.items() if name not in self._grouped)]
         missing = [option for option in own if option.default is ... and option.name not in values]
         if missing:
             label = missing[0].name.upper() if missing[0] in self.arguments else next(_flags(missing[0]))[0]
             raise UsageError(f"{label} is missing: {missing[0].help}")
         keywords = {option.name: values[option.name] for option in own if option.name in values}
         for parameter, kind, default in self._groups:
-            changes = {name: value for name, value in values.items() if name in declared(kind)}
+            options = declared(kind)
+            changes = {name: value for name, value in values.items() if name in options}
             keywords[parameter] = kind(**changes) if default is ... else replace(default, **changes)  # type: ignore
         return keywords
-
-    def _in_group(self, name: str) -> bool:
-        return any(name in declared(kind) for _, kind, _ in self._groups)
 
     def help(self, width: int = 80) -> str:
         """The text of --help: options by topic, those of the command itself first."""
@@ -153,7 +154,7 @@ class Parser:
             topics.setdefault(option.topic, []).append(option)
         names = [f"[{o.name.upper()}]" if o.default is not ... else o.name.upper() for o in self.arguments]
         lines = [f"Usage: roofline {' '.join((self.name, '[OPTIONS]' * bool(self.options), *names))}", ""]
-        lines += [*self._description.splitlines(), ""]
+        lines += [*(inspect.getdoc(self._command) or "").splitlines(), ""]
         if self.arguments:
             rows = [(option.name.upper(), _explain(option)) for option in self.arguments]
             lines += ["Arguments:", *columns(rows, width), ""]

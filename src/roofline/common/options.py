@@ -28,7 +28,7 @@ Choices = Sequence[str] | Callable[[], Sequence[str]]
 _KIND_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Path: "a path"}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)  # half the time to define and to make of a frozen one
 class Option:
     """What is declared of one option.
 

@@ -3,7 +3,8 @@
 from typing import Annotated, Literal
 
 from roofline.backends.options import DEFAULT_MODEL
-from roofline.cli.options import AsJson, Draft, ModelArgument, TimedLoad
+from roofline.cli.measure.timed import TimedLoad
+from roofline.cli.options import AsJson, Draft, ModelArgument
 from roofline.cli.output import Record, print_json
 from roofline.common.errors import ConfigError
 from roofline.common.options import Option, declared

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from roofline.backends.options import DEFAULT_MODEL
-from roofline.cli.options import AsJson, ModelArgument, TimedLoad
+from roofline.cli.measure.timed import TimedLoad
+from roofline.cli.options import AsJson, ModelArgument
 from roofline.cli.output import print_json
 from roofline.common.options import Option
 
