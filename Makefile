@@ -56,7 +56,7 @@ demo: $(if $(wildcard $(VENV)/.development),setup,$(VENV)/.installed)
 	$(BIN)/roofline generate "$(PROMPT)" --model $(MODEL) --max-tokens 48 --temperature 0
 
 # The quick loop of a change. The tests that need torch or a model skip themselves or lie in other folders.
-CHECK_TESTS := tests/common tests/docs tests/hardware tests/program tests/server tests/text
+CHECK_TESTS := tests/common tests/docs tests/hardware tests/program tests/server
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

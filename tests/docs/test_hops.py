@@ -11,7 +11,7 @@ MAP = (PACKAGE.parents[1] / "docs" / "map.md").read_text()
 HOPS = MAP.split("## Hops\n")[1].split("\n## ")[0]
 LISTS = re.findall(r"^\*\*(.+?)\.\*\* (.+)$", HOPS, re.MULTILINE)
 # Named in a sentence beside a list: what was, and the file or the maker of a function.
-ASIDE = re.compile(r"\((?:of|made by) [^)]*\)|Before, .*|From a bundle .*|A step that .*")
+ASIDE = re.compile(r"\((?:of|made by) [^)]*\)|Before, .*|The two more .*|From a bundle .*|A step that .*")
 
 
 def _functions(text: str) -> list[str]:
