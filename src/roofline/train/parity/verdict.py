@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from roofline.train.parity.findings import HandOver, Pair, Parity
+from roofline.train.parity.findings import Difference, HandOver, Pair, Parity
 from roofline.train.parity.layers import Layers
 from roofline.train.parity.statistics import Mean
 
@@ -17,17 +17,29 @@ Verdict = tuple[str, str]  # identical, equivalent, drifting, different or undec
 
 def decide(parity: Parity, pair: Pair, obstacle: str | None) -> Verdict:
     """The verdict: first what rules out the same run, then what the losses show."""
-    return (
-        _other_samples(parity)
-        or _identical(parity, pair)
-        or _other_numbers(parity, pair, obstacle)
-        or _other_layers(parity)
-        or _too_short(parity)
-        or _other_losses(parity)
-        or _other_norms(parity)
-        or _equivalent(parity)
-        or _undecided(parity)
-    )
+    if parity.samples is not None and parity.samples.step is not None:
+        hint = "`roofline data verify-order` names the first"
+        return "different", f"from step {parity.samples.step:,} on the runs read other samples ({hint})"
+    if pair.bits:
+        order = "" if parity.samples is None else ", and they read the same samples in the same order"
+        steps = f"the {parity.steps:,} common steps"
+        return "identical", f"all losses and gradient norms of {steps} are equal bit by bit{order}"
+    if obstacle is not None:
+        return "different", obstacle
+    if pair.broken is not None:
+        return "different", f"after step {pair.broken:,} the loss of one of the runs is not finite"
+    if parity.layers is not None and (text := _layer(parity.layers)) is not None:
+        return "different", f"at step {parity.layers.step:,}, {text}"
+    for joint in parity.joints:
+        if (text := _layer(joint.layers)) is not None:
+            return "different", f"where {_name(joint.run)} went on at step {joint.layers.step:,}, {text}"
+    if parity.loss is None:
+        return "undecided", f"{parity.steps} common steps are too few to tell: {FEWEST} are needed"
+    verdict = _other_losses(parity, parity.loss)
+    if verdict is None and parity.norm is not None and parity.norm.outside(NORM_MARGIN):
+        by = f"{math.expm1(parity.norm.mean):+.1%}"
+        return "different", f"B's gradient norms differ from A's by {by} on average, more than {NORM_MARGIN:.0%}"
+    return verdict or _equivalent_or_undecided(parity, parity.loss)
 
 
 def notes(parity: Parity, obstacle: str | None) -> Iterator[str]:
@@ -55,43 +67,6 @@ def notes(parity: Parity, obstacle: str | None) -> Iterator[str]:
         yield f"B's losses scatter about A's with sd {loss.sd:.2g}, those of repeats of A with {parity.noise.sd:.2g}"
 
 
-def _other_samples(parity: Parity) -> Verdict | None:
-    if parity.samples is None or parity.samples.step is None:
-        return None
-    hint = "`roofline data verify-order` names the first"
-    return "different", f"from step {parity.samples.step:,} on the runs read other samples ({hint})"
-
-
-def _identical(parity: Parity, pair: Pair) -> Verdict | None:
-    if not pair.bits:
-        return None
-    order = "" if parity.samples is None else ", and they read the same samples in the same order"
-    return (
-        "identical",
-        f"all losses and gradient norms of the {parity.steps:,} common steps are equal bit by bit{order}",
-    )
-
-
-def _other_numbers(parity: Parity, pair: Pair, obstacle: str | None) -> Verdict | None:
-    if obstacle is not None:
-        return "different", obstacle
-    if pair.broken is not None:
-        return "different", f"after step {pair.broken:,} the loss of one of the runs is not finite"
-    return None
-
-
-def _other_layers(parity: Parity) -> Verdict | None:
-    if parity.layers is not None:
-        text = _layer(parity.layers)
-        if text is not None:
-            return "different", f"at step {parity.layers.step:,}, {text}"
-    for joint in parity.joints:
-        text = _layer(joint.layers)
-        if text is not None:
-            return "different", f"where {_name(joint.run)} went on at step {joint.layers.step:,}, {text}"
-    return None
-
-
 def _layer(layers: Layers) -> str | None:
     """A sentence about the first layer whose difference rounding does not explain, if there is one."""
     for name, each, what, way in (
@@ -112,15 +87,9 @@ def _layer(layers: Layers) -> str | None:
     return None
 
 
-def _too_short(parity: Parity) -> Verdict | None:
-    if parity.loss is not None:
-        return None
-    return "undecided", f"{parity.steps} common steps are too few to tell: {FEWEST} are needed"
-
-
-def _other_losses(parity: Parity) -> Verdict | None:
-    loss, changed, margin = parity.loss, parity.change, parity.margin
-    assert loss is not None
+def _other_losses(parity: Parity, loss: Difference) -> Verdict | None:
+    """The verdict if the losses jump, drift, step or differ by more than the margin."""
+    changed, margin = parity.change, parity.margin
     beyond = [h for h in parity.handovers if h.jump is not None and h.jump.p <= ALARM and abs(h.jump.jump) > margin]
     if beyond and beyond[0].jump is not None:
         by = f"{_signed(beyond[0].jump.jump)} nats (p = {beyond[0].jump.p:.1g})"
@@ -144,18 +113,14 @@ def _other_losses(parity: Parity) -> Verdict | None:
     return None
 
 
-def _other_norms(parity: Parity) -> Verdict | None:
-    if parity.norm is None or not parity.norm.outside(NORM_MARGIN):
-        return None
-    by = f"{math.expm1(parity.norm.mean):+.1%}"
-    return "different", f"B's gradient norms differ from A's by {by} on average, more than {NORM_MARGIN:.0%}"
-
-
-def _equivalent(parity: Parity) -> Verdict | None:
-    loss = parity.loss
-    assert loss is not None
-    if not (loss.mean.inside(parity.margin) and loss.quarter.inside(parity.margin)):
-        return None
+def _equivalent_or_undecided(parity: Parity, loss: Difference) -> Verdict:
+    if not loss.mean.inside(parity.margin) or not loss.quarter.inside(parity.margin):
+        outside = not loss.mean.inside(parity.margin)
+        which, part = ("", loss.mean) if outside else ("over the last quarter ", loss.quarter)
+        return "undecided", (
+            f"{which}B's loss less A's is {_interval(part)}, and the margin is {parity.margin:g}: too few steps, or "
+            "too noisy, to tell them apart; let both run longer"
+        )
     changed, steady = parity.change, ""
     if changed is not None:
         alike = changed.p_trend > ALARM and changed.p_step > ALARM
@@ -166,16 +131,6 @@ def _equivalent(parity: Parity) -> Verdict | None:
     return "equivalent", (
         f"over {parity.steps:,} common steps B's loss less A's is {_interval(loss.mean)}, inside the margin of "
         f"{parity.margin:g}, and so is its last quarter{steady}"
-    )
-
-
-def _undecided(parity: Parity) -> Verdict:
-    loss = parity.loss
-    assert loss is not None
-    which, part = ("", loss.mean) if not loss.mean.inside(parity.margin) else ("over the last quarter ", loss.quarter)
-    return "undecided", (
-        f"{which}B's loss less A's is {_interval(part)}, and the margin is {parity.margin:g}: too few steps, or too "
-        "noisy, to tell them apart; let both run longer"
     )
 
 

@@ -9,13 +9,12 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roofline.common.files import write_atomically
 from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.models import presets
-from roofline.train.config.schema import TrainConfig
+from roofline.train.config.schema import FsdpSection, TrainConfig
 from roofline.train.memory.estimate import Memory
 from roofline.train.parallel.processes import COMPUTE, World
 from roofline.train.report import machine, page
@@ -95,41 +94,51 @@ class Report:
         return {"name": "of the matmul roof", "per_token_s": per_token_s}
 
     def _card(self, run: "Run", measured: int | None, done: bool) -> JsonObject:
-        config, predicted = self.config, self.memory.predicted
+        config, world, predicted = self.config, self.world, self.memory.predicted
+        section, shape = config.fsdp_config or FsdpSection(), dict(self.shape)
         speed = self._speed(run)
-        rows = -(-config.global_train_batch_size // self.world.data_size)
+        rate = speed["tokens_per_s_per_device"]
+        rows = -(-config.global_train_batch_size // world.data_size)
+        roof = self.roof
+        if roof is not None:
+            roof = {**roof, "share": rate * self.flops["matmul"].hardware / roof["flops"]}
+        again = ["roofline", "train", str(run.folder / CONFIG), "--set", f"run_folder={run.folder}-again"]
+        again += ["--nproc", str(world.size)] if world.size > 1 else []
+        keys = ("family", "layers", "width", "heads", "kv_heads", "head_dim", "ffn", "vocab")
         return {
             "version": VERSION,
             "conventions": CONVENTIONS,
             "run": config.run_name,
             "written": datetime.now(UTC).isoformat(timespec="seconds"),
             "done": done,
-            "model": self._model(),
+            "model": {"name": self._name(), "parameters": presets.parameter_count(shape)} | {k: shape[k] for k in keys},
             "seq_len": config.max_seq_len,
             "global_batch": config.global_train_batch_size,
             "microbatch": run.gradients.size,
             "grad_accum": -(-rows // (run.gradients.size or rows)),
-            "devices": self.world.size,
-            "device": machine.device(self.world.device),
-            **self._setting(),
+            "devices": world.size,
+            "device": machine.device(world.device),
+            "precision": config.precision,
+            "mp_mode": section.mixed_precision if world.grouped else None,
+            "sharding": section.sharding_strategy if world.grouped else None,
+            "tensor_parallel": config.tensor_parallel,
+            "elastic": config.elastic is not None,
+            "checkpointing": self.checkpointing,
+            "compile": None if config.compile_config is None else config.compile_config.model_dump(),
+            "optimizer": config.optimizer.name,
             "speed": speed,
-            "flops": self._utilization(speed["tokens_per_s_per_device"]),
+            "flops": self._utilization(rate),
             "peak": None if self.peak is None else asdict(self.peak),
             "no_peak": self.no_peak,
-            "roof": self._roof_share(speed["tokens_per_s_per_device"]),
+            "roof": roof,
             "memory": {
                 "predicted": None if predicted is None else {"total": predicted.total, "parts": predicted.parts},
                 "measured": measured,
-                "measured_as": "max_memory_allocated" if self.world.device.type != "cpu" else "peak resident, no files",
+                "measured_as": "max_memory_allocated" if world.device.type != "cpu" else "peak resident, no files",
             },
             "versions": machine.versions(),
-            "command": _command(run.folder, self.world),
+            "command": shlex.join(again),
         }
-
-    def _model(self) -> JsonObject:
-        names = ("family", "layers", "width", "heads", "kv_heads", "head_dim", "ffn", "vocab")
-        parameters = presets.parameter_count(dict(self.shape))
-        return {"name": self._name(), "parameters": parameters} | {name: self.shape[name] for name in names}
 
     def _name(self) -> str:
         """The name of the preset with this shape, whatever its context; else the configuration's name."""
@@ -139,20 +148,6 @@ class Report:
                 return name
         files = section.pretrained_model_name_or_path if section.name == "hf_causal_lm" else None
         return files or section.name + (" (changed)" if section.config_overrides else "")
-
-    def _setting(self) -> JsonObject:
-        config, section = self.config, self.config.fsdp_config
-        grouped = self.world.grouped
-        return {
-            "precision": config.precision,
-            "mp_mode": (section.mixed_precision if section is not None else "DEFAULT") if grouped else None,
-            "sharding": (section.sharding_strategy if section is not None else "FULL_SHARD") if grouped else None,
-            "tensor_parallel": config.tensor_parallel,
-            "elastic": config.elastic is not None,
-            "checkpointing": self.checkpointing,
-            "compile": None if config.compile_config is None else config.compile_config.model_dump(),
-            "optimizer": config.optimizer.name,
-        }
 
     def _speed(self, run: "Run") -> JsonObject:
         left_out = min(self.config.callbacks.speed_monitor.warmup, len(self._seconds) - 1)
@@ -184,21 +179,8 @@ class Report:
             }
         return shares
 
-    def _roof_share(self, rate: float) -> JsonObject | None:
-        """The share of the measured roof, from the hardware FLOPs of the matmul convention."""
-        if self.roof is None:
-            return None
-        return {**self.roof, "share": rate * self.flops["matmul"].hardware / self.roof["flops"]}
-
 
 def _quantile(values: Sequence[float], part: float) -> float:
     """The smallest value that at least this part of all values does not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
-
-
-def _command(folder: Path, world: World) -> str:
-    """The command that repeats the run in another folder."""
-    again = Path(f"{folder}-again")
-    words = ["roofline", "train", str(folder / CONFIG), "--set", f"run_folder={again}"]
-    return shlex.join([*words, *(["--nproc", str(world.size)] if world.size > 1 else [])])
