@@ -1,4 +1,4 @@
-"""Ctrl-C between steps, never within one."""
+"""Defers Ctrl-C to the end of a step, so that no step is left half done."""
 
 import contextlib
 import signal
