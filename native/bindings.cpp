@@ -31,6 +31,13 @@ Ref ref_of(const std::vector<int64_t>& v) {
     return {v[0], v[1], v[2], v[3]};
 }
 
+// A field of a record as numpy describes it: name and format.
+using Field = std::pair<const char*, const char*>;
+template <class T> constexpr const char* kNumpyFormat = "<i8";
+template <> constexpr const char* kNumpyFormat<double> = "<f8";
+template <> constexpr const char* kNumpyFormat<Ref> = "(4,)<i8";
+#define ROOFLINE_FIELD(type, name) {#name, kNumpyFormat<type>},
+
 class PyExecutable {
    public:
     PyExecutable(const std::string& isa, int threads, Array<int64_t> code, uintptr_t weights, nb::dict attention, Array<int32_t> batch,
@@ -164,6 +171,13 @@ NB_MODULE(_native, m) {
     });
     m.def("isas", &isas);
     m.def("versions", [] { return std::make_pair(kLayoutVersion, kCodeVersion); });  // of packed weights and of code
+    m.def("operations", [] {  // names, by number
+        std::vector<std::string> names;
+        for (const Operation& operation : kOperations) names.push_back(operation.name);
+        return names;
+    });
+    m.def("record_fields", [] { return std::vector<Field>{ROOFLINE_RECORD(ROOFLINE_FIELD)}; });
+    m.def("piece_fields", [] { return std::vector<Field>{ROOFLINE_PIECE(ROOFLINE_FIELD)}; });
     m.def("compiler", [] { return ROOFLINE_COMPILER; });
     m.def("build_id", [] { return ROOFLINE_BUILD_ID; });
     bind_kernels(m);

@@ -6,35 +6,6 @@
 #include <stdexcept>
 
 namespace roofline {
-namespace {
-
-struct Reader {
-    const std::vector<int64_t>& code;
-    const uint8_t* weights;
-    size_t at = 0;
-    int64_t next() { return code[at++]; }
-    Ref ref() {
-        Ref r;
-        r.id = next();
-        r.base = next();
-        r.per_token = next();
-        r.per_row = next();
-        return r;
-    }
-    template <class T> const T* pointer() {  // -1: none
-        const int64_t place = next();
-        return place < 0 ? nullptr : (const T*)(weights + place);
-    }
-    float real() {
-        const int64_t v = next();
-        double d;
-        std::memcpy(&d, &v, 8);
-        return (float)d;
-    }
-};
-
-}  // namespace
-
 Executable::Executable(const Kernels* kernels, int threads, const std::vector<int64_t>& code, const uint8_t* weights,
                        const Attention& attention, const int32_t* batch, const std::vector<int64_t>& fields, uint8_t* arena, const Ref& logits, int vocab)
     : kernels_(kernels), pool_(threads), attention_(attention), batch_(batch), fields_(fields), arena_(arena), logits_(logits), vocab_(vocab) {
@@ -50,35 +21,19 @@ Executable::Executable(const Kernels* kernels, int threads, const std::vector<in
 }
 
 void Executable::parse(const std::vector<int64_t>& code, const uint8_t* weights) {
-    Reader r{code, weights};
-    while (r.at < code.size()) {
-        Op op;
-        op.code = (Code)r.next();
-        if ((int64_t)op.code < 0 || op.code >= Code::Count) throw std::invalid_argument("the code has an operation that this build does not know");
-        op.over_rows = r.next() != 0;
-        op.digits = (int)r.next();
-        op.x = r.ref();
-        op.y = r.ref();
-        op.residual = r.ref();
-        op.width = r.next();
-        op.stride = r.next();
-        op.weight = r.pointer<float>();
-        op.bias = r.pointer<float>();
-        op.eps = r.real();
-        op.layer = (int)r.next();
-        op.q_norm = r.pointer<float>();
-        op.k_norm = r.pointer<float>();
-        for (int64_t n = r.next(); n > 0; n--) {
-            Segment s;
-            s.format = (Format)r.next();
-            s.weight = r.pointer<uint8_t>();
-            s.rows = r.next();
-            s.k = r.next();
-            s.column = r.next();
-            op.segments.push_back(s);
-        }
+    const auto vector = [weights](int64_t place) { return place < 0 ? nullptr : (const float*)(weights + place); };
+    Record r;
+    std::vector<Piece> pieces;
+    for (size_t at = 0; at < code.size();) {
+        if (!read_record(code, at, r, pieces)) throw std::invalid_argument("the code ends inside an operation");
+        const Operation* known = operation(r.operation);
+        if (!known) throw std::invalid_argument("the code has an operation that this build does not know");
+        Op op{known->base, known->flags, r.over_rows != 0, r.x, r.y, r.residual, (int)r.digits, r.width, r.stride,
+              vector(r.weight), vector(r.bias), (float)r.eps, (int)r.layer, vector(r.q_norm), vector(r.k_norm), {}, {}};
+        for (const Piece& p : pieces)
+            op.segments.push_back({(Format)p.format, p.address < 0 ? nullptr : weights + p.address, p.rows, p.columns, p.start});
         widest_ = std::max(widest_, op.width);
-        if (op.code == Code::Attend && !attend_) attend_ = ops_.size();
+        if (op.base == Base::Attend && !attend_) attend_ = ops_.size();
         ops_.push_back(std::move(op));
     }
 }
@@ -87,9 +42,9 @@ void Executable::choose(size_t index, int regime, const std::string& variant) {
     if (index >= ops_.size() || regime < 0 || regime >= kRegimes) throw std::invalid_argument("there is no such op or regime");
     Op& op = ops_[index];
     VariantKind kind;
-    if (op.code == Code::Linear || op.code == Code::LinearGated) kind = is_float(op.segments[0].format) ? VariantKind::FloatLinear : VariantKind::Linear;
-    else if (quantises(op.code)) kind = VariantKind::Rows;
-    else if (op.code == Code::Attend) kind = VariantKind::Attend;
+    if (op.base == Base::Linear) kind = is_float(op.segments[0].format) ? VariantKind::FloatLinear : VariantKind::Linear;
+    else if (op.quantises()) kind = VariantKind::Rows;
+    else if (op.base == Base::Attend) kind = VariantKind::Attend;
     else throw std::invalid_argument("this op has no variants");
     op.variants[regime] = variant_named(kind, variant, kernels_, op.digits);
 }
@@ -111,7 +66,7 @@ void Executable::begin_step() {
 size_t Executable::forward(size_t from) {
     if (from == 0) begin_step();
     size_t end = from;
-    while (end < ops_.size() && ops_[end].code != Code::Exchange) end++;
+    while (end < ops_.size() && ops_[end].base != Base::Exchange) end++;
     pool_.run([this, from, end](int worker) { work(worker, from, end); });
     if (timing) read_stamps(from, end);
     return end;
@@ -145,7 +100,7 @@ void Executable::work(int worker, size_t from, size_t end) {
             *stamp++ = std::chrono::steady_clock::now();  // before the barrier, see read_stamps
             if (worker == 0) meets_[i] = meet;
         }
-        if (meet && i + 1 < end && ops_[i + 1].code == Code::RopeWrite) fetch_first(ops_[i + 1], worker);
+        if (meet && i + 1 < end && ops_[i + 1].base == Base::RopeWrite) fetch_first(ops_[i + 1], worker);
         if (meet) pool_.barrier().wait();
     }
 }
@@ -172,11 +127,10 @@ void Executable::read_stamps(size_t from, size_t end_op) {
 }
 
 bool Executable::run(const Op& op, int index, int worker) {
-    switch (op.code) {
-        case Code::Linear:
-        case Code::LinearGated: linear(op, index, worker); return true;
-        case Code::RopeWrite: return rope_write(op, index, worker);
-        case Code::Attend: attend(op, index, worker); return true;
+    switch (op.base) {
+        case Base::Linear: linear(op, index, worker); return true;
+        case Base::RopeWrite: return rope_write(op, index, worker);
+        case Base::Attend: attend(op, index, worker); return true;
         default: return row_op(op, index, worker);
     }
 }
@@ -184,31 +138,24 @@ bool Executable::run(const Op& op, int index, int worker) {
 // ---- rows ------------------------------------------------------------------------------------------------------------
 
 void Executable::one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_rows, int64_t out_row, float* scratch) const {
-    const bool quantised = quantises(op.code), gated = op.code == Code::Gated || op.code == Code::GatedQuantise;
+    const bool quantised = op.quantises(), gated = op.base == Base::Gated;
     const float* x = (const float*)at(op.x) + row * op.width * (gated ? 2 : 1);
     float* y = quantised ? scratch : (float*)out + out_row * op.width;
-    switch (op.code) {
-        case Code::Embed:
-        case Code::EmbedPositions: {
+    switch (op.base) {
+        case Base::Embed: {
             const Segment& s = op.segments[0];
-            const int64_t at = field(op.code == Code::Embed ? kIds : kPositions)[row] - op.layer;
+            const int64_t at = field(op.flags & kOfPositions ? kPositions : kIds)[row] - op.layer;
             if (at < 0 || at >= s.rows) std::memset(y, 0, op.width * 4);
             else kernels_->embed(s.format, s.weight, s.k, at, y);
             return;
         }
-        case Code::Norm:
-        case Code::NormQuantise: kernels_->rms_norm(x, op.weight, op.width, op.eps, y); break;
-        case Code::LayerNorm:
-        case Code::LayerNormQuantise: kernels_->layer_norm(x, op.weight, op.bias, op.width, op.eps, y); break;
-        case Code::Gated:
-        case Code::GatedQuantise: kernels_->gated(x, x + op.width, op.width, y); break;
-        case Code::Gelu:
-        case Code::GeluQuantise: kernels_->gelu(x, op.width, false, y); break;
-        case Code::GeluTanh:
-        case Code::GeluTanhQuantise: kernels_->gelu(x, op.width, true, y); break;
-        case Code::Add: kernels_->add(x, (const float*)at(op.residual) + row * op.width, op.width, y); return;
-        case Code::TakeRows: std::memcpy(y, (const float*)at(op.x) + field(kLogitRows)[row] * op.width, op.width * 4); return;
-        case Code::Quantise: kernels_->quantise(x, Quantised{out, out_rows, op.width, op.digits}, out_row); return;
+        case Base::Norm: kernels_->rms_norm(x, op.weight, op.width, op.eps, y); break;
+        case Base::LayerNorm: kernels_->layer_norm(x, op.weight, op.bias, op.width, op.eps, y); break;
+        case Base::Gated: kernels_->gated(x, x + op.width, op.width, y); break;
+        case Base::Gelu: kernels_->gelu(x, op.width, op.flags & kTanh, y); break;
+        case Base::Add: kernels_->add(x, (const float*)at(op.residual) + row * op.width, op.width, y); return;
+        case Base::TakeRows: std::memcpy(y, (const float*)at(op.x) + field(kLogitRows)[row] * op.width, op.width * 4); return;
+        case Base::Quantise: kernels_->quantise(x, Quantised{out, out_rows, op.width, op.digits}, out_row); return;
         default: return;
     }
     if (quantised) kernels_->quantise(scratch, Quantised{out, out_rows, op.width, op.digits}, out_row);
@@ -217,7 +164,7 @@ void Executable::one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_ro
 bool Executable::row_op(const Op& op, int index, int worker) {
     Worker& w = workers_[worker];
     const int64_t rows = lead(op);
-    const bool quantised = quantises(op.code);
+    const bool quantised = op.quantises();
     if (quantised && rows <= variant(op).private_rows) {
         w.private_id = op.y.id;
         for (int64_t r = 0; r < rows; r++) one_row(op, r, w.private_rows.data(), rows, r, w.scratch.data());
@@ -239,7 +186,7 @@ void Executable::linear(const Op& op, int index, int worker) {
     if (rows == 0) return;
     const Worker& w = workers_[worker];
     const Variant& v = variant(op);
-    const bool gated = op.code == Code::LinearGated;  // a tile of the gate and one of up are computed together
+    const bool gated = op.flags & kSiluMul;  // a tile of the gate and one of up are computed together
     int64_t tiles = 0, bytes = 0;
     for (const Segment& s : op.segments) {
         const int64_t n = (s.rows + kTileRows - 1) / kTileRows;

@@ -8,6 +8,7 @@
 
 #include "kernels.h"
 #include "pool.h"
+#include "records.h"
 #include "variant.h"
 
 namespace roofline {
@@ -15,51 +16,27 @@ namespace roofline {
 // Positions of the fields of the batch buffer (ops/batch.py), in its order.
 enum BatchField : int { kHeader = 0, kIds, kPositions, kSegStart, kContextLen, kPageStart, kPages, kLogitRows, kAdapters, kFieldCount };
 
-// Version of the operations' records and meaning, as bundles keep them: raise it when either changes (docs/reference/bundle.md). A
-// new operation alone needs no new version: readers refuse operations that they do not know.
-inline constexpr int kCodeVersion = 1;
-
-enum class Code : int64_t {
-    Embed = 0, Norm, NormQuantise, Quantise, Linear, RopeWrite, Attend, Gated, GatedQuantise, TakeRows, LinearGated,
-    EmbedPositions, Add, LayerNorm, LayerNormQuantise, Gelu, GeluQuantise, GeluTanh, GeluTanhQuantise,
-    Exchange,  // with other ranks: `forward` stops before it, and who calls it makes its result
-    Count
-};
-
-// Whether an operation's result are rows of integers.
-inline bool quantises(Code code) {
-    switch (code) {
-        case Code::NormQuantise: case Code::Quantise: case Code::GatedQuantise: case Code::LayerNormQuantise: case Code::GeluQuantise:
-        case Code::GeluTanhQuantise: return true;
-        default: return false;
-    }
-}
-
-// A value in the arena: byte offset = base + per_token * tokens + per_row * rows. `id` names the value.
-struct Ref {
-    int64_t id = -1, base = 0, per_token = 0, per_row = 0;
-};
-
 struct Segment {
     Format format;
     const uint8_t* weight;
     int64_t rows, k, column;
 };
 
-struct Op {
-    Code code;
-    bool over_rows = false;  // leading symbol: logit rows instead of tokens
-    Ref x, y, residual;      // residual: what a linear layer or Add adds
-    int digits = 1;          // of the integers that the op makes or reads
-    int64_t width = 0;       // inputs of a row
-    int64_t stride = 0;      // columns of y
-    const float* weight = nullptr;  // norm weight; of Attend the slope of each head, in units of log2, where there are any
-    const float* bias = nullptr;
+struct Op {  // a Record, its places resolved: the fields are described there
+    Base base;
+    unsigned flags = kPlain;
+    bool over_rows = false;
+    Ref x, y, residual;
+    int digits = 1;
+    int64_t width = 0, stride = 0;
+    const float *weight = nullptr, *bias = nullptr;
     float eps = 0;
-    int layer = 0;  // of Embed the first id of its rows; others give zeros
+    int layer = 0;
     const float *q_norm = nullptr, *k_norm = nullptr;
     std::vector<Segment> segments;
     Variant variants[kRegimes];  // by rows of the step
+
+    bool quantises() const { return flags & kQuantises; }
 };
 
 struct Attention {  // shared by all layers of the KV group
@@ -74,7 +51,7 @@ struct Attention {  // shared by all layers of the KV group
 
 class Executable {
    public:
-    // `code` is the flat form of the operations that backends/cpu/lower.py writes; places in it are relative to `weights`.
+    // `code`: records (records.h) one after another; places in them are relative to `weights`.
     Executable(const Kernels* kernels, int threads, const std::vector<int64_t>& code, const uint8_t* weights, const Attention& attention,
                const int32_t* batch, const std::vector<int64_t>& fields, uint8_t* arena, const Ref& logits, int vocab);
     // Runs the step in the batch from op `from` up to the next Exchange, or the end: the index of where it stopped.

@@ -81,80 +81,65 @@ class Operations {
   public:
     explicit Operations(const BundleCode& code) : code_(code) {}
     void check() {
-        Code before = Code::Count;
-        while (at_ < code_.operations.size()) before = one(before);
-        demand(at_ == code_.operations.size() && before != Code::RopeWrite, "code.bin's operations are not whole");
+        bool writes = false;  // whether the operation before was RopeWrite
+        for (size_t at = 0; at < code_.operations.size();) {
+            Record record;
+            std::vector<Piece> pieces;
+            demand(read_record(code_.operations, at, record, pieces), "code.bin's operations are not whole");
+            const Operation* known = operation(record.operation);
+            // An exchange is with other ranks of a model, and bundles are of whole ones.
+            demand(known && known->base != Base::Exchange, "code.bin has an operation that this build does not know");
+            demand(writes == (known->base == Base::Attend), "code.bin's operations are not in their order");
+            check_record(*known, record);
+            for (const Piece& p : pieces) check_piece(p, known->flags & kOfPositions ? code_.positions : 0);
+            writes = known->base == Base::RopeWrite;
+        }
+        demand(!writes, "code.bin's operations are not whole");
     }
 
   private:
-    int64_t next() {
-        demand(at_ < code_.operations.size(), "code.bin's operations are not whole");
-        return code_.operations[at_++];
-    }
-    void ref() {
-        const int64_t id = next(), base = next(), token = next(), row = next();
-        demand(id >= -1 && base >= 0 && token >= 0 && row >= 0 && base <= code_.arena[0] && token <= code_.arena[1] &&
-                   row <= code_.arena[2],
+    void check_ref(const Ref& r) const {
+        demand(r.id >= -1 && r.base >= 0 && r.per_token >= 0 && r.per_row >= 0 && r.base <= code_.arena[0] &&
+                   r.per_token <= code_.arena[1] && r.per_row <= code_.arena[2],
                "code.bin names a place outside the arena");
     }
-    int64_t size(int64_t most = kMost) {
-        const int64_t n = next();
+    static void check_size(int64_t n, int64_t most) {
         demand(n >= 0 && n <= most, "code.bin holds a size that cannot be");
-        return n;
     }
-    bool place(int64_t bytes) {  // whether there is one
-        const int64_t at = next();
+    void check_place(int64_t at, int64_t bytes) const {
         demand(at >= -1 && at <= code_.image_bytes && (at < 0 || at + bytes <= code_.image_bytes),
                "code.bin names a place outside weights.bin");
-        return at >= 0;
     }
 
-    Code one(Code before) {
-        const int64_t number = next();
-        // An exchange is with other ranks of a model, and bundles are of whole ones.
-        demand(number >= 0 && number < (int64_t)Code::Count && number != (int64_t)Code::Exchange,
-               "code.bin has an operation that this build does not know");
-        const Code code = (Code)number;
-        demand((before == Code::RopeWrite) == (code == Code::Attend), "code.bin's operations are not in their order");
-        next();
-        const int64_t digits = next();
-        demand(digits == 1 || digits == 2, "code.bin holds a number that cannot be");
-        ref(), ref(), ref();
-        const int64_t width = size(1 << 24);
-        const int64_t stride = size(1 << 24);
-        const bool norm = code == Code::Norm || code == Code::NormQuantise || code == Code::LayerNorm ||
-                          code == Code::LayerNormQuantise;
-        const bool weight = place(4 * (code == Code::Attend ? code_.attention.heads : width));  // or attention's slopes
-        demand(weight || !norm, "code.bin has a norm without a weight");
-        place(4 * stride);  // bias
-        next();             // eps
-        demand(size() < code_.layers, "code.bin names a layer that is not there");
-        place(4 * code_.attention.head_dim), place(4 * code_.attention.head_dim);
-        const int64_t pieces = size(16);
-        const bool matrix = code == Code::Embed || code == Code::EmbedPositions || code == Code::Linear ||
-                            code == Code::LinearGated;
-        demand(matrix ? pieces > 0 && (code != Code::LinearGated || pieces == 2) : pieces == 0,
+    void check_record(const Operation& known, const Record& r) const {
+        demand(r.digits == 1 || r.digits == 2, "code.bin holds a number that cannot be");
+        check_ref(r.x), check_ref(r.y), check_ref(r.residual);
+        check_size(r.width, 1 << 24), check_size(r.stride, 1 << 24), check_size(r.pieces, 16);
+        check_place(r.weight, 4 * (known.base == Base::Attend ? code_.attention.heads : r.width));  // or the slopes
+        const bool norm = known.base == Base::Norm || known.base == Base::LayerNorm;
+        demand(r.weight >= 0 || !norm, "code.bin has a norm without a weight");
+        check_place(r.bias, 4 * r.stride);
+        demand(r.layer >= 0 && r.layer < code_.layers, "code.bin names a layer that is not there");
+        check_place(r.q_norm, 4 * code_.attention.head_dim), check_place(r.k_norm, 4 * code_.attention.head_dim);
+        const bool matrix = known.base == Base::Embed || known.base == Base::Linear;
+        demand(matrix ? r.pieces > 0 && (!(known.flags & kSiluMul) || r.pieces == 2) : r.pieces == 0,
                "code.bin has a matrix too many or too few");
-        for (int64_t i = 0; i < pieces; i++) piece(code == Code::EmbedPositions ? code_.positions : 0);
-        return code;
     }
 
-    void piece(int64_t least_rows) {
-        const int64_t format = next();
-        demand(format >= 0 && format < (int64_t)Format::Count,
+    void check_piece(const Piece& p, int64_t least_rows) const {
+        demand(p.format >= 0 && p.format < (int64_t)Format::Count,
                "code.bin has a weight format that this build does not know");
-        const Format f = (Format)format;
-        const int64_t at = next(), rows = size(1 << 24), k = size(1 << 24);
-        size(1 << 24);  // first column
-        demand(rows >= least_rows, "code.bin has fewer rows than positions");
-        demand(k % info(f).scale_group == 0 && (is_float(f) || k % 32 == 0), "code.bin has a matrix of an odd width");
-        const int64_t bytes = (rows + kTileRows - 1) / kTileRows * (int64_t)tile_bytes(f, k);
-        demand(at >= 0 && at <= code_.image_bytes && bytes <= code_.image_bytes - at,
+        const Format f = (Format)p.format;
+        check_size(p.rows, 1 << 24), check_size(p.columns, 1 << 24), check_size(p.start, 1 << 24);
+        demand(p.rows >= least_rows, "code.bin has fewer rows than positions");
+        demand(p.columns % info(f).scale_group == 0 && (is_float(f) || p.columns % 32 == 0),
+               "code.bin has a matrix of an odd width");
+        const int64_t bytes = (p.rows + kTileRows - 1) / kTileRows * (int64_t)tile_bytes(f, p.columns);
+        demand(p.address >= 0 && p.address <= code_.image_bytes && bytes <= code_.image_bytes - p.address,
                "code.bin names a place outside weights.bin");
     }
 
     const BundleCode& code_;
-    size_t at_ = 0;
 };
 
 void read_head(const std::string& data) {

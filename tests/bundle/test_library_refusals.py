@@ -16,7 +16,7 @@ import pytest
 from bundle_models import FOREIGN_CODE
 from library_binding import Library, sampling
 
-from roofline.backends.cpu.lower import Code
+from roofline import _native
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_code_of_a_rank(library: Library, bundle: Path) -> None:
     """With an exchange among ranks, whom a bundle does not have."""
     changed = bytearray((bundle / "code.bin").read_bytes())
     (operations,) = struct.unpack_from("<q", changed, 240)
-    struct.pack_into("<q", changed, operations, Code.EXCHANGE)
+    struct.pack_into("<q", changed, operations, _native.operations().index("exchange"))
     struct.pack_into("<q", changed, 48, zlib.crc32(changed[56:]))
     (bundle / "code.bin").write_bytes(changed)
     status, said = library.refused(bundle)

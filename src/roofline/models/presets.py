@@ -1,5 +1,6 @@
 """Named shapes to train and to measure: MPT as MosaicML benchmarked it, MPT as it was released, and Llama."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from roofline.common.errors import ConfigError
@@ -19,7 +20,7 @@ _MPT = {
     "30b": (7168, 56, 48),
     "70b": (8192, 64, 80),
 }
-# name -> width, heads, kv_heads, head_dim, ffn, layers, vocab, context, rope_theta, tied.
+# name -> the columns that `_llama` names.
 # Sources: Touvron et al. 2023a and b, Grattafiori et al. 2024, and the configurations published with the weights.
 _LLAMA: dict[str, tuple[int, int, int, int, int, int, int, int, float, bool]] = {
     "llama-7b": (4096, 32, 32, 128, 11008, 32, 32000, 2048, 1e4, False),
@@ -45,7 +46,13 @@ _LLAMA_3_2_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-_COMMON = {"rope_scaling": None, "attention_bias": False, "qk_norm": False, "sliding_window": None}
+_COMMON: dict[str, object] = {
+    "rope_scaling": None,
+    "rope_style": "half",
+    "attention_bias": False,
+    "qk_norm": False,
+    "sliding_window": None,
+}
 
 
 def names() -> tuple[str, ...]:
@@ -60,50 +67,26 @@ def preset(name: str) -> dict[str, Any]:
     return _llama(name) if name in _LLAMA else _mpt(*name.removeprefix("mpt-").partition("-")[::2])
 
 
-def parameter_count(config: dict[str, Any]) -> int:
+def parameter_count(config: Mapping[str, object]) -> int:
     """Parameters of a configuration, tied ones once."""
     family, cfg = configure(config)
     shapes = [param.shape for param in expand(family.spec(cfg), cfg.layers) if param.tied_to is None]
     return sum(shape[0] * (shape[1] if len(shape) > 1 else 1) for shape in shapes)
 
 
-def _mpt(size: str, form: str) -> dict[str, Any]:
+def _mpt(size: str, form: str) -> dict[str, object]:
     width, heads, layers = _MPT[size]
     released = form == "alibi"
-    return _COMMON | {
-        "family": "mpt",
-        "width": width,
-        "layers": layers,
-        "heads": heads,
-        "kv_heads": heads,
-        "head_dim": width // heads,
-        "ffn": 4 * width,
-        "vocab": 50432 if released else 50368,
-        "norm_eps": 1e-5,
-        "rope_theta": 1e4,
-        "rope_style": "half",
-        "max_position": 2048,
-        "tied": True,
-        "positions": "alibi" if released else "learned",
-        "bias": not released,
-    }
+    shape = {"width": width, "layers": layers, "heads": heads, "kv_heads": heads, "head_dim": width // heads}
+    sizes = {"ffn": 4 * width, "vocab": 50432 if released else 50368, "max_position": 2048, "tied": True}
+    constants = {"norm_eps": 1e-5, "rope_theta": 1e4}
+    positions = {"positions": "alibi" if released else "learned", "bias": not released}
+    return _COMMON | {"family": "mpt"} | shape | sizes | constants | positions
 
 
-def _llama(name: str) -> dict[str, Any]:
-    width, heads, kv_heads, head_dim, ffn, layers, vocab, context, theta, tied = _LLAMA[name]
-    return _COMMON | {
-        "family": "llama",
-        "width": width,
-        "layers": layers,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "head_dim": head_dim,
-        "ffn": ffn,
-        "vocab": vocab,
-        "norm_eps": 1e-6 if name in ("llama-7b", "llama-13b", "llama-30b", "llama-65b") else 1e-5,
-        "rope_theta": theta,
-        "rope_scaling": _LLAMA_3_2_ROPE if name.startswith("llama-3.2") else None,
-        "rope_style": "half",
-        "max_position": context,
-        "tied": tied,
-    }
+def _llama(name: str) -> dict[str, object]:
+    columns = ("width", "heads", "kv_heads", "head_dim", "ffn", "layers", "vocab", "max_position", "rope_theta", "tied")
+    row = dict(zip(columns, _LLAMA[name], strict=True))
+    first_generation = name in ("llama-7b", "llama-13b", "llama-30b", "llama-65b")
+    scaling = {"rope_scaling": _LLAMA_3_2_ROPE} if name.startswith("llama-3.2") else {}
+    return _COMMON | {"family": "llama", "norm_eps": 1e-6 if first_generation else 1e-5} | row | scaling

@@ -34,18 +34,24 @@ class Group(Protocol):
         """Every rank's x [rows, widths[rank]], by rank."""
 
 
-def require_ranks(ranks: int, group: Group | None) -> None:
-    """Raises UnsupportedError where a Program is for other ranks than there are; no group: one."""
-    size = group.size if group is not None else 1
-    if size != ranks:
-        raise UnsupportedError(f"a Program for {ranks} ranks", f"there are {size} here", ["as many ranks"])
+def exchange(x: "Tensor", out: "Tensor", group: Group, order: str, widths: Sequence[int]) -> None:
+    """Write to `out` what an all_gather (with widths) or an all_reduce makes of the ranks' x."""
+    import torch
+
+    if widths:
+        torch.cat(group.gather(x, widths), dim=1, out=out)
+    else:
+        out.copy_(group.sum(x, order))
 
 
-def _check_group(op: str, ranks: int, group: Group | None) -> None:
+def require_ranks(ranks: int, group: Group | None, what: str = "") -> None:
+    """Raises UnsupportedError where a Program, or an op, is for other ranks than there are; no group: one."""
     size = group.size if group is not None else 1
     if size != ranks:
         reason = f"there are {size} here; a part of a model computes nothing without the others"
-        raise UnsupportedError(f"{op} among {ranks} ranks", reason, ["a Program for one rank"])
+        raise UnsupportedError(
+            what or f"a Program for {ranks} ranks", reason, ["as many ranks", "a Program for one rank"]
+        )
 
 
 def _reduced_type(call: Call) -> Type:
@@ -74,7 +80,7 @@ def all_reduce(x: "Tensor", ranks: int, group: Group | None = None) -> "Tensor":
 
     group: never part of a Program.
     """
-    _check_group("all_reduce", ranks, group)
+    require_ranks(ranks, group, f"all_reduce among {ranks} ranks")
     return x if group is None else group.sum(x, "")
 
 
@@ -97,5 +103,5 @@ def all_gather(x: "Tensor", widths: tuple[int, ...], group: Group | None = None)
     """
     import torch
 
-    _check_group("all_gather", len(widths), group)
+    require_ranks(len(widths), group, f"all_gather among {len(widths)} ranks")
     return x if group is None else torch.cat(group.gather(x, widths), dim=1)

@@ -6,11 +6,12 @@ The only fast torch form of `attend`; tests set it beside the reference.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from roofline.common.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -56,7 +57,7 @@ def alibi_slopes(heads: int) -> list[float]:
 
 
 def score_bias(
-    length: int, device: Any, documents: "Tensor | None" = None, window: int = 0, alibi_heads: int = 0
+    length: int, device: "torch.device | str", documents: "Tensor | None" = None, window: int = 0, alibi_heads: int = 0
 ) -> "Tensor | None":
     """float32 [rows or 1, heads or 1, length, length] to add to scores; None where being causal says it all.
 

@@ -117,6 +117,11 @@ class Instr:
         return any(value.type.dtype == "cache" for value in self.outputs)
 
     @property
+    def exchanges(self) -> bool:
+        """Whether its result depends on other ranks."""
+        return registry.get(self.op).link_bytes is not None
+
+    @property
     def makes_integers(self) -> bool:
         """Whether its result are rows of integers: the input of integer products."""
         return self.output.type.dtype in Q_BYTES

@@ -8,6 +8,7 @@ One line a thing. `name: dtype[leading, row...]` is a value; an instruction is
 import ast
 import hashlib
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from roofline.common.errors import ConfigError
@@ -78,7 +79,7 @@ def _piece(piece: Piece) -> str:
     return f"{piece.tensor}[{piece.start}:{piece.stop}]{columns} {piece.format}"
 
 
-def _keywords(mapping: Any) -> str:
+def _keywords(mapping: Mapping[str, object]) -> str:
     return ", ".join(f"{key}={value!r}" for key, value in mapping.items())
 
 

@@ -1,9 +1,7 @@
 """What the cpu backend would run with here, and why: for `doctor`."""
 
-from typing import Any
 
-
-def describe() -> dict[str, Any]:
+def describe() -> dict[str, object]:
     """isa and threads with the reason of each choice, instruction sets available, formats, orders, core's identity.
 
     Raises UnsupportedError where ROOFLINE_ISA names an instruction set this chip lacks.

@@ -1,12 +1,12 @@
 """What the core leaves to others: sums and gathered columns among the ranks of a model, between two calls of it."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from roofline.ops.batch import Batch
-from roofline.ops.collectives import Group, require_ranks
+from roofline.ops.collectives import Group, exchange, require_ranks
 from roofline.program.ir import Instr, Program
 
 if TYPE_CHECKING:
@@ -25,8 +25,12 @@ def exchanges(program: Program, arena: np.ndarray, batch: Batch, group: Group | 
     if group is None:
         return {}
     rows = _Rows(program, arena, batch)
-    makers = {"all_reduce": _summed, "all_gather": _gathered}
-    return {at: makers[i.op](i, rows, group) for at, i in enumerate(program.body) if i.op in makers}
+
+    def exchange_of(instr: Instr) -> Exchange:
+        order, widths = instr.attr("order"), instr.attrs.get("widths", ())
+        return lambda: exchange(rows[instr.inputs[0]], rows[instr.output.name], group, order, widths)
+
+    return {at: exchange_of(instr) for at, instr in enumerate(program.body) if instr.exchanges}
 
 
 def leave_cores_to_ours() -> None:
@@ -52,25 +56,5 @@ class _Rows:
         assert kind.dtype == "f32", "ranks exchange float32 rows"
         start = int(place.offset.at(tokens=batch.tokens, rows=batch.rows))
         count = batch.tokens if kind.leading == "tokens" else batch.rows
-        flat: Any = self._arena[start : start + count * kind.row_bytes].view(np.float32)
+        flat: np.ndarray = self._arena[start : start + count * kind.row_bytes].view(np.float32)
         return torch.from_numpy(flat.reshape(count, kind.width))
-
-
-def _summed(instr: Instr, rows: _Rows, group: Group) -> Exchange:
-    order = instr.attr("order")
-
-    def exchange() -> None:
-        rows[instr.output.name].copy_(group.sum(rows[instr.inputs[0]], order))
-
-    return exchange
-
-
-def _gathered(instr: Instr, rows: _Rows, group: Group) -> Exchange:
-    import torch
-
-    widths = instr.attr("widths")
-
-    def exchange() -> None:
-        torch.cat(group.gather(rows[instr.inputs[0]], widths), dim=1, out=rows[instr.output.name])
-
-    return exchange

@@ -17,7 +17,10 @@ SECTION = 2 << 20  # bytes: each section starts on a huge page of its own
 
 @dataclass(frozen=True)
 class PackedPiece:
-    """A piece of a weight: format number, where its first tile lies, rows, inputs, first output column."""
+    """A piece of a weight: format number, where its first tile lies, rows, inputs, first output column.
+
+    The fields are those of a piece in native/records.h.
+    """
 
     format: int
     address: int
@@ -89,9 +92,9 @@ def alibi_heads(program: Program) -> tuple[int, int, int]:
     where there is none, or where these are all (see ops.attention.log2_slopes)."""
     names = ("heads", "first_head", "all_heads")
     leaning = (i.attrs for i in program.body if i.op == "attend" and i.attr("alibi"))
-    found = next(leaning, {})
-    heads, first, whole = (int(found.get(name, 0)) for name in names)
-    return heads, first, whole
+    attrs = next(leaning, {})
+    heads, first, total = (int(attrs.get(name, 0)) for name in names)
+    return heads, first, total
 
 
 def piece_bytes(piece: Piece, number: int, columns: int) -> int:

@@ -1,17 +1,16 @@
-"""Program -> the flat list of numbers that the C++ core runs.
+"""Program -> the flat list of numbers that the C++ core runs: a record for each instruction.
 
-Each operation is one record: code, leading symbol, references to values in the arena, sizes, places of weights in the
-image (-1: none). The order of the fields is `Executable::parse` in native/executable.cpp.
+native/records.h says which numbers operations have and in which order the fields of a record lie; both are read from
+the native module.
 """
 
 import math
-import struct
 from collections.abc import Mapping
 from dataclasses import replace
-from enum import IntEnum
 
 import numpy as np
 
+import roofline._native as _native
 from roofline.backends.cpu.layout import Layout
 from roofline.backends.cpu.lowered import Attention, Lowered
 from roofline.common.errors import ConfigError, UnsupportedError
@@ -20,56 +19,32 @@ from roofline.ops.symbol import Q_BYTES, Type
 from roofline.program.ir import Instr, Program
 from roofline.program.passes.plan import plan
 
-
-class Code(IntEnum):
-    """Operations of the core (enum class Code in native/executable.h)."""
-
-    EMBED = 0
-    NORM = 1
-    NORM_QUANTISE = 2
-    QUANTISE = 3
-    LINEAR = 4
-    ROPE_WRITE = 5
-    ATTEND = 6
-    GATED = 7
-    GATED_QUANTISE = 8
-    TAKE_ROWS = 9
-    LINEAR_GATED = 10
-    EMBED_POSITIONS = 11
-    ADD = 12
-    LAYER_NORM = 13
-    LAYER_NORM_QUANTISE = 14
-    GELU = 15
-    GELU_QUANTISE = 16
-    GELU_TANH = 17
-    GELU_TANH_QUANTISE = 18
-    EXCHANGE = 19
-
-
-CODES = {
-    "embed": Code.EMBED,
-    "rms_norm": Code.NORM,
-    "norm_quantize": Code.NORM_QUANTISE,
-    "layer_norm": Code.LAYER_NORM,
-    "layer_norm_quantize": Code.LAYER_NORM_QUANTISE,
-    "quantize_rows": Code.QUANTISE,
-    "linear": Code.LINEAR,
-    "linear_add": Code.LINEAR,
-    "linear_silu_mul": Code.LINEAR_GATED,
-    "rope_kv_write": Code.ROPE_WRITE,
-    "qkv_write": Code.ROPE_WRITE,  # without a table nothing is rotated
-    "attend": Code.ATTEND,
-    "silu_mul": Code.GATED,
-    "silu_mul_quantize": Code.GATED_QUANTISE,
-    "gelu": Code.GELU,
-    "gelu_quantize": Code.GELU_QUANTISE,
-    "add": Code.ADD,
-    "take_rows": Code.TAKE_ROWS,
-    "all_reduce": Code.EXCHANGE,
-    "all_gather": Code.EXCHANGE,
+# Op -> the core's operation for it; native/records.h has what each computes.
+_OPERATIONS = {
+    "embed": "embed",
+    "rms_norm": "norm",
+    "norm_quantize": "norm_quantise",
+    "layer_norm": "layer_norm",
+    "layer_norm_quantize": "layer_norm_quantise",
+    "quantize_rows": "quantise",
+    "linear": "linear",
+    "linear_add": "linear",
+    "linear_silu_mul": "linear_gated",
+    "rope_kv_write": "rope_write",
+    "qkv_write": "rope_write",  # without a table nothing is rotated
+    "attend": "attend",
+    "silu_mul": "gated",
+    "silu_mul_quantize": "gated_quantise",
+    "gelu": "gelu",
+    "gelu_quantize": "gelu_quantise",
+    "add": "add",
+    "take_rows": "take_rows",
+    "all_reduce": "exchange",
+    "all_gather": "exchange",
 }
-TANH = {Code.GELU: Code.GELU_TANH, Code.GELU_QUANTISE: Code.GELU_TANH_QUANTISE}
-NONE = (-1, 0, 0, 0)
+_TANH = {"gelu": "gelu_tanh", "gelu_quantise": "gelu_tanh_quantise"}
+Ref = tuple[int, int, int, int]
+NONE: Ref = (-1, 0, 0, 0)
 NO_KERNEL = (
     "the cpu backend has no kernel for it, and no pass rewrites it into ops that have one (docs/how-to/extending.md)"
 )
@@ -86,8 +61,8 @@ def keep_operands(program: Program) -> Program:
     body = []
     without_barrier: list[str] = []
     for instr in program.body:
-        kept = [source[instr.inputs[0]]] if instr.op == "attend" else []
-        body.append(replace(instr, inputs=(*instr.inputs, *kept, *without_barrier)))
+        rotated = [source[instr.inputs[0]]] if instr.op == "attend" else []
+        body.append(replace(instr, inputs=(*instr.inputs, *rotated, *without_barrier)))
         without_barrier = [*without_barrier, instr.inputs[0]] if instr.makes_integers else []
     planned = plan(replace(program, body=tuple(body), plan=None))
     return replace(program, plan=planned.plan)
@@ -101,8 +76,8 @@ def check(program: Program) -> None:
     types, integers = program.types(), ""
     previous: Instr | None = None
     for instr in program.body:
-        if instr.op not in CODES:
-            raise UnsupportedError(f"op {instr.op!r}", NO_KERNEL, sorted(CODES))
+        if instr.op not in _OPERATIONS:
+            raise UnsupportedError(f"op {instr.op!r}", NO_KERNEL, sorted(_OPERATIONS))
         if instr.op == "attend":
             if instr.attr("soft_cap"):
                 raise UnsupportedError("attend with soft_cap", "the cpu backend has no kernel for it")
@@ -118,7 +93,7 @@ def check(program: Program) -> None:
             if types[name].dtype in Q_BYTES and name != integers:
                 reason = "the cpu backend keeps integer rows until the next ones are made"
                 raise UnsupportedError(f"{instr.op} on {name} after {integers}", reason, ["quantize_rows once more"])
-        if types[instr.output.name].dtype in Q_BYTES:
+        if instr.makes_integers:
             integers = instr.output.name
         previous = instr
 
@@ -129,25 +104,12 @@ def lower(program: Program, layout: Layout) -> Lowered:
     _check_positions(program, layout)
     assert program.plan is not None
     places, types = program.plan.places, program.types()
-    ids = {name: number for number, name in enumerate(places)}
-    code: list[int] = []
-
-    def ref(name: str) -> tuple[int, int, int, int]:
-        offset = places[name].offset
-        return ids[name], offset.const, offset.tokens, offset.rows
-
-    for instr in program.body:
-        over_rows = types[instr.output.name].leading == "rows"
-        code += [_code(instr), int(over_rows), _digits(instr, types)]
-        code += ref(instr.inputs[0]) if instr.op != "embed" else NONE
-        code += ref(instr.output.name)
-        code += next((ref(name) for name in instr.inputs[1:] if name in places), NONE)  # what is added
-        code += _sizes(instr, types)
-        code += _weights(instr, layout)
+    offsets = ((name, place.offset) for name, place in places.items())
+    refs = {name: (number, at.const, at.tokens, at.rows) for number, (name, at) in enumerate(offsets)}
     arena = program.plan.arena
     return Lowered(
-        code=np.array(code, np.int64),
-        logits=ref(program.logits),
+        code=np.concatenate([_record(instr, types, layout, refs) for instr in program.body]),
+        logits=refs[program.logits],
         arena=(arena.const, arena.tokens, arena.rows),
         attention=_attention(program),
         vocab=types[program.logits].width,
@@ -168,11 +130,11 @@ def _check_positions(program: Program, layout: Layout) -> None:
                 raise ConfigError(f"{what}; lower max_model_len")
 
 
-def _code(instr: Instr) -> Code:
-    code = CODES[instr.op]
+def _operation(instr: Instr) -> str:
     if instr.op == "embed" and instr.inputs[0] == "positions":
-        return Code.EMBED_POSITIONS
-    return TANH[code] if code in TANH and instr.attr("tanh") else code
+        return "embed_positions"
+    name = _OPERATIONS[instr.op]
+    return _TANH[name] if name in _TANH and instr.attr("tanh") else name
 
 
 def _attention(program: Program) -> Attention:
@@ -194,39 +156,40 @@ def _attention(program: Program) -> Attention:
     )
 
 
-def _digits(instr: Instr, types: Mapping[str, Type]) -> int:
-    """Bytes an integer activation has, in what the instruction reads or makes."""
-    read = instr.inputs[0] if instr.has(Trait.PRODUCT) else instr.output.name
-    return Q_BYTES.get(types[read].dtype, 1)
-
-
-def _sizes(instr: Instr, types: Mapping[str, Type]) -> list[int]:
-    """width (inputs of a row) and stride (columns of the result, or of q|k|v)."""
-    out = types[instr.output.name].width
-    if CODES[instr.op] == Code.EXCHANGE:  # the core needs no scratch for such rows
-        return [0, 0]
-    if instr.has(Trait.PRODUCT) or instr.writes_cache:
-        inputs = types[instr.inputs[0]].width
-        return [inputs, inputs if instr.writes_cache else out]
-    return [out, out]
-
-
-def _weights(instr: Instr, layout: Layout) -> list[int]:
-    """norm weight (or attention's slopes), bias, eps, layer (or an embedding's first id), q_norm, k_norm, pieces of a
-    matrix."""
-    matrix = bool(instr.weights) and instr.weights[0] in layout.matrices
-    norms = bool(instr.weights) and not matrix and not instr.writes_cache
-    norm = layout.vectors[instr.weights[0]] if norms else -1
-    if instr.op == "attend" and instr.attr("alibi"):
-        norm = layout.slopes
-    bias = layout.vectors[instr.weights[1]] if (matrix or norms) and len(instr.weights) > 1 else -1
-    eps = float(instr.attr("eps")) if norms else 0.0
-    layer = int(instr.attrs.get("first") or 0) if instr.op == "embed" else int(instr.attrs.get("layer", 0))
-    q_norm, k_norm = -1, -1
-    if instr.op == "rope_kv_write" and instr.weights:
-        q_norm, k_norm = (layout.vectors[name] for name in instr.weights)
-    pieces = layout.matrices[instr.weights[0]] if matrix else ()
-    numbers = [norm, bias, struct.unpack("<q", struct.pack("<d", eps))[0], layer, q_norm, k_norm, len(pieces)]
-    for piece in pieces:
-        numbers += [piece.format, piece.address, piece.rows, piece.columns, piece.start]
-    return numbers
+def _record(instr: Instr, types: Mapping[str, Type], layout: Layout, refs: Mapping[str, Ref]) -> np.ndarray:
+    """int64: the instruction's record and its matrix's pieces (native/records.h)."""
+    operation, out = _operation(instr), types[instr.output.name]
+    product, writes = instr.has(Trait.PRODUCT), instr.writes_cache
+    inputs = types[instr.inputs[0]].width if product or writes else out.width
+    first = instr.weights[0] if instr.weights else ""
+    pieces = layout.matrices.get(first, ())
+    fields: dict[str, object] = {
+        "operation": _native.operations().index(operation),
+        "over_rows": out.leading == "rows",
+        "digits": Q_BYTES.get((types[instr.inputs[0]] if product else out).dtype, 1),
+        "x": refs.get(instr.inputs[0], NONE),
+        "y": refs[instr.output.name],
+        "residual": next((refs[name] for name in instr.inputs[1:] if name in refs), NONE),
+        "width": inputs,
+        "stride": inputs if writes else out.width,
+        "weight": layout.slopes if instr.op == "attend" and instr.attr("alibi") else -1,
+        "bias": -1,
+        "layer": instr.attrs.get("first" if instr.op == "embed" else "layer") or 0,
+        "q_norm": -1,
+        "k_norm": -1,
+        "pieces": len(pieces),
+    }
+    if operation == "exchange":  # the core needs no scratch for such rows
+        fields |= {"width": 0, "stride": 0}
+    if writes:
+        fields |= dict(zip(("q_norm", "k_norm"), (layout.vectors[name] for name in instr.weights), strict=False))
+    elif instr.weights:
+        if not pieces:
+            fields |= {"weight": layout.vectors[first], "eps": instr.attr("eps")}
+        if len(instr.weights) > 1:
+            fields["bias"] = layout.vectors[instr.weights[1]]
+    record = np.zeros(1, np.dtype(_native.record_fields()))
+    for name, value in fields.items():
+        record[name] = value
+    numbers = [getattr(piece, name) for piece in pieces for name, _ in _native.piece_fields()]
+    return np.concatenate([record.view(np.int64), np.array(numbers, np.int64)])

@@ -33,7 +33,7 @@ class Interpreter:
         require_ranks(program.share.ranks, group)
         self.program, self.weights, self.group = program, Weights(program, read), group
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def run(self, inputs: Mapping[str, object]) -> dict[str, Any]:
         """All values by name. inputs: int64 tensors for the batch fields, a PagedCache for "kv0.0"."""
         import torch
 
@@ -44,7 +44,7 @@ class Interpreter:
                 values |= dict(zip((v.name for v in instr.outputs), results, strict=True))
         return values
 
-    def step(self, instr: Instr, operands: list[Any]) -> tuple[Any, ...]:
+    def step(self, instr: Instr, operands: list[object]) -> tuple[object, ...]:
         """The results of one instruction."""
         result = self._compute(instr, operands)
         results = list(result) if isinstance(result, tuple) else [result]
@@ -53,7 +53,7 @@ class Interpreter:
             results[at] = round_to(results[at], out)
         return tuple(results)
 
-    def _compute(self, instr: Instr, operands: list[Any]) -> Any:
+    def _compute(self, instr: Instr, operands: list[object]) -> Any:
         op = registry.get(instr.op)
         if op.fuses[1:] == ("quantize_rows",):
             attrs = {key: value for key, value in instr.attrs.items() if key in registry.get(op.fuses[0]).attributes}
@@ -62,7 +62,7 @@ class Interpreter:
         method = getattr(self, f"_op_{instr.op}", None)
         return method(instr, *operands) if method else self._by_reference(instr, operands)
 
-    def _by_reference(self, instr: Instr, operands: list[Any]) -> Any:
+    def _by_reference(self, instr: Instr, operands: list[object]) -> Any:
         op = registry.get(instr.op)
         if instr.attr("order") not in ("", *GPU_ORDERS):
             raise UnsupportedError(f"{instr.op} in order {instr.attr('order')!r}", "the reference does not know it")
@@ -98,10 +98,10 @@ class Interpreter:
             return registry.get("linear").reference(x, *weights, x_dtype=instr.attrs.get("x_dtype", "f32"))
         return out + self.weights.tensor(instr.weights[1]) if len(instr.weights) > 1 else out
 
-    def _op_linear_add(self, instr: Instr, x: Any, residual: "Tensor") -> "Tensor":
+    def _op_linear_add(self, instr: Instr, x: "Tensor | Q8Rows", residual: "Tensor") -> "Tensor":
         return residual + self._op_linear(instr, x)
 
-    def _op_linear_silu_mul(self, instr: Instr, x: Any) -> "Tensor":
+    def _op_linear_silu_mul(self, instr: Instr, x: "Tensor | Q8Rows") -> "Tensor":
         gate, up = halves(self._op_linear(instr, x), None)
         if instr.attr("gate_order") == "exp2":
             return orders.silu_mul_exp2(gate, up)
@@ -130,7 +130,9 @@ class Interpreter:
     def _op_rope(self, instr: Instr, x: "Tensor", positions: "Tensor") -> "Tensor":
         return self._rope(instr, x, positions, instr.attr("heads"))
 
-    def _op_rope_kv_write(self, instr: Instr, qkv: "Tensor", positions: "Tensor", cache: PagedCache) -> tuple[Any, ...]:
+    def _op_rope_kv_write(
+        self, instr: Instr, qkv: "Tensor", positions: "Tensor", cache: PagedCache
+    ) -> tuple[object, ...]:
         heads, kv_heads = instr.attr("heads"), cache.kv_heads
         q, k, v = _parts(qkv, heads, kv_heads)
         if instr.weights:
@@ -139,7 +141,7 @@ class Interpreter:
         q, k = self._rope(instr, q, positions, heads), self._rope(instr, k, positions, kv_heads)
         return q, self._op_kv_write(instr, cache, k, v)
 
-    def _op_qkv_write(self, instr: Instr, qkv: "Tensor", cache: PagedCache) -> tuple[Any, ...]:
+    def _op_qkv_write(self, instr: Instr, qkv: "Tensor", cache: PagedCache) -> tuple[object, ...]:
         q, k, v = _parts(qkv, instr.attr("heads"), cache.kv_heads)
         return q, self._op_kv_write(instr, cache, k, v)
 

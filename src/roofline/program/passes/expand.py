@@ -31,7 +31,7 @@ def expand(program: Program, op: str, rule: Rule) -> Program:
             body.append(instr)
             continue
         recorder = _Expansion(instr.output.name)
-        arguments: dict[str, Any] = dict.fromkeys((*declared.values, *declared.weights))
+        arguments: dict[str, object] = dict.fromkeys((*declared.values, *declared.weights))
         for name, value in zip(declared.values, instr.inputs, strict=False):
             arguments[name] = Symbol(value, types[value], recorder)
         for name, weight in zip(declared.weights, instr.weights, strict=False):

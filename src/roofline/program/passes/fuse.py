@@ -6,7 +6,6 @@ rounds exactly where its parts round. A target says which of them its backend ha
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any
 
 from roofline.ops.registry import fusions as fusions_into
 from roofline.program.ir import Instr, Program
@@ -173,7 +172,7 @@ def _width(split: Instr, maker_of: Makers) -> int:
 
 
 def _fused_write(write: Instr, rope: Instr, q: _Part, k: _Part) -> Instr:
-    attrs: dict[str, Any] = {"table": rope.attr("table"), "heads": rope.attr("heads"), **write.attrs}
+    attrs: dict[str, object] = {"table": rope.attr("table"), "heads": rope.attr("heads"), **write.attrs}
     weights: tuple[str, ...] = ()
     if q.norm and k.norm:
         attrs |= {"eps": q.norm.attr("eps")} | ({"order": q.norm.attrs["order"]} if "order" in q.norm.attrs else {})

@@ -5,7 +5,6 @@ every op with more than one possible rounding gets its order; attend and kv_writ
 """
 
 from dataclasses import replace
-from typing import Any
 
 from roofline.common.errors import UnsupportedError
 from roofline.ops.registry import Trait, get
@@ -118,7 +117,7 @@ def _float8(program: Program, instr: Instr) -> bool:
     return set(program.weights[instr.weights[0]].type.formats) == {"E4M3"}
 
 
-def _choices(instr: Instr, target: Target) -> dict[str, Any]:
+def _choices(instr: Instr, target: Target) -> dict[str, object]:
     attrs = dict(instr.attrs)
     attrs |= {name: dtype for name, dtype in target.attend_dtypes.items() if name in get(instr.op).attributes}
     order = target.float_order if instr.op == "linear" else target.orders.get(instr.op)

@@ -5,7 +5,6 @@ Pieces keep their own formats. Gated activations then take gate and up side by s
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from roofline.ops.registry import Trait
 from roofline.ops.symbol import Type
@@ -16,7 +15,7 @@ from roofline.program.passes.rewrite import makers, without_dead
 def merge(program: Program) -> Program:
     """The Program with fewer, larger linears."""
     shared = [name for instr in program.body for name in instr.weights]
-    groups: dict[Any, list[Instr]] = {}
+    groups: dict[tuple[tuple[str, ...], str, int], list[Instr]] = {}
     for instr in program.body:
         # A weight with another reader (the head that embed gathers from) stays as it is.
         if instr.op == "linear" and all(shared.count(name) == 1 for name in instr.weights):

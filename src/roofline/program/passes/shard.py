@@ -11,7 +11,6 @@ instruction is written anew, first to last.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from roofline.common.errors import UnsupportedError
 from roofline.models.spec import Param
@@ -159,7 +158,7 @@ class _Writer:
     def _write(self, instr: Instr) -> None:
         split, attrs = self.cuts.split(instr), {**instr.attrs, **self._attrs(instr)}
         weights, names = instr.weights, tuple(value.name for value in instr.outputs)
-        attrs_together: dict[str, Any]
+        attrs_together: dict[str, object]
         if split in ("", "column"):
             self._add(instr.op, instr.inputs, weights, attrs, names)
             return
@@ -180,7 +179,7 @@ class _Writer:
         op: str,
         inputs: tuple[str, ...],
         weights: tuple[str, ...],
-        attrs: Mapping[str, Any],
+        attrs: Mapping[str, object],
         names: tuple[str, ...],
     ) -> None:
         """Append an instruction, its results of the types that its op infers."""
@@ -190,7 +189,7 @@ class _Writer:
         self.types |= {value.name: value.type for value in outputs}
         self.body.append(Instr(op, inputs, weights, attrs, outputs))
 
-    def _attrs(self, instr: Instr) -> dict[str, Any]:
+    def _attrs(self, instr: Instr) -> dict[str, object]:
         """The attributes that count heads or columns, for what the rank has of them."""
         if instr.op == "split":
             cut = self.cuts.values.get(instr.inputs[0])

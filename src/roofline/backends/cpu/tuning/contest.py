@@ -47,7 +47,7 @@ class Outcome:
 
     variant: str
     reason: str
-    figures: Mapping[str, Any]
+    figures: Mapping[str, object]
 
 
 class Contest:
@@ -170,10 +170,10 @@ class Contest:
             reason = f"{name} did not win again on fresh measurements"
         return Outcome(self.default, reason, figures)
 
-    def _figures(self) -> dict[str, Any]:
+    def _figures(self) -> dict[str, object]:
         """busy: two runs of the default differed by so much in most rounds that the outcome says little."""
         busy = bool(self._same) and median(abs(x) for x in self._same) > BUSY
-        figures: dict[str, Any] = {"busy": busy}
+        figures: dict[str, object] = {"busy": busy}
         figures["tried"] = dict(sorted(self.tried.items(), key=lambda item: item[1]))
         figures["noise"] = noise(self._same) if len(self._same) >= LEAST_PAIRS else None
         if self._default_seconds:

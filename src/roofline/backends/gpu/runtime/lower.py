@@ -10,7 +10,7 @@ from roofline.backends.gpu.runtime.matmul import Products
 from roofline.backends.gpu.runtime.step import Step, dtypes
 from roofline.common.errors import UnsupportedError
 from roofline.hardware.chips.chips import Chip
-from roofline.ops.collectives import Group, require_ranks
+from roofline.ops.collectives import Group, exchange, require_ranks
 from roofline.ops.registry import Trait
 from roofline.program.ir import Instr, Program, kv_group_of
 
@@ -85,32 +85,12 @@ def _embed(low: Lowering, instr: Instr) -> Launch:
     return launch
 
 
-def _all_reduce(low: Lowering, instr: Instr) -> Launch:
-    group, order = _group(low, instr.attr("ranks")), instr.attr("order")
-    x, out = instr.inputs[0], instr.output.name
-
-    def launch(step: Step) -> None:
-        step.value(out).copy_(group.sum(step.value(x), order))
-
-    return launch
-
-
-def _all_gather(low: Lowering, instr: Instr) -> Launch:
-    import torch
-
-    widths = instr.attr("widths")
-    group, x, out = _group(low, len(widths)), instr.inputs[0], instr.output.name
-
-    def launch(step: Step) -> None:
-        torch.cat(group.gather(step.value(x), widths), dim=1, out=step.value(out))
-
-    return launch
-
-
-def _group(low: Lowering, ranks: int) -> Group:
-    require_ranks(ranks, low.group)
-    assert low.group is not None, "an exchange is among several"
-    return low.group
+def _exchange(low: Lowering, instr: Instr) -> Launch:
+    order, widths = instr.attr("order"), instr.attrs.get("widths", ())
+    x, out, group = instr.inputs[0], instr.output.name, low.group
+    require_ranks(len(widths) or instr.attr("ranks"), group)
+    assert group is not None, "an exchange is among several"
+    return lambda step: exchange(step.value(x), step.value(out), group, order, widths)
 
 
 def _take_rows(low: Lowering, instr: Instr) -> Launch:
@@ -263,8 +243,8 @@ def _soft_cap(instr: Instr, x: "list[Tensor]") -> "Tensor":
 
 _LOWER: dict[str, Callable[[Lowering, Instr], Launch]] = {
     "embed": _embed,
-    "all_reduce": _all_reduce,
-    "all_gather": _all_gather,
+    "all_reduce": _exchange,
+    "all_gather": _exchange,
     "take_rows": _take_rows,
     "rms_norm": _norm,
     "layer_norm": _norm,
