@@ -62,7 +62,7 @@ def turn_off(name: str) -> None:
 
 
 def quiet_numpy() -> None:
-    """To be called before numpy is imported: its BLAS, hardly used here, would start threads that spin beside ours."""
+    """Call before importing numpy: keeps its BLAS, hardly used here, from starting threads that compete with ours."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, data: str | bytes) -> None:
-    """Write `path` (text as UTF-8) so that it holds all of the data or what it held before, whoever else writes it."""
+    """Write `path` (text as UTF-8) so that it holds either all of the data or what it held before."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as stream:
@@ -47,5 +47,5 @@ def text_of(path: Path) -> str | None:
 
 
 def integer(text: str | None) -> int | None:
-    """The number a text is, None where it is none."""
+    """The whole number that `text` spells, None where it spells none."""
     return int(text) if text is not None and re.fullmatch("-?[0-9]+", text) else None

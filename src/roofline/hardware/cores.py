@@ -55,7 +55,7 @@ def _nodes(root: Path) -> dict[int, int]:
 
 
 def _place(root: Path, cpu: int) -> tuple[int, int]:
-    """A thread's package and its core there: threads of one core have the same."""
+    """(package, core in it) of a CPU number; hardware threads of one core have the same."""
     folder = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
     package, core = (integer(text_of(folder / name)) for name in ("physical_package_id", "core_id"))
     return package or 0, cpu if core is None else core

@@ -94,7 +94,7 @@ def load(fingerprint: str, threads: int, isa: str) -> Roofs | None:
 
 
 def store(roofs: Roofs, fingerprint: str) -> Path:
-    """Keep `roofs`; the file appears whole or not at all. Returns its path."""
+    """Write `roofs` to their file, atomically. Returns its path."""
     target = path(fingerprint, roofs.threads, roofs.isa)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(target, json.dumps({"version": VERSION, **asdict(roofs)}, indent=1))

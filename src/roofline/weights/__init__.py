@@ -1,1 +1,1 @@
-"""Files <-> tensors: GGUF, safetensors, names, and where models come from."""
+"""Reads and writes model files (GGUF, safetensors, config.json), and finds or downloads them."""

@@ -205,7 +205,7 @@ def _model_files(siblings: "list[RepoSibling]", file: str) -> "list[RepoSibling]
 
 
 def _verify(files: "list[RepoSibling]", folder: Path, total: int, report: Progress) -> str:
-    """Check size and, where the hub knows it, SHA-256 of every file; the hash over all."""
+    """Check size and, where the hub lists it, SHA-256 of every file; returns the hash over all."""
     done, combined, last = 0, hashlib.sha256(), ""
     for sibling in sorted(files, key=lambda s: s.rfilename):
         path = folder / sibling.rfilename
@@ -221,7 +221,7 @@ def _verify(files: "list[RepoSibling]", folder: Path, total: int, report: Progre
 
 
 def _complete_wheel(folder: Path) -> Path | None:
-    """The wheel in a folder, if it is whole (a zip's directory stands at its end)."""
+    """The wheel in a folder, if it is complete (a zip's directory is at its end)."""
     wheels = sorted(folder.glob("*.whl")) if folder.is_dir() else []
     return wheels[0] if len(wheels) == 1 and zipfile.is_zipfile(wheels[0]) else None
 

@@ -87,7 +87,7 @@ def resolve(name_or_path: str, *, fetch: bool = False, progress: Progress | None
 
 
 def stored_path(name: str) -> Path | None:
-    """Where a pulled model is, None when it is not (wholly) there."""
+    """Where a pulled model is, None when it is missing or incomplete."""
     folder = _folder(name)
     manifest = _read_manifest(folder)
     if manifest is None:
@@ -110,7 +110,7 @@ def pull(name: str, progress: Progress | None = None) -> Path:
         raise _unknown(name, list(catalog()))
     report = progress or (lambda stage, done, total: None)
     folder = _folder(name)
-    with disk_errors(folder), locked(_locks() / f"{folder.name}.lock", lambda: report("waiting", 0, None)):
+    with disk_errors(folder), locked(_lock(folder), lambda: report("waiting", 0, None)):
         path = stored_path(name)  # another process may have pulled it while we waited
         if path is not None:
             return path
@@ -127,11 +127,11 @@ def list_models() -> list[StoredModel]:
 
 
 def remove(name: str) -> int:
-    """Delete a pulled model; the bytes freed. Raises ConfigError when there is none of that name."""
+    """Delete a pulled model; returns the bytes freed. Raises ConfigError when there is none of that name."""
     folder = _folder(name)
     if not folder.is_dir():
         raise _unknown(name, [m.name for m in list_models()])
-    with disk_errors(folder), locked(_locks() / f"{folder.name}.lock", lambda: None):
+    with disk_errors(folder), locked(_lock(folder)):
         freed = sum(p.lstat().st_size for p in folder.rglob("*") if not p.is_dir())
         (folder / _MANIFEST).unlink(missing_ok=True)  # from here on it is not stored, whatever happens next
         shutil.rmtree(folder)
@@ -182,8 +182,8 @@ def _models() -> Path:
     return env.home() / "models"
 
 
-def _locks() -> Path:
-    return env.home() / "locks"
+def _lock(folder: Path) -> Path:
+    return env.home() / "locks" / f"{folder.name}.lock"
 
 
 def _folder(name: str) -> Path:
@@ -198,7 +198,7 @@ def _folder(name: str) -> Path:
 
 
 def _read_manifest(folder: Path) -> StoredModel | None:
-    """None for a folder without a whole manifest: an interrupted pull."""
+    """The manifest of a folder, None where it is missing or damaged: the pull was interrupted."""
     try:
         fields = json.loads((folder / _MANIFEST).read_text("utf-8"))
         return StoredModel(**fields)

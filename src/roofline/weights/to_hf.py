@@ -76,7 +76,7 @@ def write_folder(
     dtype: str,
     other_files: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Writes a new folder; it is there whole or not at all.
+    """Write a model into a new folder, which is complete once it exists.
 
     Args:
         tensors: canonical name, shape and little-endian bytes of `dtype` ("F32", "BF16", "F16").

@@ -88,7 +88,7 @@ def resolve(name: str) -> Chip:
 
 
 def refused(name: str) -> str | None:
-    """Why no kernel is compiled for this architecture, None where nothing speaks against it."""
+    """Why no kernel is compiled for this architecture, None where kernels can be."""
     for row in read_table("refused.toml")["refused"]:
         if re.fullmatch(row["names"], architecture(name)):
             return str(row["reason"])

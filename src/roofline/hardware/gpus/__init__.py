@@ -1,1 +1,1 @@
-"""The GPUs of this host: which there are, and what keeps them from being used."""
+"""The GPUs of this host, and what keeps them from being used."""

@@ -1,4 +1,4 @@
-"""One GPU of a host: what is known of it, what it was sold as, how much memory it can use, which chip it is."""
+"""`Device`: one GPU of a host, with its product, its usable memory and its architecture."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class Device:
 
     memory: bytes of its own that the driver reports; shared: bytes of the host's memory that it may map; unified: it is
     on one chip with the CPU and uses the CPU's memory; torch: its number in torch.cuda, None where torch does not see
-    it; sources: who told of it.
+    it; sources: what reported it.
     """
 
     vendor: str
@@ -39,7 +39,7 @@ class Device:
 
     @property
     def product(self) -> products.Product | None:
-        """What it was sold as, None where it is not in the table or only a part of that."""
+        """The product it is, None where the table has none or the device is only a part of one."""
         return products.find(self.name, self.units, self.code)
 
     @property

@@ -1,4 +1,4 @@
-"""What keeps the GPUs of a host from being used, each with the command that mends it."""
+"""What keeps the GPUs of a host from being used, each with the command that corrects it."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ _CONTAINER = {
 
 @dataclass(frozen=True)
 class Finding:
-    """cause: what is wrong and what it does; remedy: the command that mends it."""
+    """cause: what is wrong and what it does; remedy: the command that corrects it."""
 
     cause: str
     remedy: str

@@ -35,7 +35,7 @@ def chip_of(results: Results, chip: str | None = None) -> str:
 
 
 def tunings_from(results: Results, chip: str, source: str) -> Tunings:
-    """Results as a store to be merged into the chip's. source: where they are from, for people."""
+    """Results as records to be merged into the store of `chip`. source: where they are from, for people to read."""
     run = json.dumps(results.validators, sort_keys=True)
     checked = results.validators
     setting = Setting(run, f"torch {checked.get(tunableop.MANDATORY, '')}", checked.get("ROCM_VERSION", ""))

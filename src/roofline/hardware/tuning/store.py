@@ -35,7 +35,7 @@ class Setting:
     compiler: str
 
     def differs(self, other: "Setting") -> str:
-        """Why figures of this setting say nothing in the `other`, empty where they do."""
+        """Why figures measured in this setting do not hold in the `other`; empty where they do."""
         if self.build != other.build:
             return f"measured with kernels {self.build}, these are {other.build}"
         if self.compiler != other.compiler:
@@ -63,7 +63,7 @@ class Record:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Records of one key replace each other: a new build's takes the place of the old one's."""
+        """Records of one key replace each other: that of a new build replaces that of the old one."""
         return (self.kind, self.shape, self.regime, self.setting.run)
 
 
@@ -144,13 +144,13 @@ def load(backend: str, chip: str, name: str = "") -> Tunings:
 
 
 def elsewhere(backend: str, chip: str) -> list[str]:
-    """Names of the stores of other machines that lie beside this one's."""
+    """File names of the stores of other machines in the same folder."""
     folder = path(backend, chip).parent
     return sorted(p.name for p in folder.glob(f"{backend}-*.json") if p.name != f"{backend}-{chip}.json")
 
 
 def save(tunings: Tunings) -> Path:
-    """Merge into the stored file, which appears whole or not at all; entries that others stored meanwhile stay.
+    """Merge into the stored file, atomically; entries that other processes stored meanwhile stay.
 
     `unfinished` is taken as it is here: entries of None are removed. Raises ConfigError where nothing can be written.
     """

@@ -66,7 +66,7 @@ class Shape:
 
     @property
     def with_strides(self) -> "Shape":
-        """With leading dimensions: those of tensors without gaps where none are given."""
+        """The shape with leading dimensions: where it has none, those of contiguous tensors."""
         if self.ld is not None:
             return self
         a = self.k if self.transposed[0] not in "nN" else self.m
@@ -240,7 +240,7 @@ def merge(parts: Iterable[Results]) -> Results:
 
 
 def target_path(path: Path, validators: Mapping[str, str]) -> Path:
-    """Where results with these validators may be written: `path`, or a name beside it where others' results lie there.
+    """The file to write results with these validators to: `path`, or another name where `path` has other validators.
 
     Raises ConfigError where a file lies there that is no results file.
     """
@@ -256,7 +256,7 @@ def target_path(path: Path, validators: Mapping[str, str]) -> Path:
 
 
 def write(results: Results, path: Path) -> Path:
-    """Write results, merged into those of the same validators that lie there; results of other validators stay.
+    """Write results, merged with the file's if it has the same validators; results of other validators stay.
 
     Returns the file: `path`, or one beside it (see `target_path`). Raises ConfigError where it cannot be written.
     """
@@ -287,7 +287,7 @@ class Journal:
         write(self.results, self.path)  # whole: without the line that a run before was stopped in
 
     def add(self, row: Row) -> bool:
-        """Append a row and flush it, unless one of its key is there; whether it was written."""
+        """Append a row and flush it, unless the file has one with its key; returns whether it was written."""
         import os
 
         if row.key in self.results.rows:

@@ -50,7 +50,7 @@ class Rendering:
                 raise
             except TemplateError as error:
                 raise RequestError(400, "chat_template_error", f"the chat template: {_short(error)}") from error
-            except Exception as error:  # whatever a stranger's template makes Python raise
+            except Exception as error:  # an untrusted template can make Python raise anything
                 message = f"the chat template fails on these messages: {type(error).__name__}: {_short(error)}"
                 raise RequestError(400, "chat_template_error", message) from error
 

@@ -31,7 +31,7 @@ def render(
     tokens: Mapping[str, str],
     prompt: bool,
 ) -> list[tuple[str, bool]] | None:
-    """The stretches of a rendered chat, None where Jinja must say.
+    """The stretches of a rendered chat, None where only Jinja can render it.
 
     Args:
         tokens: bos_token, eos_token.

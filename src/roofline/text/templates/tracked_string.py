@@ -228,7 +228,7 @@ class Text(str):
         return self._same_origin(pad(self, width, *fill))
 
     def _same_origin(self, changed: str) -> "Text":
-        """A text made of this one: the template's only if all of this was."""
+        """A text made from this one: it counts as the template's only if all of this one does."""
         return Text(changed, b"\1" * len(changed) if 0 not in self.mask else None)
 
 

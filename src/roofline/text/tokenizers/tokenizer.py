@@ -232,7 +232,7 @@ class Tokenizer:
                     yield match.start(), match.end(), token
 
     def _encode_piece(self, piece: str, at: int, before: AddedToken | None) -> list[int]:
-        """Plain ids of the text between two special tokens; `at` is where it begins, `before` what follows it."""
+        """Ids of the plain text between two special tokens: `at` is its offset, `before` the token that follows it."""
         if before is not None and before.lstrip:
             piece = piece.rstrip()
         return self._encode_plain(self._plain if at == 0 else self._continuing, piece) if piece else []

@@ -102,7 +102,7 @@ class _Cursor:
         return self.size - self.position
 
     def take(self, count: int, field: str) -> int:
-        """Pass `count` bytes; the position where they begin."""
+        """Move past `count` bytes; returns the position where they begin."""
         if count > self.remaining:
             refuse(
                 self.path, field, f"needs {count} bytes, {self.remaining} are left (the file is truncated or damaged)"

@@ -37,7 +37,7 @@ def refuse(path: Path, field: str, reason: str) -> NoReturn:
 
 
 def shorten(text: str) -> str:
-    """A name from a hostile file, fit for an error message: printable and at most 80 characters."""
+    """A name from an untrusted file, fit for an error message: printable and at most 80 characters."""
     start = "".join(c if c.isprintable() else "?" for c in text[:80])
     return start + "..." if len(text) > 80 else start
 
