@@ -67,7 +67,9 @@ def test_a_device_or_an_instruction_set_of_another_backend_is_refused(model):
         load(model, offload="auto", weights="random:1", text=False)
     with pytest.raises(UnsupportedError, match="offload on several ranks"):
         load(model, backend="gpu", offload=1, tensor_parallel=2, weights="random:1", text=False)
-    with pytest.raises(ConfigError, match="neither a number of layers"):
+    with pytest.raises(
+        ConfigError, match="offload='all' cannot be used: give a whole number of layers, at least 0, or 'auto'"
+    ):
         load(model, backend="gpu", offload="all", weights="random:1", text=False)
     with pytest.raises(UnsupportedError, match="threads=2"):
         load(model, backend="gpu", threads=2, weights="random:1", text=False)

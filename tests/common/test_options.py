@@ -141,6 +141,11 @@ def test_one_more_option_is_checked_offered_sent_on_inherited_and_documented(mon
     assert caught.value.args == ({"colour": "blue", "brush": 3, "draft_tokens": 4}, {"colour": "blue"})
     with pytest.raises(TypeError, match="LLM has no option 'color'; did you mean 'colour'"):
         LLM("tiny", color="blue")
+    monkeypatch.setattr("roofline.bundle.loader.LoadOptions", MoreOptions)
+    with pytest.raises(ConfigError, match="brush=0 cannot be used: give a whole number of millimetres"):
+        bundle.load("tiny", colour="blue", brush=0)
+    with pytest.raises(TypeError, match="load has no option 'color'; did you mean 'colour'"):
+        bundle.load("tiny", color="blue")
 
     # The table in the docs.
     assert "| `colour` | `red`, `blue` | `red` | cpu | inherits | What it is painted in. |" in render(
