@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from roofline.backends.gpu.kernels.float8 import FLAVOURS, Float8Weight
-from roofline.backends.gpu.kernels.linear_quant import DeviceWeight
 from roofline.backends.gpu.pack import pack
 from roofline.hardware.chips.chips import Chip
 from roofline.ops import formats
@@ -176,7 +175,7 @@ def _different(got: Tensor, want: Tensor) -> float:
 class Matrix:
     """A quantised matrix of `POOL` different rows in random order, so that a wrong one shows wherever it is.
 
-    weight: DeviceWeight or Float8Weight; pool: the different rows' values, float64; pick: which row is which.
+    weight: Packed or Float8Weight; pool: the different rows' values, float64; pick: which row is which.
     """
 
     weight: Any
@@ -259,6 +258,6 @@ class Maker:
             if form == "E4M3":
                 weight = Float8Weight.of(raw, rows, self.device)
             else:
-                weight = DeviceWeight.of(pack(raw, form, rows, columns), self.device)
+                weight = pack(raw, form, rows, columns).to(self.device)
             self.kept[key] = Matrix(weight, held.to(self.device), pick.to(self.device))
         return self.kept[key]

@@ -226,10 +226,10 @@ def test_a_budget_stops_and_the_next_run_goes_on(tmp_path, tunable, monkeypatch)
     monkeypatch.setattr(gemm_tuning.time, "perf_counter", lambda: next(clock))
     products = [Gemm(rows, 8, 16, "BF16", rows == 2) for rows in (1, 2, 3, 4)]
     done = list(gemm_tuning.GemmTuner(tmp_path / "a.csv", products).run(budget=55))
-    assert [tuned.left for tuned in done] == [3, 2]
+    assert [tuned.remaining for tuned in done] == [3, 2]
     assert done[1].row.operator == "GemmAndBiasTunableOp_BFloat16_TN"
     again = gemm_tuning.GemmTuner(tmp_path / "a.csv", products)
-    assert again.known == 2
+    assert again.measured == 2
     assert again.least_seconds == pytest.approx(0.06)
     assert len(list(again.run())) == 2
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from roofline.backends.gpu.pack import CHUNK, LAYOUTS
+from roofline.backends.gpu.pack import CHUNK, LAYOUTS, Packed
 from roofline.backends.gpu.runtime import dense
+from roofline.hardware.chips.chips import Chip
 from roofline.torch import plain
 
 
@@ -90,8 +91,10 @@ def _register(
     check: Callable[..., None],
     launch: Callable[..., object],
     empty: Callable[..., object],
-) -> None:
+) -> Callable[..., object]:
     """Give an operator its GPU kernel and, for torch.compile, the shape of its result; both check the operands first.
+
+    Returns the GPU kernel.
 
     Args:
         check, empty: take the operator's own arguments.
@@ -114,6 +117,12 @@ def _register(
 
     torch.library.register_kernel(f"roofline::{name}", "cuda", gpu_kernel)
     torch.library.register_fake(f"roofline::{name}", fake_kernel)
+    return gpu_kernel
+
+
+def _launch_quant(chip: Chip, x: Tensor, words: Tensor, *rest: Any) -> Tensor:
+    *arrays, bias, format = rest
+    return dense.linear_quant(chip, x, Packed(LAYOUTS[format], words.shape[1], x.shape[-1], words, *arrays), bias)
 
 
 def _scale(q: Tensor, scale: float | None) -> float:
@@ -154,28 +163,28 @@ def _check_quant(x: Tensor, words: Tensor, format: str) -> None:
     torch._check(x.shape[-1] == columns, lambda: f"linear_quant: the matrix has {columns} columns")
 
 
-_register(
+_norm = _register(
     "norm",
     lambda x, weight, bias, *_: _check_norm(x, weight, bias),
     dense.norm,
     lambda x, *_: x.new_empty(x.shape),
 )
-_register(
+_add_norm = _register(
     "add_norm",
     lambda residual, delta, weight, bias, *_: _check_add_norm(residual, delta, weight, bias),
     dense.add_norm,
     lambda residual, delta, *_: (residual.new_empty(residual.shape, dtype=torch.float32), delta.new_empty(delta.shape)),
 )
-_register("silu_mul", _check_same, dense.silu_mul, lambda gate, up: gate.new_empty(gate.shape))
-_register(
+_silu_mul = _register("silu_mul", _check_same, dense.silu_mul, lambda gate, up: gate.new_empty(gate.shape))
+_attend = _register(
     "attend",
     lambda q, k, v, *_: _check_attend(q, k, v),
     lambda chip, q, k, v, scale, *rest: dense.attend(chip, q, k, v, _scale(q, scale), *rest),
     lambda q, *_: q.new_empty(q.shape),
 )
-_register(
+_linear_quant = _register(
     "linear_quant",
     lambda x, words, *rest: _check_quant(x, words, rest[-1]),
-    dense.linear_quant,
+    _launch_quant,
     lambda x, words, *_: x.new_empty((*x.shape[:-1], words.shape[1])),
 )

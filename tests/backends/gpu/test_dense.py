@@ -91,15 +91,13 @@ def test_linear_quant(name, dtype):
 
     values = np.random.default_rng(0).standard_normal((40, 256)).astype(np.float32)
     raw = formats.get(name).quantize(values)
-    packed = pack(raw, name, 40, 256)
-    parts = ("words", "high", "scale", "minimum", "super_scale", "super_minimum")
-    held = [None if getattr(packed, n) is None else torch.from_numpy(getattr(packed, n)) for n in parts]
+    packed = pack(raw, name, 40, 256).to("cpu")
     matrix = torch.from_numpy(formats.get(name).dequantize(raw, (40, 256))).double()
     x, bias = random(2, 256, 3, dtype=dtype).transpose(1, 2), random(40, seed=3)
-    got = dense.linear_quant(chip(), x, *held, bias, name)
+    got = dense.linear_quant(chip(), x, packed, bias)
     assert got.dtype == dtype
     assert close(got, x.double() @ matrix.T + bias.double())
-    assert close(dense.linear_quant(chip(), x[0, 1], *held, None, name), x[0, 1].double() @ matrix.T)
+    assert close(dense.linear_quant(chip(), x[0, 1], packed, None), x[0, 1].double() @ matrix.T)
 
 
 def test_the_operators_of_torch_hand_their_arguments_on(monkeypatch):
@@ -108,7 +106,8 @@ def test_the_operators_of_torch_hand_their_arguments_on(monkeypatch):
 
     from roofline.torch import PackedLinear, ops
 
-    monkeypatch.setattr(ops, "_on", lambda tensor: nullcontext(chip()))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(ops.dense, "chip_of", lambda number: chip())
     x, y, weight, bias = (random(*shape, seed=s) for s, shape in enumerate([(3, 64), (3, 64), (64,), (64,)]))
     layer = PackedLinear.from_linear(torch.nn.Linear(64, 20), "Q4_1")
     parts = (layer.words, layer.high, layer.scale, layer.minimum, layer.super_scale, layer.super_minimum, layer.bias)

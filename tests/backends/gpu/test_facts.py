@@ -127,7 +127,7 @@ def test_each_gate_names_what_it_found(gate, change):
     (violation,) = gates.check(CASE, replace(GOOD, **change), chip)
     assert violation.gate == gate
     text = str(violation)
-    assert all(word in text for word in ("attend [head_dim=128] on gfx1100", gate, violation.found, violation.allowed))
+    assert all(word in text for word in ("attend [head_dim=128] on gfx1100", gate, violation.figure, violation.allowed))
     assert violation.remedy in text
 
 
@@ -146,7 +146,7 @@ def test_gates_ask_for_the_occupancy_that_the_limits_have():
 
 def test_a_number_that_is_compiled_for_is_caught():
     (violation,) = gates.check(replace(CASE, aligned=()), GOOD, chips.get("gfx1100"))
-    assert (violation.gate, "width" in violation.found, "rows" in violation.found) == ("specialised", True, False)
+    assert (violation.gate, "width" in violation.figure, "rows" in violation.figure) == ("specialised", True, False)
 
 
 def test_float32_needs_no_matrix_instruction_where_there_is_none():

@@ -47,12 +47,11 @@ def test_exact_rows_do_not_depend_on_the_batch():
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_dequantize(name):
     from roofline.backends.gpu.kernels.dequantize import dequantize
-    from roofline.backends.gpu.kernels.linear_quant import DeviceWeight
 
     values = np.random.default_rng(1).standard_normal((70, 256)).astype(np.float32)
     raw = formats.get(name).quantize(values)
     want = torch.from_numpy(formats.get(name).dequantize(raw, values.shape))
-    weight = DeviceWeight.of(pack(raw, name, 70, 256), "cpu")
+    weight = pack(raw, name, 70, 256).to("cpu")
     whole, some = poisoned(70, 256), poisoned(4, 300)[:, :256]
     dequantize(CHIP, weight, out=whole)
     assert torch.allclose(whole, want, rtol=1e-6, atol=1e-7)

@@ -10,13 +10,12 @@ torch = pytest.importorskip("torch")
 
 
 def weight_of(name, rows, columns, seed=0):
-    """(DeviceWeight, its values in float64 [rows, columns])."""
-    from roofline.backends.gpu.kernels.linear_quant import DeviceWeight
+    """(the matrix on the device, its values in float64 [rows, columns])."""
 
     values = np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
     raw = formats.get(name).quantize(values)
     held = torch.from_numpy(formats.get(name).dequantize(raw, (rows, columns))).double()
-    return DeviceWeight.of(pack(raw, name, rows, columns), "cpu"), held
+    return pack(raw, name, rows, columns).to("cpu"), held
 
 
 def run(x, weight, **options):

@@ -48,7 +48,7 @@ def test_a_compiler_that_dies_takes_nothing_else_along(kernel_cache):
     assert set(by_case) == {"before", "deadly", "after"}
     (violation,) = by_case["deadly"].violations
     assert violation.gate == "compiles"
-    assert "ended its process" in violation.found
+    assert "ended its process" in violation.figure
     assert not by_case["before"].violations + by_case["after"].violations
 
 

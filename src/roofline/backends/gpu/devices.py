@@ -2,7 +2,7 @@
 
 import gc
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from roofline.common.errors import CapacityError, UnsupportedError
 from roofline.hardware.chips.chips import Chip
@@ -10,6 +10,9 @@ from roofline.hardware.gpus import inventory as gpus
 from roofline.hardware.gpus import torch_wheel as wheel
 from roofline.hardware.gpus.device import Device
 from roofline.hardware.gpus.torch_wheel import PLATFORMS
+
+if TYPE_CHECKING:
+    import torch
 
 AUTO = "auto"
 
@@ -29,7 +32,7 @@ class Found:
         return f"cuda:{self.number}"
 
 
-def find(wanted: str = AUTO, rank: int = 0, ranks: int = 1) -> Found:
+def find(names: str = AUTO, rank: int = 0, ranks: int = 1) -> Found:
     """The one device that a model runs on: by name as `choose` takes it, or the first that torch can use.
 
     ranks: of so many processes that run it together, each with a device of its own, all of one chip, in the order of
@@ -38,7 +41,7 @@ def find(wanted: str = AUTO, rank: int = 0, ranks: int = 1) -> Found:
     Raises UnsupportedError too where torch or triton is missing, torch sees no GPU at all, or ranks would have
     different chips; CapacityError where there are fewer devices than ranks.
     """
-    devices = _usable(wanted)
+    devices = _usable(names)
     import torch
 
     if len(devices) < ranks:
@@ -53,7 +56,7 @@ def find(wanted: str = AUTO, rank: int = 0, ranks: int = 1) -> Found:
     return Found(device.torch, device, device.chip(), int(torch.cuda.mem_get_info(device.torch)[0]))
 
 
-def give_back(device: Any) -> None:
+def give_back(device: "torch.device | str") -> None:
     """Have torch give memory that nobody uses back to the device: what it keeps looks taken to whoever asks how much
     is free, be it the next model."""
     import torch
@@ -63,12 +66,12 @@ def give_back(device: Any) -> None:
         torch.cuda.empty_cache()
 
 
-def group(wanted: str, number: int, groups: int, size: int = 1) -> str:
+def group(names: str, number: int, groups: int, size: int = 1) -> str:
     """The names, as `find` takes them, of the number-th of so many groups of `size` devices, in the order of the names.
 
     Raises CapacityError where there are fewer devices than the groups need; else as `find`.
     """
-    devices = _usable(wanted)
+    devices = _usable(names)
     if len(devices) < groups * size:
         most = len(devices) // size
         ranks = f" of {size} ranks" if size > 1 else ""
@@ -77,20 +80,20 @@ def group(wanted: str, number: int, groups: int, size: int = 1) -> str:
     return ",".join(device.id for device in devices[number * size : (number + 1) * size])
 
 
-def _usable(wanted: str) -> tuple[Device, ...]:
+def _usable(names: str) -> tuple[Device, ...]:
     """What a text names, at least one. Raises UnsupportedError, also where torch or triton is missing."""
     for package in ("torch", "triton"):
         if gpus.import_or_none(package) is None:
             reason = f"{package} is not installed: pip install 'roofline[gpu]'"
             raise UnsupportedError("backend 'gpu'", reason, ("backend cpu",))
-    devices = choose(None if wanted == AUTO else wanted)
+    devices = choose(None if names == AUTO else names)
     if not devices:
         reason = "torch can use none here; `roofline doctor` says why and what mends it"
         raise UnsupportedError("backend 'gpu'", reason, ("backend cpu",))
     return devices
 
 
-def choose(wanted: str | None = None) -> tuple[Device, ...]:
+def choose(names: str | None = None) -> tuple[Device, ...]:
     """The devices that a text names (see hardware.gpus.select), None: all that torch sees and kernels are compiled for.
 
     Of every device given back torch knows the number (`Device.torch`), and `Device.chip` gives a row. Raises
@@ -100,9 +103,9 @@ def choose(wanted: str | None = None) -> tuple[Device, ...]:
     import torch
 
     there = gpus.detect(torch=torch, amdsmi=gpus.import_or_none("amdsmi"), pynvml=gpus.import_or_none("pynvml"))
-    if wanted is None:
+    if names is None:
         return tuple(device for device in there if device.torch is not None and _served(device))
-    chosen = gpus.select(there, wanted)
+    chosen = gpus.select(there, names)
     for device in chosen:
         device.chip()
         if device.torch is None:
@@ -122,7 +125,7 @@ def _hidden(device: Device) -> str:
     """Why torch does not see it."""
     built = wheel.installed()
     if built is not None and built.platform != PLATFORMS[device.vendor]:
-        made = f"torch {built.version} is a wheel for {built.platform or 'unknown devices'}"
-        return f"{made}, not for {PLATFORMS[device.vendor]}; `roofline doctor` prints the command that mends it"
+        wheel_text = f"torch {built.version} is a wheel for {built.platform or 'unknown devices'}"
+        return f"{wheel_text}, not for {PLATFORMS[device.vendor]}; `roofline doctor` prints the command that mends it"
     variable = "HIP_VISIBLE_DEVICES" if device.vendor == "amd" else "CUDA_VISIBLE_DEVICES"
     return f"torch does not see it: {variable} hides it, or this user may not open it (see `roofline doctor`)"

@@ -15,11 +15,16 @@ Word q has what lane q of four holds of a matrix instruction's operand, so codes
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from roofline.common.errors import UnsupportedError
 from roofline.ops.formats import blocks256
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 SUPER = 256  # columns that share the upper scale of a K-quant
 CHUNK = 32  # codes that words hold together
@@ -62,28 +67,51 @@ class Parts:
     super_minimum: np.ndarray | None = None
 
 
+class _Sized(Protocol):
+    @property
+    def nbytes(self) -> int: ...
+
+
+Array = TypeVar("Array", bound=_Sized)
+
+
 @dataclass(frozen=True)
-class Packed:
-    """The arrays above; what a format does not have is None."""
+class Packed(Generic[Array]):
+    """The arrays above, of numpy or, on a device, of torch; what a format does not have is None."""
 
     layout: Layout
     rows: int
     columns: int
-    words: np.ndarray
-    high: np.ndarray | None
-    scale: np.ndarray
-    minimum: np.ndarray | None
-    super_scale: np.ndarray | None
-    super_minimum: np.ndarray | None
+    words: Array
+    high: Array | None
+    scale: Array
+    minimum: Array | None
+    super_scale: Array | None
+    super_minimum: Array | None
+
+    @property
+    def arrays(self) -> tuple[Array | None, ...]:
+        """words, high, scale, minimum, super_scale, super_minimum."""
+        return self.words, self.high, self.scale, self.minimum, self.super_scale, self.super_minimum
 
     @property
     def nbytes(self) -> int:
         """Bytes on the device: what a product with it reads."""
-        held = (self.words, self.high, self.scale, self.minimum, self.super_scale, self.super_minimum)
-        return sum(part.nbytes for part in held if part is not None)
+        return sum(array.nbytes for array in self.arrays if array is not None)
+
+    def pointers(self) -> tuple[Array, ...]:
+        """`arrays` as arguments of a kernel: `words` in the place of each that the format does not have."""
+        return tuple(self.words if array is None else array for array in self.arrays)
+
+    def to(self: "Packed[np.ndarray]", device: "torch.device | str") -> "Packed[Tensor]":
+        """Numpy's arrays copied to a device."""
+        import torch
+
+        arrays = [None if array is None else torch.from_numpy(array).to(device) for array in self.arrays]
+        return Packed(self.layout, self.rows, self.columns, *arrays)  # type: ignore[arg-type]
 
 
-def pack(raw: np.ndarray, name: str, rows: int, columns: int) -> Packed:
+def pack(raw: np.ndarray, name: str, rows: int, columns: int) -> Packed[np.ndarray]:
     """A matrix from its bytes in the file (uint8). Raises UnsupportedError for a format without a layout here."""
     if name not in LAYOUTS:
         raise UnsupportedError(f"format {name} on a GPU", "its kernels do not read it", [*sorted(LAYOUTS), "E4M3"])

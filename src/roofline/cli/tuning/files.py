@@ -146,10 +146,10 @@ def products_of(model: str, weights: str | None, batch: str, prompt: int) -> "tu
     ours = programs["plan"]
     products = split(gemms(programs["trace"], steps) | gemms(ours, steps))
     if not products.tunable:
-        formats = ", ".join(sorted({gemm.format for gemm in products.others}))
+        formats = ", ".join(sorted({gemm.format for gemm in products.block_formats}))
         raise ConfigError(f"{model} has weights in {formats} alone, which no BLAS library multiplies: nothing to tune")
-    if products.others:
-        print(f"{len(products.others)} products are left out: our own kernels multiply weights in block formats")
+    if products.block_formats:
+        print(f"{len(products.block_formats)} products are left out: our own kernels multiply weights in block formats")
     return products, list(gemms(ours, steps, fused_gates=False))
 
 

@@ -55,14 +55,14 @@ def _tune_libraries(products: "Sequence[Gemm]", path: Path, until: float | None)
     from roofline.common.units import human_seconds
 
     tuner = GemmTuner(path, products)
-    reused = f"; {tuner.known} are known already" if tuner.known else ""
+    reused = f"; {tuner.measured} are known already" if tuner.measured else ""
     least = human_seconds(tuner.least_seconds)
     print(
         f"{len(tuner.products)} products to tune{reused}: at least {least}, more for every further kernel torch tries"
     )
     remaining = len(tuner.products)
     for tuned in tuner.run(_seconds_left(until)):
-        remaining = tuned.left
+        remaining = tuned.remaining
         print(f"{line(tuned.row)}; {remaining} left, about {human_seconds(tuned.seconds)}", flush=True)
     if remaining:
         print(f"{remaining} are left: run the same command again to go on")

@@ -55,20 +55,20 @@ def matrix_instructions(text: str, chip: Chip) -> dict[str, int]:
     """Instruction -> how often it stands in the assembly."""
     names = "|".join(re.escape(start) for start in chip.matrix.split("|"))
     waits = r"wgmma\.(?:fence|commit_group|wait_group)"  # what stands around Hopper's, and computes nothing
-    found = re.findall(rf"^\s*(?:@!?%p\d+ )?(?!{waits})((?:{names})[\w.:]*)", text, re.MULTILINE)
-    return dict(sorted(Counter(found).items()))
+    instructions = re.findall(rf"^\s*(?:@!?%p\d+ )?(?!{waits})((?:{names})[\w.:]*)", text, re.MULTILINE)
+    return dict(sorted(Counter(instructions).items()))
 
 
 def dots(ttir: str) -> dict[str, int]:
     """dtype of the first operand, as MLIR names it ("bf16", "f32", "f8E4M3FN") -> products in the kernel."""
-    found = re.findall(r"= tt\.dot(?:_scaled)? .* : tensor<[\dx]*x(\w+)[,>]", ttir)
-    return dict(sorted(Counter(found).items()))
+    operands = re.findall(r"= tt\.dot(?:_scaled)? .* : tensor<[\dx]*x(\w+)[,>]", ttir)
+    return dict(sorted(Counter(operands).items()))
 
 
 def plain_dots(ttgir: str) -> dict[str, int]:
     """Those products whose result lies in a layout of no matrix instruction ("#blocked")."""
-    found = re.findall(r"= tt\.dot .* : tensor<[\dx]*x(\w+)[,>].* -> tensor<[^>]*#blocked\d*>", ttgir)
-    return dict(sorted(Counter(found).items()))
+    operands = re.findall(r"= tt\.dot .* : tensor<[\dx]*x(\w+)[,>].* -> tensor<[^>]*#blocked\d*>", ttgir)
+    return dict(sorted(Counter(operands).items()))
 
 
 def _amd(text: str) -> dict[str, Any]:
@@ -101,10 +101,10 @@ def _nvidia(log: str, cubin: bytes) -> dict[str, Any]:
 
 
 def _number(text: str, pattern: str, default: int | None = None) -> int:
-    found = re.search(pattern, text)
-    if found is None and default is None:
+    match = re.search(pattern, text)
+    if match is None and default is None:
         raise ConfigError(f"the compiler's text lacks {pattern!r}: this version of Triton is not one that we know")
-    return int(found[1]) if found else int(default or 0)
+    return int(match[1]) if match else int(default or 0)
 
 
 def text_bytes(elf: bytes) -> int:

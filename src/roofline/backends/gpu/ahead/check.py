@@ -58,7 +58,7 @@ class Proof:
 
 
 def prove(
-    wanted: Sequence[Chip],
+    targets: Sequence[Chip],
     *,
     kernel: str | None = None,
     modules: Sequence[str] | None = None,
@@ -76,12 +76,12 @@ def prove(
     catalogue.require_compiler()
     count = jobs or _cores()
     path = str(folder or kernel_cache.folder())
-    names = tuple(chip.name for chip in wanted)
+    names = tuple(chip.name for chip in targets)
     with _pool(1) as pool:
         tasks = pool.submit(_tasks, names, None if modules is None else tuple(modules)).result()
     if kernel is not None and kernel not in {task.kernel for task in tasks}:
-        known = sorted({task.kernel for task in tasks})
-        raise UnsupportedError(f"the kernel {kernel!r}", "there is none of that name for these chips", known)
+        kernels = sorted({task.kernel for task in tasks})
+        raise UnsupportedError(f"the kernel {kernel!r}", "there is none of that name for these chips", kernels)
     waiting = deque(
         task
         for task in tasks

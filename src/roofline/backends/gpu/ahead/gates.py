@@ -20,26 +20,26 @@ _SMALLER = "give the kernel a smaller tile or more warps on this chip in tiles.t
 @dataclass(frozen=True)
 class Violation:
     """gate: "compiles", "spills", "stack", "local memory", "occupancy", "dots", "matrix" or "specialised";
-    found, allowed: in words; remedy: what to do about it."""
+    figure, allowed: in words; remedy: what to do about it."""
 
     kernel: str
     case: str
     chip: str
     gate: str
-    found: str
+    figure: str
     allowed: str
     remedy: str
 
     def __str__(self) -> str:
         where = f"{self.kernel} [{self.case}] on {self.chip}"
-        return f"{where}: {self.gate}: {self.found}; allowed: {self.allowed}. To do: {self.remedy}."
+        return f"{where}: {self.gate}: {self.figure}; allowed: {self.allowed}. To do: {self.remedy}."
 
 
 def check(compilation: Compilation, facts: Facts, chip: Chip) -> tuple[Violation, ...]:
     """Every gate that the binary does not pass."""
     gates = (_spills, _stack, _local, _occupancy, _dots, _matrix, _specialised)
-    found = (violation for gate in gates for violation in gate(compilation, facts, chip))
-    return tuple(Violation(compilation.kernel, compilation.case, chip.name, *violation) for violation in found)
+    violations = (violation for gate in gates for violation in gate(compilation, facts, chip))
+    return tuple(Violation(compilation.kernel, compilation.case, chip.name, *violation) for violation in violations)
 
 
 def row(section: str, compilation: Compilation, chip: Chip) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def reached(facts: Facts, chip: Chip) -> Occupancy | None:
         return None
 
 
-Gate = Iterator[tuple[str, str, str, str]]  # gate, found, allowed, remedy of what is violated
+Gate = Iterator[tuple[str, str, str, str]]  # gate, figure, allowed, remedy of what is violated
 
 
 def _spills(compilation: Compilation, facts: Facts, chip: Chip) -> Gate:
@@ -78,21 +78,21 @@ def _local(compilation: Compilation, facts: Facts, chip: Chip) -> Gate:
 
 
 def _occupancy(compilation: Compilation, facts: Facts, chip: Chip) -> Gate:
-    wanted = row("occupancy", compilation, chip)["waves"]
+    required = row("occupancy", compilation, chip)["waves"]
     there = reached(facts, chip)
     if facts.local_bytes > chip.local_bytes:  # has a gate of its own
         return
-    if there is None or there.waves < wanted:
-        found = f"{there.waves:g} waves on each SIMD, bound by {there.bound}," if there else "not one program fits"
-        found += f" with {facts.registers} registers a thread and {facts.local_bytes:,} bytes of local memory"
-        yield "occupancy", found, f"at least {wanted} waves on each SIMD", _SMALLER
+    if there is None or there.waves < required:
+        figure = f"{there.waves:g} waves on each SIMD, bound by {there.bound}," if there else "not one program fits"
+        figure += f" with {facts.registers} registers a thread and {facts.local_bytes:,} bytes of local memory"
+        yield "occupancy", figure, f"at least {required} waves on each SIMD", _SMALLER
 
 
 def _dots(compilation: Compilation, facts: Facts, chip: Chip) -> Gate:
     if bool(facts.dots) != compilation.dots:
-        found = f"{sum(facts.dots.values())} products of tiles (tl.dot)"
-        wanted = "at least one" if compilation.dots else "none"
-        yield "dots", found, wanted, "make `dots` of its compilation say what the kernel does"
+        figure = f"{sum(facts.dots.values())} products of tiles (tl.dot)"
+        required = "at least one" if compilation.dots else "none"
+        yield "dots", figure, required, "make `dots` of its compilation say what the kernel does"
 
 
 def _matrix(compilation: Compilation, facts: Facts, chip: Chip) -> Gate:
@@ -113,9 +113,9 @@ def _matrix(compilation: Compilation, facts: Facts, chip: Chip) -> Gate:
 
 def _specialised(compilation: Compilation, facts: Facts, chip: Chip) -> Gate:
     """Triton compiles anew for an integer that is 1, a multiple of 16, or neither, unless it is told not to."""
-    kept = {param.name for param in compilation.function.params if not param.do_not_specialize}
+    specialised = {param.name for param in compilation.function.params if not param.do_not_specialize}
     numbers = (name for name, kind in compilation.signature.items() if kind in ("i32", "i64"))
-    free = [name for name in numbers if name in kept and name not in compilation.aligned]
+    free = [name for name in numbers if name in specialised and name not in compilation.aligned]
     if free:
         remedy = "name them in do_not_specialize of the kernel, or in `aligned` where they are always multiples of 16"
         yield "specialised", f"a binary for each kind of number of {', '.join(free)}", "one for all numbers", remedy

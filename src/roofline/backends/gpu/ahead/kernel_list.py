@@ -17,7 +17,7 @@ PACKAGE = "roofline.backends.gpu.kernels"
 def modules() -> tuple[str, ...]:
     """Dotted names of all modules in kernels/, helpers without a kernel too; nothing is imported for it."""
     package = import_module(PACKAGE)
-    return tuple(f"{PACKAGE}.{found.name}" for found in pkgutil.iter_modules(package.__path__))
+    return tuple(f"{PACKAGE}.{module.name}" for module in pkgutil.iter_modules(package.__path__))
 
 
 def require_compiler() -> None:

@@ -59,14 +59,14 @@ def install(chip: Chip) -> None:
     driver.set_active(AbsentDriver(chip))
 
 
-def asked() -> dict[str, bool]:
+def record_requests() -> dict[str, bool]:
     """Key of each binary that launches ask Triton's compiler for from now on -> whether it lay in the cache."""
     import triton
 
-    found: dict[str, bool] = {}
+    requests: dict[str, bool] = {}
 
     def listen(*, metadata: Any, cache_hit: bool, **rest: Any) -> None:
-        found.setdefault(metadata["hash"], cache_hit)
+        requests.setdefault(metadata["hash"], cache_hit)
 
     triton.knobs.compilation.listener = listen
-    return found
+    return requests

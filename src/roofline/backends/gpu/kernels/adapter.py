@@ -44,9 +44,9 @@ def _shrink(x, a, ids, middle, rows, adapters, width, rank, x_stride,
         acc = tl.zeros((BLOCK_M, RANK), tl.float32)
         for first in range(0, width, BLOCK_K):
             inside = k < width - first
-            left = tl.load(inputs + first, mask=mine[:, None] & inside[None, :], other=0.0)
-            right = tl.load(weights + first, mask=inside[:, None] & (r < rank)[None, :], other=0.0)
-            acc = tl.dot(left, right, acc, input_precision="ieee")
+            lhs = tl.load(inputs + first, mask=mine[:, None] & inside[None, :], other=0.0)
+            rhs = tl.load(weights + first, mask=inside[:, None] & (r < rank)[None, :], other=0.0)
+            acc = tl.dot(lhs, rhs, acc, input_precision="ieee")
         tl.store(middle + (row * RANK)[:, None] + r[None, :], acc.to(middle.dtype.element_ty), mask=mine[:, None])
 
 
@@ -57,13 +57,13 @@ def _expand(middle, b, scales, ids, out, rows, adapters, columns, rank, out_stri
     column, r = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, RANK)
     id = tl.load(ids + row, mask=row < rows, other=0)
     adapted, inside = id != 0, column < columns
-    left = tl.load(middle + (row * RANK)[:, None] + r[None, :], mask=adapted[:, None], other=0.0)
+    lhs = tl.load(middle + (row * RANK)[:, None] + r[None, :], mask=adapted[:, None], other=0.0)
     total = tl.full((BLOCK_M, BLOCK_N), float("nan"), tl.float32)  # stays where an adapter is not there
     adapter = _next_adapter(id, 0, adapters)
     while adapter != NO_ADAPTER:
         weights = b + (adapter - 1).to(tl.int64) * columns * rank + (column * rank)[None, :] + r[:, None]
-        right = tl.load(weights, mask=inside[None, :] & (r < rank)[:, None], other=0.0)
-        product = tl.dot(left, right, input_precision="ieee") * tl.load(scales + adapter - 1)
+        rhs = tl.load(weights, mask=inside[None, :] & (r < rank)[:, None], other=0.0)
+        product = tl.dot(lhs, rhs, input_precision="ieee") * tl.load(scales + adapter - 1)
         total = tl.where((id == adapter)[:, None], product, total)
         adapter = _next_adapter(id, adapter, adapters)
     place, stored = out + (row * out_stride)[:, None] + column[None, :], adapted[:, None] & inside[None, :]

@@ -85,10 +85,10 @@ def cost(
     """(FLOPs, bytes) of one step of segments (queries, context): pairs that are seen, keys read once a kv head."""
     pairs = keys = rows = 0
     for queries, context in segments:
-        seen = min(window, context) if window else context
-        growing = max(0, queries - (context - seen))  # the first queries, which see fewer keys than the last
-        pairs += queries * seen - growing * (growing - 1) // 2
-        keys += min(context, seen + queries - 1)
+        visible = min(window, context) if window else context
+        growing = max(0, queries - (context - visible))  # the first queries, which see fewer keys than the last
+        pairs += queries * visible - growing * (growing - 1) // 2
+        keys += min(context, visible + queries - 1)
         rows += queries
     io = 2 * rows * heads * head_dim * element_bytes
     return 4 * pairs * heads * head_dim, 2 * keys * kv_heads * head_dim * cache_bytes + io

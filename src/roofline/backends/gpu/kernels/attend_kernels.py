@@ -63,8 +63,8 @@ def _merged(top, total, acc, top_part, total_part, acc_part, ALONG: tl.constexpr
     old, new = tl.exp2(top - finite), tl.exp2(top_part - finite)
     empty = top_part == float("-inf")
     total = tl.where(empty, total, tl.fma(total, old, total_part * new))
-    both = tl.fma(acc, tl.expand_dims(old, ALONG), acc_part * tl.expand_dims(new, ALONG))
-    return highest, total, tl.where(tl.expand_dims(empty, ALONG), acc, both)
+    rescaled = tl.fma(acc, tl.expand_dims(old, ALONG), acc_part * tl.expand_dims(new, ALONG))
+    return highest, total, tl.where(tl.expand_dims(empty, ALONG), acc, rescaled)
 
 
 @triton.jit
@@ -116,10 +116,10 @@ def _block(
     if CAPPED or ALIBI:
         scores = _scores(scores, at, keys, slope, scale, cap, CAPPED, ALIBI, ALONG)
     if MASKED:
-        seen = tl.expand_dims(keys, 1 - ALONG) <= tl.expand_dims(at, ALONG)
+        visible = tl.expand_dims(keys, 1 - ALONG) <= tl.expand_dims(at, ALONG)
         if WINDOW > 0:
-            seen = seen & (tl.expand_dims(keys, 1 - ALONG) > tl.expand_dims(at - WINDOW, ALONG))
-        scores = tl.where(seen, scores, float("-inf"))
+            visible = visible & (tl.expand_dims(keys, 1 - ALONG) > tl.expand_dims(at - WINDOW, ALONG))
+        scores = tl.where(visible, scores, float("-inf"))
     high = tl.max(scores, axis=ALONG)
     highest = tl.maximum(top, high if CAPPED or ALIBI else high * scale)
     finite = tl.where(highest == float("-inf"), 0.0, highest) if MASKED else highest
@@ -128,8 +128,8 @@ def _block(
     else:
         p = tl.exp2(tl.fma(scores, scale, tl.expand_dims(-finite, ALONG)))
     if MASKED:
-        kept = tl.expand_dims(written, ALONG) & tl.expand_dims(inside, 1 - ALONG)
-        v_block = tl.load(v_at, mask=kept, other=0.0)  # of what no one wrote: 0 * NaN would be NaN
+        v_mask = tl.expand_dims(written, ALONG) & tl.expand_dims(inside, 1 - ALONG)
+        v_block = tl.load(v_at, mask=v_mask, other=0.0)  # of what no one wrote: 0 * NaN would be NaN
     elif DIM == BLOCK_D:
         v_block = tl.load(v_at)
     else:
@@ -230,9 +230,11 @@ def attend_kernel(
     head = kv_head * GROUP + member
     token = (start + index).to(tl.int64)
     at = tl.minimum(context - queries + index, last)
-    kept = tl.expand_dims(real, ALONG) & tl.expand_dims(dims < DIM, 1 - ALONG)
+    row_mask = tl.expand_dims(real, ALONG) & tl.expand_dims(dims < DIM, 1 - ALONG)
     query = tl.load(
-        q + tl.expand_dims(token * q_row + head * DIM, ALONG) + tl.expand_dims(dims, 1 - ALONG), mask=kept, other=0.0
+        q + tl.expand_dims(token * q_row + head * DIM, ALONG) + tl.expand_dims(dims, 1 - ALONG),
+        mask=row_mask,
+        other=0.0,
     )
     slope = tl.load(slopes + head, mask=real, other=0.0) if ALIBI else scale
     k += kv_head.to(tl.int64) * (PAGE * DIM)
@@ -261,10 +263,10 @@ def attend_kernel(
         row = row * splits + tl.program_id(2)
         tl.store(state + row * 2, top, mask=real)
         tl.store(state + row * 2 + 1, total, mask=real)
-        tl.store(partial + tl.expand_dims(row * DIM, ALONG) + tl.expand_dims(dims, 1 - ALONG), acc, mask=kept)
+        tl.store(partial + tl.expand_dims(row * DIM, ALONG) + tl.expand_dims(dims, 1 - ALONG), acc, mask=row_mask)
     else:
         value = (acc / tl.expand_dims(total, ALONG)).to(out.dtype.element_ty)
-        tl.store(out + tl.expand_dims(row * DIM, ALONG) + tl.expand_dims(dims, 1 - ALONG), value, mask=kept)
+        tl.store(out + tl.expand_dims(row * DIM, ALONG) + tl.expand_dims(dims, 1 - ALONG), value, mask=row_mask)
 
 
 @triton.jit(do_not_specialize=["first_segment", "segments", "kv_heads", "splits"])
@@ -299,8 +301,8 @@ def merge_kernel(
         there = chunk + place < stop
         tops = tl.load(state + part * 2, mask=there, other=float("-inf"))
         totals = tl.load(state + part * 2 + 1, mask=there, other=0.0)
-        kept = there[:, None] & (dims < DIM)[None, :]
-        accs = tl.load(partial + part[:, None] * DIM + dims[None, :], mask=kept, other=0.0)
+        part_mask = there[:, None] & (dims < DIM)[None, :]
+        accs = tl.load(partial + part[:, None] * DIM + dims[None, :], mask=part_mask, other=0.0)
         if EXACT:
             for i in tl.static_range(CHUNK):
                 chosen = place == i
@@ -315,5 +317,5 @@ def merge_kernel(
             total = total * old + tl.sum(totals * weights, axis=0)
             acc = acc * old[:, None] + tl.sum(accs * weights[:, None], axis=0)[None, :]
             top = highest
-    kept = out + (row + one)[:, None] * DIM + dims[None, :]
-    tl.store(kept, (acc / total[:, None]).to(out.dtype.element_ty), mask=(dims < DIM)[None, :])
+    target = out + (row + one)[:, None] * DIM + dims[None, :]
+    tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=(dims < DIM)[None, :])

@@ -48,9 +48,9 @@ def _amounts(scores, id, vocab, peak, limit, last, WEIGHTS: tl.constexpr):
     (limit, last)."""
     x = tl.load(scores + id, mask=id < vocab, other=float("-inf"))
     key = _key(x)
-    kept = (id < vocab) & ((key > limit) | ((key == limit) & (id <= last)))
+    counted = (id < vocab) & ((key > limit) | ((key == limit) & (id <= last)))
     amount = _weight(x, peak) if WEIGHTS else tl.full(id.shape, 1, tl.int32)
-    return key, tl.where(kept, amount, 0)
+    return key, tl.where(counted, amount, 0)
 
 
 @triton.jit
@@ -121,12 +121,12 @@ def _list(scores, vocab, bound, listed, BLOCK: tl.constexpr):
     for first in range(0, vocab, BLOCK):
         id = first + tl.arange(0, BLOCK)
         x = tl.load(scores + id, mask=id < vocab, other=float("-inf"))
-        wanted = (id < vocab) & (_key(x) >= bound)
-        place = count + tl.cumsum(wanted.to(tl.int32), axis=0) - 1
-        fits = wanted & (place < BLOCK)
+        reaches = (id < vocab) & (_key(x) >= bound)
+        place = count + tl.cumsum(reaches.to(tl.int32), axis=0) - 1
+        fits = reaches & (place < BLOCK)
         tl.store(listed + place, x.to(tl.int32, bitcast=True), mask=fits)
         tl.store(listed + BLOCK + place, id, mask=fits)
-        count += tl.sum(wanted.to(tl.int32), axis=0)
+        count += tl.sum(reaches.to(tl.int32), axis=0)
     return count
 
 
@@ -165,12 +165,12 @@ def _cutoff(scores, settings, thresholds, lasts, peaks, listed, vocab, BLOCK: tl
             tl.debug_barrier()  # other threads have written what is read here
             place = tl.arange(0, BLOCK)
             x = tl.load(listed + place, mask=place < count, other=0).to(tl.float32, bitcast=True)
-            key, kept, last_place = tl.where(place < count, _key(x), 0), place < count, count
+            key, counted, last_place = tl.where(place < count, _key(x), 0), place < count, count
             if by_count:
-                limit, last_place = _cut_listed(key, kept.to(tl.int32), top_k, BLOCK)
-                kept = (key > limit) | ((key == limit) & (place <= last_place))
+                limit, last_place = _cut_listed(key, counted.to(tl.int32), top_k, BLOCK)
+                counted = (key > limit) | ((key == limit) & (place <= last_place))
             if by_weight:
-                weight = tl.where(kept, _weight(x, peak), 0)
+                weight = tl.where(counted, _weight(x, peak), 0)
                 total = tl.sum(weight, axis=0) if by_count else total
                 limit, last_place = _cut_listed(key, weight, _needed(top_p, total), BLOCK)
             last = tl.load(listed + BLOCK + last_place)

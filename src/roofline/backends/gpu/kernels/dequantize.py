@@ -9,8 +9,8 @@ from torch import Tensor
 
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.integers import cdiv
-from roofline.backends.gpu.kernels.linear_quant import DeviceWeight, group_codes, group_scale, layout_constants
-from roofline.backends.gpu.pack import LAYOUTS
+from roofline.backends.gpu.kernels.linear_quant import group_codes, group_scale, layout_constants
+from roofline.backends.gpu.pack import LAYOUTS, Packed
 from roofline.backends.gpu.signatures import Compilation, pointers
 from roofline.hardware.chips.chips import Chip
 
@@ -40,7 +40,7 @@ def _dequantize(
     tl.store(at, value.to(out.dtype.element_ty), mask=(i < count)[:, None])
 
 
-def dequantize(chip: Chip, weight: DeviceWeight, *, out: Tensor, ids: Tensor | None = None) -> None:
+def dequantize(chip: Chip, weight: Packed[Tensor], *, out: Tensor, ids: Tensor | None = None) -> None:
     """out [rows, columns] = the matrix, or its rows by ids [rows], rounded to out's dtype; rows of out may lie apart.
 
     An id outside the matrix gives a row of NaN.
@@ -54,7 +54,7 @@ def dequantize(chip: Chip, weight: DeviceWeight, *, out: Tensor, ids: Tensor | N
     )  # fmt: skip
 
 
-def cost(weight: DeviceWeight, rows: int, dtype: torch.dtype) -> tuple[int, int]:
+def cost(weight: Packed[Tensor], rows: int, dtype: torch.dtype) -> tuple[int, int]:
     """(FLOPs, bytes) of widening so many rows."""
     values = rows * weight.columns
     return 2 * values, rows * weight.nbytes // weight.rows + values * dtype.itemsize

@@ -20,8 +20,8 @@ def _pick(table, numbers, out, rows, width, table_stride, out_stride, BLOCK: tl.
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     number = tl.load(numbers + at).to(tl.int64)
-    known = (number >= 0) & (number < rows)
-    value = tl.load(table + number * table_stride + column, mask=inside & known, other=float("nan"))
+    valid = (number >= 0) & (number < rows)
+    value = tl.load(table + number * table_stride + column, mask=inside & valid, other=float("nan"))
     tl.store(out + at * out_stride + column, value.to(tl.float32).to(out.dtype.element_ty), mask=inside)
 
 

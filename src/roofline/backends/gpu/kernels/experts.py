@@ -34,7 +34,7 @@ def _expert_linear(
         real = at < tl.load(starts + expert + 1)
         slot = tl.load(order + at, mask=real, other=0).to(tl.int64)
         column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-        known = column < columns
+        in_columns = column < columns
         k = tl.arange(0, BLOCK_K)
         rows = x + (slot // SHARE * x_stride)[:, None] + k[None, :]
         weights = w + expert.to(tl.int64) * columns * width + column.to(tl.int64)[None, :] * width + k[:, None]
@@ -42,10 +42,10 @@ def _expert_linear(
         for first in range(0, width, BLOCK_K):
             inside = k < width - first
             a = tl.load(rows + first, mask=real[:, None] & inside[None, :], other=0.0)
-            b = tl.load(weights + first, mask=known[None, :] & inside[:, None], other=0.0)
+            b = tl.load(weights + first, mask=in_columns[None, :] & inside[:, None], other=0.0)
             acc = tl.dot(a, b, acc, input_precision="ieee")
         place = out + (slot * out_stride)[:, None] + column[None, :]
-        tl.store(place, acc.to(out.dtype.element_ty), mask=real[:, None] & known[None, :])
+        tl.store(place, acc.to(out.dtype.element_ty), mask=real[:, None] & in_columns[None, :])
 
 
 @dataclass(frozen=True)

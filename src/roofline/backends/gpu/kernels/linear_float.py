@@ -37,13 +37,13 @@ def _linear_float(
     for start in range(0, width, BLOCK_K):
         inside = start + k < width
         part = tl.load(x_at + start, mask=in_m[:, None] & inside[None, :], other=0.0)
-        held = tl.load(w_at + start, mask=in_n[:, None] & inside[None, :], other=0.0)
-        acc = tl.dot(part, tl.trans(held), acc, input_precision="ieee")
+        w_block = tl.load(w_at + start, mask=in_n[:, None] & inside[None, :], other=0.0)
+        acc = tl.dot(part, tl.trans(w_block), acc, input_precision="ieee")
         if GATED:
-            held = tl.load(
+            w_block = tl.load(
                 w_at + results.to(tl.int64) * width + start, mask=in_n[:, None] & inside[None, :], other=0.0
             )  # fmt: skip
-            up = tl.dot(part, tl.trans(held), up, input_precision="ieee")
+            up = tl.dot(part, tl.trans(w_block), up, input_precision="ieee")
     if HAS_BIAS:
         acc += tl.load(bias + n, mask=in_n, other=0.0).to(tl.float32)[None, :]
     if GATED:

@@ -34,11 +34,11 @@ def _sums(
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for group in range(0, width // GROUP):
         part = tl.load(x_at + group * GROUP, mask=in_m, other=0.0)
-        held = tl.load(w_at + group * GROUP, mask=in_n[:, None], other=0.0)
+        w_block = tl.load(w_at + group * GROUP, mask=in_n[:, None], other=0.0)
         if ROWS_FP8:
-            product = tl.dot(part, tl.trans(held))
+            product = tl.dot(part, tl.trans(w_block))
         else:
-            product = tl.dot(part, tl.trans(e4m3_values(held, part.dtype)), input_precision="ieee")
+            product = tl.dot(part, tl.trans(e4m3_values(w_block, part.dtype)), input_precision="ieee")
         s = tl.load(scale + group * columns + column, mask=in_n, other=0.0)
         acc = tl.fma(product, tl.broadcast_to(s[None, :], (BLOCK_M, BLOCK_N)), acc)
     return acc

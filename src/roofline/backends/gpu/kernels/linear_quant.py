@@ -10,7 +10,6 @@ for all others: unpacking spreads a word over lanes, so a tile goes through shar
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -36,19 +35,19 @@ def group_codes(words, high, group, column, columns, inside, BITS: tl.constexpr,
     n: tl.constexpr = column.shape[0]
     at = group.to(tl.int64) * columns + column
     if BITS == 8:
-        held = tl.load(words + at[:, None] * 8 + tl.arange(0, 8)[None, :], mask=inside[:, None], other=0)
-        codes = tl.reshape((held[:, :, None] >> (8 * tl.arange(0, 4))[None, None, :]) & 255, (n, GROUP))
+        packed = tl.load(words + at[:, None] * 8 + tl.arange(0, 8)[None, :], mask=inside[:, None], other=0)
+        codes = tl.reshape((packed[:, :, None] >> (8 * tl.arange(0, 4))[None, None, :]) & 255, (n, GROUP))
     else:  # see `order` in pack.py
         EACH: tl.constexpr = 32 // GROUP
         chunk = (group // EACH).to(tl.int64) * columns + column
-        held = tl.load(words + chunk[:, None] * 4 + tl.arange(0, 4)[None, :], mask=inside[:, None], other=0)
+        packed = tl.load(words + chunk[:, None] * 4 + tl.arange(0, 4)[None, :], mask=inside[:, None], other=0)
         code = tl.arange(0, 4)
         shifts = code // 2 * 4 + code % 2 * 16
         if EACH == 1:
             shifts = (8 * tl.arange(0, 2))[:, None, None] + shifts[None, None, :]
-            codes = tl.reshape((held[:, None, :, None] >> shifts[None, :, :, :]) & 15, (n, GROUP))
+            codes = tl.reshape((packed[:, None, :, None] >> shifts[None, :, :, :]) & 15, (n, GROUP))
         else:
-            codes = tl.reshape((held[:, :, None] >> (shifts + 8 * (group % EACH))[None, None, :]) & 15, (n, GROUP))
+            codes = tl.reshape((packed[:, :, None] >> (shifts + 8 * (group % EACH))[None, None, :]) & 15, (n, GROUP))
     if BITS == 5 or BITS == 6:
         k = tl.arange(0, GROUP)
         place = k // 4 % 4 * (GROUP // 8) + k // 16 * 2 + k // 2 % 2
@@ -81,8 +80,8 @@ def _byte_scale(
     fours: bool [BLOCK_N / 4], like `inside`. start and columns are multiples of 4.
     """
     at = (group * columns + start) // 4 + tl.arange(0, BLOCK_N // 4)
-    held = tl.load(scale.to(tl.pointer_type(tl.int32), bitcast=True) + at, mask=fours, other=0)
-    signed = tl.reshape((held[:, None] << (24 - 8 * tl.arange(0, 4))[None, :]) >> 24, (BLOCK_N,))
+    packed = tl.load(scale.to(tl.pointer_type(tl.int32), bitcast=True) + at, mask=fours, other=0)
+    signed = tl.reshape((packed[:, None] << (24 - 8 * tl.arange(0, 4))[None, :]) >> 24, (BLOCK_N,))
     at = (group * GROUP // SUPER_COLUMNS) * columns + column
     return signed.to(tl.float32) * tl.load(upper + at, mask=inside, other=0.0).to(tl.float32)
 
@@ -195,45 +194,6 @@ def _linear_quant(
     tl.store(at, acc.to(out.dtype.element_ty), mask=(row < rows)[:, None] & in_n[None, :])
 
 
-@dataclass(frozen=True)
-class DeviceWeight:
-    """A Packed matrix on a device; the arrays a format does not have are None."""
-
-    layout: Layout
-    rows: int
-    columns: int
-    words: Tensor
-    high: Tensor | None
-    scale: Tensor
-    minimum: Tensor | None
-    super_scale: Tensor | None
-    super_minimum: Tensor | None
-
-    @classmethod
-    def of(cls, packed: Packed, device: torch.device | str) -> "DeviceWeight":
-        """Copied to the device."""
-
-        def move(array):
-            return None if array is None else torch.from_numpy(array).to(device)
-
-        held = (packed.high, packed.scale, packed.minimum, packed.super_scale, packed.super_minimum)
-        words = move(packed.words)
-        return cls(packed.layout, packed.rows, packed.columns, words, *(move(part) for part in held))
-
-    @property
-    def _arrays(self) -> tuple[Tensor | None, ...]:
-        return self.words, self.high, self.scale, self.minimum, self.super_scale, self.super_minimum
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its arrays."""
-        return sum(part.nbytes for part in self._arrays if part is not None)
-
-    def pointers(self) -> tuple[Tensor, ...]:
-        """words, high, scale, minimum, super_scale, super_minimum; one that is there for each that is not."""
-        return tuple(self.words if part is None else part for part in self._arrays)
-
-
 def layout_constants(layout: Layout) -> dict[str, object]:
     """The constants that a format gives every kernel that reads it."""
     return {
@@ -262,7 +222,7 @@ def regime(rows: int, exact: bool) -> str:
 def linear_quant(
     chip: Chip,
     x: Tensor,
-    weight: DeviceWeight,
+    weight: Packed[Tensor],
     bias: Tensor | None,
     out: Tensor,
     *,
@@ -277,15 +237,15 @@ def linear_quant(
     layout = weight.layout
     rows, width = x.shape
     columns = weight.rows
-    whole = takes_whole(chip, layout, x.dtype, columns, width)
-    tile = _tile(chip, layout, regime(rows, exact), rows, columns, whole)
+    is_whole = takes_whole(chip, layout, x.dtype, columns, width)
+    tile = _tile(chip, layout, regime(rows, exact), rows, columns, is_whole)
     results = columns // 2 if gated else columns
-    programs = cdiv(columns if whole else results, tile.sizes["BLOCK_N"])
+    programs = cdiv(columns if is_whole else results, tile.sizes["BLOCK_N"])
     base = _BASES[x.dtype][0]
     _linear_quant[programs, cdiv(rows, tile.sizes["BLOCK_M"])](
         x, *weight.pointers(), x if bias is None else bias, out,
         rows, columns, width // layout.group, x.stride(0), out.stride(0), base << 16 | base,
-        HAS_BIAS=bias is not None, GATED=gated, WHOLE=whole, **_ahead(chip, tile, layout, results),
+        HAS_BIAS=bias is not None, GATED=gated, WHOLE=is_whole, **_pipeline(chip, tile, layout, results),
         **constants(layout, x.dtype), **tile.launch(),
     )  # fmt: skip
 
@@ -296,20 +256,20 @@ def takes_whole(chip: Chip, layout: Layout, dtype: torch.dtype, columns: int, wi
     return chip.vendor == "nvidia" and form and columns % WHOLE_ROWS == 0 and width % SUPER == 0
 
 
-def _tile(chip: Chip, layout: Layout, regime: str, rows: int, columns: int, whole: bool) -> tiles.Tile:
+def _tile(chip: Chip, layout: Layout, regime: str, rows: int, columns: int, is_whole: bool) -> tiles.Tile:
     """few: up to 8 rows of x; narrow: wide tiles would be fewer programs than a large chip has multiprocessors."""
     return tiles.choose(
-        NAME, chip, regime=regime, bits=layout.bits, whole=whole, few=rows <= 8, narrow=columns <= 4096
+        NAME, chip, regime=regime, bits=layout.bits, whole=is_whole, few=rows <= 8, narrow=columns <= 4096
     )  # fmt: skip
 
 
-def _ahead(chip: Chip, tile: tiles.Tile, layout: Layout, results: int) -> dict[str, object]:
+def _pipeline(chip: Chip, tile: tiles.Tile, layout: Layout, results: int) -> dict[str, object]:
     """How a loop's loads are begun ahead. STAGES: of all of them; None: of codes alone, where registers hold them."""
     nvidia = chip.vendor == "nvidia"
     return {"STAGES": tile.stages if nvidia else None, "FOURS": nvidia and layout.two_level and results % 4 == 0}
 
 
-def cost(rows: int, weight: DeviceWeight, itemsize: int = 2) -> tuple[int, int]:
+def cost(rows: int, weight: Packed[Tensor], itemsize: int = 2) -> tuple[int, int]:
     """(FLOPs, bytes) of one launch: every array of the weight once, x once, the result once."""
     return 2 * rows * weight.rows * weight.columns, weight.nbytes + itemsize * rows * (weight.rows + weight.columns)
 
@@ -321,25 +281,25 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
             yield _compilation(chip, name, rows, "bf16", gated=False)
         if takes_whole(chip, layout, torch.bfloat16, WHOLE_ROWS, SUPER):
             for rows in ("few", "decode", "some", "exact"):
-                yield _compilation(chip, name, rows, "bf16", gated=False, whole=True)
+                yield _compilation(chip, name, rows, "bf16", gated=False, is_whole=True)
             for rows in ("few", "decode"):
-                yield _compilation(chip, name, rows, "bf16", gated=False, whole=True, narrow=True)
+                yield _compilation(chip, name, rows, "bf16", gated=False, is_whole=True, narrow=True)
     for rows in ("decode", "prefill"):
         yield _compilation(chip, "Q4_0", rows, "f16", gated=False)
         yield _compilation(chip, "Q4_K", rows, "bf16", gated=True)
     if takes_whole(chip, LAYOUTS["Q4_K"], torch.bfloat16, WHOLE_ROWS, SUPER):
-        yield _compilation(chip, "Q4_0", "few", "f16", gated=False, whole=True)
+        yield _compilation(chip, "Q4_0", "few", "f16", gated=False, is_whole=True)
         for rows in ("few", "decode", "some"):
-            yield _compilation(chip, "Q4_K", rows, "bf16", gated=True, whole=True)
+            yield _compilation(chip, "Q4_K", rows, "bf16", gated=True, is_whole=True)
 
 
 def _compilation(
-    chip: Chip, name: str, rows: str, dtype: str, gated: bool, whole: bool = False, narrow: bool = False
+    chip: Chip, name: str, rows: str, dtype: str, gated: bool, is_whole: bool = False, narrow: bool = False
 ) -> Compilation:
     """rows: a regime, or "few" for "decode" with few rows."""
     layout = LAYOUTS[name]
     order, count = ("decode", 1) if rows == "few" else (rows, 16)
-    tile = _tile(chip, layout, order, count, 4096 if narrow else 8192, whole)
+    tile = _tile(chip, layout, order, count, 4096 if narrow else 8192, is_whole)
     scale = "i8" if layout.two_level else "f16"
     words = pointers(
         x=dtype, words="i32", high="i32", scale=scale,
@@ -347,7 +307,7 @@ def _compilation(
         super_minimum="f16" if layout.two_level and layout.has_minimum else "i32", bias=dtype, out=dtype,
     )  # fmt: skip
     sizes = ("rows", "columns", "groups", "stride", "out_stride", "base")
-    kinds = {" gated": gated, " whole": whole, " narrow": narrow}
+    kinds = {" gated": gated, " whole": is_whole, " narrow": narrow}
     return Compilation(
         NAME,
         f"{name} {rows} {dtype}{''.join(word for word, said in kinds.items() if said)}",
@@ -356,8 +316,8 @@ def _compilation(
         {
             "HAS_BIAS": False,
             "GATED": gated,
-            "WHOLE": whole,
-            **_ahead(chip, tile, layout, 4),
+            "WHOLE": is_whole,
+            **_pipeline(chip, tile, layout, 4),
             **constants(layout, torch.bfloat16 if dtype == "bf16" else torch.float16),
             **tile.sizes,
         },

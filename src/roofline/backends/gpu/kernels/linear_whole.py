@@ -13,17 +13,17 @@ import triton.language as tl
 
 
 @triton.jit
-def _values(held, high, base, BITS: tl.constexpr, SHIFT: tl.constexpr):
+def _values(packed, high, base, BITS: tl.constexpr, SHIFT: tl.constexpr):
     """base + code as bits of 16-bit floats, int16 [chunks, rows, 32], of words int32 [chunks, rows, 4].
 
     high: int32 [chunks, rows], with 6 bits [chunks, rows, 2]. base: the power of two in both halves of an int32. It is
     an argument of the kernel because an instruction that masks and sets bits has room for one constant.
     """
-    G: tl.constexpr = held.shape[0]
-    N: tl.constexpr = held.shape[1]
+    G: tl.constexpr = packed.shape[0]
+    N: tl.constexpr = packed.shape[1]
     nibble = tl.arange(0, 4)
     # Bits that are 0 are set by "xor": "or" is reordered, and takes half as many instructions more.
-    pairs = (((held[:, :, :, None] >> (4 * nibble)) & 0x000F000F) << SHIFT) | base  # [groups, rows, lane, nibble]
+    pairs = (((packed[:, :, :, None] >> (4 * nibble)) & 0x000F000F) << SHIFT) | base  # [groups, rows, lane, nibble]
     if BITS == 5:
         lane = high[:, :, None] >> (4 * tl.arange(0, 4))
         pairs ^= (lane[:, :, :, None] << (4 + SHIFT - nibble)) & (0x00010001 << (4 + SHIFT))
@@ -31,8 +31,8 @@ def _values(held, high, base, BITS: tl.constexpr, SHIFT: tl.constexpr):
         lane = high[:, :, None, :] >> (4 * tl.arange(0, 4))[None, None, :, None]
         up = (lane[:, :, :, :, None] << (4 + SHIFT - 2 * tl.arange(0, 2))) & (0x00030003 << (4 + SHIFT))
         pairs ^= tl.reshape(up, (G, N, 4, 4))
-    both = tl.join(pairs.to(tl.int16), (pairs >> 16).to(tl.int16))  # the codes of a lane are (nibble, half)
-    return tl.reshape(tl.permute(tl.reshape(both, (G, N, 4, 2, 4)), (0, 1, 3, 2, 4)), (G, N, 32))
+    joined = tl.join(pairs.to(tl.int16), (pairs >> 16).to(tl.int16))  # the codes of a lane are (nibble, half)
+    return tl.reshape(tl.permute(tl.reshape(joined, (G, N, 4, 2, 4)), (0, 1, 3, 2, 4)), (G, N, 32))
 
 
 @triton.jit
@@ -49,9 +49,9 @@ def _in_tile(values, G: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def _halves(held, G: tl.constexpr, N: tl.constexpr):
+def _halves(packed, G: tl.constexpr, N: tl.constexpr):
     """float16 by twos, int32 [groups, rows / 2] -> float32 [groups, rows]: a copy ahead takes 4 bytes at least."""
-    bits = tl.reshape((held[:, :, None] >> (16 * tl.arange(0, 2))).to(tl.int16), (G, N))
+    bits = tl.reshape((packed[:, :, None] >> (16 * tl.arange(0, 2))).to(tl.int16), (G, N))
     return _in_tile(bits, G, N).to(tl.float16, bitcast=True).to(tl.float32)
 
 
@@ -73,11 +73,11 @@ def _scales(
     if TWO_LEVEL:
         four = _row(start, 4 * tl.arange(0, N // 4), results, HALF)[None, :] // 4
         at = (EACH * first + tl.arange(0, EACH * G))[:, None] * (columns // 4) + four
-        held = tl.load(plane.to(word, bitcast=True) + at)
-        signed = tl.reshape((held[:, :, None] << (24 - 8 * tl.arange(0, 4))) >> 24, (EACH * G, N))
+        packed = tl.load(plane.to(word, bitcast=True) + at)
+        signed = tl.reshape((packed[:, :, None] << (24 - 8 * tl.arange(0, 4))) >> 24, (EACH * G, N))
         signed = _in_tile(signed, EACH * G, N).to(tl.float32)
-        held = tl.load(upper.to(word, bitcast=True) + first // G * (columns // 2) + pair)
-        scales = signed * (_halves(held, 1, N) * FACTOR)
+        packed = tl.load(upper.to(word, bitcast=True) + first // G * (columns // 2) + pair)
+        scales = signed * (_halves(packed, 1, N) * FACTOR)
         if EACH == 2:
             scales = tl.permute(tl.reshape(scales, (G, EACH, N)), (0, 2, 1))
     else:
@@ -115,17 +115,17 @@ def whole_product(
     for first in tl.range(0, chunks, G, num_stages=STAGES):
         first = tl.cast(first, tl.int32)
         part = tl.permute(tl.load(x_at + first * K, mask=in_x[None, :, :], other=0.0), (0, 2, 1))
-        held = tl.load(words + first.to(tl.int64) * columns * 4 + w_at)
-        upper = held
+        packed = tl.load(words + first.to(tl.int64) * columns * 4 + w_at)
+        upper = packed
         if BITS == 5 or BITS == 6:
             at = EACH * (first + g)[:, None] * columns + _row(start, i, results, HALF)[None, :]
             upper = _in_tile(tl.load(high + at), G, BLOCK_N)
             if BITS == 6:
                 upper = tl.join(upper, _in_tile(tl.load(high + at + columns), G, BLOCK_N))
-        values = _values(held, upper, base, BITS, BASE_SHIFT).to(part.dtype, bitcast=True)
+        values = _values(packed, upper, base, BITS, BASE_SHIFT).to(part.dtype, bitcast=True)
         # What BASE and ZERO add to a group's product: that often the sum of its x, which the minimum needs as well.
-        taken: tl.constexpr = -BASE if HAS_MINIMUM else -(BASE + ZERO)
-        total = tl.dot(_all(taken, part.dtype, G, BLOCK_N), part, input_precision="ieee")
+        offset: tl.constexpr = -BASE if HAS_MINIMUM else -(BASE + ZERO)
+        total = tl.dot(_all(offset, part.dtype, G, BLOCK_N), part, input_precision="ieee")
         product = tl.dot(values, part, total, input_precision="ieee")
         s = _scales(scale, super_scale, first, start, columns, results, G, BLOCK_N, HALF, EACH, TWO_LEVEL, 1.0)
         if EACH == 2:

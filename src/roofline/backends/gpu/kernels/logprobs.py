@@ -24,8 +24,8 @@ def _largest_after(logits, vocab, limit, last, BLOCK: tl.constexpr):
     for first in range(0, vocab, BLOCK):
         id = first + tl.arange(0, BLOCK)
         x = tl.load(logits + id, mask=id < vocab, other=float("-inf"))
-        left = (id < vocab) & ((x < limit) | ((x == limit) & (id > last)))
-        better = left & ((x > best) | (best_id == NO_ID))
+        remaining = (id < vocab) & ((x < limit) | ((x == limit) & (id > last)))
+        better = remaining & ((x > best) | (best_id == NO_ID))
         best, best_id = tl.where(better, x, best), tl.where(better, id, best_id)
     top = tl.max(tl.where(best_id == NO_ID, float("-inf"), best), axis=0)
     return top, tl.min(tl.where(best == top, best_id, NO_ID), axis=0)
@@ -36,8 +36,8 @@ def _logprobs(logits, settings, ids, logprob, top_ids, top_logprobs, vocab, stri
               MOST: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
-    wanted, chosen = integer(settings, row, LOGPROBS), tl.load(ids + row)
-    if (wanted >= 0) & (chosen >= 0):
+    count, chosen = integer(settings, row, LOGPROBS), tl.load(ids + row)
+    if (count >= 0) & (chosen >= 0):
         peak, top_id = _largest_after(logits, vocab, float("inf"), -1, BLOCK)
         sums = tl.zeros((BLOCK,), tl.float64)
         for first in range(0, vocab, BLOCK):
@@ -47,11 +47,11 @@ def _logprobs(logits, settings, ids, logprob, top_ids, top_logprobs, vocab, stri
         norm = peak.to(tl.float64) + tl.log(tl.sum(sums, axis=0))
         tl.store(logprob + row, (tl.load(logits + chosen).to(tl.float64) - norm).to(tl.float32))
         top = peak
-        for rank in range(0, tl.minimum(wanted, MOST)):
-            place, known = row * MOST + rank, top_id != NO_ID
-            tl.store(top_ids + place, tl.where(known, top_id, -1))
-            tl.store(top_logprobs + place, tl.where(known, (top.to(tl.float64) - norm).to(tl.float32), float("nan")))
-            if known:
+        for rank in range(0, tl.minimum(count, MOST)):
+            place, exists = row * MOST + rank, top_id != NO_ID
+            tl.store(top_ids + place, tl.where(exists, top_id, -1))
+            tl.store(top_logprobs + place, tl.where(exists, (top.to(tl.float64) - norm).to(tl.float32), float("nan")))
+            if exists:
                 top, top_id = _largest_after(logits, vocab, top, top_id, BLOCK)
 
 
@@ -73,10 +73,10 @@ def logprobs(chip: Chip, logits: Tensor, settings: Settings, ids: Tensor) -> tup
     return logprob, top_ids, top_logprobs
 
 
-def cost(rows: int, vocab: int, wanted: int) -> tuple[int, int]:
+def cost(rows: int, vocab: int, count: int) -> tuple[int, int]:
     """(FLOPs, bytes) of one launch where each row asks for `wanted` entries; a row is read once for each and once more,
     mostly from a cache."""
-    return rows * vocab * (2 + 4 * (wanted + 1)), rows * vocab * 4 * (2 + wanted)
+    return rows * vocab * (2 + 4 * (count + 1)), rows * vocab * 4 * (2 + count)
 
 
 def compilations(chip: Chip) -> Iterator[Compilation]:

@@ -62,11 +62,11 @@ def _rope_kv_write(
     if HALF > 0:  # the dimensions that turn, as pairs (a, b)
         pair = tl.arange(0, HALF_BLOCK)[None, :]
         paired = pair < HALF
-        both = tl.arange(0, 2 * HALF_BLOCK)[None, :]
+        columns = tl.arange(0, 2 * HALF_BLOCK)[None, :]
         a_at, b_at = pair, pair + HALF
         if INTERLEAVED:
             a_at, b_at = 2 * pair, 2 * pair + 1
-            turned = tl.load(source + both, mask=inside & (both < 2 * HALF), other=0.0).to(tl.float32)
+            turned = tl.load(source + columns, mask=inside & (columns < 2 * HALF), other=0.0).to(tl.float32)
             a, b = tl.split(tl.reshape(turned, (HEADS, HALF_BLOCK, 2)))
         else:
             a = tl.load(source + a_at, mask=inside & paired, other=0.0).to(tl.float32)
@@ -75,8 +75,8 @@ def _rope_kv_write(
     if 2 * HALF < HEAD_DIM:
         rest = 2 * HALF + tl.arange(0, REST_BLOCK)[None, :]
         resting = rest < HEAD_DIM
-        kept = tl.load(source + rest, mask=inside & resting, other=0.0).to(tl.float32)
-        squares += tl.sum(kept * kept, axis=1)[:, None]
+        rest_values = tl.load(source + rest, mask=inside & resting, other=0.0).to(tl.float32)
+        squares += tl.sum(rest_values * rest_values, axis=1)[:, None]
 
     if NORM:
         scale = tl.where(is_v, 1.0, tl.math.rsqrt(squares / HEAD_DIM + eps))
@@ -87,17 +87,17 @@ def _rope_kv_write(
         angle = tl.load(positions + token).to(tl.int64) * HALF + pair
         c = tl.where(is_v, 1.0, tl.load(cos + angle, mask=paired, other=1.0))
         s = tl.where(is_v, 0.0, tl.load(sin + angle, mask=paired, other=0.0))
-        left, right = tl.where(is_v, a, a * c - b * s), tl.where(is_v, b, b * c + a * s)
+        turned_a, turned_b = tl.where(is_v, a, a * c - b * s), tl.where(is_v, b, b * c + a * s)
         if INTERLEAVED:
-            out, seen = tl.reshape(tl.join(left, right), (HEADS, 2 * HALF_BLOCK)), both < 2 * HALF
-            _write(q, k, v, q_at, k_at, v_at, out, both, is_q & seen, is_k & seen, is_v & seen, FP8_MAX)
+            out, mask = tl.reshape(tl.join(turned_a, turned_b), (HEADS, 2 * HALF_BLOCK)), columns < 2 * HALF
+            _write(q, k, v, q_at, k_at, v_at, out, columns, is_q & mask, is_k & mask, is_v & mask, FP8_MAX)
         else:
-            _write(q, k, v, q_at, k_at, v_at, left, a_at, is_q & paired, is_k & paired, is_v & paired, FP8_MAX)
-            _write(q, k, v, q_at, k_at, v_at, right, b_at, is_q & paired, is_k & paired, is_v & paired, FP8_MAX)
+            _write(q, k, v, q_at, k_at, v_at, turned_a, a_at, is_q & paired, is_k & paired, is_v & paired, FP8_MAX)
+            _write(q, k, v, q_at, k_at, v_at, turned_b, b_at, is_q & paired, is_k & paired, is_v & paired, FP8_MAX)
     if 2 * HALF < HEAD_DIM:
         if NORM:
-            kept *= scale * _norm_weight(q_norm, k_norm, rest, resting, is_q, is_v)
-        _write(q, k, v, q_at, k_at, v_at, kept, rest, is_q & resting, is_k & resting, is_v & resting, FP8_MAX)
+            rest_values *= scale * _norm_weight(q_norm, k_norm, rest, resting, is_q, is_v)
+        _write(q, k, v, q_at, k_at, v_at, rest_values, rest, is_q & resting, is_k & resting, is_v & resting, FP8_MAX)
 
 
 def rope_kv_write(
@@ -129,8 +129,8 @@ def rope_kv_write(
     assert k.stride() == v.stride(), "pages of k and v lie differently"
     assert k.stride()[1:] == (PAGE_TOKENS * head_dim, head_dim, 1), "a page lies apart"
     if FP8.get(k.dtype, chip.fp8) != chip.fp8:
-        known = ("bf16", "f16", chip.fp8) if chip.fp8 else ("bf16", "f16")
-        raise UnsupportedError(f"a cache of {FP8[k.dtype]} on {chip.name}", "its instructions do not read it", known)
+        dtypes = ("bf16", "f16", chip.fp8) if chip.fp8 else ("bf16", "f16")
+        raise UnsupportedError(f"a cache of {FP8[k.dtype]} on {chip.name}", "its instructions do not read it", dtypes)
     half = turns[0].shape[1] if turns else 0
     cos, sin = turns or (slots, slots)
     q_norm, k_norm = norms or (slots, slots)
@@ -180,12 +180,12 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
             **dict.fromkeys(("q_norm", "k_norm"), "f32" if norm else "i64"),  # slots stand for what is not there
             q="bf16", k=stored, v=stored,
         )  # fmt: skip
-        whole = ("qkv_stride", "q_stride", "page_stride", "first_head", "heads", "kv_heads")
+        numbers = ("qkv_stride", "q_stride", "page_stride", "first_head", "heads", "kv_heads")
         yield Compilation(
             NAME,
             f"head_dim={head_dim} dim={2 * half} interleaved={interleaved} norm={norm} cache={stored}",
             _rope_kv_write,
-            {**signature, **dict.fromkeys(whole, "i32"), "eps": "fp32"},
+            {**signature, **dict.fromkeys(numbers, "i32"), "eps": "fp32"},
             {**_constants(head_dim, half, interleaved, norm, cache), **tile.sizes},
             tile,
             dots=False,

@@ -21,17 +21,17 @@ def _route(
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     expert, rank = tl.arange(0, BLOCK), tl.arange(0, TOP_BLOCK)
-    left = expert < experts
-    x = tl.load(logits + token * logits_stride + expert, mask=left, other=float("-inf")).to(tl.float32)
+    remaining = expert < experts
+    x = tl.load(logits + token * logits_stride + expert, mask=remaining, other=float("-inf")).to(tl.float32)
     peak = tl.max(x, axis=0)
     total = tl.sum(tl.exp(x - peak), axis=0)  # NaN where a logit is
     x = tl.where(x == x, x, 0.0)  # so that a broken token has experts all the same
     chosen, weight = tl.zeros((TOP_BLOCK,), tl.int32), tl.zeros((TOP_BLOCK,), tl.float32)
     shared = total
     for place in tl.static_range(TOP):
-        top = tl.max(tl.where(left, x, float("-inf")), axis=0)
-        id = tl.min(tl.where(left & (x == top), expert, BLOCK), axis=0)  # ties to the lowest
-        left = left & (expert != id)
+        top = tl.max(tl.where(remaining, x, float("-inf")), axis=0)
+        id = tl.min(tl.where(remaining & (x == top), expert, BLOCK), axis=0)  # ties to the lowest
+        remaining = remaining & (expert != id)
         share = tl.exp(top - peak)
         if RENORMALISE:
             shared = share if place == 0 else shared + share

@@ -62,9 +62,9 @@ def _choose(
             y = x + gumbel(key, id)
             if CUT:
                 threshold, peak, min_p = tl.load(thresholds + row), tl.load(peaks + row), real(settings, row, MIN_P)
-                kept = (x > threshold) | ((x == threshold) & (id <= tl.load(lasts + row)))
-                kept = kept & ((x == peak) | (tl.exp(x - peak) >= min_p))  # all, where min_p is 0
-                y = tl.where(kept, y, float("-inf"))
+                admitted = (x > threshold) | ((x == threshold) & (id <= tl.load(lasts + row)))
+                admitted = admitted & ((x == peak) | (tl.exp(x - peak) >= min_p))  # all, where min_p is 0
+                y = tl.where(admitted, y, float("-inf"))
             x = y
         better = x > best  # ids rise: of equals the first stays
         best, best_id = tl.where(better, x, best), tl.where(better, id, best_id)

@@ -49,10 +49,10 @@ def _bias(starts, ids, values, scores, vocab, BLOCK: tl.constexpr):
     for first in range(tl.load(starts + row), stop, BLOCK):
         at = first + tl.arange(0, BLOCK)
         id = tl.load(ids + at, mask=at < stop, other=vocab)
-        place, known = scores + row * vocab + id, id < vocab
-        x = tl.load(place, mask=known, other=0.0)
+        place, valid = scores + row * vocab + id, id < vocab
+        x = tl.load(place, mask=valid, other=0.0)
         value = tl.load(values + at, mask=at < stop, other=0).to(tl.float32, bitcast=True)
-        tl.store(place, tl.where(x == float("-inf"), x, x + value), mask=known)
+        tl.store(place, tl.where(x == float("-inf"), x, x + value), mask=valid)
 
 
 @triton.jit
@@ -65,11 +65,11 @@ def _penalise(starts, ids, counts, settings, scores, vocab, BLOCK: tl.constexpr)
         at = first + tl.arange(0, BLOCK)
         id = tl.load(ids + at, mask=at < stop, other=vocab)
         count = tl.load(counts + at, mask=at < stop, other=0)
-        place, known = scores + row * vocab + id, id < vocab
-        x = tl.load(place, mask=known, other=0.0)
+        place, valid = scores + row * vocab + id, id < vocab
+        x = tl.load(place, mask=valid, other=0.0)
         x = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
         x -= frequency * count.to(tl.float32) + tl.where(count > 0, presence, 0.0)
-        tl.store(place, x, mask=known)
+        tl.store(place, x, mask=valid)
 
 
 def scores(chip: Chip, logits: Tensor, settings: Settings) -> Tensor:
@@ -106,11 +106,11 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
     """Copies with and without mask and temperature, biases, penalties."""
     tile = tiles.choose(NAME, chip)
     copied = pointers(source="f32", settings="i32", mask="i32", out="f32")
-    whole = dict.fromkeys(("vocab", "source_stride", "mask_stride"), "i32")
+    numbers = dict.fromkeys(("vocab", "source_stride", "mask_stride"), "i32")
     for mask, scale in ((False, True), (True, False), (True, True), (False, False)):
         constants = {"HAS_MASK": mask, "SCALE": scale, **tile.sizes}
         yield Compilation(
-            NAME, f"copy mask={mask} scale={scale}", _copy, {**copied, **whole}, constants, tile, dots=False,
+            NAME, f"copy mask={mask} scale={scale}", _copy, {**copied, **numbers}, constants, tile, dots=False,
             aligned=("vocab", "source_stride"),
         )  # fmt: skip
     lists = pointers(starts="i32", ids="i32", scores="f32")

@@ -29,8 +29,8 @@ def _slots(
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     real = token < tl.load(header + HEADER_TOKENS)
     id = tl.load(ids + token, mask=real, other=0)
-    known = tl.load(sampled + (-1 - id), mask=id < 0, other=0)
-    tl.store(ids + token, tl.maximum(known, 0), mask=id < 0)  # a row that failed has no id: whatever follows is ignored
+    last = tl.load(sampled + (-1 - id), mask=id < 0, other=0)
+    tl.store(ids + token, tl.maximum(last, 0), mask=id < 0)  # a row that failed has no id: whatever follows is ignored
     segments = tl.load(header + HEADER_SEGMENTS)
     # A token lies in the segment whose index is the number of segments that end at or before it.
     segment = tl.zeros((TOKENS,), tl.int32)

@@ -28,9 +28,9 @@ def _widen_fp8(
         row = tl.load(ids + i, mask=i < count, other=-1).to(tl.int32)
     inside = (i < count) & (row >= 0) & (row < rows)
     k = group * GROUP + tl.arange(0, GROUP)
-    held = tl.load(codes + row.to(tl.int64)[:, None] * width + k[None, :], mask=inside[:, None], other=0.0)
+    block = tl.load(codes + row.to(tl.int64)[:, None] * width + k[None, :], mask=inside[:, None], other=0.0)
     s = tl.load(scale + group * rows + row, mask=inside, other=float("nan")) * FACTOR  # a row that is not there fails
-    value = e4m3_values(held, tl.float32) * s[:, None]
+    value = e4m3_values(block, tl.float32) * s[:, None]
     at = out + i.to(tl.int64)[:, None] * out_stride + k[None, :]
     tl.store(at, value.to(out.dtype.element_ty), mask=(i < count)[:, None])
 

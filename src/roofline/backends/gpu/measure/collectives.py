@@ -15,9 +15,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from roofline.common.errors import RooflineError
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
 
 _ROUND_BYTES, _ROUND_MOST = 64 << 20, 50  # bytes and all-reduces of one repeat: short ones need many to be timed
 _TENSOR_TYPE_BYTES = 4  # float32, which gloo adds as well
@@ -67,13 +71,13 @@ def measure(
         }
         (Path(place) / "plan.json").write_text(json.dumps(plan))
         _run(Path(place), processes, timeout)
-        told = [json.loads((Path(place) / f"rank{rank}.json").read_text()) for rank in range(processes)]
-    found = []
+        times_by_rank = [json.loads((Path(place) / f"rank{rank}.json").read_text()) for rank in range(processes)]
+    timings = []
     for at, members in enumerate(sets):
         for nth, nbytes in enumerate(sizes):
-            each = [told[rank][f"{at}.{nth}"] for rank in members]
-            found.append(Timing(tuple(members), nbytes, tuple(max(times) for times in zip(*each, strict=True))))
-    return found
+            each = [times_by_rank[rank][f"{at}.{nth}"] for rank in members]
+            timings.append(Timing(tuple(members), nbytes, tuple(max(times) for times in zip(*each, strict=True))))
+    return timings
 
 
 def _run(place: Path, processes: int, timeout: float) -> None:
@@ -133,7 +137,9 @@ def _work(place: Path, rank: int) -> None:
         dist.destroy_process_group()
 
 
-def _times(group: Any, members: Sequence[int], rank: int, nbytes: int, repeats: int, device: Any) -> list[float]:
+def _times(
+    group: "ProcessGroup", members: Sequence[int], rank: int, nbytes: int, repeats: int, device: "torch.device"
+) -> list[float]:
     """Seconds of one all-reduce, `repeats` times."""
     import torch
     import torch.distributed as dist
@@ -149,7 +155,7 @@ def _times(group: Any, members: Sequence[int], rank: int, nbytes: int, repeats: 
         raise RuntimeError(f"the all-reduce over ranks {members} is wrong")
     values.zero_()  # sums of it do not grow
     rounds = max(1, min(_ROUND_MOST, _ROUND_BYTES // max(1, nbytes)))
-    found = []
+    seconds = []
     for _ in range(repeats + 1):  # the first warms up
         dist.barrier(group=group)
         finish()
@@ -157,8 +163,8 @@ def _times(group: Any, members: Sequence[int], rank: int, nbytes: int, repeats: 
         for _ in range(rounds):
             dist.all_reduce(values, group=group)
         finish()
-        found.append((time.perf_counter() - started) / rounds)
-    return found[1:]
+        seconds.append((time.perf_counter() - started) / rounds)
+    return seconds[1:]
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from roofline.common.errors import CapacityError
 from roofline.hardware import roofs as store
@@ -36,7 +36,7 @@ class DeviceRoofs:
     side: int
     measured: str
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """As plain data."""
         return asdict(self)
 
@@ -108,9 +108,9 @@ def ensure_op_roofs(device: str, name: str) -> Roofs | None:
     import torch
 
     key = "gpu-" + re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")
-    known = store.load(key, 0, "")
-    if known is not None:
-        return known
+    stored = store.load(key, 0, "")
+    if stored is not None:
+        return stored
     try:
         fresh = measure_op_roofs(device, reads=_KEPT_READS, seconds=_QUICK)
     except CapacityError:
@@ -127,13 +127,13 @@ def _read(size: int, place: "torch.device", seconds: float) -> float:
     import torch
 
     times = max(1, _QUEUED // size)
-    whole = torch.ones(size // 4, dtype=torch.float32, device=place)
-    half = whole[: whole.numel() // 2], whole[whole.numel() // 2 :][: whole.numel() // 2]
+    values = torch.ones(size // 4, dtype=torch.float32, device=place)
+    half = values[: values.numel() // 2], values[values.numel() // 2 :][: values.numel() // 2]
 
-    def rate(run: Callable[[], Any]) -> float:
+    def rate(run: Callable[[], object]) -> float:
         return float(times * size / _fastest(lambda: [run() for _ in range(times)], place, seconds))
 
-    return max(rate(lambda: torch.sum(whole)), rate(lambda: half[0].copy_(half[1])))
+    return max(rate(lambda: torch.sum(values)), rate(lambda: half[0].copy_(half[1])))
 
 
 @contextmanager
@@ -162,7 +162,7 @@ def _copy(size: int, place: "torch.device", seconds: float) -> float:
     return float(_COPIES * 2 * size / _fastest(run, place, seconds))
 
 
-def _product(side: int, place: "torch.device", seconds: float, dtype: Any = None) -> float:
+def _product(side: int, place: "torch.device", seconds: float, dtype: "torch.dtype | None" = None) -> float:
     import torch
 
     # Random: zeros draw less power, and clocks stay higher than they do at work.
@@ -171,13 +171,13 @@ def _product(side: int, place: "torch.device", seconds: float, dtype: Any = None
     return float(2 * side**3 / _fastest(lambda: torch.mm(a, b, out=out), place, seconds))
 
 
-def _fitting(wanted: int, place: "torch.device") -> int:
+def _fitting(target: int, place: "torch.device") -> int:
     import torch
 
     if place.type != "cuda":
-        return wanted
+        return target
     free = torch.cuda.mem_get_info(place)[0]
-    size = wanted
+    size = target
     while 4 * size > free:
         size //= 2
     if size < 1 << 24:
@@ -185,7 +185,7 @@ def _fitting(wanted: int, place: "torch.device") -> int:
     return size
 
 
-def _fastest(run: Any, place: "torch.device", seconds: float) -> float:
+def _fastest(run: Callable[[], object], place: "torch.device", seconds: float) -> float:
     """The shortest of the runs that `seconds` hold, at least three; each is waited for."""
     import torch
 

@@ -101,12 +101,12 @@ def place(
     layers = len(needs.layers)
     if offload != "auto" and not 0 <= offload <= layers:
         raise ConfigError(f"offload={offload}: the model has {layers} layers")
-    wanted = max(least_tokens, tokens or 0)
-    wanted = max(1, -(-wanted // PAGE_TOKENS)) * PAGE_TOKENS
-    hosted = _hosted(needs, budget, wanted, offload)
+    needed_tokens = max(least_tokens, tokens or 0)
+    needed_tokens = max(1, -(-needed_tokens // PAGE_TOKENS)) * PAGE_TOKENS
+    hosted = _hosted(needs, budget, needed_tokens, offload)
     if hosted is None:
-        raise _refusal(needs, budget, wanted, offload, alternatives or {})
-    fixed, pages = _fixed(needs, hosted), wanted // PAGE_TOKENS
+        raise _refusal(needs, budget, needed_tokens, offload, alternatives or {})
+    fixed, pages = _fixed(needs, hosted), needed_tokens // PAGE_TOKENS
     if tokens is None:
         pages = (budget.room - fixed) // (needs.token * PAGE_TOKENS)
     used = fixed + pages * PAGE_TOKENS * needs.token
@@ -194,9 +194,9 @@ def _options(
 ) -> Iterator[str]:
     """Each single change that would make it fit, in words."""
     fixed = [_fixed(needs, hosted) for hosted in _choices(needs, budget, offload)]
-    left = (budget.room - min(fixed, default=budget.room)) // needs.token // PAGE_TOKENS * PAGE_TOKENS
-    if left >= PAGE_TOKENS:
-        yield f"a context of at most {left:,} tokens"
+    free_tokens = (budget.room - min(fixed, default=budget.room)) // needs.token // PAGE_TOKENS * PAGE_TOKENS
+    if free_tokens >= PAGE_TOKENS:
+        yield f"a context of at most {free_tokens:,} tokens"
     for what, other in alternatives.items():
         if _hosted(other, budget, tokens, offload) is not None:
             yield what

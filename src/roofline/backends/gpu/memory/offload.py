@@ -6,7 +6,7 @@ CPU the same path runs with copies that are done at once.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -98,7 +98,7 @@ class Offload:
     """The weights of a model's layers, some on the device, some on the host.
 
     Args:
-        layers: name -> tensor of each layer, on the CPU.
+        layers: name -> tensor of each layer, on the CPU; gone through once.
         device: where they are used.
         hosted: the layers that stay on the host.
         buffers: of the largest of these, on the device; with one, copies overlap with resident layers alone.
@@ -109,7 +109,7 @@ class Offload:
 
     def __init__(
         self,
-        layers: "Sequence[Mapping[str, Tensor]]",
+        layers: "Iterable[Mapping[str, Tensor]]",
         device: "torch.device | str",
         hosted: Sequence[int],
         buffers: int = 2,
@@ -119,18 +119,19 @@ class Offload:
 
         device = torch.device(device)
         self.hosted = tuple(sorted(set(hosted)))
-        if self.hosted and (self.hosted[0] < 0 or self.hosted[-1] >= len(layers) or buffers < 1):
-            raise ConfigError(f"offload of layers {list(hosted)} of {len(layers)} through {buffers} buffers")
         on_device = device.type == "cuda"  # HIP's name too
         self._streams = streams or (DeviceStreams(device) if on_device else Immediate())
         self._resident, self._host = {}, {}
         self._like = {}
-        for index, layer in enumerate(layers):  # each is asked for once
+        for index, layer in enumerate(layers):
             if index in self.hosted:
                 self._host[index] = _pack(layer, pin=on_device)
                 self._like[index] = {name: tensor.to("meta") for name, tensor in layer.items()}
             else:
                 self._resident[index] = {name: tensor.to(device) for name, tensor in layer.items()}
+        if buffers < 1 or not self._host.keys() >= set(self.hosted):
+            count = len(self._host) + len(self._resident)
+            raise ConfigError(f"offload of layers {list(hosted)} of {count} through {buffers} buffers")
         largest = max((block.numel() for block in self._host.values()), default=0)
         self._buffers = [
             _Buffer(torch.empty(largest, dtype=torch.uint8, device=device), self._streams.after_reading())

@@ -18,8 +18,8 @@ _LAYER = re.compile(r"layers\.(\d+)\.")
 
 def layer_of(weight: str) -> int | None:
     """The layer that a weight belongs to by its name; None: before the first or after the last."""
-    found = _LAYER.match(weight)
-    return int(found[1]) if found else None
+    match = _LAYER.match(weight)
+    return int(match[1]) if match else None
 
 
 @dataclass(frozen=True)
@@ -108,13 +108,13 @@ def cheaper(
     caches: what may be asked for -> the format that it gives. For `capacity.place`, which names those that would fit.
     """
     own = needs_of(program, limits, extra=extra)
-    found = {
+    alternatives = {
         f"kv_cache_dtype={name}": needs_of(program, limits, kv_format=form, extra=extra)
         for name, form in caches.items()
     }
     with suppress(ConfigError):  # a model whose rows are not whole blocks
-        found["the weights in 4 bits (Q4_0)"] = needs_of(program, limits, weight_format="Q4_0", extra=extra)
-    return {what: needs for what, needs in found.items() if needs.total(1) < own.total(1)}
+        alternatives["the weights in 4 bits (Q4_0)"] = needs_of(program, limits, weight_format="Q4_0", extra=extra)
+    return {what: needs for what, needs in alternatives.items() if needs.total(1) < own.total(1)}
 
 
 def _bytes(recipe: Recipe, weight_format: str | None) -> int:

@@ -18,22 +18,24 @@ from roofline.ops import formats
 from roofline.program.ir import Piece, Program, Recipe
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from roofline.backends.gpu.kernels.float8 import Float8Weight
-    from roofline.backends.gpu.kernels.linear_quant import DeviceWeight
+    from roofline.backends.gpu.memory.host_weights import Weight
+    from roofline.backends.gpu.pack import Packed
 
 Read = Callable[[str], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Part:
-    """Rows start.. of a matrix that are of one kind: a float tensor [rows, columns], or where `quantised` a
-    DeviceWeight, of them where `float8` a Float8Weight."""
+    """Rows start.. of a matrix that are of one kind. weight: a float tensor [rows, columns]; where `quantised` a
+    Packed[Tensor]; where `float8` too, a Float8Weight."""
 
     start: int
     rows: int
-    held: Any
+    weight: Any
     quantised: bool
     float8: bool = False
 
@@ -46,35 +48,37 @@ class DeviceWeights:
     as the products that read them would. Raises UnsupportedError for a format without a kernel.
     """
 
-    def __init__(self, program: Program, read: Read, dtype: Any, device: Any, hosted: Collection[int] = ()) -> None:
+    def __init__(
+        self, program: Program, read: Read, dtype: "torch.dtype", device: str, hosted: Collection[int] = ()
+    ) -> None:
         self._recipes, self._read, self._dtype, self._device = program.weights, read, dtype, device
         self.matrices: dict[str, tuple[Part, ...]] = {}
         self.vectors: dict[str, Tensor] = {}  # float32 [length]
         with ThreadPoolExecutor(usable_cores(cores_allowed(), cpu_quota())) as several:
             resident = [name for name in program.weights if layer_of(name) not in hosted]
-            self._bind(dict(zip(resident, several.map(self._made, resident), strict=True)))
-        held = [part.held for parts in self.matrices.values() for part in parts]
-        self.nbytes = sum(part.nbytes for part in (*held, *self.vectors.values()))
+            self._bind(dict(zip(resident, several.map(self._make, resident), strict=True)))
+        matrices = [part.weight for parts in self.matrices.values() for part in parts]
+        self.nbytes = sum(weight.nbytes for weight in (*matrices, *self.vectors.values()))
         self._hosted: HostedWeights | None = None
         if hosted:
             names = {layer: [n for n in program.weights if layer_of(n) == layer] for layer in sorted(hosted)}
             self._device = "cpu"  # where what is left to be made is kept
-            self._hosted = HostedWeights(names, self._made, device)
+            self._hosted = HostedWeights(names, self._make, device)
             self.nbytes += self._hosted.nbytes
         give_back(device)  # pieces of matrices, before they were put together
 
-    def _made(self, name: str) -> Any:
+    def _make(self, name: str) -> "Weight":
         recipe = self._recipes[name]
         if len(recipe.shape) == 2:
             return self._matrix(recipe)
         return self._float(recipe, recipe.pieces, None).view(-1)
 
-    def _bind(self, made: Mapping[str, Any]) -> None:
-        for name, held in made.items():
-            if isinstance(held, tuple):
-                self.matrices[name] = held
+    def _bind(self, weights: "Mapping[str, Weight]") -> None:
+        for name, weight in weights.items():
+            if isinstance(weight, tuple):
+                self.matrices[name] = weight
             else:
-                self.vectors[name] = held
+                self.vectors[name] = weight
 
     @property
     def hosted_bytes(self) -> int:
@@ -88,42 +92,41 @@ class DeviceWeights:
             yield
             return
         assert layer is not None, "None is no hosted layer"
-        with self._hosted.using(layer) as made:
-            self._bind(made)
+        with self._hosted.using(layer) as weights:
+            self._bind(weights)
             try:
                 yield
             finally:
-                for name in made:
+                for name in weights:
                     self.matrices.pop(name, None), self.vectors.pop(name, None)
 
     def shapes(self) -> Iterable[tuple[Part, ...]]:
         """The parts of every matrix, for their shapes."""
         yield from self.matrices.values()
         if self._hosted is not None:
-            yield from (held for held in self._hosted.shapes.values() if isinstance(held, tuple))
+            yield from (parts for parts in self._hosted.shapes.values() if isinstance(parts, tuple))
 
     def _matrix(self, recipe: Recipe) -> tuple[Part, ...]:
         parts, start = [], 0
         for form, pieces in groupby(recipe.pieces, key=lambda piece: formats.packed(piece.format).name):
             same = tuple(pieces)
             quantised, float8 = formats.get(form).block > 1, form == "E4M3"
-            held = self._quantised(recipe, same, form) if quantised else self._float(recipe, same, self._dtype)
+            weight = self._quantised(recipe, same, form) if quantised else self._float(recipe, same, self._dtype)
             rows = sum(piece.stop - piece.start for piece in same)
-            parts.append(Part(start, rows, held, quantised, float8))
+            parts.append(Part(start, rows, weight, quantised, float8))
             start += rows
         return tuple(parts)
 
-    def _quantised(self, recipe: Recipe, pieces: tuple[Piece, ...], form: str) -> "DeviceWeight | Float8Weight":
+    def _quantised(self, recipe: Recipe, pieces: tuple[Piece, ...], form: str) -> "Packed[Tensor] | Float8Weight":
         from roofline.backends.gpu.kernels.float8 import Float8Weight
-        from roofline.backends.gpu.kernels.linear_quant import DeviceWeight
 
         raw = [formats.packed_bytes(p.format, p.bytes_of(self._read(p.tensor), recipe.columns)) for p in pieces]
         rows = sum(piece.stop - piece.start for piece in pieces)
         if form == "E4M3":
             return Float8Weight.of(np.concatenate(raw), rows, self._device)
-        return DeviceWeight.of(pack(np.concatenate(raw), form, rows, recipe.columns), self._device)
+        return pack(np.concatenate(raw), form, rows, recipe.columns).to(self._device)
 
-    def _float(self, recipe: Recipe, pieces: tuple[Piece, ...], dtype: Any) -> "Tensor":
+    def _float(self, recipe: Recipe, pieces: tuple[Piece, ...], dtype: "torch.dtype | None") -> "Tensor":
         import torch
 
         kinds = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

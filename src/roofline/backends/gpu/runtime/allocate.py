@@ -1,6 +1,6 @@
-"""What a GpuExecutable holds besides weights: rotary turns, pages of the cache, scratch for one launch."""
+"""Allocates what a GpuExecutable holds besides weights: rope tables, pages of the KV cache, scratch for one launch."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -9,14 +9,14 @@ from roofline.backends.gpu.runtime.matmul import Products
 from roofline.backends.gpu.runtime.step import dtypes
 from roofline.common.errors import UnsupportedError
 from roofline.ops.batch import PAGE_TOKENS
-from roofline.ops.rope_tables import cos_sin
+from roofline.ops.rope_tables import RopeTable, cos_sin
 from roofline.program.ir import KvGroup, Program
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def turns(table: Any, positions: int, device: Any) -> "tuple[Tensor, Tensor]":
+def turns(table: RopeTable, positions: int, device: str) -> "tuple[Tensor, Tensor]":
     """cos and sin of a rope table, float32 [positions, dim / 2]."""
     import torch
 
@@ -24,7 +24,7 @@ def turns(table: Any, positions: int, device: Any) -> "tuple[Tensor, Tensor]":
     return torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device)
 
 
-def cache(group: KvGroup, pages: int, device: Any) -> "tuple[Tensor, Tensor]":
+def cache(group: KvGroup, pages: int, device: str) -> "tuple[Tensor, Tensor]":
     """k, v [layers, pages + 1, kv_heads, 16, head_dim]; the last page is for rows that are nobody's.
 
     Raises UnsupportedError for a format that no kernel reads.

@@ -5,9 +5,9 @@ run them on the CPU.
 """
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from roofline.backends.gpu.pack import LAYOUTS
+from roofline.backends.gpu.pack import Packed
 from roofline.hardware.chips.chips import Chip
 from roofline.hardware.gpus import libraries as gpus_libraries
 from roofline.ops.batch import PAGE_TOKENS
@@ -50,9 +50,9 @@ def add_norm(
 
     from roofline.backends.gpu.kernels.add_norm import add_norm as launch
 
-    left, right = (t.reshape(-1, t.shape[-1]).contiguous() for t in (residual, delta))
-    summed, out = torch.empty_like(left, dtype=torch.float32), torch.empty_like(right)
-    launch(chip, left, right, weight, bias, eps, layer=layer, summed=summed, out=out)
+    first, second = (t.reshape(-1, t.shape[-1]).contiguous() for t in (residual, delta))
+    summed, out = torch.empty_like(first, dtype=torch.float32), torch.empty_like(second)
+    launch(chip, first, second, weight, bias, eps, layer=layer, summed=summed, out=out)
     return summed.view(residual.shape), out.view(delta.shape)
 
 
@@ -62,10 +62,10 @@ def silu_mul(chip: Chip, gate: "Tensor", up: "Tensor") -> "Tensor":
 
     from roofline.backends.gpu.kernels.gated import gated
 
-    left, right = (t.reshape(-1, t.shape[-1]) for t in (gate, up))
-    left, right = (t if t.stride(1) == 1 else t.contiguous() for t in (left, right))
-    out = torch.empty_like(left, memory_format=torch.contiguous_format)
-    gated(chip, "silu", left, right, out=out)
+    first, second = (t.reshape(-1, t.shape[-1]) for t in (gate, up))
+    first, second = (t if t.stride(1) == 1 else t.contiguous() for t in (first, second))
+    out = torch.empty_like(first, memory_format=torch.contiguous_format)
+    gated(chip, "silu", first, second, out=out)
     return out.view(gate.shape)
 
 
@@ -95,39 +95,25 @@ def attend(
         chip, tokens=segments * queries, segments=segments, max_query=queries, max_context=keys, heads=group,
         kv_heads=1, head_dim=dim, window=window, element_bytes=q.element_size(),
     )  # fmt: skip
-    count: dict[str, Any] = {"dtype": torch.int32, "device": q.device}
-    counted = torch.arange(segments + 1, **count)
+
+    def count(number: int) -> "Tensor":
+        return torch.arange(number, dtype=torch.int32, device=q.device)
+
+    counted = count(segments + 1)
     workspace = torch.empty(workspace_floats(prepared), dtype=torch.float32, device=q.device)
     out = torch.empty_like(rows)
     launch(
-        prepared, rows, k_pages, v_pages, counted * queries, torch.full((segments,), keys, **count), counted * each,
-        torch.arange(segments * each, **count), scale=scale, soft_cap=soft_cap, workspace=workspace, out=out,
+        prepared, rows, k_pages, v_pages, counted * queries, torch.full_like(counted[1:], keys), counted * each,
+        count(segments * each), scale=scale, soft_cap=soft_cap, workspace=workspace, out=out,
     )  # fmt: skip
     return out.view(batch, kv_heads, queries, group, dim).transpose(2, 3).reshape(q.shape)
 
 
-def linear_quant(
-    chip: Chip,
-    x: "Tensor",
-    words: "Tensor",
-    high: "Tensor | None",
-    scale: "Tensor",
-    minimum: "Tensor | None",
-    super_scale: "Tensor | None",
-    super_minimum: "Tensor | None",
-    bias: "Tensor | None",
-    format: str,
-) -> "Tensor":
-    """x [..., columns] times a matrix that backends.gpu.pack laid out, transposed, plus bias: [..., rows] in x's
-    dtype."""
-    from roofline.backends.gpu.kernels.linear_quant import DeviceWeight
+def linear_quant(chip: Chip, x: "Tensor", weight: "Packed[Tensor]", bias: "Tensor | None") -> "Tensor":
+    """x [..., columns] times a quantised matrix, transposed, plus bias: [..., rows] in x's dtype."""
     from roofline.backends.gpu.kernels.linear_quant import linear_quant as launch
 
-    layout, columns = LAYOUTS[format], x.shape[-1]
-    weight = DeviceWeight(
-        layout, words.shape[1], columns, words, high, scale, minimum, super_scale, super_minimum
-    )  # fmt: skip
-    rows = x.reshape(-1, columns)
+    rows = x.reshape(-1, weight.columns)
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
     out = rows.new_empty(len(rows), weight.rows)
     launch(chip, rows, weight, bias, out)

@@ -1,11 +1,11 @@
-"""A Program on a GPU: weights, cache and arena in device memory, a list of launches a step, graphs for decode steps."""
+"""Runs a Program on a GPU: holds weights, KV cache and arena, launches kernels, captures CUDA graphs."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from roofline.program.passes.price import Roofs
 from roofline.program.text import program_hash
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -52,7 +53,7 @@ class Runtime:
     hosted: tuple[int, ...] = ()
     libraries: str = ""
 
-    def here(self) -> "AbstractContextManager[Any]":
+    def here(self) -> "AbstractContextManager[object]":
         """In which kernels are launched on this device: they go to the thread's current one."""
         import torch
 
@@ -64,12 +65,12 @@ class GpuExecutable:
 
     Args:
         program: planned.
-        read: file tensor name -> its bytes.
+        weights: file tensor name -> its bytes; or the weights of another executable of the same model, which are
+            shared with it.
         runtime: chip and device.
         limits, num_pages, max_context: of the batch and the cache.
         weights_hash: identity of the weights, part of the fingerprint; it may be computed beside the copying of them.
         group: the other ranks, where the Program is one rank's or one stage's. Its steps are not captured in graphs.
-        weights: of another executable of the same model, instead of what `read` would give.
 
     Raises UnsupportedError for an op or format without a kernel.
     """
@@ -77,7 +78,7 @@ class GpuExecutable:
     def __init__(
         self,
         program: Program,
-        read: Read,
+        weights: Read | DeviceWeights,
         runtime: Runtime,
         *,
         limits: BatchLimits,
@@ -85,7 +86,6 @@ class GpuExecutable:
         max_context: int,
         weights_hash: str | Future[str],
         group: Group | None = None,
-        weights: DeviceWeights | None = None,
     ) -> None:
         self.program, self.runtime = program, runtime
         self.limits, self.num_pages, self.max_context = limits, num_pages, max_context
@@ -95,14 +95,14 @@ class GpuExecutable:
         self._types = program.types()
         self.vocab_size = self._types[program.logits].width
         self.page_bytes = sum(PAGE_TOKENS * group.token_bytes for group in program.kv_groups.values())
-        self._read, self._group = read, group
+        self._group = group
         self._clocks, self._seconds = False, list[float]()
         self.captures = True  # steps in graphs, where there are any: a bench also times them without
         self._here = runtime.here()
         with self._here:
-            self.weights = weights or DeviceWeights(
-                program, read, activations(program), runtime.device, runtime.hosted
-            )  # fmt: skip
+            if not isinstance(weights, DeviceWeights):
+                weights = DeviceWeights(program, weights, activations(program), runtime.device, runtime.hosted)
+            self.weights = weights
             self._allocate()
         self._weights_hash = weights_hash if isinstance(weights_hash, str) else weights_hash.result()
         self.weight_bytes = self.weights.nbytes
@@ -148,14 +148,13 @@ class GpuExecutable:
         try:
             return GpuExecutable(
                 program,
-                self._read,
+                self.weights,
                 self.runtime,
                 limits=limits,
                 num_pages=num_pages,
                 max_context=self.max_context,
                 weights_hash=self._weights_hash,
                 group=self._group,
-                weights=self.weights,
             )
         except torch.OutOfMemoryError as error:
             assert program.plan is not None, "a planned Program"
@@ -270,13 +269,14 @@ class GpuExecutable:
             return measure_op_roofs(self.runtime.device, reads=reads)
 
     def clocks(self, on: bool) -> None:
-        """Whether `forward` takes the time of each op on the device from now on; it runs from the list then, twice."""
+        """Whether `forward` takes the time of each op on the device from now on; the step then runs
+        eagerly, without a CUDA graph, and twice."""
         self._clocks = on
 
     def op_seconds(self) -> list[float]:
         """Seconds of each instruction of the last `forward` that ran with clocks; 0 for views."""
-        taken = {id(instr): s for (instr, _), s in zip(self._launches, self._seconds[1:], strict=True)}
-        return [taken.get(id(instr), 0.0) for instr in self.program.body]
+        seconds_of = {id(instr): s for (instr, _), s in zip(self._launches, self._seconds[1:], strict=True)}
+        return [seconds_of.get(id(instr), 0.0) for instr in self.program.body]
 
     def time_ops(self) -> list[tuple[str, float]]:
         """Run the step and return (op, seconds on the device) for each instruction."""
@@ -312,6 +312,6 @@ class GpuExecutable:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
-def activations(program: Program) -> Any:
+def activations(program: Program) -> "torch.dtype":
     """torch's dtype of the rows that linears read."""
     return dtypes()[program.rows_dtype()]

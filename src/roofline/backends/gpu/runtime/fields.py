@@ -62,12 +62,12 @@ class Fields:
 
     def of(self, sizes: Sizes) -> "dict[str, Tensor]":
         """The fields of a step of these sizes, int32, by name."""
-        found = {}
+        fields = {}
         for name, count in (
             ("header", 16), ("ids", sizes.tokens), ("positions", sizes.tokens), ("seg_start", sizes.segments + 1),
             ("context_len", sizes.segments), ("page_start", sizes.segments + 1), ("pages", self.batch.limits.pages),
             ("logit_rows", sizes.rows),
         ):  # fmt: skip
             start = self.batch.offsets[name]
-            found[name] = self._fields[start : start + count]
-        return found
+            fields[name] = self._fields[start : start + count]
+        return fields

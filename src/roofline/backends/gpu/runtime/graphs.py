@@ -1,18 +1,22 @@
-"""Decode steps, and those that verify drafts, captured in graphs, one for each bucket: a replay costs the host one
-launch.
+"""Captures decode steps, and those that verify drafts, as CUDA graphs, one for each bucket of sizes: a replay costs the
+host one launch.
 
-A bucket is captured when it is met the second time: the first step of a kind runs from the list, which also compiles
-what it needs, so that no first token waits for a capture. Where a capture fails, steps run from the list from then on.
+A bucket is captured when it is met the second time: the first step of a size runs eagerly, without a CUDA graph, which
+also compiles the kernels it needs, so that no first token waits for a capture. Where a capture fails, every step runs
+eagerly from then on.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from roofline.backends.gpu.integers import next_power_of_2
 from roofline.backends.gpu.runtime.step import Sizes, Step
 from roofline.common import log
 from roofline.common.errors import describe_error
 from roofline.ops.batch import BatchLimits
+
+if TYPE_CHECKING:
+    import torch
 
 _SMALLEST_CONTEXT = 256
 _LONGEST_DRAFT = 16  # queries of a segment, of a step that is captured: its logits are all wanted
@@ -43,13 +47,15 @@ def padded(sizes: Sizes, limits: BatchLimits, longest: int) -> Sizes | None:
 
 
 class Graphs:
-    """run: computes a Step, from the list; the same Step is kept with its graph, for its tensors are in it."""
+    """run: computes a Step eagerly. A Step is kept with its graph, which reads and writes the Step's tensors."""
 
     def __init__(self, run: Callable[[Step], None], make: Callable[[Sizes], Step]) -> None:
         self._run, self._make = run, make
-        self._seen: dict[Sizes, Step] = {}
-        self._graphs: dict[Sizes, Any] = {}
-        self._pool: Any = None  # of temporary memory: one for all, since one runs at a time and none keeps any
+        self._steps: dict[Sizes, Step] = {}
+        self._graphs: dict[Sizes, torch.cuda.CUDAGraph] = {}
+        self._pool: tuple[int, int] | None = (
+            None  # of temporary memory: one for all, since one runs at a time and none keeps any
+        )
         self.failed = ""  # why no more steps are captured
 
     @property
@@ -59,25 +65,25 @@ class Graphs:
 
     def step(self, sizes: Sizes) -> Step:
         """Run a step of padded sizes; its fields are on the device already."""
-        if sizes in self._seen and sizes not in self._graphs and not self.failed:
+        if sizes in self._steps and sizes not in self._graphs and not self.failed:
             self._try_to_capture(sizes)
         if sizes in self._graphs:
             self._graphs[sizes].replay()
-            return self._seen[sizes]
-        step = self._seen.get(sizes) or self._make(sizes)
+            return self._steps[sizes]
+        step = self._steps.get(sizes) or self._make(sizes)
         self._run(step)
-        self._seen[sizes] = step  # only now: what a failed run has not compiled or loaded cannot be captured
+        self._steps[sizes] = step  # only now: what a failed run has not compiled or loaded cannot be captured
         return step
 
     def _try_to_capture(self, sizes: Sizes) -> None:
         """Capture the bucket; where that fails none is captured any more, as torch's pool is in an unknown state."""
         try:
-            self._graphs[sizes] = self._capture(self._seen[sizes])
-        except Exception as error:  # whatever a driver says: the list computes the same
+            self._graphs[sizes] = self._capture(self._steps[sizes])
+        except Exception as error:  # whatever a driver says: eager steps compute the same
             self.failed = describe_error(error)
             log.get("gpu").warning("steps of %d rows could not be captured, none will be: %s", sizes.rows, self.failed)
 
-    def _capture(self, step: Step) -> Any:
+    def _capture(self, step: Step) -> "torch.cuda.CUDAGraph":
         import torch
 
         if self._pool is None:
@@ -91,4 +97,4 @@ class Graphs:
     def close(self) -> None:
         """Drop graphs and what they hold."""
         self._graphs.clear()
-        self._seen.clear()
+        self._steps.clear()

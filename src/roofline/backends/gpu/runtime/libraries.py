@@ -7,29 +7,28 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from roofline.hardware.chips.chips import Chip
 from roofline.hardware.tuning import gemms as tuned_gemms
 from roofline.hardware.tuning import tunableop
 
 
-def sum_in_float32(wanted: bool = True) -> None:
+def sum_in_float32(enabled: bool = True) -> None:
     """From now on, no product adds parts of its sums in 16 bits, which torch allows the libraries otherwise."""
     import torch
 
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = not wanted
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = not wanted
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = not enabled
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = not enabled
 
 
 @contextmanager
-def summing_in_float32(wanted: bool = True) -> Iterator[None]:
+def summing_in_float32(enabled: bool = True) -> Iterator[None]:
     """Products add up in float32 inside, as ours do, or as torch does if nobody says anything; afterwards as before."""
     import torch
 
-    switches: Any = torch.backends.cuda.matmul
+    switches = torch.backends.cuda.matmul
     before = switches.allow_bf16_reduced_precision_reduction, switches.allow_fp16_reduced_precision_reduction
-    sum_in_float32(wanted)
+    sum_in_float32(enabled)
     try:
         yield
     finally:
@@ -40,8 +39,7 @@ def validators() -> dict[str, str]:
     """What results of this process hold for."""
     from torch.cuda import tunable
 
-    found: Any = tunable.get_validators()  # pairs, whatever its annotation says
-    return dict(found)
+    return dict(tunable.get_validators())  # type: ignore[arg-type]  # pairs, whatever its annotation says
 
 
 def follow_store(chip: Chip) -> str:

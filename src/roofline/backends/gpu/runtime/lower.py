@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from roofline.backends.gpu.memory.requirements import layer_of
 from roofline.backends.gpu.memory.weights import DeviceWeights
@@ -30,7 +30,7 @@ class Lowering:
     weights: DeviceWeights
     products: Products
     tables: "dict[str, tuple[Tensor, Tensor]]"
-    device: Any
+    device: str
     exact: bool
     group: Group | None = None
 
@@ -65,7 +65,7 @@ def _embed(low: Lowering, instr: Instr) -> Launch:
     from roofline.backends.gpu.kernels.widen_fp8 import widen_fp8
 
     (part,) = low.weights.matrices[instr.weights[0]]
-    table, name, first = part.held, instr.inputs[0], instr.attr("first")
+    table, name, first = part.weight, instr.inputs[0], instr.attr("first")
 
     def look_up(ids: "Tensor", out: "Tensor") -> None:
         if part.quantised:

@@ -5,7 +5,7 @@ A quantised matrix is widened once for many rows: from there on the library's pr
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from roofline.backends.gpu.memory.weights import Part
 from roofline.backends.gpu.runtime.step import Step
@@ -13,6 +13,7 @@ from roofline.backends.gpu.tiles import Tile
 from roofline.hardware.chips.chips import Chip
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 FEW = 16  # rows up to which our product for few rows serves
@@ -30,10 +31,10 @@ def choices_text(choices: Choices) -> str:
 @dataclass(frozen=True)
 class Products:
     """dtype: of activations, torch's; exact: one order for every number of rows, so no library; choices: what was
-    measured to be fastest (see linear_tuning.py), followed where results need not be exact."""
+    measured to be fastest (see tuning/linear.py), followed where results need not be exact."""
 
     chip: Chip
-    dtype: Any
+    dtype: "torch.dtype"
     exact: bool
     choices: Choices = field(default_factory=dict)
 
@@ -44,7 +45,7 @@ class Products:
             if not part.quantised:
                 needed = max(needed, 2 * tokens * part.rows)  # gate and up before they are joined
                 continue
-            columns = part.held.columns
+            columns = part.weight.columns
             wide = 2 * part.rows * columns + 2 * tokens * part.rows if tokens >= WIDEN else 0
             eight = _scales_bytes(tokens) + tokens * columns if part.float8 else 0
             needed = max(needed, wide, eight)
@@ -78,18 +79,13 @@ class Products:
                 self._quantised(x, part, None, out, gated=True)
                 return
         elif self.exact or x.shape[0] <= FEW:
-            linear_float(self.chip, x, part.held, None, out, gated=True, exact=self.exact)
+            linear_float(self.chip, x, part.weight, None, out, gated=True, exact=self.exact)
             return
         offset = 2 * part.rows * x.shape[1] if part.quantised else 0
-        both = self._beyond(step, offset, x.shape[0], part.rows)
-        self._part(step, x, part, None, both)
-        gated(self.chip, "silu", both, out=out)
-
-    def _beyond(self, step: Step, offset: int, rows: int, columns: int) -> "Tensor":
-        """Scratch behind what `_part` uses of it, [rows, columns]."""
-        size = rows * columns * self.dtype.itemsize
-        held: Tensor = step.scratch[offset : offset + size].view(self.dtype).view(rows, columns)
-        return held
+        size = x.shape[0] * part.rows * self.dtype.itemsize  # of gate and up, behind the scratch that `_part` uses
+        gate_up = step.scratch[offset : offset + size].view(self.dtype).view(x.shape[0], part.rows)
+        self._part(step, x, part, None, gate_up)
+        gated(self.chip, "silu", gate_up, out=out)
 
     def _widened(self, x: "Tensor") -> bool:
         return x.shape[0] >= WIDEN and not self.exact
@@ -99,10 +95,10 @@ class Products:
         from roofline.backends.gpu.kernels.widen_fp8 import widen_fp8
 
         if not part.quantised:
-            self._float(x, part.held, bias, out)
+            self._float(x, part.weight, bias, out)
         elif self._widened(x):
             wide = step.space(self.dtype, part.rows, x.shape[1])
-            (widen_fp8 if part.float8 else dequantize)(self.chip, part.held, out=wide)
+            (widen_fp8 if part.float8 else dequantize)(self.chip, part.weight, out=wide)
             library_product(x, wide, bias, out)
         else:
             self._quantised(x, part, bias, out)
@@ -122,15 +118,15 @@ class Products:
         scale = step.space(torch.float32, rows)
         eight = step.scratch[start : start + rows * width].view(FLAVOURS[self.chip.fp8]).view(rows, width)
         rows_fp8(self.chip, x, out=eight, scale=scale)
-        linear_fp8(self.chip, eight, part.held, bias, out, x_scale=scale, gated=gated, exact=self.exact)
+        linear_fp8(self.chip, eight, part.weight, bias, out, x_scale=scale, gated=gated, exact=self.exact)
 
     def _float(self, x: "Tensor", w: "Tensor", bias: "Tensor | None", out: "Tensor") -> None:
         from roofline.backends.gpu.kernels.linear_float import linear_float
 
         rows, key = x.shape[0], (x.shape[0], *w.shape, bias is not None)
-        known = not self.exact and key in self.choices
-        tile = self.choices[key] if known else None
-        if tile is not None or (not known and (self.exact or rows <= FEW)):
+        measured = not self.exact and key in self.choices
+        tile = self.choices[key] if measured else None
+        if tile is not None or (not measured and (self.exact or rows <= FEW)):
             linear_float(self.chip, x, w, bias, out, exact=self.exact, tile=tile)
         else:
             library_product(x, w, bias, out)
@@ -140,7 +136,7 @@ class Products:
         from roofline.backends.gpu.kernels.linear_quant import linear_quant
 
         product = linear_fp8 if part.float8 else linear_quant
-        product(self.chip, x, part.held, bias, out, gated=gated, exact=self.exact)
+        product(self.chip, x, part.weight, bias, out, gated=gated, exact=self.exact)
 
 
 def _scales_bytes(rows: int) -> int:

@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from roofline.ops.symbol import Type
 from roofline.program.ir import Place
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+    from roofline.backends.gpu.kernels.attend_launches import Launch as AttendLaunch
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Step:
     caches: "dict[str, tuple[Tensor, Tensor]]"
     arena: "Tensor"
     scratch: "Tensor"
-    launches: dict[Any, Any] = field(default_factory=dict)
+    launches: "dict[object, tuple[AttendLaunch, ...]]" = field(default_factory=dict)
     _views: "dict[str, Tensor]" = field(default_factory=dict)
 
     def value(self, name: str) -> "Tensor":
@@ -61,7 +64,7 @@ class Step:
         size = dtype.itemsize
         return flat.as_strided((count, kind.width), (place.stride // size, 1), start // size)
 
-    def space(self, dtype: Any, *shape: int) -> "Tensor":
+    def space(self, dtype: "torch.dtype", *shape: int) -> "Tensor":
         """Scratch as a tensor, whose contents nobody keeps beyond one launch."""
         count = 1
         for n in shape:
@@ -70,7 +73,7 @@ class Step:
         return self.scratch[: count * dtype.itemsize].view(dtype).view(shape)
 
 
-def dtypes() -> dict[str, Any]:
+def dtypes() -> "dict[str, torch.dtype]":
     """Our names -> torch's."""
     import torch
 

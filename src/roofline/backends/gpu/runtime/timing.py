@@ -3,10 +3,13 @@
 import time
 from collections.abc import Callable, Iterable
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING
 
 from roofline.backends.gpu.runtime.lower import Launch
 from roofline.backends.gpu.runtime.step import Step
+
+if TYPE_CHECKING:
+    import torch
 
 _CYCLES = 2e9  # a second, about: only how long the device waits for the host depends on it
 _MOST = 1.0  # seconds that it is made to wait
@@ -39,11 +42,11 @@ def _clocked(launch: Launch, step: Step) -> float:
     return time.perf_counter() - start
 
 
-def _marked(launches: Iterable[Launch], step: Step) -> list[Any]:
+def _marked(launches: Iterable[Launch], step: Step) -> "list[torch.cuda.Event]":
     """Queue the launches with an event before, between and after them."""
     import torch
 
-    def mark() -> Any:
+    def mark() -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event

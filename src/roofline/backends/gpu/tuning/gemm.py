@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from roofline.backends.gpu.runtime.libraries import tuning, validators
 from roofline.common.errors import RooflineError, UnsupportedError
@@ -22,16 +21,16 @@ _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 @dataclass(frozen=True)
 class Tuned:
-    """A product is done. left: products; seconds: they will take at the rate so far."""
+    """A product is done. remaining: products; seconds: they will take at the rate so far."""
 
     row: Row
-    left: int
+    remaining: int
     seconds: float
 
 
 @dataclass(frozen=True)
 class Split:
-    """tunable: products that TunableOp has; others: of block formats, which no BLAS library reads."""
+    """tunable: products that TunableOp has; block_formats: the others, which no BLAS library reads."""
 
     tunable: tuple[Gemm, ...]
     others: tuple[Gemm, ...]
@@ -53,12 +52,12 @@ def device_here() -> tuple[Chip, str]:
     try:
         import torch
 
-        seen = torch.cuda.is_available()
+        has_gpu = torch.cuda.is_available()
     except ImportError:
-        seen = False
-    if not seen:
-        others = ("roofline tune export MODEL --untuned FILE", "roofline tune MODEL for the CPU")
-        raise UnsupportedError("tuning a GPU's products", "torch sees no GPU in this process", others)
+        has_gpu = False
+    if not has_gpu:
+        alternatives = ("roofline tune export MODEL --untuned FILE", "roofline tune MODEL for the CPU")
+        raise UnsupportedError("tuning a GPU's products", "torch sees no GPU in this process", alternatives)
     from roofline.backends.gpu.runtime.dense import chip_of
 
     return chip_of(torch.cuda.current_device()), torch.cuda.get_device_name()
@@ -75,9 +74,9 @@ class GemmTuner:
 
     def __init__(self, path: Path, products: Sequence[Gemm]) -> None:
         self.journal = Journal(path, validators())
-        known = self.journal.results.rows
-        self.products = [gemm for gemm in products if _row_key(gemm) not in known]
-        self.known = len(products) - len(self.products)
+        measured = self.journal.results.rows
+        self.products = [gemm for gemm in products if _row_key(gemm) not in measured]
+        self.measured = len(products) - len(self.products)
 
     @property
     def least_seconds(self) -> float:
@@ -96,8 +95,8 @@ class GemmTuner:
             row = _tune(gemm)
             self.journal.add(row)
             mean = (time.perf_counter() - start) / done
-            left = len(self.products) - done
-            yield Tuned(row, left, left * mean)
+            remaining = len(self.products) - done
+            yield Tuned(row, remaining, remaining * mean)
 
 
 def _row_key(gemm: Gemm) -> tuple[str, str]:
@@ -113,17 +112,17 @@ def _tune(gemm: Gemm) -> Row:
 
     dtype = getattr(torch, _DTYPES[gemm.format])
 
-    def made(*sizes: int) -> Any:
+    def random(*sizes: int) -> torch.Tensor:
         return torch.randn(*sizes, dtype=dtype, device="cuda")
 
-    bias = made(gemm.out) if gemm.bias else None
+    bias = random(gemm.out) if gemm.bias else None
     with tuning():
-        functional.linear(made(gemm.rows, gemm.width), made(gemm.out, gemm.width), bias)
+        functional.linear(random(gemm.rows, gemm.width), random(gemm.out, gemm.width), bias)
         torch.cuda.synchronize()
-    wanted = _row_key(gemm)
-    found: Any = tunable.get_results()
-    for operator, shape, solution, ms, *_ in found:
-        row = Row(operator, tunableop.Shape.parse(shape), solution, float(ms))
-        if row.key == wanted:
+    key = _row_key(gemm)
+    results: Sequence[tuple[str, str, str, float]] = tunable.get_results()  # type: ignore[assignment]
+    for operator, shape, solution, ms, *_ in results:
+        row = Row(operator, tunableop.Shape.parse(shape), solution, ms)
+        if row.key == key:
             return row
-    raise RooflineError(f"TunableOp has no result for {wanted[0]},{wanted[1]}: torch ran another operation for it")
+    raise RooflineError(f"TunableOp has no result for {key[0]},{key[1]}: torch ran another operation for it")

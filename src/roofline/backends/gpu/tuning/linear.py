@@ -159,7 +159,7 @@ def stored_choices(chip: Chip, device: int, activations: str) -> tuple[Choices, 
     import torch
 
     setting = tuned_tiles.setting(torch.cuda.get_device_name(device))
-    found: dict[tuple[int, int, int, bool], Tile | None] = {}
+    choices: dict[tuple[int, int, int, bool], Tile | None] = {}
     for record in tunings.load(BACKEND, chip.name).records.values():
         if record.setting.run != setting.run or record.kind not in KINDS.values():
             continue
@@ -172,8 +172,8 @@ def stored_choices(chip: Chip, device: int, activations: str) -> tuple[Choices, 
             log.get("backends").warning("a row of the tuning store of %s is left out: %s", chip.name, error)
             continue
         if form == activations.upper():
-            found[rows, out, width, record.kind == KINDS[True]] = tile
-    return found, "" if found else "never tuned on this device with these kernels"
+            choices[rows, out, width, record.kind == KINDS[True]] = tile
+    return choices, "" if choices else "never tuned on this device with these kernels"
 
 
 def _kind(gemm: Gemm) -> str:

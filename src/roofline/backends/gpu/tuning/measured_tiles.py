@@ -26,12 +26,12 @@ def text(tile: Tile) -> str:
 def parse(words: str) -> Tile:
     """The tile of a text; sizes are the names in capitals. Raises ConfigError."""
     try:
-        found = {name: json.loads(value) for name, value in (word.split("=", 1) for word in words.split(" "))}
-        warps, stages = found.pop("warps"), found.pop("stages")
+        words_by_name = {name: json.loads(value) for name, value in (word.split("=", 1) for word in words.split(" "))}
+        warps, stages = words_by_name.pop("warps"), words_by_name.pop("stages")
     except (ValueError, KeyError) as error:
         raise ConfigError(f"{words!r} is no tile such as 'BLOCK_M=16 warps=4 stages=2'") from error
-    sizes = {name: value for name, value in found.items() if name.isupper()}
-    options = {name: value for name, value in found.items() if name not in sizes}
+    sizes = {name: value for name, value in words_by_name.items() if name.isupper()}
+    options = {name: value for name, value in words_by_name.items() if name not in sizes}
     if not all(type(value) is int and value > 0 for value in (warps, stages, *sizes.values())):
         raise ConfigError(f"{words!r}: warps, stages and sizes are whole numbers of at least 1")
     return Tile(warps, stages, sizes, options)
