@@ -1,7 +1,8 @@
 """Every kernel, with the tile chosen for each chip, compiles, passes its gates and keeps its limits.
 
-Of three chips every case, of the others the heaviest case of each kernel and tile: what differs between chips of a
-family is their tiles and their compilers. `write_kernel_limits.py` compiles every case for all of them.
+The default run compiles for one chip the heaviest case of each kernel and tile; `-m slow` every case for three chips
+and the heaviest for the others: what differs between chips of a family is their tiles and their compilers.
+`write_kernel_limits.py` compiles every case for all of them.
 """
 
 import kernel_limits
@@ -10,8 +11,9 @@ import pytest
 from roofline.backends.gpu.ahead import check, kernel_list
 from roofline.hardware.chips import chips
 
-DEFAULT, COMPLETE = ("gfx942",), ("gfx942", "gfx1201", "sm_90")  # all but the first take their time: -m slow
-CHIPS = [name if name in DEFAULT else pytest.param(name, marks=pytest.mark.slow) for name in chips.chips()]
+COMPLETE = ("gfx942", "gfx1201", "sm_90")
+# (chip, whether every case is compiled)
+RUNS = [("gfx942", False), *(pytest.param(name, name in COMPLETE, marks=pytest.mark.slow) for name in chips.chips())]
 LIMITS = kernel_limits.read()
 
 
@@ -22,26 +24,25 @@ def heaviest(chip):
 
 @pytest.fixture(scope="session")
 def proofs(request, kernel_cache):
-    """Chip -> what came of its compilations, of the chips that tests of this run ask for; all compiled at once."""
-    items = (item for item in request.session.items if "proofs" in getattr(item, "fixturenames", ()))
-    names = dict.fromkeys(item.callspec.params["chip"] for item in items)
-    by_chip = {name: [] for name in names}
-    complete = [name for name in names if name in COMPLETE]
-    partial = [name for name in names if name not in COMPLETE]
-    only = {(name, *key) for name in partial for key in heaviest(name)}
-    for group, cases in ((complete, None), (partial, only)):
-        for proof in check.prove([chips.get(name) for name in group], only=cases, folder=kernel_cache):
-            by_chip[proof.chip].append(proof)
-    return by_chip
+    """(chip, complete) -> what came of its compilations, of the pairs that tests of this run ask for."""
+    items = [item for item in request.session.items if "proofs" in getattr(item, "fixturenames", ())]
+    runs = dict.fromkeys((item.callspec.params["chip"], item.callspec.params["complete"]) for item in items)
+    by_run = {run: [] for run in runs}
+    for complete in (True, False):
+        names = [name for name, each in runs if each == complete]
+        only = None if complete else {(name, *key) for name in names for key in heaviest(name)}
+        for proof in check.prove([chips.get(name) for name in names], only=only, folder=kernel_cache):
+            by_run[proof.chip, complete].append(proof)
+    return by_run
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("chip", CHIPS)
-def test_every_kernel_passes_its_gates_and_keeps_its_limits(chip, proofs):
-    violations = [str(violation) for proof in proofs[chip] for violation in proof.violations]
+@pytest.mark.parametrize(("chip", "complete"), RUNS)
+def test_every_kernel_passes_its_gates_and_keeps_its_limits(chip, complete, proofs):
+    violations = [str(violation) for proof in proofs[chip, complete] for violation in proof.violations]
     assert not violations, "\n".join(violations)
-    cases = LIMITS[chip] if chip in COMPLETE else {key: LIMITS[chip][key] for key in heaviest(chip)}
-    broken = kernel_limits.broken(cases, proofs[chip], chips.get(chip))
+    cases = LIMITS[chip] if complete else {key: LIMITS[chip][key] for key in heaviest(chip)}
+    broken = kernel_limits.broken(cases, proofs[chip, complete], chips.get(chip))
     assert not broken, "\n".join([*broken, kernel_limits.WRITE])
 
 

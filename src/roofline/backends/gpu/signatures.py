@@ -28,7 +28,7 @@ class Compilation:
     case: str
     function: Any
     signature: Mapping[str, str]
-    constants: Mapping[str, Any]
+    constants: Mapping[str, object]
     tile: Tile
     dots: bool
     aligned: tuple[str, ...] = ()

@@ -10,6 +10,8 @@ from typing import Any
 from roofline.common.errors import ConfigError
 from roofline.hardware.chips.chips import Chip
 
+Row = dict[str, Any]  # of a TOML file that is part of the package
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -19,24 +21,24 @@ class Tile:
     warps: int
     stages: int
     sizes: Mapping[str, int] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
 
-    def launch(self) -> dict[str, Any]:
+    def launch(self) -> dict[str, object]:
         """Keyword arguments of a launch, sizes included."""
         return {**self.sizes, **self.compiler()}
 
-    def compiler(self) -> dict[str, Any]:
+    def compiler(self) -> dict[str, object]:
         """What the compiler is told beside the constants."""
         return {"num_warps": self.warps, "num_stages": self.stages, **self.options}
 
 
 @cache
-def _rows() -> dict[str, list[dict[str, Any]]]:
+def _rows() -> dict[str, list[Row]]:
     text = resources.files("roofline.backends.gpu").joinpath("tiles.toml").read_text("utf-8")
     return tomllib.loads(text)
 
 
-def choose(kernel: str, chip: Chip, **facts: Any) -> Tile:
+def choose(kernel: str, chip: Chip, **facts: object) -> Tile:
     """The tile of the first row whose `chips` (prefixes of names) and `when` (equal facts) fit.
 
     Raises ConfigError where none does: the last row of a kernel should fit everything.
@@ -45,7 +47,7 @@ def choose(kernel: str, chip: Chip, **facts: Any) -> Tile:
 
 
 @cache
-def _chosen(kernel: str, chip: str, **facts: Any) -> Tile:
+def _chosen(kernel: str, chip: str, **facts: object) -> Tile:
     for row in _rows().get(kernel, []):
         when = row.get("when", {})
         if chip.startswith(tuple(row.get("chips", ("",)))) and all(facts.get(k) == v for k, v in when.items()):

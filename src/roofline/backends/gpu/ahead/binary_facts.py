@@ -4,7 +4,6 @@ import re
 import struct
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 from roofline.backends.gpu.ahead.compile import Binary
 from roofline.common.errors import ConfigError
@@ -71,7 +70,7 @@ def plain_dots(ttgir: str) -> dict[str, int]:
     return dict(sorted(Counter(operands).items()))
 
 
-def _amd(text: str) -> dict[str, Any]:
+def _amd(text: str) -> dict[str, int]:
     """From the metadata at the end of the assembly and the comments LLVM writes after the code."""
     vectors, accumulators = _number(text, r"\.vgpr_count:\s+(\d+)"), _number(text, r"\.agpr_count:\s+(\d+)", 0)
     return {
@@ -86,7 +85,7 @@ def _amd(text: str) -> dict[str, Any]:
     }
 
 
-def _nvidia(log: str, cubin: bytes) -> dict[str, Any]:
+def _nvidia(log: str, cubin: bytes) -> dict[str, int]:
     """From what `ptxas -v` says and the sections of its output."""
     stored, loaded = (_number(log, rf"(\d+) bytes spill {word}") for word in ("stores", "loads"))
     return {

@@ -14,8 +14,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeVar
 
-from roofline.backends.gpu.ahead import kernel_cache
-from roofline.backends.gpu.ahead import kernel_list as catalogue
+from roofline.backends.gpu.ahead import kernel_cache, kernel_list
 from roofline.backends.gpu.ahead.binary_facts import Facts
 from roofline.backends.gpu.ahead.gates import Violation
 from roofline.backends.gpu.signatures import Compilation
@@ -73,7 +72,7 @@ def prove(
     again. jobs: processes at a time, usable cores if not given. Raises UnsupportedError where torch or triton is
     missing and for an unknown kernel.
     """
-    catalogue.require_compiler()
+    kernel_list.require_compiler()
     count = jobs or _cores()
     path = str(folder or kernel_cache.folder())
     names = tuple(chip.name for chip in targets)
@@ -99,7 +98,7 @@ def elsewhere(call: Callable[[str], T], chip_names: Sequence[str], jobs: int | N
 
     Raises what the call raises, and UnsupportedError where torch or triton is missing.
     """
-    catalogue.require_compiler()
+    kernel_list.require_compiler()
     with _pool(jobs or _cores()) as pool:
         yield from pool.map(call, chip_names)
 
@@ -146,29 +145,28 @@ def _tasks(names: tuple[str, ...], modules: tuple[str, ...] | None) -> list[Task
     return [
         Task(name, module, place, compilation.kernel, compilation.case)
         for name in names
-        for module, place, compilation in catalogue.compilations(chips.get(name), modules)
+        for module, place, compilation in kernel_list.compilations(chips.get(name), modules)
     ]
 
 
 def _prove(task: Task, path: str) -> Proof:
     import triton
 
-    from roofline.backends.gpu.ahead import binary_facts as facts
-    from roofline.backends.gpu.ahead import compile as ahead
-    from roofline.backends.gpu.ahead import gates
+    from roofline.backends.gpu.ahead import binary_facts, gates
+    from roofline.backends.gpu.ahead.compile import compile_ahead
 
     kernel_cache.use(Path(path))
     chip = chips.get(task.chip)
-    compilation = catalogue.one(task.module, task.place, chip)
+    compilation = kernel_list.one(task.module, task.place, chip)
     tile, start = tile_text(compilation), _processor_seconds()
     try:
-        found = facts.read(ahead.compile_ahead(compilation, chip), chip)
+        facts = binary_facts.read(compile_ahead(compilation, chip), chip)
     except Exception as error:  # whatever a compiler raises is what this kernel cannot do on this chip
         words = f"{type(error).__name__}: {error}".strip().splitlines()
         return _failed(task, tile, " ".join(words[:3]), _processor_seconds() - start, triton.__version__)
     seconds = _processor_seconds() - start
-    reached, violations = gates.reached(found, chip), gates.check(compilation, found, chip)
-    return Proof(task.chip, task.kernel, task.case, tile, found, reached, violations, seconds, triton.__version__)
+    reached, violations = gates.reached(facts, chip), gates.check(compilation, facts, chip)
+    return Proof(task.chip, task.kernel, task.case, tile, facts, reached, violations, seconds, triton.__version__)
 
 
 def _processor_seconds() -> float:

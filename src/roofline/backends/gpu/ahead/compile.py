@@ -1,7 +1,7 @@
-"""Compiling a kernel for a chip that is not here, as its first launch there would.
+"""Compiles a kernel for a chip that is not in this machine, exactly as its first launch there would.
 
 Triton's own launch path does it (`warmup`, which stops before the launch), with the driver of stub_driver.py. So the
-binary is the launch's, and so is its key in the cache.
+binary is the one that a launch uses, and so is its key in the cache.
 """
 
 import io
@@ -9,11 +9,15 @@ from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from roofline.backends.gpu.ahead import stub_driver as absent
+from roofline.backends.gpu.ahead import stub_driver
 from roofline.backends.gpu.signatures import TRITON_TYPES, Compilation
 from roofline.hardware.chips.chips import Chip
+
+if TYPE_CHECKING:
+    import torch
+    from triton.compiler import CompiledKernel
 
 # Our names of dtypes -> torch's, for the pointers of a signature.
 _TORCH_NAMES = {
@@ -40,7 +44,7 @@ class Binary:
 class _Pointer:
     """What a launch looks at in a tensor. `large`: more than 2 GiB of storage, which AMD's compiler is told of."""
 
-    dtype: Any
+    dtype: "torch.dtype"
     large: bool
 
     def data_ptr(self) -> int:
@@ -54,7 +58,7 @@ def compile_ahead(compilation: Compilation, chip: Chip) -> Binary:
     """Compile it, or take it from Triton's cache. Raises what Triton raises, RuntimeError under TRITON_INTERPRET."""
     import triton
 
-    absent.install(chip)
+    stub_driver.install(chip)
     compiled, log = _warm_up(compilation)
     stored = Path(next(iter(compiled.metadata_group.values()))).parent / _LOG
     if chip.vendor == "nvidia":
@@ -69,7 +73,7 @@ def compile_ahead(compilation: Compilation, chip: Chip) -> Binary:
     return Binary(compiled.asm, log, compiled.metadata.shared, compiled.metadata.num_warps, compiled.hash)
 
 
-def _warm_up(compilation: Compilation) -> tuple[Any, str]:
+def _warm_up(compilation: Compilation) -> "tuple[CompiledKernel, str]":
     """The compiled kernel, and what the compiler printed on the way."""
     import triton
 
@@ -81,13 +85,13 @@ def _warm_up(compilation: Compilation) -> tuple[Any, str]:
     return compiled, printed.getvalue()
 
 
-def arguments(compilation: Compilation) -> dict[str, Any]:
+def arguments(compilation: Compilation) -> dict[str, object]:
     """Parameter -> a stand-in that a launch specialises on as it will on the real argument."""
     values = {name: _stand_in(kind, name, compilation) for name, kind in compilation.signature.items()}
     return {**values, **compilation.constants}
 
 
-def _stand_in(kind: str, name: str, compilation: Compilation) -> Any:
+def _stand_in(kind: str, name: str, compilation: Compilation) -> object:
     if kind.startswith("*"):
         import torch
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib import resources
-from typing import Any
 
 from roofline.backends.gpu.ahead.binary_facts import Facts
 from roofline.backends.gpu.signatures import Compilation
+from roofline.backends.gpu.tiles import Row
 from roofline.common.errors import ConfigError
 from roofline.hardware.chips.chips import Chip
 from roofline.hardware.chips.occupancy import Occupancy, occupancy
@@ -42,7 +42,7 @@ def check(compilation: Compilation, facts: Facts, chip: Chip) -> tuple[Violation
     return tuple(Violation(compilation.kernel, compilation.case, chip.name, *violation) for violation in violations)
 
 
-def row(section: str, compilation: Compilation, chip: Chip) -> dict[str, Any]:
+def row(section: str, compilation: Compilation, chip: Chip) -> Row:
     """The first row of a section that fits; {} where none does."""
     return next(_fitting(section, compilation, chip), {})
 
@@ -125,7 +125,7 @@ def _words(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} product{'s' * (count > 1)} of {operand}" for operand, count in counts.items())
 
 
-def _fitting(section: str, compilation: Compilation, chip: Chip) -> Iterator[dict[str, Any]]:
+def _fitting(section: str, compilation: Compilation, chip: Chip) -> Iterator[Row]:
     for candidate in _rows().get(section, ()):
         kernels, cases = candidate.get("kernels", (compilation.kernel,)), candidate.get("cases", ("*",))
         if (
@@ -137,5 +137,5 @@ def _fitting(section: str, compilation: Compilation, chip: Chip) -> Iterator[dic
 
 
 @cache
-def _rows() -> dict[str, list[dict[str, Any]]]:
+def _rows() -> dict[str, list[Row]]:
     return tomllib.loads(resources.files("roofline.backends.gpu.ahead").joinpath("gates.toml").read_text("utf-8"))

@@ -4,9 +4,12 @@ For processes of their own: Triton has one driver a process.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from roofline.hardware.chips.chips import Chip
+
+if TYPE_CHECKING:
+    from triton.backends.compiler import GPUTarget
 
 
 class AbsentDriver:
@@ -16,7 +19,7 @@ class AbsentDriver:
         self.chip = chip
         self.utils = _Utils(chip)
 
-    def get_current_target(self) -> Any:
+    def get_current_target(self) -> "GPUTarget":
         return target(self.chip)
 
     def get_current_device(self) -> str:
@@ -25,7 +28,7 @@ class AbsentDriver:
     def get_current_stream(self, device: str) -> int:
         return 0
 
-    def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
+    def launcher_cls(self, source: object, metadata: object) -> Callable[..., None]:
         return lambda *arguments: None
 
 
@@ -40,7 +43,7 @@ class _Utils:
         return None, None, 0, 0, 1024  # module, function, registers, spills, most threads of a program
 
 
-def target(chip: Chip) -> Any:
+def target(chip: Chip) -> "GPUTarget":
     """Triton's name of a chip, as its driver gives it on that chip."""
     from triton.backends.compiler import GPUTarget
 
@@ -65,7 +68,7 @@ def record_requests() -> dict[str, bool]:
 
     requests: dict[str, bool] = {}
 
-    def listen(*, metadata: Any, cache_hit: bool, **rest: Any) -> None:
+    def listen(*, metadata: dict[str, str], cache_hit: bool, **rest: object) -> None:
         requests.setdefault(metadata["hash"], cache_hit)
 
     triton.knobs.compilation.listener = listen

@@ -52,7 +52,7 @@ class Launch:
         """Programs that cover the heads of one token."""
         return self.kv_heads * -(-self.heads // self.kv_heads // self.head_rows)
 
-    def constants(self) -> dict[str, Any]:
+    def constants(self) -> dict[str, object]:
         """Constants that both kernels have."""
         return {
             "GROUP": self.heads // self.kv_heads, "HEAD_ROWS": self.head_rows, "DIM": self.head_dim,
@@ -60,7 +60,7 @@ class Launch:
             "SINGLE": self.max_query <= self.queries, "WINDOW": self.window, "EXACT": self.exact,
         }  # fmt: skip
 
-    def attend_constants(self, capped: bool, alibi: bool, wide: bool = False) -> dict[str, Any]:
+    def attend_constants(self, capped: bool, alibi: bool, wide: bool = False) -> dict[str, object]:
         """All constants of the first kernel."""
         kinds = {"PARTIAL": self.splits > 1, "CAPPED": capped, "ALIBI": alibi, "WIDE": wide}
         return {**self.constants(), **self.tile.sizes, **kinds}

@@ -6,7 +6,6 @@ by atomics. Routing and combination are kernels/route.py; the activation between
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -122,7 +121,7 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
     for dtype, regime, share in [*cases, ("f16", "decode", 1), ("f32", "prefill", 1)]:
         tile = tiles.choose(NAME, chip, regime=regime, bits=32 if dtype == "f32" else 16)
         tables = pointers(order="i32", starts="i32", tile_expert="i32", tile_start="i32")
-        numbers: dict[str, Any] = dict.fromkeys(("experts", "width", "columns", "x_stride", "out_stride"), "i32")
+        numbers = dict.fromkeys(("experts", "width", "columns", "x_stride", "out_stride"), "i32")
         yield Compilation(
             NAME,
             f"{dtype} {regime} share={share}",

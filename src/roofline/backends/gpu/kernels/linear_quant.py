@@ -310,7 +310,7 @@ def _compilation(
     kinds = {" gated": gated, " whole": is_whole, " narrow": narrow}
     return Compilation(
         NAME,
-        f"{name} {rows} {dtype}{''.join(word for word, said in kinds.items() if said)}",
+        f"{name} {rows} {dtype}{''.join(word for word, enabled in kinds.items() if enabled)}",
         _linear_quant,
         words | dict.fromkeys(sizes, "i32"),
         {

@@ -4,7 +4,6 @@ float32 from the load to the one rounding at the store. RoPE: Su et al. 2021; no
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 import triton
@@ -145,7 +144,7 @@ def rope_kv_write(
     )  # fmt: skip
 
 
-def _constants(head_dim: int, half: int, interleaved: bool, norm: bool, cache: torch.dtype) -> dict[str, Any]:
+def _constants(head_dim: int, half: int, interleaved: bool, norm: bool, cache: torch.dtype) -> dict[str, object]:
     return {
         "HEAD_DIM": head_dim,
         "HALF": half,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from roofline.common.errors import CapacityError
 from roofline.hardware import roofs as store
@@ -36,7 +36,7 @@ class DeviceRoofs:
     side: int
     measured: str
 
-    def record(self) -> dict[str, object]:
+    def record(self) -> "dict[str, Any]":
         """As plain data."""
         return asdict(self)
 

@@ -17,22 +17,23 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+Event = Any  # what a kind of Streams marks a place in its queues by
 ALIGN = 256  # bytes: where a tensor starts in its block
 
 
 class Streams(Protocol):
     """The stream that computes and the one that copies, in the order calls are made."""
 
-    def copy(self, target: "Tensor", source: "Tensor") -> Any:
+    def copy(self, target: "Tensor", source: "Tensor") -> Event:
         """Copy on the copying stream; the event of its end."""
 
-    def before_reading(self, copied: Any) -> None:
+    def before_reading(self, copied: Event) -> None:
         """The computing stream waits for the event."""
 
-    def after_reading(self) -> Any:
+    def after_reading(self) -> Event:
         """The event of the end of what the computing stream has so far."""
 
-    def before_copying(self, read: Any) -> None:
+    def before_copying(self, read: Event) -> None:
         """The copying stream waits for the event."""
 
 
@@ -88,9 +89,9 @@ class _Buffer:
     gets, None: nobody's; copied: event of their arrival; in_use: between the ends of a `using`."""
 
     block: "Tensor"
-    read: Any
+    read: Event
     layer: int | None = None
-    copied: Any = None
+    copied: Event = None
     in_use: bool = False
 
 

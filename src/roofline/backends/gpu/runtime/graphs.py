@@ -53,9 +53,8 @@ class Graphs:
         self._run, self._make = run, make
         self._steps: dict[Sizes, Step] = {}
         self._graphs: dict[Sizes, torch.cuda.CUDAGraph] = {}
-        self._pool: tuple[int, int] | None = (
-            None  # of temporary memory: one for all, since one runs at a time and none keeps any
-        )
+        # Of temporary memory: one for all graphs, since one runs at a time and none keeps any.
+        self._pool: torch._C._POOL_HANDLE | None = None
         self.failed = ""  # why no more steps are captured
 
     @property

@@ -5,7 +5,7 @@ noise."""
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from roofline.backends.cpu.tuning.contest import Contest, Rounds
 from roofline.backends.cpu.tuning.variants import Group
@@ -22,6 +22,7 @@ from roofline.hardware.tuning.store import Record, Setting, Tunings
 from roofline.program.gemms import Gemm
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 BACKEND = "gpu"  # of the store
@@ -51,13 +52,17 @@ class Trial:
         import torch
 
         self.gemm, self.chip, self.device = gemm, chip, torch.device(device)
-        kind: dict[str, Any] = {"dtype": getattr(torch, FORMATS[gemm.format]), "device": self.device}
-        self._x = torch.randn(gemm.rows, gemm.width, **kind)
+        dtype = getattr(torch, FORMATS[gemm.format])
+
+        def random(*shape: int) -> Tensor:
+            return torch.randn(*shape, dtype=dtype, device=self.device)
+
+        self._x = random(gemm.rows, gemm.width)
         copies = max(1, cold_bytes // (2 * gemm.out * gemm.width))
-        self._weights = [torch.randn(gemm.out, gemm.width, **kind) / gemm.width**0.5 for _ in range(copies)]
-        self._bias = torch.randn(gemm.out, **kind) if gemm.bias else None
-        self._out = torch.empty(gemm.rows, gemm.out, **kind)
-        self._turn, self._graphs = 0, dict[str, Any]()
+        self._weights = [random(gemm.out, gemm.width) / gemm.width**0.5 for _ in range(copies)]
+        self._bias = random(gemm.out) if gemm.bias else None
+        self._out = self._x.new_empty(gemm.rows, gemm.out)
+        self._turn, self._graphs = 0, dict[str, torch.cuda.CUDAGraph]()
         table = self._default_tile()
         self._tiles = {tuned_tiles.text(tile): tile for tile in tuned_tiles.near(table, chip, self._x.element_size())}
         self.dropped: dict[str, str] = {}
@@ -88,7 +93,7 @@ class Trial:
         end.synchronize()
         return float(begin.elapsed_time(end)) / 1e3 / LAUNCHES
 
-    def _captured(self, contestant: str) -> Any:
+    def _captured(self, contestant: str) -> "torch.cuda.CUDAGraph":
         import torch
 
         self.run(contestant)  # compiles, and lets the library choose, outside of the capture

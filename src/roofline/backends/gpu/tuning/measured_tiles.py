@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
-from typing import Any
 
 from roofline.backends.gpu.tiles import Tile
 from roofline.common.errors import ConfigError
@@ -71,7 +70,7 @@ def _local_bytes(sizes: Mapping[str, int], stages: int, element_bytes: int) -> i
 
 def _sources() -> str:
     """Hash of all kernels' sources: they use each other's functions."""
-    folder: Any = files("roofline.backends.gpu").joinpath("kernels")
+    folder = files("roofline.backends.gpu").joinpath("kernels")
     digest = hashlib.sha256()
     for file in sorted(folder.iterdir(), key=lambda file: str(file.name)):
         if file.name.endswith(".py"):
