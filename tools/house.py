@@ -101,6 +101,12 @@ def long_functions(files: dict[Path, ast.Module]) -> list[Place]:
     return places
 
 
+def _is_torch_op(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether it is an operator of torch, or one of its kernels: its parameters are the operator's signature."""
+    words = ("custom_op", "register_kernel", "register_fake")
+    return any(word in ast.unparse(decorator) for decorator in function.decorator_list for word in words)
+
+
 def _is_jitted(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any("jit" in ast.unparse(decorator) for decorator in function.decorator_list)
 
@@ -115,7 +121,7 @@ def wide_functions(files: dict[Path, ast.Module], root: Path = SOURCE) -> list[P
             arguments = function.args
             names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
             count = len([name for name in names if name not in ("self", "cls")])
-            if count > MOST_PARAMETERS and not _is_jitted(function):
+            if count > MOST_PARAMETERS and not _is_jitted(function) and not _is_torch_op(function):
                 places.append(Place(path, function.lineno, f"{function.name} has {count} parameters"))
     return places
 

@@ -39,13 +39,13 @@ def answers(device: str) -> bool:
 
 
 @contextmanager
-def what_is_lacking(found: Found, planned: int) -> Iterator[None]:
+def what_is_lacking(device: Found, planned: int) -> Iterator[None]:
     """Memory that another process took since the model was planned is a CapacityError, in our words."""
     import torch
 
     try:
         yield
     except torch.OutOfMemoryError as error:
-        free = int(torch.cuda.mem_get_info(found.torch_name)[0])
-        remedy = f"{human_bytes(found.free)} were free when it was planned. Try again, or with a smaller cache_tokens."
-        raise CapacityError(f"{found.device.title}: the model as planned", planned, free, "bytes", remedy) from error
+        free = int(torch.cuda.mem_get_info(device.torch_name)[0])
+        remedy = f"{human_bytes(device.free)} were free when it was planned. Try again, or with a smaller cache_tokens."
+        raise CapacityError(f"{device.device.title}: the model as planned", planned, free, "bytes", remedy) from error

@@ -54,7 +54,7 @@ class Graphs:
         self._steps: dict[Sizes, Step] = {}
         self._graphs: dict[Sizes, torch.cuda.CUDAGraph] = {}
         # Of temporary memory: one for all graphs, since one runs at a time and none keeps any.
-        self._pool: torch._C._POOL_HANDLE | None = None
+        self._pool: torch.cuda.graphs._POOL_HANDLE | None = None
         self.failed = ""  # why no more steps are captured
 
     @property

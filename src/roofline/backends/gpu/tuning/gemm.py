@@ -33,7 +33,7 @@ class Split:
     """tunable: products that TunableOp has; block_formats: the others, which no BLAS library reads."""
 
     tunable: tuple[Gemm, ...]
-    others: tuple[Gemm, ...]
+    block_formats: tuple[Gemm, ...]
 
 
 def split(products: Mapping[Gemm, int]) -> Split:
