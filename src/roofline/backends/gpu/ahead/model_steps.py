@@ -57,7 +57,7 @@ def _compile_for_chip(
     chip = chips.get(chip_name)
     stub_driver.install(chip)
     kernel_cache.use(path)
-    requests = stub_driver.asked()
+    requests = stub_driver.record_requests()
     checkpoint = open_checkpoint()
     for cache_bytes in _CACHE_BYTES:
         run_steps(executable_without_memory(checkpoint, chip, options, step, cache_bytes))
