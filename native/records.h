@@ -1,6 +1,6 @@
 // The operations of the core and their records: the one place that says which number an operation has and how a record's
 // fields lie. The core and libroofline read records by it, Python writes them by it (`_native.operations`,
-// `_native.record_fields`). Bundles hold records: what is here already never changes, see docs/bundle.md.
+// `_native.record_fields`). Bundles hold records: what is here already never changes, see docs/reference/bundle.md.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace roofline {
 
-// Version of the operations' records and meaning, as bundles keep them: raise it when either changes (docs/bundle.md). A
+// Version of the operations' records and meaning, as bundles keep them: raise it when either changes (docs/reference/bundle.md). A
 // new operation alone needs no new version: readers refuse operations that they do not know.
 inline constexpr int kCodeVersion = 1;
 
