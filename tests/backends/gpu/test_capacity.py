@@ -53,7 +53,7 @@ def test_the_needs_of_a_known_model(llama7b):
 def test_two_models_share_a_device():
     """Weights and caches of both fill it, with one number of tokens; ranks divide ours, and not what lies beside it."""
     ours, guesser = small(token=8), Needs((10,) * 4, 5, 3, 7, 1)
-    both = ours.beside(guesser)
+    both = ours.sharing_device_with(guesser)
     assert both.total(0) == ours.total(0) + guesser.total(0)
     for room in (1500, 1800, 5555):
         pages = place(both, Budget("card", room), least_tokens=16).pages

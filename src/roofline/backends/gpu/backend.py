@@ -137,12 +137,12 @@ def _place(request: LoadRequest, program: "Program", device: "Found") -> "Placem
     scratch, other = scratch_bytes(program, limits), _neighbours_needs(request, program, chip)
     alternatives = cheaper(program, limits, scratch, caches={"fp8": chip.fp8} if chip.fp8 else {})
     return place(
-        needs_of(program, limits, extra=scratch).beside(other),
+        needs_of(program, limits, extra=scratch).sharing_device_with(other),
         _budget(device, options.offload),
         least_tokens=request.capacity.max_context if options.max_model_len is not None else PAGE_TOKENS,
         tokens=options.cache_tokens,
         offload=options.offload,
-        alternatives={what: needs.beside(other) for what, needs in alternatives.items()},
+        alternatives={what: needs.sharing_device_with(other) for what, needs in alternatives.items()},
     )
 
 
@@ -156,7 +156,7 @@ def _neighbours_needs(request: LoadRequest, program: "Program", chip: "Chip") ->
     if draft is not None:
         config = ModelConfig.of(draft.config)
         drafting = compile_for_gpu(draft, config, replace(request.options, activations="auto"), chip)
-        needs = needs.beside(needs_of(drafting, limits, extra=scratch_bytes(drafting, limits)))
+        needs = needs.sharing_device_with(needs_of(drafting, limits, extra=scratch_bytes(drafting, limits)))
     if traces is not None:
         one = needs_of(program, traces, extra=scratch_bytes(program, traces))
         needs = replace(needs, others=needs.others + 2 * (one.workspace + traces.pages * PAGE_TOKENS * one.token))

@@ -49,7 +49,7 @@ class Needs:
         """Bytes with everything on the device and a cache of `tokens`."""
         return self.weights + tokens * self.token + self.workspace + self.others
 
-    def beside(self, other: "Needs") -> "Needs":
+    def sharing_device_with(self, other: "Needs") -> "Needs":
         """The same on a device that is left room for another model, with as many tokens in its cache."""
         token, once = other.token, other.weights + other.workspace + other.others
         return replace(
