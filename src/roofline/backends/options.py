@@ -113,7 +113,7 @@ class LoadOptions(Options):
     )
 
     def __post_init__(self) -> None:
-        table.names(self.backend)  # loads extensions where the backend is none of ours
+        table.require(self.backend)
         super().__post_init__()
         for name, about in declared(type(self)).items():
             about.check_backend(getattr(self, name), self.backend)

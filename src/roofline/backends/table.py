@@ -31,10 +31,15 @@ def register(name: str, backend: "str | Backend") -> None:
     _BACKENDS[name] = backend
 
 
-def get(name: str) -> "Backend":
-    """The backend of that name. Raises UnsupportedError with the names there are."""
+def require(name: str) -> None:
+    """Raises UnsupportedError, with the names there are, where no backend has this one."""
     if name not in names(name):
         raise UnsupportedError(f"backend {name!r}", "there is no such backend", names())
+
+
+def get(name: str) -> "Backend":
+    """The backend of that name. Raises UnsupportedError as `require`."""
+    require(name)
     backend = _BACKENDS[name]
     if isinstance(backend, str):
         module, _, attribute = backend.partition(":")
