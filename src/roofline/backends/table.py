@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from roofline.common import extensions
 from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.common.names import did_you_mean
 
 if TYPE_CHECKING:
     from roofline.backends.backend import Backend
@@ -34,7 +35,8 @@ def register(name: str, backend: "str | Backend") -> None:
 def require(name: str) -> None:
     """Raises UnsupportedError, with the names there are, where no backend has this one."""
     if name not in names(name):
-        raise UnsupportedError(f"backend {name!r}", "there is no such backend", names())
+        reason = f"there is no such backend{did_you_mean(name, names())}"
+        raise UnsupportedError(f"backend {name!r}", reason, names())
 
 
 def get(name: str) -> "Backend":
