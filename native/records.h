@@ -10,7 +10,8 @@
 namespace roofline {
 
 // Version of the operations' records and meaning, as bundles keep them: raise it when either changes
-// (docs/reference/bundle.md). A new operation alone needs no new version: readers refuse operations that they do not know.
+// (docs/reference/bundle.md). A new operation alone needs no new version: readers refuse
+// operations that they do not know.
 inline constexpr int kCodeVersion = 1;
 
 // What an operation computes; its flags say in which form.
