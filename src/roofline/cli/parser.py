@@ -30,14 +30,14 @@ class Argument:
 
 
 class Only:
-    """AdjacentRoofs a declared group: the options that this command offers, where it does not offer all."""
+    """In `Annotated` with a declared group: this command offers only these of its options."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
 
 
 class Without:
-    """AdjacentRoofs a declared group: options that this command does not offer."""
+    """In `Annotated` with a declared group: this command does not offer these options."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
