@@ -55,7 +55,7 @@ def test_a_step_with_clocks_has_a_time_for_every_op(executable):
     timing = run(executable, step, clocks=True)
     views = [instr.op == "split" for instr in executable.program.body]
     assert [seconds == 0 for seconds in timing.ops] == views
-    assert timing.whole == pytest.approx(sum(timing.ops) + timing.sample)
+    assert timing.total == pytest.approx(sum(timing.ops) + timing.sample)
     clocked = executable.logits()
     assert run(executable, step, clocks=False).ops == ()
     assert np.array_equal(executable.logits(), clocked)
@@ -65,9 +65,9 @@ def test_figures_of_a_step_on_a_device():
     program = program_of()[1]
     each = [1e-5] * len(price(program).instrs)
     timing = Timing(each, 2e-6, sum(each) + 2e-6)
-    profile = summarise(program, Step(1, 8), [timing], [3 * timing.whole], ROOFS)
+    profile = summarise(program, Step(1, 8), [timing], [3 * timing.total], ROOFS)
     assert profile.on_device
-    assert profile.step_seconds == profile.timed_seconds == pytest.approx(3 * timing.whole), "the host's time counts"
+    assert profile.step_seconds == profile.timed_seconds == pytest.approx(3 * timing.total), "the host's time counts"
     assert profile.explained == pytest.approx(1 / 3)
     assert "rope_kv_write" in {op.op for op in profile.ops}, "a kernel of its own, in decoding too"
 

@@ -54,7 +54,7 @@ class Trial:
         self.gemm, self.chip, self.device = gemm, chip, torch.device(device)
         dtype = getattr(torch, FORMATS[gemm.format])
 
-        def random(*shape: int) -> Tensor:
+        def random(*shape: int) -> "Tensor":
             return torch.randn(*shape, dtype=dtype, device=self.device)
 
         self._x = random(gemm.rows, gemm.width)
