@@ -521,7 +521,7 @@ def test_forked_processes_are_told(s3: str) -> None:
 
 WAITS = """
 import sys
-from roofline.train.storage.store import open_store
+from roofline.train.storage.open import open_store
 print("there", flush=True)
 open_store(sys.argv[1]).get("a")
 """
