@@ -85,7 +85,8 @@ def load(
         ConfigError, UnsupportedError, CapacityError: with cause and remedy.
     """
     start = time.perf_counter()
-    options = LoadOptions.from_keywords({**(options.changes() if options else {}), **keywords}, "load")
+    if keywords or options is None:
+        options = LoadOptions.from_keywords({**(options.changes() if options else {}), **keywords}, "load")
     backend, neighbours = table.get(options.backend), Neighbours(replica[0], replica[1], traces=traces)
     options = backend.resolve(options, neighbours)
     if options.ranks > 1:

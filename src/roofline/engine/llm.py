@@ -88,7 +88,7 @@ class LLM:
             if isinstance(draft, str):
                 draft = load(draft, **draft_options)
             if isinstance(model, str):
-                model = load(model, **load_options.changes())
+                model = load(model, load_options)
             elif only_loading := [name for name in options if name not in declared(EngineConfig)]:
                 raise TypeError(f"a loaded model takes no option {', '.join(sorted(only_loading))}")
             if draft is not None:

@@ -47,6 +47,7 @@ def pull(model: str) -> None:
 
 def load_llm(model: str, load: "LoadOptions", engine: "EngineConfig", draft: str | None = None) -> "LLM":
     """A `roofline.LLM`, its model and draft model pulled."""
+    env.quiet_numpy()  # before the engine imports it
     from roofline.engine.llm import LLM
 
     for name in filter(None, (model, draft)):

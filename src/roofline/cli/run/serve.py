@@ -21,6 +21,7 @@ def command(
     from roofline.hardware.cores import pinned_to
     from roofline.server.serve import serve
 
+    env.quiet_numpy()
     key = options.api_key if options.api_key is not None else env.read("ROOFLINE_API_KEY")
     options = replace(options, model=model, draft=draft, load=load, engine=engine, api_key=key)
     cores, threads = _first_replica(options) if options.data_parallel > 1 else ([], load.threads)
