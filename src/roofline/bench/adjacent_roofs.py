@@ -6,10 +6,10 @@ same minute: the higher of a measurement just before and one just after, reads a
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from roofline.backends.base import Executable, MeasuresRoofs
 from roofline.common.errors import RooflineError, UnsupportedError
+from roofline.common.json_types import JsonObject
 from roofline.hardware.roofs import Roofs, highest
 from roofline.ops.batch import PAGE_TOKENS
 
@@ -35,7 +35,7 @@ class Roof:
         """The higher figure of each roof."""
         return highest(self.before, self.after)
 
-    def record(self, seconds: float, moved: float) -> dict[str, Any]:
+    def record(self, seconds: float, moved: float) -> JsonObject:
         """The shares of the roofs that a run of `seconds` reached while it read `moved` bytes of weights and KV.
 
         share_of_roof is the least time, each op at its own roof, over the measured time; read_share is the read rate

@@ -17,6 +17,7 @@ from roofline.bench import workloads
 from roofline.bench.adjacent_roofs import AdjacentRoofs, Roof
 from roofline.bundle import LoadedModel
 from roofline.common.errors import ConfigError, RooflineError
+from roofline.common.json_types import JsonObject
 from roofline.engine.config import EngineConfig
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
@@ -145,7 +146,7 @@ def best_of(repeats: Sequence[Repeat]) -> Repeat:
     return min(repeats, key=lambda repeat: repeat.seconds)
 
 
-def row_record(name: str, repeats: Sequence[Repeat], roof: Roof) -> dict[str, Any]:
+def row_record(name: str, repeats: Sequence[Repeat], roof: Roof) -> JsonObject:
     """The record of a row: every repeat, and the limits of the fastest one."""
     tokens, best = workloads.tokens_of(name), best_of(repeats)
     moved = best.stats.weight_bytes + best.stats.kv_bytes
@@ -161,7 +162,7 @@ def row_record(name: str, repeats: Sequence[Repeat], roof: Roof) -> dict[str, An
     }
 
 
-def report(rows: dict[str, dict[str, Any]], head: dict[str, Any]) -> dict[str, Any]:
+def report(rows: dict[str, JsonObject], head: JsonObject) -> JsonObject:
     """The record of a run: the best rate of each row under the keys that peers' records have, then the rows."""
     rates = {name: max(row["tok_s"]) for name, row in rows.items()}
     return {**head, **rates, "rows": rows}
@@ -185,7 +186,7 @@ def open_bench(model: str, load: LoadOptions = LoadOptions(), tokens: int = 0) -
 
 def bench_engine(
     model: str, rows: Sequence[str] | None = None, *, serve: bool = True, load: LoadOptions = LoadOptions()
-) -> dict[str, Any]:
+) -> JsonObject:
     """Load `model` and run the workloads, each between two measurements of the roofs.
 
     Args:
@@ -212,7 +213,7 @@ def bench_engine(
         loaded.executable.close()
 
 
-def setting(loaded: LoadedModel) -> dict[str, Any]:
+def setting(loaded: LoadedModel) -> JsonObject:
     """Model, machine and choices that figures depend on. Folders are cut from file names, since records are shared."""
     import roofline
     from roofline.hardware.detect import detect

@@ -2,9 +2,9 @@
 
 import datetime
 from collections.abc import Sequence
-from typing import Any
 
 from roofline.common.errors import ConfigError
+from roofline.common.json_types import JsonObject
 from roofline.hardware.links import allreduce
 from roofline.hardware.links.topology import Links
 
@@ -20,7 +20,7 @@ def bench_links(
     measured: bool = True,
     devices: Sequence[int] | None = None,
     repeats: int = 5,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Rank the sets of `count` devices for tensor parallelism, and time an all-reduce on the first `candidates`.
 
     Args:
@@ -57,8 +57,8 @@ def bench_links(
     }
 
 
-def _row(links: Links, members: tuple[int, ...], sizes: Sequence[int], modelled: bool) -> dict[str, Any]:
-    by_size: list[dict[str, Any]] = [{"bytes": size} for size in sizes]
+def _row(links: Links, members: tuple[int, ...], sizes: Sequence[int], modelled: bool) -> JsonObject:
+    by_size: list[JsonObject] = [{"bytes": size} for size in sizes]
     for size in by_size if modelled else []:
         plan = allreduce.estimate(links, members, size["bytes"])
         size |= {

@@ -9,11 +9,12 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from roofline.backends.options import LoadOptions
 from roofline.bench.engine import setting
 from roofline.common.errors import ConfigError, RooflineError
+from roofline.common.json_types import JsonObject
 from roofline.engine.config import EngineConfig
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 REPEATS = 5
 ANSWER = 200  # most tokens of an answer
 # How answers are sampled, by the ending of a row's name.
-SETTINGS: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 0.7, "seed": 7}}
+SETTINGS: dict[str, JsonObject] = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 0.7, "seed": 7}}
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def answer(engine: LocalEngine, prompt: Sequence[int], params: SamplingParams, e
 
 def compare(
     plain: LocalEngine, guessing: LocalEngine, prompt: Sequence[int], params: SamplingParams, eos_ids: Sequence[int]
-) -> dict[str, Any]:
+) -> JsonObject:
     """Answer `prompt` with both engines in turn, REPEATS times, and return the record of the row.
 
     Raises RooflineError when an id differs: then one of the two is wrong.
@@ -116,7 +117,7 @@ def bench_speculation(
     draft: str | None = None,
     tokens: int = 4,
     load: LoadOptions = LoadOptions(),
-) -> dict[str, Any]:
+) -> JsonObject:
     """Answer each text with and without speculation.
 
     Args:
@@ -141,7 +142,7 @@ def bench_speculation(
             guesser = bundle.load(draft, **load.for_draft().changes())
             bundle.check_draft(loaded, guesser)
         # One executable, one request at a time: the engines take turns, and neither keeps pages between requests.
-        alike: dict[str, Any] = {"prefix_cache": False}
+        alike: JsonObject = {"prefix_cache": False}
         plain = LocalEngine(loaded.executable, EngineConfig(**alike))
         config = EngineConfig(speculate=mode, speculate_tokens=tokens, **alike)
         guessing = LocalEngine(loaded.executable, config, guesser.executable if guesser else None)
@@ -157,7 +158,7 @@ def bench_speculation(
             guesser.executable.close()
 
 
-def _rows(loaded: "LoadedModel", plain: LocalEngine, guessing: LocalEngine, chosen: Sequence[str]) -> dict[str, Any]:
+def _rows(loaded: "LoadedModel", plain: LocalEngine, guessing: LocalEngine, chosen: Sequence[str]) -> JsonObject:
     assert loaded.tokenizer is not None, "loaded with the text side"
     assert loaded.chat_template is not None, "loaded with the text side"
     eos_ids, rows = loaded.tokenizer.eos_ids, {}

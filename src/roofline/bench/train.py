@@ -5,9 +5,9 @@ import shlex
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from roofline.common.errors import RooflineError
+from roofline.common.json_types import JsonObject
 
 STDERR = 2
 LENGTH, BATCH = 2048, 8  # tokens of a row and rows of a batch, where nothing else is said
@@ -21,7 +21,7 @@ def bench_train(
     warmup: int = 3,
     processes: int = 1,
     show: bool = True,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Train for `warmup` + `steps` steps and give the record: the card of the last `steps`, and the command.
 
     Args:
@@ -52,7 +52,7 @@ def bench_train(
     }
 
 
-def _config(what: str, changes: Sequence[str], folder: Path, steps: int, warmup: int) -> dict[str, Any]:
+def _config(what: str, changes: Sequence[str], folder: Path, steps: int, warmup: int) -> JsonObject:
     """The configuration of the timed run, as plain data. Raises ConfigError."""
     from roofline.models import presets
     from roofline.train.config.read import parse_config, read_config
@@ -93,11 +93,11 @@ def _alone(path: Path, show: bool) -> None:
     from roofline.train.run.loop import train
 
     config = read_config(path)
-    watch: Callable[[dict[str, Any]], None] | None = Console(config).show if show else None
+    watch: Callable[[JsonObject], None] | None = Console(config).show if show else None
     train(config, watch)
 
 
-def _without_run(card: dict[str, Any], what: str) -> dict[str, Any]:
+def _without_run(card: JsonObject, what: str) -> JsonObject:
     """The card without its run's command and folder, which no longer exist."""
     return {key: value for key, value in card.items() if key not in ("command", "run")} | {"run": f"bench {what}"}
 

@@ -1,15 +1,13 @@
 """A model and the draft model that guesses for it, loaded together: what one takes, the other must leave."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from roofline.bundle.loader import LoadedModel, load
 from roofline.bundle.vocabulary import check_draft
+from roofline.common.json_types import JsonMapping
 from roofline.ops.batch import PAGE_TOKENS
 
 
 def load_with_draft(
-    model: str, options: Mapping[str, Any], draft: str, draft_options: Mapping[str, Any]
+    model: str, options: JsonMapping, draft: str, draft_options: JsonMapping
 ) -> tuple[LoadedModel, LoadedModel]:
     """Both as `load` gives them, with their text sides, and of one vocabulary.
 

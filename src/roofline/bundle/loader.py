@@ -1,12 +1,12 @@
 """load(source): a model by name or path becomes something that runs, with its tokenizer and chat template."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from roofline.backends import table
 from roofline.backends.backend import CompilesAhead, LoadRequest, Neighbours, Notes, RunsBundles
@@ -16,6 +16,7 @@ from roofline.bundle.sources import Progress, open_checkpoint, open_source
 from roofline.bundle.text_side import load_text, text_of_folder
 from roofline.common import log
 from roofline.common.errors import UnsupportedError
+from roofline.common.json_types import JsonMapping
 
 if TYPE_CHECKING:
     from roofline.backends.backend import Backend, CompiledAhead
@@ -40,7 +41,7 @@ class LoadedModel:
 
     name: str
     path: Path
-    settings: Mapping[str, Any]
+    settings: JsonMapping
     executable: "Executable"
     tokenizer: "Tokenizer | None"
     chat_template: "ChatTemplate | None"
@@ -100,7 +101,7 @@ def load(
     if draft is not None:
         neighbours = replace(neighbours, draft=open_checkpoint(draft, LoadOptions(backend=options.backend)))
     if isinstance(model, Bundle):
-        settings: Mapping[str, Any] = model.manifest.config
+        settings: JsonMapping = model.manifest.config
         words, executable, notes = _load_bundle(model, backend, options, neighbours, text)
     else:
         settings = model.config

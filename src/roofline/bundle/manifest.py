@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from roofline.common.errors import ConfigError
+from roofline.common.json_types import JsonMapping
 
 FORMAT = 2  # of the directory and this file; libroofline's is in native/library/bundle.cpp
 MANIFEST, CODE, WEIGHTS, PROGRAM, TRUTH = "manifest.json", "code.bin", "weights.bin", "program.txt", "truth.bin"
@@ -52,15 +53,15 @@ class Manifest:
     format: int
     layout: int
     code: int
-    files: Mapping[str, Mapping[str, Any]]
+    files: Mapping[str, JsonMapping]
     source: Mapping[str, str]
-    config: Mapping[str, Any]
+    config: JsonMapping
     tensors: Mapping[str, list[Any]]
     weights_hash: str
-    prices: Mapping[str, Any]
+    prices: JsonMapping
     truth: list[list[Any]]
-    checked: Mapping[str, Any]
-    generation: Mapping[str, Any] = field(default_factory=dict)
+    checked: JsonMapping
+    generation: JsonMapping = field(default_factory=dict)
     id: str = ""
 
     @property
@@ -92,5 +93,5 @@ def read(path: Path) -> Manifest:
         raise BundleError(path, f"{MANIFEST} cannot be read ({error})") from error
 
 
-def _digest(values: Mapping[str, Any]) -> str:
+def _digest(values: JsonMapping) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -1,10 +1,9 @@
 """Copies of a model beside each other on this machine: what of it each of them takes."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from roofline.common.errors import CapacityError
+from roofline.common.json_types import JsonMapping, JsonObject
 
 
 @dataclass(frozen=True)
@@ -12,12 +11,12 @@ class Place:
     """One copy's place. options: of `load`, instead of those of the same name; draft_options: those of the draft model
     beside it, which runs on its rank 0; cores: it keeps to these; none: any."""
 
-    options: dict[str, Any] = field(default_factory=dict)
-    draft_options: dict[str, Any] = field(default_factory=dict)
+    options: JsonObject = field(default_factory=dict)
+    draft_options: JsonObject = field(default_factory=dict)
     cores: list[int] = field(default_factory=list)
 
 
-def divided(load: Mapping[str, Any], copies: int) -> list[Place]:
+def divided(load: JsonMapping, copies: int) -> list[Place]:
     """The places of so many copies of what `load(**load)` would load.
 
     On a host's cores each copy has an equal part of the threads, in equal parts for its ranks, and cores of its own

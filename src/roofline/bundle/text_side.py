@@ -2,9 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from roofline.common.errors import ConfigError
+from roofline.common.json_types import JsonObject
 
 if TYPE_CHECKING:
     from roofline.text.templates.template import ChatTemplate
@@ -20,7 +21,7 @@ def text_of_folder(path: Path) -> "tuple[Tokenizer, ChatTemplate]":
     files = find_tokenizer_files(path)
     if "tokenizer.json" not in files:
         raise ConfigError(f"{path}: there is no tokenizer.json beside the weights; save the tokenizer there")
-    settings: dict[str, Any] = {}
+    settings: JsonObject = {}
     for name in ("generation_config.json", "tokenizer_config.json"):
         if name in files:
             try:

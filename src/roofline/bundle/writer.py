@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -18,6 +18,7 @@ from roofline.bundle import manifest as names
 from roofline.bundle.manifest import Manifest, PlaceError
 from roofline.bundle.text_side import load_text
 from roofline.common.errors import CapacityError, RooflineError
+from roofline.common.json_types import JsonMapping, JsonObject
 
 if TYPE_CHECKING:
     from roofline.backends.cpu.layout import Layout
@@ -103,7 +104,7 @@ def write_bundle(
     return Written(out, sum(f.stat().st_size for f in out.iterdir()), time.perf_counter() - start)
 
 
-def _origin(checkpoint: "Checkpoint", files: Mapping[str, Any], weights: str) -> dict[str, Any]:
+def _origin(checkpoint: "Checkpoint", files: JsonMapping, weights: str) -> JsonObject:
     """The manifest's fields about the model and what compiled it."""
     import roofline
     from roofline import _native
@@ -122,7 +123,7 @@ def _origin(checkpoint: "Checkpoint", files: Mapping[str, Any], weights: str) ->
     }
 
 
-def _program_files(program: "Program", lowered: Any, generation: Mapping[str, Any], weights: str) -> dict[str, bytes]:
+def _program_files(program: "Program", lowered: Any, generation: JsonMapping, weights: str) -> dict[str, bytes]:
     from roofline import _native
     from roofline.backends.cpu.lowered import Identity, to_bytes
     from roofline.program.text import print_program
@@ -133,7 +134,7 @@ def _program_files(program: "Program", lowered: Any, generation: Mapping[str, An
     return {names.CODE: to_bytes(lowered, identity, _native.versions()), names.PROGRAM: text}
 
 
-def _text_files(source: "Checkpoint") -> tuple[dict[str, bytes], dict[str, Any]]:
+def _text_files(source: "Checkpoint") -> tuple[dict[str, bytes], JsonObject]:
     """The files of the text side, and the manifest's `generation`, which says why where there is no tokenizer."""
     try:
         tokenizer, template = load_text(source)
@@ -154,9 +155,7 @@ def _text_files(source: "Checkpoint") -> tuple[dict[str, bytes], dict[str, Any]]
     }
 
 
-def _check(
-    path: Path, program: "Program", layout: "Layout", source: "Checkpoint"
-) -> "tuple[list[Sample], dict[str, Any]]":
+def _check(path: Path, program: "Program", layout: "Layout", source: "Checkpoint") -> "tuple[list[Sample], JsonObject]":
     """The kernels of every instruction set here, run on the written file; samples, and what was checked."""
     from roofline import _native
     from roofline.backends.cpu.memory import map_image
@@ -170,9 +169,7 @@ def _check(
     return checks, {"build": _native.build_id(), "chip": detect().chip, "isas": isas}
 
 
-def _write_image(
-    path: Path, program: "Program", layout: "Layout", source: "Checkpoint", threads: int
-) -> dict[str, Any]:
+def _write_image(path: Path, program: "Program", layout: "Layout", source: "Checkpoint", threads: int) -> JsonObject:
     """weights.bin, part by part, so that a large model needs no second copy in memory."""
     from roofline import _native
     from roofline.backends.cpu.memory import image_parts
@@ -199,7 +196,7 @@ def _write_image(
     return {"bytes": at, "sha256": digest.hexdigest()}
 
 
-def _write(path: Path, data: bytes) -> dict[str, Any]:
+def _write(path: Path, data: bytes) -> JsonObject:
     with path.open("wb") as file:
         file.write(data)
         file.flush()

@@ -8,12 +8,12 @@ kernels, is recorded apart.
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from roofline.bench.adjacent_roofs import TOLERANCE
 from roofline.bench.latency.limits import Limit, ModelLimits, Speed
 from roofline.bench.latency.runners import Opened, Runner
 from roofline.common.errors import ConfigError, describe_error
+from roofline.common.json_types import JsonObject
 
 NEW = 32  # tokens that a decode cell makes
 
@@ -103,7 +103,7 @@ def limit_of(limits: ModelLimits, cell: Cell, speed: Speed) -> Limit:
     return limits.step(cell.batch, cell.prompt, 0, speed)
 
 
-def row(cell: Cell, times: Sequence[Times], eager: Sequence[Times] | None, limit: Limit) -> dict[str, Any]:
+def row(cell: Cell, times: Sequence[Times], eager: Sequence[Times] | None, limit: Limit) -> JsonObject:
     """The record of a rung in a cell. times, eager: runs of the rung and of the eager rung, the first call first.
 
     share: least time over measured time of the cell's phase; None, with the reason, where it would exceed 100 %.
@@ -112,11 +112,11 @@ def row(cell: Cell, times: Sequence[Times], eager: Sequence[Times] | None, limit
     latency = spread([each.latency for each in repeats])
     tpots = [each.tpot for each in repeats if each.tpot is not None]
     timed = statistics.median(tpots) * (cell.new - 1) if tpots else latency["median"]
-    share: dict[str, Any] = {"share": round(limit.seconds / timed, 4)}
+    share: JsonObject = {"share": round(limit.seconds / timed, 4)}
     if limit.seconds > timed * TOLERANCE:
         why = f"{limit.seconds / timed:.0%} of the roofs measured beside it, which cannot be: measure again"
         share = {"share": None, "no_share": why}
-    figures: dict[str, Any] = {
+    figures: JsonObject = {
         "first_s": first.latency,
         "ttft_s": [each.ttft for each in repeats],
         "tpot_s": tpots,

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from roofline.bench.latency.cells import Cell, grid, limit_of, measure, row
 from roofline.bench.latency.ladder import EAGER, Rung, explained, rungs
@@ -15,6 +15,7 @@ from roofline.bench.latency.limits import ModelLimits
 from roofline.bench.latency.options import LatencyOptions, numbers
 from roofline.bench.latency.runners import Most, Opened, Subject, open_rungs
 from roofline.common.errors import ConfigError, RooflineError
+from roofline.common.json_types import JsonObject
 
 if TYPE_CHECKING:
     from roofline.bench.peers.available import Here
@@ -59,8 +60,8 @@ def bench_latency(
     *,
     threads: int | None = None,
     tell: Callable[[str], None] = lambda text: None,
-    keep: Callable[[dict[str, Any]], None] = lambda record: None,
-) -> dict[str, Any]:
+    keep: Callable[[JsonObject], None] = lambda record: None,
+) -> JsonObject:
     """Time every rung in every cell of the grid, and return the record.
 
     Args:
@@ -107,7 +108,7 @@ def _cells(
     here: "Here",
     threads: int | None,
     tell: Callable[[str], None],
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[JsonObject]:
     from roofline.bench.latency.roofs import Speeds
 
     for cell in plan.cells:
@@ -157,7 +158,7 @@ def smaller(subject: Subject | None, prompt: int | None, device: str) -> str:
     return f"on a CPU: {' and '.join(instead)}" if device == "cpu" and instead else ""
 
 
-def _head(subject: Subject, here: "Here", plan: Plan, started: str, threads: int | None) -> dict[str, Any]:
+def _head(subject: Subject, here: "Here", plan: Plan, started: str, threads: int | None) -> JsonObject:
     import roofline
     from roofline.backends.cpu.select import choose_threads
     from roofline.hardware.detect import detect

@@ -4,11 +4,12 @@ Source of the rungs: the optimisations that Jung 2024 ("Large language model inf
 blogs) compares for Llama 2 on an MI210; static cache and graphs are what that text leaves out.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from roofline.common.errors import ConfigError
+from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.common.names import unknown
 
 if TYPE_CHECKING:
@@ -140,14 +141,14 @@ def _rung(name: str) -> Rung:
     return Rung("+".join(parts), frozenset(techniques))
 
 
-def explained(rung: Rung, why_missing: str = "") -> dict[str, Any]:
+def explained(rung: Rung, why_missing: str = "") -> JsonObject:
     """What a rung is for, as plain data, and why it does not run where it does not."""
     parts = [TECHNIQUES[name] for name in rung.name.split("+")]
     about = {"phases": [part.phase for part in parts], "why": " ".join(part.why for part in parts)}
     return about | ({"missing": why_missing} if why_missing else {})
 
 
-def missing(rung: Rung, here: "Here", config: Mapping[str, Any], backends: Sequence[str], native: bool) -> str:
+def missing(rung: Rung, here: "Here", config: JsonMapping, backends: Sequence[str], native: bool) -> str:
     """Why a rung cannot run in this process, empty where it can.
 
     Args:
@@ -169,7 +170,7 @@ def _of_ours(rung: Rung, here: "Here", backends: Sequence[str], native: bool) ->
     return reasons
 
 
-def _of_torch(rung: Rung, here: "Here", config: Mapping[str, Any]) -> list[str]:
+def _of_torch(rung: Rung, here: "Here", config: JsonMapping) -> list[str]:
     techniques, cpu = rung.techniques, here.device == "cpu"
     absent = [name for name in ("torch", "transformers") if not here.has(name)]
     attention = techniques & {"sdpa", "xformers", "flash"}

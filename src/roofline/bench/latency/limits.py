@@ -5,11 +5,11 @@ FLOPs are the model's own, each product once: linear layers, and attention over 
 the weights once a step, and the keys and values that are read and written. Norms and activations count in neither.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
+from roofline.common.json_types import JsonMapping
 from roofline.models.registry import configure
+from roofline.program.ir import Instr, Program
 from roofline.program.passes.price import Amount, Work, amount, price, segment_work
 from roofline.program.trace import trace_shape
 
@@ -43,7 +43,7 @@ class ModelLimits:
         config: canonical, as `models.registry.configure` takes it.
     """
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: JsonMapping) -> None:
         family, cfg = configure(config)
         program = trace_shape(family, cfg, FORM)
         priced = price(program)
@@ -76,5 +76,5 @@ class ModelLimits:
         return float(amount(self._products, work).flops), float(total.weight_bytes + kv)
 
 
-def _multiplies(program: Any, instr: Any) -> bool:
+def _multiplies(program: Program, instr: Instr) -> bool:
     return instr.op != "embed" and any(len(program.weights[name].shape) > 1 for name in instr.weights)

@@ -1,6 +1,6 @@
 """What a rung of the ladder is timed through: one small interface over torch's model and over our engine."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from roofline.backends.base import CapturesGraphs
 from roofline.bench.latency.ladder import Rung, missing
 from roofline.common.errors import UnsupportedError, describe_error
+from roofline.common.json_types import JsonMapping, JsonObject
 
 if TYPE_CHECKING:
+    from roofline.bench.peers.available import Here
     from roofline.bundle import LoadedModel
 
 STEP_TOKENS = {"cpu": 512, "gpu": 8192}  # tokens in a step of our engine; longer prompts are computed in chunks
@@ -25,7 +27,7 @@ class Runner(Protocol):
     def decode(self, batch: int, context: int, steps: int) -> float:
         """Seconds of `steps` decoding steps of `batch` sequences after `context` tokens, whose own pass is left out."""
 
-    def notes(self) -> dict[str, Any]:
+    def notes(self) -> JsonObject:
         """What a record says about this runner besides its figures."""
 
     def close(self) -> None:
@@ -41,7 +43,7 @@ class Subject:
     """
 
     source: str
-    config: Mapping[str, Any]
+    config: JsonMapping
     cut: bool = False
     seed: int = 0
 
@@ -133,7 +135,7 @@ class EngineRunner:
         with self._switched():
             return self._bench.decode(context, steps, batch).seconds
 
-    def notes(self) -> dict[str, Any]:
+    def notes(self) -> JsonObject:
         """See Runner."""
         executable, notes = self.loaded.executable, dict(self.loaded.notes)
         if self._graphs and isinstance(executable, CapturesGraphs):
@@ -179,7 +181,7 @@ class Opened:
             runner.close()
 
 
-def open_rungs(ladder: list[Rung], subject: Subject, here: Any, most: Most, threads: int | None = None) -> Opened:
+def open_rungs(ladder: list[Rung], subject: Subject, here: "Here", most: Most, threads: int | None = None) -> Opened:
     """Open every rung that runs here; torch's rungs share one model. here: see bench/peers/available.py."""
     opened, model = Opened(), None
     for rung in ladder:
@@ -203,7 +205,7 @@ def open_rungs(ladder: list[Rung], subject: Subject, here: Any, most: Most, thre
     return opened
 
 
-def why_missing(rung: Rung, subject: Subject, here: Any) -> str:
+def why_missing(rung: Rung, subject: Subject, here: "Here") -> str:
     """Why a rung cannot run in this process, empty where nothing is known against it."""
     from importlib.util import find_spec
 

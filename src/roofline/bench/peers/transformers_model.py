@@ -2,13 +2,14 @@
 
 import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from roofline.backends.gpu.runtime import libraries
 from roofline.bench.peers import attention
 from roofline.common.errors import UnsupportedError
+from roofline.common.json_types import JsonMapping, JsonObject
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +19,7 @@ CACHE_STEP = 64  # static caches are as long as a multiple of it: fewer shapes t
 ATTENTION = ("sdpa", "flash", "xformers")
 
 
-def random_model(config: Mapping[str, Any], device: str, seed: int = 0, threads: int | None = None) -> Any:
+def random_model(config: JsonMapping, device: str, seed: int = 0, threads: int | None = None) -> Any:
     """transformers' causal model of a config.json's content, in bf16, with its own random initialisation.
 
     Nothing is read from a hub or a disk. threads: of torch in this process from now on; None leaves them. Raises
@@ -100,7 +101,7 @@ class TransformersRunner:
         torch.compiler.cudagraph_mark_step_begin()
         return self._decode(ids, cache).clone()  # a graph's output is overwritten by its next replay
 
-    def notes(self) -> dict[str, Any]:
+    def notes(self) -> JsonObject:
         """What a record says of it: nothing beside its rung."""
         return {}
 

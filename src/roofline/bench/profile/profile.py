@@ -9,13 +9,14 @@ On a GPU ops are timed on the device, and whole steps on the host: from filling 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from roofline.backends.base import Executable, MeasuresRoofs, TimesOps
 from roofline.backends.options import LoadOptions
 from roofline.bench.adjacent_roofs import TOLERANCE, TRIES
 from roofline.bench.workloads import token_ids
 from roofline.common.errors import RooflineError, UnsupportedError
+from roofline.common.json_types import JsonObject
 from roofline.ops.batch import PAGE_TOKENS, Segment
 from roofline.program.overview import Label, labels
 from roofline.program.passes.price import Amount, Work, amount, arithmetic, price, seconds, segment_work
@@ -367,11 +368,11 @@ def _check_lengths(steps: Sequence[Step], longest: int) -> None:
             raise CapacityError(step.name, step.context + step.tokens, longest, "positions of the model", remedy)
 
 
-def record(profiled: Profiled) -> dict[str, Any]:
+def record(profiled: Profiled) -> JsonObject:
     """Everything as plain values, for JSON. Times in seconds, rates per second."""
     from dataclasses import asdict
 
-    def op(row: OpTime) -> dict[str, Any]:
+    def op(row: OpTime) -> JsonObject:
         return {**asdict(row), "share_of_roof": row.share, "intensity": row.intensity}
 
     return {
