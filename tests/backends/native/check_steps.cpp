@@ -27,43 +27,43 @@ class Model {
                     taken = value(kWidth * 4);
         logits_ = value(kVocab * 4);
         const Matrix* head = matrix(Format::Q8_0, kVocab, kWidth);
-        record(Code::Embed, {-1, 0}, x, kWidth, kWidth, {{Format::Q8_0, head, kVocab, kWidth, 0}});
+        record("embed", {-1, 0}, x, kWidth, kWidth, {{Format::Q8_0, head, kVocab, kWidth, 0}});
         if (mpt) {
-            record(Code::EmbedPositions, {-1, 0}, normed, kWidth, kWidth,
+            record("embed_positions", {-1, 0}, normed, kWidth, kWidth,
                    {{Format::F16, matrix(Format::F16, kTablePositions, kWidth), kTablePositions, kWidth, 0}});
             residual_ = normed;
-            record(Code::Add, x, x, kWidth, kWidth, {});
+            record("add", x, x, kWidth, kWidth, {});
         }
         for (int layer = 0; layer < kLayers; layer++) {
             const bool first = layer == 0;
             norm(x, first ? quantised : normed, first);
             bias_ = vector(kQkv);
             const Format qk = first ? Format::Q4_K : Format::F16, v = first ? Format::Q6_K : Format::BF16;
-            record(Code::Linear, first ? quantised : normed, qkv, kWidth, kQkv,
+            record("linear", first ? quantised : normed, qkv, kWidth, kQkv,
                    {{qk, matrix(qk, kHeads * kDim, kWidth), kHeads * kDim, kWidth, 0},
                     {qk, matrix(qk, kKvHeads * kDim, kWidth), kKvHeads * kDim, kWidth, kHeads * kDim},
                     {v, matrix(v, kKvHeads * kDim, kWidth), kKvHeads * kDim, kWidth, (kHeads + kKvHeads) * kDim}});
             layer_ = layer;
             q_norm_ = first ? nullptr : vector(kDim);
-            record(Code::RopeWrite, qkv, q, kQkv, kQkv, {});
+            record("rope_write", qkv, q, kQkv, kQkv, {});
             if (mpt) norm_weight_ = slopes_;
-            record(Code::Attend, q, attended, kWidth, kWidth, {});
-            record(Code::Quantise, attended, quantised, kWidth, kWidth, {});
+            record("attend", q, attended, kWidth, kWidth, {});
+            record("quantise", attended, quantised, kWidth, kWidth, {});
             residual_ = x;
-            record(Code::Linear, quantised, x, kWidth, kWidth,
+            record("linear", quantised, x, kWidth, kWidth,
                    {{Format::Q4_1, matrix(Format::Q4_1, kWidth, kWidth), kWidth, kWidth, 0}});
             norm(x, quantised, true);
             if (mpt) mlp(first, quantised, middle, gated);
             else gated_mlp(first, quantised, middle, gated);
             bias_ = mpt ? vector(kWidth) : nullptr;
             residual_ = x;
-            record(Code::Linear, quantised, x, kFfn, kWidth,
+            record("linear", quantised, x, kFfn, kWidth,
                    {{Format::Q5_K, matrix(Format::Q5_K, kWidth, kFfn), kWidth, kFfn, 0}});
         }
-        record(Code::TakeRows, x, taken, kWidth, kWidth, {}, true);
+        record("take_rows", x, taken, kWidth, kWidth, {}, true);
         norm_weight_ = vector(kWidth);
-        record(Code::NormQuantise, taken, quantised, kWidth, kWidth, {}, true, 2);
-        record(Code::Linear, quantised, logits_, kWidth, kVocab, {{Format::Q8_0, head, kVocab, kWidth, 0}}, true, 2);
+        record("norm_quantise", taken, quantised, kWidth, kWidth, {}, true, 2);
+        record("linear", quantised, logits_, kWidth, kVocab, {{Format::Q8_0, head, kVocab, kWidth, 0}}, true, 2);
     }
 
     // Logits of every step, from a cache whose pages hold a prefix of sequence 2 and otherwise NaN.
@@ -140,22 +140,21 @@ class Model {
     void norm(Value x, Value y, bool quantise) {
         norm_weight_ = vector(kWidth);
         bias_ = mpt_ ? vector(kWidth) : nullptr;
-        const Code whole = mpt_ ? Code::LayerNorm : Code::Norm;
-        record(quantise ? (mpt_ ? Code::LayerNormQuantise : Code::NormQuantise) : whole, x, y, kWidth, kWidth, {});
+        record(std::string(mpt_ ? "layer_norm" : "norm") + (quantise ? "_quantise" : ""), x, y, kWidth, kWidth, {});
     }
     void gated_mlp(bool first, Value x, Value middle, Value gated) {
         const Segments up = {{Format::Q4_0, matrix(Format::Q4_0, kFfn, kWidth), kFfn, kWidth, 0},
                              {Format::Q4_0, matrix(Format::Q4_0, kFfn, kWidth), kFfn, kWidth, first ? 0 : kFfn}};
-        record(first ? Code::LinearGated : Code::Linear, x, first ? gated : middle, kWidth, first ? kFfn : 2 * kFfn, up);
-        record(first ? Code::Quantise : Code::GatedQuantise, first ? gated : middle, x, kFfn, kFfn, {});
+        record(first ? "linear_gated" : "linear", x, first ? gated : middle, kWidth, first ? kFfn : 2 * kFfn, up);
+        record(first ? "quantise" : "gated_quantise", first ? gated : middle, x, kFfn, kFfn, {});
     }
     void mlp(bool first, Value x, Value middle, Value gated) {
         bias_ = vector(kFfn);
-        record(Code::Linear, x, middle, kWidth, kFfn,
+        record("linear", x, middle, kWidth, kFfn,
                {{Format::Q4_0, matrix(Format::Q4_0, kFfn, kWidth), kFfn, kWidth, 0}});
-        if (first) return record(Code::GeluQuantise, middle, x, kFfn, kFfn, {});
-        record(Code::GeluTanh, middle, gated, kFfn, kFfn, {});
-        record(Code::Quantise, gated, x, kFfn, kFfn, {});
+        if (first) return record("gelu_quantise", middle, x, kFfn, kFfn, {});
+        record("gelu_tanh", middle, gated, kFfn, kFfn, {});
+        record("quantise", gated, x, kFfn, kFfn, {});
     }
     Value value(int64_t row_bytes) {  // room for every token of a step; digits and scales of a row fit into its floats
         const Value v{next_id_++, arena_used_};
@@ -171,37 +170,30 @@ class Model {
         vectors_.push_back(std::make_unique<std::vector<float>>(random_.reals(n)));
         return vectors_.back()->data();
     }
-    void put(int64_t v) { code_.push_back(v); }
-    void put(const float* address) { put(address ? (int64_t)address : -1); }  // places are relative to address 0 here
-    void put(Value v) {
-        for (int64_t n : {v.id, v.base, (int64_t)0, (int64_t)0}) put(n);
+    static int64_t place(const void* address) { return address ? (int64_t)address : -1; }  // from address 0 here
+    static Ref ref(Value v) { return {v.id, v.base, 0, 0}; }
+    static int64_t number(const std::string& name) {
+        int64_t n = 0;
+        while (kOperations[n].name != name) n++;
+        return n;
     }
-    // Takes the norm weight, bias, q and k norm and residual that were set for it.
-    void record(Code code, Value x, Value y, int64_t width, int64_t stride, const Segments& pieces,
+    // Appends the record of an operation by its name in records.h. Takes the norm weight, bias, q and k norm and
+    // residual that were set for it.
+    void record(const std::string& name, Value x, Value y, int64_t width, int64_t stride, const Segments& pieces,
                 bool over_rows = false, int digits = 1) {
-        put((int64_t)code);
-        put(over_rows);
-        put(digits);
-        put(x);
-        put(y);
-        put(residual_);
-        put(width);
-        put(stride);
-        put(norm_weight_);
-        put(bias_);
-        const double eps = 1e-5;
-        int64_t bits;
-        std::memcpy(&bits, &eps, 8);
-        put(bits);
-        put(layer_);
-        put(q_norm_);
-        put(q_norm_);
-        put((int64_t)pieces.size());
+        append(Record{number(name), over_rows, digits, ref(x), ref(y), ref(residual_), width, stride, place(norm_weight_),
+                      place(bias_), 1e-5, layer_, place(q_norm_), place(q_norm_), (int64_t)pieces.size()});
         for (const Piece& p : pieces)
-            for (int64_t n : {(int64_t)p.format, (int64_t)p.weight->tiles(), p.rows, p.k, p.column}) put(n);
+            append(roofline::Piece{(int64_t)p.format, place(p.weight->tiles()), p.rows, p.k, p.column});
         norm_weight_ = bias_ = nullptr;
-        if (code != Code::RopeWrite) q_norm_ = nullptr;
+        if (name != "rope_write") q_norm_ = nullptr;
         residual_ = {-1, 0};
+    }
+    template <class T>
+    void append(const T& part) {
+        const size_t at = code_.size();
+        code_.resize(at + sizeof(T) / 8);
+        std::memcpy(code_.data() + at, &part, sizeof(T));
     }
 
     Random random_;
