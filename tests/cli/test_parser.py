@@ -163,3 +163,15 @@ def test_reading_a_call_imports_nothing_large(run_python: Callable[..., str]) ->
         "print(*{'argparse', 'rich', 'msgspec', 'numpy', 'asyncio', 'difflib'} & set(sys.modules))"
     )
     assert run_python(code).strip() == ""
+
+
+@pytest.mark.parametrize("words", [["generate", "x"], ["chat"], ["serve"]])
+def test_numpy_is_told_to_start_no_threads_before_it_is_imported(run_python, words: list[str]) -> None:  # type: ignore[no-untyped-def]
+    """Its BLAS would start threads that spin beside ours: a tenth of the start's processor time."""
+    code = (
+        "import sys; from roofline.cli.main import main; from roofline.common import env\n"
+        "def stop(): print('numpy' in sys.modules); sys.exit()\n"
+        "env.quiet_numpy = stop\n"
+        f"main({words!r})"
+    )
+    assert run_python(code).strip() == "False"
