@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from roofline.backends.checkpoint import Tensors
-from roofline.models.cache import ContiguousCache, eager_batch
 from roofline.models.config import ModelConfig
 from roofline.models.family import Family
 from roofline.models.forward import forward
 from roofline.ops import formats
 from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits, Segment
+from tests.models.eager import ContiguousCache, eager_batch
 
 
 def oracle_logits(family: Family, cfg: ModelConfig, checkpoint: Tensors, ids: Sequence[int]) -> np.ndarray:

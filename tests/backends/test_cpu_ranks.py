@@ -92,7 +92,9 @@ def test_exchanges_take_time_and_no_variant() -> None:
         made = executable("cpu", "llama", "Q8_0", Share(member.rank, 2), member)
         segments, rows = CHUNKS[0]
         made.batch.fill(segments, rows)
-        timed = made.time_ops()
+        made.clocks(True)
+        made.forward()
+        timed = list(zip((instr.op for instr in made.program.body), made.op_seconds(), strict=True))
         with pytest.raises(ValueError, match="no variants"):
             made.choose([next(i for i, (op, _) in enumerate(timed) if op == "all_reduce")], 0, "default")
         return timed

@@ -5,12 +5,12 @@ from typing import Any
 import program_builders as builders
 import pytest
 
-from roofline.models.cache import ContiguousCache, eager_batch
 from roofline.models.forward import forward
 from roofline.models.registry import configure
 from roofline.models.spec import check, expand
 from roofline.ops.batch import Batch, BatchLimits, Segment
 from roofline.weights.names import from_hf
+from tests.models.eager import ContiguousCache, eager_batch
 
 torch = pytest.importorskip("torch", reason="parity runs both models in torch")
 transformers = pytest.importorskip("transformers", reason="parity needs transformers' models")

@@ -57,7 +57,6 @@ def test_row_facts_equal_the_gguf_package(name: str) -> None:
     kind = gguf.GGMLQuantizationType[name]
     assert form.gguf_type == kind.value
     assert (form.block, form.block_bytes) == gguf.GGML_QUANT_SIZES[kind]
-    assert form.bits == 8 * form.block_bytes / form.block
 
 
 @pytest.mark.parametrize("name", formats.FORMATS)

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 import roofline
-from roofline.models.cache import ContiguousCache
 from roofline.ops import registry
 from roofline.ops.registry import Trait
 from roofline.ops.rope_tables import RopeTable
+from tests.models.eager import ContiguousCache
 
 torch = pytest.importorskip("torch", reason="ops' references are written in torch")
 

@@ -7,12 +7,12 @@ import pytest
 
 from roofline import ops
 from roofline.common.errors import ConfigError, UnsupportedError
-from roofline.models.cache import ContiguousCache
 from roofline.ops import registry
 from roofline.ops.cost import Affine
 from roofline.ops.registry import op
 from roofline.ops.rope_tables import RopeTable, cos_sin, frequencies
 from roofline.ops.symbol import Type, WeightType
+from tests.models.eager import ContiguousCache
 
 torch = pytest.importorskip("torch", reason="ops' references are written in torch")
 

@@ -7,12 +7,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="training is torch")
 
-from roofline.models.cache import ContiguousCache, eager_batch  # noqa: E402
 from roofline.models.forward import forward  # noqa: E402
 from roofline.ops.batch import Batch, BatchLimits, Segment  # noqa: E402
 from roofline.train.model.chunked_loss import ChunkedLoss  # noqa: E402
 from roofline.train.model.init import Init, initialize  # noqa: E402
 from roofline.train.model.modules import IGNORED, Model  # noqa: E402
+from tests.models.eager import ContiguousCache, eager_batch  # noqa: E402
 
 B = builders.BASE
 MPT = B | {"family": "mpt", "kv_heads": 4, "ffn": 256, "max_position": 64}

@@ -1,5 +1,6 @@
 """The errors that a user can meet. Any other exception that escapes is a bug of ours."""
 
+import copyreg
 from collections.abc import Sequence
 
 
@@ -8,14 +9,7 @@ class RooflineError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exception's own calls the class with the message, which is not what those below are made from.
-        return _again, (type(self), self.args, self.__dict__)
-
-
-def _again(kind: type[RooflineError], args: tuple[object, ...], state: dict[str, object]) -> RooflineError:
-    error = kind.__new__(kind)
-    error.args = args
-    error.__dict__.update(state)
-    return error
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class ConfigError(RooflineError):

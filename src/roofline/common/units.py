@@ -1,6 +1,7 @@
 """Numbers as people read and write them."""
 
 import re
+from collections.abc import Sequence
 
 from roofline.common.errors import ConfigError
 
@@ -18,20 +19,14 @@ def parse_bytes(key: str, value: int | str) -> int:
 
 def human_bytes(count: float) -> str:
     """1536 -> '1.5 KiB'. Binary prefixes, one decimal above 1 KiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
+    amount, unit = _scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+    return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
 
 
 def human_rate(per_second: float, unit: str) -> str:
     """6.1e10, 'B' -> '61.0 GB/s'. Decimal prefixes, as hardware is rated."""
-    for prefix in ("", "k", "M", "G"):
-        if abs(per_second) < 1000:
-            return f"{per_second:.1f} {prefix}{unit}/s"
-        per_second /= 1000
-    return f"{per_second:.1f} T{unit}/s"
+    amount, prefix = _scaled(per_second, 1000, ("", "k", "M", "G", "T"))
+    return f"{amount:.1f} {prefix}{unit}/s"
 
 
 def human_seconds(seconds: float) -> str:
@@ -47,8 +42,14 @@ def human_count(amount: float) -> str:
     """1234567 -> '1.23 M'; '' for 0."""
     if not amount:
         return ""
-    for prefix in ("", "k", "M", "G"):
-        if amount < 1000:
-            return f"{amount:.0f}" if not prefix else f"{amount:.3g} {prefix}"
-        amount /= 1000
-    return f"{amount:.3g} T"
+    amount, prefix = _scaled(amount, 1000, ("", "k", "M", "G", "T"))
+    return f"{amount:.3g} {prefix}" if prefix else f"{amount:.0f}"
+
+
+def _scaled(amount: float, base: int, prefixes: Sequence[str]) -> tuple[float, str]:
+    """The amount in the first of these units, each `base` times the one before, in which it is below `base`."""
+    for prefix in prefixes[:-1]:
+        if abs(amount) < base:
+            return amount, prefix
+        amount /= base
+    return amount, prefixes[-1]

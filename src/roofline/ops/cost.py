@@ -61,10 +61,4 @@ class Cost:
     link_bytes: Affine = Affine()
 
     def __add__(self, other: "Cost") -> "Cost":
-        return Cost(
-            self.flops + other.flops,
-            self.weight_bytes + other.weight_bytes,
-            self.kv_bytes + other.kv_bytes,
-            self.act_bytes + other.act_bytes,
-            self.link_bytes + other.link_bytes,
-        )
+        return Cost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))

@@ -9,27 +9,16 @@ compares the two.
 
 from typing import TYPE_CHECKING
 
-from roofline.ops.exp2 import exp2_falling, fma
+from roofline.ops.exp2 import exp2_falling, fma, polynomial
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-COEFFICIENTS = tuple(
-    float.fromhex(text)
-    for text in (
-        "-0x1.fffffep-1",
-        "-0x1.26af0ap+0",
-        "0x1.0c73d8p-2",
-        "-0x1.ae70b6p-5",
-        "0x1.d13032p-8",
-        "-0x1.0257bep-13",
-        "-0x1.cebe2ep-13",
-        "0x1.f2ba5ep-15",
-        "-0x1.0ef3a2p-17",
-        "0x1.3da6fcp-21",
-        "-0x1.3e0cf2p-26",
-    )
+_HEX = (
+    "-0x1.fffffep-1 -0x1.26af0ap+0 0x1.0c73d8p-2 -0x1.ae70b6p-5 0x1.d13032p-8 -0x1.0257bep-13 "
+    "-0x1.cebe2ep-13 0x1.f2ba5ep-15 -0x1.0ef3a2p-17 0x1.3da6fcp-21 -0x1.3e0cf2p-26"
 )
+COEFFICIENTS = tuple(float.fromhex(number) for number in _HEX.split())
 FITTED = 6.0
 HALF_LOG2E = float.fromhex("0x1.715476p-1")
 
@@ -38,8 +27,5 @@ def normal_tail(a: "Tensor") -> "Tensor":
     """P(X < -a) of float32 a >= 0."""
     import torch
 
-    z = a.clamp(max=FITTED)
-    value = torch.full_like(a, COEFFICIENTS[-1])
-    for coefficient in COEFFICIENTS[-2::-1]:
-        value = fma(value, z, torch.full_like(a, coefficient))
+    value = polynomial(a.clamp(max=FITTED), COEFFICIENTS)
     return exp2_falling(fma(a * a, torch.full_like(a, -HALF_LOG2E), value))

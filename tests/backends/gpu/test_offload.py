@@ -165,11 +165,11 @@ def test_the_link_is_timed():
 
 def test_a_model_runs_on_offloaded_layers():
     """The families' own forward, its blocks given what `using` yields: the same bits as with all weights in place."""
-    from roofline.models.cache import ContiguousCache, eager_batch
     from roofline.models.forward import forward
     from roofline.models.registry import configure
     from roofline.models.spec import expand, nest
     from roofline.ops.batch import Batch, BatchLimits, Segment
+    from tests.models.eager import ContiguousCache, eager_batch
 
     fields = {"family": "llama", "width": 32, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 8, "ffn": 48}
     fields |= {"vocab": 40, "norm_eps": 1e-5, "rope_theta": 1e4, "rope_scaling": None, "rope_style": "half"}

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from roofline import ops
 from roofline.common.errors import UnsupportedError
 from roofline.hardware.chips import chips
-from roofline.models.cache import ContiguousCache
 from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits, Segment
 from roofline.ops.rope_tables import RopeTable, cos_sin
+from tests.models.eager import ContiguousCache
 
 torch = pytest.importorskip("torch")
 

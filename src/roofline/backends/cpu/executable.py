@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from roofline.backends.checkpoint import Tensors
     from roofline.backends.cpu.exchange import Exchange
-    from roofline.backends.cpu.layout import Layout, PackedPiece
+    from roofline.backends.cpu.layout import Layout
     from roofline.backends.cpu.memory import Image
     from roofline.ops.collectives import Group
     from roofline.program.ir import Program
@@ -181,10 +181,6 @@ class CpuExecutable:
 
         return lay_out(self.program, self._model.lowered.positions)
 
-    def packed(self, weight: str) -> "tuple[PackedPiece, ...]":
-        """Where the pieces of a matrix lie."""
-        return self.layout.at(self.image.address, weight)
-
     def choose(self, ops: Iterable[int], regime: int, variant: str) -> None:
         """How these ops (indices into the Program) are computed in steps of that regime (select.REGIMES).
 
@@ -215,37 +211,9 @@ class CpuExecutable:
     def sample(self, rows: SampleRows) -> Sampled:
         """One id for each logit row; -1 where a row's logits hold NaN. The arrays are reused by the next call."""
         n = rows.rows
-        out = Sampled(
-            self._results.ids[:n],
-            self._results.logprob[:n],
-            self._results.top_ids[:n],
-            self._results.top_logprobs[:n],
-        )
-        self._core.sample(
-            rows.temperature,
-            rows.top_k,
-            rows.top_p,
-            rows.min_p,
-            rows.seed,
-            rows.sample_index,
-            rows.position,
-            rows.repetition,
-            rows.presence,
-            rows.frequency,
-            rows.hist_start,
-            rows.hist_ids,
-            rows.hist_counts,
-            rows.bias_start,
-            rows.bias_ids,
-            rows.bias_values,
-            rows.logprobs,
-            rows.mask,
-            out.ids,
-            out.logprob,
-            out.top_ids,
-            out.top_logprobs,
-            MAX_LOGPROBS,
-        )
+        out = Sampled(*(results[:n] for results in vars(self._results).values()))
+        # The core takes the fields of both in the order of their declarations.
+        self._core.sample(*vars(rows).values(), *vars(out).values(), MAX_LOGPROBS)
         return out
 
     def sample_of(self, logits: "Tensor", rows: SampleRows) -> Sampled:
@@ -265,13 +233,6 @@ class CpuExecutable:
         from roofline.backends.cpu.roofs import measure_roofs
 
         return measure_roofs(quick=True, threads=self.threads, isa=self.isa, reads=reads)
-
-    def time_ops(self) -> list[tuple[str, float]]:
-        """Run the step and return (op, seconds) for each instruction, from one op's slowest thread to the next's."""
-        self.clocks(True)
-        self.forward()
-        self.clocks(False)
-        return list(zip((i.op for i in self.program.body), self.op_seconds(), strict=True))
 
     def clocks(self, on: bool) -> None:
         """Whether `forward` takes the time of each op from now on."""

@@ -4,7 +4,7 @@ The image is the same in memory and in a bundle's weights.bin; code names places
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from roofline.common.errors import UnsupportedError
 from roofline.ops import formats
@@ -45,10 +45,6 @@ class Layout:
     positions: int
     matrix_bytes: int
     nbytes: int
-
-    def at(self, base: int, weight: str) -> tuple[PackedPiece, ...]:
-        """The pieces of a matrix in an image at address `base`."""
-        return tuple(replace(piece, address=base + piece.address) for piece in self.matrices[weight])
 
 
 def lay_out(program: Program, positions: int) -> Layout:

@@ -1,16 +1,22 @@
 """The paged cache of the reference: one float32 tensor of pages for each of K and V, read through page tables."""
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from roofline.backends.reference.orders import Context
-from roofline.models.cache import segments_of
 from roofline.ops.attention import quantize_heads
 from roofline.ops.batch import PAGE_TOKENS, Batch
 from roofline.program.ir import KvGroup
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def segments_of(batch: Batch) -> tuple[tuple[int, int, int], ...]:
+    """(start, stop, first_position) of each segment of a filled batch buffer."""
+    bounds = [int(i) for i in batch.seg_start[: batch.segments + 1]]
+    return tuple((a, b, int(batch.positions[a])) for a, b in itertools.pairwise(bounds))
 
 
 class PagedCache:

@@ -1,5 +1,6 @@
 """What a weight format is: a row of facts and two functions over blocks."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -36,19 +37,11 @@ class Format:
     packed_as: str = ""
     convert: Callable[[np.ndarray], np.ndarray] | None = None
 
-    @property
-    def bits(self) -> float:
-        """Bits a weight takes, scales included."""
-        return 8 * self.block_bytes / self.block
-
     def nbytes(self, shape: Sequence[int]) -> int:
         """Bytes of a tensor of this shape. Raises ConfigError when a row is not a whole number of blocks."""
-        count = 1
-        for dim in shape:
-            count *= dim
         if not shape or shape[-1] % self.block:
             raise ConfigError(f"shape {tuple(shape)} cannot be {self.name}: rows must be multiples of {self.block}")
-        return count // self.block * self.block_bytes
+        return math.prod(shape) // self.block * self.block_bytes
 
     def dequantize(self, raw: np.ndarray, shape: Sequence[int]) -> np.ndarray:
         """The float32 values of a tensor.

@@ -1,10 +1,10 @@
-"""The plain cache of eager use: one pair of torch tensors for each (layer, sequence), grown by concatenation."""
+"""Eager use of a family: a cache of two torch tensors for each (layer, sequence), grown by concatenation."""
 
-import itertools
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from roofline.backends.reference.cache import segments_of
 from roofline.models.family import ForwardBatch
 from roofline.ops.batch import Batch
 
@@ -46,12 +46,6 @@ class ContiguousCache:
     def read(self, layer: int, index: int) -> "tuple[Tensor, Tensor]":
         """k, v [context, kv_heads, head_dim] of one segment."""
         return self.tensors[layer, self.sequences[index]]
-
-
-def segments_of(batch: Batch) -> tuple[tuple[int, int, int], ...]:
-    """(start, stop, first_position) of each segment of a filled batch buffer."""
-    bounds = [int(i) for i in batch.seg_start[: batch.segments + 1]]
-    return tuple((a, b, int(batch.positions[a])) for a, b in itertools.pairwise(bounds))
 
 
 def eager_batch(batch: Batch, cache: ContiguousCache, sequences: Sequence[Hashable] | None = None) -> ForwardBatch:
