@@ -14,9 +14,9 @@ from benchmarks.host import streams
 def main() -> None:
     requests, answers = streams()
     from roofline import _native
-    from roofline.bench import workloads
     from roofline.bench.adjacent_roofs import AdjacentRoofs
     from roofline.bench.engine import open_bench, setting
+    from roofline.bench.workloads import WORKLOADS
     from roofline.common.errors import RooflineError
 
     loaded, bench = open_bench(sys.argv[1])
@@ -28,13 +28,13 @@ def main() -> None:
     write({"load_s": round(loaded.load_seconds, 2), "build": _native.build_id(), **setting(loaded)})
     for line in requests:
         name = json.loads(line)["workload"]
-        beside = AdjacentRoofs(loaded.executable, workloads.tokens_held(name))
+        beside = AdjacentRoofs(loaded.executable, WORKLOADS[name].tokens_held)
         bench.warm_up()
         run = bench.repeat(name)
         moved = run.stats.weight_bytes + run.stats.kv_bytes
         answer: dict[str, object] = {
             "seconds": run.seconds,
-            "bytes_per_token": round(moved / workloads.tokens_of(name)),
+            "bytes_per_token": round(moved / WORKLOADS[name].tokens),
             "gb_s": round(moved / run.seconds / 1e9, 2),
             "gop_s": round(run.stats.flops / run.seconds / 1e9, 1),
             "steps": run.stats.steps,

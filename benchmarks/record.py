@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.rows import BY_KEY, OURS, PEERS, ROWS, Row
-from roofline.bench import workloads
+from roofline.bench.workloads import WORKLOADS
 
 SCHEMA = "bench.peers/2"
 Record = dict[str, Any]
@@ -27,7 +27,7 @@ def engine(row: Row, turns: list[dict[str, Any]], missing: str | None = None) ->
     if row.group == "start":
         kept |= {"best_s": round(min(seconds), 4), "median_s": round(statistics.median(seconds), 4)}
     else:
-        rates = [workloads.tokens_of(row.workload) / value for value in seconds]
+        rates = [WORKLOADS[row.workload].tokens / value for value in seconds]
         kept |= {
             "tok_s": [round(rate, 1) for rate in rates],
             "best": round(max(rates), 1),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from roofline.bench import workloads
+from roofline.bench.workloads import WORKLOADS
 
 OURS = "roofline"
 SMALL = "smollm2-135m-instruct-q4_1.gguf"
@@ -81,7 +81,7 @@ GROUPS = {
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. key: GROUP/WORKLOAD; workload: a key of `workloads.row_names`, or a kind of start."""
+    """One line of the table. key: GROUP/WORKLOAD; workload: a key of `WORKLOADS`, or a kind of start."""
 
     group: str
     workload: str
@@ -99,13 +99,10 @@ class Row:
     @property
     def shape(self) -> tuple[int, ...]:
         """Arguments of the adapters' function of this kind."""
-        for n in workloads.PREFILL:
-            if workloads.prefill_name(n) == self.workload:
-                return (n,)
-        for n, k in workloads.DECODE:
-            if workloads.decode_name(n) == self.workload:
-                return (n, k)
-        return next(shape for shape in workloads.SERVE if workloads.serve_name(*shape) == self.workload)
+        row = WORKLOADS[self.workload]
+        if row.kind == "prefill":
+            return (row.prompt,)
+        return (row.prompt, row.answer) if row.kind == "decode" else (row.requests, row.prompt, row.answer)
 
     @property
     def title(self) -> str:
@@ -118,7 +115,7 @@ class Row:
         return names[self.kind].format(*self.shape)
 
 
-P128, P512, P2000, D8, D1024, S1, S8, S64, S32 = workloads.row_names()
+P128, P512, P2000, D8, D1024, S1, S8, S64, S32 = WORKLOADS
 ROUNDS = {P128: 5, P512: 5, P2000: 3, D8: 5, D1024: 4, S1: 4, S8: 3, S64: 2, S32: 2}
 AT_LEAST = {
     P512: (Target("ratio", 1.35), Target("share_of_roof", 0.65)),
@@ -130,10 +127,10 @@ AT_LEAST = {
     S32: (Target("ratio", 1.7),),
 }
 ROWS = (
-    *(Row("q4_1", name, ROUNDS[name], AT_LEAST.get(name, ())) for name in workloads.row_names()),
+    *(Row("q4_1", name, ROUNDS[name], AT_LEAST.get(name, ())) for name in WORKLOADS),
     Row("1.1b", D8, 4, (Target("ratio", 1.3),)),
     Row("1.1b", P512, 3, (Target("ratio", 2.5),)),
-    *(Row("avx2", name, ROUNDS[name], (Target("ratio", 2.0),)) for name in workloads.row_names()),
+    *(Row("avx2", name, ROUNDS[name], (Target("ratio", 2.0),)) for name in WORKLOADS),
     Row("start", "first_token", 10, (Target("ratio", 0.8, most=True),)),
     Row("start", "ready", 6, (Target("seconds", 1.0, most=True),)),
 )
@@ -141,13 +138,13 @@ BY_KEY = {row.key: row for row in ROWS}
 
 # Seconds of one run on 2 cores of a Zen 5, prompts before a decode included; they feed the estimate and nothing else.
 SECONDS = {
-    OURS: dict(zip(workloads.row_names(), (0.1, 0.2, 0.8, 0.3, 0.6, 0.3, 0.7, 4, 8), strict=True)),
-    "llama.cpp": dict(zip(workloads.row_names(), (0.3, 1.2, 5.8, 0.4, 3.1, 0.8, 4.6, 73, 91), strict=True)),
-    "llama.cpp Q4_0": dict(zip(workloads.row_names(), (0.1, 0.3, 2.1, 0.3, 1.1, 0.3, 1.4, 32, 44), strict=True)),
-    "OpenVINO": dict(zip(workloads.row_names(), (0.1, 0.2, 1, 0.7, 1.6, 0.6, 1.2, 6.2, 11), strict=True)),
-    "transformers": dict(zip(workloads.row_names(), (0.1, 0.6, 3.6, 2.7, 5, 1.6, 3.3, 20, 38), strict=True)),
-    "vLLM": dict(zip(workloads.row_names(), (0.1, 0.2, 1, 1.2, 2.8, 1.2, 1.8, 7, 11), strict=True)),
-    "llama.cpp AVX2": dict(zip(workloads.row_names(), (0.4, 1.5, 7, 0.5, 3.7, 0.9, 5.5, 80, 100), strict=True)),
+    OURS: dict(zip(WORKLOADS, (0.1, 0.2, 0.8, 0.3, 0.6, 0.3, 0.7, 4, 8), strict=True)),
+    "llama.cpp": dict(zip(WORKLOADS, (0.3, 1.2, 5.8, 0.4, 3.1, 0.8, 4.6, 73, 91), strict=True)),
+    "llama.cpp Q4_0": dict(zip(WORKLOADS, (0.1, 0.3, 2.1, 0.3, 1.1, 0.3, 1.4, 32, 44), strict=True)),
+    "OpenVINO": dict(zip(WORKLOADS, (0.1, 0.2, 1, 0.7, 1.6, 0.6, 1.2, 6.2, 11), strict=True)),
+    "transformers": dict(zip(WORKLOADS, (0.1, 0.6, 3.6, 2.7, 5, 1.6, 3.3, 20, 38), strict=True)),
+    "vLLM": dict(zip(WORKLOADS, (0.1, 0.2, 1, 1.2, 2.8, 1.2, 1.8, 7, 11), strict=True)),
+    "llama.cpp AVX2": dict(zip(WORKLOADS, (0.4, 1.5, 7, 0.5, 3.7, 0.9, 5.5, 80, 100), strict=True)),
     "llama.cpp 1.1B": {D8: 2.0, P512: 3.0},
 }
 

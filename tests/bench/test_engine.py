@@ -28,7 +28,7 @@ def test_ids_are_the_same_everywhere():
 
 
 def test_keys_are_the_peers():
-    assert workloads.row_names() == KEYS
+    assert list(workloads.WORKLOADS) == KEYS
 
 
 def test_rows_are_chosen_by_parts_of_their_names():
@@ -97,8 +97,8 @@ def test_more_than_the_roof_is_an_error():
 
 
 def test_tokens_counted():
-    assert [workloads.tokens_of(key) for key in KEYS] == [128, 512, 2000, 64, 64, 64, 512, 4096, 1280]
-    assert [workloads.tokens_held(key) for key in KEYS] == [64, 256, 1000, 40, 1056, 160, 1280, 10240, 23040]
+    assert [workloads.WORKLOADS[key].tokens for key in KEYS] == [128, 512, 2000, 64, 64, 64, 512, 4096, 1280]
+    assert [workloads.WORKLOADS[key].tokens_held for key in KEYS] == [64, 256, 1000, 40, 1056, 160, 1280, 10240, 23040]
 
 
 class StepEngine:

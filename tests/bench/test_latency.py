@@ -6,8 +6,7 @@ from roofline.bench.latency import grid as latency
 from roofline.bench.latency.cells import Cell, Times, grid, measure, row, run, spread
 from roofline.bench.latency.grid import Plan, smaller
 from roofline.bench.latency.ladder import rungs
-from roofline.bench.latency.limits import Limit, ModelLimits, Speed
-from roofline.bench.latency.roofs import Speeds
+from roofline.bench.latency.limits import Limit, ModelLimits, Speed, Speeds
 from roofline.bench.latency.runners import Opened
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.models.presets import preset
@@ -151,7 +150,7 @@ def test_limits_see_windows_and_grouped_heads():
 
 def test_the_higher_roof_counts(monkeypatch):
     found = iter([Speed(2.0, 5.0, "one"), Speed(3.0, 4.0, "two")])
-    monkeypatch.setattr("roofline.bench.latency.roofs._measurer", lambda *asked: lambda: next(found))
+    monkeypatch.setattr("roofline.bench.latency.limits._measure", lambda *asked: next(found))
     assert Speeds("cpu", 1000).best() == Speed(3.0, 5.0, "two")
 
 

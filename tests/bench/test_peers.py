@@ -29,7 +29,7 @@ def test_rows_have_the_peers_shapes_and_their_own_keys():
     assert BY_KEY["q4_1/serve_32x700+40"].shape == (32, 700, 40)
     assert BY_KEY["avx2/decode_ctx1024"].shape == (1024, 64)
     assert BY_KEY["1.1b/prefill_512"].kind == "prefill"
-    assert {row.workload for row in ROWS if row.group == "q4_1"} == set(workloads.row_names())
+    assert {row.workload for row in ROWS if row.group == "q4_1"} == set(workloads.WORKLOADS)
     assert all(row.targets for row in ROWS if row.group != "q4_1")
     assert [row.key for row in rows.chosen("1.1b, ready")] == ["1.1b/decode_ctx8", "1.1b/prefill_512", "start/ready"]
     assert rows.chosen("nothing") == []
@@ -366,7 +366,7 @@ def test_tables_show_every_row_with_its_verdict(measured):
     )
     every = table.all_engines(measured).splitlines()
     assert every[0] == "| tokens/s | **Roofline** | llama.cpp | llama.cpp Q4_0 \\* | OpenVINO |"
-    assert len(every) == 2 + len(workloads.row_names())
+    assert len(every) == 2 + len(workloads.WORKLOADS)
     assert "Missing: OpenVINO 1.1B (it ended: IndexError)." in table.notes(measured, "r.json")
 
 

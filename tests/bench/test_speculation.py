@@ -76,6 +76,6 @@ def test_texts_are_natural_and_small():
 def test_rows_are_never_mixed_with_the_others():
     from roofline.bench import workloads
 
-    assert not set(speculation.row_names()) & set(workloads.row_names())
+    assert not set(speculation.row_names()) & set(workloads.WORKLOADS)
     with pytest.raises(ConfigError, match="speculate_edit_greedy"):
         speculation.bench_speculation("unused", "ngram", rows=["prefill"])

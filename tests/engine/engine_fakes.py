@@ -7,12 +7,14 @@ changes the answer.
 
 import os
 import time
+from collections import Counter
 
 import numpy as np
 
 from roofline.backends.base import MonotonicClock, StepCost
 from roofline.backends.sampling import MAX_LOGPROBS, Sampled, SampleRows
 from roofline.common.errors import CapacityError, ConfigError
+from roofline.engine.cache.naive import NaiveCache
 from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits
 
 M1, M2, M3 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -252,3 +254,21 @@ def loaded_text(**options):
     model = Loaded("toy", FakeExecutable(**options))
     model.tokenizer, model.chat_template = FakeTokenizer(), FakeTemplate()
     return model
+
+
+def check_pages(cache, tables):
+    """Assert that a cache's books balance against all page tables in use."""
+    used_pages, free = [page for table in tables for page in table], set(cache._free)
+    assert len(free) == len(cache._free), "a page is free twice"
+    assert not free.intersection(used_pages), "a held page is free"
+    if isinstance(cache, NaiveCache):
+        assert len(set(used_pages)) == len(used_pages), "a page has two holders"
+        assert len(used_pages) + len(free) == cache.num_pages, "pages leaked"
+        return
+    counts = Counter(used_pages)
+    assert [counts[page] for page in range(cache.num_pages)] == cache.refs, "reference counts differ from the tables"
+    assert not counts.keys() & cache._idle.keys(), "a held page is idle"
+    assert len(counts) + len(free) + len(cache._idle) == cache.num_pages, "pages leaked"
+    assert all(cache._key_of[page] is not None for page in cache._idle), "an idle page that cannot be found"
+    assert all(cache._key_of[page] is None for page in free), "a free page that can be found"
+    assert all(cache._key_of[page] == key for key, page in cache._page_of.items()), "a key names another's page"

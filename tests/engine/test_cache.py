@@ -1,6 +1,7 @@
 """The same random life on both caches: books balance after every rule, and what is found is what was written."""
 
 import pytest
+from engine_fakes import check_pages
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -72,7 +73,7 @@ class CacheMachine(RuleBasedStateMachine):
     @invariant()
     def books_balance(self):
         tables = [pages for _, _, pages, _ in self.live]
-        self.cache.check(tables)
+        check_pages(self.cache, tables)
         held = len({page for table in tables for page in table})
         assert self.cache.used == held
         assert self.cache.available == PAGES - held

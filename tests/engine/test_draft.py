@@ -4,7 +4,7 @@ import asyncio
 import os
 
 import pytest
-from engine_fakes import FakeExecutable
+from engine_fakes import FakeExecutable, check_pages
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,7 +48,7 @@ def test_outputs_do_not_depend_on_the_draft_model(
             if at == step:
                 engine.abort(str(request))
         watched.step()
-        drafter.cache.check([side.pages for side in drafter._sides.values()])
+        check_pages(drafter.cache, [side.pages for side in drafter._sides.values()])
         assert set(drafter._sides) <= set(engine.state.running)
     outputs = watched.run()
     for key, last in watched.ended.items():

@@ -5,13 +5,13 @@ import signal
 from dataclasses import replace
 
 import pytest
-from engine_fakes import FakeTokenizer, loaded_text
+from engine_fakes import FakeTokenizer, check_pages, loaded_text
 
 from roofline import LLM, ChatModule, SamplingParams
 from roofline.common.errors import CapacityError, RequestError, RooflineError
 from roofline.engine.config import EngineConfig
-from roofline.engine.interrupts import deferred
 from roofline.engine.local import LocalEngine
+from roofline.engine.local_answers import deferred
 
 # Without the special id 49, a character of text is an id.
 GREEDY = SamplingParams(temperature=0, max_tokens=40, seed=0, logit_bias={49: -100})
@@ -29,7 +29,7 @@ def idle(llm):
         llm.engine.step()
     assert not llm.answers._open
     assert llm.stats().pages_used == llm.stats().running == llm.stats().waiting == 0
-    llm.engine.state.cache.check([])
+    check_pages(llm.engine.state.cache, [])
     return True
 
 

@@ -5,9 +5,21 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roofline.engine.speculation.ngram import NgramIndex, naive_guess
+from roofline.engine.speculation.ngram import LONGEST, SHORTEST, NgramIndex
 
 RUNS = st.integers(1, 3).flatmap(lambda shortest: st.tuples(st.integers(shortest, 5), st.just(shortest)))
+
+
+def naive_guess(ids: list[int], count: int, longest: int = LONGEST, shortest: int = SHORTEST) -> list[int]:
+    """What `NgramIndex.guess` returns, found by looking at every place: the oracle."""
+    for n in range(min(longest, len(ids) - 1), shortest - 1, -1):
+        for place in range(len(ids) - 1, n - 1, -1):
+            if ids[place - n : place] == ids[len(ids) - n :]:
+                text = list(ids)
+                while len(text) < len(ids) + count:
+                    text.append(text[len(text) - (len(ids) - place)])
+                return text[len(ids) :]
+    return []
 
 
 @given(

@@ -1,7 +1,7 @@
 """Whatever the schedule, chunking, page count, sharing, pre-emption or aborts: the same ids, and nothing leaks."""
 
 import pytest
-from engine_fakes import FakeExecutable, QueueingFake
+from engine_fakes import FakeExecutable, QueueingFake, check_pages
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,9 +9,9 @@ from roofline.common.errors import CapacityError, RequestError
 from roofline.engine.config import EngineConfig
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
-from roofline.engine.schedule.fill import logit_rows, segments
+from roofline.engine.schedule.fill import logit_rows, step_ids
 from roofline.engine.schedule.rows import RowBuilder
-from roofline.ops.batch import PAGE_TOKENS, Batch
+from roofline.ops.batch import PAGE_TOKENS, Batch, Segment
 
 NAIVE = EngineConfig(scheduler="naive", cache="naive")
 
@@ -40,7 +40,11 @@ class Watched:
     def check_step(self, executable):
         plan, batch, state = self.plan, executable.batch, self.engine.state
         expected = Batch(batch.limits)
-        expected.fill(segments(plan), logit_rows(plan))
+        segments = [
+            Segment(step_ids(s, count), s.computed, s.pages)
+            for s, count in zip(plan.sequences, plan.counts, strict=True)
+        ]
+        expected.fill(segments, logit_rows(plan))
         tokens, n, rows, pages = expected.header[:4].tolist()
         sizes = {"header": 16, "ids": tokens, "positions": tokens, "adapters": tokens, "seg_start": n + 1}
         sizes |= {"page_start": n + 1, "context_len": n, "pages": pages, "logit_rows": rows}
@@ -72,7 +76,7 @@ class Watched:
                 self.ended[key] = event
                 assert event.usage.completion_tokens == len(self.outputs[key])
         state = self.engine.state
-        state.cache.check([s.pages for s in state.running])
+        check_pages(state.cache, [s.pages for s in state.running])
         assert not any(s.pages for s in state.waiting)
         order = [(self.arrivals.index(s.request.id), s.index) for s in (*state.running, *state.waiting)]
         assert order == sorted(order), "running before waiting, and each in order of arrival"
@@ -84,7 +88,7 @@ class Watched:
             steps += 1
             assert steps < limit, "the engine does not finish"
         state = self.engine.state
-        state.cache.check([])
+        check_pages(state.cache, [])
         assert state.cache.used == 0
         assert not self.engine._requests
         return self.outputs
@@ -146,21 +150,8 @@ def test_outputs_do_not_depend_on_the_schedule(requests, config, num_pages, late
     assert set(watched.ended) == expected, "every answer ends exactly once"
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    requests=REQUESTS,
-    config=CONFIGS,
-    num_pages=st.integers(6, 20),
-    aborts=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 7), st.sampled_from([None, 0, 1])), max_size=6),
-    failures=st.sets(st.integers(1, 20), max_size=2),
-    unfetched=st.none() | st.sets(st.integers(1, 20), max_size=2),
-)
-def test_aborts_and_failing_steps_free_everything_and_disturb_nobody(
-    requests, config, num_pages, aborts, failures, unfetched
-):
-    reference = alone(requests)
-    watched = Watched(config, FakeExecutable if unfetched is None else QueueingFake, num_pages=num_pages)
-    watched.executable.fail_at, watched.executable.fail_fetch = failures, unfetched
+def check_answers_amid_aborts(watched, requests, aborts, reference):
+    """aborts: (step before which, number of the request, index or None for all of its answers)."""
     for i, (ids, params) in enumerate(requests):
         watched.submit(ids, params, request_id=str(i))
     for step in range(13):
@@ -175,6 +166,23 @@ def test_aborts_and_failing_steps_free_everything_and_disturb_nobody(
         if last.finish_reason in ("stop", "length"):
             assert ids == reference[key]
     assert set(watched.ended) == set(reference)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    requests=REQUESTS,
+    config=CONFIGS,
+    num_pages=st.integers(6, 20),
+    aborts=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 7), st.sampled_from([None, 0, 1])), max_size=6),
+    failures=st.sets(st.integers(1, 20), max_size=2),
+    unfetched=st.none() | st.sets(st.integers(1, 20), max_size=2),
+)
+def test_aborts_and_failing_steps_free_everything_and_disturb_nobody(
+    requests, config, num_pages, aborts, failures, unfetched
+):
+    watched = Watched(config, FakeExecutable if unfetched is None else QueueingFake, num_pages=num_pages)
+    watched.executable.fail_at, watched.executable.fail_fetch = failures, unfetched
+    check_answers_amid_aborts(watched, requests, aborts, alone(requests))
 
 
 @pytest.mark.parametrize("toy", [FakeExecutable, QueueingFake])

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from engine_fakes import FakeExecutable
+from engine_fakes import FakeExecutable, check_pages
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +12,7 @@ from roofline.engine.config import EngineConfig
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
 from roofline.engine.speculation.speculator import REFRESH, RETRY, SOON, SURE, Record, Speculator, StepTimes
-from tests.engine.test_scheduling import REQUESTS, Watched, alone
+from tests.engine.test_scheduling import REQUESTS, Watched, alone, check_answers_amid_aborts
 
 
 class Planted:
@@ -93,20 +93,7 @@ def test_aborts_and_failing_steps_amid_drafts(requests, config, num_pages, abort
     watched = Watched(config, num_pages=num_pages, rows=64)
     watched.executable.fail_at = failures
     plant(watched.engine, Planted(reference, right))
-    for i, (ids, params) in enumerate(requests):
-        watched.submit(ids, params, request_id=str(i))
-    for step in range(13):
-        for at, request, index in aborts:
-            if at == step:
-                watched.engine.abort(str(request), index)
-        watched.step()
-    outputs = watched.run()
-    for key, last in watched.ended.items():
-        ids = outputs[key]
-        assert ids == reference[key][: len(ids)]
-        if last.finish_reason in ("stop", "length"):
-            assert ids == reference[key]
-    assert set(watched.ended) == set(reference)
+    check_answers_amid_aborts(watched, requests, aborts, reference)
 
 
 def run(config=None, executable=None, drafter=None, adaptive=False, tokens=4, prompt=(1, 2, 3), **params):
@@ -171,7 +158,7 @@ def test_pages_of_wrong_drafts_are_given_back_and_never_found():
     assert engine.state.cache.used == 1
     while engine.has_work:
         engine.step()
-        engine.state.cache.check([s.pages for s in engine.state.running])
+        check_pages(engine.state.cache, [s.pages for s in engine.state.running])
     assert engine.stats().accepted_tokens < 10
     again = LocalEngine(FakeExecutable(rows=64))
     again.submit([1] * 8, SamplingParams(temperature=0, max_tokens=60), request_id="a")

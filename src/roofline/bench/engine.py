@@ -13,8 +13,8 @@ from typing import Any, cast
 from roofline.backends.base import Executable, Queueing, StepCost
 from roofline.backends.options import LoadOptions
 from roofline.backends.sampling import Sampled, SampleRows
-from roofline.bench import workloads
 from roofline.bench.adjacent_roofs import AdjacentRoofs, Roof
+from roofline.bench.workloads import WARM_UP, WORKLOADS, chosen, token_ids
 from roofline.bundle import LoadedModel
 from roofline.common.errors import ConfigError, RooflineError
 from roofline.common.json_types import JsonObject
@@ -73,23 +73,19 @@ class Bench:
         self.vocab = min(30000, executable.vocab_size)
 
     def run(self, row: str) -> list[Repeat]:
-        """All repeats of a row (a key of `workloads.row_names`)."""
-        return [self.repeat(row) for _ in range(SERVE_REPEATS if row.startswith("serve_") else REPEATS)]
+        """All repeats of a row (a key of `WORKLOADS`)."""
+        return [self.repeat(row) for _ in range(SERVE_REPEATS if WORKLOADS[row].kind == "serve" else REPEATS)]
 
     def warm_up(self) -> None:
         """Answer a short prompt, as every engine does before it is timed."""
-        self.generate(1, workloads.WARM_UP, 1)
+        self.generate(1, WARM_UP, 1)
 
     def repeat(self, row: str) -> Repeat:
         """One timed run of a row."""
-        runs: dict[str, Callable[[], Repeat]] = {}
-        for n in workloads.PREFILL:
-            runs[workloads.prefill_name(n)] = lambda n=n: self.generate(1, n, 1)  # type: ignore[misc]
-        for n, k in workloads.DECODE:
-            runs[workloads.decode_name(n)] = lambda n=n, k=k: self.decode(n, k)  # type: ignore[misc]
-        for n, i, o in workloads.SERVE:
-            runs[workloads.serve_name(n, i, o)] = lambda n=n, i=i, o=o: self.generate(n, i, o)  # type: ignore[misc]
-        return runs[row]()
+        workload = WORKLOADS[row]
+        if workload.kind == "decode":
+            return self.decode(workload.prompt, workload.answer)
+        return self.generate(workload.requests, workload.prompt, workload.answer)
 
     def generate(self, n: int, prompt: int, answer: int) -> Repeat:
         """`n` requests submitted at once, `prompt` and `answer` tokens each, until the last has ended."""
@@ -126,7 +122,7 @@ class Bench:
         return Repeat(seconds, self.engine.stats().since(before), tuple(self.watched.works))
 
     def _prompts(self, n: int, length: int) -> list[list[int]]:
-        return [workloads.token_ids(length, seed, self.vocab) for seed in range(n)]
+        return [token_ids(length, seed, self.vocab) for seed in range(n)]
 
     def _submit(self, ids: list[int], answer: int) -> None:
         params = SamplingParams(temperature=0.0, max_tokens=answer, min_tokens=answer, ignore_eos=True)
@@ -148,7 +144,7 @@ def best_of(repeats: Sequence[Repeat]) -> Repeat:
 
 def row_record(name: str, repeats: Sequence[Repeat], roof: Roof) -> JsonObject:
     """The record of a row: every repeat, and the limits of the fastest one."""
-    tokens, best = workloads.tokens_of(name), best_of(repeats)
+    tokens, best = WORKLOADS[name].tokens, best_of(repeats)
     moved = best.stats.weight_bytes + best.stats.kv_bytes
     return {
         "seconds": [round(repeat.seconds, 6) for repeat in repeats],
@@ -175,10 +171,10 @@ def open_bench(model: str, load: LoadOptions = LoadOptions(), tokens: int = 0) -
     """
     from roofline import bundle
 
-    most = tokens or max(n * (i + o) for n, i, o in workloads.SERVE)
+    most = tokens or max(row.requests * (row.prompt + row.answer) for row in WORKLOADS.values())
     # Every request may leave its last page partly empty.
     load = replace(load, cache_tokens=most + 64 * 16, max_running=64)
-    loaded = bundle.load(model, text=False, **load.changes())
+    loaded = bundle.load(model, load, text=False)
     bench = Bench(loaded.executable)
     bench.warm_up()
     return loaded, bench
@@ -197,14 +193,14 @@ def bench_engine(
         ConfigError: `rows` name nothing.
         RooflineError: a row is faster than the roofs measured beside it.
     """
-    names = workloads.chosen(rows, serve)
+    names = chosen(rows, serve)
     if not names:
-        raise ConfigError(f"no row matches; the rows are: {', '.join(workloads.row_names())}")
+        raise ConfigError(f"no row matches; the rows are: {', '.join(WORKLOADS)}")
     loaded, bench = open_bench(model, load)
     try:
         figures = {}
         for name in names:
-            roofs = AdjacentRoofs(loaded.executable, workloads.tokens_held(name))
+            roofs = AdjacentRoofs(loaded.executable, WORKLOADS[name].tokens_held)
             repeats = bench.run(name)
             best = best_of(repeats)
             figures[name] = row_record(name, repeats, roofs.roof(name, best.seconds, best.works))

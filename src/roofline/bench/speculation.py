@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from roofline.backends.options import LoadOptions
-from roofline.bench.engine import setting
+from roofline.bench.engine import report, setting
 from roofline.common.errors import ConfigError, RooflineError
 from roofline.common.json_types import JsonObject
 from roofline.engine.config import EngineConfig
@@ -88,6 +88,7 @@ def compare(
             raise RooflineError("speculation changed the ids of an answer, which it must never do: please report this")
     counted = [one.stats for one in with_]
     drafted, accepted = sum(s.draft_tokens for s in counted), sum(s.accepted_tokens for s in counted)
+    decode_steps = sum(max(1, s.steps - 1) for s in counted)  # all but the one that took the end of the prompt
     return {
         "prompt_tokens": len(prompt),
         "tokens": len(without[0].ids),
@@ -98,15 +99,10 @@ def compare(
         "accepted": accepted,
         "acceptance": round(accepted / drafted, 4) if drafted else None,
         "held": sum(s.drafts_held for s in counted),
-        "tokens_per_step": round(sum(s.decode_tokens for s in counted) / sum(decode_steps(s) for s in counted), 3),
+        "tokens_per_step": round(sum(s.decode_tokens for s in counted) / decode_steps, 3),
         "draft_share": round(sum(s.draft_seconds for s in counted) / sum(one.seconds for one in with_), 4),
         "ids_equal": True,
     }
-
-
-def decode_steps(stats: EngineStats) -> int:
-    """Decode steps of one answer: all but the one that its prompt took last; at least 1."""
-    return max(1, stats.steps - 1)
 
 
 def bench_speculation(
@@ -135,16 +131,15 @@ def bench_speculation(
     if not chosen:
         raise ConfigError(f"no row matches; the rows are: {', '.join(row_names())}")
     load = replace(load, cache_tokens=4096, max_running=8)
-    loaded = bundle.load(model, **replace(load, draft_tokens=tokens).changes())
+    loaded = bundle.load(model, replace(load, draft_tokens=tokens))
     guesser: LoadedModel | None = None
     try:
         if draft is not None:
-            guesser = bundle.load(draft, **load.for_draft().changes())
+            guesser = bundle.load(draft, load.for_draft())
             bundle.check_draft(loaded, guesser)
         # One executable, one request at a time: the engines take turns, and neither keeps pages between requests.
-        alike: JsonObject = {"prefix_cache": False}
-        plain = LocalEngine(loaded.executable, EngineConfig(**alike))
-        config = EngineConfig(speculate=mode, speculate_tokens=tokens, **alike)
+        plain = LocalEngine(loaded.executable, EngineConfig(prefix_cache=False))
+        config = EngineConfig(speculate=mode, speculate_tokens=tokens, prefix_cache=False)
         guessing = LocalEngine(loaded.executable, config, guesser.executable if guesser else None)
         return {
             **_rows(loaded, plain, guessing, chosen),
@@ -168,5 +163,4 @@ def _rows(loaded: "LoadedModel", plain: LocalEngine, guessing: LocalEngine, chos
             name = row_name(text, sampling)
             if name in chosen:
                 rows[name] = compare(plain, guessing, prompt, SamplingParams(max_tokens=ANSWER, **settings), eos_ids)
-    head = {"engine": "roofline", "load_s": round(loaded.load_seconds, 2)}
-    return {**head, **{name: max(row["tok_s"]) for name, row in rows.items()}, "rows": rows}
+    return report(rows, {"engine": "roofline", "load_s": round(loaded.load_seconds, 2)})

@@ -14,13 +14,7 @@ LENGTH, BATCH = 2048, 8  # tokens of a row and rows of a batch, where nothing el
 
 
 def bench_train(
-    what: str,
-    changes: Sequence[str] = (),
-    *,
-    steps: int = 10,
-    warmup: int = 3,
-    processes: int = 1,
-    show: bool = True,
+    what: str, changes: Sequence[str] = (), *, steps: int = 10, warmup: int = 3, processes: int = 1, show: bool = True
 ) -> JsonObject:
     """Train for `warmup` + `steps` steps and give the record: the card of the last `steps`, and the command.
 

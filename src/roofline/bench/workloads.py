@@ -1,12 +1,44 @@
 """What engines are timed on: fixed shapes over pseudo-random ids, the same for every engine."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-PREFILL = (128, 512, 2000)  # prompt tokens
-DECODE = ((8, 64), (1024, 64))  # tokens before, tokens made
-SERVE = ((1, 128, 64), (8, 128, 64), (64, 128, 64), (32, 700, 40))  # requests at once, prompt and answer of each
 WARM_UP = 32
 MODULUS = 2**31
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`requests` at once, each with a prompt of `prompt` tokens and an answer of `answer`.
+
+    The time of a decode counts from the first token of the answer on. name: the key of its rate in a record.
+    """
+
+    name: str
+    kind: Literal["prefill", "decode", "serve"]
+    requests: int
+    prompt: int
+    answer: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that its rate counts: prompt tokens of prefill, generated tokens of the others."""
+        return self.prompt if self.kind == "prefill" else self.requests * self.answer
+
+    @property
+    def tokens_held(self) -> int:
+        """Tokens in the cache halfway through: with the weights, what its steps read again and again."""
+        return self.prompt // 2 if self.kind == "prefill" else self.requests * (self.prompt + self.answer // 2)
+
+
+_SERVED = ((1, 128, 64), (8, 128, 64), (64, 128, 64), (32, 700, 40))
+_ALL = (
+    *(Workload(f"prefill_{n}_tok_s", "prefill", 1, n, 1) for n in (128, 512, 2000)),
+    *(Workload(f"decode_ctx{n}_tok_s", "decode", 1, n, 64) for n in (8, 1024)),
+    *(Workload(f"serve_{n}x{prompt}+{answer}_out_tok_s", "serve", n, prompt, answer) for n, prompt, answer in _SERVED),
+)
+WORKLOADS = {workload.name: workload for workload in _ALL}  # in the order they run
 
 
 def token_ids(count: int, seed: int = 0, vocab: int = 30000) -> list[int]:
@@ -19,46 +51,7 @@ def token_ids(count: int, seed: int = 0, vocab: int = 30000) -> list[int]:
     return ids
 
 
-def row_names() -> list[str]:
-    """The keys of all rows, in the order they run."""
-    return [
-        *(prefill_name(n) for n in PREFILL),
-        *(decode_name(n) for n, _ in DECODE),
-        *(serve_name(*shape) for shape in SERVE),
-    ]
-
-
-def prefill_name(n: int) -> str:
-    return f"prefill_{n}_tok_s"
-
-
-def decode_name(n: int) -> str:
-    return f"decode_ctx{n}_tok_s"
-
-
-def serve_name(n: int, prompt: int, answer: int) -> str:
-    return f"serve_{n}x{prompt}+{answer}_out_tok_s"
-
-
-def tokens_of(row: str) -> int:
-    """Tokens that a row's rate counts: prompt tokens of prefill, generated tokens of the others."""
-    return _shapes()[row][0]
-
-
-def tokens_held(row: str) -> int:
-    """Tokens in the cache halfway through a row: with the weights, what its steps read again and again."""
-    return _shapes()[row][1]
-
-
-def _shapes() -> dict[str, tuple[int, int]]:
-    return {
-        **{prefill_name(n): (n, n // 2) for n in PREFILL},
-        **{decode_name(n): (k, n + k // 2) for n, k in DECODE},
-        **{serve_name(n, i, o): (n * o, n * (i + o // 2)) for n, i, o in SERVE},
-    }
-
-
 def chosen(rows: Sequence[str] | None, serve: bool) -> list[str]:
     """The rows to run: those whose key contains one of `rows` (None: all), without the serve rows unless `serve`."""
-    names = [name for name in row_names() if serve or not name.startswith("serve_")]
+    names = [name for name, workload in WORKLOADS.items() if serve or workload.kind != "serve"]
     return [name for name in names if rows is None or any(part in name for part in rows)]

@@ -49,15 +49,7 @@ class Written:
     seconds: float
 
 
-def write_bundle(
-    checkpoint: "Checkpoint",
-    out: Path,
-    *,
-    name: str,
-    source: Path,
-    key: str,
-    threads: int,
-) -> Written:
+def write_bundle(checkpoint: "Checkpoint", out: Path, *, name: str, source: Path, key: str, threads: int) -> Written:
     """Compile a checkpoint for the cpu backend into the directory `out`, replacing a bundle that is there.
 
     Args:

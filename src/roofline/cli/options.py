@@ -11,9 +11,6 @@ MODEL_HELP = "A name from `roofline list`, hf:ORG/REPO[:FILE], or a path."
 
 ModelArgument = Annotated[str, Argument(MODEL_HELP)]
 AsJson = Annotated[bool, Option("Print one JSON object.", flags=("--json",))]
-Draft = Annotated[
-    str | None, Option("A smaller model of the same vocabulary, for --speculate draft.", topic="Speculation")
-]
 Threads = Annotated[int | None, declared(LoadOptions)["threads"]]
 Isa = Annotated[str | None, declared(LoadOptions)["isa"]]
 Weights = Annotated[str | None, declared(LoadOptions)["weights"]]
@@ -28,3 +25,6 @@ class ModelOptions(Options):
     draft: str | None = option(
         None, "A smaller model of the same vocabulary, for --speculate draft.", topic="Speculation"
     )
+
+
+Draft = Annotated[str | None, declared(ModelOptions)["draft"]]

@@ -3,20 +3,31 @@
 import operator
 import os
 from collections.abc import Container, Iterable, Sequence
+from typing import TypedDict
 
 from roofline.common.errors import CapacityError, RequestError
 from roofline.engine.params import SamplingParams, invalid
 
 
+class RequestOptions(TypedDict, total=False):
+    """What every engine's `submit` takes beside a prompt and its parameters."""
+
+    eos_ids: Iterable[int]  # the model's own end-of-generation ids
+    request_id: str | None  # a name of the caller's, not in use; None makes one
+    salt: str  # prefixes are shared only between requests of the same salt (a tenant)
+
+
 def request_parts(
-    ids: Iterable[int], params: SamplingParams | None, eos_ids: Iterable[int], request_id: str | None
-) -> tuple[list[int], SamplingParams, list[int], str]:
-    """The arguments of `submit` with their defaults: prompt, parameters, end ids and the request's id.
+    ids: Iterable[int], params: SamplingParams | None, options: RequestOptions
+) -> tuple[list[int], SamplingParams, list[int], str, str]:
+    """The arguments of `submit` with their defaults: prompt, parameters, end ids, the request's id, salt.
 
     Raises RequestError on ids that are not integers (numpy's are).
     """
+    prompt, eos_ids = _token_ids("prompt", ids), _token_ids("eos_ids", options.get("eos_ids", ()))
+    request_id = options.get("request_id")
     name = request_id if request_id is not None else unique_name()
-    return _token_ids("prompt", ids), params or SamplingParams(), _token_ids("eos_ids", eos_ids), name
+    return prompt, params or SamplingParams(), eos_ids, name, options.get("salt", "")
 
 
 def unique_name() -> str:
@@ -60,11 +71,7 @@ def check_request(
             raise invalid(field, f"id {worst} is not in the vocabulary of {vocab_size}")
     answer = params.max_tokens if params.max_tokens is not None else max(1, params.min_tokens)
     if len(prompt) + answer > max_model_len:
-        raise CapacityError(
-            f"A prompt of {len(prompt):,} tokens with an answer of {answer:,}",
-            len(prompt) + answer,
-            max_model_len,
-            "tokens",
-            "Shorten the prompt, lower max_tokens, or serve with a larger max_model_len or cache.",
-        )
+        what = f"A prompt of {len(prompt):,} tokens with an answer of {answer:,}"
+        remedy = "Shorten the prompt, lower max_tokens, or serve with a larger max_model_len or cache."
+        raise CapacityError(what, len(prompt) + answer, max_model_len, "tokens", remedy)
     return params.max_tokens if params.max_tokens is not None else max_model_len - len(prompt)

@@ -80,13 +80,8 @@ def resolve(config: EngineConfig, executable: "Executable") -> StepLimits:
         positions = f"the {executable.max_context} positions of the model"
         raise ConfigError(f"max_model_len={max_model_len} is more than {positions}")
     if max_model_len is not None and max_model_len > longest:
-        raise CapacityError(
-            f"max_model_len={max_model_len}",
-            max_model_len,
-            longest,
-            "tokens of cache",
-            "Enlarge the cache or lower max_model_len.",
-        )
+        remedy = "Enlarge the cache or lower max_model_len."
+        raise CapacityError(f"max_model_len={max_model_len}", max_model_len, longest, "tokens of cache", remedy)
     tokens = min(config.max_batch_tokens or limits.tokens, limits.tokens)
     if config.scheduler == "naive":
         tokens = limits.tokens

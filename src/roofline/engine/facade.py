@@ -1,9 +1,9 @@
-"""The facade: what every engine offers, called step by step (`Engine`) or from an event loop (`AsyncEngine`)."""
+"""The facade: what engines offer to programs with an event loop. One that is called step by step is `LocalEngine`."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Unpack
 
-from roofline.engine.events import Event
+from roofline.engine.checks import RequestOptions
 from roofline.engine.params import SamplingParams
 from roofline.engine.stats import EngineStats
 
@@ -11,54 +11,6 @@ if TYPE_CHECKING:
     from roofline.engine.process.messages import Ready
     from roofline.engine.process.remote import RemoteEngine
     from roofline.engine.process.stream import Stream
-
-
-class Engine(Protocol):
-    """Token ids to token ids in the caller's thread, step by step; `LocalEngine` is the one there is."""
-
-    @property
-    def has_work(self) -> bool:
-        """Whether `step` has something to compute or to tell."""
-
-    @property
-    def lost(self) -> str | None:
-        """Why no step can succeed any more, None while they can."""
-
-    def submit(
-        self,
-        ids: Iterable[int],
-        params: SamplingParams | None = None,
-        *,
-        eos_ids: Iterable[int] = (),
-        request_id: str | None = None,
-        salt: str = "",
-    ) -> str:
-        """Queue a prompt and return the request's id.
-
-        Args:
-            eos_ids: the model's own end-of-generation ids.
-            request_id: a name of the caller's, not in use; None makes one.
-            salt: prefixes are shared only between requests of the same salt (a tenant).
-
-        Raises:
-            RequestError: a field that cannot be used.
-            CapacityError: prompt and answer can never fit; the message has the numbers.
-        """
-
-    def step(self) -> list[Event]:
-        """Run one step, if there is work, and return what happened since the last call."""
-
-    def abort(self, request_id: str, index: int | None = None) -> None:
-        """End a request, or one of its n answers. A request that has ended, or never was, is left alone."""
-
-    def abort_all(self) -> None:
-        """End every request now."""
-
-    def stats(self) -> EngineStats:
-        """A reading of the counters."""
-
-    def close(self) -> None:
-        """Abort everything and free what is held."""
 
 
 class AsyncEngine(Protocol):
@@ -102,15 +54,9 @@ class AsyncEngine(Protocol):
         """
 
     async def submit(
-        self,
-        ids: Iterable[int],
-        params: SamplingParams | None = None,
-        *,
-        eos_ids: Iterable[int] = (),
-        request_id: str | None = None,
-        salt: str = "",
+        self, ids: Iterable[int], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> "Stream":
-        """Send a request, as for `Engine.submit`, and return its stream. While the engine restarts this waits.
+        """Send a request, as for `LocalEngine.submit`, and return its stream. While the engine restarts this waits.
 
         Raises:
             RequestError: a field that cannot be used; status 503 when there is no engine any more.

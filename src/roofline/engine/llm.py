@@ -69,11 +69,7 @@ class LLM:
     """
 
     def __init__(
-        self,
-        model: "str | LoadedModel" = "smollm2-135m",
-        *,
-        draft: "str | LoadedModel | None" = None,
-        **options: Any,
+        self, model: "str | LoadedModel" = "smollm2-135m", *, draft: "str | LoadedModel | None" = None, **options: Any
     ) -> None:
         load_options, config = split_keywords(options, LoadOptions, EngineConfig, owner="LLM")
         draft_options = load_options.for_draft().changes()

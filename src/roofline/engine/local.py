@@ -1,13 +1,14 @@
-"""LocalEngine: `facade.Engine` over an executable in this process."""
+"""LocalEngine: token ids to token ids with an executable in this process."""
 
 import os
 from collections.abc import Iterable
+from typing import Unpack
 
 from roofline.backends.base import Executable
 from roofline.common.errors import ConfigError
 from roofline.engine.cache.naive import NaiveCache
-from roofline.engine.cache.paged import Cache, PagedCache, root_key
-from roofline.engine.checks import check_request, check_unused, request_parts
+from roofline.engine.cache.paged import PagedCache, root_key
+from roofline.engine.checks import RequestOptions, check_request, check_unused, request_parts
 from roofline.engine.config import EngineConfig, StepLimits, resolve
 from roofline.engine.events import Event
 from roofline.engine.params import SamplingParams
@@ -23,7 +24,7 @@ SCHEDULERS = {"continuous": scheduler.schedule, "naive": naive_scheduler.schedul
 
 
 class LocalEngine:
-    """ids -> ids in this process, step by step. Not thread-safe: one thread submits, steps and aborts.
+    """Computes token ids in the caller's thread, step by step. Not thread-safe: one thread submits, steps and aborts.
 
     Args:
         draft: the executable of a smaller model with the same vocabulary, for speculate="draft"; closed with this one.
@@ -38,18 +39,14 @@ class LocalEngine:
         self.config = config or EngineConfig()
         self.executable = executable
         self.limits: StepLimits = resolve(self.config, executable)
-        self.state = State(_cache(self.config, executable.num_pages), self.limits)
-        self._meter = Meter(executable.num_pages, executable.page_bytes)
+        pages, naive = executable.num_pages, self.config.cache == "naive"
+        cache = NaiveCache(pages) if naive else PagedCache(pages, self.config.prefix_cache)
+        self.state = State(cache, self.limits)
+        self._meter = Meter(pages, executable.page_bytes)
         self._speculator = _speculator(self.config, executable, draft)
-        self._stepper = Stepper(
-            executable,
-            self.state,
-            SCHEDULERS[self.config.scheduler],
-            self._meter,
-            self.config.measure,
-            self._speculator,
-            self.config.overlap and self.config.scheduler == "continuous",
-        )
+        overlap = self.config.overlap and self.config.scheduler == "continuous"
+        schedule, measure = SCHEDULERS[self.config.scheduler], self.config.measure
+        self._stepper = Stepper(executable, self.state, schedule, self._meter, measure, self._speculator, overlap)
         self._requests: dict[str, Request] = {}
         self._events: list[Event] = []
 
@@ -60,6 +57,7 @@ class LocalEngine:
 
     @property
     def has_work(self) -> bool:
+        """Whether `step` has something to compute or to tell."""
         return bool(self.state.running or self.state.waiting or self._events or self.under_way)
 
     @property
@@ -69,18 +67,19 @@ class LocalEngine:
 
     @property
     def lost(self) -> str | None:
+        """Why no step can succeed any more, None while they can."""
         return str(self._stepper.lost) if self._stepper.lost is not None else None
 
     def submit(
-        self,
-        ids: Iterable[int],
-        params: SamplingParams | None = None,
-        *,
-        eos_ids: Iterable[int] = (),
-        request_id: str | None = None,
-        salt: str = "",
+        self, ids: Iterable[int], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> str:
-        prompt, params, eos, name = request_parts(ids, params, eos_ids, request_id)
+        """Queue a prompt and return the request's id.
+
+        Raises:
+            RequestError: a field that cannot be used.
+            CapacityError: prompt and answer can never fit; the message has the numbers.
+        """
+        prompt, params, eos, name, salt = request_parts(ids, params, options)
         check_unused(name, self._requests)
         max_tokens = check_request(prompt, params, eos, self.executable.vocab_size, self.max_model_len)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos))
@@ -93,14 +92,20 @@ class LocalEngine:
         return name
 
     def step(self) -> list[Event]:
+        """Run one step, if there is work, and return what happened since the last call."""
         events, self._events = self._events + self._stepper.step(), []
         for event in events:
             if event.finish_reason is not None:
-                self._forget(event.request_id)
+                request = self._requests.get(event.request_id)
+                if request is not None and all(s.finished is not None for s in request.sequences):
+                    del self._requests[event.request_id]
         return events
 
     def abort(self, request_id: str, index: int | None = None) -> None:
-        """As `Engine.abort`: the pages are free when this returns; the next `step` returns the last events."""
+        """End a request, or one of its n answers. A request that has ended, or never was, is left alone.
+
+        The pages are free when this returns; the next `step` returns the last events.
+        """
         request = self._requests.get(request_id)
         if request is None:
             return
@@ -108,10 +113,12 @@ class LocalEngine:
         self._events += self._stepper.end(chosen, "abort")
 
     def abort_all(self) -> None:
+        """End every request now."""
         for request_id in list(self._requests):
             self.abort(request_id)
 
     def stats(self) -> EngineStats:
+        """A reading of the counters."""
         return self._meter.reading(self.state, self._speculator)
 
     def close(self) -> None:
@@ -120,11 +127,6 @@ class LocalEngine:
         if self._speculator is not None:
             self._speculator.close()
         self.executable.close()
-
-    def _forget(self, request_id: str) -> None:
-        request = self._requests.get(request_id)
-        if request is not None and all(s.finished is not None for s in request.sequences):
-            del self._requests[request_id]
 
 
 def _speculator(config: EngineConfig, executable: Executable, draft: Executable | None) -> Speculator | None:
@@ -150,7 +152,3 @@ def _speculator(config: EngineConfig, executable: Executable, draft: Executable 
 def fresh_seed() -> int:
     """A seed of 53 random bits: exact in any JSON reader."""
     return int.from_bytes(os.urandom(8), "little") >> 11
-
-
-def _cache(config: EngineConfig, num_pages: int) -> Cache:
-    return NaiveCache(num_pages) if config.cache == "naive" else PagedCache(num_pages, config.prefix_cache)

@@ -1,14 +1,17 @@
 """LocalAnswers: runs requests on an engine of this process and builds their answers."""
 
-from collections.abc import Generator, Iterable, Sequence
+import signal
+import threading
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from roofline.engine.answers import Answer, AnswerBuilder
-from roofline.engine.facade import Engine
-from roofline.engine.interrupts import deferred
 from roofline.engine.params import SamplingParams
 
 if TYPE_CHECKING:
+    from roofline.engine.local import LocalEngine
     from roofline.text.tokenizers.tokenizer import Tokenizer
 
 Builders = dict[tuple[str, int], AnswerBuilder]  # by request and index of the answer
@@ -22,7 +25,7 @@ class LocalAnswers:
         eos_ids: the ids that end an answer.
     """
 
-    def __init__(self, engine: Engine, tokenizer: "Tokenizer | None", eos_ids: Iterable[int]) -> None:
+    def __init__(self, engine: "LocalEngine", tokenizer: "Tokenizer | None", eos_ids: Iterable[int]) -> None:
         self._engine, self._tokenizer, self._eos_ids = engine, tokenizer, tuple(eos_ids)
         self._open: Builders = {}
 
@@ -90,3 +93,24 @@ class LocalAnswers:
                 self._engine.abort(*key)
             if unfinished and not self._open:
                 self._engine.step()  # takes the events of what was aborted
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Hold back SIGINT until the block ends, then let the previous handler have it.
+
+    A KeyboardInterrupt raised inside commit would leave pages and sequences in disagreement. In other threads than
+    the main one there is nothing to do: Python delivers signals to the main thread alone.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[tuple[int, FrameType | None]] = []
+    previous = signal.signal(signal.SIGINT, lambda number, frame: arrived.append((number, frame)))
+    try:
+        yield
+    finally:
+        # None: a handler that was not set from Python and cannot be set again from here.
+        signal.signal(signal.SIGINT, previous if previous is not None else signal.SIG_DFL)
+    if arrived and callable(previous):
+        previous(*arrived[0])

@@ -59,14 +59,8 @@ class Answers:
         ]
         self._token_times: dict[AnswerBuilder, float] = {}  # when the latest token of a choice came
         self._queued = False
-        LOG.debug(
-            "%s: prompts %d, prompt tokens %d, n %d, stream %s",
-            self._label(),
-            len(generation.prompts),
-            generation.prompt_tokens,
-            params.n,
-            generation.stream,
-        )
+        sizes = len(generation.prompts), generation.prompt_tokens, params.n
+        LOG.debug("%s: prompts %d, prompt tokens %d, n %d, stream %s", self._label(), *sizes, generation.stream)
 
     def usage(self) -> dict[str, object]:
         """What is billed: ids that became text or ended an answer; surplus ids after a stop string are not."""

@@ -12,7 +12,7 @@ from roofline.server.answers import Queue
 from roofline.server.context import Context
 from roofline.server.errors import from_exception
 from roofline.server.gate import Gate
-from roofline.server.routes import chat, completions, health, metrics, models
+from roofline.server.routes import chat, completions, models, status
 
 CODES = {404: "not_found", 405: "method_not_allowed"}
 
@@ -31,7 +31,7 @@ def create_app(context: Context, closing: Callable[[], Awaitable[None]] | None =
     )
     app.state.context, app.state.queue = context, Queue()
     context.metrics.bind(context.name)
-    for room in (chat, completions, models, health, metrics):
+    for room in (chat, completions, models, status):
         app.include_router(room.router)
     app.add_exception_handler(RooflineError, _refuse)
     app.add_exception_handler(RequestValidationError, _bad_request)

@@ -36,10 +36,7 @@ REPLICA_GAUGES = {
     "roofline:replica_up": ("1 while this engine answers.", "ready"),
     "roofline:replica_requests_running": ("Answers in its running batch.", "running"),
     "roofline:replica_requests_waiting": ("Answers that wait for room there.", "waiting"),
-    "roofline:replica_outstanding_tokens": (
-        "Tokens it has to compute, as far as known.",
-        "outstanding_tokens",
-    ),
+    "roofline:replica_outstanding_tokens": ("Tokens it has to compute, as far as known.", "outstanding_tokens"),
     "roofline:replica_restarts": ("Processes it lost.", "restarts"),
 }
 

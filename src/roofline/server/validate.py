@@ -42,6 +42,7 @@ COMPLETION_MAX_TOKENS = 16  # OpenAI's default on this route
 KNOWN_NAMES = frozenset(
     name for kind in (ChatBody, CompletionBody, Message, TextPart, StreamOptions) for name in kind.model_fields
 )
+SAMPLING_NAMES = Sampling.model_fields.keys() & SamplingParams.__dataclass_fields__.keys()
 AnyBody = TypeVar("AnyBody", bound=Body)
 
 
@@ -195,25 +196,13 @@ def _params(body: Sampling, limits: Limits, most: int | None, logprobs: int | No
         _bound("n", body.n, 1, limits.n)
     if body.temperature is not None and body.temperature > 2:
         raise invalid("temperature", "must be at most 2")
-    fields: dict[str, Any] = {
-        "n": body.n,
-        "seed": body.seed,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
+    values = {name: getattr(body, name) for name in SAMPLING_NAMES} | {
         "top_k": 0 if body.top_k == -1 else body.top_k,  # vLLM's way to switch it off
-        "min_p": body.min_p,
-        "presence_penalty": body.presence_penalty,
-        "frequency_penalty": body.frequency_penalty,
-        "repetition_penalty": body.repetition_penalty,
         "logit_bias": _bias(body.logit_bias),
         "max_tokens": most,
-        "min_tokens": body.min_tokens,
-        "stop": tuple(stop),
-        "stop_token_ids": None if body.stop_token_ids is None else tuple(body.stop_token_ids),
-        "ignore_eos": body.ignore_eos,
         "logprobs": logprobs,
     }
-    return SamplingParams(**{name: value for name, value in fields.items() if value is not None})
+    return SamplingParams(**{name: value for name, value in values.items() if value is not None})
 
 
 def _bias(bias: Mapping[str, float] | None) -> dict[int, float] | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from roofline.bench.latency.cells import Cell, grid, limit_of, measure, row
 from roofline.bench.latency.ladder import EAGER, Rung, explained, rungs
-from roofline.bench.latency.limits import ModelLimits
+from roofline.bench.latency.limits import ModelLimits, Speeds
 from roofline.bench.latency.options import LatencyOptions, numbers
 from roofline.bench.latency.runners import Most, Opened, Subject, open_rungs
 from roofline.common.errors import ConfigError, RooflineError
@@ -102,15 +102,8 @@ def bench_latency(
 
 
 def _cells(
-    plan: Plan,
-    opened: Opened,
-    limits: ModelLimits,
-    here: "Here",
-    threads: int | None,
-    tell: Callable[[str], None],
+    plan: Plan, opened: Opened, limits: ModelLimits, here: "Here", threads: int | None, tell: Callable[[str], None]
 ) -> Iterator[JsonObject]:
-    from roofline.bench.latency.roofs import Speeds
-
     for cell in plan.cells:
         tell(f"{cell.name}: roofs")
         speeds = Speeds(here.device, int(limits.work(cell.batch, 1, cell.prompt)[1]), threads)

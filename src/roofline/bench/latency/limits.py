@@ -1,10 +1,11 @@
-"""The least time that prefill and decoding of a model can take on a chip: its products at one roof, its bytes at the
-other.
+"""The least time that prefill and decoding of a model can take on a chip, whose roofs are measured here: its products
+at one roof, its bytes at the other.
 
 FLOPs are the model's own, each product once: linear layers, and attention over the keys that a token sees. Bytes are
 the weights once a step, and the keys and values that are read and written. Norms and activations count in neither.
 """
 
+import importlib.util
 from dataclasses import dataclass, replace
 
 from roofline.common.json_types import JsonMapping
@@ -24,6 +25,38 @@ class Speed:
     flops: float
     bytes_per_s: float
     source: str
+
+
+class Speeds:
+    """Measures a chip when made and again by `best`: just before and just after what is timed.
+
+    Args:
+        device: "cpu" or "cuda".
+        working_set: bytes that a step reads; a CPU's caches make small ones faster.
+        threads: of a CPU.
+    """
+
+    def __init__(self, device: str, working_set: int, threads: int | None = None) -> None:
+        self._asked = device, working_set, threads
+        self._before = _measure(*self._asked)
+
+    def best(self) -> Speed:
+        """The higher figure of each roof."""
+        before, after = self._before, _measure(*self._asked)
+        return Speed(max(before.flops, after.flops), max(before.bytes_per_s, after.bytes_per_s), after.source)
+
+
+def _measure(device: str, working_set: int, threads: int | None) -> Speed:
+    if device == "cpu" and importlib.util.find_spec("roofline._native") is not None:
+        from roofline.backends.cpu.roofs import measure_roofs as measure_loops
+
+        roofs = measure_loops(quick=True, threads=threads, reads=(working_set,))
+        source = f"register-only bf16 loops and reads, {roofs.isa}, {roofs.threads} threads"
+        return Speed(roofs.bf16_flops, roofs.read_bytes_per_s(working_set), source)
+    from roofline.backends.gpu.measure.roofs import measure_roofs
+
+    measured = measure_roofs(device)
+    return Speed(measured.flops, measured.bytes_per_s, f"torch: a bf16 product of side {measured.side}, a copy")
 
 
 @dataclass(frozen=True)

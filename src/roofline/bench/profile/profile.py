@@ -8,22 +8,23 @@ On a GPU ops are timed on the device, and whole steps on the host: from filling 
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from roofline.backends.base import Executable, MeasuresRoofs, TimesOps
 from roofline.backends.options import LoadOptions
+from roofline.backends.sampling import SampleRows
 from roofline.bench.adjacent_roofs import TOLERANCE, TRIES
 from roofline.bench.workloads import token_ids
-from roofline.common.errors import RooflineError, UnsupportedError
+from roofline.common.errors import CapacityError, RooflineError, UnsupportedError
 from roofline.common.json_types import JsonObject
+from roofline.hardware.roofs import Roofs, highest
 from roofline.ops.batch import PAGE_TOKENS, Segment
 from roofline.program.overview import Label, labels
-from roofline.program.passes.price import Amount, Work, amount, arithmetic, price, seconds, segment_work
+from roofline.program.passes.price import Work, amount, arithmetic, price, seconds, segment_work
 from roofline.program.target import GPU
 
 if TYPE_CHECKING:
-    from roofline.hardware.roofs import Roofs
     from roofline.program.ir import Program
 
 MIB = 1 << 20
@@ -120,7 +121,7 @@ class Profile:
     timed_seconds: float
     runs: int
     working_set: int
-    roofs: "Roofs"
+    roofs: Roofs
     on_device: bool = False
 
     @property
@@ -170,7 +171,7 @@ def working_set(program: "Program", step: Step) -> int:
 
 
 def summarise(
-    program: "Program", step: Step, timings: Sequence[Timing], plain: Sequence[float], roofs: "Roofs"
+    program: "Program", step: Step, timings: Sequence[Timing], plain: Sequence[float], roofs: Roofs
 ) -> Profile:
     """The figures of a step from its runs with clocks and its runs without (seconds each).
 
@@ -181,16 +182,18 @@ def summarise(
     (group,) = program.kv_groups.values()
     work, names, touched = step.work(group.window), _merged(program, step), working_set(program, step)
     reads = roofs.read_bytes_per_s(touched)
-    kinds: dict[tuple[str, ...], list[_Part]] = {}
+    kinds: dict[tuple[str, ...], list[OpTime]] = {}
     for (instr, cost), label, spent_seconds in zip(price(program).instrs, names, best.ops, strict=True):
         spent = amount(cost, work)
         limit = seconds(instr, spent, roofs, touched)
         moves = (spent.weight_bytes + spent.kv_bytes) / reads >= limit
         section = "head" if label.section == "head" else "embed" if label.section == "embed" else "layers"
-        key = (section, label.op, label.shape, label.format)
+        key = section, label.op, label.shape, label.format
         bound = "memory" if moves else arithmetic(instr)[0].partition("_")[0]
-        kinds.setdefault(key, []).append(_Part(instr.op, spent, spent_seconds, limit, bound))
-    ops = [_kind(key, parts) for key, parts in kinds.items()]
+        moved = spent.weight_bytes, spent.kv_bytes, spent.act_bytes
+        call = OpTime(*key, int(instr.op == label.op), spent_seconds, spent.flops, *moved, limit, bound)
+        kinds.setdefault(key, []).append(call)
+    ops = [_total(calls) for calls in kinds.values()]
     vocab = program.types()[program.logits].width
     sampled = 4 * vocab * work.rows  # bytes of logits, which the head has just written
     ops.append(OpTime("head", "sample", str(vocab), "f32", 1, best.sample, 0, 0, 0, sampled, 0.0, "latency"))
@@ -213,34 +216,12 @@ def _merged(program: "Program", step: Step) -> list[Label]:
     return names
 
 
-@dataclass(frozen=True)
-class _Part:
-    """One instruction of a kind."""
-
-    op: str
-    spent: Amount
-    seconds: float
-    limit: float
-    bound: str
-
-
-def _kind(key: tuple[str, ...], parts: Sequence[_Part]) -> OpTime:
-    section, op, shape, form = key
-    longest = max(parts, key=lambda part: part.limit)
-    return OpTime(
-        section,
-        op,
-        shape,
-        form,
-        calls=sum(part.op == op for part in parts),
-        seconds=sum(part.seconds for part in parts),
-        flops=sum(part.spent.flops for part in parts),
-        weight_bytes=sum(part.spent.weight_bytes for part in parts),
-        kv_bytes=sum(part.spent.kv_bytes for part in parts),
-        act_bytes=sum(part.spent.act_bytes for part in parts),
-        limit_seconds=sum(part.limit for part in parts),
-        bound=longest.bound if longest.limit >= LATENCY else "latency",
-    )
+def _total(calls: Sequence[OpTime]) -> OpTime:
+    """The sums over calls of one kind of op. Its bound is that of the call with most to do."""
+    longest = max(calls, key=lambda call: call.limit_seconds)
+    names = ("calls", "seconds", "flops", "weight_bytes", "kv_bytes", "act_bytes", "limit_seconds")
+    sums = {name: sum(getattr(call, name) for call in calls) for name in names}
+    return replace(longest, **sums, bound=longest.bound if longest.limit_seconds >= LATENCY else "latency")
 
 
 def _refuse_above_the_roof(profile: Profile) -> None:
@@ -280,11 +261,9 @@ def profile_step(executable: Profilable, step: Step, budget: float = BUDGET) -> 
 
     Raises RooflineError where a share stays above 100 % although the roofs were measured again.
     """
-    from roofline.hardware.roofs import highest
-
     sizes = sorted({MIB, working_set(executable.program, step)})  # what a core's own cache holds, and the step's
 
-    def measured() -> "Roofs":
+    def measured() -> Roofs:
         return executable.measure_roofs(sizes)
 
     fill(executable, step)
@@ -309,8 +288,6 @@ def profile_step(executable: Profilable, step: Step, budget: float = BUDGET) -> 
 
 def run(executable: Profilable, step: Step, clocks: bool) -> Timing:
     """The step in the batch buffer once: forward and greedy sampling."""
-    from roofline.backends.sampling import SampleRows
-
     rows = SampleRows.greedy(step.batch)
     executable.clocks(clocks)
     began = time.perf_counter()
@@ -346,13 +323,12 @@ def profile_model(model: str, steps: Sequence[Step], load: LoadOptions = LoadOpt
         max_batch_tokens=max(512, *(step.tokens * step.batch for step in steps)),
         max_running=max(step.batch for step in steps),
     )
-    loaded = bundle.load(model, text=False, **load.changes())
+    loaded = bundle.load(model, load, text=False)
     try:
         _check_lengths(steps, loaded.executable.max_context)
         if not isinstance(loaded.executable, Profilable):
-            raise UnsupportedError(
-                "profiling with this backend", "it does not time ops", ("backend=cpu", "backend=gpu")
-            )
+            instead = ("backend=cpu", "backend=gpu")
+            raise UnsupportedError("profiling with this backend", "it does not time ops", instead)
         profiles = [profile_step(loaded.executable, step) for step in steps]
     finally:
         loaded.executable.close()
@@ -360,8 +336,6 @@ def profile_model(model: str, steps: Sequence[Step], load: LoadOptions = LoadOpt
 
 
 def _check_lengths(steps: Sequence[Step], longest: int) -> None:
-    from roofline.common.errors import CapacityError
-
     for step in steps:
         if step.context + step.tokens > longest:
             remedy = "Choose a shorter --decode or --prefill."
@@ -370,7 +344,6 @@ def _check_lengths(steps: Sequence[Step], longest: int) -> None:
 
 def record(profiled: Profiled) -> JsonObject:
     """Everything as plain values, for JSON. Times in seconds, rates per second."""
-    from dataclasses import asdict
 
     def op(row: OpTime) -> JsonObject:
         return {**asdict(row), "share_of_roof": row.share, "intensity": row.intensity}

@@ -1,11 +1,12 @@
 """roofline bench engine: the engine's speed on the peers' workloads, beside the limit of this chip."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from roofline.backends.options import DEFAULT_MODEL
 from roofline.cli.measure.timed import TimedLoad
 from roofline.cli.options import AsJson, Draft, ModelArgument
-from roofline.cli.output import Record, print_json
+from roofline.cli.output import Record, plain_table, print_json
 from roofline.common.errors import ConfigError
 from roofline.common.options import Option, declared
 from roofline.engine.config import EngineConfig
@@ -43,42 +44,39 @@ def command(
 
 
 def _show_speculation(record: Record) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("row", "tok/s", "without", "ratio", "accepted", "of drafted", "tokens/step", "held", box=None)
+    rows = []
     for name, row in record["rows"].items():
         accepted = "-" if row["acceptance"] is None else f"{row['acceptance']:.0%}"
         rates = f"{record[name]:.1f}", f"{max(row['without_tok_s']):.1f}", f"{row['ratio']:.2f}"
         counts = accepted, str(row["drafted"]), f"{row['tokens_per_step']:.2f}", str(row["held"])
-        table.add_row(name.removesuffix("_out_tok_s"), *rates, *counts)
-    console = Console()
-    how = record["speculation"]
-    console.print(_setting(record))
-    console.print(table)
-    console.print(
-        f"{how['mode']}, up to {how['tokens']} tokens; best of {record['repeats']['in_turn']}; the ids are equal"
-    )
-
-
-def _setting(record: Record) -> str:
-    chosen = record["chosen"]
-    if "device" in chosen:
-        return f"{record['model']} on {chosen['device']}"
-    return f"{record['model']} on {record['machine']['chip']}: isa {chosen['isa']}; threads {chosen['threads']}"
+        rows.append([name.removesuffix("_out_tok_s"), *rates, *counts])
+    headings = ("row", "tok/s", "without", "ratio", "accepted", "of drafted", "tokens/step", "held")
+    how, turns = record["speculation"], record["repeats"]["in_turn"]
+    _print(record, headings, rows, f"{how['mode']}, up to {how['tokens']} tokens; best of {turns}; the ids are equal")
 
 
 def _show(record: Record) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("row", "tok/s", "all repeats", "MB/token", "GB/s", "of reads", "Gop/s", "share of roof", box=None)
+    rows = []
     for name, row in record["rows"].items():
         repeats = " ".join(f"{rate:.1f}" for rate in row["tok_s"])
         moved = f"{row['bytes_per_token'] / 1e6:.1f}", f"{row['gb_s']:.1f}", f"{row['read_share']:.1%}"
         share = f"{row['share_of_roof']:.1%}"
-        table.add_row(name.removesuffix("_tok_s"), f"{record[name]:.1f}", repeats, *moved, f"{row['gop_s']:.0f}", share)
-    console = Console()
-    console.print(_setting(record))
-    console.print(table)
-    console.print(f"loaded in {record['load_s']:.2f} s; prefix cache and speculation are off; roofs as beside each row")
+        rates = name.removesuffix("_tok_s"), f"{record[name]:.1f}", repeats
+        rows.append([*rates, *moved, f"{row['gop_s']:.0f}", share])
+    headings = ("row", "tok/s", "all repeats", "MB/token", "GB/s", "of reads", "Gop/s", "share of roof")
+    notes = f"loaded in {record['load_s']:.2f} s; prefix cache and speculation are off; roofs as beside each row"
+    _print(record, headings, rows, notes)
+
+
+def _print(record: Record, headings: Sequence[str], rows: Sequence[Sequence[str]], notes: str) -> None:
+    """What was timed, the table, and what its figures are."""
+    from rich.console import Console
+
+    chosen, console = record["chosen"], Console()
+    if "device" in chosen:
+        console.print(f"{record['model']} on {chosen['device']}")
+    else:
+        chip = record["machine"]["chip"]
+        console.print(f"{record['model']} on {chip}: isa {chosen['isa']}; threads {chosen['threads']}")
+    console.print(plain_table(headings, rows))
+    console.print(notes)

@@ -1,16 +1,15 @@
 """roofline bench latency: what each technique brings to prefill and to decoding, beside the limit of this chip."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from roofline.bench.latency.options import LatencyOptions
 from roofline.cli.options import AsJson, Threads
-from roofline.cli.output import Record, print_json
+from roofline.cli.output import Record, print_json, ruled_table
 from roofline.common.errors import ConfigError
 from roofline.common.options import Option
 
-if TYPE_CHECKING:
-    from rich.table import Table
+COLUMNS = ("first", "TTFT", "TPOT", "latency", "low", "high", "vs eager", "of limit")
 
 
 def command(
@@ -76,7 +75,10 @@ def show(record: Record) -> None:
     for cell in record["cells"]:
         console.print()
         console.print(_title(cell), style="bold")
-        console.print(_table(cell))
+        table = ruled_table(None, ("ms", *COLUMNS), left=("ms",))
+        for name, row in cell["rungs"].items():
+            table.add_row(name, *_figures(row))
+        console.print(table)
         for name, why in cell["failed"].items():
             console.print(f"{name} failed: {why}", style="yellow")
         for name, row in cell["rungs"].items():
@@ -96,19 +98,6 @@ def _title(cell: Record) -> str:
 
     limit = cell["limit"]
     return f"{cell['cell']}: {limit['of']} take at least {human_seconds(limit['seconds'])}, bound by {limit['bound']}"
-
-
-def _table(cell: Record) -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False)
-    table.add_column("ms", no_wrap=True)
-    for heading in ("first", "TTFT", "TPOT", "latency", "low", "high", "vs eager", "of limit"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for name, row in cell["rungs"].items():
-        table.add_row(name, *_figures(row))
-    return table
 
 
 def _figures(row: Record) -> list[str]:

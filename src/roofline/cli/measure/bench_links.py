@@ -5,11 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roofline.cli.options import AsJson
-from roofline.cli.output import Record, print_json
+from roofline.cli.output import Record, plain_table, print_json
 from roofline.common.options import Options, option
-
-if TYPE_CHECKING:
-    pass
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -107,27 +104,23 @@ def _show(record: Record) -> None:
 
 
 def _matrix(topology: Record) -> "Table":
-    from rich.table import Table
-
     names = topology["devices"]
     rates = {tuple(sorted(link["between"])): f"{link['gb_s']:.0f}" for link in topology["links"]}
     kinds = sorted({link["kind"] for link in topology["links"]})
-    table = Table(f"GB/s one way ({', '.join(kinds)})", "package", *names, box=None)
+    rows = []
     for a, name in enumerate(names):
         cells = ["." if a == b else rates.get((min(a, b), max(a, b)), "-") for b in range(len(names))]
-        table.add_row(name, names[topology["packages"][a]], *cells)
-    return table
+        rows.append([name, names[topology["packages"][a]], *cells])
+    return plain_table([f"GB/s one way ({', '.join(kinds)})", "package", *names], rows)
 
 
-def _ranking(rows: list[Record], at: int) -> "Table":
+def _ranking(sets: list[Record], at: int) -> "Table":
     """The sets at one size, the best first."""
-    from rich.table import Table
-
     from roofline.common.units import human_seconds
 
-    key = "measured_s" if "measured_s" in rows[0]["sizes"][at] else "modelled_s"
-    table = Table("devices (+: one package)", "modelled", "way", "links used", "measured", "bus GB/s", box=None)
-    for row in sorted(rows, key=lambda row: row["sizes"][at][key]):
+    key = "measured_s" if "measured_s" in sets[0]["sizes"][at] else "modelled_s"
+    rows = []
+    for row in sorted(sets, key=lambda row: row["sizes"][at][key]):
         size = row["sizes"][at]
         model, measured = ("-", "-", "-"), ("-", "-")
         if "modelled_s" in size:
@@ -135,5 +128,6 @@ def _ranking(rows: list[Record], at: int) -> "Table":
             model = human_seconds(size["modelled_s"]), f"{size['way']}, {size['slowest_gb_s']:.0f} GB/s", pairs
         if "measured_s" in size:
             measured = human_seconds(size["measured_s"]), f"{size['bus_gb_s']:.2f}"
-        table.add_row(" ".join("+".join(package) for package in row["packages"]), *model, *measured)
-    return table
+        rows.append([" ".join("+".join(package) for package in row["packages"]), *model, *measured])
+    headings = ("devices (+: one package)", "modelled", "way", "links used", "measured", "bus GB/s")
+    return plain_table(headings, rows)

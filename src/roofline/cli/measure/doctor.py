@@ -2,11 +2,15 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from roofline.cli.options import AsJson, Isa, Threads
-from roofline.cli.output import Record, print_json
+from roofline.cli.output import Record, plain_table, print_json
+from roofline.common.errors import UnsupportedError
 from roofline.common.options import Option
+
+if TYPE_CHECKING:
+    from roofline.hardware.gpus.device import Device
 
 
 def command(
@@ -42,7 +46,6 @@ def examine(measure: bool, threads: int | None, isa: str | None) -> Record:
     from roofline.backends import cpu
     from roofline.backends.cpu.roofs import ensure_roofs
     from roofline.backends.cpu.select import choose_isa, choose_threads
-    from roofline.cli.measure import doctor_gpus
     from roofline.common import env, extensions
     from roofline.hardware import detect
 
@@ -54,7 +57,7 @@ def examine(measure: bool, threads: int | None, isa: str | None) -> Record:
         "isa": asdict(choose_isa(isa)),
         "roofs": asdict(ensure_roofs(threads=threads, isa=isa, again=measure)),
         "kernels": cpu.describe(),
-        "gpus": doctor_gpus.examine(),
+        "gpus": examine_gpus(),
         "extensions": [asdict(extension) for extension in extensions.load()],
         "environment": env.printable_values(),
     }
@@ -62,48 +65,39 @@ def examine(measure: bool, threads: int | None, isa: str | None) -> Record:
 
 def _show(report: Record) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    from roofline.cli.measure import doctor_gpus
     from roofline.common.units import human_bytes, human_rate
 
     machine, roofs = report["machine"], report["roofs"]
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
 
     def size(count: int | None) -> str:
         return "not known" if count is None else human_bytes(count)
 
-    table.add_row("chip", f"{machine['chip']} ({machine['vendor']}, {machine['arch']})")
-    table.add_row("instruction sets", f"{', '.join(machine['isas'])}; in use: {_choice(report['isa'])}")
+    cores = f"{machine['cores_online']} online, {machine['cores_allowed']} allowed"
     quota = "none" if machine["cpu_quota"] is None else f"{machine['cpu_quota']:.2f}"
-    table.add_row(
-        "cores",
-        f"{machine['cores_online']} online, {machine['cores_allowed']} allowed, quota {quota}; "
-        f"threads: {_choice(report['threads'])}",
-    )
     limit = "no limit" if machine["memory_limit"] is None else f"limit {human_bytes(machine['memory_limit'])}"
-    table.add_row(
-        "memory", f"{size(machine['memory_total'])}, {limit}, {size(machine['memory_available'])} available now"
-    )
     caches = ", ".join(f"L{c['level']} {human_bytes(c['bytes'])}" for c in machine["caches"])
-    table.add_row("caches", caches or "not known")
-    table.add_row("NUMA", f"{machine['numa_nodes']} node(s), balancing {_on_off(machine['numa_balancing'])}")
-    table.add_row("huge pages", machine["huge_pages"] or "not known")
-    for name, field in (("int8", "int8_ops"), ("bf16", "bf16_flops"), ("f32", "f32_flops")):
-        table.add_row(f"{name} roof", human_rate(roofs[field], "op"))
-    reads = ", ".join(f"{human_bytes(b)}: {human_rate(rate, 'B')}" for b, rate in roofs["reads"])
-    table.add_row("read roofs", reads)
-    table.add_row("measured", f"{roofs['measured']} with {roofs['threads']} threads, {roofs['isa']}")
-    for name, value in report["kernels"].items():
-        table.add_row(f"kernels: {name}", _text(value))
-    for name, text in doctor_gpus.rows(report["gpus"]):
-        table.add_row(name, text)
+    balancing = {None: "not known", True: "on", False: "off"}[machine["numa_balancing"]]
+    computes = (("int8", "int8_ops"), ("bf16", "bf16_flops"), ("f32", "f32_flops"))
     loaded = ", ".join(f"{one['name']} ({one['package']})" for one in report["extensions"])
-    table.add_row("extensions", loaded or "none")
-    for name, value in report["environment"].items():
-        table.add_row(name, value or "not set")
+    rows = [
+        ("chip", f"{machine['chip']} ({machine['vendor']}, {machine['arch']})"),
+        ("instruction sets", f"{', '.join(machine['isas'])}; in use: {_choice(report['isa'])}"),
+        ("cores", f"{cores}, quota {quota}; threads: {_choice(report['threads'])}"),
+        ("memory", f"{size(machine['memory_total'])}, {limit}, {size(machine['memory_available'])} available now"),
+        ("caches", caches or "not known"),
+        ("NUMA", f"{machine['numa_nodes']} node(s), balancing {balancing}"),
+        ("huge pages", machine["huge_pages"] or "not known"),
+        *((f"{name} roof", human_rate(roofs[field], "op")) for name, field in computes),
+        ("read roofs", ", ".join(f"{human_bytes(b)}: {human_rate(rate, 'B')}" for b, rate in roofs["reads"])),
+        ("measured", f"{roofs['measured']} with {roofs['threads']} threads, {roofs['isa']}"),
+        *((f"kernels: {name}", _text(value)) for name, value in report["kernels"].items()),
+        *gpu_rows(report["gpus"]),
+        ("extensions", loaded or "none"),
+        *((name, value or "not set") for name, value in report["environment"].items()),
+    ]
     console = Console()
-    console.print(table)
+    console.print(plain_table((), rows, show_header=False, padding=(0, 2, 0, 0)))
     mends = [f"{finding['cause']} Mend: {finding['remedy']}" for finding in report["gpus"]["findings"]]
     for warning in (*machine["warnings"], *mends):
         console.print(f"[bold yellow]warning[/] {warning}")
@@ -113,13 +107,60 @@ def _choice(choice: Record) -> str:
     return f"{choice['value']} ({choice['reason']})"
 
 
-def _on_off(value: bool | None) -> str:
-    return {None: "not known", True: "on", False: "off"}[value]
-
-
 def _text(value: object) -> str:
     if isinstance(value, dict):
         return "; ".join(f"{name}: {_text(inner)}" for name, inner in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(_text(inner) for inner in value)
     return str(value)
+
+
+def examine_gpus(root: Path = Path("/")) -> Record:
+    """The GPUs, and what keeps them from being used, as plain values. torch is not imported: its wheel is looked at.
+
+    root: where /sys, /proc and /dev are.
+    """
+    from roofline.hardware.gpus import health as gpu_health
+    from roofline.hardware.gpus import inventory as gpus
+    from roofline.hardware.gpus import torch_wheel as wheel
+
+    devices = gpus.detect(root, amdsmi=gpus.import_or_none("amdsmi"), pynvml=gpus.import_or_none("pynvml"))
+    torch = wheel.installed()
+    return {
+        "devices": [_gpu_facts(device) for device in devices],
+        "torch": None if torch is None else asdict(torch),
+        "findings": [asdict(finding) for finding in gpu_health.findings(devices, torch, root)],
+    }
+
+
+def _gpu_facts(device: "Device") -> Record:
+    product = device.product
+    facts = {**asdict(device), "id": device.id, "product": product and product.name, "usable": device.usable}
+    try:
+        chip = device.chip()
+    except UnsupportedError as error:
+        return {**facts, "chip": None, "status": "refused", "reason": error.reason}
+    return {**facts, "chip": chip.name, "status": chip.status, "reason": chip.notes}
+
+
+def gpu_rows(report: Record) -> list[tuple[str, str]]:
+    """The lines of doctor's table about GPUs: each with the kernels it uses or why none, then torch."""
+    devices = [(device["id"], _gpu_line(device)) for device in report["devices"]] or [("GPUs", "none")]
+    torch = report["torch"]
+    built = "not installed" if torch is None else f"{torch['version']} ({torch['platform'] or 'platform not known'})"
+    return [*devices, ("torch", built)]
+
+
+def _gpu_line(device: Record) -> str:
+    from roofline.common.units import human_bytes
+
+    parts = [device["name"] or device["product"] or f"device {device['code'] or 'of unknown number'}"]
+    if device["chip"] is None:
+        parts.append(f"{device['arch'] or 'architecture not known'}: refused, {device['reason']}")
+    else:
+        relative = "" if device["chip"] == device["arch"] else f" as {device['chip']}"
+        parts.append(f"{device['arch']}{relative}, kernels {device['status']}")
+    if device["memory"] is not None:
+        unified = f", {human_bytes(device['usable'])} with the host's" if device["usable"] != device["memory"] else ""
+        parts.append(f"{human_bytes(device['memory'])}{unified}")
+    return "; ".join(parts)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 from roofline.backends.options import LoadOptions
 from roofline.cli.options import AsJson
-from roofline.cli.output import print_json
+from roofline.cli.output import plain_table, print_json
 from roofline.common.options import Options, option, same_option
 
 if TYPE_CHECKING:
@@ -99,13 +99,8 @@ def _build_model(targets: "list[Chip]", options: KernelOptions) -> int:
     from roofline.backends.gpu.ahead import kernel_cache
 
     assert options.model is not None
-    load = LoadOptions(
-        backend="gpu",
-        weights=options.weights,
-        exact=options.exact,
-        kv_cache_dtype=options.kv_cache_dtype,
-        activations=options.activations,
-    )
+    numbers = {"kv_cache_dtype": options.kv_cache_dtype, "activations": options.activations}
+    load = LoadOptions(backend="gpu", weights=options.weights, exact=options.exact, **numbers)
     for compiled in bundle.compile_ahead(options.model, load, [chip.name for chip in targets]):
         print(f"{compiled.chip}: {compiled.binaries} binaries, {compiled.compiled} of them compiled now", flush=True)
     print(f"they lie in {kernel_cache.folder()}")
@@ -114,11 +109,8 @@ def _build_model(targets: "list[Chip]", options: KernelOptions) -> int:
 
 def _show(chip: "Chip", proofs: "list[Proof]") -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(*COLUMNS, box=None, padding=(0, 2, 0, 0))
-    for proof in proofs:
-        table.add_row(*_row(proof))
+    table = plain_table(COLUMNS, map(_row, proofs), padding=(0, 2, 0, 0))
     version = proofs[0].triton if proofs else ""
     print(f"{chip.name}, compiled by Triton {version}; waves: resident on each SIMD of {chip.waves}, and their bound")
     Console(width=None if Console().is_terminal else 220).print(table)

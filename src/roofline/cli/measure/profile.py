@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from roofline.backends.options import DEFAULT_MODEL
 from roofline.cli.measure.timed import TimedLoad
 from roofline.cli.options import AsJson, ModelArgument
-from roofline.cli.output import print_json
+from roofline.cli.output import print_json, ruled_table
 from roofline.common.options import Option
 
 if TYPE_CHECKING:
@@ -63,15 +63,10 @@ def _show(model: str, profiles: "Sequence[Profile]") -> None:
 
 
 def _table(title: str, profile: "Profile") -> "Table":
-    from rich import box
-    from rich.table import Table
-
     from roofline.common.units import human_bytes, human_count
 
-    table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False)
-    table.title_style, table.title_justify = "bold", "left"
-    for heading in ("op", "shape", "format", "us", "step", "bytes", "FLOPs", "roof", "bound"):
-        table.add_column(heading, justify="left" if heading in ("op", "format", "bound") else "right", no_wrap=True)
+    headings = ("op", "shape", "format", "us", "step", "bytes", "FLOPs", "roof", "bound")
+    table = ruled_table(title, headings, left=("op", "format", "bound"))
     before = ""
     for row in profile.ops:
         if row.section != before:

@@ -5,9 +5,7 @@ from typing import Annotated
 from roofline.common.options import Option
 
 
-def command(
-    flags: Annotated[bool, Option("Print what a C compiler needs to use it.")] = False,
-) -> None:
+def command(flags: Annotated[bool, Option("Print what a C compiler needs to use it.")] = False) -> None:
     """Show libroofline and roofline.h, which let a C program answer from a bundle."""
     from roofline.backends.cpu.library import library_files
 

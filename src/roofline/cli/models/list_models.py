@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from roofline.cli.options import AsJson
-from roofline.cli.output import print_json
+from roofline.cli.output import plain_table, print_json
 
 
 def command(as_json: AsJson = False) -> None:
@@ -25,23 +25,15 @@ def command(as_json: AsJson = False) -> None:
         print_json(records, indent=1)
         return
     from rich.console import Console
-    from rich.table import Table
 
     from roofline.common.units import human_bytes
 
-    table = Table("model", "size", "bundle", "licence", "pulled", "source", box=None)
-    for model in models:
-        bundle_size = human_bytes(sizes[model.name]) if sizes[model.name] else ""
-        table.add_row(
-            model.name, human_bytes(model.size), bundle_size, model.licence, model.pulled_at[:10], model.source
-        )
-    here = {model.name for model in models}
-    for entry in sources.catalog().values():
-        if entry.name not in here:
-            table.add_row(entry.name, human_bytes(entry.size), "", entry.licence, "no", entry.source)
-    for bundle in unowned:
-        table.add_row(bundle.path.name, "", human_bytes(bundle.nbytes), "", "", str(bundle.source or "damaged"))
-    Console().print(table)
+    bundle_sizes = {name: human_bytes(size) if size else "" for name, size in sizes.items()}
+    rows = [[m.name, human_bytes(m.size), bundle_sizes[m.name], m.licence, m.pulled_at[:10], m.source] for m in models]
+    others = [entry for entry in sources.catalog().values() if entry.name not in sizes]
+    rows += [[entry.name, human_bytes(entry.size), "", entry.licence, "no", entry.source] for entry in others]
+    rows += [[b.path.name, "", human_bytes(b.nbytes), "", "", str(b.source or "damaged")] for b in unowned]
+    Console().print(plain_table(("model", "size", "bundle", "licence", "pulled", "source"), rows))
 
 
 def _of(source: Path | None, stored: Path | None) -> bool:

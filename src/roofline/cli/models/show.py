@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Annotated
 
 from roofline.cli.options import KvCacheDtype
+from roofline.cli.output import ruled_table
 from roofline.cli.parser import Argument
 from roofline.common.options import Option
 
@@ -29,6 +30,7 @@ def command(
     from rich.console import Console
 
     from roofline.backends.capacity import host_kv_dtype
+    from roofline.backends.cpu.roofs import stored_roofs
     from roofline.common.errors import ConfigError
     from roofline.program.compile import stage_names
     from roofline.program.overview import overview
@@ -45,10 +47,11 @@ def command(
         print(print_program(programs[after]), end="")
         return
     work = Work(tokens, 1, *segment_work(context, tokens, cfg.sliding_window or 0))
-    roofs = _roofs()
+    roofs = stored_roofs()
     view = overview(programs["plan"], work, roofs)
     console = Console()
-    console.print(_table(view, f"{name.rpartition('/')[2]}: {_step(tokens, context)}"))
+    step = "decode 1 token" if tokens == 1 else f"prefill {tokens:,} tokens"
+    console.print(_table(view, f"{name.rpartition('/')[2]}: {step} after {context:,} in the cache"))
     console.print(_footer(view, roofs), highlight=False)
 
 
@@ -70,35 +73,14 @@ def compile_stages(
     return config, dict(stages(family, config, checkpoint.tensors, target))
 
 
-def _roofs() -> "Roofs | None":
-    """Those stored for this machine at the threads and instruction set that a run would use."""
-    from roofline.backends.cpu.roofs import stored_roofs
-
-    return stored_roofs()
-
-
-def _step(tokens: int, context: int) -> str:
-    what = "decode 1 token" if tokens == 1 else f"prefill {tokens:,} tokens"
-    return f"{what} after {context:,} in the cache"
-
-
 def _table(view: "Overview", title: str) -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
-    table.title_style, table.title_justify = "bold", "left"
-    for heading in ("op", "shape", "format", "bytes", "FLOPs"):
-        table.add_column(heading, justify="left" if heading in ("op", "format") else "right", no_wrap=True)
-    if view.seconds is not None:
-        table.add_column("us", justify="right", no_wrap=True)
-    table.add_column("of the step" if view.seconds is not None else "of the bytes", no_wrap=True)
+    share = ["of the bytes"] if view.seconds is None else ["us", "of the step"]
+    headings = ("op", "shape", "format", "bytes", "FLOPs", *share)
+    table = ruled_table(title, headings, left=("op", "format", share[-1]), padding=1)
     before = ""
     for row in view.rows:
         if row.section not in (before, row.op):
-            table.add_row(
-                f"[bold]{row.section} of {view.layers}" if row.section == "layer 0" else f"[bold]{row.section}"
-            )
+            table.add_row(f"[bold]{row.section}" + (f" of {view.layers}" if row.section == "layer 0" else ""))
         before = row.section
         table.add_row(*_cells(row, view))
     return table
@@ -113,14 +95,9 @@ def _cells(row: "Row", view: "Overview") -> list[str]:
     else:
         share = row.read_bytes * row.times / max(1, view.spent.weight_bytes + view.spent.kv_bytes)
     colour = "yellow" if row.bound == "compute" else "cyan"
-    cells = [
-        f" {row.op}" if row.shape else f"[bold]{row.section}[/]: {row.op}",
-        row.shape,
-        f"[dim]{row.format}",
-        human_bytes(row.read_bytes) if row.read_bytes else "",
-    ]
-    cells += [human_count(row.spent.flops), *spent_us]
-    return [*cells, f"[{colour}]{_bar(share)}[/]{share:6.1%}"]
+    name = f" {row.op}" if row.shape else f"[bold]{row.section}[/]: {row.op}"
+    sizes = human_bytes(row.read_bytes) if row.read_bytes else "", human_count(row.spent.flops)
+    return [name, row.shape, f"[dim]{row.format}", *sizes, *spent_us, f"[{colour}]{_bar(share)}[/]{share:6.1%}"]
 
 
 def _bar(share: float, width: int = 6) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from roofline.cli.options import AsJson
-from roofline.cli.output import Record, print_json
+from roofline.cli.output import Record, plain_table, print_json
 from roofline.cli.parser import Argument
 from roofline.common.options import Option
 
@@ -34,17 +34,13 @@ def command(
 def show(records: Sequence[Record], names: Sequence[str], convention: str) -> None:
     """A line for each figure and a column for each card: twenty columns fit no terminal."""
     from rich.console import Console
-    from rich.table import Table
 
     from roofline.train.report.cards import row
     from roofline.train.report.flops import CONVENTIONS
 
-    table = Table("", *names, box=None)
-    rows = [row(card, convention) for card in records]
-    for name in rows[0]:
-        table.add_row(name, *(each[name] for each in rows))
+    columns = [row(card, convention) for card in records]
     console = Console()
-    console.print(table)
+    console.print(plain_table(("", *names), [[name, *(each[name] for each in columns)] for name in columns[0]]))
     console.print(f"FLOPs as {convention}: {CONVENTIONS[convention]}", highlight=False)
     for card, name in zip(records, names, strict=True):
         first, last = card["speed"]["steps"]

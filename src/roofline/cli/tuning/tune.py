@@ -76,7 +76,7 @@ def _executable(model: str, load: LoadOptions) -> "CpuExecutable":
     from roofline import bundle
     from roofline.backends.cpu.executable import CpuExecutable
 
-    loaded = bundle.load(model, text=False, **replace(load, tuned=False).changes())
+    loaded = bundle.load(model, replace(load, tuned=False), text=False)
     assert isinstance(loaded.executable, CpuExecutable)
     return loaded.executable
 

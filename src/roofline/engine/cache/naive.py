@@ -41,10 +41,3 @@ class NaiveCache:
         assert not self._free.intersection(pages), "a page released twice"
         self._free.update(pages)
         pages.clear()
-
-    def check(self, tables: Ids[Ids[int]]) -> None:
-        """Assert that the books balance against all page tables in use."""
-        used_pages = [page for table in tables for page in table]
-        assert len(set(used_pages)) == len(used_pages), "a page has two holders"
-        assert not self._free.intersection(used_pages), "a held page is free"
-        assert len(used_pages) + len(self._free) == self.num_pages, "pages leaked"

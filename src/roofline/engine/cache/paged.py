@@ -154,19 +154,3 @@ class PagedCache:
         del self._page_of[key]
         self._key_of[page] = None
         return page
-
-    def check(self, tables: Ids[Ids[int]]) -> None:
-        """Assert that the books balance against all page tables in use: an invariant for tests and debugging."""
-        counts = [0] * self.num_pages
-        for table in tables:
-            for page in table:
-                counts[page] += 1
-        assert counts == self.refs, "reference counts differ from the page tables"
-        assert len(set(self._free)) == len(self._free), "a page is free twice"
-        used_pages = {page for page, count in enumerate(counts) if count}
-        assert not used_pages & set(self._free), "a held page is free"
-        assert not used_pages & set(self._idle), "a held page is idle"
-        assert len(used_pages) + len(self._free) + len(self._idle) == self.num_pages, "pages leaked"
-        assert all(self._key_of[page] is not None for page in self._idle), "an idle page that cannot be found"
-        assert all(self._key_of[page] is None for page in self._free), "a free page that can be found"
-        assert all(self._key_of[page] == key for key, page in self._page_of.items()), "a key names another's page"

@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 
-from roofline.common import errors
-from roofline.common.errors import RooflineError
+from roofline.common.errors import CapacityError, ConfigError, RooflineError, UnsupportedError
 from roofline.engine.config import EngineConfig
 from roofline.engine.events import Event
 from roofline.engine.params import SamplingParams
@@ -100,26 +99,25 @@ def frame(message: ToEngine | ToOwner) -> bytes:
     return LENGTH.pack(len(body)) + body
 
 
+# The arguments of those of our errors that are made from more than their message.
+_ARGUMENTS: dict[type[RooflineError], tuple[str, ...]] = {
+    UnsupportedError: ("what", "reason", "alternatives"),
+    CapacityError: ("what", "needed", "available", "unit", "remedy"),
+}
+
+
 def refused(error: Exception) -> Refused:
     """An error of loading, as a message. Errors that are not ours arrive as RooflineError with their type's name."""
-    match error:
-        case errors.UnsupportedError():
-            return Refused("UnsupportedError", [error.what, error.reason, list(error.alternatives)])
-        case errors.CapacityError():
-            amounts = [error.what, error.needed, error.available, error.unit, error.remedy]
-            return Refused("CapacityError", amounts)
-        case errors.ConfigError():
-            return Refused("ConfigError", [str(error)])
-        case errors.RooflineError():
-            return Refused("RooflineError", [str(error)])
-    return Refused("RooflineError", [f"{type(error).__name__}: {error}"])
+    for kind, names in _ARGUMENTS.items():
+        if isinstance(error, kind):
+            return Refused(kind.__name__, [getattr(error, name) for name in names])
+    if isinstance(error, ConfigError):
+        return Refused("ConfigError", [str(error)])
+    text = str(error) if isinstance(error, RooflineError) else f"{type(error).__name__}: {error}"
+    return Refused("RooflineError", [text])
 
 
 def as_error(message: Refused) -> RooflineError:
     """The error that `refused` was made from."""
-    kinds: dict[str, type[RooflineError]] = {
-        "UnsupportedError": errors.UnsupportedError,
-        "CapacityError": errors.CapacityError,
-        "ConfigError": errors.ConfigError,
-    }
+    kinds = {kind.__name__: kind for kind in (*_ARGUMENTS, ConfigError)}
     return kinds.get(message.kind, RooflineError)(*message.arguments)

@@ -12,11 +12,11 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import NoReturn
+from typing import NoReturn, Unpack
 
 from roofline.common import log
 from roofline.common.errors import RequestError, RooflineError
-from roofline.engine.checks import check_request, check_unused, request_parts
+from roofline.engine.checks import RequestOptions, check_request, check_unused, request_parts
 from roofline.engine.events import Event
 from roofline.engine.params import SamplingParams
 from roofline.engine.process import messages
@@ -98,15 +98,9 @@ class RemoteEngine:
         return await first
 
     async def submit(
-        self,
-        ids: Iterable[int],
-        params: SamplingParams | None = None,
-        *,
-        eos_ids: Iterable[int] = (),
-        request_id: str | None = None,
-        salt: str = "",
+        self, ids: Iterable[int], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> Stream:
-        prompt, params, eos, name = request_parts(ids, params, eos_ids, request_id)
+        prompt, params, eos, name, salt = request_parts(ids, params, options)
         assert self._supervisor is not None, "start comes before submit"
         await self.settled()
         if not self._ready or self.description is None or self._writer is None:

@@ -6,11 +6,12 @@ submit ──> dispatch.choose ──> one RemoteEngine ──> its Stream
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from typing import Unpack
 
 import msgspec
 
 from roofline.common.errors import RequestError, UnsupportedError
-from roofline.engine.checks import check_request, check_unused, request_parts
+from roofline.engine.checks import RequestOptions, check_request, check_unused, request_parts
 from roofline.engine.params import SamplingParams
 from roofline.engine.process.dispatch import Candidate, choose, keys_of
 from roofline.engine.process.messages import Ready
@@ -82,15 +83,9 @@ class Replicas:
         return self.description
 
     async def submit(
-        self,
-        ids: Iterable[int],
-        params: SamplingParams | None = None,
-        *,
-        eos_ids: Iterable[int] = (),
-        request_id: str | None = None,
-        salt: str = "",
+        self, ids: Iterable[int], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> Stream:
-        prompt, params, eos, name = request_parts(ids, params, eos_ids, request_id)
+        prompt, params, eos, name, salt = request_parts(ids, params, options)
         candidates = await self._up()
         description = self.description
         assert description is not None, "all were loaded"

@@ -8,7 +8,7 @@ from itertools import accumulate, chain
 
 from roofline.engine.schedule.continuous import StepPlan
 from roofline.engine.schedule.sequence import Sequence
-from roofline.ops.batch import Batch, Header, Segment
+from roofline.ops.batch import Batch, Header
 
 
 class BatchFiller:
@@ -90,11 +90,4 @@ def logit_rows(plan: StepPlan) -> list[int]:
         for end, s, count in zip(ends, plan.sequences, plan.counts, strict=True)
         if s.computed + count >= len(s.ids)
         for row in range(end - 1 - (s.computed + count - len(s.ids)), end)
-    ]
-
-
-def segments(plan: StepPlan) -> list[Segment]:
-    """The plan as `Batch.fill` takes it."""
-    return [
-        Segment(step_ids(s, count), s.computed, s.pages) for s, count in zip(plan.sequences, plan.counts, strict=True)
     ]

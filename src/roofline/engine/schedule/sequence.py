@@ -1,5 +1,6 @@
 """A request and its sequences: integers that the scheduler and the cache work on."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from roofline.engine.cache.paged import PageKeys
@@ -7,71 +8,52 @@ from roofline.engine.events import FinishReason, Usage
 from roofline.engine.params import SamplingParams
 
 
+@dataclass(slots=True, eq=False)
 class Request:
     """A prompt with its parameters and its n sequences.
 
     `max_tokens` and `seed` are resolved; `stop_ids` are all ids that end an answer.
     """
 
-    __slots__ = ("id", "max_tokens", "params", "prompt", "seed", "sequences", "stop_ids")
+    id: str
+    prompt: list[int]
+    params: SamplingParams
+    stop_ids: frozenset[int]
+    max_tokens: int
+    seed: int
+    root: bytes  # of the keys of its pages
+    sequences: "list[Sequence]" = field(init=False)
 
-    def __init__(
-        self,
-        request_id: str,
-        prompt: list[int],
-        params: SamplingParams,
-        stop_ids: frozenset[int],
-        max_tokens: int,
-        seed: int,
-        root: bytes,
-    ) -> None:
-        self.id, self.prompt, self.params, self.stop_ids = request_id, prompt, params, stop_ids
-        self.max_tokens, self.seed = max_tokens, seed
-        self.sequences = [Sequence(self, index, root) for index in range(params.n)]
+    def __post_init__(self) -> None:
+        self.sequences = [Sequence(self, index) for index in range(self.params.n)]
 
 
+@dataclass(slots=True, eq=False)
 class Sequence:
-    """One answer in the making.
+    """One answer in the making."""
 
-    ids: prompt then answer. computed: how many of them lie in pages. pages: its page table, empty unless running.
-    published: how many leading pages were offered to the prefix cache. cached_tokens: prompt tokens found there.
-    finished: why it ended. sampling: what the row builder keeps for it. draft: ids guessed to follow `ids`, to be
-    verified by the next step; speculation: what the speculator keeps for it.
-    """
+    request: Request
+    index: int
+    ids: list[int] = field(init=False)  # the prompt, then the answer
+    prompt_length: int = field(init=False)
+    end: int = field(init=False)  # the length at which it ends
+    stop_ids: frozenset[int] = field(init=False)
+    keys: PageKeys = field(init=False)
+    computed: int = 0  # how many ids lie in pages
+    published: int = 0  # leading pages that were offered to the prefix cache
+    cached_tokens: int = 0  # prompt tokens found there
+    pages: list[int] = field(default_factory=list)  # its page table, empty unless running
+    finished: FinishReason | None = None  # why it ended
+    started: bool = False
+    draft: list[int] = field(default_factory=list)  # ids guessed to follow `ids`, to be verified by the next step
+    sampling: Any = None  # what the row builder keeps for it
+    speculation: Any = None  # what the speculator keeps for it
 
-    __slots__ = (
-        "cached_tokens",
-        "computed",
-        "draft",
-        "end",
-        "finished",
-        "ids",
-        "index",
-        "keys",
-        "pages",
-        "prompt_length",
-        "published",
-        "request",
-        "sampling",
-        "speculation",
-        "started",
-        "stop_ids",
-    )
-
-    def __init__(self, request: Request, index: int, root: bytes) -> None:
-        self.request, self.index = request, index
-        self.ids = list(request.prompt)
-        self.prompt_length = len(self.ids)
-        self.end = self.prompt_length + request.max_tokens
-        self.stop_ids = request.stop_ids
-        self.keys = PageKeys(root)
-        self.computed = self.published = self.cached_tokens = 0
-        self.pages: list[int] = []
-        self.finished: FinishReason | None = None
-        self.started = False
-        self.draft: list[int] = []
-        self.sampling: Any = None
-        self.speculation: Any = None
+    def __post_init__(self) -> None:
+        request = self.request
+        self.ids, self.prompt_length = list(request.prompt), len(request.prompt)
+        self.end, self.stop_ids = self.prompt_length + request.max_tokens, request.stop_ids
+        self.keys = PageKeys(request.root)
 
     @property
     def generated(self) -> int:

@@ -47,18 +47,6 @@ class NgramIndex:
         return []
 
 
-def naive_guess(ids: Items[int], count: int, longest: int = LONGEST, shortest: int = SHORTEST) -> list[int]:
-    """What `NgramIndex.guess` returns, found by looking at every place: the oracle."""
-    for n in range(min(longest, len(ids) - 1), shortest - 1, -1):
-        for place in range(len(ids) - 1, n - 1, -1):
-            if ids[place - n : place] == ids[len(ids) - n :]:
-                text = list(ids)
-                while len(text) < len(ids) + count:
-                    text.append(text[len(text) - (len(ids) - place)])
-                return text[len(ids) :]
-    return []
-
-
 class NgramDrafter:
     """Drafts from each sequence's own prompt and answer."""
 
