@@ -106,9 +106,9 @@ def lower(program: Program, layout: Layout) -> Lowered:
     places, types = program.plan.places, program.types()
     offsets = ((name, place.offset) for name, place in places.items())
     refs = {name: (number, at.const, at.tokens, at.rows) for number, (name, at) in enumerate(offsets)}
-    arena = program.plan.arena
+    arena, record = program.plan.arena, np.zeros(1, _record_type())
     return Lowered(
-        code=np.concatenate([_record(instr, types, layout, refs) for instr in program.body]),
+        code=np.concatenate([_record(instr, record, types, layout, refs) for instr in program.body]),
         logits=refs[program.logits],
         arena=(arena.const, arena.tokens, arena.rows),
         attention=_attention(program),
@@ -156,8 +156,17 @@ def _attention(program: Program) -> Attention:
     )
 
 
-def _record(instr: Instr, types: Mapping[str, Type], layout: Layout, refs: Mapping[str, Ref]) -> np.ndarray:
-    """int64: the instruction's record and its matrix's pieces (native/records.h)."""
+def _record_type() -> np.dtype[np.void]:
+    """The layout of a record. numpy would read the shape in a format like "(4,)<i8" with `ast`, which fails in Python
+    3.11 when two threads do so at once."""
+    formats = [(name, *text.rpartition(")")[::2]) for name, text in _native.record_fields()]
+    return np.dtype([(name, number, (4,) if shape else ()) for name, shape, number in formats])
+
+
+def _record(
+    instr: Instr, empty: np.ndarray, types: Mapping[str, Type], layout: Layout, refs: Mapping[str, Ref]
+) -> np.ndarray:
+    """int64: the instruction's record, a filled copy of `empty`, and its matrix's pieces (native/records.h)."""
     operation, out = _operation(instr), types[instr.output.name]
     product, writes = instr.has(Trait.PRODUCT), instr.writes_cache
     inputs = types[instr.inputs[0]].width if product or writes else out.width
@@ -188,7 +197,7 @@ def _record(instr: Instr, types: Mapping[str, Type], layout: Layout, refs: Mappi
             fields |= {"weight": layout.vectors[first], "eps": instr.attr("eps")}
         if len(instr.weights) > 1:
             fields["bias"] = layout.vectors[instr.weights[1]]
-    record = np.zeros(1, np.dtype(_native.record_fields()))
+    record = empty.copy()
     for name, value in fields.items():
         record[name] = value
     numbers = [getattr(piece, name) for piece in pieces for name, _ in _native.piece_fields()]
