@@ -8,10 +8,11 @@ model (`ServesRanks`), run a bundle as it lies on disk (`RunsBundles`), compile 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from roofline.backends.capacity import Capacity
 from roofline.backends.options import LoadOptions
+from roofline.common.json_types import JsonMapping
 
 if TYPE_CHECKING:
     from roofline.backends.base import Executable
@@ -71,7 +72,7 @@ class Backend(Protocol):
         Raises ConfigError, UnsupportedError, CapacityError: the options do not fit each other or this machine.
         """
 
-    def capacity(self, options: LoadOptions, config: Mapping[str, Any], replicas: int) -> Capacity:
+    def capacity(self, options: LoadOptions, config: JsonMapping, replicas: int) -> Capacity:
         """Sizes of a model. config: fields of its ModelConfig; replicas: copies that share the memory for caches.
 
         Raises ConfigError, CapacityError: they do not fit the model, the machine or each other.

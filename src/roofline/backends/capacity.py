@@ -1,11 +1,10 @@
 """How large a loaded model may become: the largest step, the longest context, the pages of the KV cache."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from roofline.backends.options import LoadOptions
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
+from roofline.common.json_types import JsonMapping
 from roofline.common.units import human_bytes
 from roofline.ops.batch import PAGE_TOKENS, BatchLimits
 from roofline.ops.symbol import kv_head_bytes
@@ -47,7 +46,7 @@ def max_context(options: LoadOptions, positions: int) -> int:
     return length or positions
 
 
-def host_capacity(options: LoadOptions, config: Mapping[str, Any], kv_dtype: str, replicas: int = 1) -> Capacity:
+def host_capacity(options: LoadOptions, config: JsonMapping, kv_dtype: str, replicas: int = 1) -> Capacity:
     """The capacity of a model in the host's memory: as the options say, or as the memory allows.
 
     config: fields of the model's ModelConfig; kv_dtype: format of the cache; replicas: caches that share what the
@@ -63,7 +62,7 @@ def host_capacity(options: LoadOptions, config: Mapping[str, Any], kv_dtype: str
     return Capacity(batch_limits(options, longest, HOST_STEP), longest, pages)
 
 
-def _host_pages(tokens: int | None, config: Mapping[str, Any], kv_dtype: str, replicas: int) -> int:
+def _host_pages(tokens: int | None, config: JsonMapping, kv_dtype: str, replicas: int) -> int:
     """KV pages for so many tokens; None: DEFAULT_CACHE_TOKENS within a quarter of the free memory for all replicas."""
     from roofline.hardware.detect import detect
 

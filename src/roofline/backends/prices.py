@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from roofline.ops.batch import Batch
 from roofline.program.passes.price import Roofs, work_of
 
 if TYPE_CHECKING:
+    from roofline.ops.cost import Cost
     from roofline.program.ir import Program
 
 
@@ -36,7 +37,7 @@ class PriceTable:
         from roofline.program.passes.price import arithmetic, price
 
         (group,) = program.kv_groups.values()
-        kinds: Counter[Any] = Counter()
+        kinds: Counter[tuple[Cost, tuple[str, int]]] = Counter()
         for instr, cost in price(program).instrs:
             kinds[cost, arithmetic(instr)] += 1
         parts = ("flops", "weight_bytes", "kv_bytes")

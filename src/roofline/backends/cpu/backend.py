@@ -1,15 +1,15 @@
 """The cpu backend: checkpoints packed for the C++ core at load, or bundles mapped as they lie on disk."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from roofline.backends.backend import LoadRequest, Neighbours, Notes
 from roofline.backends.capacity import Capacity, host_capacity, host_kv_dtype
 from roofline.backends.options import LoadOptions
 from roofline.common import extensions
+from roofline.common.json_types import JsonMapping
 from roofline.common.units import human_bytes
 from roofline.ops.batch import PAGE_TOKENS
 
@@ -57,7 +57,7 @@ class CpuBackend:
     def resolve(self, options: LoadOptions, neighbours: Neighbours) -> LoadOptions:
         return replace(options, kv_cache_dtype=host_kv_dtype(options.kv_cache_dtype))
 
-    def capacity(self, options: LoadOptions, config: Mapping[str, Any], replicas: int) -> Capacity:
+    def capacity(self, options: LoadOptions, config: JsonMapping, replicas: int) -> Capacity:
         return host_capacity(options, config, options.kv_cache_dtype, replicas)
 
     def make(self, request: LoadRequest) -> "tuple[CpuExecutable, Notes]":

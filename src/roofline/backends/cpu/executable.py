@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -84,7 +84,7 @@ class CpuExecutable:
         layer_page = 2 * shape.kv_heads * PAGE_TOKENS * kv_head_bytes(model.kv_dtype, shape.head_dim)  # K and V
         self.page_bytes = layer_page * shape.layers
         self._cache = _native.Memory(self.page_bytes * num_pages)
-        attention: dict[str, Any] = vars(shape) | {
+        attention: dict[str, object] = vars(shape) | {
             "table": self._rope_table(),
             "cache": self._cache.address,
             "int8": model.kv_dtype == "int8",

@@ -1,6 +1,6 @@
 """The image of a model's weights: made from a file's bytes, or a bundle's file mapped as it is."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,9 +11,9 @@ from roofline.common.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
     from roofline.backends.checkpoint import Tensors
-    from roofline.backends.cpu.layout import Layout
+    from roofline.backends.cpu.layout import Layout, PackedPiece
     from roofline.ops.rope_tables import RopeTable
-    from roofline.program.ir import Program
+    from roofline.program.ir import Piece, Program, Recipe
 
 HUGE_SHARE = 0.9  # of the file on huge pages; with less it is copied
 
@@ -38,7 +38,7 @@ def pack_image(program: "Program", layout: "Layout", source: "Tensors", threads:
 
 def image_parts(
     program: "Program", layout: "Layout", source: "Tensors", threads: int
-) -> Iterator[tuple[int, int, Any]]:
+) -> Iterator[tuple[int, int, Callable[[int, np.ndarray], None]]]:
     """(place, bytes, write) of each part of the image in ascending order.
 
     write(address, view) puts the part into the uint8 `view`, which is zero and lies at `address`.
@@ -51,7 +51,7 @@ def image_parts(
     for name, pieces in layout.matrices.items():
         for piece, packed in zip(program.weights[name].pieces, pieces, strict=True):
 
-            def tiles(address: int, view: np.ndarray, piece: Any = piece, packed: Any = packed) -> None:
+            def tiles(address: int, view: np.ndarray, piece: Piece = piece, packed: PackedPiece = packed) -> None:
                 raw = formats.packed_bytes(piece.format, piece.bytes_of(source.read(piece.tensor), packed.columns))
                 _native.pack(packed.format, raw, packed.rows, packed.columns, address, threads)
 
@@ -59,7 +59,7 @@ def image_parts(
     for name, place in layout.vectors.items():
         recipe = program.weights[name]
 
-        def vector(address: int, view: np.ndarray, recipe: Any = recipe) -> None:
+        def vector(address: int, view: np.ndarray, recipe: Recipe = recipe) -> None:
             parts = [
                 formats.get(p.format).dequantize(p.bytes_of(source.read(p.tensor), 1), (p.stop - p.start,))
                 for p in recipe.pieces

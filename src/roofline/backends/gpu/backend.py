@@ -1,14 +1,15 @@
 """The gpu backend: which Program a GPU runs, what of it fits the device, and what was chosen on the way."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from roofline.backends.backend import CompiledAhead, LoadRequest, Neighbours, Notes
 from roofline.backends.capacity import Capacity, batch_limits, max_context
 from roofline.backends.gpu.program import FLOAT8, compile_for_gpu
 from roofline.backends.options import LoadOptions
+from roofline.common.json_types import JsonMapping
 from roofline.common.units import human_bytes, human_rate, human_seconds
 from roofline.ops.batch import PAGE_TOKENS, BatchLimits
 
@@ -41,7 +42,7 @@ class GpuBackend:
         names = group(options.device, neighbours.replica, neighbours.replicas, options.ranks)
         return replace(options, device=names)
 
-    def capacity(self, options: LoadOptions, config: Mapping[str, Any], replicas: int) -> Capacity:
+    def capacity(self, options: LoadOptions, config: JsonMapping, replicas: int) -> Capacity:
         longest = max_context(options, config["max_position"])
         return Capacity(batch_limits(options, longest, STEP), longest, num_pages=0)
 

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import Any
 
 from roofline.common.errors import ConfigError
+from roofline.common.json_types import JsonObject
 from roofline.hardware.chips.chips import Chip
 
-Row = dict[str, Any]  # of a TOML file that is part of the package
+Row = JsonObject  # of a TOML file that is part of the package
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
 """The reference backend: Programs computed by torch, slow and simple, in another backend's arithmetic or in float32."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from roofline.backends.backend import LoadRequest, Neighbours, Notes
 from roofline.backends.capacity import Capacity, host_capacity, host_kv_dtype
 from roofline.backends.options import LoadOptions
 from roofline.common.errors import UnsupportedError
+from roofline.common.json_types import JsonMapping
 
 if TYPE_CHECKING:
     from roofline.backends.parallel.ranks import Ranks
@@ -27,7 +27,7 @@ class ReferenceBackend:
             raise UnsupportedError(f"kv_cache_dtype {name!r} in plain arithmetic", "its cache is float32", ("auto",))
         return options
 
-    def capacity(self, options: LoadOptions, config: Mapping[str, Any], replicas: int) -> Capacity:
+    def capacity(self, options: LoadOptions, config: JsonMapping, replicas: int) -> Capacity:
         return host_capacity(options, config, _kv_dtype(options), replicas)
 
     def make(self, request: LoadRequest) -> "tuple[ReferenceExecutable, Notes]":

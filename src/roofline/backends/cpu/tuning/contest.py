@@ -10,10 +10,10 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from roofline.backends.cpu.tuning.variants import Group, combined
 from roofline.backends.paired import LEAST_PAIRS, interval, noise
+from roofline.common.json_types import JsonMapping, JsonObject
 
 STAGES = ("screen", "race", "confirm")
 FINALISTS = 3
@@ -83,7 +83,7 @@ class Contest:
         if not self._queue:
             self._end_round()
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """All whole rounds so far, as JSON values, for `resume`."""
         return {
             "default": self.default,
@@ -96,7 +96,7 @@ class Contest:
             "tried": self.tried,
         }
 
-    def resume(self, state: Mapping[str, Any]) -> bool:
+    def resume(self, state: JsonMapping) -> bool:
         """Go on where `state` stopped; False, changing nothing, where it belongs to another contest."""
         if self.outcome or (state["default"], state["candidates"]) != (self.default, self.candidates):
             return False

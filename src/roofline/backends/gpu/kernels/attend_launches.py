@@ -134,7 +134,7 @@ def _regime(group: int, max_query: int) -> str:
     return next((name for name, limit in REGIMES if rows <= limit), "prefill")
 
 
-def _tile(kernel: str, chip: Chip, exact: bool, **facts: Any) -> Tile:
+def _tile(kernel: str, chip: Chip, exact: bool, **facts: object) -> Tile:
     tile = tiles.choose(kernel, chip, **facts)
     return replace(tile, options={**tile.options, "enable_fp_fusion": False}) if exact else tile
 
