@@ -29,30 +29,10 @@ if TYPE_CHECKING:
     from roofline.program.compile import Pass
 
 __all__ = [
-    "Affine",
-    "Call",
-    "Family",
-    "Format",
-    "Instr",
-    "ModelConfig",
-    "Param",
-    "Program",
-    "Trait",
-    "Type",
-    "Value",
-    "WeightType",
-    "expand",
-    "makers",
-    "op",
-    "readers",
-    "register_backend",
-    "register_family",
-    "register_format",
-    "register_pass",
-    "registered",
-    "rename",
-    "without_dead",
-]
+    "Affine", "Call", "Family", "Format", "Instr", "ModelConfig", "Param", "Program", "Trait", "Type", "Value",
+    "WeightType", "expand", "makers", "op", "readers", "register_backend", "register_family", "register_format",
+    "register_pass", "registered", "rename", "without_dead",
+]  # fmt: skip
 
 
 def op(
@@ -91,10 +71,8 @@ def register_family(name: str, family: "str | Family", *, gguf: str = "", hf: st
     """Add a model family: an object with check, spec, embed, block and head, or the dotted name of such a module; see
     `roofline.models.registry.register`."""
     _families.register(name, family, gguf=gguf, hf=hf, like=like)
-    named = (
-        family if isinstance(family, str) else getattr(family, "__module__", None) or getattr(family, "__name__", "")
-    )
-    extensions.note("model family", name, str(named))
+    module = getattr(family, "__module__", None) or getattr(family, "__name__", "")
+    extensions.note("model family", name, family if isinstance(family, str) else str(module))
 
 
 def register_format(form: Format) -> None:

@@ -27,23 +27,23 @@ def machine(monkeypatch):
 
 
 def test_cores_and_threads_are_divided_in_equal_parts():
-    places = replicas.divided({}, 2)
+    places = replicas.divided(LoadOptions(), 2)
     assert [place.cores for place in places] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert [place.options for place in places] == [{"replica": (i, 2), "threads": 4} for i in range(2)]
 
 
 def test_asked_threads_are_those_of_all_and_ranks_share_theirs(monkeypatch):
-    assert [place.options["threads"] for place in replicas.divided({"threads": 6}, 3)] == [2, 2, 2]
-    ranks = replicas.divided({"backend": "reference", "tensor_parallel": 2}, 2)
+    assert [place.options["threads"] for place in replicas.divided(LoadOptions(threads=6), 3)] == [2, 2, 2]
+    ranks = replicas.divided(LoadOptions(backend="reference", tensor_parallel=2), 2)
     assert [place.options["threads"] for place in ranks] == [2, 2]
     monkeypatch.setenv("ROOFLINE_THREADS", "2")
-    assert [place.options["threads"] for place in replicas.divided({}, 2)] == [1, 1]
+    assert [place.options["threads"] for place in replicas.divided(LoadOptions(), 2)] == [1, 1]
     with pytest.raises(CapacityError, match="data_parallel=3 needs 3 threads, 2 are available"):
-        replicas.divided({}, 3)
+        replicas.divided(LoadOptions(), 3)
 
 
 def test_devices_need_no_threads():
-    places = replicas.divided({"backend": "gpu", "tensor_parallel": 2}, 20)
+    places = replicas.divided(LoadOptions(backend="gpu", tensor_parallel=2), 20)
     assert places[19] == replicas.Place({"replica": (19, 20)}, {"replica": (38, 40)}, [])
 
 

@@ -24,7 +24,7 @@ class Engine(RemoteEngine):
         self.description = SimpleNamespace(pid=pid, num_pages=num_pages)
 
     def open(self, uncomputed, answers=1):
-        stream = self._streams[str(len(self.streams))] = Stream(self.abort, "", answers, uncomputed)
+        stream = self.streams[str(len(self.streams))] = Stream(self.abort, "", answers, uncomputed)
         return stream
 
 

@@ -180,7 +180,7 @@ def test_ctrl_c_is_held_back_within_a_step_and_goes_to_the_handler_that_was_ther
 def test_options_go_where_they_belong():
     llm = LLM(loaded_text(), prefix_cache=False, max_model_len=100)
     assert llm.engine.config.prefix_cache is False
-    assert llm.engine.max_model_len == 100
+    assert llm.engine.limits.max_model_len == 100
     with pytest.raises(TypeError, match="threads"):
         LLM(loaded_text(), threads=2)
     with LLM(loaded_text()) as llm:

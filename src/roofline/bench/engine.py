@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+import roofline
+from roofline import bundle
 from roofline.backends.base import Executable, Queueing, StepCost
 from roofline.backends.options import LoadOptions
 from roofline.backends.sampling import Sampled, SampleRows
@@ -22,6 +24,7 @@ from roofline.engine.config import EngineConfig
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
 from roofline.engine.stats import EngineStats
+from roofline.hardware.detect import detect
 
 REPEATS, SERVE_REPEATS = 3, 2
 
@@ -169,8 +172,6 @@ def open_bench(model: str, load: LoadOptions = LoadOptions(), tokens: int = 0) -
 
     load: options of loading; the sizes among them are replaced.
     """
-    from roofline import bundle
-
     most = tokens or max(row.requests * (row.prompt + row.answer) for row in WORKLOADS.values())
     # Every request may leave its last page partly empty.
     load = replace(load, cache_tokens=most + 64 * 16, max_running=64)
@@ -211,9 +212,6 @@ def bench_engine(
 
 def setting(loaded: LoadedModel) -> JsonObject:
     """Model, machine and choices that figures depend on. Folders are cut from file names, since records are shared."""
-    import roofline
-    from roofline.hardware.detect import detect
-
     machine = detect()
     chosen = {**loaded.notes}
     if chosen.get("weights", "").startswith("bundle "):

@@ -9,8 +9,9 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from roofline import bundle
 from roofline.backends.options import LoadOptions
 from roofline.bench.engine import report, setting
 from roofline.common.errors import ConfigError, RooflineError
@@ -19,9 +20,6 @@ from roofline.engine.config import EngineConfig
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
 from roofline.engine.stats import EngineStats
-
-if TYPE_CHECKING:
-    from roofline.bundle import LoadedModel
 
 REPEATS = 5
 ANSWER = 200  # most tokens of an answer
@@ -125,14 +123,12 @@ def bench_speculation(
         ConfigError: `rows` name nothing; a draft model is missing, or has another vocabulary.
         RooflineError: an id differs.
     """
-    from roofline import bundle
-
     chosen = [name for name in row_names() if rows is None or any(part in name for part in rows)]
     if not chosen:
         raise ConfigError(f"no row matches; the rows are: {', '.join(row_names())}")
     load = replace(load, cache_tokens=4096, max_running=8)
     loaded = bundle.load(model, replace(load, draft_tokens=tokens))
-    guesser: LoadedModel | None = None
+    guesser: bundle.LoadedModel | None = None
     try:
         if draft is not None:
             guesser = bundle.load(draft, load.for_draft())
@@ -153,7 +149,7 @@ def bench_speculation(
             guesser.executable.close()
 
 
-def _rows(loaded: "LoadedModel", plain: LocalEngine, guessing: LocalEngine, chosen: Sequence[str]) -> JsonObject:
+def _rows(loaded: bundle.LoadedModel, plain: LocalEngine, guessing: LocalEngine, chosen: Sequence[str]) -> JsonObject:
     assert loaded.tokenizer is not None, "loaded with the text side"
     assert loaded.chat_template is not None, "loaded with the text side"
     eos_ids, rows = loaded.tokenizer.eos_ids, {}

@@ -3,7 +3,7 @@
 import json
 import shlex
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from roofline.common.errors import RooflineError
@@ -37,13 +37,17 @@ def bench_train(
             if launch(processes, path, [], out=STDERR):
                 raise RooflineError("one of the processes failed; what it said stands above")
         else:
-            _alone(path, show)
+            from roofline.train.config.read import read_config
+            from roofline.train.report.console import Console
+            from roofline.train.run.loop import train
+
+            settings = read_config(path)
+            train(settings, Console(settings).show if show else None)
         card = cards.read(str(folder))
-    return {
-        "bench": "train",
-        "command": _command(what, changes, steps, warmup, processes),
-        "card": _without_run(card, what),
-    }
+    for name in ("command", "run"):  # of a folder that no longer exists
+        card.pop(name, None)
+    command = _command(what, changes, steps, warmup, processes)
+    return {"bench": "train", "command": command, "card": card | {"run": f"bench {what}"}}
 
 
 def _config(what: str, changes: Sequence[str], folder: Path, steps: int, warmup: int) -> JsonObject:
@@ -79,21 +83,6 @@ def _config(what: str, changes: Sequence[str], folder: Path, steps: int, warmup:
         "autoresume": False,
         "callbacks": values["callbacks"] | {"speed_monitor": values["callbacks"]["speed_monitor"] | {"warmup": warmup}},
     }
-
-
-def _alone(path: Path, show: bool) -> None:
-    from roofline.train.config.read import read_config
-    from roofline.train.report.console import Console
-    from roofline.train.run.loop import train
-
-    config = read_config(path)
-    watch: Callable[[JsonObject], None] | None = Console(config).show if show else None
-    train(config, watch)
-
-
-def _without_run(card: JsonObject, what: str) -> JsonObject:
-    """The card without its run's command and folder, which no longer exist."""
-    return {key: value for key, value in card.items() if key not in ("command", "run")} | {"run": f"bench {what}"}
 
 
 def _command(what: str, changes: Sequence[str], steps: int, warmup: int, processes: int) -> str:

@@ -1,7 +1,7 @@
 """A model and the draft model that guesses for it, loaded together: what one takes, the other must leave."""
 
 from roofline.bundle.loader import LoadedModel, load
-from roofline.bundle.vocabulary import check_draft
+from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonMapping
 from roofline.ops.batch import PAGE_TOKENS
 
@@ -25,3 +25,27 @@ def load_with_draft(
     guesser = load(draft, **draft_options)
     check_draft(loaded, guesser)
     return loaded, guesser
+
+
+def check_draft(model: LoadedModel, draft: LoadedModel) -> None:
+    """Refuse a draft model whose ids mean something else. Both must be loaded with their text side.
+
+    Raises:
+        ConfigError: the message names the first difference.
+    """
+
+    def refusal(difference: str) -> ConfigError:
+        remedy = "Choose a smaller model of the same family."
+        return ConfigError(f"{draft.name} cannot draft for {model.name}: {difference}. {remedy}")
+
+    sizes = model.executable.vocab_size, draft.executable.vocab_size
+    if sizes[0] != sizes[1]:
+        raise refusal(f"it has {sizes[1]:,} ids and the model {sizes[0]:,}")
+    assert model.tokenizer is not None, "loaded with the text side"
+    assert draft.tokenizer is not None, "loaded with the text side"
+    if model.path == draft.path or model.tokenizer.vocabulary.tokens == draft.tokenizer.vocabulary.tokens:
+        return
+    for token in range(sizes[0]):
+        ours, theirs = model.tokenizer.token_bytes(token), draft.tokenizer.token_bytes(token)
+        if ours != theirs:
+            raise refusal(f"id {token} is {theirs!r} there and {ours!r} in the model")

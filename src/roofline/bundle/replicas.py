@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from roofline.backends.options import LoadOptions
 from roofline.common.errors import CapacityError
-from roofline.common.json_types import JsonMapping, JsonObject
+from roofline.common.json_types import JsonObject
 
 
 @dataclass(frozen=True)
@@ -16,8 +17,8 @@ class Place:
     cores: list[int] = field(default_factory=list)
 
 
-def divided(load: JsonMapping, copies: int) -> list[Place]:
-    """The places of so many copies of what `load(**load)` would load.
+def divided(load: LoadOptions, copies: int) -> list[Place]:
+    """The places of so many copies of what `load` would load with these options.
 
     On a host's cores each copy has an equal part of the threads, in equal parts for its ranks, and cores of its own
     where one copy would have all that this process may use. `threads`, of `load` or the environment, is what all have
@@ -25,15 +26,15 @@ def divided(load: JsonMapping, copies: int) -> list[Place]:
 
     Raises CapacityError for more copies than threads.
     """
-    ranks = load.get("tensor_parallel", 1) * load.get("pipeline_parallel", 1)
     replicas = [(number, copies) for number in range(copies)]
+    ranks = load.ranks
     drafts = [(number * ranks, copies * ranks) for number in range(copies)]  # rank 0 has the first device of its group
-    if load.get("backend") == "gpu":
+    if load.backend == "gpu":
         return [Place({"replica": own}, {"replica": draft}) for own, draft in zip(replicas, drafts, strict=True)]
     from roofline.backends.cpu.select import choose_threads
     from roofline.hardware.cores import split_cores
 
-    threads = int(choose_threads(load.get("threads")).value)
+    threads = int(choose_threads(load.threads).value)
     if copies > threads:
         remedy = f"Lower it to {threads}, as each needs one."
         raise CapacityError(f"data_parallel={copies}", copies, threads, "threads", remedy)

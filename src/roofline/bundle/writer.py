@@ -184,7 +184,9 @@ def _write_image(path: Path, program: "Program", layout: "Layout", source: "Chec
             fill(scratch.address, view[:size])
             put(view[:size])
             at = place + size
-        _drop(file.fileno())
+        # On disk, and out of memory: pages that were written are small, those read through huge-page advice are not.
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return {"bytes": at, "sha256": digest.hexdigest()}
 
 
@@ -194,12 +196,6 @@ def _write(path: Path, data: bytes) -> JsonObject:
         file.flush()
         os.fsync(file.fileno())
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-
-
-def _drop(file: int) -> None:
-    """On disk, and out of memory: pages that were written are small, those read through huge-page advice are not."""
-    os.fsync(file)
-    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 @contextmanager

@@ -191,10 +191,10 @@ class Options:
 
         owner: who takes the keywords, for the message; default the class.
         """
-        known = [f.name for f in fields(cls)]
+        option_names = [f.name for f in fields(cls)]
         for name in keywords:
-            if name not in known:
-                raise TypeError(f"{owner or cls.__name__} has no option {name!r}{did_you_mean(name, known)}")
+            if name not in option_names:
+                raise TypeError(f"{owner or cls.__name__} has no option {name!r}{did_you_mean(name, option_names)}")
         return cls(**keywords)
 
     def changes(self) -> dict[str, Any]:
@@ -216,10 +216,10 @@ def split_keywords(keywords: Mapping[str, object], first: type[A], second: type[
 
     Raises TypeError, with the nearest name, for a keyword that neither declares.
     """
-    known = {**declared(first), **declared(second)}
+    option_names = {**declared(first), **declared(second)}
     for name in keywords:
-        if name not in known:
-            raise TypeError(f"{owner} has no option {name!r}{did_you_mean(name, known)}")
+        if name not in option_names:
+            raise TypeError(f"{owner} has no option {name!r}{did_you_mean(name, option_names)}")
     return (
         first.from_keywords({n: v for n, v in keywords.items() if n in declared(first)}),
         second.from_keywords({n: v for n, v in keywords.items() if n in declared(second)}),

@@ -48,11 +48,7 @@ class ChatModule:
 
     def stats(self) -> str:
         """Speed of the last `generate` or `benchmark_generate`: "prefill: 1234.5 tok/s, decode: 67.8 tok/s"."""
-        figures = self.figures()
-        return (
-            f"prefill: {figures.prefill_tokens_per_second:.1f} tok/s, "
-            f"decode: {figures.decode_tokens_per_second:.1f} tok/s"
-        )
+        return self.figures().speeds
 
     def reset_chat(self) -> None:
         """Forget the conversation."""

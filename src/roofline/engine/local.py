@@ -51,11 +51,6 @@ class LocalEngine:
         self._events: list[Event] = []
 
     @property
-    def max_model_len(self) -> int:
-        """Longest prompt plus answer, in tokens."""
-        return self.limits.max_model_len
-
-    @property
     def has_work(self) -> bool:
         """Whether `step` has something to compute or to tell."""
         return bool(self.state.running or self.state.waiting or self._events or self.under_way)
@@ -81,7 +76,7 @@ class LocalEngine:
         """
         prompt, params, eos, name, salt = request_parts(ids, params, options)
         check_unused(name, self._requests)
-        max_tokens = check_request(prompt, params, eos, self.executable.vocab_size, self.max_model_len)
+        max_tokens = check_request(prompt, params, eos, self.executable.vocab_size, self.limits.max_model_len)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos))
         seed = params.seed if params.seed is not None else fresh_seed()
         root = root_key(self.executable.fingerprint, salt=salt)

@@ -69,6 +69,11 @@ class EngineStats:
         return self.decode_tokens / self.decode_seconds if self.decode_seconds else 0.0
 
     @property
+    def speeds(self) -> str:
+        """'prefill: 2000.0 tok/s, decode: 180.0 tok/s'."""
+        return f"prefill: {self.prefill_tokens_per_second:.1f} tok/s, decode: {self.decode_tokens_per_second:.1f} tok/s"
+
+    @property
     def share_of_roof(self) -> float | None:
         """Time at the measured roofs / measured time, over the steps with a price; None when no roofs are known."""
         return self.limit_seconds / self.priced_seconds if self.priced_seconds else None

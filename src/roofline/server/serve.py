@@ -30,7 +30,6 @@ LOG = log.get("server")
 
 def serve(options: ServeOptions) -> None:
     """Serve until SIGTERM or SIGINT; what runs then may finish. Raises ConfigError when the address is taken."""
-    _warn(options)
     listening = _listen(options)
     started = time.perf_counter()
     gc.disable()  # importing makes objects that stay: looking for garbage among them takes a sixth of the time
@@ -50,13 +49,7 @@ def serve_engine(options: ServeOptions, engine: "AsyncEngine", text: "TextSide")
 
     options: what of them is about loading is not looked at.
     """
-    _warn(options)
     _run(_serve(options, _listen(options), engine, time.perf_counter(), lambda: text, lambda: None))
-
-
-def _warn(options: ServeOptions) -> None:
-    if not options.local and options.api_key is None:
-        LOG.warning("%s can be reached from other machines and there is no --api-key", options.host)
 
 
 def _run(serving: Coroutine[object, None, None]) -> None:
@@ -74,17 +67,13 @@ def _engine(options: ServeOptions) -> "AsyncEngine":
     from roofline.bundle.replicas import divided
     from roofline.engine.process.replicas import Replicas
 
-    places = divided(options.load.changes(), options.data_parallel)
-    specs = [
-        msgspec.structs.replace(
-            spec,
-            options={**spec.options, **place.options},
-            draft_options={**spec.draft_options, **place.draft_options},
-            cores=place.cores,
+    engines = []
+    for place in divided(options.load, options.data_parallel):
+        load, draft = {**spec.options, **place.options}, {**spec.draft_options, **place.draft_options}
+        engines.append(
+            RemoteEngine(msgspec.structs.replace(spec, options=load, draft_options=draft, cores=place.cores))
         )
-        for place in places
-    ]
-    return Replicas([RemoteEngine(each) for each in specs])
+    return Replicas(engines)
 
 
 def _spec(options: ServeOptions) -> EngineSpec:
@@ -205,7 +194,9 @@ def _later(complete: Callable[[], None]) -> None:
 
 
 def _listen(options: ServeOptions) -> socket.socket:
-    """Bind before anything is loaded: an address that is taken should cost nothing."""
+    """Bind before anything is loaded: an address that is taken should cost nothing. Warns of one that is open."""
+    if not options.local and options.api_key is None:
+        LOG.warning("%s can be reached from other machines and there is no --api-key", options.host)
     try:
         family = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.socket(family, socket.SOCK_STREAM)

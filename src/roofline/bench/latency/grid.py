@@ -7,18 +7,22 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+import roofline
+from roofline.backends.cpu.select import choose_threads
 from roofline.bench.latency.cells import Cell, grid, limit_of, measure, row
 from roofline.bench.latency.ladder import EAGER, Rung, explained, rungs
 from roofline.bench.latency.limits import ModelLimits, Speeds
 from roofline.bench.latency.options import LatencyOptions, numbers
 from roofline.bench.latency.runners import Most, Opened, Subject, open_rungs
+from roofline.bench.peers.available import Here
+from roofline.bench.peers.available import here as look
 from roofline.common.errors import ConfigError, RooflineError
 from roofline.common.json_types import JsonObject
-
-if TYPE_CHECKING:
-    from roofline.bench.peers.available import Here
+from roofline.hardware.detect import detect
+from roofline.models import presets
+from roofline.weights.checkpoint import read_config
 
 SCHEMA = "bench.latency/1"
 
@@ -71,8 +75,6 @@ def bench_latency(
 
     Raises ConfigError, UnsupportedError: the options name what does not exist, fit together, or run here at all.
     """
-    from roofline.bench.peers.available import here as look
-
     here = look(options.device)
     default = DEFAULTS[here.device]
     subject = subject_of(options.preset, options.layers, default)
@@ -102,7 +104,7 @@ def bench_latency(
 
 
 def _cells(
-    plan: Plan, opened: Opened, limits: ModelLimits, here: "Here", threads: int | None, tell: Callable[[str], None]
+    plan: Plan, opened: Opened, limits: ModelLimits, here: Here, threads: int | None, tell: Callable[[str], None]
 ) -> Iterator[JsonObject]:
     for cell in plan.cells:
         tell(f"{cell.name}: roofs")
@@ -124,11 +126,6 @@ def _cells(
 
 def subject_of(preset: str | None, layers: int | None, default: Default) -> Subject:
     """A named shape, or the one of a folder's config.json, with so many of its layers. Raises ConfigError."""
-    from pathlib import Path
-
-    from roofline.models import presets
-    from roofline.weights.checkpoint import read_config
-
     if preset is None:
         preset, layers = default.preset, layers or default.layers
     is_preset = preset in presets.names() or not Path(preset).is_dir()
@@ -151,11 +148,7 @@ def smaller(subject: Subject | None, prompt: int | None, device: str) -> str:
     return f"on a CPU: {' and '.join(instead)}" if device == "cpu" and instead else ""
 
 
-def _head(subject: Subject, here: "Here", plan: Plan, started: str, threads: int | None) -> JsonObject:
-    import roofline
-    from roofline.backends.cpu.select import choose_threads
-    from roofline.hardware.detect import detect
-
+def _head(subject: Subject, here: Here, plan: Plan, started: str, threads: int | None) -> JsonObject:
     machine = detect()
     cpu = {"chip": machine.chip, "cores": machine.usable_cores, "threads": choose_threads(threads).value}
     return {
@@ -165,12 +158,8 @@ def _head(subject: Subject, here: "Here", plan: Plan, started: str, threads: int
         "device": {"type": here.device, "name": here.name, "vendor": here.vendor},
         "machine": cpu | {"memory_bytes": machine.memory_total},
         "versions": {"roofline": roofline.__version__, "python": sys.version.split()[0], **here.versions},
-        "model": {
-            "name": subject.name,
-            "config": dict(subject.config),
-            "dtype": "bf16",
-            "weights": f"random:{subject.seed}",
-        },
+        "model": {"name": subject.name, "config": dict(subject.config)}
+        | {"dtype": "bf16", "weights": f"random:{subject.seed}"},
         "repeats": plan.repeats,
         "definitions": {
             "latency": "TTFT + TPOT x (n - 1)",

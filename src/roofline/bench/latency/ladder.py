@@ -24,7 +24,6 @@ class Technique:
     """phase: which it helps; why: one or two sentences; ours: it belongs to our engine, not to torch's model; needs:
     what it brings along; excludes: what it cannot be combined with."""
 
-    name: str
     phase: str
     why: str
     ours: bool = False
@@ -32,70 +31,60 @@ class Technique:
     excludes: tuple[str, ...] = ()
 
 
-_TABLE = (
-    Technique(
-        EAGER,
+TECHNIQUES = {
+    EAGER: Technique(
         "neither phase",
         "transformers' model under torch, operator by operator: what the others are compared with. Attention writes "
         "its whole matrix of scores to memory.",
     ),
-    Technique(
-        "compile",
+    "compile": Technique(
         "prefill",
         "torch.compile fuses what lies between the products, so prompts move fewer bytes. Decoding gains little: the "
         "cache grows at every step, so shapes stay unknown.",
     ),
-    Technique(
-        "static",
+    "static": Technique(
         "decode",
         "A cache of fixed size gives every decoding step the same shapes, so the whole step is compiled at once and, "
         "on a GPU, replayed as a graph. Attention then reads the unused part of the cache too.",
         needs=("compile",),
     ),
-    Technique(
-        "sdpa",
+    "sdpa": Technique(
         "prefill",
         "torch's memory-efficient attention computes scores in tiles and never writes them out, which counts for long"
         " prompts and large batches. A decoding step has one query, so there is little to save.",
         excludes=("xformers", "flash"),
     ),
-    Technique(
-        "xformers",
+    "xformers": Technique(
         "prefill",
         "The same idea as sdpa, from the library that it was first published in.",
         excludes=("sdpa", "flash"),
     ),
-    Technique(
-        "flash",
+    "flash": Technique(
         "prefill",
         "FlashAttention keeps tiles of scores in the fastest memory and spreads long prompts over the whole chip. It "
         "does not help decoding, whose query is one token long.",
         excludes=("sdpa", "xformers"),
     ),
-    Technique(
-        "tuned",
+    "tuned": Technique(
         "both phases",
         "Each product runs with the kernel that was fastest for its very shape. The tall and thin products of "
         "decoding gain most.",
     ),
-    Technique(
-        "paged",
+    "paged": Technique(
         "decode",
         "Our engine: keys and values lie in pages, so memory is taken as sequences grow and attention reads only what"
         " is there. Its kernels fuse what surrounds the products; a prompt gains from those alone.",
         ours=True,
         excludes=("compile", "static", "sdpa", "xformers", "flash"),
     ),
-    Technique(
-        "graphs",
+    "graphs": Technique(
         "decode",
         "Our engine's decoding steps are captured once per batch size and replayed, so the host no longer launches "
         "each kernel. Prompts are long enough to hide their launches.",
         ours=True,
         needs=("paged",),
     ),
-)
-TECHNIQUES = {technique.name: technique for technique in _TABLE}
+}
 LADDER = tuple(TECHNIQUES)
 
 

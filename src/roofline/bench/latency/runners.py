@@ -3,16 +3,20 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from importlib.util import find_spec
+from typing import Protocol
 
+from roofline import bundle
+from roofline.backends import table
 from roofline.backends.base import CapturesGraphs
+from roofline.bench.engine import Bench
 from roofline.bench.latency.ladder import Rung, missing
+from roofline.bench.peers.available import Here
+from roofline.bundle import LoadedModel
 from roofline.common.errors import UnsupportedError, describe_error
 from roofline.common.json_types import JsonMapping, JsonObject
-
-if TYPE_CHECKING:
-    from roofline.bench.peers.available import Here
-    from roofline.bundle import LoadedModel
+from roofline.weights.random_weights import pooled_checkpoint
+from roofline.weights.to_hf import hf_config
 
 STEP_TOKENS = {"cpu": 512, "gpu": 8192}  # tokens in a step of our engine; longer prompts are computed in chunks
 PAGE_ROOM = 16  # every sequence may leave its last page partly empty
@@ -88,19 +92,13 @@ class EngineRunner:
         threads: int | None = None,
         shares_model_of: "EngineRunner | None" = None,
     ) -> None:
-        from roofline.bench.engine import Bench
-
         self._tokens = max(STEP_TOKENS[backend], most.started)
         self._backend, self._tuned, self._graphs, self._owner = backend, tuned, graphs, shares_model_of is None
-        self.loaded: LoadedModel = (
-            shares_model_of.loaded if shares_model_of is not None else self._load(subject, most, threads)
-        )
+        owner = shares_model_of
+        self.loaded: LoadedModel = owner.loaded if owner is not None else self._load(subject, most, threads)
         self._bench = Bench(self.loaded.executable, self._tokens)
 
-    def _load(self, subject: Subject, most: Most, threads: int | None) -> "LoadedModel":
-        from roofline import bundle
-        from roofline.weights.random_weights import pooled_checkpoint
-
+    def _load(self, subject: Subject, most: Most, threads: int | None) -> LoadedModel:
         loaded = bundle.load(
             pooled_checkpoint(subject.config, subject.seed),
             backend=self._backend,
@@ -126,24 +124,20 @@ class EngineRunner:
         return self._owner and self._tuned == tuned
 
     def prefill(self, batch: int, length: int) -> float:
-        """See Runner."""
         with self._switched():
             return self._bench.generate(batch, length, 1).seconds
 
     def decode(self, batch: int, context: int, steps: int) -> float:
-        """See Runner."""
         with self._switched():
             return self._bench.decode(context, steps, batch).seconds
 
     def notes(self) -> JsonObject:
-        """See Runner."""
         executable, notes = self.loaded.executable, dict(self.loaded.notes)
         if self._graphs and isinstance(executable, CapturesGraphs):
             notes["graphs"] = executable.graphs_captured()
         return notes
 
     def close(self) -> None:
-        """See Runner."""
         if self._owner:
             self.loaded.executable.close()
 
@@ -154,7 +148,6 @@ class EngineRunner:
         After an error a new engine is made, since requests that were still open would be timed with the next run.
         """
         from roofline.backends.gpu.runtime.libraries import summing_in_float32, switched
-        from roofline.bench.engine import Bench
 
         gpu = self._backend == "gpu"
         executable = self.loaded.executable
@@ -181,7 +174,7 @@ class Opened:
             runner.close()
 
 
-def open_rungs(ladder: list[Rung], subject: Subject, here: "Here", most: Most, threads: int | None = None) -> Opened:
+def open_rungs(ladder: list[Rung], subject: Subject, here: Here, most: Most, threads: int | None = None) -> Opened:
     """Open every rung that runs here; torch's rungs share one model. here: see bench/peers/available.py."""
     opened, model = Opened(), None
     for rung in ladder:
@@ -198,30 +191,15 @@ def open_rungs(ladder: list[Rung], subject: Subject, here: "Here", most: Most, t
                     subject, backend, most, tuned=tuned, graphs=graphs, threads=threads, shares_model_of=model_owner
                 )
             else:
-                model = model or _torch_model(subject, here.device, threads)
-                opened.runners[rung.name] = _torch_runner(model, rung, subject.seed)
+                from roofline.bench.peers.transformers_model import TransformersRunner, random_model
+
+                model = model or random_model(hf_config(subject.config), here.device, subject.seed, threads)
+                opened.runners[rung.name] = TransformersRunner(model, rung.techniques, subject.seed)
         except Exception as error:  # a rung that cannot run here is a result too
             opened.missing[rung.name] = describe_error(error)
     return opened
 
 
-def why_missing(rung: Rung, subject: Subject, here: "Here") -> str:
+def why_missing(rung: Rung, subject: Subject, here: Here) -> str:
     """Why a rung cannot run in this process, empty where nothing is known against it."""
-    from importlib.util import find_spec
-
-    from roofline.backends import table
-
     return missing(rung, here, subject.config, table.names(), find_spec("roofline._native") is not None)
-
-
-def _torch_model(subject: Subject, device: str, threads: int | None) -> Any:
-    from roofline.bench.peers.transformers_model import random_model
-    from roofline.weights.to_hf import hf_config
-
-    return random_model(hf_config(subject.config), device, subject.seed, threads)
-
-
-def _torch_runner(model: Any, rung: Rung, seed: int) -> Runner:
-    from roofline.bench.peers.transformers_model import TransformersRunner
-
-    return TransformersRunner(model, rung.techniques, seed)

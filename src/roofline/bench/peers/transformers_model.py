@@ -39,7 +39,7 @@ def random_model(config: JsonMapping, device: str, seed: int = 0, threads: int |
 
 
 class TransformersRunner:
-    """Prefill and greedy decoding of one model with a set of techniques, as a plain loop over its forward.
+    """A `Runner` of one model with a set of techniques, as a plain loop over its forward; decoding is greedy.
 
     The loop is kinder than `generate`: no logits processors, no stopping criteria, and one synchronisation at the end.
     Several runners may share a model: each call sets what it needs.
@@ -65,7 +65,6 @@ class TransformersRunner:
         self.ids: Tensor
 
     def prefill(self, batch: int, length: int) -> float:
-        """Seconds from `batch` prompts of `length` tokens to the first token of each."""
         with self._set():
             cache, prompts = self._cache(batch, length), self._prompts(batch, length)
             start = self._now()
@@ -73,7 +72,6 @@ class TransformersRunner:
             return self._now() - start
 
     def decode(self, batch: int, context: int, steps: int) -> float:
-        """Seconds of `steps` steps for `batch` sequences after `context` tokens, whose own pass is left out."""
         import torch
 
         with self._set():
@@ -102,7 +100,6 @@ class TransformersRunner:
         return self._decode(ids, cache).clone()  # a graph's output is overwritten by its next replay
 
     def notes(self) -> JsonObject:
-        """What a record says of it: nothing beside its rung."""
         return {}
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from roofline import bundle
 from roofline.backends.base import Executable, MeasuresRoofs, TimesOps
 from roofline.backends.options import LoadOptions
 from roofline.backends.sampling import SampleRows
@@ -315,8 +316,6 @@ def profile_model(model: str, steps: Sequence[Step], load: LoadOptions = LoadOpt
 
     Raises as `load` and `profile_step`.
     """
-    from roofline import bundle
-
     load = replace(
         load,
         cache_tokens=max(step.pages * step.batch for step in steps) * PAGE_TOKENS,

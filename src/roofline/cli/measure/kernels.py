@@ -1,6 +1,6 @@
 """roofline kernels: what GPU kernels are like on a chip that need not be here; their binaries, made ahead of time."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from roofline.backends.options import LoadOptions
@@ -99,8 +99,8 @@ def _build_model(targets: "list[Chip]", options: KernelOptions) -> int:
     from roofline.backends.gpu.ahead import kernel_cache
 
     assert options.model is not None
-    numbers = {"kv_cache_dtype": options.kv_cache_dtype, "activations": options.activations}
-    load = LoadOptions(backend="gpu", weights=options.weights, exact=options.exact, **numbers)
+    load = LoadOptions(backend="gpu", weights=options.weights, exact=options.exact)
+    load = replace(load, kv_cache_dtype=options.kv_cache_dtype, activations=options.activations)
     for compiled in bundle.compile_ahead(options.model, load, [chip.name for chip in targets]):
         print(f"{compiled.chip}: {compiled.binaries} binaries, {compiled.compiled} of them compiled now", flush=True)
     print(f"they lie in {kernel_cache.folder()}")

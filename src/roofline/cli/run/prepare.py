@@ -71,8 +71,7 @@ def figures(stats: "EngineStats") -> dict[str, float | None]:
 def figures_line(stats: "EngineStats") -> str:
     """'prefill: 2000.0 tok/s, decode: 180.0 tok/s, 61.0% of the roof'."""
     share = "roof not measured" if stats.share_of_roof is None else f"{stats.share_of_roof:.1%} of the roof"
-    speeds = f"prefill: {stats.prefill_tokens_per_second:.1f} tok/s, decode: {stats.decode_tokens_per_second:.1f} tok/s"
-    drafts = (
-        "" if stats.acceptance is None else f", {stats.acceptance:.0%} of {stats.draft_tokens} drafted tokens right"
-    )
-    return f"{speeds}, {share}{drafts}"
+    line = f"{stats.speeds}, {share}"
+    if stats.acceptance is None:
+        return line
+    return f"{line}, {stats.acceptance:.0%} of {stats.draft_tokens} drafted tokens right"

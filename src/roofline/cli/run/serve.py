@@ -35,5 +35,5 @@ def _first_replica(options: ServeOptions) -> tuple[list[int], int | None]:
     """Cores and threads of the first replica: the roofs to measure are those of what one of them has."""
     from roofline.bundle.replicas import divided
 
-    place = divided(options.load.changes(), options.data_parallel)[0]
+    place = divided(options.load, options.data_parallel)[0]
     return place.cores, place.options.get("threads")

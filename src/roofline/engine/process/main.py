@@ -106,9 +106,7 @@ def main(arguments: list[str]) -> int:
     """Run until the owner is done. Exit status 0, or 1 when nothing could be loaded."""
     _die_with_parent()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(
-            number, signal.SIG_IGN
-        )  # sent to a whole group, they are the owner's business: it may drain first
+        signal.signal(number, signal.SIG_IGN)  # sent to a whole group, they are for the owner, which may drain first
     log.configure()
     channel = Channel(socket.socket(fileno=int(arguments[0])))
     first = channel.receive(wait=True)
@@ -142,7 +140,7 @@ def ready(name: str, engine: LocalEngine, load_seconds: float) -> Ready:
     return Ready(
         name=name,
         vocab_size=executable.vocab_size,
-        max_model_len=engine.max_model_len,
+        max_model_len=engine.limits.max_model_len,
         fingerprint=executable.fingerprint,
         num_pages=executable.num_pages,
         page_bytes=executable.page_bytes,
@@ -178,16 +176,12 @@ def work(channel: Channel, engine: LocalEngine, arrived: list[ToEngine]) -> None
 
 def _submit(engine: LocalEngine, message: Submit) -> list[Event]:
     """Queue a request; what is wrong with it becomes the last event of each of its answers."""
+    name, answers = message.request_id, range(message.params.n)
     try:
-        engine.submit(
-            message.ids, message.params, eos_ids=message.eos_ids, request_id=message.request_id, salt=message.salt
-        )
+        engine.submit(message.ids, message.params, eos_ids=message.eos_ids, request_id=name, salt=message.salt)
         return []
     except RooflineError as error:
-        return [
-            Event(message.request_id, index, [], finish_reason="error", error=str(error))
-            for index in range(message.params.n)
-        ]
+        return [Event(name, index, [], finish_reason="error", error=str(error)) for index in answers]
 
 
 def _load(spec: EngineSpec) -> tuple[str, LocalEngine]:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import NoReturn, Unpack
 
 from roofline.common import log
@@ -59,16 +59,12 @@ class RemoteEngine:
         self.engines: tuple[RemoteEngine, ...] = ()
         self._worker = worker or ProcessWorker(spec)
         self._stats = EngineStats()
-        self._streams: dict[str, Stream] = {}
+        self.streams: dict[str, Stream] = {}  # the requests that have not ended, by id
         self._settled = asyncio.Event()  # set while ready, and for good once closed or given up
-        self._ready = self._closing = False
+        self.ready = self._closing = False
         self._socket: socket.socket | None = None  # our end to a process that no event loop reads from yet
         self._writer: asyncio.StreamWriter | None = None
         self._supervisor: asyncio.Task[None] | None = None
-
-    @property
-    def ready(self) -> bool:
-        return self._ready
 
     @property
     def pid(self) -> int | None:
@@ -76,12 +72,7 @@ class RemoteEngine:
 
     @property
     def outstanding(self) -> int:
-        return sum(stream.outstanding for stream in self._streams.values())
-
-    @property
-    def streams(self) -> Mapping[str, Stream]:
-        """The requests that have not ended, by id."""
-        return self._streams
+        return sum(stream.outstanding for stream in self.streams.values())
 
     async def settled(self) -> None:
         """Wait until requests are computed, or never will be any more (`failure`)."""
@@ -103,16 +94,16 @@ class RemoteEngine:
         prompt, params, eos, name, salt = request_parts(ids, params, options)
         assert self._supervisor is not None, "start comes before submit"
         await self.settled()
-        if not self._ready or self.description is None or self._writer is None:
+        if not self.ready or self.description is None or self._writer is None:
             raise RequestError(503, "engine_unavailable", self.failure or CLOSED)
         check_request(prompt, params, eos, self.description.vocab_size, self.description.max_model_len)
-        check_unused(name, self._streams)
-        stream = self._streams[name] = Stream(self.abort, name, params.n, len(prompt))
+        check_unused(name, self.streams)
+        stream = self.streams[name] = Stream(self.abort, name, params.n, len(prompt))
         self._writer.write(messages.frame(Submit(name, prompt, params, eos, salt)))
         return stream
 
     def abort(self, request_id: str, index: int | None = None) -> None:
-        if request_id in self._streams and self._ready and self._writer is not None:
+        if request_id in self.streams and self.ready and self._writer is not None:
             self._writer.write(messages.frame(Abort(request_id, index)))
 
     def stats(self) -> EngineStats:
@@ -125,7 +116,7 @@ class RemoteEngine:
             await self._reap()
             return
         self._closing = True
-        if self._ready and self._writer is not None:
+        if self.ready and self._writer is not None:
             self._writer.write(messages.frame(Close()))
             await asyncio.wait([self._supervisor], timeout=timeout)
         if not self._supervisor.done():
@@ -142,7 +133,7 @@ class RemoteEngine:
         try:
             while not self._closing:
                 reason, productive = await self._life(first)
-                self._ready = False
+                self.ready = False
                 if self._closing:
                     return
                 self._settled.clear()
@@ -172,7 +163,7 @@ class RemoteEngine:
             return f"the model could not be loaded again: {error}", False
         except (OSError, asyncio.IncompleteReadError):
             return f"{DIED} while loading", False
-        self._ready, self._stats = True, EngineStats()
+        self.ready, self._stats = True, EngineStats()
         self._settled.set()
         if not first.done():
             first.set_result(self.description)
@@ -204,11 +195,11 @@ class RemoteEngine:
             for event in report.events:
                 if event.ids:
                     self.last_token_at = time.monotonic()
-                stream = self._streams.get(event.request_id)
+                stream = self.streams.get(event.request_id)
                 if stream is not None:
                     stream.deliver(event)
                     if not stream.open:
-                        del self._streams[event.request_id]
+                        del self.streams[event.request_id]
             if self.on_report is not None:
                 try:
                     self.on_report(report)
@@ -226,13 +217,13 @@ class RemoteEngine:
         return await asyncio.to_thread(self._worker.end)
 
     def _fail_streams(self, error: str) -> None:
-        streams, self._streams = self._streams, {}
+        streams, self.streams = self.streams, {}
         for stream in streams.values():
             for index in sorted(stream.open):
                 stream.deliver(Event(stream.request_id, index, [], finish_reason="error", error=error))
 
     def _give_up(self, reason: str) -> None:
-        self._ready, self.failure = False, reason
+        self.ready, self.failure = False, reason
         self._fail_streams(reason)
         self._settled.set()
 
