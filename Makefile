@@ -62,7 +62,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/python -m tools.house
 	$(BIN)/python -m mypy
-	$(BIN)/python -m pytest -m "not slow and not e2e" -q -n $(TEST_JOBS) --dist loadfile $(CHECK_TESTS) $(ARGS)
+	$(PYTEST) -m "not slow and not e2e" -q $(CHECK_TESTS) $(ARGS)
 
 # The site. Its builder reads docstrings, so it runs where the package and torch are installed.
 $(VENV)/.docs: pyproject.toml | setup
@@ -74,12 +74,16 @@ docs: setup $(VENV)/.docs
 	$(BIN)/python -m sphinx -q -W --keep-going -n docs build/docs
 	@echo "build/docs/index.html"
 
+# Tests start hundreds of Python processes: each compiles the package's modules anew where bytecode is not kept.
+unexport PYTHONDONTWRITEBYTECODE
+PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
+
 test: setup
 	@$(BIN)/roofline pull $(MODEL) || echo "No model: the tests that need $(MODEL) will be skipped."
-	$(BIN)/python -m pytest -m "not slow" -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
 
 test-slow: setup
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(PYTEST) -m slow $(ARGS)
 
 # Goes on where an earlier run of the same day stopped. The estimate comes first; the machine should be idle.
 bench-peers: setup

@@ -175,7 +175,7 @@ SHAPES = [
 @pytest.mark.parametrize(
     ("isa", "model", "head_dim", "heads", "kv_heads", "window"),
     [
-        pytest.param(isa, *shape, marks=pytest.mark.slow if isa == "portable" and shape != SHAPES[3] else ())
+        pytest.param(isa, *shape, marks=pytest.mark.slow if isa == "portable" else ())
         for isa in ISAS
         for shape in SHAPES
     ],

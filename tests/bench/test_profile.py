@@ -106,6 +106,7 @@ def test_ops_explain_the_step(smollm2_path: Path, step: Step) -> None:
         executable.close()
 
 
+@pytest.mark.slow
 def test_record_of_a_real_profile(profiled: tuple[dict, str]) -> None:
     for step in profiled[0]["steps"]:
         spent = sum(op["seconds"] for op in step["ops"])

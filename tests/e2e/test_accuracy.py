@@ -15,6 +15,7 @@ POSITIONS = 2048
 LENGTH = 512
 
 
+@pytest.mark.slow
 def test_logits_against_the_oracle(smollm2_path: Path) -> None:
     from roofline.bundle import load
     from roofline.models import registry

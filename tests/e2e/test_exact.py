@@ -89,29 +89,28 @@ def model(smollm2_path: Path) -> LoadedModel:
     return load(str(smollm2_path), text=False, cache_tokens=24000, max_model_len=1024, threads=2)
 
 
+# The quick run takes the first 16 requests, which have all prefixes and settings; `-m slow` takes all 64.
+@pytest.fixture(scope="module", params=[16, pytest.param(64, marks=pytest.mark.slow)])
+def asked(request: pytest.FixtureRequest) -> list[Asked]:
+    return requests()[: request.param]
+
+
 @pytest.fixture(scope="module")
-def alone(model: LoadedModel) -> tuple[dict[str, list[int]], dict]:
-    ids, digests, _ = run(model, requests(), at_once=False, prefix_cache=False)
-    assert all(len(ids[str(i)]) == r.params.max_tokens for i, r in enumerate(requests()))
+def alone(model: LoadedModel, asked: list[Asked]) -> tuple[dict[str, list[int]], dict]:
+    ids, digests, _ = run(model, asked, at_once=False, prefix_cache=False)
+    assert all(len(ids[str(i)]) == r.params.max_tokens for i, r in enumerate(asked))
     return ids, digests
 
 
-QUICK = [(64, False), (16, True)]  # the others take their time: -m slow
-SETTINGS = [
-    setting if setting in QUICK else pytest.param(*setting, marks=pytest.mark.slow)
-    for setting in itertools.product([16, 64, 512], [False, True])
-]
-
-
-@pytest.mark.parametrize(("chunk", "prefix_cache"), SETTINGS)
-def test_all_at_once(model: LoadedModel, alone: tuple, chunk: int, prefix_cache: bool) -> None:
-    ids, digests, _ = run(model, requests(), True, max_batch_tokens=chunk, prefix_cache=prefix_cache)
+@pytest.mark.parametrize(("chunk", "prefix_cache"), itertools.product([16, 64, 512], [False, True]))
+def test_all_at_once(model: LoadedModel, asked: list[Asked], alone: tuple, chunk: int, prefix_cache: bool) -> None:
+    ids, digests, _ = run(model, asked, True, max_batch_tokens=chunk, prefix_cache=prefix_cache)
     assert ids == alone[0]
     assert digests == alone[1]
 
 
-def test_prefix_hits(model: LoadedModel, alone: tuple) -> None:
-    twice = requests() + requests()
+def test_prefix_hits(model: LoadedModel, asked: list[Asked], alone: tuple) -> None:
+    count, twice = len(asked), asked + asked
     recorder = Recorder(model.executable)
     engine = LocalEngine(recorder, EngineConfig(prefix_cache=True))
     ids: dict[str, list[int]] = {str(i): [] for i in range(len(twice))}
@@ -119,46 +118,47 @@ def test_prefix_hits(model: LoadedModel, alone: tuple) -> None:
         engine.submit(request.ids, request.params, request_id=str(i))
         while engine.has_work:
             collect(engine, ids)
-    assert engine.stats().prefix_hits > 3000
-    assert [ids[str(i)] for i in range(64)] == [ids[str(i + 64)] for i in range(64)]
-    assert {str(i): ids[str(i)] for i in range(64)} == alone[0]
+    assert engine.stats().prefix_hits > 3000 * count // 64
+    assert [ids[str(i)] for i in range(count)] == [ids[str(i + count)] for i in range(count)]
+    assert {str(i): ids[str(i)] for i in range(count)} == alone[0]
     assert recorder.digests == alone[1]
 
 
 @pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_forced_preemption(smollm2_path: Path, alone: tuple, threads: int) -> None:
+def test_forced_preemption(smollm2_path: Path, asked: list[Asked], alone: tuple, threads: int) -> None:
     small = load(str(smollm2_path), text=False, cache_tokens=420, max_model_len=400, threads=threads)
-    ids, digests, stats = run(small, requests(), True, max_batch_tokens=64, prefix_cache=False)
+    ids, digests, stats = run(small, asked, True, max_batch_tokens=64, prefix_cache=False)
     assert stats.preemptions > 0
     assert ids == alone[0]
     assert digests == alone[1]
 
 
 @pytest.mark.slow
-def test_lower_instruction_set(smollm2_path: Path, alone: tuple) -> None:
+def test_lower_instruction_set(smollm2_path: Path, asked: list[Asked], alone: tuple) -> None:
     from roofline import _native
 
     if "avx2" not in _native.isas():
         pytest.skip("this chip has no AVX2")
     lower = load(str(smollm2_path), text=False, cache_tokens=8000, max_model_len=512, isa="avx2")
-    ids, digests, _ = run(lower, requests(), True)
+    ids, digests, _ = run(lower, asked, True)
     assert ids == alone[0]
     assert digests == alone[1]
 
 
+@pytest.mark.slow
 def test_the_8_bit_cache(smollm2_path: Path, alone: tuple) -> None:
     options: dict[str, Any] = {"text": False, "kv_cache_dtype": "int8", "max_model_len": 400}
-    asked = [requests()[i] for i in (0, 2, 3, 4, 6, 9, 12, 16, 20, 21, 24, 28)]
+    some = [requests()[i] for i in (0, 2, 3, 4, 6, 9, 12, 16, 20, 21, 24, 28)]
     roomy, small = (load(str(smollm2_path), cache_tokens=tokens, **options) for tokens in (8000, 420))
-    ids, digests, _ = run(roomy, asked, at_once=False, prefix_cache=False)
+    ids, digests, _ = run(roomy, some, at_once=False, prefix_cache=False)
     assert not set(digests.values()) & set(alone[1].values())
     for model, config in (
         (roomy, {"prefix_cache": True}),
         (roomy, {"max_batch_tokens": 16, "prefix_cache": False}),
         (small, {"max_batch_tokens": 64, "prefix_cache": True}),
     ):
-        got, rows, stats = run(model, asked + asked, True, **config)
-        assert [got[str(i)] for i in range(2 * len(asked))] == 2 * list(ids.values())
+        got, rows, stats = run(model, some + some, True, **config)
+        assert [got[str(i)] for i in range(2 * len(some))] == 2 * list(ids.values())
         assert rows == digests
         assert (stats.prefix_hits > 0) == config["prefix_cache"]
         assert (stats.preemptions > 0) == (model is small)

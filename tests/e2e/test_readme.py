@@ -11,11 +11,16 @@ import pytest
 from e2e_serving import ROOFLINE
 
 ROOT = Path(__file__).parents[2]
-# In this order, in one folder: a later page may use what an earlier one made.
-DOCUMENTS = ("README.md", "docs/tutorials/first-answer.md", "docs/tutorials/train.md", "docs/how-to/faster.md")
+# In this order, in one folder. The pages that train and measure take longer: `-m slow` runs them.
+SLOW_DOCUMENTS = ("docs/tutorials/train.md", "docs/how-to/faster.md")
+DOCUMENTS = ("README.md", "docs/tutorials/first-answer.md", *SLOW_DOCUMENTS)
 README = (ROOT / "README.md").read_text()
 COMMANDS = [
-    pytest.param(line.strip(), id=f"{Path(document).stem}-{line.strip()}")
+    pytest.param(
+        line.strip(),
+        id=f"{Path(document).stem}-{line.strip()}",
+        marks=pytest.mark.slow if document in SLOW_DOCUMENTS else (),
+    )
     for document in DOCUMENTS
     for block in re.findall(r"^```bash\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
     for line in block.splitlines()

@@ -85,6 +85,7 @@ def test_more_replicas_than_threads_are_refused_in_one_line(environment, model):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_running_requests_of_all_finish_when_the_server_is_told_to_stop(environment, model):
     with serving(environment, model, "--cache-tokens", "4096", "--dp", "2") as running:
         with open_stream(running, max_tokens=300) as one, open_stream(running, max_tokens=300) as other:

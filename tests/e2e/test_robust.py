@@ -57,6 +57,7 @@ def nothing_runs(served: Served) -> bool:
     return stats["running"] == stats["waiting"] == stats["pages_used"] == 0
 
 
+@pytest.mark.slow
 def test_both_processes_stay_under_650_mb_with_a_full_cache(full):
     used = proportional_bytes(full)
     print(f"both processes: {used / 1e6:.1f} MB")
@@ -147,6 +148,7 @@ def test_an_engine_killed_while_it_loads_is_started_again(full):
     assert greedy(full) == answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_python_is_less_than_a_tenth_of_a_decode_step(model, temperature):
     """With 32 running requests. A ratio of two times of the same steps, so a busy machine matters little."""

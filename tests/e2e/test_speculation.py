@@ -74,7 +74,10 @@ def plain(loaded: LoadedModel) -> dict:
     return run(loaded)[0]
 
 
-@pytest.mark.parametrize("config", [{}, {"max_batch_tokens": 64, "prefix_cache": False, "max_running": 4}])
+@pytest.mark.parametrize(
+    "config",
+    [pytest.param({}, marks=pytest.mark.slow), {"max_batch_tokens": 64, "prefix_cache": False, "max_running": 4}],
+)
 def test_ngram(loaded: LoadedModel, plain: dict, config: dict) -> None:
     answers, stats = run(loaded, speculate="ngram", speculate_always=True, **config)
     assert answers == plain
@@ -87,6 +90,7 @@ def test_ngram_that_decides_by_itself(loaded: LoadedModel, plain: dict) -> None:
     assert stats.drafts + stats.drafts_held > 0
 
 
+@pytest.mark.slow
 def test_the_model_as_its_own_draft(loaded: LoadedModel, plain: dict, smollm2_path: Path) -> None:
     draft = small(smollm2_path, text=False)
     answers, stats = run(loaded, draft.executable, speculate="draft", speculate_always=True)
@@ -103,6 +107,7 @@ def test_a_draft_of_random_weights(loaded: LoadedModel, plain: dict, smollm2_pat
     assert stats.acceptance < 0.2
 
 
+@pytest.mark.slow
 def test_the_8_bit_cache(smollm2_path: Path, plain: dict) -> None:
     some = [(0, 0), (0, 2), (1, 0), (2, 1)]
     model = small(smollm2_path, kv_cache_dtype="int8", max_model_len=1024, draft_tokens=6)

@@ -49,6 +49,7 @@ async def lose_a_rank(spec: EngineSpec) -> None:
         await engine.close()
 
 
+@pytest.mark.slow
 def test_a_lost_rank_costs_a_restart(tmp_path: Path, tiny_llama: dict[str, Any]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(tiny_llama))
     options = {"backend": "reference", "weights": "random:7", "cache_tokens": 64, "max_running": 2, "text": False}

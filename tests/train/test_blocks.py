@@ -74,6 +74,7 @@ def test_large_scores_neither_overflow_nor_lose_their_row() -> None:
     assert max(off(found, wanted)) < 1e-4
 
 
+@pytest.mark.slow
 def test_compiled_it_is_the_same() -> None:
     q, k, v, grad = drawn(2, 2, 130, 16, torch.float32)
     compiled = torch.compile(in_blocks, dynamic=False)

@@ -328,6 +328,7 @@ def the_same(root: Path, steps: int) -> None:
     assert log_of(root / "whole") == log_of(root / "killed")
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
     root, found = kill(tmp_path, 8, seed=1)
     assert sum(each["status"] == -9 for each in found) >= 3

@@ -79,7 +79,8 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", [*(pytest.param(m, marks=pytest.mark.slow) for m in ("mpt", "mpt_alibi")), "llama"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
 def test_ranks_that_share_matrices_train_the_same_model(name: str, tmp_path: Path) -> None:
     from roofline.train.run.loop import train
 

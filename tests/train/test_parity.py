@@ -406,6 +406,7 @@ def honest(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Re
     return {name: read_run(train(data, place / name, **BEGINS, **change)) for name, change in settings.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("a", "b"),
     [
@@ -489,6 +490,7 @@ def _begun(data: Path, folder: Path, plant: Callable[[Any], None] | None = None,
     return train(data, folder, plant, **BEGINS, **changes)
 
 
+@pytest.mark.slow
 def test_later_probes_are_judged_by_repeats_or_not_at_all(data: Path, tmp_path: Path) -> None:
     """At step 2 weights have grown apart; at a hand-over they are the same."""
     from tests.train.probe_runs import train

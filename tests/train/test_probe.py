@@ -59,12 +59,17 @@ def apart(a: dict[str, Any], b: dict[str, Any], kind: str, size: str) -> float:
     [
         {"precision": "fp32"},
         {"precision": "amp_bf16", "device_train_microbatch_size": 4},
-        {"precision": "amp_fp16"},
-        {"fsdp_config": {"activation_checkpointing": True}, "precision": "amp_bf16"},
-        {"fsdp_config": {"sharding_strategy": "SHARD_GRAD_OP"}, "device_train_microbatch_size": 2},
-        {"elastic": {"virtual_shards": 2}},
-        {"compile_config": {"backend": "aot_eager"}, "device_train_microbatch_size": 3},
-        {"compile_config": {"backend": "aot_eager"}},
+        *(
+            pytest.param(changes, marks=pytest.mark.slow)
+            for changes in (
+                {"precision": "amp_fp16"},
+                {"fsdp_config": {"activation_checkpointing": True}, "precision": "amp_bf16"},
+                {"fsdp_config": {"sharding_strategy": "SHARD_GRAD_OP"}, "device_train_microbatch_size": 2},
+                {"elastic": {"virtual_shards": 2}},
+                {"compile_config": {"backend": "aot_eager"}, "device_train_microbatch_size": 3},
+                {"compile_config": {"backend": "aot_eager"}},
+            )
+        ),
     ],
     ids=["fp32", "bf16", "fp16", "sharded", "sharded-late", "elastic", "compiled", "compiled-auto"],
 )
@@ -119,6 +124,7 @@ def test_it_says_what_the_model_computes(data: Path, tmp_path: Path) -> None:
         assert np.linalg.norm(part["sketch"]) == pytest.approx(part["norm"], rel=0.6)
 
 
+@pytest.mark.slow
 def test_it_is_the_same_for_all_microbatches_shards_and_compilers(data: Path, tmp_path: Path) -> None:
     changes: dict[str, dict[str, Any]] = {
         "one": {"device_train_microbatch_size": 1},

@@ -136,6 +136,21 @@ def order_agrees(one: Path, other: Path, steps: int = 8) -> None:
     assert verify(read(other)) is None
 
 
+def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
+    """In short what the slow tests below compare for every kind of run."""
+    common, changes = data_of(tmp_path) | COMMON, {"full": RUNS["full"], "even": ELASTIC | EXACT["even"]}
+    groups = []
+    for count in (2, 1):
+        folders = {name: tmp_path / f"{name}-{count}" for name in changes}
+        groups.append((count, [mapping(tmp_path / "data", folders[n], **(common | c)) for n, c in changes.items()]))
+    in_groups(tmp_path, groups)
+    agree(tmp_path / "full-1", tmp_path / "full-2")
+    order_agrees(tmp_path / "full-1", tmp_path / "full-2")
+    bits = [digest(stored(tmp_path / f"even-{count}" / "checkpoints")) for count in (2, 1)]
+    assert bits[0] == bits[1]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("name", RUNS)
 def test_losses_and_samples_are_those_of_one_process(alone: Path, name: str, count: int) -> None:
@@ -154,6 +169,7 @@ def test_losses_and_samples_are_those_of_one_process(alone: Path, name: str, cou
         assert np.linalg.norm(b[key] - a[key]) < 0.05 * np.linalg.norm(moved) + 1e-4, key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 4])
 def test_a_checkpoint_of_two_processes_is_gone_on_from_by_any_number(root: Path, count: int) -> None:
     whole, resumed = root / "full-2", root / f"resumed full-{count}"
@@ -167,6 +183,7 @@ def test_a_checkpoint_of_two_processes_is_gone_on_from_by_any_number(root: Path,
     assert pieces == {"full-2": {1, 2}, resumed.name: {1, count}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXACT)
 def test_elastic_runs_have_the_same_bits_on_any_number(root: Path, name: str) -> None:
     ends = {count: stored(root / f"{name}-{count}" / "checkpoints") for count in WORLDS}
@@ -182,6 +199,7 @@ def test_elastic_runs_have_the_same_bits_on_any_number(root: Path, name: str) ->
     assert max(line.get("grad_norm", 0) for line in log_of(root / f"{name}-1")) > 0.5, "something was clipped"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 4])
 def test_also_when_they_go_on_with_another_number(root: Path, count: int) -> None:
     """2 processes, then 4; 4, then one."""
@@ -221,6 +239,7 @@ def planted(tmp_path: Path, what: str, rank: int, **changes: Any) -> tuple[int, 
     return status, errors, time.monotonic() - started
 
 
+@pytest.mark.slow
 def test_an_error_of_one_rank_ends_all_and_the_run_goes_on_with_one(tmp_path: Path) -> None:
     status, errors, seconds = planted(tmp_path, "raise RuntimeError('planted')", rank=1)
     assert status != 0

@@ -61,6 +61,7 @@ def test_version_2_and_other_alignments_are_read(write: Write) -> None:
     assert file.read("b").view("<f4").tolist() == [98, 98, 98]
 
 
+@pytest.mark.slow
 def test_real_file_equals_the_gguf_package(smollm2_path: Path) -> None:
     gguf = pytest.importorskip("gguf", reason="the oracle is the gguf package")
     ours, theirs = GGUFFile(smollm2_path), gguf.GGUFReader(str(smollm2_path))

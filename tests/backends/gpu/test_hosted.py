@@ -96,6 +96,7 @@ def test_the_scratch_that_is_planned_is_what_is_allocated(monkeypatch):
     assert scratch_bytes(executable.program, executable.limits) == allocated
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_stays_on_the_host_when_asked(monkeypatch):
     from roofline.backends.gpu.kernels import attend_launches
 

@@ -65,6 +65,7 @@ def test_a_matrix_that_tiles_divide(name, rows, dtype):
     assert error(run(x, weight, gated=True), gate * torch.sigmoid(gate) * up) < 4e-6
 
 
+@pytest.mark.slow
 def test_a_wide_matrix_that_tiles_divide():
     """More than 4,096 rows, whose tiles are wider; the last rows and columns, a bias, rows of x that lie apart."""
     weight, values = weight_of("Q4_K", 4224, 256)

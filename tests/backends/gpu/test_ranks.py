@@ -24,6 +24,7 @@ def runs(tmp_path_factory):
     return lambda name: (np.load(folder / f"{name}.npy"), np.load(folder / f"{name}.ids.npy").tolist())
 
 
+@pytest.mark.slow
 def test_stages_give_the_bits_of_one_process(runs):
     (logits, ids), (whole, wanted) = runs("stages2"), runs("one")
     assert whole.shape == (3, 300)

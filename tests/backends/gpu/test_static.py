@@ -18,6 +18,7 @@ def planted(kernel_cache):
     return {(proof.chip, proof.case): proof for proof in found}
 
 
+@pytest.mark.slow
 def test_a_planted_spill_is_caught(planted):
     for chip in ("gfx1201", "sm_90"):
         (violation,) = planted[chip, "spilling"].violations
