@@ -212,7 +212,7 @@ def test_rows_of_an_object_store_are_those_of_the_folder(data: dict[int, Path], 
     folder = data[max(data)]
     store = open_store(f"{s3}/train")
     for file in folder.iterdir():
-        store.put_file(file.name, file)
+        store.put(file.name, file.read_bytes())
     far = {"remote": s3, "split": "train", "local": str(tmp_path / "cache"), "cache_limit": "1mb", "shuffle": True}
     near = {"local": str(folder), "shuffle": True}
     found = []

@@ -46,7 +46,7 @@ def write(folder: Path, compression: str | None = None, hashes: tuple[str, ...] 
 def upload(folder: Path, url: str) -> None:
     store = open_store(url)
     for path in folder.iterdir():
-        store.put_file(path.name, path)
+        store.put(path.name, path.read_bytes())
 
 
 def kept(cache: Path) -> dict[str, int]:

@@ -6,7 +6,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -21,14 +20,7 @@ from hypothesis import strategies as st
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.train.storage.local import written
 from roofline.train.storage.open import open_store
-from roofline.train.storage.store import (
-    ExistsError,
-    MissingError,
-    Patience,
-    Store,
-    StoreError,
-    UnreachableError,
-)
+from roofline.train.storage.store import MissingError, Patience, Store, StoreError, UnreachableError
 from tests.train.seaweed import Proxy, Seaweed
 
 QUICK = Patience(retries=3, wait=0.02, seconds=60, stall=20)  # few tries, but no hurry: machines are busy
@@ -46,7 +38,7 @@ def entries(store: Store, prefix: str = "") -> dict[str, int]:
     return dict(store.list(prefix))
 
 
-def test_what_is_put_is_there(store: Store, tmp_path: Path) -> None:
+def test_what_is_put_is_there(store: Store) -> None:
     assert entries(store) == {}
     data = {name: name.encode() * at for at, name in enumerate(NAMES)}
     for name in NAMES:
@@ -56,13 +48,10 @@ def test_what_is_put_is_there(store: Store, tmp_path: Path) -> None:
     for name in NAMES:
         assert store.get(name) == data[name] == b"".join(store.chunks(name))
         assert store.exists(name)
-        store.fetch(name, tmp_path / "new folder" / "copy")
-        assert (tmp_path / "new folder" / "copy").read_bytes() == data[name]
     assert entries(store, "b") == {"b/c": 3, "b/d.bin": 14}, "a prefix is a folder, not the beginning of a name"
     for what in (bytearray(b"new"), memoryview(b"new")):
         store.put("b/c", what)
         assert store.get("b/c") == b"new"
-    assert list((tmp_path / "new folder").iterdir()) == [tmp_path / "new folder" / "copy"]
 
 
 def test_ranges(store: Store) -> None:
@@ -80,20 +69,18 @@ def test_ranges(store: Store) -> None:
         store.get_range("b", 0, 1)
 
 
-def test_what_is_missing(store: Store, tmp_path: Path) -> None:
+def test_what_is_missing(store: Store) -> None:
     assert not store.exists("no/such")
     assert list(store.list("no")) == []
     for call in (
         lambda: store.get("no/such"),
         lambda: list(store.chunks("no/such")),
         lambda: store.version("no/such"),
-        lambda: store.fetch("no/such", tmp_path / "copy"),
     ):
         with pytest.raises(MissingError, match=r"no/such.* is missing: ") as caught:
             call()
         assert store.url in str(caught.value)
         assert "\n" not in str(caught.value)
-    assert not (tmp_path / "copy").exists()
     store.delete("no/such")
     store.delete_prefix("no")
 
@@ -127,42 +114,16 @@ def test_names_that_lead_elsewhere(store: Store, name: str) -> None:
             call(name)
 
 
-def test_large_files_go_in_parts(store: Store, tmp_path: Path) -> None:
+def test_large_files_go_in_parts(store: Store) -> None:
     data = os.urandom((17 << 20) + 3)
-    (tmp_path / "large").write_bytes(data)
-    store.put_file("large", tmp_path / "large")
+    store.put("large", data)
     assert store.get("large") == data
     assert store.get_range("large", (8 << 20) - 2, 5) == data[(8 << 20) - 2 : (8 << 20) + 3]
     assert max(map(len, store.chunks("large"))) < 8 << 20
     store.put("large", data[1:])
-    store.fetch("large", tmp_path / "copy")
-    assert (tmp_path / "copy").read_bytes() == data[1:]
-    (tmp_path / "empty").touch()
-    store.put_file("large", tmp_path / "empty")
+    assert b"".join(store.chunks("large")) == data[1:]
+    store.put("large", b"")
     assert store.get("large") == b""
-    with pytest.raises(MissingError, match="not there is missing"):
-        store.put_file("large", tmp_path / "not there")
-
-
-def test_of_many_that_put_something_new_one_wins(store: Store) -> None:
-    won: list[int] = []
-
-    def put(number: int) -> None:
-        with suppress(ExistsError):
-            store.put_new("lock", b"%d" % number)
-            won.append(number)
-
-    threads = [threading.Thread(target=put, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(won) == 1
-    assert store.get("lock") == b"%d" % won[0]
-    with pytest.raises(ExistsError, match="lock exists already"):
-        store.put_new("lock", b"%d" % won[0])
-    store.delete("lock")
-    store.put_new("lock", b"free again")
 
 
 def test_a_long_list(store: Store) -> None:
@@ -194,7 +155,7 @@ def test_stores_go_to_other_processes(store: Store) -> None:
 
 changes = st.lists(
     st.tuples(
-        st.sampled_from(["put", "put_new", "delete", "delete_prefix", "put_file"]),
+        st.sampled_from(["put", "delete", "delete_prefix"]),
         st.sampled_from(["a", "b/a", "b/c/a", "b/c/d", "e/a"]),
         st.binary(max_size=30),
     ),
@@ -202,23 +163,12 @@ changes = st.lists(
 )
 
 
-def same_as_a_dict(store: Store, told: list[tuple[str, str, bytes]], file: Path) -> None:
+def same_as_a_dict(store: Store, told: list[tuple[str, str, bytes]]) -> None:
     model: dict[str, bytes] = {}
     for what, name, data in told:
         if what == "put":
             store.put(name, data)
             model[name] = data
-        elif what == "put_file":
-            file.write_bytes(data)
-            store.put_file(name, file)
-            model[name] = data
-        elif what == "put_new":
-            try:
-                store.put_new(name, data)
-                assert name not in model
-                model[name] = data
-            except ExistsError:
-                assert name in model
         elif what == "delete":
             store.delete(name)
             model.pop(name, None)
@@ -235,14 +185,14 @@ def same_as_a_dict(store: Store, told: list[tuple[str, str, bytes]], file: Path)
 @given(changes)
 def test_a_folder_is_a_dict(tmp_path_factory: pytest.TempPathFactory, told: list[tuple[str, str, bytes]]) -> None:
     folder = tmp_path_factory.mktemp("dict")
-    same_as_a_dict(open_store(folder / "store"), told, folder / "file")
+    same_as_a_dict(open_store(folder / "store"), told)
     assert not list(folder.rglob("*.part"))
 
 
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes)
-def test_a_bucket_is_a_dict(s3: str, tmp_path: Path, told: list[tuple[str, str, bytes]]) -> None:
-    same_as_a_dict(open_store(f"{s3}/{uuid.uuid4().hex}", QUICK), told, tmp_path / "file")
+def test_a_bucket_is_a_dict(s3: str, told: list[tuple[str, str, bytes]]) -> None:
+    same_as_a_dict(open_store(f"{s3}/{uuid.uuid4().hex}", QUICK), told)
 
 
 def test_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +233,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 # What goes wrong
 
 
-def test_passing_faults_are_sat_out(proxy: Proxy, s3: str, tmp_path: Path) -> None:
+def test_passing_faults_are_sat_out(proxy: Proxy, s3: str) -> None:
     store, data = open_store(s3, QUICK), os.urandom(9 << 20)
     for fault in (
         lambda: proxy.refuse(3),
@@ -306,8 +256,7 @@ def test_passing_faults_are_sat_out(proxy: Proxy, s3: str, tmp_path: Path) -> No
         assert store.get("a") == data
         assert proxy.left == 0
     proxy.cut_answer(5 << 20)
-    store.fetch("a", tmp_path / "a")
-    assert (tmp_path / "a").read_bytes() == data
+    assert b"".join(store.chunks("a")) == data
     proxy.refuse(2)
     assert entries(store) == {"a": len(data)}
     store = open_store(s3, Patience(retries=3, wait=0.02, stall=1))
@@ -316,19 +265,6 @@ def test_passing_faults_are_sat_out(proxy: Proxy, s3: str, tmp_path: Path) -> No
     proxy.stall()
     assert store.get("a") == b"1"
     assert proxy.left == 0
-
-
-def test_a_lost_answer_does_not_make_the_winner_lose(proxy: Proxy, s3: str) -> None:
-    store = open_store(s3, QUICK)
-    proxy.lose_answer()
-    store.put_new("lock", b"mine")
-    assert [method for method, _ in proxy.seen] == ["PUT", "PUT", "GET"]
-    proxy.refuse(1)
-    with pytest.raises(ExistsError):
-        store.put_new("lock", b"another's")
-    proxy.refuse(99)
-    with pytest.raises(UnreachableError, match="answers 503"):
-        store.put_new("new", b"1")
 
 
 def test_a_slow_line_is_no_error(proxy: Proxy, s3: str) -> None:
@@ -354,17 +290,14 @@ def one_line(caught: pytest.ExceptionInfo[StoreError], store: Store) -> None:
         (lambda proxy: proxy.stall(99, method=None), "did not answer in time: look at the network"),
     ],
 )
-def test_lasting_faults_end(
-    proxy: Proxy, s3: str, tmp_path: Path, fault: Callable[[Proxy], None], message: str
-) -> None:
+def test_lasting_faults_end(proxy: Proxy, s3: str, fault: Callable[[Proxy], None], message: str) -> None:
     store = open_store(s3, Patience(retries=2, wait=0.02, seconds=5, stall=0.3))
     open_store(s3, QUICK).put("a", bytes(100_000))
     fault(proxy)
-    for call in (lambda: store.get("a"), lambda: store.fetch("a", tmp_path / "a"), lambda: list(store.chunks("a"))):
+    for call in (lambda: store.get("a"), lambda: list(store.chunks("a"))):
         with pytest.raises(UnreachableError, match=message) as caught:
             call()
         one_line(caught, store)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_wrong_is_said(seaweed: Seaweed, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,8 +306,7 @@ def test_what_is_wrong_is_said(seaweed: Seaweed, s3: str, monkeypatch: pytest.Mo
             for name, value in environment.items():
                 patch.delenv(name) if value is None else patch.setenv(name, value)
             store = open_store(url, Patience(retries=1, wait=0.02, seconds=5, stall=20))
-            calls = (lambda: store.get("a"), lambda: store.put("a", b"1"), store.list, lambda: store.put_new("a", b"1"))
-            for call in calls:
+            for call in (lambda: store.get("a"), lambda: store.put("a", b"1"), store.list):
                 with pytest.raises(kind, match=message) as caught:
                     call()
                 assert "\n" not in str(caught.value)
@@ -392,7 +324,7 @@ PUTS = """
 import sys
 from pathlib import Path
 from roofline.train.storage.open import open_store
-open_store(sys.argv[1]).put_file("a", Path(sys.argv[2]))
+open_store(sys.argv[1]).put("a", Path(sys.argv[2]).read_bytes())
 """
 
 
@@ -440,18 +372,15 @@ def test_killed_in_the_middle_of_an_upload(
         assert entries(store) == {}
     else:
         assert store.get("a") == old
-    store.put_file("a", tmp_path / "large")
+    store.put("a", (tmp_path / "large").read_bytes())
     assert store.get("a") == (tmp_path / "large").read_bytes()
 
 
-def test_an_upload_that_fails_leaves_nothing(
-    proxy: Proxy, s3: str, seaweed: Seaweed, bucket: str, tmp_path: Path
-) -> None:
+def test_an_upload_that_fails_leaves_nothing(proxy: Proxy, s3: str, seaweed: Seaweed, bucket: str) -> None:
     store, before = open_store(s3, QUICK), seaweed.unfinished(bucket)
-    (tmp_path / "large").write_bytes(os.urandom(20 << 20))
     proxy.refuse(99, part="partNumber=2")
     with pytest.raises(UnreachableError):
-        store.put_file("a", tmp_path / "large")
+        store.put("a", os.urandom(20 << 20))
     assert not store.exists("a")
     until(lambda: seaweed.unfinished(bucket) == before)  # the server forgets an aborted upload a little later
 

@@ -4,31 +4,18 @@ import contextlib
 import functools
 import importlib.util
 import os
-import random
 import re
 import threading
-import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
 from roofline.common import env
 from roofline.common.errors import ConfigError, UnsupportedError
-from roofline.train.storage.local import explained, written
-from roofline.train.storage.store import (
-    Data,
-    Entry,
-    ExistsError,
-    MissingError,
-    Patience,
-    StoreError,
-    UnreachableError,
-    checked,
-)
+from roofline.train.storage.store import Data, Entry, MissingError, Patience, StoreError, UnreachableError, checked
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Client
@@ -87,12 +74,6 @@ def _first_process() -> int:
     return os.getpid()
 
 
-def _obstore() -> ModuleType:
-    import obstore
-
-    return obstore
-
-
 class ObjectStore:
     """The objects below a prefix of a bucket. A large object is uploaded in parts and exists once the last one arrives.
 
@@ -111,7 +92,6 @@ class ObjectStore:
             raise UnsupportedError(url, "obstore is not installed", ["roofline[train]", "a local folder"])
         self._patience = patience
         self._scheme, self._bucket, self._prefix = scheme, bucket, prefix
-        self._clients: dict[int | None, Client] = {}
 
     def __reduce__(self) -> tuple[type["ObjectStore"], tuple[str, Patience]]:
         return ObjectStore, (self.url, self._patience)
@@ -124,15 +104,13 @@ class ObjectStore:
         return None
 
     def get(self, name: str) -> bytes:
-        return self._call(checked(name), lambda client: bytes(_obstore().get(client, name).bytes()))
+        return self._call(checked(name), lambda client: bytes(client.get(name).bytes()))
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
         if not length:
             return b""
         try:
-            data = self._call(
-                checked(name), lambda client: bytes(_obstore().get_range(client, name, start=start, length=length))
-            )
+            data = self._call(checked(name), lambda client: bytes(client.get_range(name, start=start, length=length)))
         except StoreError as error:
             if _status(str(error.__cause__)) != 416:  # the range begins behind the object's end
                 raise
@@ -142,49 +120,17 @@ class ObjectStore:
         return data
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        stream = self._call(checked(name), lambda client: _obstore().get(client, name).stream(BLOCK))
+        stream = self._call(checked(name), lambda client: client.get(name).stream(BLOCK))
         while (data := self._explained(name, lambda: next(stream, None))) is not None:
             yield bytes(data)
 
-    def fetch(self, name: str, target: Path) -> None:
-        with explained(target), written(target) as file:
-            for data in self.chunks(name):
-                file.write(data)
-
     def put(self, name: str, data: Data) -> None:
-        self._put(name, data, len(data))
-
-    def put_file(self, name: str, path: Path) -> None:
-        with explained(path):
-            size = path.stat().st_size
-        self._put(name, path, size)
-
-    def put_new(self, name: str, data: Data) -> None:
-        checked(name)
-        until, wait, answer_lost = time.monotonic() + self._patience.seconds, self._patience.wait, False
-        for retries_left in range(self._patience.retries, -1, -1):
-            try:
-                self._call(
-                    name,
-                    lambda client: _obstore().put(client, name, data, mode="create", use_multipart=False),
-                    retries=0,
-                )
-                return
-            except ExistsError:
-                # When an answer was lost, only the object's content tells whether that try has written it.
-                if answer_lost and self.get(name) == bytes(data):
-                    return
-                raise
-            except UnreachableError:
-                if not retries_left or time.monotonic() > until:
-                    raise
-                answer_lost = True
-            time.sleep(wait * random.uniform(0.5, 1))
-            wait = min(2 * wait, LONGEST_WAIT)
+        part = max(PART, -(-len(data) // MOST_PARTS // BLOCK) * BLOCK)
+        self._call(checked(name), lambda client: client.put(name, data, chunk_size=part, max_concurrency=4))
 
     def list(self, prefix: str = "") -> Sequence[Entry]:
         folder = checked(prefix, "prefix") if prefix else None
-        objects = self._call(prefix, lambda client: _obstore().list(client, folder, chunk_size=1000).collect())
+        objects = self._call(prefix, lambda client: client.list(folder, chunk_size=1000).collect())
         return sorted(Entry(each["path"], each["size"]) for each in objects)
 
     def exists(self, name: str) -> bool:
@@ -195,72 +141,65 @@ class ObjectStore:
         return True
 
     def version(self, name: str) -> str:
-        head = self._call(checked(name), lambda client: _obstore().head(client, name))
+        head = self._call(checked(name), lambda client: client.head(name))
         return f"{head['e_tag']}-{head['version']}-{head['last_modified'].isoformat()}"
 
     def delete(self, name: str) -> None:
         with contextlib.suppress(MissingError):
-            self._call(checked(name), lambda client: _obstore().delete(client, name))
+            self._call(checked(name), lambda client: client.delete(name))
 
     def delete_prefix(self, prefix: str) -> None:
         names = [entry.name for entry in self.list(checked(prefix, "prefix"))]
         if names:
-            self._call(prefix, lambda client: _obstore().delete(client, names))
-
-    def _put(self, name: str, data: Data | Path, size: int) -> None:
-        part = max(PART, -(-size // MOST_PARTS // BLOCK) * BLOCK)
-        self._call(checked(name), lambda client: _obstore().put(client, name, data, chunk_size=part, max_concurrency=4))
+            self._call(prefix, lambda client: client.delete(names))
 
     def _location(self, name: str) -> str:
         return f"{self.url}/{name}" if name else self.url
 
-    def _client(self, retries: int | None) -> "Client":
-        """obstore's store object with so many retries (None: those of our patience); it keeps its connections."""
+    @functools.cached_property
+    def _client(self) -> "Client":
+        """obstore's store object, which keeps its connections."""
+        from obstore.store import from_url
+
+        endpoint = self._endpoint()
+        if endpoint and not endpoint.startswith(("http://", "https://")):
+            raise ConfigError(f"AWS_ENDPOINT_URL={endpoint!r} is no URL: begin it with https:// or http://")
+        quoted = f"{self._scheme}://{self._bucket}/{urllib.parse.quote(self._prefix)}"
+        patience = self._patience
+        return self._explained("", lambda: from_url(
+            quoted,
+            client_options={  # once any option is given, obstore no longer reads these from the environment
+                "allow_http": (env.foreign("AWS_ALLOW_HTTP") or "").lower() in ("1", "true", "yes", "on"),
+                "read_timeout": timedelta(seconds=patience.stall),
+                "timeout": timedelta(hours=1),
+            },
+            retry_config={
+                "max_retries": patience.retries,
+                "retry_timeout": timedelta(seconds=patience.seconds),
+                "backoff": {
+                    "init_backoff": timedelta(seconds=patience.wait),
+                    "max_backoff": timedelta(seconds=LONGEST_WAIT),
+                    "base": 2,
+                },
+            },
+        ))  # fmt: skip
+
+    def _call(self, name: str, function: Callable[["Client"], T]) -> T:
+        """The function's result for obstore's client. Raises StoreError, which explains what obstore raised."""
         if _first_process() != os.getpid():
             raise UnsupportedError(
                 f"{self.url} in a forked process",
                 "the process it was forked from has used an object store, whose threads a fork does not copy",
                 ["multiprocessing's start method 'spawn' or 'forkserver'"],
             )
-        if retries not in self._clients:
-            from obstore.store import from_url
-
-            endpoint = self._endpoint()
-            if endpoint and not endpoint.startswith(("http://", "https://")):
-                raise ConfigError(f"AWS_ENDPOINT_URL={endpoint!r} is no URL: begin it with https:// or http://")
-            quoted = f"{self._scheme}://{self._bucket}/{urllib.parse.quote(self._prefix)}"
-            patience = self._patience
-            self._clients[retries] = self._explained("", lambda: from_url(
-                quoted,
-                client_options={  # once any option is given, obstore no longer reads these from the environment
-                    "allow_http": (env.foreign("AWS_ALLOW_HTTP") or "").lower() in ("1", "true", "yes", "on"),
-                    "read_timeout": timedelta(seconds=patience.stall),
-                    "timeout": timedelta(hours=1),
-                },
-                retry_config={
-                    "max_retries": patience.retries if retries is None else retries,
-                    "retry_timeout": timedelta(seconds=patience.seconds),
-                    "backoff": {
-                        "init_backoff": timedelta(seconds=patience.wait),
-                        "max_backoff": timedelta(seconds=LONGEST_WAIT),
-                        "base": 2,
-                    },
-                },
-            ))  # fmt: skip
-        return self._clients[retries]
-
-    def _call(self, name: str, function: Callable[["Client"], T], retries: int | None = None) -> T:
-        """The function's result for obstore's client. Raises StoreError, which explains what obstore raised."""
-        client = self._client(retries)
+        client = self._client
         return self._explained(name, lambda: function(client))
 
     def _explained(self, name: str, function: Callable[[], T]) -> T:
-        from obstore.exceptions import AlreadyExistsError, BaseError
+        from obstore.exceptions import BaseError
 
         try:
             return _interruptible(function)
-        except AlreadyExistsError as error:
-            raise ExistsError(f"{self._location(name)} exists already") from error
         except (BaseError, OSError, ValueError) as error:
             raise self._explain(name, error) from error
 

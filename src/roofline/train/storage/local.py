@@ -7,12 +7,12 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from roofline.common.errors import ConfigError
-from roofline.train.storage.store import Data, Entry, ExistsError, MissingError, StoreError, checked
+from roofline.train.storage.store import Data, Entry, MissingError, StoreError, checked
 
 BLOCK = 1 << 20
 # A file that is being written. Its writer holds a lock on it, so an unlocked one was left by a killed process.
@@ -50,25 +50,8 @@ class LocalStore:
             while data := file.read(BLOCK):
                 yield data
 
-    def fetch(self, name: str, target: Path) -> None:
-        with self._explained(name):
-            source = self._at(name).open("rb")
-        with source, explained(target), written(target) as file:
-            shutil.copyfileobj(source, file, BLOCK)
-
     def put(self, name: str, data: Data) -> None:
         with self._explained(name), written(self._at(name)) as file:
-            file.write(data)
-
-    def put_file(self, name: str, path: Path) -> None:
-        with explained(path):
-            source = path.open("rb")
-        with source, self._explained(name), written(self._at(name)) as file:
-            shutil.copyfileobj(source, file, BLOCK)
-
-    def put_new(self, name: str, data: Data) -> None:
-        # A link, unlike a rename, fails where there is a file already.
-        with self._explained(name), written(self._at(name), os.link) as file:
             file.write(data)
 
     def list(self, prefix: str = "") -> Sequence[Entry]:
@@ -123,8 +106,6 @@ def explained(path: Path) -> Iterator[None]:
     """Turns errors of the operating system into a StoreError that names `path`."""
     try:
         yield
-    except FileExistsError as error:
-        raise ExistsError(f"{path} exists already") from error
     except FileNotFoundError as error:
         raise MissingError(f"{path} is missing: correct the name, or write it first") from error
     except OSError as error:
@@ -140,10 +121,10 @@ def _remedy(error: OSError) -> str:
 
 
 @contextlib.contextmanager
-def written(path: Path, place: Callable[[Path, Path], None] = os.replace) -> Iterator[BinaryIO]:
+def written(path: Path) -> Iterator[BinaryIO]:
     """A stream for the new content of `path`, which is complete and on the disk once the block ends without an error.
 
-    Missing folders are created. place: moves the finished file from its temporary name to `path`.
+    Missing folders are created.
     """
     part, file = _part(path)
     try:
@@ -151,7 +132,7 @@ def written(path: Path, place: Callable[[Path, Path], None] = os.replace) -> Ite
             yield file
             file.flush()
             os.fsync(file.fileno())
-            place(part, path)
+            os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
     _sync(path.parent)

@@ -18,10 +18,6 @@ class MissingError(StoreError):
     """There is no object of that name."""
 
 
-class ExistsError(StoreError):
-    """There is an object of that name already."""
-
-
 class UnreachableError(StoreError):
     """The server did not answer, not even after all retries; the same call may succeed later."""
 
@@ -72,21 +68,8 @@ class Store(Protocol):
     def chunks(self, name: str) -> Iterator[bytes]:
         """The object's bytes in pieces of about a MiB."""
 
-    def fetch(self, name: str, target: Path) -> None:
-        """Copy the object to a file, which is then complete or not there at all."""
-
     def put(self, name: str, data: Data) -> None:
-        """Write an object, or replace the one of that name."""
-
-    def put_file(self, name: str, path: Path) -> None:
-        """As `put`, from a file; a large one is sent in parts, at most four of which are in memory."""
-
-    def put_new(self, name: str, data: Data) -> None:
-        """Write a small object of a new name; of several callers one succeeds. The others get an ExistsError.
-
-        If the answer to a request was lost and the object exists afterwards, equal bytes count as written by this call:
-        callers that race for a name must put something unique into `data`.
-        """
+        """Write an object, or replace the one of that name; a large one is sent in parts."""
 
     def list(self, prefix: str = "") -> Sequence[Entry]:
         """The objects below the folder `prefix` at any depth, sorted by name; empty if there is no such folder."""
