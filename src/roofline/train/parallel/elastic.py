@@ -4,11 +4,10 @@ In round r, `world` ranks compute the shards r * world to (r + 1) * world - 1, o
 round is a subtree, and rounds are added as a binary counter adds. With powers of two, every world gives the same tree.
 """
 
-from collections.abc import Sequence
-
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMixin
 
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.train.config.schema import TrainConfig
@@ -57,11 +56,8 @@ class TreeSum:
         return self._subtrees[0][1]
 
 
-class TreeReduceScatter(ReduceScatter):
+class TreeReduceScatter(DefaultAllocMixin, ReduceScatter):
     """A reduce-scatter for FSDP2 that adds the ranks in a binary tree; gloo and NCCL add in orders of their own."""
-
-    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(size, dtype=dtype, device=device)
 
     def __call__(
         self,

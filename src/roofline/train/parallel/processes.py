@@ -1,6 +1,6 @@
 """The processes of a run: their ranks, the collectives between them, and the sharding of a model over them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
@@ -9,6 +9,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
+    DefaultAllGather,
+    DefaultAllocMixin,
+    DefaultReduceScatter,
+)
 
 from roofline.common import env
 from roofline.common.errors import ConfigError
@@ -30,7 +35,7 @@ class OutOfMemory(Exception):
 class World:
     """This process among those of its run; a single process needs no process group.
 
-    local_rank: the rank on its host. tensor: the neighbouring ranks that share its matrices and its rows.
+    tensor: the neighbouring ranks that share its matrices and its rows.
     grouped: there is a process group. owner: this run has created it. mesh: of all ranks, if grouped.
     watching: before each collective of FSDP the ranks tell each other whether one has failed; otherwise the others
         would wait in it for ever.
@@ -38,7 +43,6 @@ class World:
 
     rank: int = 0
     size: int = 1
-    local_rank: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     grouped: bool = False
     owner: bool = False
@@ -123,7 +127,7 @@ def join(config: TrainConfig) -> World:
     device = torch.device(chip.type, local) if chip is not None else torch.device("cpu")
     if chip is not None:
         torch.accelerator.set_device_index(local)
-    world = World(rank, size, local, device)
+    world = World(rank, size, device)
     if size > 1 or config.elastic is not None or config.fsdp_config is not None:
         if dist.is_initialized():
             world.grouped = True
@@ -162,50 +166,23 @@ def shard(model: Model, world: World, config: TrainConfig) -> None:
         module.set_gradient_divide_factor(1.0)  # losses are weighted already, so gradients are summed
         if kind == "cpu":
             module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sums
-        scatter = TreeReduceScatter() if config.elastic is not None else None
-        if scatter is not None:
-            module.set_custom_reduce_scatter(scatter)
+        scatter = DefaultReduceScatter() if config.elastic is None else TreeReduceScatter()
         if config.device_train_microbatch_size == "auto":
-            module.set_custom_all_gather(_AgreedAllGather(world))
-            module.set_custom_reduce_scatter(_AgreedReduceScatter(world, scatter))
+            module.set_custom_all_gather(_Agreed(world, DefaultAllGather()))
+            module.set_custom_reduce_scatter(_Agreed(world, scatter))
+        elif config.elastic is not None:
+            module.set_custom_reduce_scatter(scatter)
 
 
-# Torch 2.13 has new names, and warns on every use of the old ones.
-_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+class _Agreed(DefaultAllocMixin, AllGather, ReduceScatter):
+    """A collective of FSDP before which the ranks check whether one of them has run out of memory."""
 
+    def __init__(self, world: World, collective: Callable[..., dist.Work | None]) -> None:
+        self.world, self.collective = world, collective
 
-class _Agreed:
-    """A collective of FSDP that first checks whether a rank has run out of memory."""
-
-    def __init__(self, world: World, inner: ReduceScatter | None = None) -> None:
-        self.world, self.inner = world, inner
-
-    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
-
-class _AgreedAllGather(_Agreed, AllGather):
-    def __call__(
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
-    ) -> dist.Work | None:
+    def __call__(self, *tensors: object, **options: object) -> dist.Work | None:
         self.world.agree()
-        return _GATHER(output_tensor, input_tensor, group=group, async_op=async_op)
-
-
-class _AgreedReduceScatter(_Agreed, ReduceScatter):
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        op: dist.ReduceOp.RedOpType,
-        async_op: bool = False,
-    ) -> dist.Work | None:
-        self.world.agree()
-        if self.inner is not None:
-            return self.inner(output_tensor, input_tensor, group, op, async_op)
-        return _SCATTER(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+        return self.collective(*tensors, **options)
 
 
 def fsdp(model: Model) -> FSDPModule:
