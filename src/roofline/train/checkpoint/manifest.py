@@ -7,7 +7,6 @@ unfinished attempt, which is never read.
 
 import json
 import re
-from dataclasses import dataclass
 
 from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonMapping, JsonObject
@@ -16,16 +15,6 @@ from roofline.train.storage.store import MissingError, Store
 
 MANIFEST = "manifest.json"
 VERSION = 1
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A part of a tensor: its file, its place there in bytes, and the xxh3-128 of its bytes."""
-
-    file: str
-    start: int
-    size: int
-    hash: str
 
 
 def folder(step: int) -> str:

@@ -6,7 +6,7 @@ one file, STORE/step-00000200/ATTEMPT-00003.bin for rank 3, which has its pieces
 
 import secrets
 from dataclasses import replace
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -25,15 +25,29 @@ from torch.futures import Future
 from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.train.checkpoint import manifest as manifests
-from roofline.train.checkpoint.manifest import Piece
 from roofline.train.storage.store import Store
 
+Plan = TypeVar("Plan", SavePlan, LoadPlan)
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _TYPES = (*_FLOATS, torch.uint8, torch.int32, torch.int64, torch.bool)
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _TYPES}
 
 
-class Writer(StorageWriter):
+class _Unused:
+    """What torch requires of both sides, and neither needs."""
+
+    def reset(self, checkpoint_id: object = None) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: Plan) -> Plan:
+        return plan
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: object) -> bool:
+        return True
+
+
+class Writer(_Unused, StorageWriter):
     """One rank's side of a save: copies its pieces into a buffer; rank 0 also makes the manifest.
 
     Attributes:
@@ -46,14 +60,8 @@ class Writer(StorageWriter):
         self.manifest: JsonObject | None = None
         self.sizes: dict[str, int] = {}
 
-    def reset(self, checkpoint_id: object = None) -> None:
-        pass
-
     def set_up_storage_writer(self, is_coordinator: bool, *args: object, **kwargs: object) -> None:
         pass
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         attempt = secrets.token_hex(4)  # tells this attempt's files from those of one that was killed
@@ -71,7 +79,8 @@ class Writer(StorageWriter):
             data = self.buffer[at : at + tensor.nbytes]
             if tensor.numel():
                 data[:] = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-            piece = Piece(self.file, at, data.nbytes, xxhash.xxh3_128_hexdigest(data.data))
+            digest = xxhash.xxh3_128_hexdigest(data.data)
+            piece = {"file": self.file, "start": at, "bytes": data.nbytes, "xxh3": digest}
             results.append(WriteResult(index=item.index, size_in_bytes=data.nbytes, storage_data=piece))
             at += data.nbytes
         done: Future[list[WriteResult]] = Future()
@@ -86,49 +95,36 @@ class Writer(StorageWriter):
             chunks = []
             for chunk in tensor.chunks:
                 piece = pieces.get((name, tuple(chunk.offsets))) or pieces[name, ()]
-                where = {"file": piece.file, "start": piece.start, "bytes": piece.size, "xxh3": piece.hash}
-                chunks.append({"offsets": list(chunk.offsets), "sizes": list(chunk.sizes), **where})
-                if piece.size:  # a rank without bytes writes no file
-                    self.sizes[piece.file] = max(self.sizes.get(piece.file, 0), piece.start + piece.size)
+                chunks.append({"offsets": list(chunk.offsets), "sizes": list(chunk.sizes), **piece})
+                if piece["bytes"]:  # a rank without bytes writes no file
+                    self.sizes[piece["file"]] = max(self.sizes.get(piece["file"], 0), piece["start"] + piece["bytes"])
             dtype = str(tensor.properties.dtype).removeprefix("torch.")
             tensors[name] = {"dtype": dtype, "shape": list(tensor.size), "pieces": chunks}
-        self.manifest = {
-            "version": manifests.VERSION, "step": self.step, "facts": dict(self.facts), "tensors": tensors
-        }  # fmt: skip
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: object) -> bool:
-        return True
+        facts = dict(self.facts)
+        self.manifest = {"version": manifests.VERSION, "step": self.step, "facts": facts, "tensors": tensors}
 
 
-class Reader(StorageReader):
+class Reader(_Unused, StorageReader):
     """One rank's side of a load. Raises ConfigError on a piece that is not what was written."""
 
     def __init__(self, store: Store, step: int) -> None:
         self.store, self.step = store, step
         self.manifest = manifests.read(store, step)
-        self.pieces: dict[tuple[str, tuple[int, ...]], Piece] = {}
-
-    def reset(self, checkpoint_id: object = None) -> None:
-        pass
+        self.pieces: dict[tuple[str, tuple[int, ...]], JsonObject] = {}  # of the manifest, by tensor and offsets
 
     def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
         described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
         for name, entry in self.manifest["tensors"].items():
             chunks = []
             for piece in entry["pieces"]:
-                offsets = tuple(piece["offsets"])
-                chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(piece["sizes"])))
-                self.pieces[name, offsets] = Piece(piece["file"], piece["start"], piece["bytes"], piece["xxh3"])
+                chunks.append(ChunkStorageMetadata(torch.Size(piece["offsets"]), torch.Size(piece["sizes"])))
+                self.pieces[name, tuple(piece["offsets"])] = piece
             properties = TensorProperties(dtype=_DTYPES[entry["dtype"]])
             described[name] = TensorStorageMetadata(properties, torch.Size(entry["shape"]), chunks)
         return Metadata(described)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: object, **kwargs: object) -> None:
         pass
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         return plans
@@ -148,17 +144,11 @@ class Reader(StorageReader):
     def _piece(self, index: MetadataIndex) -> torch.Tensor:
         import xxhash
 
-        offset = tuple(index.offset or ())
-        entry = self.manifest["tensors"][index.fqn]
-        piece = self.pieces[index.fqn, offset]
-        place = f"{manifests.folder(self.step)}/{piece.file}"
-        data = self.store.get_range(place, piece.start, piece.size) if piece.size else b""
-        if xxhash.xxh3_128_hexdigest(data) != piece.hash:
+        piece = self.pieces[index.fqn, tuple(index.offset or ())]
+        place = f"{manifests.folder(self.step)}/{piece['file']}"
+        data = self.store.get_range(place, piece["start"], piece["bytes"]) if piece["bytes"] else b""
+        if xxhash.xxh3_128_hexdigest(data) != piece["xxh3"]:
             raise ConfigError(f"{self.store.url}/{place} is damaged: {index.fqn} is not what was written")
-        sizes = next(p["sizes"] for p in entry["pieces"] if tuple(p["offsets"]) == offset)
-        flat = torch.frombuffer(bytearray(data), dtype=_DTYPES[entry["dtype"]]) if data else torch.empty(0)
-        return flat.view(sizes)
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: object) -> bool:
-        return True
+        dtype = _DTYPES[self.manifest["tensors"][index.fqn]["dtype"]]
+        flat = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0)
+        return flat.view(piece["sizes"])
