@@ -1,21 +1,32 @@
-"""Saves checkpoints while training goes on, loads them on any number of ranks, and deletes old ones."""
+"""Saves checkpoints while training goes on, loads them on any number of ranks, and deletes old ones.
 
+Each rank stores its pieces of the tensors, one behind the other, as one file: STORE/step-00000200/ATTEMPT-00003.bin is
+that of rank 3. Of equal pieces on several ranks one is stored.
+"""
+
+import itertools
+import math
+import secrets
 import time
-import warnings
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import numpy as np
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+import torch.distributed as dist
+from numpy.typing import NDArray
 
 from roofline.common.errors import ConfigError
-from roofline.common.json_types import JsonMapping
-from roofline.train.checkpoint.manifest import MANIFEST, encode, folder, step_of, steps
-from roofline.train.checkpoint.torch_storage import Reader, Writer
+from roofline.common.json_types import JsonMapping, JsonObject
+from roofline.train.checkpoint.manifest import MANIFEST, encode, folder, read, step_of, steps
+from roofline.train.model.tensor_parallel import Pieces
 from roofline.train.storage.store import Store
 
+State = Mapping[str, torch.Tensor | Pieces]  # full tensors, or what this rank has of them
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_TYPES = (*_FLOATS, torch.uint8, torch.int32, torch.int64, torch.bool)
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _TYPES}
 PATIENCE = 1800.0  # seconds that rank 0 waits for the files of the others
 
 
@@ -36,17 +47,24 @@ class Saver:
         self._pool = ThreadPoolExecutor(1, "roofline-checkpoint")
         self._running: list[Future[None]] = []
 
-    def save(self, step: int, state: Mapping[str, torch.Tensor], facts: JsonMapping) -> None:
+    def save(self, step: int, state: State, facts: JsonMapping) -> None:
         """Copy the state and store it in the background, after the previous save, whose failure is raised here.
 
-        state: tensors and DTensors by name; replicated ones are written by one rank. facts: plain data about the run.
+        facts: plain data about the run.
         """
         self.wait()
-        writer = Writer(step, facts)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            dcp.save(dict(state), storage_writer=writer, no_dist=not self.grouped)
-        self._running = [self._pool.submit(self._store, writer)]
+        rank, attempt = 0, [secrets.token_hex(4)]  # tells this attempt's files from those of one that was killed
+        if self.grouped:
+            rank = dist.get_rank()
+            dist.broadcast_object_list(attempt)
+        file, tensors = f"{attempt[0]}-{rank:05d}.bin", {name: _pieces(value) for name, value in state.items()}
+        buffer, entries = _pack(tensors, file)
+        every: list[JsonObject] = [entries]
+        if self.grouped:
+            every = [{} for _ in range(dist.get_world_size())]
+            dist.gather_object(entries, every if rank == 0 else None)
+        described = _described(tensors, every) if rank == 0 else None
+        self._running = [self._pool.submit(self._store, step, facts, file, buffer, described)]
 
     def wait(self) -> None:
         """Wait until everything is stored. Raises StoreError if that failed."""
@@ -60,21 +78,27 @@ class Saver:
         finally:
             self._pool.shutdown()
 
-    def _store(self, writer: Writer) -> None:
-        place = folder(writer.step)
-        if writer.buffer.nbytes:
-            self.store.put(f"{place}/{writer.file}", writer.buffer.data)
-        if writer.manifest is None:
+    def _store(
+        self, step: int, facts: JsonMapping, file: str, buffer: NDArray[np.uint8], tensors: JsonMapping | None
+    ) -> None:
+        """Store this rank's file, and on rank 0 the manifest once the files of all ranks are there."""
+        place = folder(step)
+        if buffer.nbytes:
+            self.store.put(f"{place}/{file}", buffer.data)
+        if tensors is None:
             return
-        self._until_stored(place, writer.sizes)
-        self.store.put(f"{place}/{MANIFEST}", encode(writer.manifest))
-        own = {f"{place}/{name}" for name in (MANIFEST, *writer.sizes)}
+        sizes: dict[str, int] = {}
+        for piece in itertools.chain(*(tensor["pieces"] for tensor in tensors.values())):
+            sizes[piece["file"]] = max(sizes.get(piece["file"], 0), piece["start"] + piece["bytes"])
+        self._until_stored(place, sizes)
+        self.store.put(f"{place}/{MANIFEST}", encode(step, facts, tensors))
+        own = {f"{place}/{name}" for name in (MANIFEST, *sizes)}
         for entry in self.store.list(place):
             if entry.name not in own:  # from an attempt that was killed, or an earlier run
                 self.store.delete(entry.name)
-        for step in self.replaced:
-            if step != writer.step:
-                _delete(self.store, step)
+        for earlier in self.replaced:
+            if earlier != step:
+                _delete(self.store, earlier)
         self.replaced = []
         prune(self.store, self.keep)
 
@@ -92,28 +116,89 @@ class Saver:
             wait = min(2.0, 1.5 * wait)  # listing an object store costs money
 
 
-def load(store: Store, step: int, state: Mapping[str, torch.Tensor], grouped: bool = False) -> None:
-    """Fill tensors and DTensors from a checkpoint, whatever the number of ranks that wrote it.
+def load(store: Store, step: int, state: State, grouped: bool = False) -> None:
+    """Fill tensors from a checkpoint, whatever the number of ranks that wrote it.
 
-    Raises ConfigError if a tensor is missing or has another shape, or if a piece is damaged.
+    Raises ConfigError, on all ranks, if a tensor is missing or has another shape, or if a piece is damaged.
     """
-    reader = Reader(store, step)
-    metadata = reader.read_metadata().state_dict_metadata
-    for name, tensor in state.items():
-        entry = metadata.get(name)
-        if not isinstance(entry, TensorStorageMetadata):
-            raise ConfigError(f"{store.url}/{folder(step)} has no {name}: it is of another model or optimizer")
-        if tuple(entry.size) != tuple(tensor.shape):
-            raise ConfigError(
-                f"{store.url}/{folder(step)}: {name} has shape {list(entry.size)}, here it is {list(tensor.shape)}"
-            )
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        try:
-            dcp.load(dict(state), storage_reader=reader, no_dist=not grouped)
-        except CheckpointException as error:
-            causes = [cause for cause, _ in error.failures.values() if isinstance(cause, ConfigError)]
-            raise causes[0] if causes else error from error
+    stored, place = read(store, step)["tensors"], folder(step)
+    tensors = {name: _pieces(value) for name, value in state.items()}
+    for name, tensor in tensors.items():
+        if name not in stored:
+            raise ConfigError(f"{store.url}/{place} has no {name}: it is of another model or optimizer")
+        shape = stored[name]["shape"]
+        if tuple(shape) != tensor.shape:
+            raise ConfigError(f"{store.url}/{place}: {name} has shape {shape}, here it is {list(tensor.shape)}")
+    failures: list[ConfigError | None] = [None]
+    try:
+        for name, tensor in tensors.items():
+            _fill(tensor, store, place, name, stored[name])
+    except ConfigError as error:
+        failures = [error]
+    if grouped:
+        own, failures = failures[0], [None] * dist.get_world_size()
+        dist.all_gather_object(failures, own)
+    for failure in failures:
+        if failure is not None:
+            raise failure
+
+
+def _pieces(value: torch.Tensor | Pieces) -> Pieces:
+    return value if isinstance(value, Pieces) else Pieces.of(value)
+
+
+def _pack(tensors: Mapping[str, Pieces], file: str) -> tuple[NDArray[np.uint8], JsonObject]:
+    """A copy of the pieces that this rank stores, and the manifest's entries for them by the names of their tensors."""
+    import xxhash
+
+    # Ranks with equal pieces take turns from tensor to tensor.
+    own = {name: each for name, each in tensors.items() if zlib.crc32(name.encode()) % each.copies == each.copy}
+    buffer = np.empty(sum(view.nbytes for each in own.values() for _, view in each.chunks), np.uint8)
+    entries: JsonObject = {}
+    start = 0
+    for name, each in own.items():
+        entries[name] = []
+        for offsets, view in each.chunks:
+            data = buffer[start : start + view.nbytes]
+            data[:] = view.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            where = {"file": file, "start": start, "bytes": data.nbytes, "xxh3": xxhash.xxh3_128_hexdigest(data.data)}
+            entries[name].append({"offsets": list(offsets), "sizes": list(view.shape), **where})
+            start += data.nbytes
+    return buffer, entries
+
+
+def _described(tensors: Mapping[str, Pieces], every: Sequence[JsonMapping]) -> JsonObject:
+    """The manifest's entry of each tensor. every: the entries of the pieces that each rank has packed."""
+    described: JsonObject = {}
+    for name, tensor in tensors.items():
+        entries = [entry for packed in every for entry in packed.get(name, ())]
+        assert sum(math.prod(entry["sizes"]) for entry in entries) == math.prod(tensor.shape), name
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        described[name] = {"dtype": dtype, "shape": list(tensor.shape), "pieces": entries}
+    return described
+
+
+def _fill(tensor: Pieces, store: Store, place: str, name: str, entry: JsonMapping) -> None:
+    """Copy into a tensor's pieces what the stored pieces have of them. place: the folder of the checkpoint."""
+    for (offsets, target), piece in itertools.product(tensor.chunks, entry["pieces"]):
+        sides = zip(offsets, target.shape, piece["offsets"], piece["sizes"], strict=True)
+        common = [(max(a, b), min(a + length, b + other)) for a, length, b, other in sides]
+        if all(begin < end for begin, end in common):
+            source = _read(store, place, name, piece).view(_DTYPES[entry["dtype"]]).view(piece["sizes"])
+            for dim, (begin, end) in enumerate(common):
+                source = source.narrow(dim, begin - piece["offsets"][dim], end - begin)
+                target = target.narrow(dim, begin - offsets[dim], end - begin)
+            target.copy_(source)
+
+
+def _read(store: Store, place: str, name: str, piece: JsonMapping) -> torch.Tensor:
+    """The bytes of a stored piece. Raises ConfigError if they are not what was written."""
+    import xxhash
+
+    data = store.get_range(f"{place}/{piece['file']}", piece["start"], piece["bytes"])
+    if xxhash.xxh3_128_hexdigest(data) != piece["xxh3"]:
+        raise ConfigError(f"{store.url}/{place}/{piece['file']} is damaged: {name} is not what was written")
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def prune(store: Store, count: int) -> None:

@@ -65,8 +65,9 @@ def read(store: Store, step: int) -> JsonObject:
     return manifest
 
 
-def encode(manifest: JsonMapping) -> bytes:
+def encode(step: int, facts: JsonMapping, tensors: JsonMapping) -> bytes:
     """A manifest with its hash, as it is stored."""
+    manifest = {"version": VERSION, "step": step, "facts": facts, "tensors": tensors}
     return json.dumps({"xxh3": _hash(manifest), **manifest}).encode()
 
 

@@ -16,18 +16,18 @@ from roofline.train.model.tensor_parallel import Part, Pieces, part, pieces
 if TYPE_CHECKING:
     from roofline.train.run.loop import Run
 
-WEIGHTS = "model."
+WEIGHTS, RANDOM = "model.", "random.cpu"
 
 
-def weights(run: "Run") -> dict[str, torch.Tensor]:
-    """The parameters, in the form that a checkpoint takes."""
-    return {name: _for_checkpoint(run, part_, tensor) for name, (part_, tensor) in _weights(run).items()}
+def weights(run: "Run") -> dict[str, Pieces]:
+    """The parameters."""
+    return {name: _pieces(run, part_, tensor) for name, (part_, tensor) in _weights(run).items()}
 
 
-def tensors(run: "Run") -> dict[str, torch.Tensor]:
+def tensors(run: "Run") -> dict[str, Pieces]:
     """All tensors that a run continues from: parameters, optimizer state, the state of the random generator."""
-    state = {name: _for_checkpoint(run, part_, tensor) for name, (part_, tensor) in _all(run).items()}
-    return state | {"random.cpu": torch.get_rng_state()}
+    state = {name: _pieces(run, part_, tensor) for name, (part_, tensor) in _all(run).items()}
+    return state | {RANDOM: Pieces.of(torch.get_rng_state(), run.world.rank, run.world.size)}
 
 
 def _weights(run: "Run") -> dict[str, tuple[Part, torch.Tensor]]:
@@ -47,11 +47,16 @@ def _all(run: "Run") -> dict[str, tuple[Part, torch.Tensor]]:
     return state
 
 
-def _for_checkpoint(run: "Run", part_: Part, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor; if ranks share matrices, as pieces of the full tensor, which any number of ranks can load."""
-    if run.model.ranks.size == 1 or not tensor.dim():
-        return tensor
-    return Pieces(part_.shape, tensor, pieces(tensor, part_))
+def _pieces(run: "Run", part_: Part, tensor: torch.Tensor) -> Pieces:
+    """What this rank has of a tensor that FSDP shards; part_: what tensor parallelism leaves it."""
+    copy, copies = run.world.rank, run.world.size
+    if isinstance(tensor, DTensor):
+        copy, copies = (0, 1) if part_.dim is not None else (run.model.ranks.rank, run.model.ranks.size)
+        mesh = tensor.device_mesh
+        for dim, placement in enumerate(tensor.placements):
+            if placement.is_replicate():
+                copy, copies = copy * mesh.size(dim) + mesh.get_local_rank(dim), copies * mesh.size(dim)
+    return Pieces(part_.shape, tensor.dtype, pieces(tensor, part_), copy, copies)
 
 
 def facts(run: "Run") -> JsonObject:
@@ -71,7 +76,7 @@ def facts(run: "Run") -> JsonObject:
     }
 
 
-def restore(run: "Run", saved: JsonMapping, tensors: Mapping[str, torch.Tensor]) -> None:
+def restore(run: "Run", saved: JsonMapping, tensors: Mapping[str, Pieces]) -> None:
     """Continue from a checkpoint's facts. tensors: the checkpoint's, already loaded into the run's own.
 
     Raises ConfigError if the order of samples differs (ReceiptLog checks that it leads to the receipt), or if the state
@@ -84,7 +89,7 @@ def restore(run: "Run", saved: JsonMapping, tensors: Mapping[str, torch.Tensor])
     progress.step, progress.tokens, progress.receipt = saved["step"], saved["tokens"], saved["receipt"]
     if run.gradients.scaler is not None and saved["loss_scale"]:
         run.gradients.scaler.scale, run.gradients.scaler.good = saved["loss_scale"]
-    torch.set_rng_state(tensors["random.cpu"])
+    torch.set_rng_state(tensors[RANDOM].chunks[0][1])
     if run.gradients.auto and (run.config.deterministic_mode or run.config.elastic is not None):
         run.gradients.size = saved["microbatch"]  # sums over microbatches of another size have other bits
     actual = f"{fingerprint(run):016x}"
@@ -111,19 +116,11 @@ def fingerprint(run: "Run") -> int:
     """
     total = 0
     for name, (part_, tensor) in _all(run).items():
-        if _is_first_copy(run, part_, tensor):
+        own = _pieces(run, part_, tensor)
+        if own.copy == 0:
             key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") | 1
-            total += key * sum(_fingerprint(view, at, part_.shape) for at, view in pieces(tensor, part_))
+            total += key * sum(_fingerprint(view, at, own.shape) for at, view in own.chunks)
     return run.world.wrapped_sum(total)
-
-
-def _is_first_copy(run: "Run", part_: Part, tensor: torch.Tensor) -> bool:
-    """Whether no earlier rank has the same part."""
-    if not isinstance(tensor, DTensor):
-        return run.world.rank == 0
-    place = tensor.device_mesh.get_coordinate() or ()
-    copies = [at for at, placement in zip(place, tensor.placements, strict=True) if placement.is_replicate()]
-    return not any(copies) and (part_.dim is not None or run.model.ranks.rank == 0)
 
 
 def _fingerprint(view: torch.Tensor, at: tuple[int, ...], shape: tuple[int, ...]) -> int:

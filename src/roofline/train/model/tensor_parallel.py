@@ -11,8 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import _functional_collectives as collectives
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn import functional
@@ -144,40 +142,23 @@ class Row(SplitWeight):
         return summed if bias is None else summed + bias
 
 
-class Pieces(Tensor):
-    """Stands for a full tensor of which this rank has pieces, in the form that torch's distributed checkpoint takes.
+@dataclass(frozen=True)
+class Pieces:
+    """What this rank has of a full tensor, in the form that a checkpoint takes.
 
-    chunks: (offsets in the full tensor, a view of the piece).
+    chunks: (offsets in the full tensor, a view). copy: the number of this rank among the `copies` that have the same.
     """
 
-    chunks: list[tuple[tuple[int, ...], Tensor]]
-
-    @staticmethod
-    def __new__(cls, shape: Sequence[int], like: Tensor, chunks: list[tuple[tuple[int, ...], Tensor]]) -> "Pieces":
-        self: Pieces = Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=like.dtype, device=like.device)  # type: ignore[attr-defined]
-        self.chunks = chunks
-        return self
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    chunks: Sequence[tuple[tuple[int, ...], Tensor]]
+    copy: int = 0
+    copies: int = 1
 
     @classmethod
-    def __torch_dispatch__(cls, func: object, *_: object) -> None:  # type: ignore[override]
-        raise NotImplementedError(f"{func}: pieces are saved and loaded, nothing is computed with them")
-
-    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        return [ChunkStorageMetadata(torch.Size(at), view.shape) for at, view in self.chunks]
-
-    def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:
-        properties = TensorProperties(dtype=self.dtype)
-        return [
-            WriteItem(
-                MetadataIndex(name, torch.Size(at)),
-                WriteItemType.SHARD,
-                tensor_data=TensorWriteData(ChunkStorageMetadata(torch.Size(at), view.shape), properties, self.shape),
-            )
-            for at, view in self.chunks
-        ]
-
-    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
-        return next(view for at, view in self.chunks if torch.Size(at) == index.offset)
+    def of(cls, tensor: Tensor, copy: int = 0, copies: int = 1) -> "Pieces":
+        """A full tensor as one piece."""
+        return cls(tuple(tensor.shape), tensor.dtype, pieces(tensor, Part(tuple(tensor.shape))), copy, copies)
 
 
 def pieces(tensor: Tensor, part: Part) -> list[tuple[tuple[int, ...], Tensor]]:
