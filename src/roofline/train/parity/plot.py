@@ -1,6 +1,7 @@
 """Draws the losses of two runs and their difference as one SVG, for light and dark pages, without scripts or fonts."""
 
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -78,11 +79,7 @@ def _names(parity: Parity) -> str:
 def _wrapped(text: str) -> Iterator[str]:
     """The text in at most three lines under the title."""
     room = int((WIDTH - LEFT - RIGHT) / CHARACTER)
-    lines, words = [""], text.split()
-    for word in words:
-        if len(lines[-1]) + len(word) + 1 > room:
-            lines.append("")
-        lines[-1] += (" " if lines[-1] else "") + word
+    lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
     if len(lines) > 3:
         lines[2] = lines[2][: room - 1] + "…"
     for number, line in enumerate(lines[:3]):

@@ -33,6 +33,7 @@ ROWS = 4  # at most
 LEAST_SCALE = 1.0
 
 Sums = NDArray[np.float64]  # [2 + SIZE]: number of elements, then what `projection.sums` returns
+Totals = dict[tuple[str, str], Sums]  # by kind (loss, activations, gradients) and name
 
 
 class Probe:
@@ -64,8 +65,8 @@ class Probe:
         scale = scaler.scale if scaler else 1.0
         while True:
             model.zero_grad(set_to_none=True)
-            sums_by_kind = self._total(self._measure(scale))
-            finite = all(np.isfinite(each).all() for each in sums_by_kind["gradient"].values())
+            totals = self._total(self._measure(scale))
+            finite = all(np.isfinite(each).all() for (kind, _), each in totals.items() if kind == "gradients")
             if finite or scale <= LEAST_SCALE:
                 break
             scale = max(LEAST_SCALE, scale / 16)  # training skips such steps until the scale is small enough
@@ -79,14 +80,14 @@ class Probe:
                 "processes": run.world.size,
                 "compiled": self._pass()[1],
                 "rows": self.rows.tolist(),
-                **_figures(sums_by_kind, scale),
+                **_figures(totals, scale),
                 "seconds": round(time.perf_counter() - started, 3),
             }
             with self.path.open("a") as stream:
                 stream.write(json.dumps(line) + "\n")
         run.log.pause()
 
-    def _measure(self, scale: float) -> dict[str, dict[str, Sums]]:
+    def _measure(self, scale: float) -> Totals:
         """This rank's part of all sums, from a forward and a backward pass over all chunks of rows."""
         run, model = self.run, self.run.model
         goals = targets(self.tokens, self.documents) if len(self.tokens) else self.tokens
@@ -97,14 +98,15 @@ class Probe:
         loss_sum, compiled = 0.0, self._pass()[1]
         eager = run.config.compile_config is not None and not compiled
         with torch.compiler.set_stance("force_eager") if eager else nullcontext():
-            for chunk in self._chunks(goals):
-                with watch.rows(chunk.place, chunk.real):
-                    loss = chunk.loss(run)
+            for place, real, arrays in self._chunks(goals):
+                with watch.rows(place, real), run.gradients.autocast():
+                    loss = model(*(torch.from_numpy(array).to(run.world.device) for array in arrays))
                 (loss * (scale / max(1, tokens))).backward()  # type: ignore[no-untyped-call]
                 loss_sum += float(loss.detach())
         own = np.zeros(2 + SIZE)
         own[:2] = tokens if run.world.rank == 0 else 0, loss_sum
-        return {"loss": {"loss": own}, "activation": watch.sums, "gradient": _gradients(run)}
+        totals = {("loss", ""): own} | {("activations", name): each for name, each in watch.sums.items()}
+        return totals | {("gradients", name): each for name, each in _gradients(run).items()}
 
     def _pass(self) -> tuple[int, bool]:
         """The rows of a pass, and whether it is compiled.
@@ -120,52 +122,27 @@ class Probe:
             return 1, False  # if training fits into memory, so does this
         return min(size, -(-len(self.rows) // run.world.size)), False
 
-    def _chunks(self, goals: NDArray[np.int64]) -> "Iterator[_Chunk]":
-        """The chunks of this rank's rows; every rank has equally many."""
+    def _chunks(self, goals: NDArray[np.int64]) -> Iterator[tuple[int, int, list[NDArray[np.int64]]]]:
+        """The rows of each pass of this rank; every rank has equally many passes.
+
+        Yields the index of the first row among the probe's rows, the number of rows, and the model's arguments: tokens,
+        targets and perhaps documents, padded with rows that do not count.
+        """
         size, compiled = self._pass()
         for start in range(0, -(-len(self.rows) // self.run.world.size), size):
             part = slice(start, start + size)
             place = int(self.places[start]) if start < len(self.places) else 0
-            documents = None if self.documents is None else self.documents[part]
-            yield _Chunk(place, self.tokens[part], goals[part], documents, size if compiled else 1)
+            real = len(self.tokens[part])
+            spare = ((0, max(0, (size if compiled else 1) - real)), (0, 0))
+            arrays = [np.pad(self.tokens[part], spare), np.pad(goals[part], spare, constant_values=IGNORED)]
+            if self.documents is not None:
+                arrays.append(np.pad(self.documents[part], spare))
+            yield place, real, arrays
 
-    def _total(self, parts: dict[str, dict[str, Sums]]) -> dict[str, dict[str, Sums]]:
+    def _total(self, parts: Totals) -> Totals:
         """The sums over all ranks."""
-        names = [(kind, name) for kind, each in parts.items() for name in each]
-        values = self.run.world.sum(np.concatenate([parts[kind][name] for kind, name in names]).tolist())
-        rows = np.array(values).reshape(len(names), -1)
-        summed: dict[str, dict[str, Sums]] = {kind: {} for kind in parts}
-        for (kind, name), row in zip(names, rows, strict=True):
-            summed[kind][name] = row
-        return summed
-
-
-class _Chunk:
-    """The rows of one pass, padded to at least `least` rows with rows that do not count.
-
-    Attributes:
-        place: index of the first row among the probe's rows. real: rows that are not padding.
-    """
-
-    def __init__(
-        self,
-        place: int,
-        tokens: NDArray[np.int64],
-        goals: NDArray[np.int64],
-        documents: NDArray[np.int64] | None,
-        least: int,
-    ) -> None:
-        self.place, self.real = place, len(tokens)
-        spare = ((0, max(0, least - self.real)), (0, 0))
-        self.tokens = np.pad(tokens, spare)
-        self.goals = np.pad(goals, spare, constant_values=IGNORED)
-        self.documents = None if documents is None else np.pad(documents, spare)
-
-    def loss(self, run: "Run") -> torch.Tensor:
-        """The sum of the rows' losses."""
-        arrays = [self.tokens, self.goals, *([] if self.documents is None else [self.documents])]
-        with run.gradients.autocast():
-            return run.model(*(torch.from_numpy(array).to(run.world.device) for array in arrays))
+        values = self.run.world.sum(np.concatenate(list(parts.values())).tolist())
+        return dict(zip(parts, np.array(values).reshape(len(parts), -1), strict=True))
 
 
 class _Watch:
@@ -244,19 +221,19 @@ def _local(grad: torch.Tensor, rank: int) -> tuple[torch.Tensor, int]:
     return (full_grad, 0) if rank == 0 else nothing
 
 
-def _figures(totals: dict[str, dict[str, Sums]], scale: float) -> JsonObject:
+def _figures(totals: Totals, scale: float) -> JsonObject:
     """The loss, activations and gradients of a line."""
-    tokens, loss_sum = totals["loss"]["loss"][:2]
-    activations, gradients = [], []
-    for name, (size, squares, *sketch) in totals["activation"].items():
-        root = math.sqrt(max(1.0, size))
-        part = {"name": name, "size": int(size), "rms": math.sqrt(squares) / root}
-        activations.append({**part, "sketch": [_short(value / root) for value in sketch]})
-    for name, (size, squares, *sketch) in totals["gradient"].items():
-        part = {"name": name, "size": int(size), "norm": math.sqrt(squares) / scale}
-        gradients.append({**part, "sketch": [_short(value / scale) for value in sketch]})
-    figures = {"tokens": int(tokens), "loss": loss_sum / max(1.0, tokens)}
-    return {**figures, "activations": activations, "gradients": gradients}
+    tokens, loss_sum = totals["loss", ""][:2]
+    figures: JsonObject = {"tokens": int(tokens), "loss": loss_sum / max(1.0, tokens)}
+    for kind, length in (("activations", "rms"), ("gradients", "norm")):
+        figures[kind] = []
+        for (of, name), (size, squares, *sketch) in totals.items():
+            if of != kind:
+                continue
+            unit = math.sqrt(max(1.0, size)) if length == "rms" else scale
+            part = {"name": name, "size": int(size), length: math.sqrt(squares) / unit}
+            figures[kind].append({**part, "sketch": [_short(value / unit) for value in sketch]})
+    return figures
 
 
 def _short(value: float) -> float:
