@@ -11,7 +11,8 @@ from roofline.common.errors import ConfigError  # noqa: E402
 from roofline.models import presets  # noqa: E402
 from roofline.train.checkpoint.export import export  # noqa: E402
 from roofline.train.checkpoint.state import WEIGHTS  # noqa: E402
-from roofline.train.model.init import Init, initialize  # noqa: E402
+from roofline.train.config.schema import InitSection  # noqa: E402
+from roofline.train.model.init import initialize  # noqa: E402
 from roofline.train.model.modules import Model  # noqa: E402
 from roofline.train.storage.open import open_store  # noqa: E402
 from tests.train import small  # noqa: E402
@@ -23,7 +24,7 @@ MPT = presets.preset("mpt-7b-alibi") | SHAPE | {"kv_heads": 4, "ffn": 256}
 
 def saved(folder: Path, config: dict[str, Any]) -> Model:
     model = Model(config, "cpu")
-    initialize(model, 3, Init(init_std=0.1))
+    initialize(model, 3, InitSection(name="baseline_", init_std=0.1))
     weights = {f"{WEIGHTS}{name}": parameter.detach() for name, _, parameter in model.canonical()}
     said = {"model": config, "config": {"tokenizer": None}}
     small.save(open_store(folder), 7, weights, said)

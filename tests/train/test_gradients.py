@@ -13,10 +13,10 @@ torch = pytest.importorskip("torch", reason="training is torch")
 
 from roofline.common.errors import CapacityError  # noqa: E402
 from roofline.models import presets  # noqa: E402
-from roofline.train.config.schema import ClippingSection  # noqa: E402
+from roofline.train.config.schema import ClippingSection, InitSection  # noqa: E402
 from roofline.train.data.loader import Rows  # noqa: E402
 from roofline.train.data.order import share  # noqa: E402
-from roofline.train.model.init import Init, initialize  # noqa: E402
+from roofline.train.model.init import initialize  # noqa: E402
 from roofline.train.model.modules import IGNORED, Model  # noqa: E402
 from roofline.train.parallel.elastic import TreeSum  # noqa: E402
 from roofline.train.parallel.processes import World  # noqa: E402
@@ -34,7 +34,7 @@ SHAPE = presets.preset("mpt-125m") | {
 @pytest.fixture
 def model() -> Any:
     made = Model(SHAPE, "cpu")
-    initialize(made, 3, Init(init_std=0.3))
+    initialize(made, 3, InitSection(name="baseline_", init_std=0.3))
     return made
 
 

@@ -9,8 +9,9 @@ torch = pytest.importorskip("torch", reason="training is torch")
 
 from roofline.models.forward import forward  # noqa: E402
 from roofline.ops.batch import Batch, BatchLimits, Segment  # noqa: E402
+from roofline.train.config.schema import InitSection  # noqa: E402
 from roofline.train.model.chunked_loss import ChunkedLoss  # noqa: E402
-from roofline.train.model.init import Init, initialize  # noqa: E402
+from roofline.train.model.init import initialize  # noqa: E402
 from roofline.train.model.modules import IGNORED, Model  # noqa: E402
 from tests.models.eager import ContiguousCache, eager_batch  # noqa: E402
 
@@ -29,7 +30,7 @@ CONFIGS = {
 
 def made(config: dict[str, Any], seed: int = 1) -> Model:
     model = Model(config, "cpu")
-    initialize(model, seed, Init(init_std=0.3))
+    initialize(model, seed, InitSection(name="baseline_", init_std=0.3))
     with torch.no_grad():
         for _, _, parameter in model.canonical():  # biases and norms too, so that none hides behind zeros and ones
             parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
@@ -157,7 +158,7 @@ def test_parameters_have_the_names_of_transformers(kind: str) -> None:
 def test_the_start_is_a_function_of_seed_and_name() -> None:
     a, b, other = (Model(CONFIGS["mpt_learned"], "cpu") for _ in range(3))
     for model, seed in ((a, 5), (b, 5), (other, 6)):
-        initialize(model, seed, Init("kaiming_normal_"))
+        initialize(model, seed, InitSection(name="kaiming_normal_"))
     for (n, p), q in zip(a.named_parameters(), b.parameters(), strict=True):
         assert torch.equal(p, q), n
     weight = dict(a.named_parameters())["transformer.blocks.0.ffn.up_proj.weight"]

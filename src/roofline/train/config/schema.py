@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from roofline.common.json_types import JsonObject
-from roofline.train.config.loggers import LoggersSection
 
 
 def _epochs(value: object) -> object:
@@ -42,11 +41,17 @@ class Section(BaseModel):
 
 
 class InitSection(Section):
-    """How matrices are initialised (model.init). name: default kaiming_normal_ for mpt_causal_lm, else baseline_."""
+    """How matrices are initialised; norms start as ones and biases as zeros.
+
+    name: "kaiming_normal_" has standard deviation sqrt(2 / columns) and is the default for mpt_causal_lm, "baseline_"
+        has init_std and is the default for other models.
+    init_div_is_residual: matrices that write into the residual stream are divided by sqrt(2 * layers) (Radford et al.
+        2019), or by this number; False or 0: by nothing.
+    """
 
     name: Literal["kaiming_normal_", "baseline_"] | None = None
-    init_std: float = 0.02
-    init_div_is_residual: bool | float = True
+    init_std: Annotated[float, Field(gt=0)] = 0.02
+    init_div_is_residual: bool | Annotated[float, Field(ge=0)] = True
     fan_mode: Literal["fan_in"] = "fan_in"
     init_nonlinearity: Literal["relu"] = "relu"
 
@@ -238,6 +243,54 @@ class CallbacksSection(Section):
     lr_monitor: Nothing | None = None
     memory_monitor: Nothing | None = None
     runtime_estimator: Nothing | None = None
+
+
+class Logger(Section):
+    """Options of one logger."""
+
+    rank_zero_only: Literal[True] = True
+
+
+class TensorboardLogger(Logger):
+    """log_dir: default RUN_FOLDER/tensorboard; flush_interval: seconds between writes at the most."""
+
+    log_dir: str | None = None
+    flush_interval: Annotated[int, Field(ge=1)] = 120
+
+
+class WandbLogger(Logger):
+    """Options of wandb.init. name: default the run's; dir: default the run's folder; id: of a run to continue."""
+
+    project: str | None = None
+    entity: str | None = None
+    name: str | None = None
+    group: str | None = None
+    job_type: str | None = None
+    tags: tuple[str, ...] = ()
+    notes: str | None = None
+    dir: str | None = None
+    id: str | None = None
+    mode: Literal["online", "offline", "disabled"] | None = None
+    log_artifacts: Literal[False] = False
+
+
+class MlflowLogger(Logger):
+    """tracking_uri: default MLflow's own; experiment_name; run_name: default the run's; flush_interval: seconds."""
+
+    tracking_uri: str | None = None
+    experiment_name: str = "roofline"
+    run_name: str | None = None
+    tags: dict[str, str] = {}
+    flush_interval: Annotated[float, Field(ge=0)] = 10
+    log_system_metrics: Literal[False] = False
+
+
+class LoggersSection(Section):
+    """Each logger that has a section gets every number of the log; null: it is not used."""
+
+    tensorboard: TensorboardLogger | None = None
+    wandb: WandbLogger | None = None
+    mlflow: MlflowLogger | None = None
 
 
 class TrainConfig(Section):

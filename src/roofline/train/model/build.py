@@ -10,7 +10,7 @@ from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.models import presets
 from roofline.models.registry import configure
 from roofline.train.config.schema import ModelSection, TrainConfig
-from roofline.train.model.init import Init, fill, initialize
+from roofline.train.model.init import fill, initialize
 from roofline.train.model.modules import Model
 from roofline.train.model.tensor_parallel import part
 from roofline.weights.checkpoint import Checkpoint, open_checkpoint, read_config
@@ -54,9 +54,9 @@ def start(model: Model, config: TrainConfig) -> None:
     if section.name == "hf_causal_lm" and section.pretrained:
         load(model, open_checkpoint(_files(section)))
         return
+    name = "kaiming_normal_" if section.name == "mpt_causal_lm" else "baseline_"
     init = section.init_config
-    name = init.name or ("kaiming_normal_" if section.name == "mpt_causal_lm" else "baseline_")
-    initialize(model, config.seed, Init(name, init.init_std, init.init_div_is_residual))
+    initialize(model, config.seed, init if init.name else init.model_copy(update={"name": name}))
 
 
 def wrap(model: Model, config: TrainConfig) -> None:

@@ -2,40 +2,17 @@
 
 import hashlib
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from roofline.common.errors import ConfigError
 from roofline.models.spec import Param
+from roofline.train.config.schema import InitSection
 from roofline.train.model.modules import Model
 from roofline.train.model.tensor_parallel import part
 
-SCHEMES = ("kaiming_normal_", "baseline_")
 
-
-@dataclass(frozen=True)
-class Init:
-    """How matrices are initialised; norms start as ones and biases as zeros.
-
-    name: "kaiming_normal_" has standard deviation sqrt(2 / columns), LLM Foundry's default; "baseline_" has init_std.
-    init_div_is_residual: matrices that write into the residual stream are divided by sqrt(2 * layers) (Radford et al.
-    2019), or by this number; False or 0: by nothing.
-    """
-
-    name: str = "baseline_"
-    init_std: float = 0.02
-    init_div_is_residual: bool | float = True
-
-    def __post_init__(self) -> None:
-        if self.name not in SCHEMES:
-            raise ConfigError(f"init_config: name={self.name!r} is not one of {', '.join(SCHEMES)}")
-        if not self.init_std > 0 or self.init_div_is_residual < 0:
-            raise ConfigError("init_config: init_std must be above 0, init_div_is_residual at least 0")
-
-
-def initialize(model: Model, seed: int, init: Init) -> None:
+def initialize(model: Model, seed: int, init: InitSection) -> None:
     """Fill a model's parameters in place; each rank fills its own part of a sharded model."""
     for name, param, tensor in model.canonical():
         values = torch.from_numpy(_values(f"{seed}/{name}", param, model.cfg.layers, init))
@@ -54,7 +31,7 @@ def fill(tensor: torch.Tensor, values: torch.Tensor) -> None:
             tensor.copy_(values)
 
 
-def _values(key: str, param: Param, layers: int, init: Init) -> np.ndarray:
+def _values(key: str, param: Param, layers: int, init: InitSection) -> np.ndarray:
     """The initial values of a parameter, float32 [shape]."""
     if len(param.shape) == 1:
         return np.full(param.shape, float(param.name.endswith("norm.weight")), np.float32)

@@ -11,18 +11,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from roofline.common import log
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.files import write_atomically
 from roofline.common.json_types import JsonMapping
 from roofline.train.config.flatten import flatten
-from roofline.train.config.loggers import LoggersSection, MlflowLogger, TensorboardLogger, WandbLogger
-from roofline.train.config.schema import TrainConfig
-
-if TYPE_CHECKING:
-    pass
+from roofline.train.config.schema import LoggersSection, MlflowLogger, TensorboardLogger, TrainConfig, WandbLogger
 
 IDS = "loggers.json"  # in the run's folder: the ids of its runs in other loggers
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}
