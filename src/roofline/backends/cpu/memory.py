@@ -51,7 +51,7 @@ def image_parts(
     for name, pieces in layout.matrices.items():
         for piece, packed in zip(program.weights[name].pieces, pieces, strict=True):
 
-            def tiles(address: int, view: np.ndarray, piece: Piece = piece, packed: PackedPiece = packed) -> None:
+            def tiles(address: int, view: np.ndarray, piece: "Piece" = piece, packed: "PackedPiece" = packed) -> None:
                 raw = formats.packed_bytes(piece.format, piece.bytes_of(source.read(piece.tensor), packed.columns))
                 _native.pack(packed.format, raw, packed.rows, packed.columns, address, threads)
 
@@ -59,7 +59,7 @@ def image_parts(
     for name, place in layout.vectors.items():
         recipe = program.weights[name]
 
-        def vector(address: int, view: np.ndarray, recipe: Recipe = recipe) -> None:
+        def vector(address: int, view: np.ndarray, recipe: "Recipe" = recipe) -> None:
             parts = [
                 formats.get(p.format).dequantize(p.bytes_of(source.read(p.tensor), 1), (p.stop - p.start,))
                 for p in recipe.pieces
