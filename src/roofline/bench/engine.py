@@ -167,12 +167,9 @@ def report(rows: dict[str, JsonObject], head: JsonObject) -> JsonObject:
     return {**head, **rates, "rows": rows}
 
 
-def open_bench(model: str, load: LoadOptions = LoadOptions(), tokens: int = 0) -> tuple[LoadedModel, Bench]:
-    """Load a model with a cache for `tokens` tokens (0: the largest workload) and warm it up.
-
-    load: options of loading; the sizes among them are replaced.
-    """
-    most = tokens or max(row.requests * (row.prompt + row.answer) for row in WORKLOADS.values())
+def open_bench(model: str, load: LoadOptions = LoadOptions()) -> tuple[LoadedModel, Bench]:
+    """Load a model with a cache for the largest workload, and warm it up. load: its sizes are replaced."""
+    most = max(row.requests * (row.prompt + row.answer) for row in WORKLOADS.values())
     # Every request may leave its last page partly empty.
     load = replace(load, cache_tokens=most + 64 * 16, max_running=64)
     loaded = bundle.load(model, load, text=False)

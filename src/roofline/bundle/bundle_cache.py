@@ -43,8 +43,7 @@ def get(source: Path, compile_to: "Callable[[Path, str], Written]", say: Callabl
         compile_to: (directory, key) writes the bundle.
         say: told why a damaged bundle is replaced, and what was compiled.
 
-    Raises:
-        ConfigError, CapacityError: the cache cannot be written; and what compiling raises.
+    Raises ConfigError and CapacityError where the cache cannot be written, and what compiling raises.
     """
     key = key_of(source)
     path = _folder() / f"{_slug(source)}-{key[:16]}"

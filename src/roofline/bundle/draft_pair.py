@@ -28,10 +28,9 @@ def load_with_draft(
 
 
 def check_draft(model: LoadedModel, draft: LoadedModel) -> None:
-    """Refuse a draft model whose ids mean something else. Both must be loaded with their text side.
+    """Raises ConfigError, which names the first difference, for a draft model whose ids mean something else.
 
-    Raises:
-        ConfigError: the message names the first difference.
+    Both must be loaded with their text side.
     """
 
     def refusal(difference: str) -> ConfigError:

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.table import Table
 
-Record = dict[str, Any]  # plain values, as --json prints them
-
 
 def print_json(value: object, indent: int | None = None) -> None:
     """One JSON value on stdout."""

@@ -47,11 +47,7 @@ class AsyncEngine(Protocol):
         """Start loading, while the caller prepares its event loop; `start` goes on from there."""
 
     async def start(self) -> "Ready":
-        """Wait until the model is loaded.
-
-        Raises:
-            ConfigError, UnsupportedError, CapacityError, RooflineError: what loading raised.
-        """
+        """Wait until the model is loaded. Raises what loading raised."""
 
     async def submit(
         self, ids: Iterable[int], params: SamplingParams | None = None, **options: Unpack[RequestOptions]

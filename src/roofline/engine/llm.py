@@ -8,7 +8,6 @@ from roofline.backends.options import LoadOptions
 from roofline.common.options import declared, split_keywords
 from roofline.engine.answers import Answer
 from roofline.engine.config import EngineConfig
-from roofline.engine.events import FinishReason, TokenLogprob, Usage
 from roofline.engine.local import LocalEngine
 from roofline.engine.local_answers import LocalAnswers
 from roofline.engine.params import SamplingParams, invalid
@@ -23,37 +22,12 @@ Message = Mapping[str, object]
 Prompt = str | Sequence[int]
 
 
-@dataclass(frozen=True)
-class Output:
-    """A prompt's ids and its n answers; the first one's parts are at hand directly."""
+@dataclass(frozen=True, kw_only=True)
+class Output(Answer):
+    """The first answer to a prompt; with it the prompt's ids, and all n answers."""
 
     prompt_ids: list[int]
     answers: list[Answer]
-
-    @property
-    def text(self) -> str:
-        """The first answer's text."""
-        return self.answers[0].text
-
-    @property
-    def ids(self) -> list[int]:
-        """The first answer's ids."""
-        return self.answers[0].ids
-
-    @property
-    def finish_reason(self) -> FinishReason:
-        """Why the first answer ended."""
-        return self.answers[0].finish_reason
-
-    @property
-    def logprobs(self) -> list[TokenLogprob] | None:
-        """The first answer's log-probabilities, when asked for."""
-        return self.answers[0].logprobs
-
-    @property
-    def usage(self) -> Usage:
-        """The first answer's tokens."""
-        return self.answers[0].usage
 
 
 class LLM:
@@ -131,14 +105,11 @@ class LLM:
         return self._outputs([self.encode(prompt, parse_special) for prompt in listed], each, at_start=False)
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None, **template: Any) -> Output:
-        """Answer a conversation.
+        """Answer a conversation. Raises as `generate`.
 
         Args:
             messages: mappings with "role" and "content".
             template: further variables of the chat template.
-
-        Raises:
-            as `generate`.
         """
         ids = self.chat_template.encode_chat(self.tokenizer, messages, **template)
         return self._outputs([ids], [params or SamplingParams()], at_start=True)[0]
@@ -149,10 +120,7 @@ class LLM:
         """Answer a prompt (string or ids) or a conversation (messages) in pieces of text.
 
         The request is submitted at the first `next`. Leaving the iterator early aborts it. Several streams may be
-        read in turn; each step advances all of them.
-
-        Raises:
-            as `generate`; and RequestError for n > 1.
+        read in turn; each step advances all of them. Raises as `generate`, and RequestError for n > 1.
         """
         params = params or SamplingParams()
         if params.n != 1:
@@ -179,7 +147,8 @@ class LLM:
         self.engine.close()
 
     def _outputs(self, prompts: list[list[int]], params: list[SamplingParams], at_start: bool) -> list[Output]:
-        return [Output(*pair) for pair in zip(prompts, self.answers.run(prompts, params, at_start), strict=True)]
+        pairs = zip(prompts, self.answers.run(prompts, params, at_start), strict=True)
+        return [Output(**vars(answers[0]), prompt_ids=ids, answers=answers) for ids, answers in pairs]
 
     def __enter__(self) -> "LLM":
         return self

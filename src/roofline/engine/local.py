@@ -12,15 +12,14 @@ from roofline.engine.checks import RequestOptions, check_request, check_unused, 
 from roofline.engine.config import EngineConfig, StepLimits, resolve
 from roofline.engine.events import Event
 from roofline.engine.params import SamplingParams
-from roofline.engine.schedule import continuous as scheduler
-from roofline.engine.schedule import naive as naive_scheduler
-from roofline.engine.schedule.continuous import State
+from roofline.engine.schedule import naive
+from roofline.engine.schedule.continuous import State, schedule
 from roofline.engine.schedule.sequence import Request
 from roofline.engine.speculation.speculator import Drafter, Speculator
 from roofline.engine.stats import EngineStats, Meter
 from roofline.engine.step import Stepper
 
-SCHEDULERS = {"continuous": scheduler.schedule, "naive": naive_scheduler.schedule}
+SCHEDULERS = {"continuous": schedule, "naive": naive.schedule}
 
 
 class LocalEngine:
@@ -29,8 +28,7 @@ class LocalEngine:
     Args:
         draft: the executable of a smaller model with the same vocabulary, for speculate="draft"; closed with this one.
 
-    Raises:
-        ConfigError, CapacityError: the configuration does not fit the executable.
+    Raises ConfigError and CapacityError where the configuration does not fit the executable.
     """
 
     def __init__(
@@ -39,14 +37,14 @@ class LocalEngine:
         self.config = config or EngineConfig()
         self.executable = executable
         self.limits: StepLimits = resolve(self.config, executable)
-        pages, naive = executable.num_pages, self.config.cache == "naive"
-        cache = NaiveCache(pages) if naive else PagedCache(pages, self.config.prefix_cache)
+        pages, simple = executable.num_pages, self.config.cache == "naive"
+        cache = NaiveCache(pages) if simple else PagedCache(pages, self.config.prefix_cache)
         self.state = State(cache, self.limits)
         self._meter = Meter(pages, executable.page_bytes)
         self._speculator = _speculator(self.config, executable, draft)
         overlap = self.config.overlap and self.config.scheduler == "continuous"
-        schedule, measure = SCHEDULERS[self.config.scheduler], self.config.measure
-        self._stepper = Stepper(executable, self.state, schedule, self._meter, measure, self._speculator, overlap)
+        scheduler, measure = SCHEDULERS[self.config.scheduler], self.config.measure
+        self._stepper = Stepper(executable, self.state, scheduler, self._meter, measure, self._speculator, overlap)
         self._requests: dict[str, Request] = {}
         self._events: list[Event] = []
 
@@ -83,7 +81,7 @@ class LocalEngine:
         request = Request(name, prompt, params, stop_ids, max_tokens, seed, root)
         self._requests[name] = request
         self._meter.totals.requests += 1
-        scheduler.submit(self.state, request)
+        self.state.waiting.extend(request.sequences)
         return name
 
     def step(self) -> list[Event]:

@@ -27,20 +27,16 @@ class SamplingParams(Options):
         stop: strings that end the answer, at any length, and are not part of it; found where ids become text.
         stop_token_ids: ids that end the answer, beside the model's own.
 
-    Raises:
-        RequestError: status 400, `param` names the field.
+    Raises RequestError with status 400, whose `param` names the field.
     """
 
     temperature: float = option(1.0, "0 takes the most likely token.", minimum=0, topic=SAMPLING)
     top_k: int = option(0, "Keep the k most likely tokens; 0 keeps all.", minimum=0, topic=SAMPLING)
     top_p: float = option(1.0, "Keep the smallest set of tokens with this probability.", topic=SAMPLING)
     min_p: float = option(
-        0.0,
-        "Drop tokens below this fraction of the most likely one's probability.",
-        minimum=0,
-        maximum=1,
-        topic=SAMPLING,
-    )
+        0.0, "Drop tokens below this fraction of the most likely one's probability.",
+        minimum=0, maximum=1, topic=SAMPLING,
+    )  # fmt: skip
     repetition_penalty: float = option(
         1.0, "Divides positive and multiplies negative logits of tokens in prompt or answer.", topic=SAMPLING
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from roofline.common import log
 from roofline.common.errors import RequestError
+from roofline.common.json_types import JsonObject
 from roofline.engine.answers import AnswerBuilder, Piece
 from roofline.engine.events import Event
 from roofline.server.context import Context
@@ -62,7 +63,7 @@ class Answers:
         sizes = len(generation.prompts), generation.prompt_tokens, params.n
         LOG.debug("%s: prompts %d, prompt tokens %d, n %d, stream %s", self._label(), *sizes, generation.stream)
 
-    def usage(self) -> dict[str, object]:
+    def usage(self) -> JsonObject:
         """What is billed: ids that became text or ended an answer; surplus ids after a stop string are not."""
         prompt, completion = self.generation.prompt_tokens, sum(len(choice.ids) for choice in self.choices)
         return {

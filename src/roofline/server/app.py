@@ -1,8 +1,5 @@
 """The application: routes, one error form, the gate around everything."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -17,18 +14,9 @@ from roofline.server.routes import chat, completions, models, status
 CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
-def create_app(context: Context, closing: Callable[[], Awaitable[None]] | None = None) -> FastAPI:
-    """The ASGI application over `context`; `closing` is awaited when the server stops."""
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        if closing is not None:
-            await closing()
-
-    app = FastAPI(
-        title="Roofline", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=lifespan
-    )
+def create_app(context: Context) -> FastAPI:
+    """The ASGI application over `context`."""
+    app = FastAPI(title="Roofline", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.state.context, app.state.queue = context, Queue()
     context.metrics.bind(context.name)
     for room in (chat, completions, models, status):

@@ -5,6 +5,7 @@ from starlette.responses import Response
 
 from roofline.common import log
 from roofline.common.errors import CapacityError, ConfigError, RequestError, RooflineError
+from roofline.common.json_types import JsonObject
 
 LOG = log.get("server")
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -19,7 +20,7 @@ class Overloaded(RequestError):
         self.retry_after = retry_after
 
 
-def error_body(error: RequestError) -> dict[str, object]:
+def error_body(error: RequestError) -> JsonObject:
     """The object that OpenAI clients read."""
     kind = TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
     param = error.param and error.param[:256]

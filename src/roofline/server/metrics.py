@@ -1,14 +1,13 @@
 """Prometheus families under vLLM's names, so that existing dashboards work unchanged, and our own beside them."""
 
 from dataclasses import asdict
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 
+from roofline.common.json_types import JsonObject
 from roofline.engine.facade import AsyncEngine
 
-Figures = dict[str, Any]  # counts, times, and under "replicas" a list of the same
 # vLLM's own bucket edges (seconds; tokens), for the same reason.
 FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0)
 BETWEEN_TOKENS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -41,30 +40,17 @@ REPLICA_GAUGES = {
 }
 
 
-def engine_figures(engine: AsyncEngine) -> Figures:
+def engine_figures(engine: AsyncEngine) -> JsonObject:
     """An engine's counters with what follows from them, and under `replicas` those of each of several engines."""
     stats = engine.stats()
-    figures = {
-        **asdict(stats),
-        "generated_tokens": stats.generated_tokens,
-        "prefill_tokens_per_second": stats.prefill_tokens_per_second,
-        "decode_tokens_per_second": stats.decode_tokens_per_second,
-        "share_of_roof": stats.share_of_roof,
-        "acceptance": stats.acceptance,
-        "restarts": engine.restarts,
-        "pid": engine.pid,
-    }
-    if engine.engines:
-        figures["replicas"] = [
-            {
-                **engine_figures(each),
-                "ready": each.ready,
-                "failure": each.failure,
-                "outstanding_tokens": each.outstanding,
-            }
-            for each in engine.engines
-        ]
-    return figures
+    rates = ("generated_tokens", "prefill_tokens_per_second", "decode_tokens_per_second", "share_of_roof", "acceptance")
+    figures = asdict(stats) | {name: getattr(stats, name) for name in rates}
+    figures |= {"restarts": engine.restarts, "pid": engine.pid}
+    replicas = [
+        {**engine_figures(each), "ready": each.ready, "failure": each.failure, "outstanding_tokens": each.outstanding}
+        for each in engine.engines
+    ]
+    return figures | ({"replicas": replicas} if replicas else {})
 
 
 class Metrics:
@@ -136,7 +122,7 @@ class Metrics:
         self._prompt_size.labels(self._model).observe(prompt_tokens)
         self._latency.labels(self._model).observe(seconds)
 
-    def exposition(self, stats: Figures, up: bool) -> bytes:
+    def exposition(self, stats: JsonObject, up: bool) -> bytes:
         """Everything in Prometheus' text form; `stats` are the engine's, empty while there is none."""
         self._up.labels(self._model).set(1 if up else 0)
         for name, (_, field) in GAUGES.items():
@@ -153,7 +139,7 @@ class Metrics:
             self._count(number, each)
         return generate_latest(self.registry)
 
-    def _count(self, number: int, stats: Figures) -> None:
+    def _count(self, number: int, stats: JsonObject) -> None:
         """What one engine has counted since it was asked last."""
         for name, (_, field) in COUNTERS.items():
             now = float(stats.get(field, 0))

@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from roofline.common.json_types import JsonObject
 from roofline.server.errors import as_request_error, error_body
 
-JsonObject = dict[str, object]
 DONE = b"data: [DONE]\n\n"
 
 

@@ -76,8 +76,7 @@ def chat(raw: bytes, context: Context) -> Generation:
     _bound("messages", len(body.messages), 1, context.limits.messages)
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs", "needs logprobs to be true")
-    if body.top_logprobs is not None:
-        _bound("top_logprobs", body.top_logprobs, 0, context.limits.logprobs)
+    _bound("top_logprobs", body.top_logprobs, 0, context.limits.logprobs)
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
         raise invalid("max_tokens", "differs from max_completion_tokens; give one of the two")
     most = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
@@ -92,8 +91,7 @@ def completion(raw: bytes, context: Context) -> Generation:
     fields = _fields(raw, context.limits)
     _refuse_unsupported(fields, NEUTRAL_COMPLETION)
     body = _model(CompletionBody, fields)
-    if body.logprobs is not None:
-        _bound("logprobs", body.logprobs, 0, context.limits.logprobs)
+    _bound("logprobs", body.logprobs, 0, context.limits.logprobs)
     loaded = _loaded(body, context)
     most = body.max_tokens if body.max_tokens is not None else COMPLETION_MAX_TOKENS
     params = _params(body, context.limits, most, body.logprobs)
@@ -104,9 +102,9 @@ def completion(raw: bytes, context: Context) -> Generation:
     return _generation(body, prompts, params, loaded, context)
 
 
-def invalid(field: str, problem: str, code: str = "invalid_value") -> RequestError:
+def invalid(field: str, problem: str) -> RequestError:
     """A field with a value that cannot be used."""
-    return RequestError(400, code, f"{field}: {problem}.", param=field)
+    return RequestError(400, "invalid_value", f"{field}: {problem}.", param=field)
 
 
 def json_depth_within(raw: bytes, most: int) -> bool:
@@ -192,8 +190,7 @@ def _params(body: Sampling, limits: Limits, most: int | None, logprobs: int | No
             raise invalid("stop", f"a stop string may have at most {limits.stop_string_bytes} bytes")
     _bound("stop_token_ids", len(body.stop_token_ids or ()), 0, limits.stop_token_ids)
     _bound("logit_bias", len(body.logit_bias or {}), 0, limits.logit_bias)
-    if body.n is not None:
-        _bound("n", body.n, 1, limits.n)
+    _bound("n", body.n, 1, limits.n)
     if body.temperature is not None and body.temperature > 2:
         raise invalid("temperature", "must be at most 2")
     values = {name: getattr(body, name) for name in SAMPLING_NAMES} | {
@@ -264,6 +261,6 @@ def _check_prompt(field: str, prompt: Sequence[int], params: SamplingParams, loa
         )
 
 
-def _bound(field: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
+def _bound(field: str, value: int | None, least: int, most: int) -> None:
+    if value is not None and not least <= value <= most:
         raise invalid(field, f"{value} is not within {least} and {most}")

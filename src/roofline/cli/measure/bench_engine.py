@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 from roofline.backends.options import DEFAULT_MODEL
 from roofline.cli.measure.timed import TimedLoad
 from roofline.cli.options import AsJson, Draft, ModelArgument
-from roofline.cli.output import Record, plain_table, print_json
+from roofline.cli.output import plain_table, print_json
 from roofline.common.errors import ConfigError
+from roofline.common.json_types import JsonObject
 from roofline.common.options import Option, declared
 from roofline.engine.config import EngineConfig
 
@@ -43,7 +44,7 @@ def command(
     print_json(record) if as_json else show(record)
 
 
-def _show_speculation(record: Record) -> None:
+def _show_speculation(record: JsonObject) -> None:
     rows = []
     for name, row in record["rows"].items():
         accepted = "-" if row["acceptance"] is None else f"{row['acceptance']:.0%}"
@@ -55,7 +56,7 @@ def _show_speculation(record: Record) -> None:
     _print(record, headings, rows, f"{how['mode']}, up to {how['tokens']} tokens; best of {turns}; the ids are equal")
 
 
-def _show(record: Record) -> None:
+def _show(record: JsonObject) -> None:
     rows = []
     for name, row in record["rows"].items():
         repeats = " ".join(f"{rate:.1f}" for rate in row["tok_s"])
@@ -68,7 +69,7 @@ def _show(record: Record) -> None:
     _print(record, headings, rows, notes)
 
 
-def _print(record: Record, headings: Sequence[str], rows: Sequence[Sequence[str]], notes: str) -> None:
+def _print(record: JsonObject, headings: Sequence[str], rows: Sequence[Sequence[str]], notes: str) -> None:
     """What was timed, the table, and what its figures are."""
     from rich.console import Console
 

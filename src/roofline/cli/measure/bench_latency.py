@@ -1,13 +1,17 @@
 """roofline bench latency: what each technique brings to prefill and to decoding, beside the limit of this chip."""
 
+import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
 from roofline.bench.latency.options import LatencyOptions
 from roofline.cli.options import AsJson, Threads
-from roofline.cli.output import Record, print_json, ruled_table
+from roofline.cli.output import print_json, ruled_table
 from roofline.common.errors import ConfigError
+from roofline.common.json_types import JsonObject
 from roofline.common.options import Option
+from roofline.common.units import human_seconds
 
 COLUMNS = ("first", "TTFT", "TPOT", "latency", "low", "high", "vs eager", "of limit")
 
@@ -20,9 +24,6 @@ def command(
     out: Annotated[Path | None, Option("Also write the record into a file.", flags=("--out", "-o"))] = None,
 ) -> None:
     """Time prefill and decoding with one technique after the other: latency = TTFT + TPOT x (n - 1)."""
-    import json
-    import sys
-
     if explain:
         rungs = _explain(options)
         print_json(rungs) if as_json else _show_rungs(rungs)
@@ -41,7 +42,7 @@ def command(
     print_json(record) if as_json else show(record)
 
 
-def _explain(options: LatencyOptions) -> dict[str, Record]:
+def _explain(options: LatencyOptions) -> dict[str, JsonObject]:
     from roofline.bench.latency import grid as latency
     from roofline.bench.latency import ladder, runners
     from roofline.bench.peers.available import here as look
@@ -52,7 +53,7 @@ def _explain(options: LatencyOptions) -> dict[str, Record]:
     return {rung.name: ladder.explained(rung, runners.why_missing(rung, subject, here)) for rung in rungs}
 
 
-def _show_rungs(rungs: dict[str, Record]) -> None:
+def _show_rungs(rungs: dict[str, JsonObject]) -> None:
     from rich.console import Console
 
     console = Console()
@@ -63,7 +64,7 @@ def _show_rungs(rungs: dict[str, Record]) -> None:
             console.print(f"  not here: {rung['missing']}", style="yellow", highlight=False, markup=False)
 
 
-def show(record: Record) -> None:
+def show(record: JsonObject) -> None:
     """A table for each cell, then what is missing, and what the figures are."""
     from rich.console import Console
 
@@ -74,7 +75,9 @@ def show(record: Record) -> None:
         console.print(record["smaller"])
     for cell in record["cells"]:
         console.print()
-        console.print(_title(cell), style="bold")
+        limit = cell["limit"]
+        least = f"{limit['of']} take at least {human_seconds(limit['seconds'])}, bound by {limit['bound']}"
+        console.print(f"{cell['cell']}: {least}", style="bold")
         table = ruled_table(None, ("ms", *COLUMNS), left=("ms",))
         for name, row in cell["rungs"].items():
             table.add_row(name, *_figures(row))
@@ -93,14 +96,7 @@ def show(record: Record) -> None:
     console.print(f"roofs: {record['cells'][-1]['roofs']['source']}", style="dim")
 
 
-def _title(cell: Record) -> str:
-    from roofline.common.units import human_seconds
-
-    limit = cell["limit"]
-    return f"{cell['cell']}: {limit['of']} take at least {human_seconds(limit['seconds'])}, bound by {limit['bound']}"
-
-
-def _figures(row: Record) -> list[str]:
+def _figures(row: JsonObject) -> list[str]:
     latency, gain = row["latency"], row.get("speedup")
     seconds = [row["first_s"], row["ttft"]["median"], row["tpot"] and row["tpot"]["median"], *latency.values()]
     return [

@@ -5,8 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roofline.cli.options import AsJson
-from roofline.cli.output import Record, plain_table, print_json
+from roofline.cli.output import plain_table, print_json
+from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.common.json_types import JsonObject
 from roofline.common.options import Options, option
+from roofline.common.units import human_bytes, human_seconds, parse_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,7 +40,6 @@ class LinkOptions(Options):
 def command(options: LinkOptions, as_json: AsJson = False) -> None:
     """Rank sets of devices by a modelled all-reduce over their links, and measure the first of them."""
     from roofline.bench.links import bench_links
-    from roofline.common.units import parse_bytes
 
     numbers = None
     if options.topology is not None:
@@ -61,7 +63,6 @@ def command(options: LinkOptions, as_json: AsJson = False) -> None:
 
 
 def _from_file(path: Path, dies: int) -> "Links":
-    from roofline.common.errors import ConfigError
     from roofline.hardware.links.topology import parse
 
     try:
@@ -74,7 +75,6 @@ def _from_file(path: Path, dies: int) -> "Links":
 def _here(names: str | None) -> "tuple[Links, list[int]]":
     """The links of this host's devices, and torch's number of each."""
     from roofline.backends.gpu import devices
-    from roofline.common.errors import UnsupportedError
     from roofline.hardware.gpus import inventory as gpus
     from roofline.hardware.links import detect as links_detect
 
@@ -88,10 +88,8 @@ def _here(names: str | None) -> "tuple[Links, list[int]]":
     return links, [device.torch for device in chosen if device.torch is not None]
 
 
-def _show(record: Record) -> None:
+def _show(record: JsonObject) -> None:
     from rich.console import Console
-
-    from roofline.common.units import human_bytes
 
     console = Console()
     if record["topology"]["links"]:
@@ -103,7 +101,7 @@ def _show(record: Record) -> None:
         console.print(f"best {how}: {', '.join(members)}\n")
 
 
-def _matrix(topology: Record) -> "Table":
+def _matrix(topology: JsonObject) -> "Table":
     names = topology["devices"]
     rates = {tuple(sorted(link["between"])): f"{link['gb_s']:.0f}" for link in topology["links"]}
     kinds = sorted({link["kind"] for link in topology["links"]})
@@ -114,10 +112,8 @@ def _matrix(topology: Record) -> "Table":
     return plain_table([f"GB/s one way ({', '.join(kinds)})", "package", *names], rows)
 
 
-def _ranking(sets: list[Record], at: int) -> "Table":
+def _ranking(sets: list[JsonObject], at: int) -> "Table":
     """The sets at one size, the best first."""
-    from roofline.common.units import human_seconds
-
     key = "measured_s" if "measured_s" in sets[0]["sizes"][at] else "modelled_s"
     rows = []
     for row in sorted(sets, key=lambda row: row["sizes"][at][key]):

@@ -1,5 +1,6 @@
 """roofline bench train: the training loop's speed on random rows, as a throughput card."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -21,8 +22,6 @@ def command(
     out: Annotated[Path | None, Option("Also write the record into a file.", flags=("--out", "-o"))] = None,
 ) -> None:
     """Time the training loop on random rows: no data is needed, nothing is kept but the record."""
-    import json
-
     from roofline.bench.train import bench_train
     from roofline.cli.training.card import show
 

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from roofline.cli.options import AsJson, Isa, Threads
-from roofline.cli.output import Record, plain_table, print_json
+from roofline.cli.output import plain_table, print_json
 from roofline.common.errors import UnsupportedError
+from roofline.common.json_types import JsonObject
 from roofline.common.options import Option
+from roofline.common.units import human_bytes, human_rate
 
 if TYPE_CHECKING:
     from roofline.hardware.gpus.device import Device
@@ -30,7 +32,6 @@ def command(
 
 def _verify(path: Path, as_json: bool) -> None:
     from roofline.bundle.reader import verify
-    from roofline.common.units import human_bytes
 
     manifest = verify(path).manifest
     if as_json:
@@ -40,7 +41,7 @@ def _verify(path: Path, as_json: bool) -> None:
         print(f"{path}: whole, {len(manifest.files)} files, {human_bytes(manifest.nbytes)}, made from {manifest.name}")
 
 
-def examine(measure: bool, threads: int | None, isa: str | None) -> Record:
+def examine(measure: bool, threads: int | None, isa: str | None) -> JsonObject:
     """Everything doctor knows, as plain values."""
     import roofline
     from roofline.backends import cpu
@@ -63,10 +64,8 @@ def examine(measure: bool, threads: int | None, isa: str | None) -> Record:
     }
 
 
-def _show(report: Record) -> None:
+def _show(report: JsonObject) -> None:
     from rich.console import Console
-
-    from roofline.common.units import human_bytes, human_rate
 
     machine, roofs = report["machine"], report["roofs"]
 
@@ -103,7 +102,7 @@ def _show(report: Record) -> None:
         console.print(f"[bold yellow]warning[/] {warning}")
 
 
-def _choice(choice: Record) -> str:
+def _choice(choice: JsonObject) -> str:
     return f"{choice['value']} ({choice['reason']})"
 
 
@@ -115,7 +114,7 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def examine_gpus(root: Path = Path("/")) -> Record:
+def examine_gpus(root: Path = Path("/")) -> JsonObject:
     """The GPUs, and what keeps them from being used, as plain values. torch is not imported: its wheel is looked at.
 
     root: where /sys, /proc and /dev are.
@@ -133,7 +132,7 @@ def examine_gpus(root: Path = Path("/")) -> Record:
     }
 
 
-def _gpu_facts(device: "Device") -> Record:
+def _gpu_facts(device: "Device") -> JsonObject:
     product = device.product
     facts = {**asdict(device), "id": device.id, "product": product and product.name, "usable": device.usable}
     try:
@@ -143,7 +142,7 @@ def _gpu_facts(device: "Device") -> Record:
     return {**facts, "chip": chip.name, "status": chip.status, "reason": chip.notes}
 
 
-def gpu_rows(report: Record) -> list[tuple[str, str]]:
+def gpu_rows(report: JsonObject) -> list[tuple[str, str]]:
     """The lines of doctor's table about GPUs: each with the kernels it uses or why none, then torch."""
     devices = [(device["id"], _gpu_line(device)) for device in report["devices"]] or [("GPUs", "none")]
     torch = report["torch"]
@@ -151,9 +150,7 @@ def gpu_rows(report: Record) -> list[tuple[str, str]]:
     return [*devices, ("torch", built)]
 
 
-def _gpu_line(device: Record) -> str:
-    from roofline.common.units import human_bytes
-
+def _gpu_line(device: JsonObject) -> str:
     parts = [device["name"] or device["product"] or f"device {device['code'] or 'of unknown number'}"]
     if device["chip"] is None:
         parts.append(f"{device['arch'] or 'architecture not known'}: refused, {device['reason']}")

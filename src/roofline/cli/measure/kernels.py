@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Literal
 from roofline.backends.options import LoadOptions
 from roofline.cli.options import AsJson
 from roofline.cli.output import plain_table, print_json
+from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.options import Options, option, same_option
+from roofline.common.units import human_seconds
 
 if TYPE_CHECKING:
     from roofline.backends.gpu.ahead.check import Proof
@@ -35,7 +37,6 @@ def command(options: KernelOptions, as_json: AsJson = False) -> int:
 
     No GPU is needed. Exit status 1 where a gate is not passed.
     """
-    from roofline.common.errors import ConfigError
     from roofline.hardware.chips import chips
 
     chip, build, kernel, jobs = options.chip, options.build, options.kernel, options.jobs
@@ -65,7 +66,6 @@ def command(options: KernelOptions, as_json: AsJson = False) -> int:
 
 def _chips(names: str) -> "list[Chip]":
     """Each of a list with commas, once. Raises UnsupportedError for one that kernels are not compiled for."""
-    from roofline.common.errors import UnsupportedError
     from roofline.hardware.chips import chips
 
     architectures = dict.fromkeys(chips.architecture(name) for name in names.split(","))
@@ -80,7 +80,6 @@ def _build(targets: "list[Chip]", kernel: str | None, jobs: int | None) -> int:
     """One line a chip when it is complete, and everything that did not pass."""
     from roofline.backends.gpu.ahead import check as static
     from roofline.backends.gpu.ahead import kernel_cache
-    from roofline.common.units import human_seconds
 
     proofs = []
     for chip in targets:

@@ -9,6 +9,7 @@ from roofline.cli.measure.timed import TimedLoad
 from roofline.cli.options import AsJson, ModelArgument
 from roofline.cli.output import print_json, ruled_table
 from roofline.common.options import Option
+from roofline.common.units import human_bytes, human_count, human_rate, human_seconds
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -63,8 +64,6 @@ def _show(model: str, profiles: "Sequence[Profile]") -> None:
 
 
 def _table(title: str, profile: "Profile") -> "Table":
-    from roofline.common.units import human_bytes, human_count
-
     headings = ("op", "shape", "format", "us", "step", "bytes", "FLOPs", "roof", "bound")
     table = ruled_table(title, headings, left=("op", "format", "bound"))
     before = ""
@@ -86,8 +85,6 @@ def _table(title: str, profile: "Profile") -> "Table":
 
 
 def _cells(row: "OpTime", profile: "Profile") -> list[str]:
-    from roofline.common.units import human_bytes, human_count
-
     colour = {"memory": "cyan", "latency": "dim"}.get(row.bound, "yellow")
     moved = human_bytes(row.read_bytes) if row.read_bytes else ""
     share = f"{row.share:.1%}" if row.limit_seconds else ""
@@ -101,8 +98,6 @@ def _us(seconds: float) -> str:
 
 
 def _footer(profile: "Profile") -> str:
-    from roofline.common.units import human_bytes, human_rate, human_seconds
-
     roofs = profile.roofs
     reads = human_rate(roofs.read_bytes_per_s(profile.working_set), "B")
     clocks = "they are timed on the device" if profile.on_device else f"clocks slow it by {profile.clock_cost:.1%}"

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from roofline.cli.options import ModelArgument, Threads
 from roofline.common.options import Option
+from roofline.common.units import human_bytes
 
 
 def command(
@@ -15,7 +16,6 @@ def command(
     """Compile MODEL into a directory of data that every command starts from at once."""
     from roofline.bundle import compile_model
     from roofline.cli.run.prepare import pull
-    from roofline.common.units import human_bytes
 
     pull(model)
     written = compile_model(model, output, threads=threads)

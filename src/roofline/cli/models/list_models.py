@@ -1,15 +1,15 @@
 """roofline list: what is here, and what could be."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 from roofline.cli.options import AsJson
 from roofline.cli.output import plain_table, print_json
+from roofline.common.units import human_bytes
 
 
 def command(as_json: AsJson = False) -> None:
     """List the pulled models with the bundles compiled from them, other bundles, and the names of the catalogue."""
-    from dataclasses import asdict
-
     from roofline.bundle import bundle_cache as cached
     from roofline.weights import sources
 
@@ -25,8 +25,6 @@ def command(as_json: AsJson = False) -> None:
         print_json(records, indent=1)
         return
     from rich.console import Console
-
-    from roofline.common.units import human_bytes
 
     bundle_sizes = {name: human_bytes(size) if size else "" for name, size in sizes.items()}
     rows = [[m.name, human_bytes(m.size), bundle_sizes[m.name], m.licence, m.pulled_at[:10], m.source] for m in models]

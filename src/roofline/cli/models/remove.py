@@ -1,19 +1,18 @@
 """roofline rm: delete a pulled model, or bundles that were compiled on first use."""
 
+from pathlib import Path
 from typing import Annotated
 
 from roofline.cli.parser import Argument
+from roofline.common.errors import ConfigError
+from roofline.common.units import human_bytes
 
 
 def command(
     name: Annotated[str, Argument("A model or a bundle that `roofline list` shows, or a bundle's source.")],
 ) -> None:
     """Delete a pulled model and the bundles compiled from it, or the cached bundles of a path."""
-    from pathlib import Path
-
     from roofline.bundle import bundle_cache as cached
-    from roofline.common.errors import ConfigError
-    from roofline.common.units import human_bytes
     from roofline.weights import sources
 
     try:

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 from roofline.cli.options import KvCacheDtype
 from roofline.cli.output import ruled_table
 from roofline.cli.parser import Argument
+from roofline.common.errors import ConfigError
 from roofline.common.options import Option
+from roofline.common.units import human_bytes, human_count, human_rate, human_seconds
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,7 +33,6 @@ def command(
 
     from roofline.backends.capacity import host_kv_dtype
     from roofline.backends.cpu.roofs import stored_roofs
-    from roofline.common.errors import ConfigError
     from roofline.program.compile import stage_names
     from roofline.program.overview import overview
     from roofline.program.passes.price import Work, segment_work
@@ -87,8 +88,6 @@ def _table(view: "Overview", title: str) -> "Table":
 
 
 def _cells(row: "Row", view: "Overview") -> list[str]:
-    from roofline.common.units import human_bytes, human_count
-
     spent_us = []
     if view.seconds is not None and row.seconds is not None:
         share, spent_us = row.seconds * row.times / view.seconds, [f"{row.seconds * 1e6:,.1f}"]
@@ -107,8 +106,6 @@ def _bar(share: float, width: int = 6) -> str:
 
 
 def _footer(view: "Overview", roofs: "Roofs | None") -> str:
-    from roofline.common.units import human_bytes, human_count, human_rate, human_seconds
-
     total = view.spent
     moved = f"[bold]{human_bytes(total.weight_bytes)}[/] of weights, [bold]{human_bytes(total.kv_bytes)}[/] of KV"
     first = f"a step: {moved}, {human_count(total.flops)}FLOP"

@@ -50,8 +50,10 @@ class Session:
     def __init__(self, load: "Callable[[str], LLM]", model: str, params: SamplingParams, system: str | None) -> None:
         self.load, self.model, self.params, self.system = load, model, params, system
         self.llm = load(model)
-        self._commands = {"help": self._help, "stats": self._stats, "reset": self._reset, "reload": self._reload}
-        self._commands["set"] = self._set
+        self._commands = {
+            "help": lambda _: print(HELP), "stats": self._stats, "reset": self._reset, "reload": self._reload,
+            "set": self._set,
+        }  # fmt: skip
         self._reset("")
 
     def run(self) -> None:
@@ -105,9 +107,6 @@ class Session:
             pieces.close()
         print()
         self.messages.append({"role": "assistant", "content": "".join(answer)})
-
-    def _help(self, _: str) -> None:
-        print(HELP)
 
     def _stats(self, _: str) -> None:
         from roofline.cli.run.prepare import figures_line

@@ -47,7 +47,6 @@ def command(
 def _print_json(llm: "LLM", output: "Output") -> None:
     from roofline.cli.run.prepare import figures
 
-    usage = output.usage
     record = {
         "model": llm.name,
         "fingerprint": llm.model.executable.fingerprint,
@@ -55,12 +54,7 @@ def _print_json(llm: "LLM", output: "Output") -> None:
         "text": output.text,
         "ids": output.ids,
         "finish_reason": output.finish_reason,
-        "usage": {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "cached_tokens": usage.cached_tokens,
-            "seed": usage.seed,
-        },
+        "usage": output.usage._asdict(),
         "load_seconds": round(llm.model.load_seconds, 3),
         "stats": figures(llm.stats()),
     }

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from roofline.cli.options import AsJson
-from roofline.cli.output import Record, plain_table, print_json
+from roofline.cli.output import plain_table, print_json
 from roofline.cli.parser import Argument
+from roofline.common.json_types import JsonObject
 from roofline.common.options import Option
 
 
@@ -31,7 +32,7 @@ def command(
     print_json(records) if as_json else show(records, places, convention)
 
 
-def show(records: Sequence[Record], names: Sequence[str], convention: str) -> None:
+def show(records: Sequence[JsonObject], names: Sequence[str], convention: str) -> None:
     """A line for each figure and a column for each card: twenty columns fit no terminal."""
     from rich.console import Console
 

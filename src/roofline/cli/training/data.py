@@ -1,5 +1,6 @@
 """roofline data: what a training run reads."""
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,8 +26,6 @@ def tokenize(
     compression: Annotated[str | None, Option("zstd, gz or bz2, with a level (zstd:7) or without.")] = None,
 ) -> None:
     """Write texts as shards of token rows (MosaicML's MDS format), documents packed, their boundaries kept."""
-    import time
-
     from roofline import bundle
     from roofline.train.data import tokenize as shards
 

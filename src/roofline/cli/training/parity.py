@@ -1,5 +1,6 @@
 """roofline parity: whether two training runs are the same run."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -92,8 +93,6 @@ def _show(findings: "Parity") -> None:
 
 
 def _percent(mean: float) -> str:
-    import math
-
     return f"{math.expm1(mean):+.2%} on average"
 
 

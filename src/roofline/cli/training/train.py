@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 from roofline.cli.parser import Argument
+from roofline.common.errors import ConfigError
 from roofline.common.options import Option
 
 Processes = Annotated[int, Option("Processes on this machine, which share each step.", minimum=1)]
@@ -42,7 +43,6 @@ def export(
     """Write a checkpoint as a Hugging Face folder, or as a bundle that `roofline serve` runs at once."""
     import tempfile
 
-    from roofline.common.errors import ConfigError
     from roofline.train.checkpoint.export import DTYPES
     from roofline.train.checkpoint.export import export as write
 

@@ -1,6 +1,5 @@
 """roofline tune export, import, and explain of a GPU: PyTorch TunableOp's files, and what the store has of them."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,7 +49,16 @@ def import_(
     chip: Chip = None,
 ) -> None:
     """Store TunableOp's results; of several for one product the fastest counts. Other versions' results stay."""
-    store(files, chip)
+    from roofline.hardware.tuning import gemms as tuned_gemms
+    from roofline.hardware.tuning import store as tunings
+    from roofline.hardware.tuning import tunableop
+
+    results = tunableop.merge(tunableop.read(path) for path in files)
+    architecture = tuned_gemms.chip_of(results, chip)
+    same = [r for r in tuned_gemms.results_from(tuned_gemms.load(architecture)) if r.validators == results.validators]
+    merged = tunableop.merge([*same, results])
+    place = tunings.save(tuned_gemms.tunings_from(merged, architecture, ", ".join(path.name for path in files)))
+    print(f"{len(results.rows)} results of {architecture}, {len(merged.rows)} with those stored before: {place}")
 
 
 def explain(chip: str | None, file: Path | None, as_json: bool) -> None:
@@ -99,20 +107,6 @@ def line(row: "Row") -> str:
 def choice(record: "Record") -> str:
     """A choice between torch's product and ours in words."""
     return f"{record.kind} {record.shape}, {record.regime}: {record.variant}, {record.reason}"
-
-
-def store(files: Sequence[Path], chip: str | None) -> None:
-    """Merge results files into the store of their chip."""
-    from roofline.hardware.tuning import gemms as tuned_gemms
-    from roofline.hardware.tuning import store as tunings
-    from roofline.hardware.tuning import tunableop
-
-    results = tunableop.merge(tunableop.read(path) for path in files)
-    architecture = tuned_gemms.chip_of(results, chip)
-    same = [r for r in tuned_gemms.results_from(tuned_gemms.load(architecture)) if r.validators == results.validators]
-    merged = tunableop.merge([*same, results])
-    place = tunings.save(tuned_gemms.tunings_from(merged, architecture, ", ".join(path.name for path in files)))
-    print(f"{len(results.rows)} results of {architecture}, {len(merged.rows)} with those stored before: {place}")
 
 
 def _export_untuned(products: "Split", path: Path) -> None:

@@ -1,14 +1,16 @@
 """roofline tune gemms: the fastest kernel for each of a model's 16-bit products on this GPU."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from roofline.cli.options import Weights
 from roofline.cli.parser import Argument
-from roofline.cli.tuning.files import Batches, Prompt, choice, line, products_of, store
+from roofline.cli.tuning.files import Batches, Prompt, choice, import_, line, products_of
 from roofline.common.errors import ConfigError
 from roofline.common.options import Option
+from roofline.common.units import human_seconds
 
 if TYPE_CHECKING:
     from roofline.hardware.chips.chips import Chip
@@ -27,8 +29,6 @@ def gemms(
 ) -> None:
     """Find the fastest kernel for each of a model's 16-bit products on this GPU, and store it: of the libraries by
     TunableOp (AMD's), then between torch's and ours. A run goes on where the last one was stopped."""
-    import time
-
     from roofline.backends.gpu.runtime.libraries import follow
     from roofline.backends.gpu.tuning.gemm import device_here
     from roofline.common import env
@@ -44,15 +44,12 @@ def gemms(
 
 
 def _seconds_left(until: float | None) -> float | None:
-    import time
-
     return None if until is None else until - time.monotonic()
 
 
 def _tune_libraries(products: "Sequence[Gemm]", path: Path, until: float | None) -> Path:
     """TunableOp's part; the results file."""
     from roofline.backends.gpu.tuning.gemm import GemmTuner
-    from roofline.common.units import human_seconds
 
     tuner = GemmTuner(path, products)
     reused = f"; {tuner.measured} are known already" if tuner.measured else ""
@@ -66,17 +63,14 @@ def _tune_libraries(products: "Sequence[Gemm]", path: Path, until: float | None)
         print(f"{line(tuned.row)}; {remaining} left, about {human_seconds(tuned.seconds)}", flush=True)
     if remaining:
         print(f"{remaining} are left: run the same command again to go on")
-    store([tuner.journal.path], None)
+    import_([tuner.journal.path])
     return tuner.journal.path
 
 
 def _tune_kernels(products: "Sequence[Gemm]", chip: "Chip", device: str, until: float | None) -> None:
     """The part between torch's product and ours, for few rows."""
-    import time
-
     from roofline.backends.gpu.tuning import linear as linear_tuning
     from roofline.backends.gpu.tuning import measured_tiles as tuned_tiles
-    from roofline.common.units import human_seconds
     from roofline.hardware.tuning import gemms as tuned_gemms
     from roofline.hardware.tuning import store as tunings
 

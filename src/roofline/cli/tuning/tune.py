@@ -5,7 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +14,7 @@ from roofline.cli.options import AsJson, ModelArgument
 from roofline.cli.output import print_json
 from roofline.cli.parser import Only
 from roofline.common.options import Option
+from roofline.common.units import human_seconds
 
 if TYPE_CHECKING:
     from roofline.backends.cpu.executable import CpuExecutable
@@ -82,8 +83,6 @@ def _executable(model: str, load: LoadOptions) -> "CpuExecutable":
 
 
 def _announce(plan: "Plan", budget: float | None) -> None:
-    from roofline.common.units import human_seconds
-
     count = sum(len(contests) for contests in plan.contests.values())
     reused = f"; {plan.settled} are known already" if plan.settled else ""
     within = f", within the budget of {human_seconds(budget)}" if budget else ""
@@ -132,8 +131,6 @@ def _relevant(stored: "Tunings", executable: "CpuExecutable") -> "tuple[list[Rec
 
 
 def _plain(stored: "Tunings", executable: "CpuExecutable") -> dict[str, object]:
-    from dataclasses import asdict
-
     records, verdicts = _relevant(stored, executable)
     return {
         "backend": stored.backend,
@@ -155,7 +152,9 @@ def _show(stored: "Tunings", executable: "CpuExecutable") -> None:
         print("nothing is tuned for this model on this machine: `roofline tune MODEL` does it")
         return
     rows = [("", "op and shape", "chosen", "against", "us a step", "time")]
-    rows += [(r.regime, r.shape, r.variant, r.default, _microseconds(r), _measured(r)) for r in records]
+    for r in records:  # the time is that of all ops of the shape with the default
+        default_us = f"{r.figures['default_us']:.1f}" if "default_us" in r.figures else ""
+        rows.append((r.regime, r.shape, r.variant, r.default, default_us, _measured(r)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     reasons = ["why", *(_stale(r, executable) or r.reason for r in records)]
     for row, reason in zip(rows, reasons, strict=True):
@@ -167,11 +166,6 @@ def _show(stored: "Tunings", executable: "CpuExecutable") -> None:
     if any(r.figures.get("busy") and r.variant == r.default for r in records):
         print("the machine was busy: what differed too much between two runs of the same is measured again next time")
     print("time: share of the default's, its 99 % interval, and in brackets what two runs of the default differ by")
-
-
-def _microseconds(record: "Record") -> str:
-    """All ops of the shape with the default."""
-    return f"{record.figures['default_us']:.1f}" if "default_us" in record.figures else ""
 
 
 def _measured(entry: "Record | Verdict") -> str:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NoReturn, Unpack
 
 from roofline.common import log
@@ -39,19 +39,12 @@ class RemoteEngine:
         worker: where the engine runs; None: a process of its own.
         max_restarts: restarts in a row, without a token between them, before giving up.
         backoff: seconds before the first restart; doubled for each further one in a row.
-        on_report: called with each step's report, for metrics.
     """
 
     def __init__(
-        self,
-        spec: EngineSpec,
-        *,
-        worker: Worker | None = None,
-        max_restarts: int = 5,
-        backoff: float = 0.2,
-        on_report: Callable[[Report], None] | None = None,
+        self, spec: EngineSpec, *, worker: Worker | None = None, max_restarts: int = 5, backoff: float = 0.2
     ) -> None:
-        self.spec, self.max_restarts, self.backoff, self.on_report = spec, max_restarts, backoff, on_report
+        self.spec, self.max_restarts, self.backoff = spec, max_restarts, backoff
         self.description: Ready | None = None
         self.restarts = 0
         self.last_token_at: float | None = None  # time.monotonic()
@@ -200,11 +193,6 @@ class RemoteEngine:
                     stream.deliver(event)
                     if not stream.open:
                         del self.streams[event.request_id]
-            if self.on_report is not None:
-                try:
-                    self.on_report(report)
-                except Exception:  # a listener's bug is no reason to lose requests
-                    log.get("engine").exception("on_report failed")
 
     async def _reap(self) -> int | None:
         """Close the connection and wait for the worker's end; its exit status."""

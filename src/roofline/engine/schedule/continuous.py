@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from roofline.engine.cache.paged import Cache
 from roofline.engine.config import StepLimits
 from roofline.engine.events import FinishReason
-from roofline.engine.schedule.sequence import Request, Sequence
+from roofline.engine.schedule.sequence import Sequence
 from roofline.ops.batch import PAGE_TOKENS
 
 FAILED = -1  # in place of a sampled id: the sequence ends with an error
@@ -67,11 +67,6 @@ class PendingCommit:
 
     places: list[int]
     computed: list[int]
-
-
-def submit(state: State, request: Request) -> None:
-    """Queue all n sequences of a request."""
-    state.waiting.extend(request.sequences)
 
 
 def schedule(state: State) -> StepPlan:

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 
 from fastapi import APIRouter, Request, Response
 
+from roofline.common.json_types import JsonObject
 from roofline.engine.answers import Piece
 from roofline.engine.events import TokenLogprob
 from roofline.server import validate
-from roofline.server.response import JsonObject
 from roofline.server.routes.generation import respond
 from roofline.server.text_side import TextSide
 

@@ -8,11 +8,12 @@ from typing import Protocol
 
 from fastapi import Request, Response
 
+from roofline.common.json_types import JsonObject
 from roofline.engine.answers import Piece
 from roofline.server import context
 from roofline.server.answers import Answers
 from roofline.server.context import Context
-from roofline.server.response import DONE, CancelledWithClient, JsonObject, sse
+from roofline.server.response import DONE, CancelledWithClient, sse
 from roofline.server.text_side import TextSide
 from roofline.server.validate import Generation
 
@@ -39,13 +40,9 @@ async def respond(
     validate: Callable[[bytes, Context], Generation],
     make_form: Callable[[TextSide, bool], AnswerForm],
 ) -> Response:
-    """The response to a generation request.
+    """The response to a generation request. Raises RequestError for anything that cannot be honoured.
 
-    Args:
-        make_form: (text, whether log-probabilities were asked for) -> the form of this request's answers.
-
-    Raises:
-        RequestError: anything that cannot be honoured.
+    make_form: (text, whether log-probabilities were asked for) -> the form of this request's answers.
     """
     server = context.of(request)
     raw = await request.body()

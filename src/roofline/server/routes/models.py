@@ -3,9 +3,10 @@
 from fastapi import APIRouter, Request, Response
 
 from roofline.common.errors import RequestError
+from roofline.common.json_types import JsonObject
 from roofline.server import context
 from roofline.server.context import Context
-from roofline.server.response import JsonObject, json_response
+from roofline.server.response import json_response
 
 router = APIRouter()
 
