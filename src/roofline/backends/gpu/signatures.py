@@ -18,10 +18,11 @@ class Compilation:
     """One binary of one kernel.
 
     kernel: its name in tables of tiles, gates and limits; case: what distinguishes this binary ("head_dim=128 decode");
-    function: the jitted function; signature: parameter -> Triton type ("*bf16", "i32"), constants left out;
-    constants: constexpr parameter -> value, the tile's sizes included; tile: warps, stages and options;
-    dots: whether matrix instructions must be in it; aligned: parameters that are multiples of 16 (all pointers are);
-    large: tensors whose storage may pass 2 GiB (caches), which AMD's compiler addresses in another way.
+    function: the jitted function; signature: parameter -> Triton type ("*bf16", "fp32"), to which every parameter that
+    is no constant is added as "i32" where it is not named; constants: constexpr parameter -> value, to which the tile's
+    sizes are added; tile: warps, stages and options; dots: whether matrix instructions must be in it; aligned:
+    parameters that are multiples of 16 (all pointers are); large: tensors whose storage may pass 2 GiB (caches), which
+    AMD's compiler addresses in another way.
     """
 
     kernel: str
@@ -30,9 +31,16 @@ class Compilation:
     signature: Mapping[str, str]
     constants: Mapping[str, object]
     tile: Tile
-    dots: bool
+    dots: bool = False
     aligned: tuple[str, ...] = ()
     large: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = getattr(self.function, "arg_names", ())
+        constants = {name: size for name, size in self.tile.sizes.items() if name in names} | dict(self.constants)
+        numbers = dict.fromkeys((name for name in names if name not in constants), "i32")
+        object.__setattr__(self, "constants", constants)
+        object.__setattr__(self, "signature", numbers | dict(self.signature))
 
 
 def pointers(**dtypes: str) -> dict[str, str]:

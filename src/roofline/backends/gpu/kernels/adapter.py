@@ -113,16 +113,9 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
     """Both products of ranks 16 and 64 in bf16, of 16 in f16 and f32."""
     for dtype, rank in (("bf16", 16), ("bf16", 64), ("f16", 16), ("f32", 16)):
         tile = tiles.choose(NAME, chip, bits=32 if dtype == "f32" else 16)
-        sizes = {"RANK": rank, "BLOCK_M": tile.sizes["BLOCK_M"]}
-        first = pointers(x=dtype, a=dtype, ids="i32", middle=dtype)
-        numbers = dict.fromkeys(("rows", "adapters", "width", "rank", "x_stride"), "i32")
-        yield Compilation(
-            NAME, f"shrink {dtype} rank={rank}", _shrink, {**first, **numbers},
-            {**sizes, "BLOCK_K": tile.sizes["BLOCK_K"]}, tile, dots=True, aligned=("width", "x_stride", "rank"),
-        )  # fmt: skip
-        second = pointers(middle=dtype, b=dtype, scales="f32", ids="i32", out="f32")
-        numbers = dict.fromkeys(("rows", "adapters", "columns", "rank", "out_stride"), "i32")
-        yield Compilation(
-            NAME, f"expand {dtype} rank={rank}", _expand, {**second, **numbers},
-            {**sizes, "BLOCK_N": tile.sizes["BLOCK_N"]}, tile, dots=True, aligned=("columns", "out_stride", "rank"),
-        )  # fmt: skip
+        first, second = f"shrink {dtype} rank={rank}", f"expand {dtype} rank={rank}"
+        types, aligned = pointers(x=dtype, a=dtype, ids="i32", middle=dtype), ("width", "x_stride", "rank")
+        yield Compilation(NAME, first, _shrink, types, {"RANK": rank}, tile, dots=True, aligned=aligned)
+        types = pointers(middle=dtype, b=dtype, scales="f32", ids="i32", out="f32")
+        aligned = ("columns", "out_stride", "rank")
+        yield Compilation(NAME, second, _expand, types, {"RANK": rank}, tile, dots=True, aligned=aligned)

@@ -90,14 +90,7 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
             block = next_power_of_2(width)
             tile = _tile(chip, block)
             second = "bf16" if delta else "f32"  # the residual itself stands for what is not there
-            signature = pointers(residual="f32", delta=second, weight="f32", bias="f32", summed="f32", out="bf16")
-            yield Compilation(
-                NAME,
-                f"width={width} delta={delta} layer={layer}",
-                _add_norm,
-                {**signature, "width": "i32", "eps": "fp32"},
-                {"HAS_DELTA": delta, "HAS_BIAS": layer, "LAYER": layer, "BLOCK": block, **tile.sizes},
-                tile,
-                dots=False,
-                aligned=("width",),
-            )
+            types = pointers(residual="f32", delta=second, weight="f32", bias="f32", summed="f32", out="bf16")
+            constants = {"HAS_DELTA": delta, "HAS_BIAS": layer, "LAYER": layer, "BLOCK": block}
+            case = f"width={width} delta={delta} layer={layer}"
+            yield Compilation(NAME, case, _add_norm, types | {"eps": "fp32"}, constants, tile, aligned=("width",))

@@ -18,7 +18,6 @@ from roofline.backends.gpu.signatures import Compilation, pointers
 from roofline.hardware.chips.chips import Chip
 
 WIDE = 2**31  # elements of a cache: from here on their places need 64 bits
-_COUNTS = ("first_segment", "segments", "kv_heads", "splits")  # numbers that both kernels get
 
 
 def _factors(scale: float, soft_cap: float) -> tuple[float, float]:
@@ -133,37 +132,24 @@ def _compilation(
     capped: bool = False, alibi: bool = False, wide: bool = False,
 ) -> Compilation:  # fmt: skip
     launch = _prepared(chip, head_dim, group, regime, window, 1 if cache else 2)
-    kinds = [f" cache={cache}"] * bool(cache)
-    kinds += [f" window={window}"] * bool(window) + [" soft_cap"] * capped + [" alibi"] * alibi
-    kinds += [" wide"] * wide
-    strides = ("q_row", "page_stride")
-    counts = (*_COUNTS, *strides)
+    kinds = [f" cache={cache}"] * bool(cache) + [f" window={window}"] * bool(window)
+    kinds += [" soft_cap"] * capped + [" alibi"] * alibi + [" wide"] * wide
     constants = launch.attend_constants(capped, alibi, wide)
     partial = "f32" if constants["PARTIAL"] else dtype  # out and q stand for what is not there
     signature = {
         **pointers(q=dtype, k=cache or dtype, v=cache or dtype, out=dtype, partial=partial, state=partial),
         **pointers(slopes="f32" if alibi else dtype),
         **pointers(seg_start="i32", context_len="i32", page_start="i32", pages="i32"),
-        **dict.fromkeys(counts, "i32"), "scale": "fp32", "cap": "fp32",
+        "scale": "fp32", "cap": "fp32",
     }  # fmt: skip
     return Compilation(
-        NAME,
-        f"{regime} head_dim={head_dim} group={group} {dtype}{''.join(kinds)}",
-        attend_kernel,
-        signature,
-        constants,
-        launch.tile,
-        dots=True,
-        aligned=strides,
-        large=("k", "v"),
-    )
+        NAME, f"{regime} head_dim={head_dim} group={group} {dtype}{''.join(kinds)}", attend_kernel, signature,
+        constants, launch.tile, dots=True, aligned=("q_row", "page_stride"), large=("k", "v"),
+    )  # fmt: skip
 
 
 def _merge_compilation(chip: Chip, exact: bool) -> Compilation:
     launch = replace(_prepared(chip, 128, 4, "exact" if exact else "decode", 0), splits=2)
-    signature = {
-        **pointers(out="bf16", partial="f32", state="f32", seg_start="i32", context_len="i32"),
-        **dict.fromkeys(_COUNTS, "i32"),
-    }  # fmt: skip
-    constants, tile = {**launch.constants(), **launch.merge_tile.sizes}, launch.merge_tile
-    return Compilation(MERGE, f"head_dim=128 exact={exact}", merge_kernel, signature, constants, tile, dots=False)
+    types = pointers(out="bf16", partial="f32", state="f32", seg_start="i32", context_len="i32")
+    case = f"head_dim=128 exact={exact}"
+    return Compilation(MERGE, case, merge_kernel, types, launch.constants(), launch.merge_tile)

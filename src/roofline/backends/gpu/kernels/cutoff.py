@@ -211,7 +211,5 @@ def cost(rows: int, vocab: int, searches: int) -> tuple[int, int]:
 def compilations(chip: Chip) -> Iterator[Compilation]:
     """The one binary."""
     tile = tiles.choose(NAME, chip)
-    signature = pointers(scores="f32", settings="i32", thresholds="f32", lasts="i32", peaks="f32", listed="i32")
-    yield Compilation(
-        NAME, "rows", _cutoff, {**signature, "vocab": "i32"}, dict(tile.sizes), tile, dots=False, aligned=("vocab",)
-    )
+    types = pointers(scores="f32", settings="i32", thresholds="f32", lasts="i32", peaks="f32", listed="i32")
+    yield Compilation(NAME, "rows", _cutoff, types, {}, tile, aligned=("vocab",))

@@ -66,19 +66,11 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
     for name, layout in LAYOUTS.items():
         scale = "i8" if layout.two_level else "f16"
         for picked in (False, True):
-            signature = pointers(
+            types = pointers(
                 words="i32", high="i32", scale=scale, minimum=scale if layout.has_minimum else "i32",
                 super_scale="f16" if layout.two_level else "i32",
                 super_minimum="f16" if layout.two_level and layout.has_minimum else "i32",
                 ids="i32", out="f32" if picked else "bf16",
             )  # fmt: skip
-            yield Compilation(
-                NAME,
-                f"{name}{' picked' if picked else ''}",
-                _dequantize,
-                {**signature, "count": "i32", "rows": "i32", "out_stride": "i32"},
-                {**layout_constants(layout), "PICKED": picked, **tile.sizes},
-                tile,
-                dots=False,
-                aligned=("rows", "out_stride"),
-            )
+            case, constants = f"{name}{' picked' if picked else ''}", {**layout_constants(layout), "PICKED": picked}
+            yield Compilation(NAME, case, _dequantize, types, constants, tile, aligned=("rows", "out_stride"))

@@ -52,15 +52,7 @@ def cost(tokens: int, width: int, table_bytes: int = 2, out_bytes: int = 4) -> t
 def compilations(chip: Chip) -> Iterator[Compilation]:
     """An embedding to float32 and logit rows of 16 bits."""
     tile = tiles.choose(NAME, chip)
-    numbers = ("rows", "width", "table_stride", "out_stride")
+    aligned = ("width", "table_stride", "out_stride")
     for table, out in (("bf16", "f32"), ("f16", "f32"), ("bf16", "bf16"), ("f32", "f32")):
-        yield Compilation(
-            NAME,
-            f"{table} to {out}",
-            _pick,
-            {**pointers(table=table, numbers="i32", out=out), **dict.fromkeys(numbers, "i32")},
-            dict(tile.sizes),
-            tile,
-            dots=False,
-            aligned=numbers[1:],
-        )
+        types = pointers(table=table, numbers="i32", out=out)
+        yield Compilation(NAME, f"{table} to {out}", _pick, types, {}, tile, aligned=aligned)

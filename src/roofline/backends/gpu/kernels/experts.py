@@ -120,15 +120,8 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
     cases = [("bf16", regime, share) for regime in REGIMES for share in (2, 1)]
     for dtype, regime, share in [*cases, ("f16", "decode", 1), ("f32", "prefill", 1)]:
         tile = tiles.choose(NAME, chip, regime=regime, bits=32 if dtype == "f32" else 16)
-        tables = pointers(order="i32", starts="i32", tile_expert="i32", tile_start="i32")
-        numbers = dict.fromkeys(("experts", "width", "columns", "x_stride", "out_stride"), "i32")
+        tables = dict.fromkeys(("order", "starts", "tile_expert", "tile_start"), "i32")
         yield Compilation(
-            NAME,
-            f"{dtype} {regime} share={share}",
-            _expert_linear,
-            {**pointers(x=dtype, w=dtype, out=dtype), **tables, **numbers},
-            {"SHARE": share, **tile.sizes},
-            tile,
-            dots=True,
-            aligned=("width", "columns", "x_stride", "out_stride"),
-        )
+            NAME, f"{dtype} {regime} share={share}", _expert_linear, pointers(x=dtype, w=dtype, out=dtype, **tables),
+            {"SHARE": share}, tile, dots=True, aligned=("width", "columns", "x_stride", "out_stride"),
+        )  # fmt: skip

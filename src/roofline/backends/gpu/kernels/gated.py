@@ -72,17 +72,8 @@ def cost(rows: int, width: int, with_up: bool, in_bytes: int = 2, out_bytes: int
 def compilations(chip: Chip) -> Iterator[Compilation]:
     """Each kind times a second operand, and alone, in bf16; silu_mul of float32 too."""
     tile = tiles.choose(NAME, chip)
-    for kind, with_up, dtype in [(kind, up, "bf16") for kind in KINDS for up in (True, False)] + [
-        ("silu", True, "f32")
-    ]:
-        numbers = ("width", "gate_stride", "up_stride", "out_stride")
-        yield Compilation(
-            NAME,
-            f"{kind} up={with_up} {dtype}",
-            _gated,
-            {**pointers(gate=dtype, up=dtype, out="bf16"), **dict.fromkeys(numbers, "i32")},
-            {"KIND": kind, "HAS_UP": with_up, **tile.sizes},
-            tile,
-            dots=False,
-            aligned=numbers,
-        )
+    cases = [(kind, with_up, "bf16") for kind in KINDS for with_up in (True, False)]
+    aligned = ("width", "gate_stride", "up_stride", "out_stride")
+    for kind, with_up, dtype in [*cases, ("silu", True, "f32")]:
+        types, constants = pointers(gate=dtype, up=dtype, out="bf16"), {"KIND": kind, "HAS_UP": with_up}
+        yield Compilation(NAME, f"{kind} up={with_up} {dtype}", _gated, types, constants, tile, aligned=aligned)

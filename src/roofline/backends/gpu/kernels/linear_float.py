@@ -100,14 +100,6 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
     for rows in ("decode", "many", "exact"):
         tile = tiles.choose(NAME, chip, regime=rows)
         for dtype, out, gated in cases:
-            yield Compilation(
-                NAME,
-                f"{rows} {dtype} to {out}{' gated' if gated else ''}",
-                _linear_float,
-                pointers(x=dtype, w=dtype, bias=dtype, out=out)
-                | dict.fromkeys(("rows", "columns", "width", "stride", "out_stride"), "i32"),
-                {"HAS_BIAS": False, "GATED": gated, **tile.sizes},
-                tile,
-                dots=True,
-                aligned=("columns", "width", "stride", "out_stride"),
-            )
+            case, types = f"{rows} {dtype} to {out}{' gated' * gated}", pointers(x=dtype, w=dtype, bias=dtype, out=out)
+            constants, aligned = {"HAS_BIAS": False, "GATED": gated}, ("columns", "width", "stride", "out_stride")
+            yield Compilation(NAME, case, _linear_float, types, constants, tile, dots=True, aligned=aligned)

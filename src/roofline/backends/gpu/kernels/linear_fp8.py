@@ -124,15 +124,7 @@ def _compilation(chip: Chip, rows: str, dtype: str, *, out: str = "", gated: boo
     eight = dtype == chip.fp8
     tile = tiles.choose(NAME, chip, regime=rows, bits=8 if eight else 16, gated=gated)
     out = out or ("bf16" if eight else dtype)
-    signature = pointers(x=dtype, x_scale="f32", w=chip.fp8 or "u8", scale="f32", bias="f32", out=out)
-    fixed = {"FACTOR": factor(chip), "HAS_BIAS": False, "GATED": gated, "GROUP": GROUP, "ROWS_FP8": eight}
-    return Compilation(
-        NAME,
-        f"{rows} {dtype} to {out}{' gated' if gated else ''}",
-        _linear_fp8,
-        signature | dict.fromkeys(("rows", "columns", "width", "stride", "out_stride"), "i32"),
-        {**fixed, **tile.sizes},
-        tile,
-        dots=True,
-        aligned=("columns", "width", "stride", "out_stride"),
-    )
+    types = pointers(x=dtype, x_scale="f32", w=chip.fp8 or "u8", scale="f32", bias="f32", out=out)
+    constants = {"FACTOR": factor(chip), "HAS_BIAS": False, "GATED": gated, "GROUP": GROUP, "ROWS_FP8": eight}
+    case, aligned = f"{rows} {dtype} to {out}{' gated' * gated}", ("columns", "width", "stride", "out_stride")
+    return Compilation(NAME, case, _linear_fp8, types, constants, tile, dots=True, aligned=aligned)

@@ -301,27 +301,14 @@ def _compilation(
     order, count = ("decode", 1) if rows == "few" else (rows, 16)
     tile = _tile(chip, layout, order, count, 4096 if narrow else 8192, is_whole)
     scale = "i8" if layout.two_level else "f16"
-    words = pointers(
+    types = pointers(
         x=dtype, words="i32", high="i32", scale=scale,
         minimum=scale if layout.has_minimum else "i32", super_scale="f16" if layout.two_level else "i32",
         super_minimum="f16" if layout.two_level and layout.has_minimum else "i32", bias=dtype, out=dtype,
     )  # fmt: skip
-    sizes = ("rows", "columns", "groups", "stride", "out_stride", "base")
     kinds = {" gated": gated, " whole": is_whole, " narrow": narrow}
-    return Compilation(
-        NAME,
-        f"{name} {rows} {dtype}{''.join(word for word, enabled in kinds.items() if enabled)}",
-        _linear_quant,
-        words | dict.fromkeys(sizes, "i32"),
-        {
-            "HAS_BIAS": False,
-            "GATED": gated,
-            "WHOLE": is_whole,
-            **_pipeline(chip, tile, layout, 4),
-            **constants(layout, torch.bfloat16 if dtype == "bf16" else torch.float16),
-            **tile.sizes,
-        },
-        tile,
-        dots=True,
-        aligned=("columns", "stride", "out_stride"),
-    )
+    case = f"{name} {rows} {dtype}{''.join(word for word, enabled in kinds.items() if enabled)}"
+    fixed = {"HAS_BIAS": False, "GATED": gated, "WHOLE": is_whole, **_pipeline(chip, tile, layout, 4)}
+    fixed |= constants(layout, torch.bfloat16 if dtype == "bf16" else torch.float16)
+    aligned = ("columns", "stride", "out_stride")
+    return Compilation(NAME, case, _linear_quant, types, fixed, tile, dots=True, aligned=aligned)

@@ -82,8 +82,5 @@ def cost(rows: int, vocab: int, count: int) -> tuple[int, int]:
 def compilations(chip: Chip) -> Iterator[Compilation]:
     """The one binary."""
     tile = tiles.choose(NAME, chip)
-    signature = pointers(
-        logits="f32", settings="i32", ids="i32", logprob="f32", top_ids="i32", top_logprobs="f32"
-    ) | {"vocab": "i32", "stride": "i32"}  # fmt: skip
-    constants = {"MOST": MAX_LOGPROBS, **tile.sizes}
-    yield Compilation(NAME, "rows", _logprobs, signature, constants, tile, dots=False, aligned=("vocab", "stride"))
+    types = pointers(logits="f32", settings="i32", ids="i32", logprob="f32", top_ids="i32", top_logprobs="f32")
+    yield Compilation(NAME, "rows", _logprobs, types, {"MOST": MAX_LOGPROBS}, tile, aligned=("vocab", "stride"))

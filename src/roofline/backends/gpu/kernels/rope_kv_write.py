@@ -174,20 +174,13 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
     for head_dim, half, interleaved, norm, cache in cases:
         tile = tiles.choose(NAME, chip, head_dim=head_dim)
         stored = FP8.get(cache, "bf16")
-        signature = pointers(
+        types = pointers(
             qkv="bf16", positions="i32", slots="i64", **dict.fromkeys(("cos", "sin"), "f32" if half else "i64"),
             **dict.fromkeys(("q_norm", "k_norm"), "f32" if norm else "i64"),  # slots stand for what is not there
             q="bf16", k=stored, v=stored,
         )  # fmt: skip
-        numbers = ("qkv_stride", "q_stride", "page_stride", "first_head", "heads", "kv_heads")
+        case = f"head_dim={head_dim} dim={2 * half} interleaved={interleaved} norm={norm} cache={stored}"
         yield Compilation(
-            NAME,
-            f"head_dim={head_dim} dim={2 * half} interleaved={interleaved} norm={norm} cache={stored}",
-            _rope_kv_write,
-            {**signature, **dict.fromkeys(numbers, "i32"), "eps": "fp32"},
-            {**_constants(head_dim, half, interleaved, norm, cache), **tile.sizes},
-            tile,
-            dots=False,
-            aligned=("qkv_stride", "q_stride", "page_stride"),
-            large=("k", "v"),
-        )
+            NAME, case, _rope_kv_write, types | {"eps": "fp32"}, _constants(head_dim, half, interleaved, norm, cache),
+            tile, aligned=("qkv_stride", "q_stride", "page_stride"), large=("k", "v"),
+        )  # fmt: skip

@@ -95,12 +95,8 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
     routing, combining = tiles.choose(NAME, chip), tiles.choose("combine", chip)
     for experts, top, renormalise in ((8, 2, True), (128, 8, True), (60, 4, False)):
         blocks = {"TOP_BLOCK": next_power_of_2(top), "BLOCK": next_power_of_2(experts)}
-        signature = pointers(logits="f32", weights="f32", ids="i32") | {"experts": "i32", "logits_stride": "i32"}
         constants = {"TOP": top, "RENORMALISE": renormalise, **blocks}
-        yield Compilation(NAME, f"experts={experts} top={top}", _route, signature, constants, routing, dots=False)
-        numbers = ("width", "x_stride", "out_stride")
-        signature = pointers(x="bf16", weights="f32", out="bf16") | dict.fromkeys(numbers, "i32")
-        constants = {"TOP": top, **combining.sizes}
-        yield Compilation(
-            "combine", f"top={top}", _combine, signature, constants, combining, dots=False, aligned=numbers
-        )
+        types = pointers(logits="f32", weights="f32", ids="i32")
+        yield Compilation(NAME, f"experts={experts} top={top}", _route, types, constants, routing)
+        types, aligned = pointers(x="bf16", weights="f32", out="bf16"), ("width", "x_stride", "out_stride")
+        yield Compilation("combine", f"top={top}", _combine, types, {"TOP": top}, combining, aligned=aligned)

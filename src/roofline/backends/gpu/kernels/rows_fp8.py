@@ -55,13 +55,5 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
     if not chip.fp8:
         return
     tile = tiles.choose(NAME, chip)
-    yield Compilation(
-        NAME,
-        f"bf16 to {chip.fp8}",
-        _rows_fp8,
-        {**pointers(x="bf16", out=chip.fp8, scale="f32"), "width": "i32", "stride": "i32"},
-        {"TOP": torch.finfo(FLAVOURS[chip.fp8]).max, **tile.sizes},
-        tile,
-        dots=False,
-        aligned=("width", "stride"),
-    )
+    types, constants = pointers(x="bf16", out=chip.fp8, scale="f32"), {"TOP": torch.finfo(FLAVOURS[chip.fp8]).max}
+    yield Compilation(NAME, f"bf16 to {chip.fp8}", _rows_fp8, types, constants, tile, aligned=("width", "stride"))

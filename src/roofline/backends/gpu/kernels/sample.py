@@ -147,12 +147,11 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
     tile = tiles.choose(NAME, chip)
     for scaled, cut in ((False, False), (True, False), (True, True)):
         score = "f32" if cut else "i32"  # the settings stand for what is not there
-        signature = pointers(
+        types = pointers(
             scores="f32", settings="i32", thresholds=score, lasts="i32", peaks=score, best_scores="f32", best_ids="i32"
-        ) | {"vocab": "i32", "stride": "i32"}
-        constants = {"SCALED": scaled, "CUT": cut, **tile.sizes}
-        case, aligned = f"scaled={scaled} cut={cut}", ("vocab", "stride")
-        yield Compilation(NAME, case, _choose, signature, constants, tile, dots=False, aligned=aligned)
-    joined = pointers(best_scores="f32", best_ids="i32", ids="i32") | {"splits": "i32"}
+        )
+        case, constants = f"scaled={scaled} cut={cut}", {"SCALED": scaled, "CUT": cut}
+        yield Compilation(NAME, case, _choose, types, constants, tile, aligned=("vocab", "stride"))
+    joined = pointers(best_scores="f32", best_ids="i32", ids="i32")
     one = tiles.Tile(1, tile.stages, {}, tile.options)
-    yield Compilation(NAME, "merge", _merge, joined, {"SPLITS": 128}, one, dots=False)
+    yield Compilation(NAME, "merge", _merge, joined, {"SPLITS": 128}, one)

@@ -106,15 +106,10 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
     """Copies with and without mask and temperature, biases, penalties."""
     tile = tiles.choose(NAME, chip)
     copied = pointers(source="f32", settings="i32", mask="i32", out="f32")
-    numbers = dict.fromkeys(("vocab", "source_stride", "mask_stride"), "i32")
     for mask, scale in ((False, True), (True, False), (True, True), (False, False)):
-        constants = {"HAS_MASK": mask, "SCALE": scale, **tile.sizes}
-        yield Compilation(
-            NAME, f"copy mask={mask} scale={scale}", _copy, {**copied, **numbers}, constants, tile, dots=False,
-            aligned=("vocab", "source_stride"),
-        )  # fmt: skip
+        case, constants = f"copy mask={mask} scale={scale}", {"HAS_MASK": mask, "SCALE": scale}
+        yield Compilation(NAME, case, _copy, copied, constants, tile, aligned=("vocab", "source_stride"))
     lists = pointers(starts="i32", ids="i32", scores="f32")
-    biased = {**lists, **pointers(values="i32"), "vocab": "i32"}
-    yield Compilation(NAME, "bias", _bias, biased, dict(tile.sizes), tile, dots=False, aligned=("vocab",))
-    punished = {**lists, **pointers(counts="i32", settings="i32"), "vocab": "i32"}
-    yield Compilation(NAME, "penalties", _penalise, punished, dict(tile.sizes), tile, dots=False, aligned=("vocab",))
+    yield Compilation(NAME, "bias", _bias, lists | pointers(values="i32"), {}, tile, aligned=("vocab",))
+    punished = lists | pointers(counts="i32", settings="i32")
+    yield Compilation(NAME, "penalties", _penalise, punished, {}, tile, aligned=("vocab",))

@@ -83,6 +83,5 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
     """The one binary."""
     tile = tiles.choose(NAME, chip)
     names = ("header", "ids", "sampled", "positions", "seg_start", "page_start", "pages")
-    fields = pointers(**dict.fromkeys(names, "i32"), slots="i64")
-    signature = {**fields, "capacity": "i32", "scratch_page": "i32"}
-    yield Compilation(NAME, "step", _slots, signature, {**_LAYOUT, **tile.sizes}, tile, dots=False)
+    types = pointers(**dict.fromkeys(names, "i32"), slots="i64")
+    yield Compilation(NAME, "step", _slots, types, _LAYOUT, tile)

@@ -60,16 +60,7 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
     """All of a matrix to bf16, and picked rows to float32."""
     tile = tiles.choose(NAME, chip)
     for picked in (False, True):
-        signature = pointers(codes=chip.fp8 or "u8", scale="f32", ids="i32" if picked else "f32")
-        yield Compilation(
-            NAME,
-            "picked" if picked else "whole",
-            _widen_fp8,
-            signature
-            | pointers(out="f32" if picked else "bf16")
-            | dict.fromkeys(("count", "rows", "width", "out_stride"), "i32"),
-            {"FACTOR": factor(chip), "PICKED": picked, "GROUP": GROUP, **tile.sizes},
-            tile,
-            dots=False,
-            aligned=("rows", "width", "out_stride"),
-        )
+        case, ids, out = ("picked", "i32", "f32") if picked else ("whole", "f32", "bf16")
+        types = pointers(codes=chip.fp8 or "u8", scale="f32", ids=ids, out=out)
+        constants, aligned = {"FACTOR": factor(chip), "PICKED": picked, "GROUP": GROUP}, ("rows", "width", "out_stride")
+        yield Compilation(NAME, case, _widen_fp8, types, constants, tile, aligned=aligned)
