@@ -57,7 +57,7 @@ def test_state_that_changed_by_one_bit_is_refused(tmp_path: Path, monkeypatch: p
 
     def bent(store: Any, step: int, held: dict[str, Any], *rest: Any) -> None:
         plain(store, step, held, *rest)
-        held["optimizer.transformer.norm_f.bias.exp_avg_sq"].view(torch.int32)[-1] ^= 1
+        held["optimizer.transformer.norm_f.bias.exp_avg_sq"].chunks[0][1].view(torch.int32)[-1] ^= 1
 
     monkeypatch.setattr(checkpoint, "load", bent)
     folder = tmp_path / "run" / "checkpoints" / "step-00000002"

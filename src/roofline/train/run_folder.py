@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from roofline.common.files import write_atomically
 from roofline.common.json_types import JsonObject
 
 LOG = "log.jsonl"  # a line for each step and each evaluation
@@ -22,3 +23,9 @@ def read_lines(path: Path) -> list[JsonObject]:
         except json.JSONDecodeError:
             continue
     return lines
+
+
+def keep_lines(path: Path, last: int) -> None:
+    """Remove from a JSON lines file the lines of steps after `last`, which an earlier attempt wrote; at 0 all lines."""
+    lines = read_lines(path) if last and path.exists() else []
+    write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines if line.get("step", 0) <= last))

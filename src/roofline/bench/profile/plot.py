@@ -77,11 +77,7 @@ class Panel:
     labels: list[Box] = field(default_factory=list)
 
     def label(
-        self,
-        text: str,
-        point: tuple[float, float, float],
-        spots: Iterator[tuple[float, float]],
-        style: str = "",
+        self, text: str, point: tuple[float, float, float], spots: Iterator[tuple[float, float]], style: str = ""
     ) -> None:
         """Write `text` at the first of `spots` (its box's corner) that is free, with a line to the point (x, y, radius)
         where that is far (radius infinity: never)."""

@@ -21,29 +21,23 @@ WEIGHTS, RANDOM = "model.", "random.cpu"
 
 def weights(run: "Run") -> dict[str, Pieces]:
     """The parameters."""
-    return {name: _pieces(run, part_, tensor) for name, (part_, tensor) in _weights(run).items()}
+    rows = run.model.canonical()
+    return {f"{WEIGHTS}{name}": _pieces(run, part(param, run.model.ranks), tensor) for name, param, tensor in rows}
 
 
 def tensors(run: "Run") -> dict[str, Pieces]:
     """All tensors that a run continues from: parameters, optimizer state, the state of the random generator."""
-    state = {name: _pieces(run, part_, tensor) for name, (part_, tensor) in _all(run).items()}
-    return state | {RANDOM: Pieces.of(torch.get_rng_state(), run.world.rank, run.world.size)}
+    return _trained(run) | {RANDOM: Pieces.of(torch.get_rng_state(), run.world.rank, run.world.size)}
 
 
-def _weights(run: "Run") -> dict[str, tuple[Part, torch.Tensor]]:
-    """The parameters by name: (which part this rank has, the part)."""
-    rows = run.model.canonical()
-    return {f"{WEIGHTS}{name}": (part(param, run.model.ranks), tensor.detach()) for name, param, tensor in rows}
-
-
-def _all(run: "Run") -> dict[str, tuple[Part, torch.Tensor]]:
-    """Parameters and optimizer state by name: (which part this rank has, the part)."""
+def _trained(run: "Run") -> dict[str, Pieces]:
+    """Parameters and optimizer state."""
     names = {tensor: (name, part(param, run.model.ranks)) for name, param, tensor in run.model.canonical()}
-    state = _weights(run)
+    state = weights(run)
     for parameter, values in run.optimizer.states():
         name, part_ = names[parameter]  # type: ignore[index]
         for key, value in values.items():
-            state[f"optimizer.{name}.{key}"] = (part_ if value.dim() else Part(()), value)
+            state[f"optimizer.{name}.{key}"] = _pieces(run, part_ if value.dim() else Part(()), value)
     return state
 
 
@@ -115,11 +109,10 @@ def fingerprint(run: "Run") -> int:
     adds the elements that it has.
     """
     total = 0
-    for name, (part_, tensor) in _all(run).items():
-        own = _pieces(run, part_, tensor)
-        if own.copy == 0:
+    for name, tensor in _trained(run).items():
+        if tensor.copy == 0:
             key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") | 1
-            total += key * sum(_fingerprint(view, at, own.shape) for at, view in own.chunks)
+            total += key * sum(_fingerprint(view, at, tensor.shape) for at, view in tensor.chunks)
     return run.world.wrapped_sum(total)
 
 

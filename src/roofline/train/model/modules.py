@@ -144,9 +144,7 @@ class Model(nn.Module):
 
     def logits(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
         """The logits [n, vocab] of rows x [n, width], from the weights that `head_loss` is called with."""
-        w = _outer_weights(self.family, self.cfg, self._outer_names, weights)
-        batch = ForwardBatch(None, None, slice(None), None)
-        return self.family.head(self.cfg, w, x, batch)  # type: ignore[return-value]  # of tensors
+        return _logits(self.family, self.cfg, self._outer_names, x, weights)
 
     def shared(
         self, rows: int, length: int, device: torch.device, documents: Tensor | None
@@ -207,9 +205,13 @@ def _block(
 def _head_loss(
     family: Family, cfg: ModelConfig, names: Sequence[str], targets: Tensor, x: Tensor, *weights: Tensor
 ) -> Tensor:
-    w = _outer_weights(family, cfg, names, weights)
-    logits = cast(Tensor, family.head(cfg, w, x, ForwardBatch(None, None, slice(None), None)))
+    logits = _logits(family, cfg, names, x, weights)
     return cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="sum")
+
+
+def _logits(family: Family, cfg: ModelConfig, names: Sequence[str], x: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    w = _outer_weights(family, cfg, names, weights)
+    return cast(Tensor, family.head(cfg, w, x, ForwardBatch(None, None, slice(None), None)))
 
 
 def _outer_weights(family: Family, cfg: ModelConfig, names: Sequence[str], values: Sequence[Tensor]) -> Weights:

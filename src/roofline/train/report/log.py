@@ -8,12 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from roofline.common.files import write_atomically
 from roofline.common.json_types import JsonObject
 from roofline.train.config.schema import TrainConfig
 from roofline.train.parallel.processes import World
 from roofline.train.report.loggers import Loggers
-from roofline.train.run_folder import LOG, read_lines
+from roofline.train.run_folder import LOG, keep_lines
 
 
 class RunLog:
@@ -39,11 +38,9 @@ class RunLog:
         if not self.writes:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / LOG
-        lines = read_lines(path) if path.exists() and step else []
-        write_atomically(path, "".join(_text(line) for line in lines if line.get("step", 0) <= step))
+        keep_lines(self.folder / LOG, step)
         self._loggers = Loggers(self.config, self.folder, step)
-        self._file = path.open("a")
+        self._file = (self.folder / LOG).open("a")
 
     def about(self, **facts: object) -> None:
         """Write the first line, which describes the run."""

@@ -17,14 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch.distributed.tensor import DTensor, Shard
 
-from roofline.common.files import write_atomically
 from roofline.common.json_types import JsonObject
 from roofline.train.data.order import share
 from roofline.train.model.modules import IGNORED, Model
 from roofline.train.parallel.processes import fsdp
 from roofline.train.run.gradients import targets
 from roofline.train.run.projection import SIZE, sums
-from roofline.train.run_folder import PROBES, read_lines
+from roofline.train.run_folder import PROBES, keep_lines
 
 if TYPE_CHECKING:
     from roofline.train.run.loop import Run
@@ -52,10 +51,7 @@ class Probe:
         self.tokens, self.documents = run.source.rows(self.rows[self.places])
         self.path = run.folder / PROBES
         if run.world.rank == 0:
-            step = run.progress.step
-            lines = read_lines(self.path) if step and self.path.exists() else []
-            kept_lines = [json.dumps(line) + "\n" for line in lines if line.get("step", step + 1) <= step]
-            write_atomically(self.path, "".join(kept_lines))
+            keep_lines(self.path, run.progress.step)
 
     def record(self) -> None:
         """Measure and write a line."""
