@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from roofline.common.errors import ConfigError, UnsupportedError
-from roofline.train.storage.local import written
+from roofline.train.storage.local import atomic_file
 from roofline.train.storage.open import open_store
 from roofline.train.storage.store import MissingError, Patience, Store, StoreError, UnreachableError
 from tests.train.seaweed import Proxy, Seaweed
@@ -388,8 +388,8 @@ def test_an_upload_that_fails_leaves_nothing(proxy: Proxy, s3: str, seaweed: Sea
 WRITES = """
 import sys, time
 from pathlib import Path
-from roofline.train.storage.local import written
-with written(Path(sys.argv[1])) as file:
+from roofline.train.storage.local import atomic_file
+with atomic_file(Path(sys.argv[1])) as file:
     file.write(bytes(100_000))
     file.flush()
     print("there", flush=True)
@@ -418,7 +418,7 @@ def test_a_block_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"old")
 
     def fail() -> None:
-        with written(tmp_path / "a") as file:
+        with atomic_file(tmp_path / "a") as file:
             file.write(b"new")
             raise KeyboardInterrupt
 

@@ -13,7 +13,7 @@ from roofline.common import log
 from roofline.common.errors import ConfigError
 from roofline.train.data.mds_index import INDEX, File, Shard, codec
 from roofline.train.storage.file_cache import Cache
-from roofline.train.storage.local import explained
+from roofline.train.storage.local import store_errors
 from roofline.train.storage.store import MissingError, Store
 
 THREADS = 4  # that prefetch
@@ -50,7 +50,7 @@ class ShardFiles:
                 raise ConfigError(f"{self._where(shard.raw)} is missing")
             data, where = self._cached(self._cache, at)
         else:
-            with explained(path), path.open("rb") as file:
+            with store_errors(path), path.open("rb") as file:
                 data, where = _map(file, path), str(path)
             shard.raw.check(data, where, at not in self._checked)
         self._checked.add(at)

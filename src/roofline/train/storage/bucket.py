@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from roofline.common import env
 from roofline.common.errors import ConfigError, UnsupportedError
-from roofline.train.storage.store import Data, Entry, MissingError, Patience, StoreError, UnreachableError, checked
+from roofline.train.storage.store import Data, Entry, MissingError, Patience, StoreError, UnreachableError, checked_name
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Client
@@ -87,7 +87,7 @@ class ObjectStore:
         if not bucket:
             raise ConfigError(f"{url}: no bucket is named: {scheme}://BUCKET/PREFIX is the form")
         if prefix:
-            checked(prefix, "prefix")
+            checked_name(prefix, "prefix")
         if importlib.util.find_spec("obstore") is None:
             raise UnsupportedError(url, "obstore is not installed", ["roofline[train]", "a local folder"])
         self._patience = patience
@@ -104,13 +104,15 @@ class ObjectStore:
         return None
 
     def get(self, name: str) -> bytes:
-        return self._call(checked(name), lambda client: bytes(client.get(name).bytes()))
+        return self._call(checked_name(name), lambda client: bytes(client.get(name).bytes()))
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
         if not length:
             return b""
         try:
-            data = self._call(checked(name), lambda client: bytes(client.get_range(name, start=start, length=length)))
+            data = self._call(
+                checked_name(name), lambda client: bytes(client.get_range(name, start=start, length=length))
+            )
         except StoreError as error:
             if _status(str(error.__cause__)) != 416:  # the range begins behind the object's end
                 raise
@@ -120,16 +122,16 @@ class ObjectStore:
         return data
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        stream = self._call(checked(name), lambda client: client.get(name).stream(BLOCK))
-        while (data := self._explained(name, lambda: next(stream, None))) is not None:
+        stream = self._call(checked_name(name), lambda client: client.get(name).stream(BLOCK))
+        while (data := self._result(name, lambda: next(stream, None))) is not None:
             yield bytes(data)
 
     def put(self, name: str, data: Data) -> None:
         part = max(PART, -(-len(data) // MOST_PARTS // BLOCK) * BLOCK)
-        self._call(checked(name), lambda client: client.put(name, data, chunk_size=part, max_concurrency=4))
+        self._call(checked_name(name), lambda client: client.put(name, data, chunk_size=part, max_concurrency=4))
 
     def list(self, prefix: str = "") -> Sequence[Entry]:
-        folder = checked(prefix, "prefix") if prefix else None
+        folder = checked_name(prefix, "prefix") if prefix else None
         objects = self._call(prefix, lambda client: client.list(folder, chunk_size=1000).collect())
         return sorted(Entry(each["path"], each["size"]) for each in objects)
 
@@ -141,15 +143,15 @@ class ObjectStore:
         return True
 
     def version(self, name: str) -> str:
-        head = self._call(checked(name), lambda client: client.head(name))
+        head = self._call(checked_name(name), lambda client: client.head(name))
         return f"{head['e_tag']}-{head['version']}-{head['last_modified'].isoformat()}"
 
     def delete(self, name: str) -> None:
         with contextlib.suppress(MissingError):
-            self._call(checked(name), lambda client: client.delete(name))
+            self._call(checked_name(name), lambda client: client.delete(name))
 
     def delete_prefix(self, prefix: str) -> None:
-        names = [entry.name for entry in self.list(checked(prefix, "prefix"))]
+        names = [entry.name for entry in self.list(checked_name(prefix, "prefix"))]
         if names:
             self._call(prefix, lambda client: client.delete(names))
 
@@ -166,7 +168,7 @@ class ObjectStore:
             raise ConfigError(f"AWS_ENDPOINT_URL={endpoint!r} is no URL: begin it with https:// or http://")
         quoted = f"{self._scheme}://{self._bucket}/{urllib.parse.quote(self._prefix)}"
         patience = self._patience
-        return self._explained("", lambda: from_url(
+        return self._result("", lambda: from_url(
             quoted,
             client_options={  # once any option is given, obstore no longer reads these from the environment
                 "allow_http": (env.foreign("AWS_ALLOW_HTTP") or "").lower() in ("1", "true", "yes", "on"),
@@ -193,9 +195,9 @@ class ObjectStore:
                 ["multiprocessing's start method 'spawn' or 'forkserver'"],
             )
         client = self._client
-        return self._explained(name, lambda: function(client))
+        return self._result(name, lambda: function(client))
 
-    def _explained(self, name: str, function: Callable[[], T]) -> T:
+    def _result(self, name: str, function: Callable[[], T]) -> T:
         from obstore.exceptions import BaseError
 
         try:

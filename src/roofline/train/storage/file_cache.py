@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from roofline.common.errors import CapacityError, UnsupportedError
-from roofline.train.storage.local import explained
+from roofline.train.storage.local import store_errors
 from roofline.train.storage.store import StoreError
 
 PATIENCE = 60.0  # seconds to wait for room while nothing changes
@@ -48,7 +48,7 @@ class Cache:
     def __init__(self, folder: Path | None, limit: int | None) -> None:
         self.limit = limit
         self._close: Callable[[], object] | None = None
-        with explained(folder or Path(tempfile.gettempdir())):
+        with store_errors(folder or Path(tempfile.gettempdir())):
             if folder is None:
                 self.folder, alive = _own_folder()
                 self._close = weakref.finalize(self, _remove, self.folder, alive, os.getpid())
@@ -72,7 +72,7 @@ class Cache:
                 f"{name.rpartition('/')[2]} in the cache {self.folder}", size, self.limit, "bytes", "Raise its limit."
             )
         path = self.folder / name
-        with explained(path):
+        with store_errors(path):
             while True:
                 if (file := self._open_existing(path, size)) is not None:
                     return file, False

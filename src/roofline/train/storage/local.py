@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from roofline.common.errors import ConfigError
-from roofline.train.storage.store import Data, Entry, MissingError, StoreError, checked
+from roofline.train.storage.store import Data, Entry, MissingError, StoreError, checked_name
 
 BLOCK = 1 << 20
 # A file that is being written. Its writer holds a lock on it, so an unlocked one was left by a killed process.
@@ -34,11 +34,11 @@ class LocalStore:
         return path if path.is_file() else None
 
     def get(self, name: str) -> bytes:
-        with self._explained(name):
+        with self._errors(name):
             return self._at(name).read_bytes()
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
-        with self._explained(name), self._at(name).open("rb") as file:
+        with self._errors(name), self._at(name).open("rb") as file:
             file.seek(start)
             data = file.read(length)
         if len(data) != length:
@@ -46,16 +46,16 @@ class LocalStore:
         return data
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        with self._explained(name), self._at(name).open("rb") as file:
+        with self._errors(name), self._at(name).open("rb") as file:
             while data := file.read(BLOCK):
                 yield data
 
     def put(self, name: str, data: Data) -> None:
-        with self._explained(name), written(self._at(name)) as file:
+        with self._errors(name), atomic_file(self._at(name)) as file:
             file.write(data)
 
     def list(self, prefix: str = "") -> Sequence[Entry]:
-        below = self._folder / checked(prefix, "prefix") if prefix else self._folder
+        below = self._folder / checked_name(prefix, "prefix") if prefix else self._folder
         entries = []
         for folder, _, names in os.walk(below):
             for name in names:
@@ -69,24 +69,24 @@ class LocalStore:
         return self._at(name).is_file()
 
     def version(self, name: str) -> str:
-        with self._explained(name):
+        with self._errors(name):
             about = self._at(name).stat()
         return f"{about.st_ino}-{about.st_size}-{about.st_mtime_ns}"
 
     def delete(self, name: str) -> None:
         path = self._at(name)
-        with self._explained(name):
+        with self._errors(name):
             path.unlink(missing_ok=True)
         self._prune(path.parent)
 
     def delete_prefix(self, prefix: str) -> None:
-        folder = self._folder / checked(prefix, "prefix")
-        with self._explained(prefix), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        folder = self._folder / checked_name(prefix, "prefix")
+        with self._errors(prefix), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             shutil.rmtree(folder)
         self._prune(folder.parent)
 
     def _at(self, name: str) -> Path:
-        path = self._folder / checked(name)
+        path = self._folder / checked_name(name)
         if _PART.fullmatch(path.name):
             raise ConfigError(f"{name!r} is no name of an object: unfinished files are called that way")
         return path
@@ -97,12 +97,12 @@ class LocalStore:
                 folder.rmdir()
                 folder = folder.parent
 
-    def _explained(self, name: str) -> contextlib.AbstractContextManager[None]:
-        return explained(self._folder / name)
+    def _errors(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return store_errors(self._folder / name)
 
 
 @contextlib.contextmanager
-def explained(path: Path) -> Iterator[None]:
+def store_errors(path: Path) -> Iterator[None]:
     """Turns errors of the operating system into a StoreError that names `path`."""
     try:
         yield
@@ -121,7 +121,7 @@ def _remedy(error: OSError) -> str:
 
 
 @contextlib.contextmanager
-def written(path: Path) -> Iterator[BinaryIO]:
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """A stream for the new content of `path`, which is complete and on the disk once the block ends without an error.
 
     Missing folders are created.

@@ -86,7 +86,7 @@ class Store(Protocol):
         """Delete all that `list(prefix)` names. Raises ConfigError on an empty prefix, which would mean everything."""
 
 
-def checked(name: str, what: str = "name") -> str:
+def checked_name(name: str, what: str = "name") -> str:
     """The name itself. Raises ConfigError if it is not a relative path or leads out of the store."""
     parts = name.split("/")
     if any(part in ("", ".", "..") for part in parts) or any(ord(letter) < 32 for letter in name):
