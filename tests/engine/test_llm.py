@@ -9,9 +9,9 @@ from engine_fakes import FakeTokenizer, check_pages, loaded_text
 
 from roofline import LLM, ChatModule, SamplingParams
 from roofline.common.errors import CapacityError, RequestError, RooflineError
+from roofline.engine.answers import deferred
 from roofline.engine.config import EngineConfig
 from roofline.engine.local import LocalEngine
-from roofline.engine.local_answers import deferred
 
 # Without the special id 49, a character of text is an id.
 GREEDY = SamplingParams(temperature=0, max_tokens=40, seed=0, logit_bias={49: -100})

@@ -187,9 +187,7 @@ def bench_engine(
         rows: run only rows whose key contains one of these; None runs all.
         serve: run the serve rows, which take longest.
 
-    Raises:
-        ConfigError: `rows` name nothing.
-        RooflineError: a row is faster than the roofs measured beside it.
+    Raises ConfigError where `rows` name nothing, RooflineError where a row is faster than the roofs measured beside it.
     """
     names = chosen(rows, serve)
     if not names:

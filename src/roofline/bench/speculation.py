@@ -119,9 +119,8 @@ def bench_speculation(
         tokens: longest draft.
         rows: run only rows whose key contains one of these; None runs all.
 
-    Raises:
-        ConfigError: `rows` name nothing; a draft model is missing, or has another vocabulary.
-        RooflineError: an id differs.
+    Raises ConfigError where `rows` name nothing, or a draft model is missing or has another vocabulary; RooflineError
+    where an id differs.
     """
     chosen = [name for name in row_names() if rows is None or any(part in name for part in rows)]
     if not chosen:

@@ -5,6 +5,7 @@ Files of weights that the cpu backend is to run are compiled into a cached bundl
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,10 +110,7 @@ def _compile(path: Path, name: str, out: Path, key: str, threads: int | None = N
 
 def _cached_bundle(path: Path, name: str) -> Bundle | None:
     """The cached bundle, compiled first; None, with the reason logged, where the cache cannot be written."""
-
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
+    say = partial(print, file=sys.stderr, flush=True)
     try:
         return bundle_cache.get(path, lambda out, key: _compile(path, name, out, key), say)
     except (PlaceError, CapacityError) as error:

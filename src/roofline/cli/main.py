@@ -34,7 +34,10 @@ def main(words: Sequence[str] | None = None) -> int:
                 raise UsageError(f"there is no option {flag}{did_you_mean(flag, GLOBAL_FLAGS)}")
         debug = "--debug" in flags
         if "--version" in flags:
-            return _print_version()
+            import roofline
+
+            print(roofline.__version__)
+            return 0
         if "--no-tune" in flags:
             env.turn_off("ROOFLINE_TUNED")
         name, entry, rest = find(words[count:])
@@ -63,13 +66,6 @@ def main(words: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return status
-
-
-def _print_version() -> int:
-    import roofline
-
-    print(roofline.__version__)
-    return 0
 
 
 def _print_help(name: str, entry: str | Group) -> int:

@@ -24,13 +24,13 @@ def plain_table(headings: Sequence[str], rows: Iterable[Sequence[str]], **style:
     return table
 
 
-def ruled_table(title: str | None, headings: Sequence[str], left: Sequence[str], padding: int = 0) -> "Table":
-    """An empty table of figures with a rule under its headings. left: columns that are not aligned to the right."""
+def ruled_table(title: str | None, headings: Sequence[str], left_aligned: Sequence[str], padding: int = 0) -> "Table":
+    """An empty table of figures with a rule under its headings. left_aligned: the columns of words."""
     from rich import box
     from rich.table import Table
 
     table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, padding=(0, padding, 0, 0), pad_edge=False)
     table.title_style, table.title_justify = "bold", "left"
     for heading in headings:
-        table.add_column(heading, justify="left" if heading in left else "right", no_wrap=True)
+        table.add_column(heading, justify="left" if heading in left_aligned else "right", no_wrap=True)
     return table

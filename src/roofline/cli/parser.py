@@ -44,12 +44,8 @@ class Without:
 
 
 class Parser:
-    """Reads the words of a command's call.
-
-    Args:
-        name: of the command, for messages: "tune run".
-        command: the function that is called with what `parse` returns.
-    """
+    """Reads the words of a command's call. name: of the command, for messages, such as "tune run"; command: the
+    function that is called with what `parse` returns."""
 
     def __init__(self, name: str, command: Command) -> None:
         self.name = name

@@ -11,12 +11,7 @@ if TYPE_CHECKING:
 
 
 class ChatModule:
-    """One conversation with one model.
-
-    Args:
-        model: as for `LLM`, or an LLM whose engine is to be used.
-        options: as for `LLM`.
-    """
+    """One conversation with one model: `model` and `options` are as for `LLM`, or `model` is an LLM to be used."""
 
     def __init__(self, model: "str | LoadedModel | LLM" = "smollm2-135m", **options: Any) -> None:
         if isinstance(model, LLM):

@@ -51,12 +51,8 @@ def _token_ids(field: str, ids: Iterable[int]) -> list[int]:
 def check_request(
     prompt: list[int], params: SamplingParams, eos_ids: list[int], vocab_size: int, max_model_len: int
 ) -> int:
-    """Refuse what cannot be computed; return the longest answer in tokens.
-
-    Raises:
-        RequestError: an empty prompt, or an id outside the vocabulary.
-        CapacityError: prompt plus answer is longer than max_model_len.
-    """
+    """The longest answer in tokens. Raises RequestError for an empty prompt and for an id outside the vocabulary,
+    CapacityError where prompt plus answer is longer than max_model_len."""
     if not prompt:
         raise invalid("prompt", "has no tokens")
     fields: tuple[tuple[str, Sequence[int]], ...] = (

@@ -64,11 +64,10 @@ class StepLimits:
 
 
 def resolve(config: EngineConfig, executable: "Executable") -> StepLimits:
-    """Fit the settings to the executable.
+    """The limits of a step of this executable with these settings.
 
-    Raises:
-        ConfigError: max_model_len is more than the model's positions.
-        CapacityError: a sequence of max_model_len cannot lie in the cache.
+    Raises ConfigError where max_model_len is more than the model's positions, CapacityError where the cache cannot hold
+    a sequence of that length.
     """
     from roofline.ops.batch import PAGE_TOKENS  # here: a server spawns its engine process before it imports numpy
 

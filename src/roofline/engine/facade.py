@@ -54,9 +54,7 @@ class AsyncEngine(Protocol):
     ) -> "Stream":
         """Send a request, as for `LocalEngine.submit`, and return its stream. While the engine restarts this waits.
 
-        Raises:
-            RequestError: a field that cannot be used; status 503 when there is no engine any more.
-            CapacityError: prompt and answer can never fit.
+        Raises as that does, and RequestError with status 503 when there is no engine any more.
         """
 
     def abort(self, request_id: str, index: int | None = None) -> None:

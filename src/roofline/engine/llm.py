@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from roofline.backends.options import LoadOptions
 from roofline.common.options import declared, split_keywords
-from roofline.engine.answers import Answer
+from roofline.engine.answers import Answer, LocalAnswers
 from roofline.engine.config import EngineConfig
 from roofline.engine.local import LocalEngine
-from roofline.engine.local_answers import LocalAnswers
 from roofline.engine.params import SamplingParams, invalid
 from roofline.engine.stats import EngineStats
 

@@ -66,12 +66,8 @@ class LocalEngine:
     def submit(
         self, ids: Iterable[int], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> str:
-        """Queue a prompt and return the request's id.
-
-        Raises:
-            RequestError: a field that cannot be used.
-            CapacityError: prompt and answer can never fit; the message has the numbers.
-        """
+        """Queue a prompt and return the request's id. Raises RequestError for a field that cannot be used, and
+        CapacityError, with the numbers, where prompt and answer can never fit."""
         prompt, params, eos, name, salt = request_parts(ids, params, options)
         check_unused(name, self._requests)
         max_tokens = check_request(prompt, params, eos, self.executable.vocab_size, self.limits.max_model_len)

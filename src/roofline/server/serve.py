@@ -151,17 +151,10 @@ def _http_server(options: ServeOptions, engine: "AsyncEngine", text: "TextSide")
         timeout_keep_alive=30,
         timeout_graceful_shutdown=options.limits.drain_seconds,
     )
-    return _server(config)
-
-
-def _server(config: "uvicorn.Config") -> "uvicorn.Server":
-    """A uvicorn server that leaves our signals to us.
-
-    uvicorn raises a signal again once it has stopped, which would end this process before the engine is closed.
-    """
-    import uvicorn
 
     class Server(uvicorn.Server):
+        """Leaves our signals to us: uvicorn would raise one again once it has stopped, before the engine is closed."""
+
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
             loop = asyncio.get_running_loop()

@@ -12,10 +12,10 @@ from roofline.backends.options import LoadOptions
 from roofline.bundle import LoadedModel, load
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.options import split_keywords
+from roofline.engine.answers import LocalAnswers
 from roofline.engine.config import EngineConfig
 from roofline.engine.llm import LLM, Output, Prompt
 from roofline.engine.local import LocalEngine
-from roofline.engine.local_answers import LocalAnswers
 from roofline.engine.params import SamplingParams
 from roofline.models.registry import get
 from roofline.ops.batch import PAGE_TOKENS, BatchLimits

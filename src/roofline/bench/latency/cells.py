@@ -70,24 +70,27 @@ def measure(
 
     The first run may compile and the second is discarded; then the rungs take turns, in alternating order.
     """
-    runs: dict[str, list[Times]] = {}
+    runs: dict[str, list[Times]] = {name: [] for name in opened.runners}
     failed: dict[str, str] = {}
-    for name, runner in opened.runners.items():
-        tell(f"{cell.name}: {name}, first call")
+
+    def run_once(name: str) -> None:
         try:
-            runs[name] = [run(runner, cell)]
-            run(runner, cell)
+            runs[name].append(run(opened.runners[name], cell))
         except Exception as error:  # a rung that fails does not keep the others from being timed
-            runs.pop(name, None)
+            del runs[name]
             failed[name] = describe_error(error)
+
+    for name in opened.runners:
+        tell(f"{cell.name}: {name}, first call")
+        run_once(name)
+        if name in runs:
+            run_once(name)
+    for times in runs.values():
+        times.pop()
     for turn in range(repeats):
         tell(f"{cell.name}: round {turn + 1} of {repeats}")
         for name in list(runs) if turn % 2 == 0 else list(runs)[::-1]:
-            try:
-                runs[name].append(run(opened.runners[name], cell))
-            except Exception as error:
-                del runs[name]
-                failed[name] = describe_error(error)
+            run_once(name)
     return runs, failed
 
 

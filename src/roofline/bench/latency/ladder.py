@@ -6,14 +6,11 @@ blogs) compares for Llama 2 on an MI210; static cache and graphs are what that t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from roofline.bench.peers.available import Here
 from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.common.names import unknown
-
-if TYPE_CHECKING:
-    from roofline.bench.peers.available import Here
 
 EAGER = "eager"
 TORCH_FAMILIES = ("llama", "mistral", "qwen", "qwen2", "qwen3")  # whose attention transformers lets one choose
@@ -137,49 +134,44 @@ def explained(rung: Rung, why_missing: str = "") -> JsonObject:
     return about | ({"missing": why_missing} if why_missing else {})
 
 
-def missing(rung: Rung, here: "Here", config: JsonMapping, backends: Sequence[str], native: bool) -> str:
+def missing(rung: Rung, here: Here, config: JsonMapping, backends: Sequence[str], native: bool) -> str:
     """Why a rung cannot run in this process, empty where it can.
 
     Args:
         here: what torch and its neighbours are here. config: the model's, canonical.
         backends: of `bundle.load`. native: whether the C++ core is built.
     """
-    reasons = _of_ours(rung, here, backends, native) if rung.ours else _of_torch(rung, here, config)
-    return next(iter(reasons), "")
+    checks = _of_ours(rung, here, backends, native) if rung.ours else _of_torch(rung, here, config)
+    return next((reason for applies, reason in checks if applies), "")
 
 
-def _of_ours(rung: Rung, here: "Here", backends: Sequence[str], native: bool) -> list[str]:
-    cpu, reasons = here.device == "cpu", []
-    if "graphs" in rung.techniques and cpu:
-        reasons.append("a CPU has no kernel launches to capture: a step of ours is one call already")
-    if not cpu and "gpu" not in backends:
-        reasons.append("our engine has no gpu backend in this build")
-    if cpu and not native:
-        reasons.append("the C++ core is not built")
-    return reasons
+def _of_ours(rung: Rung, here: Here, backends: Sequence[str], native: bool) -> list[tuple[bool, str]]:
+    """(whether it applies, reason) of all that can keep our engine from running a rung."""
+    cpu = here.device == "cpu"
+    captured = "a CPU has no kernel launches to capture: a step of ours is one call already"
+    return [
+        (cpu and "graphs" in rung.techniques, captured),
+        (not cpu and "gpu" not in backends, "our engine has no gpu backend in this build"),
+        (cpu and not native, "the C++ core is not built"),
+    ]
 
 
-def _of_torch(rung: Rung, here: "Here", config: JsonMapping) -> list[str]:
-    techniques, cpu = rung.techniques, here.device == "cpu"
-    absent = [name for name in ("torch", "transformers") if not here.has(name)]
-    attention = techniques & {"sdpa", "xformers", "flash"}
-    reasons = [f"{name} is not installed: pip install {name}" for name in absent]
-    if config["family"] not in TORCH_FAMILIES and attention:
-        reasons.append(f"transformers has one attention for {config['family']} models, which cannot be chosen")
-    if config.get("positions") == "learned":
-        reasons.append(f"transformers' {config['family']} has no learned positions")
-    if "compile" in techniques and not here.compiler:
-        what = "a C++ compiler (g++ or clang++)" if cpu else "the package triton"
-        reasons.append(f"torch.compile needs {what}")
-    if "sdpa" in techniques and cpu:
-        reasons.append("torch has no memory-efficient kernel for CPUs; flash runs there")
-    if "xformers" in techniques and (cpu or not here.has("xformers")):
-        reasons.append("xformers has kernels for GPUs alone" if cpu else "xformers is not installed")
-    if {"static", "flash"} <= techniques and not cpu:
-        reasons.append("attention over a static cache needs a mask, which no flash kernel takes; static+sdpa runs")
-    if "tuned" in techniques and here.vendor != "amd":
-        reasons.append(
-            "TunableOp chooses between rocBLAS and hipBLASLt, which only AMD's GPUs have"
-            + (": on NVIDIA its one candidate is the default" if here.vendor == "nvidia" else "")
-        )
-    return reasons
+def _of_torch(rung: Rung, here: Here, config: JsonMapping) -> list[tuple[bool, str]]:
+    """The same of torch's model."""
+    techniques, cpu, family = rung.techniques, here.device == "cpu", config["family"]
+    own_attention = family not in TORCH_FAMILIES and bool(techniques & {"sdpa", "xformers", "flash"})
+    compiler = "a C++ compiler (g++ or clang++)" if cpu else "the package triton"
+    masked = "attention over a static cache needs a mask, which no flash kernel takes; static+sdpa runs"
+    untuned = "TunableOp chooses between rocBLAS and hipBLASLt, which only AMD's GPUs have"
+    untuned += ": on NVIDIA its one candidate is the default" if here.vendor == "nvidia" else ""
+    return [
+        *((not here.has(name), f"{name} is not installed: pip install {name}") for name in ("torch", "transformers")),
+        (own_attention, f"transformers has one attention for {family} models, which cannot be chosen"),
+        (config.get("positions") == "learned", f"transformers' {family} has no learned positions"),
+        ("compile" in techniques and not here.compiler, f"torch.compile needs {compiler}"),
+        ("sdpa" in techniques and cpu, "torch has no memory-efficient kernel for CPUs; flash runs there"),
+        ("xformers" in techniques and cpu, "xformers has kernels for GPUs alone"),
+        ("xformers" in techniques and not here.has("xformers"), "xformers is not installed"),
+        ({"static", "flash"} <= techniques and not cpu, masked),
+        ("tuned" in techniques and here.vendor != "amd", untuned),
+    ]

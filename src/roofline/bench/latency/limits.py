@@ -28,12 +28,9 @@ class Speed:
 
 
 class Speeds:
-    """Measures a chip when made and again by `best`: just before and just after what is timed.
+    """Measures a chip ("cpu" or "cuda") when made and again by `best`: just before and just after what is timed.
 
-    Args:
-        device: "cpu" or "cuda".
-        working_set: bytes that a step reads; a CPU's caches make small ones faster.
-        threads: of a CPU.
+    working_set: bytes that a step reads; a CPU's caches make small ones faster. threads: of a CPU.
     """
 
     def __init__(self, device: str, working_set: int, threads: int | None = None) -> None:

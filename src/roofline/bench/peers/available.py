@@ -13,9 +13,8 @@ DEVICES = ("auto", "cpu", "cuda")  # torch's name for both vendors' GPUs is the 
 
 @dataclass(frozen=True)
 class Here:
-    """device: "cpu" or "cuda"; name: the chip's; vendor: "amd" or "nvidia" of a
-    GPU; versions: of the packages that are installed; compiler: whether torch.compile has what it calls on this device.
-    """
+    """device: "cpu" or "cuda"; name: the chip's; vendor: "amd" or "nvidia" of a GPU; versions: of the packages that are
+    installed; compiler: whether torch.compile has what it calls on this device."""
 
     device: str
     name: str
@@ -36,9 +35,12 @@ def here(device: str = "auto") -> Here:
     if device not in DEVICES:
         raise UnsupportedError(f"device {device!r}", "this bench does not know it", DEVICES)
     versions = {name: number for name in PACKAGES if (number := _version(name)) is not None}
-    gpu = _gpu() if "torch" in versions and device != "cpu" else None
-    if gpu is not None:
-        return Here("cuda", *gpu, versions, compiler="triton" in versions)
+    if "torch" in versions and device != "cpu":
+        import torch
+
+        if torch.cuda.is_available():
+            vendor = "amd" if torch.version.hip else "nvidia"
+            return Here("cuda", torch.cuda.get_device_name(), vendor, versions, compiler="triton" in versions)
     if device == "cuda":
         raise UnsupportedError("device 'cuda'", "torch sees no GPU in this process", ("cpu",))
     from roofline.hardware.detect import detect
@@ -53,11 +55,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:  # there, but not installed as a distribution
         return "unknown"
-
-
-def _gpu() -> tuple[str, str] | None:
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    return torch.cuda.get_device_name(), "amd" if torch.version.hip else "nvidia"

@@ -12,6 +12,9 @@ from roofline.common.json_types import JsonMapping, JsonObject
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.nn import Module
+    from transformers import PreTrainedModel
+    from transformers.cache_utils import Cache
 
 RECOMPILES = 64  # shapes a step is compiled for; torch falls back to eager, in silence, beyond its default of 8
 CACHE_STEP = 64  # static caches are as long as a multiple of it: fewer shapes to compile for
@@ -21,7 +24,7 @@ SDPA = {"sdpa": "EFFICIENT_ATTENTION", "flash": "FLASH_ATTENTION"}
 PREFIX = "roofline_"
 
 
-def random_model(config: JsonMapping, device: str, seed: int = 0, threads: int | None = None) -> Any:
+def random_model(config: JsonMapping, device: str, seed: int = 0, threads: int | None = None) -> "PreTrainedModel":
     """transformers' causal model of a config.json's content, in bf16, with its own random initialisation.
 
     Nothing is read from a hub or a disk. threads: of torch in this process from now on; None leaves them. Raises
@@ -46,16 +49,11 @@ class TransformersRunner:
     The loop is kinder than `generate`: no logits processors, no stopping criteria, and one synchronisation at the end.
     Several runners may share a model: each call sets what it needs.
 
-    Args:
-        model: of `random_model`.
-        techniques: any of "compile", "static" (which needs it), "tuned", and one of "sdpa", "flash", "xformers"; none
-            is eager mode.
-
-    Attributes:
-        ids: [batch, new] that the last call chose, its first from the prompt.
+    techniques: any of "compile", "static" (which needs it), "tuned", and one of "sdpa", "flash", "xformers"; none is
+    eager mode. ids: [batch, new] that the last call chose, its first from the prompt.
     """
 
-    def __init__(self, model: Any, techniques: frozenset[str], seed: int = 0) -> None:
+    def __init__(self, model: "PreTrainedModel", techniques: frozenset[str], seed: int = 0) -> None:
         self.model, self.techniques, self.seed = model, techniques, seed
         self.device = next(model.parameters()).device
         self.static = "static" in techniques
@@ -63,7 +61,7 @@ class TransformersRunner:
         self._kernel = SDPA.get(chosen[0]) if chosen else None
         self._attention = register_attention(chosen[0]) if chosen else "eager"
         self._prefill, self._decode = self._steps()
-        self._caches: dict[tuple[int, int], Any] = {}
+        self._caches: dict[tuple[int, int], Cache] = {}
         self.ids: Tensor
 
     def prefill(self, batch: int, length: int) -> float:
@@ -86,13 +84,13 @@ class TransformersRunner:
             self.ids = torch.cat(ids, dim=1)
         return seconds
 
-    def _begin(self, prompts: "Tensor", cache: Any) -> "Tensor":
+    def _begin(self, prompts: "Tensor", cache: "Cache") -> "Tensor":
         """The first ids [batch, 1]; a prompt of one token is a decoding step, which is compiled anyway."""
         if prompts.shape[1] > 1:
             return self._prefill(prompts, cache)
         return self._next(prompts, cache)
 
-    def _next(self, ids: "Tensor", cache: Any) -> "Tensor":
+    def _next(self, ids: "Tensor", cache: "Cache") -> "Tensor":
         """A decoding step: ids [batch, 1] -> the next ones."""
         if not self.static or self.device.type != "cuda":
             return self._decode(ids, cache)
@@ -117,7 +115,7 @@ class TransformersRunner:
         model = self.model
         takes_position = "cache_position" in inspect.signature(model.forward).parameters  # transformers before 5
 
-        def step(ids: "Tensor", cache: Any) -> "Tensor":
+        def step(ids: "Tensor", cache: "Cache") -> "Tensor":
             more = {}
             if takes_position:
                 import torch
@@ -136,7 +134,7 @@ class TransformersRunner:
         mode = "reduce-overhead" if self.device.type == "cuda" else None
         return torch.compile(step, dynamic=False), torch.compile(step, dynamic=False, fullgraph=True, mode=mode)
 
-    def _cache(self, batch: int, length: int) -> Any:
+    def _cache(self, batch: int, length: int) -> "Cache":
         from transformers import DynamicCache, StaticCache
 
         if not self.static:
@@ -223,7 +221,7 @@ def register_attention(technique: str) -> str:
 
 
 def sdpa_attention(
-    module: Any, query: "Tensor", key: "Tensor", value: "Tensor", attention_mask: "Tensor | None", **options: Any
+    module: "Module", query: "Tensor", key: "Tensor", value: "Tensor", attention_mask: "Tensor | None", **options: Any
 ) -> "tuple[Tensor, None]":
     """torch's scaled_dot_product_attention, with whichever kernels it is allowed at the time.
 
@@ -240,7 +238,7 @@ def sdpa_attention(
 
 
 def xformers_attention(
-    module: Any, query: "Tensor", key: "Tensor", value: "Tensor", attention_mask: "Tensor | None", **options: Any
+    module: "Module", query: "Tensor", key: "Tensor", value: "Tensor", attention_mask: "Tensor | None", **options: Any
 ) -> "tuple[Tensor, None]":
     """xformers.ops.memory_efficient_attention; shapes as of `sdpa_attention`. Source: Lefaudeux et al. 2022, xFormers;
     Rabe and Staats 2021, Self-attention does not need O(n^2) memory."""
@@ -255,7 +253,7 @@ def xformers_attention(
     return memory_efficient_attention(*turned, attn_bias=bias, scale=options.get("scaling")), None
 
 
-def _repeated(module: Any, x: "Tensor") -> "Tensor":
+def _repeated(module: "Module", x: "Tensor") -> "Tensor":
     """[batch, kv_heads, keys, head_dim] -> [batch, heads, keys, head_dim]."""
     groups = getattr(module, "num_key_value_groups", 1)
     if groups == 1:

@@ -324,7 +324,11 @@ def profile_model(model: str, steps: Sequence[Step], load: LoadOptions = LoadOpt
     )
     loaded = bundle.load(model, load, text=False)
     try:
-        _check_lengths(steps, loaded.executable.max_context)
+        longest = loaded.executable.max_context
+        for step in steps:
+            if step.context + step.tokens > longest:
+                remedy = "Choose a shorter --decode or --prefill."
+                raise CapacityError(step.name, step.context + step.tokens, longest, "positions of the model", remedy)
         if not isinstance(loaded.executable, Profilable):
             instead = ("backend=cpu", "backend=gpu")
             raise UnsupportedError("profiling with this backend", "it does not time ops", instead)
@@ -332,13 +336,6 @@ def profile_model(model: str, steps: Sequence[Step], load: LoadOptions = LoadOpt
     finally:
         loaded.executable.close()
     return Profiled(loaded.name, dict(loaded.notes), tuple(profiles))
-
-
-def _check_lengths(steps: Sequence[Step], longest: int) -> None:
-    for step in steps:
-        if step.context + step.tokens > longest:
-            remedy = "Choose a shorter --decode or --prefill."
-            raise CapacityError(step.name, step.context + step.tokens, longest, "positions of the model", remedy)
 
 
 def record(profiled: Profiled) -> JsonObject:

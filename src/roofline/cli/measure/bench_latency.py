@@ -78,7 +78,7 @@ def show(record: JsonObject) -> None:
         limit = cell["limit"]
         least = f"{limit['of']} take at least {human_seconds(limit['seconds'])}, bound by {limit['bound']}"
         console.print(f"{cell['cell']}: {least}", style="bold")
-        table = ruled_table(None, ("ms", *COLUMNS), left=("ms",))
+        table = ruled_table(None, ("ms", *COLUMNS), left_aligned=("ms",))
         for name, row in cell["rungs"].items():
             table.add_row(name, *_figures(row))
         console.print(table)

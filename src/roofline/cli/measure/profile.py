@@ -65,7 +65,7 @@ def _show(model: str, profiles: "Sequence[Profile]") -> None:
 
 def _table(title: str, profile: "Profile") -> "Table":
     headings = ("op", "shape", "format", "us", "step", "bytes", "FLOPs", "roof", "bound")
-    table = ruled_table(title, headings, left=("op", "format", "bound"))
+    table = ruled_table(title, headings, left_aligned=("op", "format", "bound"))
     before = ""
     for row in profile.ops:
         if row.section != before:

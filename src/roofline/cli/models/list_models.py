@@ -28,8 +28,8 @@ def command(as_json: AsJson = False) -> None:
 
     bundle_sizes = {name: human_bytes(size) if size else "" for name, size in sizes.items()}
     rows = [[m.name, human_bytes(m.size), bundle_sizes[m.name], m.licence, m.pulled_at[:10], m.source] for m in models]
-    others = [entry for entry in sources.catalog().values() if entry.name not in sizes]
-    rows += [[entry.name, human_bytes(entry.size), "", entry.licence, "no", entry.source] for entry in others]
+    unpulled = [entry for entry in sources.catalog().values() if entry.name not in sizes]
+    rows += [[entry.name, human_bytes(entry.size), "", entry.licence, "no", entry.source] for entry in unpulled]
     rows += [[b.path.name, "", human_bytes(b.nbytes), "", "", str(b.source or "damaged")] for b in unowned]
     Console().print(plain_table(("model", "size", "bundle", "licence", "pulled", "source"), rows))
 

@@ -77,7 +77,7 @@ def compile_stages(
 def _table(view: "Overview", title: str) -> "Table":
     share = ["of the bytes"] if view.seconds is None else ["us", "of the step"]
     headings = ("op", "shape", "format", "bytes", "FLOPs", *share)
-    table = ruled_table(title, headings, left=("op", "format", share[-1]), padding=1)
+    table = ruled_table(title, headings, left_aligned=("op", "format", share[-1]), padding=1)
     before = ""
     for row in view.rows:
         if row.section not in (before, row.op):

@@ -24,16 +24,13 @@ def command(
     env.quiet_numpy()
     key = options.api_key if options.api_key is not None else env.read("ROOFLINE_API_KEY")
     options = replace(options, model=model, draft=draft, load=load, engine=engine, api_key=key)
-    cores, threads = _first_replica(options) if options.data_parallel > 1 else ([], load.threads)
+    cores, threads = list[int](), load.threads
+    if options.data_parallel > 1:  # the roofs to measure are those of what the first replica has
+        from roofline.bundle.replicas import divided
+
+        place = divided(load, options.data_parallel)[0]
+        cores, threads = place.cores, place.options.get("threads")
     with pinned_to(cores):
         for name in filter(None, (model, draft)):
             prepare(name, threads, load.isa, load.backend)
     serve(options)
-
-
-def _first_replica(options: ServeOptions) -> tuple[list[int], int | None]:
-    """Cores and threads of the first replica: the roofs to measure are those of what one of them has."""
-    from roofline.bundle.replicas import divided
-
-    place = divided(options.load, options.data_parallel)[0]
-    return place.cores, place.options.get("threads")

@@ -72,7 +72,9 @@ def _show(findings: "Parity") -> None:
             ("", f"without its sign {loss.early:.2g} in the first quarter, {loss.late:.2g} in the last"),
         ]
     if findings.norm is not None:
-        rows.append(("gradient norm", f"{_percent(findings.norm.mean)} (standard error {findings.norm.error:.2%})"))
+        norm = findings.norm
+        text = f"{math.expm1(norm.mean):+.2%} on average (standard error {norm.error:.2%})"
+        rows.append(("gradient norm", text))
     if findings.noise is not None:
         noise = findings.noise
         text = f"sd {noise.sd:.2g}, 95 % within {noise.quantile:.2g}, means {noise.mean:.2g} apart"
@@ -90,10 +92,6 @@ def _show(findings: "Parity") -> None:
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
         print(f"  {name:<{width}}  {text}")
-
-
-def _percent(mean: float) -> str:
-    return f"{math.expm1(mean):+.2%} on average"
 
 
 def _layers(layers: "Layers") -> str:

@@ -35,7 +35,6 @@ class RemoteEngine:
     Use it from one event loop, whose thread must live as long as the engine (the kernel ends the process with it).
 
     Args:
-        spec: what to load.
         worker: where the engine runs; None: a process of its own.
         max_restarts: restarts in a row, without a token between them, before giving up.
         backoff: seconds before the first restart; doubled for each further one in a row.

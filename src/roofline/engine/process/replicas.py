@@ -21,12 +21,9 @@ from roofline.engine.stats import EngineStats, total
 
 
 class Replicas:
-    """Sends each request to one of several engines that compute the same.
+    """Sends each request to one of several engines that compute the same. Use it from one event loop, as RemoteEngine.
 
-    Use it from one event loop, as RemoteEngine.
-
-    Args:
-        engines: not started; the same model with the same settings, each on cores or devices of its own.
+    engines: not started; the same model with the same settings, each on cores or devices of its own.
     """
 
     def __init__(self, engines: Sequence[RemoteEngine]) -> None:
@@ -68,12 +65,8 @@ class Replicas:
             engine.launch()
 
     async def start(self) -> Ready:
-        """Wait until all have their model.
-
-        Raises:
-            UnsupportedError: they would compute differently, so that an answer depended on who gives it.
-            ConfigError, CapacityError, RooflineError: what loading raised in the first that could not.
-        """
+        """Wait until all have their model. Raises what loading raised in the first that could not, and UnsupportedError
+        where they would compute differently, so that an answer depended on who gives it."""
         loaded = await asyncio.gather(*(engine.start() for engine in self.engines))
         if len({each.fingerprint for each in loaded}) > 1:
             reason = "the same request would get another answer from another one"

@@ -17,9 +17,7 @@ from roofline.engine.process.remote import RemoteEngine
 def engine_in_thread(name: str, engine: LocalEngine) -> RemoteEngine:
     """A RemoteEngine over `engine`, never restarted: when the engine fails, its requests fail with it.
 
-    Args:
-        name: what the model is called.
-        engine: used by the thread alone from `start` until this is closed; it is left without requests.
+    The engine is used by the thread alone from `start` until this is closed, and is left without requests.
     """
     spec = EngineSpec(source=name, config=engine.config)
     return RemoteEngine(spec, max_restarts=0, worker=ThreadWorker(name, engine))

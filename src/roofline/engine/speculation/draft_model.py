@@ -62,7 +62,6 @@ class DraftModel:
                 self.cache.release(self._sides.pop(sequence).pages)
 
     def close(self) -> None:
-        """Close the executable."""
         self.keep([])
         self.executable.close()
 

@@ -57,7 +57,6 @@ class NgramDrafter:
         self._indices: dict[Sequence, NgramIndex] = {}
 
     def draft(self, sequences: list[Sequence], counts: list[int]) -> None:
-        """Give each sequence a draft of `counts` tokens, or none."""
         self.settled = True
         for sequence, count in zip(sequences, counts, strict=True):
             index = self._indices.get(sequence)
@@ -67,10 +66,8 @@ class NgramDrafter:
             sequence.draft = index.guess(sequence.ids, count)
 
     def keep(self, running: list[Sequence]) -> None:
-        """Forget all other sequences."""
         if len(self._indices) > len(running):
             self._indices = {s: index for s in running if (index := self._indices.get(s)) is not None}
 
     def close(self) -> None:
-        """Nothing is held but Python objects."""
         self._indices.clear()
