@@ -27,12 +27,7 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-
 
 @custom_op("roofline::add_norm", mutates_args=(), device_types="cpu")
 def add_norm(
-    residual: Tensor,
-    delta: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    layer: bool = False,
+    residual: Tensor, delta: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5, layer: bool = False
 ) -> tuple[Tensor, Tensor]:
     """(residual + delta in float32, its norm in delta's dtype), both [..., width]; as `norm` for the rest.
 
@@ -87,10 +82,7 @@ def linear_quant(
 
 
 def _register(
-    name: str,
-    check: Callable[..., None],
-    launch: Callable[..., object],
-    empty: Callable[..., object],
+    name: str, check: Callable[..., None], launch: Callable[..., object], empty: Callable[..., object]
 ) -> Callable[..., object]:
     """Give an operator its GPU kernel and, for torch.compile, the shape of its result; both check the operands first.
 
@@ -164,10 +156,7 @@ def _check_quant(x: Tensor, words: Tensor, format: str) -> None:
 
 
 _norm = _register(
-    "norm",
-    lambda x, weight, bias, *_: _check_norm(x, weight, bias),
-    dense.norm,
-    lambda x, *_: x.new_empty(x.shape),
+    "norm", lambda x, weight, bias, *_: _check_norm(x, weight, bias), dense.norm, lambda x, *_: x.new_empty(x.shape)
 )
 _add_norm = _register(
     "add_norm",

@@ -14,11 +14,7 @@ READ_SIZES = (1 * MIB, 4 * MIB, 16 * MIB, 32 * MIB, 64 * MIB, 100 * MIB, 400 * M
 
 
 def measure_roofs(
-    *,
-    quick: bool = False,
-    threads: int | None = None,
-    isa: str | None = None,
-    reads: Sequence[int] | None = None,
+    *, quick: bool = False, threads: int | None = None, isa: str | None = None, reads: Sequence[int] | None = None
 ) -> Roofs:
     """Measure this chip's roofs. Takes about 4 s, or 0.8 s when `quick` (shorter repeats, no large working sets).
 

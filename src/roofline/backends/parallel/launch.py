@@ -63,10 +63,7 @@ class Launched:
         for rank in range(1, size):
             argument = json.dumps({**options, "rank": rank, "port": self.store.port})  # type: ignore[attr-defined]
             self._processes[rank] = subprocess.Popen(
-                [sys.executable, "-m", module, argument],
-                stdin=subprocess.DEVNULL,
-                stdout=2,
-                start_new_session=True,
+                [sys.executable, "-m", module, argument], stdin=subprocess.DEVNULL, stdout=2, start_new_session=True
             )
 
     def wait(self, word: str, seconds: float | None = None) -> None:

@@ -12,14 +12,7 @@ from torch import Tensor
 
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.integers import cdiv
-from roofline.backends.gpu.kernels.settings import (
-    FREQUENCY,
-    PRESENCE,
-    REPETITION,
-    TEMPERATURE,
-    Settings,
-    real,
-)
+from roofline.backends.gpu.kernels.settings import FREQUENCY, PRESENCE, REPETITION, TEMPERATURE, Settings, real
 from roofline.backends.gpu.signatures import Compilation, pointers
 from roofline.hardware.chips.chips import Chip
 

@@ -68,11 +68,7 @@ def measure_roofs(
 
 
 def measure_op_roofs(
-    device: str = "cuda",
-    *,
-    reads: Sequence[int],
-    sides: Sequence[int] = SIDES,
-    seconds: float = SECONDS / 2,
+    device: str = "cuda", *, reads: Sequence[int], sides: Sequence[int] = SIDES, seconds: float = SECONDS / 2
 ) -> Roofs:
     """What ops are priced at: products in bf16 and in float32 (without TF32), and reads of working sets.
 

@@ -37,13 +37,7 @@ def norm(chip: Chip, x: "Tensor", weight: "Tensor", bias: "Tensor | None", eps: 
 
 
 def add_norm(
-    chip: Chip,
-    residual: "Tensor",
-    delta: "Tensor",
-    weight: "Tensor",
-    bias: "Tensor | None",
-    eps: float,
-    layer: bool,
+    chip: Chip, residual: "Tensor", delta: "Tensor", weight: "Tensor", bias: "Tensor | None", eps: float, layer: bool
 ) -> "tuple[Tensor, Tensor]":
     """(residual + delta in float32, its norm in delta's dtype); see `norm`."""
     import torch
