@@ -15,12 +15,11 @@ from roofline.backends.gpu.kernels import (
     attend_launches,
     dequantize,
     experts,
+    float8,
     linear_float,
     linear_fp8,
     linear_quant,
     rope_kv_write,
-    rows_fp8,
-    widen_fp8,
 )
 from roofline.backends.gpu.kernels.float8 import FLAVOURS
 from roofline.ops.attention import log2_slopes, round_to, slopes_of
@@ -89,9 +88,9 @@ class Products(Maker):
             codes, by = self.eight(x)
             return codes.double(), by
 
-        run = partial(rows_fp8.rows_fp8, self.chip, x, out=out, scale=scale)
+        run = partial(float8.rows_fp8, self.chip, x, out=out, scale=scale)
         results = result(out), result(scale, "scale", tolerance=ONCE)
-        return Case(f"rows_fp8 {rows} x {width}", run, want, results, *rows_fp8.cost(rows, width))
+        return Case(f"rows_fp8 {rows} x {width}", run, want, results, *float8.cost(rows, width))
 
     def widened(self, form: str, picked: int = 0) -> Case:
         """A matrix as floats, or `picked` of its rows by number."""
@@ -99,11 +98,10 @@ class Products(Maker):
         matrix = self.matrix(form, rows, columns)
         ids = self.below(rows, picked) if picked else None
         out = self.empty(picked or rows, columns, dtype=F32 if picked else BF16)
-        module: Any = widen_fp8 if form == "E4M3" else dequantize
-        launch = widen_fp8.widen_fp8 if form == "E4M3" else dequantize.dequantize
-        run = partial(launch, self.chip, matrix.weight, out=out, ids=ids)
-        name = f"{module.NAME} {form} {f'{picked} of ' if picked else ''}{rows} x {columns}"
-        cost = module.cost(matrix.weight, picked or rows, out.dtype)
+        run = partial(dequantize.dequantize, self.chip, matrix.weight, out=out, ids=ids)
+        kernel = dequantize.FLOAT8_NAME if form == "E4M3" else dequantize.NAME
+        name = f"{kernel} {form} {f'{picked} of ' if picked else ''}{rows} x {columns}"
+        cost = dequantize.cost(matrix.weight, picked or rows, out.dtype)
         return Case(name, run, lambda: (matrix.values(ids),), (result(out),), *cost)
 
     def expert(

@@ -1,4 +1,5 @@
-"""A Hugging Face model in memory as a Checkpoint: its own tensors under our names, nothing written to disk."""
+"""A Hugging Face model in memory as a Checkpoint, its own tensors under our names, and its tokenizer as ours: nothing
+is written to disk."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from roofline.bundle import with_template
 from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.text.templates.template import ChatTemplate
+from roofline.text.tokenizers.from_json import from_json
+from roofline.text.tokenizers.tokenizer import Tokenizer
 from roofline.weights import names
 from roofline.weights.checkpoint import Checkpoint, stored_names
 from roofline.weights.config.hf import from_hf
@@ -82,3 +87,25 @@ def _bytes(tensor: Tensor) -> np.ndarray:
     """uint8 [nbytes], a view where the tensor is contiguous and on the CPU."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy()
+
+
+def text_of(tokenizer: PretrainedTokenizer, eos_ids: tuple[int, ...] = ()) -> tuple[Tokenizer, ChatTemplate]:
+    """Our tokenizer and chat template of one of transformers'.
+
+    Args:
+        tokenizer: one over the `tokenizers` library ("fast").
+        eos_ids: further ids that end an answer.
+
+    Raises:
+        UnsupportedError: a tokenizer in Python, or with a model that we do not have.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        what = f"the tokenizer {type(tokenizer).__name__}"
+        raise UnsupportedError(what, "it has no tokenizer.json", ("AutoTokenizer.from_pretrained(..., use_fast=True)",))
+    # Whether ids are put around a text is in the backend's own post-processor, as it is now.
+    settings = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token, "eos_token_id": eos_ids}
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, dict):  # several by name
+        template = template.get("default")
+    return with_template(from_json(backend.to_str().encode(), settings), template)

@@ -22,9 +22,8 @@ from roofline.ops.batch import PAGE_TOKENS, BatchLimits
 from roofline.program import target
 from roofline.program.compile import compile_program
 from roofline.program.ir import Program
-from roofline.torch.checkpoint import PretrainedModel, PretrainedTokenizer, checkpoint_of, name_of
+from roofline.torch.checkpoint import PretrainedModel, PretrainedTokenizer, checkpoint_of, name_of, text_of
 from roofline.torch.per_token import CHUNK, PerToken
-from roofline.torch.text import text_of
 from roofline.weights.checkpoint import Checkpoint
 
 SPARE_TOKENS = 4096  # of a sequence whose logits and hidden states a GPU is left room for

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roofline.backends.gpu.memory.capacity import Budget, place
-from roofline.backends.gpu.memory.copy_schedule import spread, step_seconds
+from roofline.backends.gpu.memory.capacity import Budget, place, spread, step_seconds
 from roofline.backends.gpu.memory.requirements import Needs, cheaper, needs_of
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
 from roofline.hardware.gpus.device import Device

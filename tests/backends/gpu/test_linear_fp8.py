@@ -70,8 +70,8 @@ def test_exact_rows_do_not_depend_on_the_batch():
 
 @pytest.mark.parametrize("chip", CHIPS)
 def test_every_code_is_widened_exactly(chip):
+    from roofline.backends.gpu.kernels.dequantize import dequantize
     from roofline.backends.gpu.kernels.float8 import Float8Weight
-    from roofline.backends.gpu.kernels.widen_fp8 import widen_fp8
 
     codes = np.arange(256, dtype=np.uint8)
     codes = codes[(codes & 0x7F) != 0x7F][:254]
@@ -80,10 +80,10 @@ def test_every_code_is_widened_exactly(chip):
     weight = Float8Weight.of(join(codes, scale), 2, "cpu")
     want = torch.from_numpy(codes).view(torch.float8_e4m3fn).float() * torch.from_numpy(scale)
     out = torch.full((2, 128), float("nan"))
-    widen_fp8(chips.get(chip), weight, out=out)
+    dequantize(chips.get(chip), weight, out=out)
     assert torch.equal(out, want)
     picked = torch.full((4, 128), float("nan"))
-    widen_fp8(chips.get(chip), weight, out=picked, ids=torch.tensor([1, 0, 2, -1], dtype=torch.int32))
+    dequantize(chips.get(chip), weight, out=picked, ids=torch.tensor([1, 0, 2, -1], dtype=torch.int32))
     assert torch.equal(picked[:2], want.flip(0))
     assert picked[2:].isnan().all()
 
@@ -102,8 +102,7 @@ def test_nan_in_a_file_is_nan_in_its_column_and_no_other():
 
 def rounded(x, chip):
     """(x in the chip's 8-bit floats, scales, what both stand for by the reference)."""
-    from roofline.backends.gpu.kernels.float8 import FLAVOURS
-    from roofline.backends.gpu.kernels.rows_fp8 import rows_fp8
+    from roofline.backends.gpu.kernels.float8 import FLAVOURS, rows_fp8
     from roofline.ops.matmul import round_rows
 
     chip = chips.get(chip)

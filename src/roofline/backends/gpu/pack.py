@@ -15,6 +15,7 @@ Word q has what lane q of four holds of a matrix instruction's operand, so codes
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -200,14 +201,6 @@ def _affine(raw: np.ndarray, size: int, codes: Callable[[np.ndarray], np.ndarray
     return Parts(codes(flat).reshape(len(raw), -1), scale, minimum, _half(blocks, 0), _half(blocks, 2))
 
 
-def _q4_k(raw: np.ndarray) -> Parts:
-    return _affine(raw, 144, blocks256.codes_q4_k)
-
-
-def _q5_k(raw: np.ndarray) -> Parts:
-    return _affine(raw, 176, blocks256.codes_q5_k)
-
-
 def _q6_k(raw: np.ndarray) -> Parts:
     blocks = _blocks(raw, 210)
     codes = blocks256.codes_q6_k(blocks.reshape(-1, 210))
@@ -219,7 +212,7 @@ _PARTS: dict[str, Callable[[np.ndarray], Parts]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q8_0": _q8_0,
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
+    "Q4_K": partial(_affine, size=144, codes=blocks256.codes_q4_k),
+    "Q5_K": partial(_affine, size=176, codes=blocks256.codes_q5_k),
     "Q6_K": _q6_k,
 }

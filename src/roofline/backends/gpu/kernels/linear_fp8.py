@@ -1,6 +1,6 @@
 """x @ w.T for w in 8-bit floats with a scale for each 128 columns; sums in float32.
 
-x in 16 bits: w is widened to them in registers, exactly. x in 8 bits with a scale for each row (rows_fp8.py), on chips
+x in 16 bits: w is widened to them in registers, exactly. x in 8 bits with a scale for each row (float8.py), on chips
 whose matrix instructions read them: products of 8 bits. A group's product is one tl.dot, scaled once in float32: what a
 chip adds up in fewer bits (Hopper, of 8-bit floats) is 128 products, no more; DeepSeek-AI 2024, section 3.3.
 """

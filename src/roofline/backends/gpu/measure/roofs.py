@@ -172,8 +172,7 @@ def _fitting(target: int, place: "torch.device") -> int:
 
     if place.type != "cuda":
         return target
-    free = torch.cuda.mem_get_info(place)[0]
-    size = target
+    free, size = torch.cuda.mem_get_info(place)[0], target
     while 4 * size > free:
         size //= 2
     if size < 1 << 24:

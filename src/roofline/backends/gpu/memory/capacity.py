@@ -3,12 +3,11 @@
 Planning alone: no device is asked and nothing is allocated here.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from roofline.backends.gpu.integers import next_power_of_2
-from roofline.backends.gpu.memory.copy_schedule import spread, step_seconds
 from roofline.backends.gpu.memory.requirements import Needs
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
 from roofline.common.units import human_bytes, human_seconds
@@ -63,15 +62,13 @@ class Placement:
     """Where a model's bytes go.
 
     pages: of 16 tokens in the cache; resident: bytes of weights on the device, buffers not counted; hosted: layers on
-    the host; buffers, buffer_bytes: on the device, for those; used: bytes of the device in all; beyond: bytes of these
-    that lie in memory it shares with the host; seconds: least time of a decode step on an empty cache, None: unknown.
+    the host; used: bytes of the device in all; beyond: bytes of these that lie in memory it shares with the host;
+    seconds: least time of a decode step on an empty cache, None: unknown.
     """
 
     pages: int
     resident: int
     hosted: tuple[int, ...]
-    buffers: int
-    buffer_bytes: int
     used: int
     beyond: int
     seconds: float | None
@@ -114,8 +111,6 @@ def place(
         pages=pages,
         resident=needs.weights - _moved(needs, hosted),
         hosted=hosted,
-        buffers=_buffers(hosted),
-        buffer_bytes=_buffer_bytes(needs, hosted),
         used=used,
         beyond=max(0, used - budget.memory),
         seconds=_seconds(needs, budget, hosted),
@@ -125,17 +120,14 @@ def place(
 def _choices(needs: Needs, budget: Budget, offload: OffloadOption) -> list[tuple[int, ...]]:
     """The layers on the host in each way that is allowed and that the host has room for, fewest first."""
     layers = len(needs.layers)
-    counts = range(layers + 1) if offload == "auto" else (offload,)
-    ways = [spread(count, layers) for count in counts]
+    ways = (spread(count, layers) for count in (range(layers + 1) if offload == "auto" else (offload,)))
     return [hosted for hosted in ways if _pinned(needs, hosted) <= budget.host]
 
 
 def _hosted(needs: Needs, budget: Budget, tokens: int, offload: OffloadOption) -> tuple[int, ...] | None:
     """The first way that fits, None where none does."""
-    for hosted in _choices(needs, budget, offload):
-        if _fixed(needs, hosted) + tokens * needs.token <= budget.room:
-            return hosted
-    return None
+    room = budget.room - tokens * needs.token
+    return next((hosted for hosted in _choices(needs, budget, offload) if _fixed(needs, hosted) <= room), None)
 
 
 def _moved(needs: Needs, hosted: tuple[int, ...]) -> int:
@@ -149,16 +141,12 @@ def _pinned(needs: Needs, hosted: tuple[int, ...]) -> int:
 
 def _fixed(needs: Needs, hosted: tuple[int, ...]) -> int:
     """Bytes on the device apart from the cache."""
-    buffers = _buffers(hosted) * _buffer_bytes(needs, hosted)
+    buffers = _buffers(hosted) * max((needs.layers[layer] for layer in hosted), default=0)
     return needs.weights - _moved(needs, hosted) + buffers + needs.workspace + needs.others
 
 
 def _buffers(hosted: tuple[int, ...]) -> int:
     return min(BUFFERS, len(hosted))
-
-
-def _buffer_bytes(needs: Needs, hosted: tuple[int, ...]) -> int:
-    return max((needs.layers[layer] for layer in hosted), default=0)
 
 
 def _seconds(needs: Needs, budget: Budget, hosted: tuple[int, ...]) -> float | None:
@@ -209,3 +197,39 @@ def _options(
         if _hosted(needs.over(devices), one, tokens, offload) is not None:
             yield f"tensor parallel over {devices} devices"
             break
+
+
+def spread(count: int, layers: int) -> tuple[int, ...]:
+    """`count` of `layers` layers, as evenly as possible, so that each copy has about as many layers to hide behind."""
+    return tuple((2 * i + 1) * layers // (2 * count) for i in range(count))
+
+
+def step_seconds(compute: Sequence[float], copies: Mapping[int, float], buffers: int) -> float:
+    """Seconds from one step's end to the next one's, when step follows step: a small simulation.
+
+    One engine copies, one computes. A copy starts when the one before it is done and its buffer's last reader is; a
+    layer starts when the one before it is done and its own copy is.
+
+    Args:
+        compute: seconds of each layer.
+        copies: layer -> seconds of its copy, for layers that live on the host.
+        buffers: on the device, each of which holds one layer; with as many as layers on the host none is copied twice.
+    """
+    if not copies or len(copies) <= buffers:
+        return sum(compute)
+    assert buffers >= 1, "a layer is computed where it was copied to"
+    now = copied = 0.0  # when the computing and the copying engine are free
+    read = [0.0] * buffers  # when each buffer's last reader is done
+    turn, ends = 0, []
+    for _ in range(4 * buffers):  # what buffer a layer finds repeats after at most `buffers` steps
+        for layer, seconds in enumerate(compute):
+            ready = 0.0
+            if layer in copies:
+                buffer = turn % buffers
+                copied = ready = max(copied, read[buffer]) + copies[layer]
+                turn += 1
+            now = max(now, ready) + seconds
+            if layer in copies:
+                read[buffer] = now
+        ends.append(now)
+    return (ends[-1] - ends[-1 - buffers]) / buffers

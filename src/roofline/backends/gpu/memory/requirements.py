@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -91,13 +91,12 @@ def needs_of(
         else:
             ends += size
     groups = program.kv_groups.values()
-    token = sum(
-        2 * group.layers * group.kv_heads * kv_head_bytes(kv_format or group.format, group.head_dim) for group in groups
-    )
+    heads = ((2 * group.layers * group.kv_heads, kv_format or group.format, group.head_dim) for group in groups)
+    token = sum(count * kv_head_bytes(form, head_dim) for count, form, head_dim in heads)
     arena = program.plan.arena
     workspace = arena.const + arena.tokens * limits.tokens + arena.rows * limits.rows + extra
     ordered = tuple(layers[index] for index in sorted(layers))
-    return Needs(ordered, ends, token, math.ceil(workspace), _fewest(group.kv_heads for group in groups))
+    return Needs(ordered, ends, token, math.ceil(workspace), min((group.kv_heads for group in groups), default=1))
 
 
 def cheaper(
@@ -123,7 +122,3 @@ def _bytes(recipe: Recipe, weight_format: str | None) -> int:
     if weight_format is None or len(recipe.shape) == 1:
         return recipe.nbytes
     return formats.get(weight_format).nbytes(recipe.shape)
-
-
-def _fewest(counts: Iterable[int]) -> int:
-    return min(counts, default=1)

@@ -12,7 +12,6 @@ import numpy as np
 from roofline.backends.base import Clock, MonotonicClock, StepCost
 from roofline.backends.gpu.devices import give_back
 from roofline.backends.gpu.memory.weights import DeviceWeights, Read
-from roofline.backends.gpu.runtime.allocate import cache, scratch_bytes, turns
 from roofline.backends.gpu.runtime.device_errors import told_if_lost
 from roofline.backends.gpu.runtime.fields import Fields
 from roofline.backends.gpu.runtime.graphs import Graphs, padded
@@ -22,12 +21,13 @@ from roofline.backends.gpu.runtime.step import Sizes, Step, dtypes
 from roofline.backends.gpu.runtime.timing import timed
 from roofline.backends.prices import PriceTable, StepPrices
 from roofline.backends.sampling import Sampled, SampleRows
-from roofline.common.errors import CapacityError
+from roofline.common.errors import CapacityError, UnsupportedError
 from roofline.hardware.chips.chips import Chip
 from roofline.hardware.roofs import Roofs as MeasuredRoofs
 from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits
 from roofline.ops.collectives import Group
-from roofline.program.ir import Program
+from roofline.ops.rope_tables import RopeTable, cos_sin
+from roofline.program.ir import KvGroup, Program
 from roofline.program.passes.price import Roofs
 from roofline.program.text import program_hash
 
@@ -115,18 +115,20 @@ class GpuExecutable:
 
         program, runtime, limits = self.program, self.runtime, self.limits
         products = Products(runtime.chip, activations(program), runtime.exact, runtime.choices)
-        tables = {name: turns(table, self.max_context, runtime.device) for name, table in program.tables.items()}
+        tables = {name: _turns(table, self.max_context, runtime.device) for name, table in program.tables.items()}
         lowering = Lowering(
             program, runtime.chip, self.weights, products, tables, runtime.device, runtime.exact, self._group
         )  # fmt: skip
         self._launches = lowering.launches()
         self._sections = by_layer(self._launches) if runtime.hosted else [(None, self._launches)]
-        self._caches = {name: cache(group, self.num_pages, runtime.device) for name, group in program.kv_groups.items()}
+        self._caches = {
+            name: _cache(group, self.num_pages, runtime.device) for name, group in program.kv_groups.items()
+        }
         assert program.plan is not None, "a planned Program"
         self._places = program.plan.places
         size = program.plan.arena.at(tokens=limits.tokens, rows=limits.rows)
         self._arena = torch.empty(size, dtype=torch.uint8, device=runtime.device)
-        scratch = scratch_bytes(program, self.weights, products, limits.tokens)
+        scratch = _scratch_bytes(program, self.weights, products, limits.tokens)
         self._scratch = torch.empty(scratch, dtype=torch.uint8, device=runtime.device)
         self._slots = torch.empty(limits.tokens, dtype=torch.int64, device=runtime.device)  # [tokens]
         self._sampled = torch.zeros(limits.rows, dtype=torch.int32, device=runtime.device)  # [rows]
@@ -315,3 +317,33 @@ class GpuExecutable:
 def activations(program: Program) -> "torch.dtype":
     """torch's dtype of the rows that linears read."""
     return dtypes()[program.rows_dtype()]
+
+
+def _turns(table: RopeTable, positions: int, device: str) -> "tuple[Tensor, Tensor]":
+    """cos and sin of a rope table, float32 [positions, dim / 2]."""
+    import torch
+
+    cos, sin = cos_sin(table, np.arange(positions))
+    return torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device)
+
+
+def _cache(group: KvGroup, pages: int, device: str) -> "tuple[Tensor, Tensor]":
+    """k, v [layers, pages + 1, kv_heads, 16, head_dim]; the last page is for rows that are nobody's.
+
+    Raises UnsupportedError for a format that no kernel reads.
+    """
+    import torch
+
+    if group.format not in dtypes():
+        raise UnsupportedError(f"a cache of {group.format!r} on a GPU", "its kernels do not read it", ("bf16", "fp8"))
+    shape = (group.layers, pages + 1, group.kv_heads, PAGE_TOKENS, group.head_dim)
+    k, v = (torch.empty(shape, dtype=dtypes()[group.format], device=device) for _ in range(2))
+    return k, v
+
+
+def _scratch_bytes(program: Program, weights: DeviceWeights, products: Products, tokens: int) -> int:
+    """The most that one launch of a step of up to so many tokens may want: products, attention's partial results."""
+    from roofline.backends.gpu.kernels.attend_launches import workspace_limit
+
+    most = max(products.scratch_bytes(parts, tokens) for parts in weights.shapes())
+    return max(most, *(4 * workspace_limit(group.head_dim) for group in program.kv_groups.values()))

@@ -53,11 +53,8 @@ def follow_store(chip: Chip) -> str:
     import tempfile
 
     current = validators()
-    same = [
-        r
-        for r in tuned_gemms.results_from(tuned_gemms.load(chip.name))
-        if not tunableop.differences(r.validators, current)
-    ]
+    stored = tuned_gemms.results_from(tuned_gemms.load(chip.name))
+    same = [results for results in stored if not tunableop.differences(results.validators, current)]
     if not same:
         return ""
     with tempfile.TemporaryDirectory(prefix="roofline-tunableop-") as folder:

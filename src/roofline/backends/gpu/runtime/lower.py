@@ -62,14 +62,13 @@ def by_layer(launches: Iterable[tuple[Instr, Launch]]) -> list[tuple[int | None,
 def _embed(low: Lowering, instr: Instr) -> Launch:
     from roofline.backends.gpu.kernels.dequantize import dequantize
     from roofline.backends.gpu.kernels.embed import embed
-    from roofline.backends.gpu.kernels.widen_fp8 import widen_fp8
 
     (part,) = low.weights.matrices[instr.weights[0]]
     table, name, first = part.weight, instr.inputs[0], instr.attr("first")
 
     def look_up(ids: "Tensor", out: "Tensor") -> None:
         if part.quantised:
-            (widen_fp8 if part.float8 else dequantize)(low.chip, table, out=out, ids=ids)
+            dequantize(low.chip, table, out=out, ids=ids)
         else:
             embed(low.chip, ids, table, out=out)
 

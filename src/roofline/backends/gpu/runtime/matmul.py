@@ -92,13 +92,12 @@ class Products:
 
     def _part(self, step: Step, x: "Tensor", part: Part, bias: "Tensor | None", out: "Tensor") -> None:
         from roofline.backends.gpu.kernels.dequantize import dequantize
-        from roofline.backends.gpu.kernels.widen_fp8 import widen_fp8
 
         if not part.quantised:
             self._float(x, part.weight, bias, out)
         elif self._widened(x):
             wide = step.space(self.dtype, part.rows, x.shape[1])
-            (widen_fp8 if part.float8 else dequantize)(self.chip, part.weight, out=wide)
+            dequantize(self.chip, part.weight, out=wide)
             library_product(x, wide, bias, out)
         else:
             self._quantised(x, part, bias, out)
@@ -109,9 +108,8 @@ class Products:
         """The same with rows of 8-bit floats, for any number of them: what a token becomes is not for a step to say."""
         import torch
 
-        from roofline.backends.gpu.kernels.float8 import FLAVOURS
+        from roofline.backends.gpu.kernels.float8 import FLAVOURS, rows_fp8
         from roofline.backends.gpu.kernels.linear_fp8 import linear_fp8
-        from roofline.backends.gpu.kernels.rows_fp8 import rows_fp8
 
         rows, width = x.shape
         start = _scales_bytes(rows)

@@ -1,5 +1,6 @@
 """What the launches of one step share: sizes, the batch's fields on the device, and the values in the arena."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -66,11 +67,9 @@ class Step:
 
     def space(self, dtype: "torch.dtype", *shape: int) -> "Tensor":
         """Scratch as a tensor, whose contents nobody keeps beyond one launch."""
-        count = 1
-        for n in shape:
-            count *= n
-        assert count * dtype.itemsize <= self.scratch.numel(), "scratch is smaller than planned"
-        return self.scratch[: count * dtype.itemsize].view(dtype).view(shape)
+        size = math.prod(shape) * dtype.itemsize
+        assert size <= self.scratch.numel(), "scratch is smaller than planned"
+        return self.scratch[:size].view(dtype).view(shape)
 
 
 def dtypes() -> "dict[str, torch.dtype]":

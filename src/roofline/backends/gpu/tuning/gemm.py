@@ -6,6 +6,7 @@ Only AMD's libraries have candidates: on NVIDIA torch knows one kernel, its defa
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from roofline.backends.gpu.runtime.libraries import tuning, validators
@@ -110,11 +111,7 @@ def _tune(gemm: Gemm) -> Row:
     from torch.cuda import tunable
     from torch.nn import functional
 
-    dtype = getattr(torch, _DTYPES[gemm.format])
-
-    def random(*sizes: int) -> torch.Tensor:
-        return torch.randn(*sizes, dtype=dtype, device="cuda")
-
+    random = partial(torch.randn, dtype=getattr(torch, _DTYPES[gemm.format]), device="cuda")
     bias = random(gemm.out) if gemm.bias else None
     with tuning():
         functional.linear(random(gemm.rows, gemm.width), random(gemm.out, gemm.width), bias)

@@ -5,6 +5,7 @@ noise."""
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from roofline.backends.cpu.tuning.contest import Contest, Rounds
@@ -52,11 +53,7 @@ class Trial:
         import torch
 
         self.gemm, self.chip, self.device = gemm, chip, torch.device(device)
-        dtype = getattr(torch, FORMATS[gemm.format])
-
-        def random(*shape: int) -> "Tensor":
-            return torch.randn(*shape, dtype=dtype, device=self.device)
-
+        random = partial(torch.randn, dtype=getattr(torch, FORMATS[gemm.format]), device=self.device)
         self._x = random(gemm.rows, gemm.width)
         copies = max(1, cold_bytes // (2 * gemm.out * gemm.width))
         self._weights = [random(gemm.out, gemm.width) / gemm.width**0.5 for _ in range(copies)]
