@@ -72,11 +72,11 @@ def test_its_tables_are_the_card_and_the_configuration(folder: Path) -> None:
 
 def test_long_curves_are_thinned_to_means() -> None:
     points = [[float(i), float(i % 2)] for i in range(1, 10 * page.POINTS + 1)]
-    thin = page._thinned(points)
+    thin = page._means(points)
     assert len(thin) == page.POINTS
     assert thin[0] == [10.0, 0.5]
     assert thin[-1][0] == points[-1][0]
-    assert page._thinned(points[:3]) == points[:3]
+    assert page._means(points[:3]) == points[:3]
 
 
 def test_a_log_with_holes(folder: Path) -> None:

@@ -59,12 +59,12 @@ class Saver:
             dist.broadcast_object_list(attempt)
         file, tensors = f"{attempt[0]}-{rank:05d}.bin", {name: _pieces(value) for name, value in state.items()}
         buffer, entries = _pack(tensors, file)
-        every: list[JsonObject] = [entries]
+        entries_by_rank: list[JsonObject] = [entries]
         if self.grouped:
-            every = [{} for _ in range(dist.get_world_size())]
-            dist.gather_object(entries, every if rank == 0 else None)
-        described = _described(tensors, every) if rank == 0 else None
-        self._running = [self._pool.submit(self._store, step, facts, file, buffer, described)]
+            entries_by_rank = [{} for _ in range(dist.get_world_size())]
+            dist.gather_object(entries, entries_by_rank if rank == 0 else None)
+        tensor_entries = _tensor_entries(tensors, entries_by_rank) if rank == 0 else None
+        self._running = [self._pool.submit(self._store, step, facts, file, buffer, tensor_entries)]
 
     def wait(self) -> None:
         """Wait until everything is stored. Raises StoreError if that failed."""
@@ -167,15 +167,15 @@ def _pack(tensors: Mapping[str, Pieces], file: str) -> tuple[NDArray[np.uint8], 
     return buffer, entries
 
 
-def _described(tensors: Mapping[str, Pieces], every: Sequence[JsonMapping]) -> JsonObject:
-    """The manifest's entry of each tensor. every: the entries of the pieces that each rank has packed."""
-    described: JsonObject = {}
+def _tensor_entries(tensors: Mapping[str, Pieces], entries_by_rank: Sequence[JsonMapping]) -> JsonObject:
+    """The manifest's entry of each tensor, from what each rank has packed."""
+    tensor_entries: JsonObject = {}
     for name, tensor in tensors.items():
-        entries = [entry for packed in every for entry in packed.get(name, ())]
-        assert sum(math.prod(entry["sizes"]) for entry in entries) == math.prod(tensor.shape), name
+        pieces = [piece for entries in entries_by_rank for piece in entries.get(name, ())]
+        assert sum(math.prod(piece["sizes"]) for piece in pieces) == math.prod(tensor.shape), name
         dtype = str(tensor.dtype).removeprefix("torch.")
-        described[name] = {"dtype": dtype, "shape": list(tensor.shape), "pieces": entries}
-    return described
+        tensor_entries[name] = {"dtype": dtype, "shape": list(tensor.shape), "pieces": pieces}
+    return tensor_entries
 
 
 def _fill(tensor: Pieces, store: Store, place: str, name: str, entry: JsonMapping) -> None:

@@ -31,8 +31,8 @@ def step_of(name: str) -> int | None:
 def steps(store: Store) -> list[int]:
     """The steps with a complete checkpoint, ascending."""
     places = (entry.name.split("/") for entry in store.list())
-    found_steps = (step_of(place[0]) for place in places if len(place) == 2 and place[1] == MANIFEST)
-    return sorted(step for step in found_steps if step is not None)
+    complete = (step_of(place[0]) for place in places if len(place) == 2 and place[1] == MANIFEST)
+    return sorted(step for step in complete if step is not None)
 
 
 def open_place(place: str) -> tuple[Store, int | None]:

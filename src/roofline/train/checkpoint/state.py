@@ -27,10 +27,10 @@ def weights(run: "Run") -> dict[str, Pieces]:
 
 def tensors(run: "Run") -> dict[str, Pieces]:
     """All tensors that a run continues from: parameters, optimizer state, the state of the random generator."""
-    return _trained(run) | {RANDOM: Pieces.of(torch.get_rng_state(), run.world.rank, run.world.size)}
+    return _trained_tensors(run) | {RANDOM: Pieces.of(torch.get_rng_state(), run.world.rank, run.world.size)}
 
 
-def _trained(run: "Run") -> dict[str, Pieces]:
+def _trained_tensors(run: "Run") -> dict[str, Pieces]:
     """Parameters and optimizer state."""
     names = {tensor: (name, part(param, run.model.ranks)) for name, param, tensor in run.model.canonical()}
     state = weights(run)
@@ -109,7 +109,7 @@ def fingerprint(run: "Run") -> int:
     adds the elements that it has.
     """
     total = 0
-    for name, tensor in _trained(run).items():
+    for name, tensor in _trained_tensors(run).items():
         if tensor.copy == 0:
             key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") | 1
             total += key * sum(_fingerprint(view, at, tensor.shape) for at, view in tensor.chunks)

@@ -50,7 +50,7 @@ def encoding(name: str) -> Encoding:
     return _PLAIN[kind]
 
 
-def _checked(
+def _encoding(
     name: str,
     size: int | None,
     kind: type[V] | tuple[type[V], ...],
@@ -87,17 +87,17 @@ def _number(name: str) -> Encoding:
             raise ConfigError(f"MDS encoding {name!r} does not hold {value}")
         return stored.tobytes()
 
-    return _checked(name, dtype.itemsize, (int, float, np.generic), encode, lambda data: np.frombuffer(data, dtype)[0])
+    return _encoding(name, dtype.itemsize, (int, float, np.generic), encode, lambda data: np.frombuffer(data, dtype)[0])
 
 
 def _text(name: str, kind: type) -> Encoding:
-    return _checked(name, None, kind, lambda value: str(value).encode(), lambda data: kind(data.decode()))
+    return _encoding(name, None, kind, lambda value: str(value).encode(), lambda data: kind(data.decode()))
 
 
 _PLAIN: dict[str, Encoding] = {
-    "bytes": _checked("bytes", None, bytes, bytes, bytes),
+    "bytes": _encoding("bytes", None, bytes, bytes, bytes),
     "str": _text("str", str),
-    "int": _checked(
+    "int": _encoding(
         "int",
         8,
         int,
@@ -107,7 +107,7 @@ _PLAIN: dict[str, Encoding] = {
     "str_int": _text("str_int", int),
     "str_float": _text("str_float", float),
     "str_decimal": _text("str_decimal", Decimal),
-    "json": _checked("json", None, object, lambda v: json.dumps(v).encode(), lambda d: json.loads(d.decode())),
+    "json": _encoding("json", None, object, lambda v: json.dumps(v).encode(), lambda d: json.loads(d.decode())),
     **{name: _number(name) for name in _CODES},
 }
 
@@ -158,4 +158,4 @@ def _ndarray(text: str) -> Encoding:
             raise ConfigError(f"MDS encoding {name!r}: {len(data)} bytes do not hold an array of {list(axes)} {dtype}")
         return np.frombuffer(data, stored, offset=at).reshape(axes)
 
-    return _checked(name, size, np.ndarray, encode, decode)
+    return _encoding(name, size, np.ndarray, encode, decode)

@@ -180,10 +180,10 @@ class _Epochs:
         """At most `count` samples from position `begin` of an epoch on, all from one block."""
         if not self.stream.shuffle:
             return np.arange(begin, begin + count)
-        cut = _cached(self._cuts, epoch, lambda: self._cut(epoch), 2)
+        cut = _cached_value(self._cuts, epoch, lambda: self._cut(epoch), 2)
         at = int(np.searchsorted(cut.ends, begin, side="right"))
         first = int(cut.ends[at - 1]) if at else 0
-        block = _cached(self._blocks, (epoch, at), lambda: self._block(cut, epoch, at), 4)
+        block = _cached_value(self._blocks, (epoch, at), lambda: self._block(cut, epoch, at), 4)
         return block[begin - first : begin - first + count]
 
     @cached_property
@@ -218,7 +218,7 @@ class _Cut:
     ends: NDArray[np.int64]  # positions behind each block
 
 
-def _cached(cache: OrderedDict[K, V], key: K, make: Callable[[], V], most: int) -> V:
+def _cached_value(cache: OrderedDict[K, V], key: K, make: Callable[[], V], most: int) -> V:
     """The value from a cache of `most` entries. Two threads may both make a value, with the same result."""
     value = cache.get(key)
     if value is None:

@@ -39,7 +39,7 @@ class ReceiptLog:
         earlier = read(folder) if (folder / CONFIG).exists() else None
         if earlier is not None and earlier.order != order:
             raise ConfigError(f"{folder} holds the receipts of another order of samples: choose another folder")
-        lines = _continued(earlier.receipts[:step] if earlier is not None else [], order, step)
+        lines = _receipts_up_to(earlier.receipts[:step] if earlier is not None else [], order, step)
         if step and lines[-1] != receipt:
             raise ConfigError(
                 f"{folder}: the receipts of its order do not lead to that of the checkpoint at step {step}: one of "
@@ -97,7 +97,7 @@ def read(folder: Path) -> Run:
     return Run(order, list(_receipts(folder, lines[:-1])))
 
 
-def _continued(receipts: list[str], order: Order, steps: int) -> list[str]:
+def _receipts_up_to(receipts: list[str], order: Order, steps: int) -> list[str]:
     """The receipts completed up to `steps` from the order: a run that changed its folder left some behind."""
     receipts = [START, *receipts]
     for step in range(len(receipts) - 1, steps):
@@ -113,10 +113,10 @@ def _receipts(folder: Path, lines: list[str]) -> Iterator[str]:
     for number, line in enumerate(lines):
         try:
             entry = json.loads(line)
-            fine = entry["step"] == number and len(bytes.fromhex(entry["receipt"])) == 32
+            is_valid = entry["step"] == number and len(bytes.fromhex(entry["receipt"])) == 32
         except (ValueError, KeyError, TypeError):
-            fine = False
-        if not fine:
+            is_valid = False
+        if not is_valid:
             raise ConfigError(f"{folder / RECEIPTS}: line {number + 1} is not the receipt of step {number}")
         yield entry["receipt"]
 

@@ -98,10 +98,10 @@ class Memory:
 
     def _combine(self, usage: Usage) -> None:
         if self._kept_per_row is not None:
-            usage = self._compiled(usage, int(self._kept_per_row * self.rows))
+            usage = self._compiled_usage(usage, int(self._kept_per_row * self.rows))
         self.predicted = Prediction(self.rows, _parts(self.config, self.shape, self.world, usage))
 
-    def _compiled(self, usage: Usage, block_bytes: int) -> Usage:
+    def _compiled_usage(self, usage: Usage, block_bytes: int) -> Usage:
         """The usage if each block keeps `block_bytes` bytes, and logits become their own gradients.
 
         A compiled head has one tensor of logits in the compute type, an uncompiled one three in float32.
@@ -129,9 +129,8 @@ def _parts(config: TrainConfig, shape: JsonMapping, world: World, usage: Usage) 
     """The parts of a prediction that are not zero."""
     family, cfg = configure(shape)
     muon = config.optimizer.name == "muon"
-    shards = (
-        int(world.mesh.mesh.shape[-2]) if world.grouped and world.mesh is not None else 1
-    )  # of [..., shard, tensor]
+    # The mesh is [..., shard, tensor].
+    shards = int(world.mesh.mesh.shape[-2]) if world.grouped and world.mesh is not None else 1
     parameters = states = block = outer = 0  # bytes of this rank's share; elements of a full block, and outside blocks
     for param in expand(family.spec(cfg), cfg.layers):
         if param.tied_to is not None:

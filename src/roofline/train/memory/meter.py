@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from roofline.common.files import text_of
+
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 
 
@@ -65,8 +67,5 @@ def keep_freed_memory() -> None:
 
 def _status() -> dict[str, int]:
     """The sizes in /proc/self/status, in bytes; empty without such a file."""
-    try:
-        text = Path("/proc/self/status").read_text()
-    except OSError:
-        return {}
+    text = text_of(Path("/proc/self/status")) or ""
     return {name: int(size) * 1024 for name, size in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.M)}

@@ -27,7 +27,7 @@ from roofline.ops.attention import rope_angles
 from roofline.ops.rows import Rows, TurnedPositions, score_bias
 from roofline.train.model.blocked_attention import attend
 from roofline.train.model.chunked_loss import ChunkedLoss, chunk_rows
-from roofline.train.model.tensor_parallel import Part, Ranks, local_config, part, used
+from roofline.train.model.tensor_parallel import Part, Ranks, family_form, local_config, part
 from roofline.weights.names import to_hf
 
 IGNORED = -100  # a target that adds nothing to the loss
@@ -196,7 +196,7 @@ def _block(
     batch = ForwardBatch(None, at, slice(None), Rows(*rows, spec.cfg.kv_heads, bias, attend=None if fused else attend))
     w = nest(
         [param.name.removeprefix("layers.{layer}.") for param in spec.table],
-        [used(param, tensor, spec.ranks) for param, tensor in zip(spec.table, parameters, strict=True)],
+        [family_form(param, tensor, spec.ranks) for param, tensor in zip(spec.table, parameters, strict=True)],
     )
     # The cache keeps nothing, so all layers may be layer 0; another number would compile each layer by itself.
     return spec.family.block(spec.cfg, w, x, 0, batch)  # type: ignore[return-value]  # of tensors

@@ -90,7 +90,7 @@ def local_config(cfg: ModelConfig, ranks: Ranks) -> ModelConfig:
     return replace(cfg, heads=cfg.heads // ranks.size, kv_heads=cfg.kv_heads // ranks.size, ffn=cfg.ffn // ranks.size)
 
 
-def used(param: Param, tensor: Tensor, ranks: Ranks) -> Tensor | SplitWeight:
+def family_form(param: Param, tensor: Tensor, ranks: Ranks) -> Tensor | SplitWeight:
     """A block's parameter in the form in which its family uses it."""
     if ranks.size == 1 or param.split == "replicate":
         return tensor

@@ -67,11 +67,11 @@ class World:
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """The sums over all shares of a batch, in float64."""
-        return [value / self.tensor.size for value in self._reduced(values, dist.ReduceOp.SUM)]
+        return [value / self.tensor.size for value in self._reduce(values, dist.ReduceOp.SUM)]
 
     def most(self, values: Sequence[float]) -> list[float]:
         """The maxima over all ranks."""
-        return self._reduced(values, dist.ReduceOp.MAX)
+        return self._reduce(values, dist.ReduceOp.MAX)
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         """The values of every share of a batch, in float64; each rank gives equally many."""
@@ -104,7 +104,7 @@ class World:
         if self.grouped:
             dist.barrier()
 
-    def _reduced(self, values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
+    def _reduce(self, values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
         if not self.grouped:
             return [float(value) for value in values]
         reduced = torch.tensor(list(values), dtype=torch.float64, device=self.device)

@@ -22,7 +22,7 @@ from roofline.train.parity.verdict import FEWEST, decide, notes
 
 MARGIN = 0.01  # nats: 1 % of perplexity
 # Settings of where results are stored and shown, which do not change what is computed.
-ELSEWHERE = (
+OUTPUT_SETTINGS = (
     "run_",
     "save_",
     "load_",
@@ -46,12 +46,12 @@ def pair(a: RecordedRun, b: RecordedRun) -> Pair:
     one, two = a.loss[mine], b.loss[theirs]
     norms = a.norm[mine], b.norm[theirs]
     bits = np.array_equal(one, two, equal_nan=True) and np.array_equal(norms[0], norms[1], equal_nan=True)
-    fine = np.isfinite(one) & np.isfinite(two)
+    finite = np.isfinite(one) & np.isfinite(two)
     broken = np.flatnonzero(np.isfinite(one) != np.isfinite(two))
     positive = np.logical_and(*(np.isfinite(norm) & (norm > 0) for norm in norms))
     return Pair(
-        steps[fine],
-        (two - one)[fine],
+        steps[finite],
+        (two - one)[finite],
         np.log(norms[1][positive] / norms[0][positive]),
         bits,
         int(steps[broken[0]]) if len(broken) else None,
@@ -109,7 +109,7 @@ def _settings(a: RecordedRun, b: RecordedRun) -> Iterator[tuple[str, object, obj
         return
     for key in dict.fromkeys((*a.settings, *b.settings)):
         one, two = a.settings.get(key), b.settings.get(key)
-        if one != two and not key.startswith(ELSEWHERE):
+        if one != two and not key.startswith(OUTPUT_SETTINGS):
             yield key, one, two
 
 
@@ -195,16 +195,16 @@ def _layers(a: RecordedRun, b: RecordedRun, repeats: Sequence[RecordedRun]) -> t
     if not common:
         return None, None
     step = common[0]
-    mine, theirs = _at(a, step)[0], _at(b, step)[0]
+    mine, theirs = _probes_at(a, step)[0], _probes_at(b, step)[0]
     obstacle = parity_layers.obstacle(mine, theirs)
     if obstacle is not None:
         return None, obstacle
-    noise = [line for run in repeats for line in _at(run, step)[:1] if not parity_layers.obstacle(mine, line)]
+    noise = [line for run in repeats for line in _probes_at(run, step)[:1] if not parity_layers.obstacle(mine, line)]
     begins = step in (a.probes[0]["step"], b.probes[0]["step"])
     return parity_layers.compare(mine, theirs, noise, begins), None
 
 
-def _at(run: RecordedRun, step: int) -> list[JsonObject]:
+def _probes_at(run: RecordedRun, step: int) -> list[JsonObject]:
     return [line for line in run.probes if line["step"] == step]
 
 
@@ -212,7 +212,7 @@ def _joints(run: RecordedRun) -> list[Joint]:
     """The steps at which one process ended and another continued, which have both probed the same weights."""
     joints = []
     for step in sorted({line["step"] for line in run.probes}):
-        lines = _at(run, step)
+        lines = _probes_at(run, step)
         if len(lines) > 1 and parity_layers.obstacle(lines[0], lines[-1]) is None:
             joints.append(Joint(str(run.folder), parity_layers.compare(lines[0], lines[-1])))
     return joints

@@ -95,7 +95,7 @@ def _layers(
     limits = _limits(differences, unit, kind)
     lengths: list[float | None] = [None] * len(mine)
     if by_repeats:
-        limits = _widened(noise, kind, limits if a["precision"] != b["precision"] else None)
+        limits = _limits_of_repeats(noise, kind, limits if a["precision"] != b["precision"] else None)
     elif kind == "activations":
         parts = zip(mine, differences, limits, strict=True)
         lengths = [_length_limit(part["size"], a["tokens"], min(pair), unit) for part, *pair in parts]
@@ -110,7 +110,7 @@ def _layer(x: JsonMapping, y: JsonMapping, difference: float, limit: float, leng
     return Layer(x["name"], difference, limit, change, length, beyond)
 
 
-def _widened(noise: Sequence[Sequence[float]], kind: str, rounding: Sequence[float] | None) -> list[float]:
+def _limits_of_repeats(noise: Sequence[Sequence[float]], kind: str, rounding: Sequence[float] | None) -> list[float]:
     """Limits from repeats. rounding: limits for a coarser precision, which repeats do not show."""
     limits = [max(FINEST[kind], OVER_REPEATS * max(each)) for each in zip(*noise, strict=True)]
     return limits if rounding is None else [max(pair) for pair in zip(limits, rounding, strict=True)]

@@ -61,7 +61,7 @@ def draw(a: RecordedRun, b: RecordedRun, parity: Parity) -> str:
     steps = float(min(a.steps[0], b.steps[0])), float(max(a.steps[-1], b.steps[-1]))
     parts = [
         f'<text class="title" x="{LEFT}" y="28">{escape(parity.verdict)}: {escape(_names(parity))}</text>',
-        *_wrapped(parity.why),
+        *_reason(parity.why),
         *_losses(a, b, parity, steps),
         *_differences(a, b, parity, steps),
         f'<text class="faint" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 12}" text-anchor="middle">step</text>',
@@ -76,7 +76,7 @@ def _names(parity: Parity) -> str:
     return f"{Path(parity.a).name} and {Path(parity.b).name}"
 
 
-def _wrapped(text: str) -> Iterator[str]:
+def _reason(text: str) -> Iterator[str]:
     """The text in at most three lines under the title."""
     room = int((WIDTH - LEFT - RIGHT) / CHARACTER)
     lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
@@ -90,7 +90,7 @@ def _losses(a: RecordedRun, b: RecordedRun, parity: Parity, steps: tuple[float, 
     values = np.concatenate([run.loss[np.isfinite(run.loss)] for run in (a, b)])
     axes = Axes(*UPPER, steps, _range(values))
     yield from _grid(axes, "loss, nats", False)
-    yield from _hands(axes, parity, True)
+    yield from _handovers(axes, parity, True)
     names = []
     for run, kind, folder in ((a, "a under", parity.a), (b, "b", parity.b)):
         yield _line(axes, run.steps, run.loss, f"line {kind}")
@@ -105,8 +105,8 @@ def _losses(a: RecordedRun, b: RecordedRun, parity: Parity, steps: tuple[float, 
 def _differences(a: RecordedRun, b: RecordedRun, parity: Parity, steps: tuple[float, float]) -> Iterator[str]:
     common, mine, theirs = np.intersect1d(a.steps, b.steps, return_indices=True)
     values = b.loss[theirs] - a.loss[mine]
-    fine = np.isfinite(values)
-    common, values = common[fine], values[fine]
+    finite = np.isfinite(values)
+    common, values = common[finite], values[finite]
     bands = parity.noise.bands if parity.noise is not None else ()
     reach = 1.25 * max(parity.margin, *(band[2] for band in bands), float(np.abs(values).max(initial=0.0)))
     if len(values) > 20:  # a few outliers may be outside of the picture, but not the margin
@@ -116,7 +116,7 @@ def _differences(a: RecordedRun, b: RecordedRun, parity: Parity, steps: tuple[fl
     yield from _margin(axes, parity.margin)
     if bands:
         yield _band(axes, bands)
-    yield from _hands(axes, parity, False)
+    yield from _handovers(axes, parity, False)
     clip = f"M{LEFT} {axes.top}H{WIDTH - RIGHT}V{axes.top + axes.height}H{LEFT}Z"
     yield f'<clipPath id="lower"><path d="{clip}"/></clipPath><g clip-path="url(#lower)">'
     yield _line(axes, common, values, "thin d")
@@ -156,7 +156,7 @@ def _legend(axes: Axes, smoothed: bool, repeats: bool) -> Iterator[str]:
         yield f'<text x="{x + 28:.1f}" y="{y}">95 % of repeats</text>'
 
 
-def _hands(axes: Axes, parity: Parity, with_names: bool) -> Iterator[str]:
+def _handovers(axes: Axes, parity: Parity, with_names: bool) -> Iterator[str]:
     """The hand-overs, with the name of who took over if there is room."""
     free = float(LEFT)
     for place, at in enumerate(parity.handovers):
@@ -187,7 +187,7 @@ def _grid(axes: Axes, label: str, numbered: bool) -> Iterator[str]:
 def _line(axes: Axes, steps: NDArray[np.int64], values: Values, kind: str) -> str:
     """A line, with gaps where a value is not finite."""
     path, pen = [], "M"
-    for step, value in _thinned(steps, values):
+    for step, value in _points(steps, values):
         if not math.isfinite(value):
             pen = "M"
             continue
@@ -196,7 +196,7 @@ def _line(axes: Axes, steps: NDArray[np.int64], values: Values, kind: str) -> st
     return f'<path class="{kind}" d="{"".join(path)}"/>'
 
 
-def _thinned(steps: NDArray[np.int64], values: Values) -> Iterator[tuple[float, float]]:
+def _points(steps: NDArray[np.int64], values: Values) -> Iterator[tuple[float, float]]:
     """All points, or the least and the greatest of each of POINTS parts, in order."""
     if len(steps) <= 2 * POINTS:
         yield from zip(steps.tolist(), values.tolist(), strict=True)

@@ -116,7 +116,7 @@ def change(x: Series) -> Change | None:
     covariance with time, the step's the greatest standardised cumulative sum (Page 1954); permutations as in Good 2005.
     """
     n = len(x)
-    tau = correlation_time(_flattened(x))
+    tau = correlation_time(_without_trend(x))
     tau *= 1 + 8 * tau / n  # the subtracted step was chosen to explain most
     batch = max(-(-n // BATCHES), math.ceil(3 * tau))
     count = n // batch
@@ -194,7 +194,7 @@ def _strongest(x: Series) -> tuple[int, bool]:
     return at, float(gain[at - 1]) > float(np.square(time @ y) / (time @ time))
 
 
-def _flattened(x: Series) -> Series:
+def _without_trend(x: Series) -> Series:
     """The series without its step or its line, whichever explains more."""
     at, stepped = _strongest(x)
     if stepped:

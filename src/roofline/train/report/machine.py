@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 import roofline
+from roofline.common.files import text_of
 from roofline.common.json_types import JsonObject
 from roofline.hardware.chips.products import Peak, peak
 from roofline.hardware.detect import detect
@@ -95,10 +96,8 @@ def versions() -> dict[str, str | None]:
 def _driver() -> str | None:
     """The version of NVIDIA's or AMD's kernel module, if its file can be read."""
     for place in ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version"):
-        try:
-            return " ".join(Path(place).read_text().splitlines()[0].split())
-        except (OSError, IndexError):
-            continue
+        if text := text_of(Path(place)):
+            return " ".join(text.splitlines()[0].split())
     return None
 
 

@@ -36,7 +36,7 @@ def page(lines: Sequence[JsonMapping], card: JsonMapping, config: JsonMapping) -
     return template.safe_substitute(
         title=html.escape(name),
         about=html.escape(" · ".join(about)),
-        taken="<p>Dashed lines: the run was stopped there and taken up again.</p>" if _resumed(lines) else "",
+        taken="<p>Dashed lines: the run was stopped there and taken up again.</p>" if _resume_steps(lines) else "",
         tiles="".join(_tile(*tile) for tile in _tiles(lines, card)),
         tables="".join(_tables(card)),
         configuration=_table(
@@ -46,7 +46,7 @@ def page(lines: Sequence[JsonMapping], card: JsonMapping, config: JsonMapping) -
                 if value is not None
             ]
         ),
-        data=_embedded({"series": _series(lines), "taken": _resumed(lines)}),
+        data=_script_json({"series": _series(lines), "taken": _resume_steps(lines)}),
     )
 
 
@@ -57,10 +57,10 @@ def _series(lines: Iterable[JsonMapping]) -> dict[str, list[list[float]]]:
         for name in CURVES:
             if isinstance(line.get(name), int | float):
                 curves[name].append([line["step"], line[name]])
-    return {name: _thinned(points) for name, points in curves.items()}
+    return {name: _means(points) for name, points in curves.items()}
 
 
-def _thinned(points: list[list[float]]) -> list[list[float]]:
+def _means(points: list[list[float]]) -> list[list[float]]:
     """At most POINTS points: means over neighbours, each at the last of its steps."""
     each = math.ceil(len(points) / POINTS)
     groups = [points[start : start + each] for start in range(0, len(points), each)] if each > 1 else []
@@ -68,7 +68,7 @@ def _thinned(points: list[list[float]]) -> list[list[float]]:
     return [[step, float(f"{value:.6g}")] for step, value in means or points]
 
 
-def _resumed(lines: Iterable[JsonMapping]) -> list[int]:
+def _resume_steps(lines: Iterable[JsonMapping]) -> list[int]:
     """The steps at which the run was resumed."""
     return sorted({line["about"]["step"] for line in lines if "about" in line and line["about"]["step"]})
 
@@ -146,6 +146,6 @@ def _table(rows: Iterable[Row], head: Row = ()) -> str:
     return f'<div class="wide"><table{kind}>{above}<tbody>{body}</tbody></table></div>'
 
 
-def _embedded(value: JsonMapping) -> str:
+def _script_json(value: JsonMapping) -> str:
     """JSON that cannot end the script element that contains it."""
     return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")

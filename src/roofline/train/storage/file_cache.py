@@ -119,7 +119,7 @@ class Cache:
                 return None
             path.parent.mkdir(exist_ok=True)
             file = os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b")
-            is_maker = _locked(file)
+            is_maker = _try_lock(file)
         if not is_maker:
             fcntl.flock(file, fcntl.LOCK_SH)  # waits until the file is made, or its maker is gone
             _release(file)
@@ -213,7 +213,7 @@ def _release(file: BinaryIO) -> None:
         fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def _locked(file: BinaryIO) -> bool:
+def _try_lock(file: BinaryIO) -> bool:
     """Whether this process could lock the file."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -227,7 +227,7 @@ def _remove_unused(path: Path) -> bool:
     try:
         # Some network file systems grant an exclusive lock only on a file that is open for writing.
         with open(path, "r+b") as file:
-            if not _locked(file):
+            if not _try_lock(file):
                 return False
             try:
                 path.unlink()
@@ -246,11 +246,11 @@ def _own_folder() -> tuple[Path, BinaryIO]:
     """A new temporary folder, and its file `alive`, which stays locked while the process uses the folder."""
     for path in Path(tempfile.gettempdir()).glob(f"{_OWN}*/alive"):
         with contextlib.suppress(OSError), path.open("r+b") as file:
-            if _locked(file):
+            if _try_lock(file):
                 shutil.rmtree(path.parent, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=_OWN))
     alive = (folder / "alive.new").open("wb")
-    if _locked(alive):  # before anyone can see it under its name
+    if _try_lock(alive):  # before anyone can see it under its name
         (folder / "alive.new").rename(folder / "alive")
     return folder, alive
 
