@@ -44,17 +44,9 @@ def _add_norm(
 
 
 def add_norm(
-    chip: Chip,
-    residual: Tensor,
-    delta: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    eps: float,
-    *,
-    layer: bool,
-    summed: Tensor | None,
-    out: Tensor,
-) -> None:
+    chip: Chip, residual: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, *,
+    layer: bool, summed: Tensor | None, out: Tensor,
+) -> None:  # fmt: skip
     """summed = residual + delta (float32), out = norm(summed) * weight + bias in out's dtype.
 
     residual float32 [rows, width]; delta [rows, width] or None: the norm alone; weight, bias float32 [width];

@@ -27,21 +27,10 @@ def _factors(scale: float, soft_cap: float) -> tuple[float, float]:
 
 
 def attend(
-    launch: Launch,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    seg_start: Tensor,
-    context_len: Tensor,
-    page_start: Tensor,
-    pages: Tensor,
-    *,
-    scale: float,
-    soft_cap: float = 0.0,
-    slopes: Tensor | None = None,
-    workspace: Tensor | None = None,
-    out: Tensor,
-) -> None:
+    launch: Launch, q: Tensor, k: Tensor, v: Tensor, seg_start: Tensor, context_len: Tensor, page_start: Tensor,
+    pages: Tensor, *, scale: float, soft_cap: float = 0.0, slopes: Tensor | None = None,
+    workspace: Tensor | None = None, out: Tensor,
+) -> None:  # fmt: skip
     """`ops.attend` over a paged cache that holds this step's keys already.
 
     q [tokens, heads * head_dim], its rows may be apart; k, v [pages, kv_heads, 16, head_dim], each page contiguous, in

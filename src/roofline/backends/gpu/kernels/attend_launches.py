@@ -71,22 +71,10 @@ def _padded(head_dim: int) -> int:
 
 
 def prepare(
-    chip: Chip,
-    *,
-    tokens: int,
-    segments: int,
-    max_query: int,
-    max_context: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    first_segment: int = 0,
-    window: int = 0,
-    exact: bool = False,
-    element_bytes: int = 2,
-    cache_bytes: int = 2,
-    programs: int = PROGRAMS,
-) -> Launch:
+    chip: Chip, *, tokens: int, segments: int, max_query: int, max_context: int, heads: int, kv_heads: int,
+    head_dim: int, first_segment: int = 0, window: int = 0, exact: bool = False, element_bytes: int = 2,
+    cache_bytes: int = 2, programs: int = PROGRAMS,
+) -> Launch:  # fmt: skip
     """The launch of a step of these tokens and segments (padded ones included), with at most these queries and keys of
     one segment.
 

@@ -56,16 +56,9 @@ def _linear_float(
 
 
 def linear_float(
-    chip: Chip,
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    *,
-    gated: bool = False,
-    exact: bool = False,
+    chip: Chip, x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor, *, gated: bool = False, exact: bool = False,
     tile: Tile | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """out = x @ w.T + bias, or silu(gate) * up of it where gate and up are the two halves of w's rows.
 
     x [rows, width], rows may lie apart; w [columns, width], contiguous, in x's dtype; bias [columns], not with `gated`;

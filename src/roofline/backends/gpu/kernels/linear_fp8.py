@@ -73,16 +73,9 @@ def _linear_fp8(
 
 
 def linear_fp8(
-    chip: Chip,
-    x: Tensor,
-    weight: Float8Weight,
-    bias: Tensor | None,
-    out: Tensor,
-    *,
-    x_scale: Tensor | None = None,
-    gated: bool = False,
-    exact: bool = False,
-) -> None:
+    chip: Chip, x: Tensor, weight: Float8Weight, bias: Tensor | None, out: Tensor, *, x_scale: Tensor | None = None,
+    gated: bool = False, exact: bool = False,
+) -> None:  # fmt: skip
     """out = x @ w.T + bias, or silu(gate) * up of it where gate and up are the two halves of w's rows.
 
     x [rows, columns] in bf16, f16 or f32, or in the chip's 8-bit floats with x_scale float32 [rows]; rows may lie

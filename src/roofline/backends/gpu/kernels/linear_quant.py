@@ -220,15 +220,9 @@ def regime(rows: int, exact: bool) -> str:
 
 
 def linear_quant(
-    chip: Chip,
-    x: Tensor,
-    weight: Packed[Tensor],
-    bias: Tensor | None,
-    out: Tensor,
-    *,
-    gated: bool = False,
+    chip: Chip, x: Tensor, weight: Packed[Tensor], bias: Tensor | None, out: Tensor, *, gated: bool = False,
     exact: bool = False,
-) -> None:
+) -> None:  # fmt: skip
     """out = x @ w.T + bias, or silu(gate) * up of it where gate and up are the two halves of w's rows.
 
     x [rows, columns] in bf16, f16 or f32, rows `stride(0)` apart; out [rows, w rows, half of them when gated], rows

@@ -100,19 +100,9 @@ def _rope_kv_write(
 
 
 def rope_kv_write(
-    chip: Chip,
-    qkv: Tensor,
-    positions: Tensor,
-    slots: Tensor,
-    turns: tuple[Tensor, Tensor] | None,
-    norms: tuple[Tensor, Tensor] | None,
-    eps: float,
-    *,
-    interleaved: bool,
-    q: Tensor | None,
-    k: Tensor,
-    v: Tensor,
-) -> None:
+    chip: Chip, qkv: Tensor, positions: Tensor, slots: Tensor, turns: tuple[Tensor, Tensor] | None,
+    norms: tuple[Tensor, Tensor] | None, eps: float, *, interleaved: bool, q: Tensor | None, k: Tensor, v: Tensor,
+) -> None:  # fmt: skip
     """q [tokens, heads * head_dim] and this layer's pages k, v [pages, kv_heads, 16, head_dim] from qkv.
 
     qkv [tokens, (heads + 2 * kv_heads) * head_dim], rows may lie apart: q, k, v side by side. positions int32 [tokens];

@@ -46,18 +46,9 @@ def _slots(
 
 
 def slots(
-    chip: Chip,
-    header: Tensor,
-    ids: Tensor,
-    sampled: Tensor,
-    positions: Tensor,
-    seg_start: Tensor,
-    page_start: Tensor,
-    pages: Tensor,
-    scratch_page: int,
-    *,
-    out: Tensor,
-) -> None:
+    chip: Chip, header: Tensor, ids: Tensor, sampled: Tensor, positions: Tensor, seg_start: Tensor,
+    page_start: Tensor, pages: Tensor, scratch_page: int, *, out: Tensor,
+) -> None:  # fmt: skip
     """out int64 [capacity]: the slot of each of a step's tokens; beyond them, slots of scratch_page.
 
     ids below 0 are replaced: -1 - r by sampled[r], int32, the ids of the last step's logit rows. header, ids,
