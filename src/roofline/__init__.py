@@ -10,16 +10,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["LLM", "ChatModule", "SamplingParams", "__version__"]
 
-_HOMES = {
-    "LLM": "roofline.engine.llm",
-    "ChatModule": "roofline.engine.chat_module",
-    "SamplingParams": "roofline.engine.params",
-}
+_MODULES = {"LLM": "engine.llm", "ChatModule": "engine.chat_module", "SamplingParams": "engine.params"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'roofline' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(f"roofline.{_MODULES[name]}"), name)

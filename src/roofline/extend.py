@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from roofline.backends import table as _backends
 from roofline.common import extensions
+from roofline.common.extensions import registered
 from roofline.models import registry as _families
 from roofline.models.config import ModelConfig
 from roofline.models.family import Family
@@ -90,8 +91,3 @@ def register_backend(name: str, backend: "str | Backend") -> None:
     _backends.register(name, backend)
     module = backend.partition(":")[0] if isinstance(backend, str) else type(backend).__module__
     extensions.note("backend", name, module)
-
-
-def registered() -> tuple[extensions.Registered, ...]:
-    """All that was registered from outside the tree in this process."""
-    return extensions.registered()

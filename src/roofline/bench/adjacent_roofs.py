@@ -54,11 +54,8 @@ class Roof:
 class AdjacentRoofs:
     """Measures the roofs at construction, and again in `roof`, after the row has run.
 
-    Raises UnsupportedError where the executable cannot measure them.
-
-    Args:
-        executable: whose threads and instruction set, or device, are measured.
-        tokens: tokens in the cache halfway through the row.
+    executable: whose threads and instruction set, or device, are measured; tokens: in the cache halfway through the
+    row. Raises UnsupportedError where the executable cannot measure roofs.
     """
 
     def __init__(self, executable: Executable, tokens: int) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from roofline.bundle import manifest as names
 from roofline.bundle.manifest import Manifest, PlaceError
+from roofline.bundle.reader import is_bundle
 from roofline.bundle.text_side import load_text
 from roofline.common.errors import CapacityError, RooflineError
 from roofline.common.json_types import JsonMapping, JsonObject
@@ -202,7 +203,7 @@ def _write(path: Path, data: bytes) -> JsonObject:
 def _place(out: Path, nbytes: int) -> Iterator[Path]:
     """A new directory beside `out` that takes its place in the end, and disappears on any failure before."""
     try:
-        if out.exists() and not replaceable(out):
+        if out.exists() and not is_bundle(out) and not (out.is_dir() and not any(out.iterdir())):
             raise PlaceError(f"{out} is there and is no bundle; choose another place, or remove it")
         out.parent.mkdir(parents=True, exist_ok=True)
         sweep(out.parent)
@@ -220,13 +221,6 @@ def _place(out: Path, nbytes: int) -> Iterator[Path]:
     except OSError as error:
         cause = _REMEDIES.get(error.errno or 0, error.strerror or str(error))
         raise PlaceError(f"{out} cannot be written: {cause}") from error
-
-
-def replaceable(out: Path) -> bool:
-    """Whether a bundle may be written to a path that exists: it is a bundle, or an empty directory."""
-    from roofline.bundle.reader import is_bundle
-
-    return is_bundle(out) or (out.is_dir() and not any(out.iterdir()))
 
 
 def _swap(part: Path, out: Path) -> None:

@@ -96,7 +96,9 @@ class LLM:
             RequestError, CapacityError: a prompt that cannot be computed; none is then.
             RooflineError: the engine failed on an answer.
         """
-        several = not isinstance(prompts, str) and not (len(prompts) > 0 and _is_id(prompts[0]))
+        several = not isinstance(prompts, str) and (
+            len(prompts) == 0 or isinstance(prompts[0], str | Sequence | Mapping)
+        )
         listed: Sequence[Any] = prompts if several else [prompts]
         each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(listed)
         if len(each) != len(listed):
@@ -154,7 +156,3 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _is_id(value: object) -> bool:
-    return not isinstance(value, str | Sequence | Mapping)

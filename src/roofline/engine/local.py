@@ -114,7 +114,7 @@ class LocalEngine:
         """Abort everything and close the executable."""
         self.abort_all()
         if self._speculator is not None:
-            self._speculator.close()
+            self._speculator.drafter.close()
         self.executable.close()
 
 

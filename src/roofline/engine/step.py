@@ -144,7 +144,7 @@ class Stepper:
             row += count + 1
         if self.speculator is not None:
             self.speculator.learn(plan, flight.drafted, fresh, clock.now() - flight.planned)
-            self.speculator.keep(self.state.running)
+            self.speculator.drafter.keep(self.state.running)
         now = clock.now()
         counts, seconds = [len(tokens) for tokens in fresh], now - max(flight.started, self._landed)
         self.meter.step(plan, flight.drafted, counts, seconds, flight.host_seconds + now - landed, flight.cost)
@@ -171,7 +171,7 @@ class Stepper:
         for _ in ended:
             self.meter.ended(reason)
         if ended and self.speculator is not None:
-            self.speculator.keep(self.state.running)
+            self.speculator.drafter.keep(self.state.running)
         return [Event(s.request.id, s.index, [], None, reason, None, error, s.usage()) for s in ended]
 
 

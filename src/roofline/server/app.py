@@ -9,7 +9,7 @@ from roofline.server.answers import Queue
 from roofline.server.context import Context
 from roofline.server.errors import from_exception
 from roofline.server.gate import Gate
-from roofline.server.routes import chat, completions, models, status
+from roofline.server.routes import chat, completions, status
 
 CODES = {404: "not_found", 405: "method_not_allowed"}
 
@@ -19,7 +19,7 @@ def create_app(context: Context) -> FastAPI:
     app = FastAPI(title="Roofline", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.state.context, app.state.queue = context, Queue()
     context.metrics.bind(context.name)
-    for room in (chat, completions, models, status):
+    for room in (chat, completions, status):
         app.include_router(room.router)
     app.add_exception_handler(RooflineError, _refuse)
     app.add_exception_handler(RequestValidationError, _bad_request)

@@ -61,8 +61,8 @@ class Metrics:
         self._model = ""
         self._last: dict[tuple[int, str], float] = {}
 
-        def gauge(name: str, meaning: str) -> Gauge:
-            return Gauge(name, meaning, ["model_name"], registry=self.registry)
+        def gauge(name: str, meaning: str, *labels: str) -> Gauge:
+            return Gauge(name, meaning, ["model_name", *labels], registry=self.registry)
 
         def counter(name: str, meaning: str, *labels: str) -> Counter:
             return Counter(name, meaning, ["model_name", *labels], registry=self.registry)
@@ -71,10 +71,7 @@ class Metrics:
             return Histogram(name, meaning, ["model_name"], buckets=buckets, registry=self.registry)
 
         self._gauges = {name: gauge(name, meaning) for name, (meaning, _) in GAUGES.items()}
-        self._replica_gauges = {
-            name: Gauge(name, meaning, ["model_name", "replica"], registry=self.registry)
-            for name, (meaning, _) in REPLICA_GAUGES.items()
-        }
+        self._replica_gauges = {name: gauge(name, meaning, "replica") for name, (meaning, _) in REPLICA_GAUGES.items()}
         self._counters = {name: counter(name, meaning) for name, (meaning, _) in COUNTERS.items()}
         self._cache = gauge("vllm:kv_cache_usage_perc", "Used part of the key-value cache; 1 is full.")
         self._share = gauge("roofline:share_of_roof", "Time of all steps at the measured roofs / measured time.")

@@ -170,10 +170,8 @@ def _field_error(error: ValidationError) -> RequestError:
 
 def _loaded(body: Sampling, context: Context) -> Ready:
     if body.model != context.name:
-        name = body.model[:100]
-        raise RequestError(
-            404, "model_not_found", f"The model {name!r} is not served here; {context.name!r} is.", param="model"
-        )
+        message = f"The model {body.model[:100]!r} is not served here; {context.name!r} is."
+        raise RequestError(404, "model_not_found", message, param="model")
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "needs stream to be true")
     for field in ("user", "safety_identifier"):
@@ -228,8 +226,9 @@ def _generation(
     body: Sampling, prompts: Sequence[Sequence[int]], params: SamplingParams, loaded: Ready, context: Context
 ) -> Generation:
     field = "messages" if isinstance(body, ChatBody) else "prompt"
+    answer = params.max_tokens if params.max_tokens is not None else max(1, params.min_tokens)
     for prompt in prompts:
-        _check_prompt(field, prompt, params, loaded)
+        _check_prompt(field, prompt, answer, loaded)
     for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", [i for i, _ in params.logit_bias])):
         if any(i >= loaded.vocab_size for i in ids):
             raise invalid(name, f"has an id outside the vocabulary of {loaded.vocab_size}")
@@ -245,20 +244,18 @@ def _generation(
     )
 
 
-def _check_prompt(field: str, prompt: Sequence[int], params: SamplingParams, loaded: Ready) -> None:
+def _check_prompt(field: str, prompt: Sequence[int], answer: int, loaded: Ready) -> None:
+    """Raises RequestError for a prompt that cannot be computed with an answer of so many tokens."""
     if not prompt:
         raise invalid(field, "has no tokens")
     if not 0 <= min(prompt) <= max(prompt) < loaded.vocab_size:
         raise invalid(field, f"has an id outside the vocabulary of {loaded.vocab_size}")
-    answer = params.max_tokens if params.max_tokens is not None else max(1, params.min_tokens)
-    if len(prompt) + answer > loaded.max_model_len:
-        raise RequestError(
-            400,
-            "context_length_exceeded",
-            f"The prompt has {len(prompt)} tokens and the answer {answer}: together {len(prompt) + answer}, "
-            f"but this server's context is {loaded.max_model_len}. Shorten the prompt or lower max_tokens.",
-            param=field if len(prompt) >= loaded.max_model_len else "max_tokens",
-        )
+    needed, most = len(prompt) + answer, loaded.max_model_len
+    if needed > most:
+        sizes = f"The prompt has {len(prompt)} tokens and the answer {answer}: together {needed}"
+        remedy = f"but this server's context is {most}. Shorten the prompt or lower max_tokens."
+        param = field if len(prompt) >= most else "max_tokens"
+        raise RequestError(400, "context_length_exceeded", f"{sizes}, {remedy}", param=param)
 
 
 def _bound(field: str, value: int | None, least: int, most: int) -> None:

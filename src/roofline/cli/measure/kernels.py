@@ -1,6 +1,6 @@
 """roofline kernels: what GPU kernels are like on a chip that need not be here; their binaries, made ahead of time."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
 from roofline.backends.options import LoadOptions
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from roofline.hardware.chips.chips import Chip
 
 COLUMNS = ("kernel", "case", "tile", "registers", "spills", "local bytes", "waves", "matrix instructions", "gates")
+RUN_OPTIONS = ("weights", "exact", "kv_cache_dtype", "activations")  # of `KernelOptions`: how the model is run
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def command(options: KernelOptions, as_json: AsJson = False) -> int:
         if build is None or kernel is not None or as_json:
             raise ConfigError("--model goes with --build, and without --kernel and --json")
         return _build_model(targets, options)
-    if options.changes().keys() & {"weights", "exact", "kv_cache_dtype", "activations"}:
+    if options.changes().keys() & {*RUN_OPTIONS}:
         names = "--weights, --exact, --kv-cache-dtype and --activations"
         raise ConfigError(f"{names} say how a model is run: name it with --model")
     if build is not None and not as_json:
@@ -98,8 +99,7 @@ def _build_model(targets: "list[Chip]", options: KernelOptions) -> int:
     from roofline.backends.gpu.ahead import kernel_cache
 
     assert options.model is not None
-    load = LoadOptions(backend="gpu", weights=options.weights, exact=options.exact)
-    load = replace(load, kv_cache_dtype=options.kv_cache_dtype, activations=options.activations)
+    load = LoadOptions.from_keywords({"backend": "gpu", **{name: getattr(options, name) for name in RUN_OPTIONS}})
     for compiled in bundle.compile_ahead(options.model, load, [chip.name for chip in targets]):
         print(f"{compiled.chip}: {compiled.binaries} binaries, {compiled.compiled} of them compiled now", flush=True)
     print(f"they lie in {kernel_cache.folder()}")

@@ -50,15 +50,14 @@ def export(
         raise ConfigError(f"--dtype {dtype} is not one of {', '.join(name.lower() for name in DTYPES)}")
     if out.suffix != ".bundle":
         step = write(checkpoint, out, dtype.upper(), tokenizer)
-        print(f"{out}: the weights of step {step:,}")
-        return
-    from roofline import bundle
-
-    if out.exists():
+    elif out.exists():
         raise ConfigError(f"{out} is there already: name a new file")
-    with tempfile.TemporaryDirectory(prefix="roofline-export-") as folder:
-        step = write(checkpoint, Path(folder) / out.stem, dtype.upper(), tokenizer)
-        bundle.compile_model(str(Path(folder) / out.stem), out)
+    else:
+        from roofline import bundle
+
+        with tempfile.TemporaryDirectory(prefix="roofline-export-") as folder:
+            step = write(checkpoint, Path(folder) / out.stem, dtype.upper(), tokenizer)
+            bundle.compile_model(str(Path(folder) / out.stem), out)
     print(f"{out}: the weights of step {step:,}")
 
 

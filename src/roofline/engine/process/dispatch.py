@@ -17,11 +17,7 @@ MAX_PAGES = 1 << 16  # remembered of one engine: a million tokens
 
 
 class CachedPages:
-    """The pages that an engine's cache is assumed to hold: those of the latest prompts, up to the cache's size.
-
-    Args:
-        size: pages of the cache.
-    """
+    """What an engine's cache of `size` pages is assumed to hold: the pages of the latest prompts."""
 
     def __init__(self, size: int) -> None:
         self._size = min(size, MAX_PAGES)

@@ -22,9 +22,8 @@ MAX_MESSAGE = 1 << 28  # bytes; more is a broken stream, not a message
 class EngineSpec(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=True):
     """What the engine process loads: `factory(source, **options)`, an object with `executable` and `name`.
 
-    `factory` is "module:function"; options are plain values. `draft` is the source of a draft model, loaded the same
-    way, and compared, by the module's `load_with_draft`. `cores`: the process keeps to these; all where there
-    are none.
+    factory: "module:function"; options: plain values; draft: the source of a draft model, which the module's
+    `load_with_draft` loads the same way and compares; cores: those that the process keeps to, none: all.
     """
 
     source: str

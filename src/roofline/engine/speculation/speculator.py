@@ -171,14 +171,6 @@ class Speculator:
                 if record.streak >= RETRY:
                     record.retry = RETRY
 
-    def keep(self, running: list[Sequence]) -> None:
-        """Forget all other sequences."""
-        self.drafter.keep(running)
-
-    def close(self) -> None:
-        """Free what the drafter holds."""
-        self.drafter.close()
-
     def _make(self, targets: list[tuple[Sequence, int]]) -> None:
         if not targets:
             return
