@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_samples import AWKWARD
 
-from roofline.text.streaming.detokenize import Detokenizer
-from roofline.text.streaming.stops import StopStrings, TextStream
+from roofline.text.streaming.stops import Detokenizer, StopStrings, TextStream
 from roofline.text.tokenizers.tokenizer import Tokenizer
 
 NAMES = ["byte_bpe", "sentencepiece"]

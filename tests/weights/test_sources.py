@@ -261,7 +261,7 @@ def test_interrupted_pip_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     started: list[subprocess.Popen] = []
     communicate = subprocess.Popen.communicate
 
-    def interrupted(process: subprocess.Popen, *rest: Any) -> Any:
+    def interrupted(process: subprocess.Popen, *rest: Any, **options: Any) -> Any:
         started.append(process)
         monkeypatch.setattr(subprocess.Popen, "communicate", communicate)
         raise KeyboardInterrupt

@@ -12,9 +12,8 @@ from roofline.common.errors import RooflineError
 from roofline.ops.batch import Batch, BatchLimits
 
 if TYPE_CHECKING:
-    from roofline.hardware.roofs import Roofs as MeasuredRoofs
+    from roofline.hardware.roofs import Roofs
     from roofline.program.ir import Program
-    from roofline.program.passes.price import Roofs
 
 
 class LostError(RooflineError):
@@ -117,7 +116,7 @@ class MeasuresRoofs(Protocol):
     def weight_bytes(self) -> int:
         """Bytes of weights that a step reads at least once."""
 
-    def measure_roofs(self, reads: Sequence[int]) -> "MeasuredRoofs":
+    def measure_roofs(self, reads: Sequence[int]) -> "Roofs":
         """The limits now; reads: working sets in bytes, ascending."""
 
     def limit_seconds(self, works: Sequence[tuple[float, ...]], roofs: "Roofs", working_set: int) -> float:

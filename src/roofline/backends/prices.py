@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from roofline.backends.base import StepCost
+from roofline.hardware.roofs import Roofs
 from roofline.ops.batch import Batch
-from roofline.program.passes.price import Roofs, work_of
+from roofline.program.passes.price import work_of
 
 if TYPE_CHECKING:
     from roofline.ops.cost import Cost

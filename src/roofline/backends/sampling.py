@@ -15,7 +15,7 @@ MAX_LOGPROBS = 20
 
 @dataclass
 class SampleRows:
-    """Arrays of length rows; CSR lists for history and bias.
+    """Arrays of length rows; CSR lists for history and bias. Their order is that of the C++ core's arguments.
 
     temperature 0 is greedy; top_k 0, top_p 1, min_p 0, repetition 1, presence 0, frequency 0 are off;
     position: absolute position of the token being sampled; sample_index: which of a request's n;
@@ -49,27 +49,13 @@ class SampleRows:
     @classmethod
     def greedy(cls, rows: int) -> "SampleRows":
         """Rows that take the largest logit, with nothing else switched on."""
-        zeros, ones = np.zeros(rows, np.float32), np.ones(rows, np.float32)
-        none = np.zeros(rows, np.int32)
-        return cls(
-            temperature=zeros.copy(),
-            top_k=none.copy(),
-            top_p=ones.copy(),
-            min_p=zeros.copy(),
-            seed=np.zeros(rows, np.uint64),
-            sample_index=none.copy(),
-            position=none.copy(),
-            repetition=ones.copy(),
-            presence=zeros.copy(),
-            frequency=zeros.copy(),
-            hist_start=np.zeros(rows + 1, np.int32),
-            hist_ids=np.zeros(0, np.int32),
-            hist_counts=np.zeros(0, np.int32),
-            bias_start=np.zeros(rows + 1, np.int32),
-            bias_ids=np.zeros(0, np.int32),
-            bias_values=np.zeros(0, np.float32),
-            logprobs=np.full(rows, -1, np.int32),
-        )
+        off = {name: np.zeros(rows, np.float32) for name in ("temperature", "min_p", "presence", "frequency")}
+        off |= {name: np.ones(rows, np.float32) for name in ("top_p", "repetition")}
+        off |= {name: np.zeros(rows, np.int32) for name in ("top_k", "sample_index", "position")}
+        off |= {"seed": np.zeros(rows, np.uint64), "logprobs": np.full(rows, -1, np.int32)}
+        lists = {name: np.zeros(0, np.int32) for name in ("hist_ids", "hist_counts", "bias_ids")}
+        lists |= {name: np.zeros(rows + 1, np.int32) for name in ("hist_start", "bias_start")}
+        return cls(**off, **lists, bias_values=np.zeros(0, np.float32))
 
 
 @dataclass

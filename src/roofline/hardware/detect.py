@@ -64,8 +64,6 @@ class Machine:
 def detect(root: Path = Path("/")) -> Machine:
     """Describe this machine. `root` is where /proc and /sys are looked for (tests give a made-up tree)."""
     info = _cpuinfo(root)
-    arch = os.uname().machine
-    online = os.cpu_count() or 1
     allowed, quota = cores_allowed(), cpu_quota(root)
     limit = memory_limit(root)
     meminfo = _meminfo(root)
@@ -81,9 +79,9 @@ def detect(root: Path = Path("/")) -> Machine:
     machine = Machine(
         chip=info.get("model name") or info.get("CPU part") or "unknown",
         vendor=info.get("vendor_id") or info.get("CPU implementer") or "unknown",
-        arch=arch,
+        arch=os.uname().machine,
         isas=tuple(isa for isa, needs in ISA_NEEDS.items() if needs <= flags),
-        cores_online=online,
+        cores_online=os.cpu_count() or 1,
         cores_allowed=allowed,
         cpu_quota=quota,
         usable_cores=usable_cores(allowed, quota),
@@ -127,13 +125,9 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
 
 def memory_limit(root: Path = Path("/")) -> int | None:
     """Bytes the cgroup allows (v2 memory.max or v1 limit_in_bytes), None when there is no limit."""
-    limits = []
-    for folder in _cgroup_folders(root, "memory"):
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            value = integer(text_of(folder / name))
-            if value is not None and value < 1 << 60:  # v1 writes "no limit" as about 2^63
-                limits.append(value)
-    return min(limits, default=None)
+    files = (f / name for f in _cgroup_folders(root, "memory") for name in ("memory.max", "memory.limit_in_bytes"))
+    limits = (integer(text_of(file)) for file in files)
+    return min((n for n in limits if n is not None and n < 1 << 60), default=None)  # v1: "no limit" is about 2^63
 
 
 def _cgroup_folders(root: Path, controller: str) -> list[Path]:
@@ -154,11 +148,8 @@ def _cgroup_folders(root: Path, controller: str) -> list[Path]:
 
 
 def _cgroup_number(root: Path, v2: str, v1: str) -> int | None:
-    for folder in _cgroup_folders(root, "memory"):
-        value = integer(text_of(folder / v2))
-        if value is not None:
-            return value
-    return integer(text_of(root / "sys/fs/cgroup" / v1))
+    files = [*(folder / v2 for folder in _cgroup_folders(root, "memory")), root / "sys/fs/cgroup" / v1]
+    return next((value for file in files if (value := integer(text_of(file))) is not None), None)
 
 
 def _warnings(machine: Machine) -> tuple[str, ...]:

@@ -74,16 +74,9 @@ class Batch:
         raw = np.zeros(at + 16, dtype=np.int32)
         skip = (-raw.ctypes.data % 64) // 4
         self.buffer = raw[skip : skip + at]
-        views = {name: self.buffer[self.offsets[name] : self.offsets[name] + sizes[name]] for name in FIELDS}
-        self.header = views["header"]
-        self.ids = views["ids"]
-        self.positions = views["positions"]
-        self.seg_start = views["seg_start"]
-        self.context_len = views["context_len"]
-        self.page_start = views["page_start"]
-        self.pages = views["pages"]
-        self.logit_rows = views["logit_rows"]
-        self.adapters = views["adapters"]
+        views = [self.buffer[self.offsets[name] : self.offsets[name] + sizes[name]] for name in FIELDS]
+        self.header, self.ids, self.positions, self.seg_start, self.context_len, *rest = views
+        self.page_start, self.pages, self.logit_rows, self.adapters = rest
 
     @property
     def tokens(self) -> int:

@@ -16,13 +16,13 @@ import numpy as np
 from roofline.common.errors import ConfigError, UnsupportedError
 
 STYLES = ("half", "interleaved")
-_NEEDED = {
+NEEDED: dict[str, tuple[str, ...]] = {
     "none": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
 }
-_OPTIONAL = {"yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")}
+OPTIONAL = {"yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")}
 # Keys that say nothing about the frequencies and may stand in a config's rope_scaling.
 _IGNORED = ("rope_type", "type", "rope_theta")
 
@@ -40,13 +40,13 @@ class RopeTable:
     def __post_init__(self) -> None:
         if self.style not in STYLES:
             raise ConfigError(f"rope_style {self.style!r} is not one of {', '.join(STYLES)}")
-        if self.kind not in _NEEDED:
-            raise UnsupportedError(f"rope scaling {self.kind!r}", "its tables are unknown here", sorted(_NEEDED))
+        if self.kind not in NEEDED:
+            raise UnsupportedError(f"rope scaling {self.kind!r}", "its tables are unknown here", sorted(NEEDED))
         if self.dim <= 0 or self.dim % 2:
             raise ConfigError(f"rope needs an even number of dimensions, got {self.dim}")
         keys = {key for key, _ in self.scaling}
-        missing = set(_NEEDED[self.kind]) - keys
-        unknown = keys - set(_NEEDED[self.kind]) - set(_OPTIONAL.get(self.kind, ()))
+        missing = set(NEEDED[self.kind]) - keys
+        unknown = keys - set(NEEDED[self.kind]) - set(OPTIONAL.get(self.kind, ()))
         if missing or unknown:
             raise ConfigError(f"rope scaling {self.kind!r}: missing {sorted(missing)}, unknown {sorted(unknown)}")
 

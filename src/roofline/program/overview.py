@@ -3,11 +3,12 @@
 from collections import Counter
 from dataclasses import astuple, dataclass, replace
 
+from roofline.hardware.roofs import Roofs
 from roofline.ops import formats
 from roofline.ops.registry import get
 from roofline.ops.symbol import Type
 from roofline.program.ir import Instr, Program
-from roofline.program.passes.price import Amount, Roofs, Work, amount, price, seconds
+from roofline.program.passes.price import Amount, Work, amount, price, seconds
 
 LAST = "last layer"
 
@@ -23,13 +24,9 @@ class Label:
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Label):
     """One op. times: layers that run it; seconds: least time of one run, None without roofs; bound: by what."""
 
-    section: str
-    op: str
-    shape: str
-    format: str
     times: int
     spent: Amount
     seconds: float | None
@@ -77,7 +74,7 @@ def overview(program: Program, work: Work, roofs: Roofs | None) -> Overview:
         elif label.section in ("embed", "layer 0", "head"):
             times = inner[like] // first[like] if label.section == "layer 0" else 1
             bound = _bound(spent, time, roofs, working_set)
-            rows.append(Row(label.section, label.op, label.shape, label.format, times, spent, time, bound))
+            rows.append(Row(**vars(label), times=times, spent=spent, seconds=time, bound=bound))
     return Overview(tuple(rows), layers, priced.weight_bytes, total, spent_seconds if roofs else None)
 
 

@@ -3,7 +3,6 @@
 import itertools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from roofline.common.errors import ConfigError
 from roofline.ops import formats, registry
@@ -95,9 +94,9 @@ def _verify_pieces(program: Program, tensors: Mapping[str, TensorInfo] | None) -
     for recipe in program.weights.values():
         for piece in recipe.pieces:
             cut = piece.columns or Columns(0, recipe.columns, recipe.columns)
-            used.setdefault(piece.tensor, []).append(_Box(piece.start, piece.stop, cut.start, cut.stop, cut.of))
+            used.setdefault(piece.tensor, []).append((piece, cut))
     for name, boxes in used.items():
-        if any(a.meets(b) for a, b in itertools.combinations(boxes, 2)):
+        if any(_overlap(a, b) for a, b in itertools.combinations(boxes, 2)):
             raise ConfigError(f"rows of the file tensor {name} are used twice: {_places(boxes)}")
         if tensors is not None:
             _verify_places(name, boxes, tensors, program.share)
@@ -106,33 +105,23 @@ def _verify_pieces(program: Program, tensors: Mapping[str, TensorInfo] | None) -
         raise ConfigError(f"file tensors no weight is made of: {', '.join(spare)}")
 
 
-@dataclass(frozen=True)
-class _Box:
-    """Rows start..stop and columns column..column_stop of a tensor with `of` columns."""
+_Box = tuple[Piece, Columns]  # rows of a file tensor, and the columns of them
 
-    start: int
-    stop: int
-    column: int
-    column_stop: int
-    of: int
 
-    def meets(self, other: "_Box") -> bool:
-        rows = self.start < other.stop and other.start < self.stop
-        return rows and self.column < other.column_stop and other.column < self.column_stop
-
-    @property
-    def area(self) -> int:
-        return (self.stop - self.start) * (self.column_stop - self.column)
+def _overlap(one: _Box, other: _Box) -> bool:
+    (rows, columns), (other_rows, other_columns) = one, other
+    meets = rows.start < other_rows.stop and other_rows.start < rows.stop
+    return meets and columns.start < other_columns.stop and other_columns.start < columns.stop
 
 
 def _verify_places(name: str, boxes: list[_Box], tensors: Mapping[str, TensorInfo], share: Share) -> None:
-    """In their tensor, which a whole Program uses up: boxes that do not meet cover what their areas add up to."""
+    """In their tensor, which a whole Program uses up: boxes without overlap cover what their areas add up to."""
     rows, columns = (*tensors[name].shape, 1)[:2] if name in tensors else (0, 0)
-    if any(box.start < 0 or box.stop > rows or box.of != columns for box in boxes):
+    if any(piece.start < 0 or piece.stop > rows or cut.of != columns for piece, cut in boxes):
         raise ConfigError(f"there is no such part of the file tensor {name} [{rows}, {columns}]: {_places(boxes)}")
-    if share == WHOLE and sum(box.area for box in boxes) != rows * columns:
+    if share == WHOLE and sum((p.stop - p.start) * (cut.stop - cut.start) for p, cut in boxes) != rows * columns:
         raise ConfigError(f"rows of the file tensor {name} are not used exactly once: {_places(boxes)}")
 
 
 def _places(boxes: list[_Box]) -> str:
-    return ", ".join(f"[{box.start}:{box.stop}][{box.column}:{box.column_stop}]" for box in boxes)
+    return ", ".join(f"[{piece.start}:{piece.stop}][{cut.start}:{cut.stop}]" for piece, cut in boxes)

@@ -73,7 +73,7 @@ def download_wheel(requirement: str, folder: Path, wheel_bytes: int, file_bytes:
 def run_pip(arguments: list[str], temporary: Path) -> None:
     """Run ``python -m pip`` with `temporary` as its TMPDIR. Raises ConfigError with the end of its output."""
     command = [sys.executable, "-m", "pip", *arguments, "--progress-bar", "off", "--disable-pip-version-check"]
-    process = subprocess.Popen(
+    process = subprocess.run(  # on Ctrl-C it ends pip: no download goes on behind our back
         command,
         env={**os.environ, "TMPDIR": str(temporary)},
         stdin=subprocess.DEVNULL,
@@ -81,19 +81,14 @@ def run_pip(arguments: list[str], temporary: Path) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
+        check=False,
     )
-    try:
-        output, _ = process.communicate()
-    finally:  # also on Ctrl-C: no download goes on behind our back
-        if process.poll() is None:
-            process.kill()
-            process.wait()
     if process.returncode == 0:
         return
-    if "No module named pip" in output:
+    if "No module named pip" in process.stdout:
         remedy = "install it (python -m ensurepip), or download the wheel elsewhere and give the file's path instead"
         raise ConfigError(f"{sys.executable} has no pip to download with; {remedy}")
-    tail = "\n  ".join(line for line in output.strip().splitlines()[-6:])
+    tail = "\n  ".join(line for line in process.stdout.strip().splitlines()[-6:])
     raise ConfigError(
         f"pip {arguments[0]} {arguments[-1]} failed (exit {process.returncode}). Is the package index reachable? "
         f"`python -m pip config list` shows how pip is set up. pip said:\n  {tail}"

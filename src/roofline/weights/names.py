@@ -10,35 +10,23 @@ from roofline.models.registry import configure
 from roofline.models.spec import expand
 from roofline.weights.files.mapped import JsonObject
 
-_GGUF_LAYER = {
-    "attn_norm": "attn_norm",
-    "ffn_norm": "mlp_norm",
-    "attn_q": "attn.q",
-    "attn_k": "attn.k",
-    "attn_v": "attn.v",
-    "attn_output": "attn.o",
-    "attn_q_norm": "attn.q_norm",
-    "attn_k_norm": "attn.k_norm",
-    "ffn_gate": "mlp.gate",
-    "ffn_up": "mlp.up",
-    "ffn_down": "mlp.down",
+# Ours in a layer: GGUF's, Hugging Face's.
+_LAYER = {
+    "attn_norm": ("attn_norm", "input_layernorm"),
+    "mlp_norm": ("ffn_norm", "post_attention_layernorm"),
+    "attn.q": ("attn_q", "self_attn.q_proj"),
+    "attn.k": ("attn_k", "self_attn.k_proj"),
+    "attn.v": ("attn_v", "self_attn.v_proj"),
+    "attn.o": ("attn_output", "self_attn.o_proj"),
+    "attn.q_norm": ("attn_q_norm", "self_attn.q_norm"),
+    "attn.k_norm": ("attn_k_norm", "self_attn.k_norm"),
+    "mlp.gate": ("ffn_gate", "mlp.gate_proj"),
+    "mlp.up": ("ffn_up", "mlp.up_proj"),
+    "mlp.down": ("ffn_down", "mlp.down_proj"),
 }
+_GGUF_LAYER, _HF_LAYER = ({theirs[at]: ours for ours, theirs in _LAYER.items()} for at in range(2))
 _GGUF_TOP = {"token_embd": "embed", "output": "head", "output_norm": "final_norm"}
 GGUF_ROPE_FACTORS = "rope_freqs.weight"  # not a parameter: divisors of the rope frequencies
-
-_HF_LAYER = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "mlp_norm",
-    "self_attn.q_proj": "attn.q",
-    "self_attn.k_proj": "attn.k",
-    "self_attn.v_proj": "attn.v",
-    "self_attn.o_proj": "attn.o",
-    "self_attn.q_norm": "attn.q_norm",
-    "self_attn.k_norm": "attn.k_norm",
-    "mlp.gate_proj": "mlp.gate",
-    "mlp.up_proj": "mlp.up",
-    "mlp.down_proj": "mlp.down",
-}
 _HF_TOP = {"model.embed_tokens": "embed", "lm_head": "head", "model.norm": "final_norm"}
 _MPT_LAYER = {
     "norm_1": "attn_norm",

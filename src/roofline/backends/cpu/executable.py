@@ -166,12 +166,10 @@ class CpuExecutable:
 
     @cached_property
     def program(self) -> "Program":
-        """The Program that was lowered, with the plan that its code follows."""
         return self._model.program()
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the packed matrices: what a step reads at least once."""
         return self._model.lowered.matrix_bytes
 
     @cached_property
@@ -205,7 +203,6 @@ class CpuExecutable:
         return torch.from_numpy(self.logits())
 
     def logits(self) -> np.ndarray:
-        """float32 [rows, vocab_size], a view valid until the next forward."""
         return self._core.logits()
 
     def sample(self, rows: SampleRows) -> Sampled:
@@ -221,29 +218,23 @@ class CpuExecutable:
         return self.sample(rows)
 
     def step_cost(self) -> StepCost:
-        """The price of the step now in `batch`, at the measured roofs where there are any."""
         return self._prices.of(self.batch)
 
     def limit_seconds(self, works: Sequence[tuple[float, ...]], roofs: Roofs, working_set: int) -> float:
-        """The least time for steps of these sizes (`StepCost.work`) at `roofs`, reads at `working_set` bytes."""
         return self._prices.limit_seconds(works, roofs, working_set)
 
     def measure_roofs(self, reads: Sequence[int]) -> Roofs:
-        """The limits of this chip now, with our threads and ISA; reads: working sets in bytes, ascending."""
         from roofline.backends.cpu.roofs import measure_roofs
 
         return measure_roofs(quick=True, threads=self.threads, isa=self.isa, reads=reads)
 
     def clocks(self, on: bool) -> None:
-        """Whether `forward` takes the time of each op from now on."""
         self._core.timing = on
 
     def op_seconds(self) -> list[float]:
-        """Seconds of each instruction of the last `forward` that ran with clocks."""
         return self._core.op_seconds()
 
     def close(self) -> None:
-        """Drop the core and its memory."""
         del self._core, self.image, self._arena, self._cache
 
     def _rope_table(self) -> int:

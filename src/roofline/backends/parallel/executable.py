@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from roofline.backends.base import Clock, StepCost
+from roofline.backends.base import Executable, StepCost
 from roofline.backends.parallel.ranks import RankError, Ranks
 from roofline.backends.sampling import Sampled, SampleRows
-from roofline.ops.batch import Batch, BatchLimits, Header
+from roofline.ops.batch import Header
 from roofline.program.ir import Program
 
 if TYPE_CHECKING:
@@ -24,30 +24,17 @@ if TYPE_CHECKING:
 STOP = -1  # tokens of the batch that ends a follower
 
 
-class ShareExecutable(Protocol):
+class ShareExecutable(Executable, Protocol):
     """What a backend makes of the Program of one rank."""
 
     @property
     def program(self) -> Program: ...
 
-    limits: BatchLimits
-    num_pages: int
-    max_context: int
-    page_bytes: int
-    batch: Batch
-    clock: Clock
-    exact: bool
-    fingerprint: str
-
     def run(self, carried: "Mapping[str, Tensor]") -> "Tensor":
-        """Run the step in `batch`; see ReferenceExecutable.run."""
+        """The step's logits, or what the next stage goes on from; carried: what this stage goes on from, by name."""
 
     def sample_of(self, logits: "Tensor", rows: SampleRows) -> Sampled:
         """One id for each row of float32 logits [rows, vocab], where `run` or another stage made them."""
-
-    def step_cost(self) -> StepCost: ...
-
-    def close(self) -> None: ...
 
 
 class Watch(Protocol):
@@ -142,12 +129,10 @@ class ParallelExecutable:
         return self._ranks.receive((self.batch.rows, self.vocab_size), self._ranks.grid.size - self._ranks.grid.tensor)
 
     def logits(self) -> np.ndarray:
-        """float32 [rows, vocab_size] of the last step."""
         logits: np.ndarray = self._last().cpu().numpy()
         return logits
 
     def sample(self, rows: SampleRows) -> Sampled:
-        """Choose one id for each logit row of the last step."""
         return self._inner.sample_of(self._last(), rows)
 
     def step_cost(self) -> StepCost:

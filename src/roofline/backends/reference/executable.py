@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class ReferenceExecutable:
-    """A Program on torch. read: file tensor name -> its bytes; num_pages: pages of 16 tokens the cache holds.
+    """A Program on torch; see `backends.base.Executable`.
 
-    weights_hash: of the tensors' bytes; it goes into the fingerprint with the Program. group: who shares the matrices,
-    where the Program is one rank's.
+    read: file tensor name -> its bytes; num_pages: pages of 16 tokens the cache holds; weights_hash: of the
+    tensors' bytes; it goes into the fingerprint with the Program; group: who shares the matrices, where the Program is
+    one rank's.
     """
 
     program: Program
@@ -56,15 +57,12 @@ class ReferenceExecutable:
         self._logits = np.zeros((0, self.vocab_size), np.float32)
 
     def variant(self, program: Program, limits: BatchLimits, num_pages: int) -> "ReferenceExecutable":
-        """Another trace of the same model on the same weights, with a cache and a batch of its own."""
         return ReferenceExecutable(program, self.read, limits, num_pages, self.max_context, self.weights_hash)
 
     def forward(self) -> None:
-        """Run the step described by `batch`."""
         self._logits = self.run({}).numpy()
 
     def run(self, carried: "Mapping[str, Tensor]") -> "Tensor":
-        """The step's logits, or what the next stage goes on from; carried: what a stage goes on from, by name."""
         import torch
 
         batch = self.batch
@@ -83,15 +81,12 @@ class ReferenceExecutable:
         return result
 
     def logits(self) -> np.ndarray:
-        """float32 [rows, vocab_size] of the last step."""
         return self._logits
 
     def sample(self, rows: SampleRows) -> Sampled:
-        """Choose one id for each logit row of the last step."""
         return sample(self._logits, rows)
 
     def sample_of(self, logits: "Tensor", rows: SampleRows) -> Sampled:
-        """Choose one id for each row of logits [rows, vocab_size], which another stage may have computed."""
         return sample(logits.numpy(), rows)
 
     def step_cost(self) -> StepCost:
@@ -101,7 +96,6 @@ class ReferenceExecutable:
         return StepCost(spent.flops, spent.weight_bytes, spent.kv_bytes, None)
 
     def close(self) -> None:
-        """Drop the cache."""
         self._caches = {}
 
 

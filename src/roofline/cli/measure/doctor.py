@@ -44,9 +44,8 @@ def _verify(path: Path, as_json: bool) -> None:
 def examine(measure: bool, threads: int | None, isa: str | None) -> JsonObject:
     """Everything doctor knows, as plain values."""
     import roofline
-    from roofline.backends import cpu
     from roofline.backends.cpu.roofs import ensure_roofs
-    from roofline.backends.cpu.select import choose_isa, choose_threads
+    from roofline.backends.cpu.select import choose_isa, choose_threads, describe
     from roofline.common import env, extensions
     from roofline.hardware import detect
 
@@ -57,7 +56,7 @@ def examine(measure: bool, threads: int | None, isa: str | None) -> JsonObject:
         "threads": asdict(choose_threads(threads)),
         "isa": asdict(choose_isa(isa)),
         "roofs": asdict(ensure_roofs(threads=threads, isa=isa, again=measure)),
-        "kernels": cpu.describe(),
+        "kernels": describe(),
         "gpus": examine_gpus(),
         "extensions": [asdict(extension) for extension in extensions.load()],
         "environment": env.printable_values(),

@@ -1,6 +1,5 @@
 """Which GPUs the installed torch was built for, read without importing it."""
 
-import ast
 import re
 from dataclasses import dataclass
 from importlib import metadata
@@ -36,14 +35,8 @@ def installed(package: str = "torch") -> Wheel | None:
 
 def _platform(text: str | None) -> str:
     """The platform that the text of torch/version.py names, where `hip`, `cuda` and `xpu` are versions or None."""
-    try:
-        statements = ast.parse(text or "").body
-    except SyntaxError:
-        return ""
-    values = {}
-    for statement in statements:
-        if isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(statement.value, ast.Constant):
-            target = statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
-            values[ast.unparse(target)] = statement.value.value
-    platforms = [platform for name, platform in (("hip", "rocm"), ("cuda", "cuda"), ("xpu", "xpu")) if values.get(name)]
-    return platforms[0] if platforms else "cpu" if "cuda" in values else ""
+    pattern = r"""^(hip|cuda|xpu)\b[^=\n]*= *(?:None|['"](.*)['"])"""
+    versions = dict(re.findall(pattern, text or "", re.MULTILINE))
+    platforms = {"hip": "rocm", "cuda": "cuda", "xpu": "xpu"}
+    unnamed = "cpu" if "cuda" in versions else ""
+    return next((platform for name, platform in platforms.items() if versions.get(name)), unnamed)

@@ -5,6 +5,7 @@ rounds exactly where its parts round. A target says which of them its backend ha
 """
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from roofline.ops.registry import fusions as fusions_into
@@ -134,11 +135,13 @@ def _qkv_write(instr: Instr, maker_of: Makers, read: Read) -> Instr | None:
     return None
 
 
+@dataclass(frozen=True)
 class _Part:
     """One of q and k on its way from the qkv linear: its split, its norm if it has one, its rope."""
 
-    def __init__(self, split: Instr, norm: Instr | None, rope: Instr) -> None:
-        self.split, self.norm, self.rope = split, norm, rope
+    split: Instr
+    norm: Instr | None
+    rope: Instr
 
 
 def _head_part(name: str, maker_of: Makers, read: Read, anywhere: bool = False) -> _Part | None:
@@ -163,12 +166,8 @@ def _adjacent(q: _Part, k: _Part, v: Instr, maker_of: Makers) -> bool:
 
 def _side_by_side(q: Instr, k: Instr, v: Instr, maker_of: Makers) -> bool:
     """Three splits of one value cut all of it, in this order."""
-    edges = [e for part in (q, k, v) for e in (part.attr("start"), part.attr("stop"))]
-    return edges[0] == 0 and edges[1] == edges[2] and edges[3] == edges[4] and edges[5] == _width(v, maker_of)
-
-
-def _width(split: Instr, maker_of: Makers) -> int:
-    return maker_of[split.inputs[0]].output.type.width
+    starts, stops = ([part.attr(edge) for part in (q, k, v)] for edge in ("start", "stop"))
+    return [*starts, maker_of[v.inputs[0]].output.type.width] == [0, *stops]
 
 
 def _fused_write(write: Instr, rope: Instr, q: _Part, k: _Part) -> Instr:

@@ -1,7 +1,7 @@
 """price: what each instruction computes and moves, as functions of the step, and how long that takes at the roofs."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from roofline.ops.batch import Batch
 from roofline.ops.cost import Cost
@@ -9,6 +9,7 @@ from roofline.ops.registry import Trait
 from roofline.program.target import CACHE_ORDERS, GPU_ORDERS
 
 if TYPE_CHECKING:
+    from roofline.hardware.roofs import Roofs
     from roofline.program.ir import Instr, Program
 
 
@@ -31,22 +32,6 @@ class Amount:
     kv_bytes: int
     act_bytes: int
     link_bytes: int
-
-
-class Roofs(Protocol):
-    """The limits measured on this chip (hardware.roofs): operations per second (None: of no op there), and bytes per
-    second by working set."""
-
-    @property
-    def int8_ops(self) -> float | None: ...
-
-    @property
-    def bf16_flops(self) -> float: ...
-
-    @property
-    def f32_flops(self) -> float: ...
-
-    def read_bytes_per_s(self, working_set_bytes: int) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -77,12 +62,13 @@ def amount(cost: Cost, work: Work) -> Amount:
     return Amount(*(part.at(**sizes) for part in parts))
 
 
-def seconds(instr: "Instr", spent: Amount, roofs: Roofs, working_set: int) -> float:
+def seconds(instr: "Instr", spent: Amount, roofs: "Roofs", working_set: int) -> float:
     """The least time an instruction can take: its arithmetic at its own roof or its reads, whichever is longer.
 
     working_set: bytes a step touches in all; weights and KV are read at that size's bandwidth.
     """
-    compute = spent.flops / operations_per_second(instr, roofs)
+    name, divisor = arithmetic(instr)
+    compute = spent.flops * divisor / getattr(roofs, name)
     return max(compute, (spent.weight_bytes + spent.kv_bytes) / roofs.read_bytes_per_s(working_set))
 
 
@@ -93,12 +79,6 @@ def arithmetic(instr: "Instr") -> tuple[str, int]:
         return "int8_ops", 1 if order == "q8g32" else 2  # two products of bytes for one of 15 bits
     sixteen_bits = order in CACHE_ORDERS.values() or order in GPU_ORDERS  # of which f16 is as fast as bf16
     return "bf16_flops" if sixteen_bits else "f32_flops", 1
-
-
-def operations_per_second(instr: "Instr", roofs: Roofs) -> float:
-    """The roof of an instruction's arithmetic."""
-    name, divisor = arithmetic(instr)
-    return float(getattr(roofs, name)) / divisor
 
 
 def work_of(batch: Batch, window: int = 0) -> Work:

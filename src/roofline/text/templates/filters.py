@@ -44,12 +44,7 @@ def tojson(
     )
     if indent is None:
         return Text(encoder.encode(value))
-    return joined(_growing(encoder.iterencode(value)))  # indentation multiplies with depth, so watch it grow
-
-
-def _growing(chunks: Iterable[str]) -> Iterator[str]:
-    for chunk in ticking(chunks):
-        yield Text(chunk)
+    return joined(map(Text, ticking(encoder.iterencode(value))))  # indentation multiplies with depth: watch it grow
 
 
 def join(value: Iterable[object], d: str = "", attribute: object = None) -> Text:

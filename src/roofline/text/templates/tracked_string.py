@@ -8,18 +8,8 @@ from typing import SupportsIndex
 from jinja2.runtime import LoopContext, Undefined
 
 from roofline.common.errors import RequestError
-from roofline.text.templates.budget import (
-    MAX_BITS,
-    MAX_DEPTH,
-    MAX_ITEMS,
-    bounded,
-    charge,
-    check_items,
-    check_width,
-    longest,
-    over_budget,
-    tick,
-)
+from roofline.text.templates import budget
+from roofline.text.templates.budget import charge, check_items, check_width, over_budget
 
 _PERCENT = re.compile(r"%(?:\((?P<name>[^)]*)\))?(?P<flags>[-+ #0]*)(?P<size>[\d.*]*)(?P<kind>[a-zA-Z%])")
 
@@ -31,6 +21,35 @@ def _case_change(change: Callable[[str], str]) -> Callable[["Text"], "Text"]:
         charge(3 * len(text))  # no mapping of Unicode makes more than three of one
         changed = change(text)
         return Text(changed, text.mask) if len(changed) == len(text) else text._same_origin(changed)
+
+    return method
+
+
+def _padding(pad: Callable[..., str]) -> Callable[..., "Text"]:
+    """A method of `Text` that fills a text up to a width."""
+
+    def method(text: "Text", width: SupportsIndex, *fillchar: str) -> "Text":
+        check_width(width.__index__())
+        return text._same_origin(pad(text, width, *fillchar))
+
+    return method
+
+
+def _splitting(split: Callable[..., list[str]]) -> Callable[..., list["Text"]]:
+    """A method of `Text` that cuts a text at a separator, or at white space."""
+
+    def method(text: "Text", sep: str | None = None, maxsplit: SupportsIndex = -1) -> list["Text"]:
+        limit = maxsplit.__index__()
+        pieces = split(text, sep, budget.MAX_ITEMS if limit < 0 else min(limit, budget.MAX_ITEMS))
+        check_items(len(pieces))
+        texts = []
+        at = 0
+        for piece in pieces:
+            if sep is None:
+                at = text.find(piece, at)  # only white space lies between, so the first find is the piece
+            texts.append(text[at : at + len(piece)])
+            at += len(piece) + len(sep or "")
+        return texts
 
     return method
 
@@ -130,7 +149,7 @@ class Text(str):
         return joined(_format(self, (), mapping))
 
     def join(self, items: Iterable[object]) -> "Text":
-        parts = [text(item) for item in bounded(items)]
+        parts = [text(item) for item in budget.bounded(items)]
         if not self:
             return joined(parts)
         between: list[str] = [self] * (2 * len(parts) - 1) if parts else []
@@ -151,12 +170,6 @@ class Text(str):
 
     def removesuffix(self, suffix: str) -> "Text":
         return self[: len(self) - len(suffix)] if suffix and str.endswith(self, suffix) else self
-
-    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list["Text"]:  # type: ignore[override]
-        return self._pieces(str.split, sep, maxsplit)
-
-    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list["Text"]:  # type: ignore[override]
-        return self._pieces(str.rsplit, sep, maxsplit)
 
     def splitlines(self, keepends: bool = False) -> list["Text"]:  # type: ignore[override]
         check_items(sum(map(self.count, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")))
@@ -186,18 +199,6 @@ class Text(str):
             return joined(_between([self[:0], *self, self[:0]], new, count.__index__()))  # type: ignore[list-item]
         return text(new).join(self.split(old, count))
 
-    def center(self, width: SupportsIndex, fillchar: str = " ") -> "Text":
-        return self._padded(str.center, width, fillchar)
-
-    def ljust(self, width: SupportsIndex, fillchar: str = " ") -> "Text":
-        return self._padded(str.ljust, width, fillchar)
-
-    def rjust(self, width: SupportsIndex, fillchar: str = " ") -> "Text":
-        return self._padded(str.rjust, width, fillchar)
-
-    def zfill(self, width: SupportsIndex) -> "Text":
-        return self._padded(str.zfill, width)
-
     def expandtabs(self, tabsize: SupportsIndex = 8) -> "Text":
         check_width(tabsize.__index__())
         charge(len(self) + self.count("\t") * tabsize.__index__())
@@ -209,23 +210,8 @@ class Text(str):
     title = _case_change(str.title)
     swapcase = _case_change(str.swapcase)
     casefold = _case_change(str.casefold)
-
-    def _pieces(self, split: Callable[..., list[str]], sep: str | None, maxsplit: SupportsIndex) -> list["Text"]:
-        limit = maxsplit.__index__()
-        pieces = split(self, sep, MAX_ITEMS if limit < 0 else min(limit, MAX_ITEMS))
-        check_items(len(pieces))
-        texts = []
-        at = 0
-        for piece in pieces:
-            if sep is None:
-                at = self.find(piece, at)  # only white space lies between, so the first find is the piece
-            texts.append(self[at : at + len(piece)])
-            at += len(piece) + len(sep or "")
-        return texts
-
-    def _padded(self, pad: Callable[..., str], width: SupportsIndex, *fill: str) -> "Text":
-        check_width(width.__index__())
-        return self._same_origin(pad(self, width, *fill))
+    center, ljust, rjust, zfill = map(_padding, (str.center, str.ljust, str.rjust, str.zfill))
+    split, rsplit = _splitting(str.split), _splitting(str.rsplit)  # type: ignore[assignment]
 
     def _same_origin(self, changed: str) -> "Text":
         """A text made from this one: it counts as the template's only if all of this one does."""
@@ -280,11 +266,11 @@ def weight(value: object, *, printed: bool = False) -> int:
     Lists that hold one list twice, thirty levels deep, are small in memory and endless to print, compare or hash; a
     tuple in a tuple, 100,000 levels deep, ends the stack. `printed` refuses objects that are no data.
     """
-    limit = longest()
+    limit = budget.longest()
     total, depth = 0, 0
     level: list[object] = [value]
     while level:
-        tick()
+        budget.tick()
         depth += 1
         total += len(level)
         inner: list[object] = []
@@ -300,8 +286,8 @@ def weight(value: object, *, printed: bool = False) -> int:
                 raise RequestError(400, "chat_template_error", f"the chat template prints a {type(item).__name__}")
             if total + len(inner) > limit:
                 raise over_budget(f"makes a value of more than {limit:,} characters and items")
-        if depth > MAX_DEPTH:
-            raise over_budget(f"makes a value nested more than {MAX_DEPTH} deep")
+        if depth > budget.MAX_DEPTH:
+            raise over_budget(f"makes a value nested more than {budget.MAX_DEPTH} deep")
         level = inner
     return total
 
@@ -317,8 +303,8 @@ def admit(value: object) -> object:
     if isinstance(value, str):
         return Text(str.__str__(value))
     if isinstance(value, int):
-        if value.bit_length() > MAX_BITS:
-            raise over_budget(f"makes a number of more than {MAX_BITS} bits")
+        if value.bit_length() > budget.MAX_BITS:
+            raise over_budget(f"makes a number of more than {budget.MAX_BITS} bits")
         return value
     if isinstance(value, (list, tuple, dict)):
         check_items(len(value))
@@ -326,7 +312,7 @@ def admit(value: object) -> object:
         weight(value)
         return value
     if isinstance(value, Iterator) and not isinstance(value, LoopContext):
-        items = [admit(item) for item in bounded(value)]
+        items = [admit(item) for item in budget.bounded(value)]
         admit(items)
         return iter(items)
     return value

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from roofline.common.errors import ConfigError, UnsupportedError
-from roofline.text.tokenizers.end_tokens import end_ids
 from roofline.text.tokenizers.pretokenizers import ADDS_BOS, IGNORE_MERGES, byte_level_pipeline
 from roofline.text.tokenizers.tokenizer import SPACE, Tokenizer
-from roofline.text.tokenizers.vocabulary import AddedToken, JsonObject, Vocabulary
+from roofline.text.tokenizers.vocabulary import AddedToken, JsonObject, Vocabulary, end_ids
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # values of tokenizer.ggml.token_type
 

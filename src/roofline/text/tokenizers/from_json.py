@@ -6,9 +6,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from roofline.common.errors import ConfigError, UnsupportedError
-from roofline.text.tokenizers.end_tokens import end_ids
 from roofline.text.tokenizers.tokenizer import SPACE, Tokenizer
-from roofline.text.tokenizers.vocabulary import AddedToken, JsonObject, Vocabulary
+from roofline.text.tokenizers.vocabulary import AddedToken, JsonObject, Vocabulary, end_ids
 
 _BPE_OPTIONS = (
     *("unk_token", "continuing_subword_prefix", "end_of_word_suffix"),

@@ -2,7 +2,7 @@
 
 import gc
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -17,6 +17,26 @@ if TYPE_CHECKING:
 JsonObject = Mapping[str, Any]  # of a file: tokenizer.json, or the metadata of a GGUF file; checked where it is read
 # tokenizer.json with nothing in it: the pipeline is parsed by the library, the model is set afterwards (5x faster)
 _SKELETON = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
+
+# Ends of a turn or a text in the chat formats of the families; a file often names just one as its EOS.
+END_TOKENS = frozenset(
+    {
+        "<|im_end|>",  # ChatML: Qwen, SmolLM2
+        "<|eot_id|>",  # Llama 3
+        "<|eom_id|>",  # Llama 3, tool calls
+        "<|end_of_text|>",
+        "<|endoftext|>",
+        "<|end|>",  # Phi 3
+        "<|eot|>",  # Llama 4
+        "<|return|>",
+        "<end_of_turn>",  # Gemma
+        "<|end_of_turn|>",
+        "<|END_OF_TURN_TOKEN|>",  # Command R
+        "<end_of_utterance>",
+        "<EOT>",
+        "<｜end▁of▁sentence｜>",  # DeepSeek
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -113,6 +133,13 @@ class Vocabulary:
                     f"but its place in the vocabulary is {built.token_to_id(token.content)}"
                 )
         return built
+
+
+def end_ids(file_ids: Iterable[int | None], added: Iterable[AddedToken]) -> tuple[int, ...]:
+    """The ids that a file lists as ends, in its order, then those of its special tokens that END_TOKENS has."""
+    ids = [token_id for token_id in file_ids if token_id is not None]
+    ids += [token.id for token in added if token.special and token.content in END_TOKENS]
+    return tuple(dict.fromkeys(ids))
 
 
 def byte_alphabet() -> dict[str, int]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from roofline.common.errors import UnsupportedError
+from roofline.ops.rope_tables import NEEDED, OPTIONAL
 from roofline.weights.files.mapped import JsonObject, refuse, shorten
 
 Config = dict[str, Any]
@@ -53,31 +54,22 @@ def refuse_unless_neutral(path: Path, fields: JsonObject, neutral: Mapping[str, 
             raise UnsupportedError(what, "it changes the mathematics and we do not have it")
 
 
-_ROPE_NEEDED = {
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": ("factor", "original_max_position_embeddings"),
-}
-_ROPE_OPTIONAL = {"yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")}
-
-
 def checked_rope_scaling(path: Path, kind: str, fields: JsonObject) -> Config | None:
     """The canonical rope scaling of a kind; values become floats. Raises ConfigError or UnsupportedError by field."""
     if kind in ("default", "none"):
         return None
-    if kind not in _ROPE_NEEDED:
+    if kind not in NEEDED:
         reason = "only scalings fixed at load by the configuration give equal numbers for equal prefixes"
-        raise UnsupportedError(f"{path}: rope scaling {kind!r}", reason, ("none", *_ROPE_NEEDED))
+        raise UnsupportedError(f"{path}: rope scaling {kind!r}", reason, tuple(NEEDED))
     scaling: Config = {"rope_type": kind}
-    for key in _ROPE_NEEDED[kind]:
+    for key in NEEDED[kind]:
         if fields.get(key) is None:
             refuse(path, f"rope scaling {kind!r}", f"{key} is missing")
         scaling[key] = _positive(path, f"rope scaling {key}", fields[key])
-    for key in _ROPE_OPTIONAL.get(kind, ()):
-        if fields.get(key) is not None:
-            scaling[key] = _positive(path, f"rope scaling {key}", fields[key])
-    if kind == "yarn" and fields.get("truncate") is not None:
-        scaling["truncate"] = bool(fields["truncate"])
+    for key in OPTIONAL.get(kind, ()):
+        value = fields.get(key)
+        if value is not None:
+            scaling[key] = bool(value) if key == "truncate" else _positive(path, f"rope scaling {key}", value)
     if kind == "llama3" and scaling["high_freq_factor"] <= scaling["low_freq_factor"]:
         refuse(path, "rope scaling 'llama3'", "high_freq_factor is not above low_freq_factor")
     return scaling

@@ -23,12 +23,11 @@ from roofline.backends.prices import PriceTable, StepPrices
 from roofline.backends.sampling import Sampled, SampleRows
 from roofline.common.errors import CapacityError, UnsupportedError
 from roofline.hardware.chips.chips import Chip
-from roofline.hardware.roofs import Roofs as MeasuredRoofs
+from roofline.hardware.roofs import Roofs
 from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits
 from roofline.ops.collectives import Group
 from roofline.ops.rope_tables import RopeTable, cos_sin
 from roofline.program.ir import KvGroup, Program
-from roofline.program.passes.price import Roofs
 from roofline.program.text import program_hash
 
 if TYPE_CHECKING:
@@ -263,7 +262,7 @@ class GpuExecutable:
         """The least time for steps of these sizes (`StepCost.work`) at `roofs`, reads at `working_set` bytes."""
         return self._prices.limit_seconds(works, roofs, working_set)
 
-    def measure_roofs(self, reads: Sequence[int]) -> MeasuredRoofs:
+    def measure_roofs(self, reads: Sequence[int]) -> Roofs:
         """The limits of the device now; reads: working sets in bytes, ascending."""
         from roofline.backends.gpu.measure.roofs import measure_op_roofs
 
