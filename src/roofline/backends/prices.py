@@ -49,8 +49,7 @@ class PriceTable:
 class StepPrices:
     """Costs of a Program's steps, as products of two small matrices.
 
-    Args:
-        working_set: bytes of weights a step reads; the read roof is taken at this size.
+    working_set: bytes of weights a step reads; the read roof is taken at this size.
     """
 
     def __init__(self, table: PriceTable, roofs: Roofs | None, working_set: int) -> None:

@@ -19,10 +19,7 @@ class ConfigError(RooflineError):
 class UnsupportedError(RooflineError):
     """Something valid that this build, chip or model cannot do.
 
-    Args:
-        what: the thing asked for.
-        reason: why it cannot be had.
-        alternatives: what can be used instead.
+    what: the thing asked for; reason: why it cannot be had; alternatives: what can be used instead.
     """
 
     def __init__(self, what: str, reason: str, alternatives: Sequence[str] = ()) -> None:
@@ -34,10 +31,7 @@ class UnsupportedError(RooflineError):
 class CapacityError(RooflineError):
     """A demand that can never fit.
 
-    Args:
-        what: what was to be placed.
-        needed, available: amounts in `unit`.
-        remedy: the option that would make it fit.
+    what: what was to be placed; needed, available: amounts in `unit`; remedy: the option that would make it fit.
     """
 
     def __init__(self, what: str, needed: int, available: int, unit: str, remedy: str) -> None:

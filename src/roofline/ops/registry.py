@@ -159,8 +159,7 @@ def op(
     The result computes at once on tensors, and records on Symbols. All ops have two attributes that `legalize` sets:
     `order` names the order of a call's arithmetic, `out` the dtype that its result is rounded to ("": as it infers).
 
-    Args:
-        declaration: the other fields of `Op`: flops, kv_bytes, weight_bytes, link_bytes, inplace, fuses.
+    declaration: the other fields of `Op`: flops, kv_bytes, weight_bytes, link_bytes, inplace, fuses.
     """
 
     def declare(reference: Callable[..., Result]) -> Callable[..., Result]:

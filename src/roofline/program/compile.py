@@ -110,9 +110,7 @@ def compile_program(
 ) -> Program:
     """The planned Program of a model, of its variant `hidden`, or of a share of it.
 
-    Raises:
-        ConfigError: the tensors do not fit the configuration.
-        CapacityError: the model has not so many parts.
+    Raises ConfigError: the tensors do not fit the configuration; CapacityError: the model has not so many parts.
     """
     *_, (_, program) = stages(family, cfg, tensors, target, hidden, share)
     return program

@@ -22,9 +22,8 @@ class Gemm:
 def gemms(program: Program, steps: Iterable[tuple[int, int]], *, fused_gates: bool = True) -> dict[Gemm, int]:
     """The products of steps of so many (tokens, logit rows), and how often one such step runs each; in order of use.
 
-    Args:
-        steps: the bucket plan: one entry for each size of step that is run.
-        fused_gates: whether products that a gate is fused into count.
+    steps: the bucket plan: one entry for each size of step that is run; fused_gates: whether products that a gate is
+    fused into count.
     """
     most: Counter[Gemm] = Counter()
     for tokens, rows in steps:

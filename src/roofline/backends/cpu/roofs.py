@@ -18,11 +18,8 @@ def measure_roofs(
 ) -> Roofs:
     """Measure this chip's roofs. Takes about 4 s, or 0.8 s when `quick` (shorter repeats, no large working sets).
 
-    Args:
-        reads: working sets in bytes to read, ascending; None takes READ_SIZES. What a quarter of the free memory
-            cannot hold is left out.
-
-    Raises UnsupportedError when this chip lacks the ISA named by `isa` or ROOFLINE_ISA.
+    reads: working sets in bytes to read, ascending; None takes READ_SIZES. What a quarter of the free memory cannot
+    hold is left out. Raises UnsupportedError when this chip lacks the ISA named by `isa` or ROOFLINE_ISA.
     """
     from roofline import _native
 

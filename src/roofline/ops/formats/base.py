@@ -46,11 +46,8 @@ class Format:
     def dequantize(self, raw: np.ndarray, shape: Sequence[int]) -> np.ndarray:
         """The float32 values of a tensor.
 
-        Args:
-            raw: uint8 [nbytes], the tensor's bytes in row order.
-            shape: the tensor's shape, (rows, cols) or (cols,).
-
-        Raises ConfigError when `raw` has not the size that `shape` needs.
+        raw: uint8 [nbytes], the tensor's bytes in row order; shape: the tensor's shape, (rows, cols) or (cols,). Raises
+        ConfigError when `raw` has not the size that `shape` needs.
         """
         if raw.dtype != np.uint8 or raw.size != self.nbytes(shape):
             raise ConfigError(f"{self.name} of shape {tuple(shape)} takes {self.nbytes(shape)} bytes, got {raw.size}")

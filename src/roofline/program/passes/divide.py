@@ -53,10 +53,8 @@ def divide_heads(heads: int, kv_heads: int, head_dim: int, block: int, ranks: in
 
     With fewer kv heads than ranks these are copied: each rank has some of the queries of one of them.
 
-    Args:
-        block: columns that the matrix after attention has in a block: no rank's heads may end inside one.
-
-    Raises CapacityError where that cannot be done.
+    block: columns that the matrix after attention has in a block: no rank's heads may end inside one. Raises
+    CapacityError where that cannot be done.
     """
     group = heads // kv_heads
     atom = math.lcm(head_dim, block) // head_dim  # query heads that must stay together

@@ -19,9 +19,7 @@ def stage(program: Program, number: int, stages: int) -> Program:
 
     Its caches hold its own layers, counted from 0; weights keep their names.
 
-    Raises:
-        CapacityError: more stages than layers.
-        UnsupportedError: more than one value would cross a cut.
+    Raises CapacityError: more stages than layers; UnsupportedError: more than one value would cross a cut.
     """
     if stages == 1:
         return program

@@ -13,8 +13,7 @@ class Detokenizer:
     For any ids in any portions, the pushes and the flush joined are ``tokenizer.decode`` of all ids. Special tokens
     are left out; bytes that can never become a character give U+FFFD.
 
-    Args:
-        at_start: the ids begin a text, so SentencePiece's first space is dropped; False: they go on from a prompt.
+    at_start: the ids begin a text, so SentencePiece's first space is dropped; False: they go on from a prompt.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, at_start: bool = True) -> None:
@@ -42,8 +41,7 @@ class StopStrings:
     The text that `push` returns holds no part of a stop string that may still become complete, so the result does not
     depend on the portions in which the text came.
 
-    Args:
-        stops: strings that end the text; none may be empty.
+    stops: strings that end the text; none may be empty.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -95,9 +93,7 @@ class Delta:
 class TextStream:
     """The text of one answer: detokenising and stop strings together.
 
-    Args:
-        include_stop: end the text with the stop string instead of before it.
-        at_start: see `Detokenizer`.
+    include_stop: end the text with the stop string instead of before it; at_start: see `Detokenizer`.
     """
 
     def __init__(

@@ -33,9 +33,7 @@ def render(
 ) -> list[tuple[str, bool]] | None:
     """The stretches of a rendered chat, None where only Jinja can render it.
 
-    Args:
-        tokens: bos_token, eos_token.
-        prompt: add_generation_prompt.
+    tokens: bos_token, eos_token; prompt: add_generation_prompt.
     """
     chat = []
     if type(messages) is not list and type(messages) is not tuple:

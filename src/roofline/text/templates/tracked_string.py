@@ -57,8 +57,7 @@ def _splitting(split: Callable[..., list[str]]) -> Callable[..., list["Text"]]:
 class Text(str):
     """A `str` with an origin for each character. Every operation is charged to the budget and keeps the origins.
 
-    Attributes:
-        mask: one byte a character, 1: the template's own, 0: a user's or of unknown origin.
+    mask: one byte a character, 1: the template's own, 0: a user's or of unknown origin.
     """
 
     __slots__ = ("mask",)

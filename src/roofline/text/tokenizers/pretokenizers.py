@@ -80,8 +80,7 @@ ADDS_BOS = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "tekken"})
 def byte_level_pipeline(kind: str) -> JsonObject:
     """Normalizer, pre-tokenizer and decoder of a kind, as tokenizer.json writes them.
 
-    Raises:
-        UnsupportedError: an unknown kind; lists the known.
+    Raises UnsupportedError: an unknown kind; lists the known.
     """
     if kind not in PATTERNS:
         raise UnsupportedError(f"tokenizer.ggml.pre = {kind!r}", "its splitting rule is not known", sorted(PATTERNS))

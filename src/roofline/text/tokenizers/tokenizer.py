@@ -90,8 +90,7 @@ class Tokenizer:
     def encode_marked(self, text: str, trusted: bytes) -> list[int]:
         """The ids of `text` where a special token counts only if all its characters are trusted.
 
-        Args:
-            trusted: one byte a character, 1 where the character may be part of a special token.
+        trusted: one byte a character, 1 where the character may be part of a special token.
         """
         matches = list(self._special_pattern.finditer(text))
         short_ids = self._encode_short_marked(text, trusted, matches)
