@@ -10,6 +10,8 @@ from roofline.common.errors import ConfigError
 
 # Blocks handled at once, so that temporaries stay in the cache and small beside the result.
 _CHUNK_VALUES = 1 << 18
+# Of blocks: q, 8-bit integers [blocks, block]; scale, float32 [blocks, groups of a block]; minimum: the same, None: 0.
+Integers = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class Format:
         unpack: uint8 [blocks, block_bytes] -> float32 [blocks, block].
         pack: float32 [blocks, block] -> uint8 [blocks, block_bytes].
         packed_as: the format of ours whose arithmetic and tiles a backend uses for it; "": its own.
+        integers: uint8 [blocks, block_bytes] -> the `Integers` of which a weight is scale * q + minimum; None: it is
+            made otherwise.
         convert: its blocks -> the bytes that `packed_as` has for the same values, uint8 [blocks, any]; None: by way of
             the float32 values, which must survive it.
     """
@@ -36,6 +40,7 @@ class Format:
     pack: Callable[[np.ndarray], np.ndarray]
     packed_as: str = ""
     convert: Callable[[np.ndarray], np.ndarray] | None = None
+    integers: Callable[[np.ndarray], "Integers"] | None = None
 
     def nbytes(self, shape: Sequence[int]) -> int:
         """Bytes of a tensor of this shape. Raises ConfigError when a row is not a whole number of blocks."""
@@ -69,3 +74,23 @@ class Format:
             out[start : start + step] = self.pack(blocks[start : start + step])
         assert out.size == total
         return out.reshape(-1)
+
+
+def integer_format(
+    name: str,
+    block: int,
+    block_bytes: int,
+    gguf_type: int,
+    integers: Callable[[np.ndarray], Integers],
+    pack: Callable[[np.ndarray], np.ndarray],
+) -> Format:
+    """A format whose weights are scale * q + minimum; integers: as `Format` has it."""
+
+    def unpack(blocks: np.ndarray) -> np.ndarray:
+        q, scale, minimum = integers(blocks)
+        values = q.reshape(*scale.shape, -1).astype(np.float32) * scale[..., None]
+        if minimum is not None:
+            values += minimum[..., None]
+        return values.reshape(-1, block)
+
+    return Format(name, block, block_bytes, gguf_type, unpack, pack, integers=integers)

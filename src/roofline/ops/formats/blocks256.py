@@ -6,7 +6,7 @@ random weights and tests; files made for quality come from llama.cpp's quantiser
 
 import numpy as np
 
-from roofline.ops.formats.base import Format
+from roofline.ops.formats.base import Integers, integer_format
 from roofline.ops.formats.blocks32 import half, half_bytes, inverse
 
 _BLOCK = 256
@@ -31,12 +31,10 @@ def _pack_scales(scales: np.ndarray, minima: np.ndarray) -> np.ndarray:
     return np.concatenate([first, second, third], axis=1)
 
 
-def _affine(blocks: np.ndarray, codes: np.ndarray) -> np.ndarray:
+def _affine(blocks: np.ndarray, codes: np.ndarray) -> Integers:
     """Q4_K, Q5_K: (d * scale) * code - (dmin * minimum), a scale and a minimum per 32 weights. codes: [n, 8, 32]."""
-    scales, minima = affine_scales(blocks[:, 4:16])
-    step = (half(blocks, 0) * scales.astype(np.float32))[:, :, None]  # [n, 8, 1]
-    offset = (half(blocks, 2) * minima.astype(np.float32))[:, :, None]
-    return (step * codes.astype(np.float32) - offset).reshape(-1, _BLOCK)
+    scales, minima = (part.astype(np.float32) for part in affine_scales(blocks[:, 4:16]))
+    return codes.reshape(-1, _BLOCK), half(blocks, 0) * scales, -(half(blocks, 2) * minima)
 
 
 def _low_nibbles(packed: np.ndarray) -> np.ndarray:
@@ -46,33 +44,24 @@ def _low_nibbles(packed: np.ndarray) -> np.ndarray:
 
 
 def codes_q4_k(blocks: np.ndarray) -> np.ndarray:
-    """uint8 [n, 144] -> [n, 8, 32], see `_unpack_q4_k`."""
+    """uint8 [n, 144] -> [n, 8, 32]. Bytes: d f16, dmin f16, 12 of scales and minima, 128 of nibbles."""
     return _low_nibbles(blocks[:, 16:144])
 
 
 def codes_q5_k(blocks: np.ndarray) -> np.ndarray:
-    """uint8 [n, 176] -> [n, 8, 32], see `_unpack_q5_k`."""
+    """uint8 [n, 176] -> [n, 8, 32]. Bytes: d f16, dmin f16, 12 of scales and minima, 32 of fifth bits (bit g of byte i:
+    group g), 128 of nibbles."""
     fifth = (blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[None, :, None]) & np.uint8(1)  # [n, 8, 32]
     return _low_nibbles(blocks[:, 48:176]) | (fifth << np.uint8(4))
 
 
 def codes_q6_k(blocks: np.ndarray) -> np.ndarray:
-    """uint8 [n, 210] -> [n, 16, 16], see `_unpack_q6_k`."""
+    """uint8 [n, 210] -> [n, 16, 16], see `_integers_q6_k`."""
     low = blocks[:, 0:128].reshape(-1, 2, 64)
     low = np.stack([low & np.uint8(15), low >> np.uint8(4)], axis=2).reshape(-1, 16, 16)
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[None, None, :, None]
     high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts) & np.uint8(3)  # [n, 2, 4, 32]
     return low | (high.reshape(-1, 16, 16) << np.uint8(4))
-
-
-def _unpack_q4_k(blocks: np.ndarray) -> np.ndarray:
-    """Bytes: d f16, dmin f16, 12 of scales and minima, 128 of nibbles."""
-    return _affine(blocks, codes_q4_k(blocks))
-
-
-def _unpack_q5_k(blocks: np.ndarray) -> np.ndarray:
-    """Bytes: d f16, dmin f16, 12 of scales and minima, 32 of fifth bits (bit g of byte i: group g), 128 of nibbles."""
-    return _affine(blocks, codes_q5_k(blocks))
 
 
 def _affine_codes(values: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
@@ -107,15 +96,14 @@ def _pack_q5_k(values: np.ndarray) -> np.ndarray:
     return np.concatenate([head, fifth, _pack_nibble_groups(codes)], axis=1)
 
 
-def _unpack_q6_k(blocks: np.ndarray) -> np.ndarray:
+def _integers_q6_k(blocks: np.ndarray) -> Integers:
     """Bytes: 128 of low nibbles, 64 of upper bit pairs, 16 int8 scales (one per 16 weights), d f16.
 
     Each half block of 128 weights has 64 nibble bytes (low halves: weights 0-63, high halves: 64-127) and 32 bytes of
     bit pairs (pair k of byte i: weight 32k + i). A weight is (d * scale) * (code - 32).
     """
-    codes = codes_q6_k(blocks).astype(np.float32) - np.float32(32)
-    step = half(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32)  # [n, 16]
-    return (step[:, :, None] * codes).reshape(-1, _BLOCK)
+    q = codes_q6_k(blocks).reshape(-1, _BLOCK).view(np.int8) - np.int8(32)
+    return q, half(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32), None
 
 
 def _pack_q6_k(values: np.ndarray) -> np.ndarray:
@@ -134,7 +122,7 @@ def _pack_q6_k(values: np.ndarray) -> np.ndarray:
 
 
 FORMATS = (
-    Format("Q4_K", _BLOCK, 144, 12, _unpack_q4_k, _pack_q4_k),
-    Format("Q5_K", _BLOCK, 176, 13, _unpack_q5_k, _pack_q5_k),
-    Format("Q6_K", _BLOCK, 210, 14, _unpack_q6_k, _pack_q6_k),
+    integer_format("Q4_K", _BLOCK, 144, 12, lambda blocks: _affine(blocks, codes_q4_k(blocks)), _pack_q4_k),
+    integer_format("Q5_K", _BLOCK, 176, 13, lambda blocks: _affine(blocks, codes_q5_k(blocks)), _pack_q5_k),
+    integer_format("Q6_K", _BLOCK, 210, 14, _integers_q6_k, _pack_q6_k),
 )

@@ -5,7 +5,7 @@ Nibble formats hold weight i in the low half and weight i + 16 in the high half 
 
 import numpy as np
 
-from roofline.ops.formats.base import Format
+from roofline.ops.formats.base import Integers, integer_format
 
 _BLOCK = 32
 
@@ -34,9 +34,9 @@ def _pack_nibbles(codes: np.ndarray) -> np.ndarray:
     return codes[:, :16] | (codes[:, 16:] << np.uint8(4))
 
 
-def _unpack_q8_0(blocks: np.ndarray) -> np.ndarray:
+def _integers_q8_0(blocks: np.ndarray) -> Integers:
     """Bytes: scale f16, 32 int8."""
-    return blocks[:, 2:].view(np.int8).astype(np.float32) * half(blocks, 0)
+    return blocks[:, 2:].view(np.int8), half(blocks, 0), None
 
 
 def _pack_q8_0(values: np.ndarray) -> np.ndarray:
@@ -46,10 +46,9 @@ def _pack_q8_0(values: np.ndarray) -> np.ndarray:
     return np.concatenate([half_bytes(scale), codes.view(np.uint8)], axis=1)
 
 
-def _unpack_q4_0(blocks: np.ndarray) -> np.ndarray:
+def _integers_q4_0(blocks: np.ndarray) -> Integers:
     """Bytes: scale f16, 16 bytes of nibbles; a weight is scale * (code - 8)."""
-    codes = _unpack_nibbles(blocks[:, 2:]).astype(np.float32) - np.float32(8)
-    return codes * half(blocks, 0)
+    return _unpack_nibbles(blocks[:, 2:]).view(np.int8) - np.int8(8), half(blocks, 0), None
 
 
 def _pack_q4_0(values: np.ndarray) -> np.ndarray:
@@ -60,9 +59,9 @@ def _pack_q4_0(values: np.ndarray) -> np.ndarray:
     return np.concatenate([half_bytes(scale), _pack_nibbles(codes)], axis=1)
 
 
-def _unpack_q4_1(blocks: np.ndarray) -> np.ndarray:
+def _integers_q4_1(blocks: np.ndarray) -> Integers:
     """Bytes: scale f16, minimum f16, 16 bytes of nibbles; a weight is scale * code + minimum."""
-    return _unpack_nibbles(blocks[:, 4:]).astype(np.float32) * half(blocks, 0) + half(blocks, 2)
+    return _unpack_nibbles(blocks[:, 4:]), half(blocks, 0), half(blocks, 2)
 
 
 def _pack_q4_1(values: np.ndarray) -> np.ndarray:
@@ -73,7 +72,7 @@ def _pack_q4_1(values: np.ndarray) -> np.ndarray:
 
 
 FORMATS = (
-    Format("Q4_0", _BLOCK, 18, 2, _unpack_q4_0, _pack_q4_0),
-    Format("Q4_1", _BLOCK, 20, 3, _unpack_q4_1, _pack_q4_1),
-    Format("Q8_0", _BLOCK, 34, 8, _unpack_q8_0, _pack_q8_0),
+    integer_format("Q4_0", _BLOCK, 18, 2, _integers_q4_0, _pack_q4_0),
+    integer_format("Q4_1", _BLOCK, 20, 3, _integers_q4_1, _pack_q4_1),
+    integer_format("Q8_0", _BLOCK, 34, 8, _integers_q8_0, _pack_q8_0),
 )

@@ -7,6 +7,7 @@ or block. Values: sign, 4 bits of exponent (bias 7), 3 of mantissa; largest 448,
 import numpy as np
 
 from roofline.ops.formats.base import Format
+from roofline.ops.formats.blocks32 import inverse
 
 BLOCK = 128
 LARGEST = 448.0
@@ -51,7 +52,7 @@ def _pack(values: np.ndarray) -> np.ndarray:
     """The largest of a block becomes 448; the others the nearest, ties to the even code."""
     amax = np.abs(values).max(axis=1, keepdims=True)
     scale = (amax / np.float32(LARGEST)).astype(np.float32)
-    scaled = np.abs(values) * np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
+    scaled = np.abs(values) * inverse(scale)
     codes = np.searchsorted(_MIDDLES, scaled)
     tie = _MIDDLES[np.minimum(codes, 125)] == scaled
     codes = np.where(np.isnan(scaled), NAN, codes + (tie & (codes % 2 == 1)))
