@@ -119,7 +119,7 @@ def test_any_merges_in_any_order(data: st.DataObject) -> None:
 def test_a_trusted_chat_is_quick(smollm2: Tokenizer, fast: Tokenizer) -> None:
     text = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
     assert fast.encode_marked(text, b"\1" * len(text)) == smollm2.encode_marked(text, b"\1" * len(text))
-    assert "_views" not in fast.__dict__
+    assert "_parsing" not in fast.__dict__
 
 
 def test_what_is_left_to_the_library(smollm2: Tokenizer) -> None:

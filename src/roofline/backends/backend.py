@@ -15,6 +15,7 @@ from roofline.backends.options import LoadOptions
 from roofline.common.json_types import JsonMapping
 
 if TYPE_CHECKING:
+    from roofline import _native
     from roofline.backends.base import Executable
     from roofline.backends.checkpoint import Checkpoint
     from roofline.backends.cpu.backend import CompiledModel
@@ -101,7 +102,7 @@ class RunsBundles(Protocol):
     """A backend that bundles are compiled for."""
 
     def make_from_bundle(
-        self, bundle: "CompiledModel", mapping: object, options: LoadOptions, capacity: Capacity
+        self, bundle: "CompiledModel", mapping: "_native.Mapping", options: LoadOptions, capacity: Capacity
     ) -> "tuple[Executable, Notes]":
         """The model of a bundle, ready to run; mapping: its weights, mapped (`cpu.memory.map_image`)."""
 

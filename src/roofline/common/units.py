@@ -17,6 +17,13 @@ def parse_bytes(key: str, value: int | str) -> int:
     return int(float(match[1]) * _SIZES[match[2]])
 
 
+def now_utc() -> str:
+    """Date and time now, ISO 8601, UTC, to the second."""
+    from datetime import UTC, datetime  # a start of ours needs no time of day
+
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 def human_bytes(count: float) -> str:
     """1536 -> '1.5 KiB'. Binary prefixes, one decimal above 1 KiB."""
     amount, unit = _scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))

@@ -56,7 +56,7 @@ class ModelConfig:
         if self.positions not in POSITIONS:
             raise ConfigError(f"model config: positions={self.positions!r} is not one of {', '.join(POSITIONS)}")
         if self.positions == "rope":
-            RopeTable.of(self.head_dim, self.rope_theta, self.rope_style, self.rope_scaling)  # refuses the impossible
+            _ = self.rope  # refuses the impossible
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any]) -> "ModelConfig":

@@ -83,6 +83,12 @@ def rope_angles(positions: "Tensor", table: RopeTable) -> "tuple[Tensor, Tensor]
     return (angles.cos() * factor).float(), (angles.sin() * factor).float()
 
 
+def split_heads(qkv: "Tensor", heads: int, kv_heads: int) -> "tuple[Tensor, ...]":
+    """q, k and v, which lie side by side: [tokens, (heads + 2 * kv_heads) * head_dim] -> three views."""
+    dim = qkv.shape[1] // (heads + 2 * kv_heads)
+    return qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=1)
+
+
 def _kv_write_type(call: Call) -> Type:
     if call.k != call.v or call.k.width != call.cache.width:
         raise ConfigError(f"kv_write: k {call.k}, v {call.v} for a cache of {call.cache.trailing}")

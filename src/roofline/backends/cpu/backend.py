@@ -14,6 +14,7 @@ from roofline.common.units import human_bytes
 from roofline.ops.batch import PAGE_TOKENS
 
 if TYPE_CHECKING:
+    from roofline import _native
     from roofline.backends.cpu.executable import CpuExecutable
     from roofline.backends.cpu.lowered import Identity, Lowered
     from roofline.backends.cpu.select import Choice
@@ -64,7 +65,7 @@ class CpuBackend:
         return self._pack(request, None)
 
     def make_from_bundle(
-        self, bundle: CompiledModel, mapping: object, options: LoadOptions, capacity: Capacity
+        self, bundle: CompiledModel, mapping: "_native.Mapping", options: LoadOptions, capacity: Capacity
     ) -> "tuple[CpuExecutable, Notes]":
         from roofline.backends.cpu.executable import CpuExecutable, CpuModel
         from roofline.backends.cpu.memory import settle

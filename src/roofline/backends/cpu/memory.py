@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,22 +10,19 @@ from roofline.common import log
 from roofline.common.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
+    from roofline import _native
     from roofline.backends.checkpoint import Tensors
     from roofline.backends.cpu.layout import Layout, PackedPiece
     from roofline.ops.rope_tables import RopeTable
     from roofline.program.ir import Piece, Program, Recipe
 
+    # Memory that holds an image for as long as it is referenced.
+    Image = _native.Memory | _native.Mapping
+
 HUGE_SHARE = 0.9  # of the file on huge pages; with less it is copied
 
 
-class Image(Protocol):
-    """Memory that holds an image (`_native.Memory`, `_native.Mapping`), for as long as it is referenced."""
-
-    @property
-    def address(self) -> int: ...
-
-
-def pack_image(program: "Program", layout: "Layout", source: "Tensors", threads: int) -> Image:
+def pack_image(program: "Program", layout: "Layout", source: "Tensors", threads: int) -> "Image":
     """The image of a Program's weights in anonymous huge pages."""
     from roofline import _native
 
@@ -83,7 +80,7 @@ def image_parts(
         yield layout.table, layout.nbytes - layout.table, rope
 
 
-def map_image(path: Path, nbytes: int) -> Any:
+def map_image(path: Path, nbytes: int) -> "_native.Mapping":
     """A bundle's weights.bin, mapped; a thread reads it meanwhile (`settle` ends that). Raises ConfigError."""
     from roofline import _native
 
@@ -93,13 +90,13 @@ def map_image(path: Path, nbytes: int) -> Any:
         raise ConfigError(f"{path} cannot be mapped: {error}") from error
 
 
-def settle(mapping: Any) -> Image:
+def settle(mapping: "_native.Mapping") -> "Image":
     """The mapping once all of it is in memory; a copy in anonymous huge pages where the file's pages are small."""
     from roofline import _native
 
     huge = mapping.settle()
     if huge >= HUGE_SHARE * mapping.nbytes or mapping.nbytes < 2 << 20:
-        return mapping  # type: ignore[no-any-return]
+        return mapping
     log.get("backends").info(
         "weights copied into huge pages: only %d of %d bytes of the file are on such pages. `roofline doctor --verify` "
         "of the bundle lets its next start have them, if the file system can",
@@ -108,7 +105,7 @@ def settle(mapping: Any) -> Image:
     )
     memory = _native.Memory(mapping.nbytes)
     memory.view()[: mapping.nbytes] = mapping.view()
-    return memory  # type: ignore[no-any-return]
+    return memory
 
 
 def rope_array(table: "RopeTable", positions: int, head_dim: int) -> np.ndarray:

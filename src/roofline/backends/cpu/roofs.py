@@ -1,9 +1,9 @@
 """Measures what this CPU can do at best, independently of our kernels: register-only loops and wide reads."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from roofline.backends.cpu.select import choose_isa, choose_threads
+from roofline.common.units import now_utc
 from roofline.hardware import detect
 from roofline.hardware import roofs as store
 from roofline.hardware.roofs import Roofs, highest
@@ -39,7 +39,7 @@ def measure_roofs(
         threads=threads,
         isa=isa,
         chip=machine.chip,
-        measured=datetime.now(UTC).isoformat(timespec="seconds"),
+        measured=now_utc(),
     )
 
 

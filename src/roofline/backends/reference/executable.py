@@ -9,6 +9,7 @@ import numpy as np
 
 from roofline.backends.base import Clock, MonotonicClock, StepCost
 from roofline.backends.checkpoint import Tensors
+from roofline.backends.prices import PriceTable, StepPrices
 from roofline.backends.reference.cache import PagedCache
 from roofline.backends.reference.interpreter import Interpreter
 from roofline.backends.reference.sampling import sample
@@ -18,7 +19,6 @@ from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits
 from roofline.ops.collectives import Group
 from roofline.ops.registry import Trait
 from roofline.program.ir import Instr, Program
-from roofline.program.passes.price import amount, price, work_of
 from roofline.program.target import GPU_ORDERS
 from roofline.program.text import program_hash
 
@@ -53,7 +53,7 @@ class ReferenceExecutable:
         self.exact = all(map(_ordered, self.program.body))
         self._interpreter = Interpreter(self.program, self.read, self.group)
         self._caches = {name: PagedCache(group, self.num_pages) for name, group in self.program.kv_groups.items()}
-        self._price = price(self.program)
+        self._prices = StepPrices(PriceTable.of(self.program), roofs=None, working_set=0)
         self._logits = np.zeros((0, self.vocab_size), np.float32)
 
     def variant(self, program: Program, limits: BatchLimits, num_pages: int) -> "ReferenceExecutable":
@@ -90,10 +90,7 @@ class ReferenceExecutable:
         return sample(logits.numpy(), rows)
 
     def step_cost(self) -> StepCost:
-        """The price of the step now in `batch`; no roof is asked of the reference."""
-        window = min(group.window for group in self.program.kv_groups.values())
-        spent = amount(self._price.total, work_of(self.batch, window))
-        return StepCost(spent.flops, spent.weight_bytes, spent.kv_bytes, None)
+        return self._prices.of(self.batch)
 
     def close(self) -> None:
         self._caches = {}

@@ -15,7 +15,7 @@ from roofline.backends.reference.weights import Read, Weights
 from roofline.common.errors import UnsupportedError
 from roofline.ops import registry
 from roofline.ops.activations import halves
-from roofline.ops.attention import KvCache, kv_write, log2_slopes, rotate, round_to
+from roofline.ops.attention import KvCache, kv_write, log2_slopes, rotate, round_to, split_heads
 from roofline.ops.collectives import Group, require_ranks
 from roofline.ops.matmul import Q8Rows, quantize_rows
 from roofline.ops.rope_tables import cos_sin
@@ -107,8 +107,11 @@ class Interpreter:
             return orders.silu_mul_exp2(gate, up)
         return registry.get("silu_mul").reference(gate, up)
 
-    def _op_rms_norm(self, instr: Instr, x: "Tensor") -> "Tensor":
-        return self._norm(instr, x, instr.weights[0], instr.attr("heads"))
+    def _op_rms_norm(self, instr: Instr, x: "Tensor", heads: int | None = None, weight: int = 0) -> "Tensor":
+        w, eps, heads = self.weights.tensor(instr.weights[weight]), instr.attr("eps"), heads or instr.attr("heads")
+        if instr.attr("order") == "lanes16":
+            return orders.rms_norm_lanes16(x.contiguous(), w, eps, heads)
+        return registry.get("rms_norm").reference(x.contiguous(), w, eps, heads)
 
     def _op_layer_norm(self, instr: Instr, x: "Tensor") -> "Tensor":
         if instr.attr("order") != "lanes16":
@@ -127,22 +130,25 @@ class Interpreter:
         exact = instr.attr("order") == "exp2"
         return orders.silu_mul_exp2(*halves(gate, up)) if exact else self._by_reference(instr, [gate, up])
 
-    def _op_rope(self, instr: Instr, x: "Tensor", positions: "Tensor") -> "Tensor":
-        return self._rope(instr, x, positions, instr.attr("heads"))
+    def _op_rope(self, instr: Instr, x: "Tensor", positions: "Tensor", heads: int | None = None) -> "Tensor":
+        import torch
+
+        table = self.program.tables[instr.attr("table")]
+        cos, sin = (torch.from_numpy(part) for part in cos_sin(table, positions.numpy()))
+        return rotate(x.contiguous(), cos, sin, heads or instr.attr("heads"), table.style)
 
     def _op_rope_kv_write(
         self, instr: Instr, qkv: "Tensor", positions: "Tensor", cache: PagedCache
     ) -> tuple[object, ...]:
         heads, kv_heads = instr.attr("heads"), cache.kv_heads
-        q, k, v = _parts(qkv, heads, kv_heads)
+        q, k, v = split_heads(qkv, heads, kv_heads)
         if instr.weights:
-            q = self._norm(instr, q, instr.weights[0], heads)
-            k = self._norm(instr, k, instr.weights[1], kv_heads)
-        q, k = self._rope(instr, q, positions, heads), self._rope(instr, k, positions, kv_heads)
+            q, k = self._op_rms_norm(instr, q, heads, 0), self._op_rms_norm(instr, k, kv_heads, 1)
+        q, k = self._op_rope(instr, q, positions, heads), self._op_rope(instr, k, positions, kv_heads)
         return q, self._op_kv_write(instr, cache, k, v)
 
     def _op_qkv_write(self, instr: Instr, qkv: "Tensor", cache: PagedCache) -> tuple[object, ...]:
-        q, k, v = _parts(qkv, instr.attr("heads"), cache.kv_heads)
+        q, k, v = split_heads(qkv, instr.attr("heads"), cache.kv_heads)
         return q, self._op_kv_write(instr, cache, k, v)
 
     def _op_kv_write(self, instr: Instr, cache: PagedCache, k: "Tensor", v: "Tensor") -> KvCache:
@@ -171,22 +177,3 @@ class Interpreter:
 
     def _op_all_gather(self, instr: Instr, x: "Tensor") -> "Tensor":
         return registry.get("all_gather").reference(x, instr.attr("widths"), self.group)
-
-    def _norm(self, instr: Instr, x: "Tensor", weight: str, heads: int) -> "Tensor":
-        w, eps = self.weights.tensor(weight), instr.attr("eps")
-        if instr.attr("order") == "lanes16":
-            return orders.rms_norm_lanes16(x.contiguous(), w, eps, heads)
-        return registry.get("rms_norm").reference(x.contiguous(), w, eps, heads)
-
-    def _rope(self, instr: Instr, x: "Tensor", positions: "Tensor", heads: int) -> "Tensor":
-        import torch
-
-        table = self.program.tables[instr.attr("table")]
-        cos, sin = (torch.from_numpy(part) for part in cos_sin(table, positions.numpy()))
-        return rotate(x.contiguous(), cos, sin, heads, table.style)
-
-
-def _parts(qkv: "Tensor", heads: int, kv_heads: int) -> "tuple[Tensor, ...]":
-    """q, k and v, which lie side by side."""
-    dim = qkv.shape[1] // (heads + 2 * kv_heads)
-    return qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=1)

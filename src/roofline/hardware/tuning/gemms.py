@@ -6,9 +6,9 @@ rows. The setting's run holds all validators, so results of other versions have 
 
 import json
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 
 from roofline.common.errors import ConfigError
+from roofline.common.units import now_utc
 from roofline.hardware.chips import chips
 from roofline.hardware.tuning import store as tunings
 from roofline.hardware.tuning import tunableop
@@ -39,7 +39,6 @@ def tunings_from(results: Results, chip: str, source: str) -> Tunings:
     run = json.dumps(results.validators, sort_keys=True)
     checked = results.validators
     setting = Setting(run, f"torch {checked.get(tunableop.MANDATORY, '')}", checked.get("ROCM_VERSION", ""))
-    now = datetime.now(UTC).isoformat(timespec="seconds")
     store = Tunings(BACKEND, chip, chip)
     for row in results.rows.values():
         figures = {"source": SOURCE, "rest": row.rest} | ({} if row.ms is None else {"ms": row.ms})
@@ -52,7 +51,7 @@ def tunings_from(results: Results, chip: str, source: str) -> Tunings:
             default=tunableop.DEFAULT,
             reason=f"fastest of {SOURCE}'s candidates, from {source}",
             figures=figures,
-            measured=now,
+            measured=now_utc(),
         )
         store.records[record.key] = record
     return store

@@ -16,7 +16,8 @@ def half(blocks: np.ndarray, start: int) -> np.ndarray:
 
 
 def half_bytes(values: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):
+    """The bytes of the values as float16."""
+    with np.errstate(over="ignore"):  # too large becomes infinity, as in every converter
         return values.astype("<f2").view(np.uint8)
 
 

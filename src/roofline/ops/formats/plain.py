@@ -3,6 +3,7 @@
 import numpy as np
 
 from roofline.ops.formats.base import Format
+from roofline.ops.formats.blocks32 import half_bytes
 
 
 def _unpack_f32(blocks: np.ndarray) -> np.ndarray:
@@ -15,11 +16,6 @@ def _pack_f32(values: np.ndarray) -> np.ndarray:
 
 def _unpack_f16(blocks: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(blocks).view("<f2").astype(np.float32)
-
-
-def _pack_f16(values: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):  # too large becomes infinity, as in every converter
-        return values.astype("<f2").view(np.uint8)
 
 
 def _unpack_bf16(blocks: np.ndarray) -> np.ndarray:
@@ -41,6 +37,6 @@ def _pack_bf16(values: np.ndarray) -> np.ndarray:
 
 FORMATS = (
     Format("F32", 1, 4, 0, _unpack_f32, _pack_f32),
-    Format("F16", 1, 2, 1, _unpack_f16, _pack_f16),
+    Format("F16", 1, 2, 1, _unpack_f16, half_bytes),
     Format("BF16", 1, 2, 30, _unpack_bf16, _pack_bf16),
 )

@@ -25,7 +25,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Amount:
-    """A Cost at one Work: operations and bytes. No roof here is asked about link_bytes, which other ranks send."""
+    """The fields of a Cost at one Work. No roof here is asked about link_bytes, which other ranks send."""
 
     flops: int
     weight_bytes: int
@@ -57,9 +57,7 @@ def price(program: "Program") -> Price:
 
 def amount(cost: Cost, work: Work) -> Amount:
     """A cost for one step."""
-    sizes = vars(work)
-    parts = (cost.flops, cost.weight_bytes, cost.kv_bytes, cost.act_bytes, cost.link_bytes)
-    return Amount(*(part.at(**sizes) for part in parts))
+    return Amount(*(part.at(**vars(work)) for part in vars(cost).values()))
 
 
 def seconds(instr: "Instr", spent: Amount, roofs: "Roofs", working_set: int) -> float:

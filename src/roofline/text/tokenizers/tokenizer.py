@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from roofline.common.errors import RequestError
-from roofline.text.tokenizers.vocabulary import AddedToken, Vocabulary, byte_alphabet
+from roofline.text.tokenizers.vocabulary import AddedToken, JsonObject, Vocabulary, byte_alphabet
 
 if TYPE_CHECKING:
     import tokenizers
@@ -71,7 +71,7 @@ class Tokenizer:
 
     def complete(self) -> None:
         """Build the library's tables now (tens of milliseconds), so that no later call has to."""
-        _ = self._views
+        _ = self._parsing, self._plain
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool = False) -> list[int]:
         """The ids of `text`.
@@ -141,21 +141,15 @@ class Tokenizer:
         return bytes([int(byte[1], 16)]) if byte else token.replace(SPACE, " ").encode("utf-8")
 
     @cached_property
-    def _views(self) -> "tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]":
-        """Two views of one model, since the library's switch for special tokens is no argument but a property."""
-        model = self.vocabulary.build_model()
-        parsing, plain = (self.vocabulary.assemble(model, self.vocabulary.pipeline) for _ in range(2))
-        plain.encode_special_tokens = True
-        self._short_text = None
-        return parsing, plain
-
-    @property
     def _parsing(self) -> "tokenizers.Tokenizer":
-        return self._views[0]
+        """The library's tokenizer, which reads special tokens as such."""
+        parsing = self.vocabulary.assemble(self.vocabulary.build_model(), self.vocabulary.pipeline)
+        self._short_text = None
+        return parsing
 
-    @property
+    @cached_property
     def _plain(self) -> "tokenizers.Tokenizer":
-        return self._views[1]
+        return self._without_specials(self.vocabulary.pipeline)
 
     def _encode_short(self, text: str) -> list[int] | None:
         """Ids of a text in which nothing is special, None where the library must encode it."""
@@ -216,9 +210,11 @@ class Tokenizer:
     @cached_property
     def _continuing(self) -> "tokenizers.Tokenizer":
         """`_plain` for text that is not the beginning: a Metaspace that prefixes only the first piece prefixes none."""
-        view = self.vocabulary.assemble(
-            self._plain.model, {key: _never_first(part) for key, part in self.vocabulary.pipeline.items()}
-        )
+        return self._without_specials({key: _never_first(part) for key, part in self.vocabulary.pipeline.items()})
+
+    def _without_specials(self, pipeline: JsonObject) -> "tokenizers.Tokenizer":
+        """Another view of the model: the library's switch for special tokens is no argument but a property."""
+        view = self.vocabulary.assemble(self._parsing.model, pipeline)
         view.encode_special_tokens = True
         return view
 

@@ -9,7 +9,6 @@ must have the bits of the default's.
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from roofline.backends.cpu.tuning.contest import Contest, Outcome, Rounds
 from roofline.backends.cpu.tuning.variants import Group, regime_of
 from roofline.backends.paired import LEAST_PAIRS, interval, noise
 from roofline.common.errors import ConfigError
+from roofline.common.units import now_utc
 from roofline.hardware.tuning import store
 from roofline.hardware.tuning.store import Choice, Record, Tunings, Verdict
 from roofline.ops.batch import PAGE_TOKENS, Segment
@@ -313,7 +313,7 @@ class Tuner:
         group = contest.group
         where = {"points": [str(p) for p in self.points[regime] if self._ops(group, regime, p)], "ops": len(group.ops)}
         facts = (group.kind, group.shape, REGIMES[regime], self.setting, outcome.variant, contest.default)
-        return Record(*facts, outcome.reason, dict(outcome.figures) | where, _today())
+        return Record(*facts, outcome.reason, dict(outcome.figures) | where, now_utc())
 
     def _verdict(self, regime: int) -> Verdict | None:
         verdict = self.tunings.verdicts.get((self.executable.program_hash, REGIMES[regime], self.setting.run))
@@ -379,7 +379,7 @@ class Tuner:
         self, regime: int, choices: tuple[Choice, ...], wins: bool, reason: str, figures: Mapping[str, object]
     ) -> None:
         where = (self.executable.program_hash, self.model, REGIMES[regime], self.setting)
-        verdict = Verdict(*where, choices, wins, reason, figures, _today())
+        verdict = Verdict(*where, choices, wins, reason, figures, now_utc())
         self.tunings.verdicts[verdict.key] = verdict
         store.save(self.tunings)
 
@@ -387,7 +387,3 @@ class Tuner:
 def _decided(contests: Sequence[Contest]) -> str:
     open_ones = [c for c in contests if c.outcome is None]
     return f"{len(contests) - len(open_ones)} of {len(contests)} shapes decided"
-
-
-def _today() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
