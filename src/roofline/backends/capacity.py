@@ -11,9 +11,8 @@ from roofline.ops.symbol import kv_head_bytes
 
 DEFAULT_CACHE_TOKENS = 16384
 HOST_KV_DTYPES = ("auto", "bf16", "int8")
-MAX_DRAFT_ROWS = (
-    64  # logit rows for drafted tokens: with more sequences than these serve, a step is busy without drafts
-)
+# Logit rows for drafted tokens: with more sequences than these serve, a step is busy without drafts.
+MAX_DRAFT_ROWS = 64
 HOST_STEP = (512, 64)  # tokens and sequences of the largest step: on a CPU longer ones only make other requests wait
 
 

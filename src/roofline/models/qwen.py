@@ -11,9 +11,8 @@ embed, block, head = llama.embed, llama.block, llama.head
 def check(cfg: ModelConfig) -> None:
     """Raises UnsupportedError on what this family does not have."""
     if cfg.sliding_window is not None:
-        raise UnsupportedError(
-            "a sliding window in a qwen model", "released models switch it off", ["sliding_window = None"]
-        )
+        what = "a sliding window in a qwen model"
+        raise UnsupportedError(what, "released models switch it off", ["sliding_window = None"])
     llama.check_rope(cfg)
 
 

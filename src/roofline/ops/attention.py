@@ -223,7 +223,6 @@ def attend(
             scores = scores + slopes[:, None, None] * (keys - at)
         hidden = keys > at if not window else (keys > at) | (keys <= at - window)
         p = round_to(torch.softmax(scores.masked_fill(hidden, -math.inf), dim=-1), p_dtype).to(q.dtype)
-        parts.append(
-            torch.einsum("hqk,khd->qhd", p, v.repeat_interleave(each, 1).to(q.dtype)).reshape(stop - start, -1)
-        )
+        v = v.repeat_interleave(each, 1).to(q.dtype)
+        parts.append(torch.einsum("hqk,khd->qhd", p, v).reshape(stop - start, -1))
     return torch.cat(parts)

@@ -49,9 +49,8 @@ def require_ranks(ranks: int, group: Group | None, what: str = "") -> None:
     size = group.size if group is not None else 1
     if size != ranks:
         reason = f"there are {size} here; a part of a model computes nothing without the others"
-        raise UnsupportedError(
-            what or f"a Program for {ranks} ranks", reason, ["as many ranks", "a Program for one rank"]
-        )
+        instead = ["as many ranks", "a Program for one rank"]
+        raise UnsupportedError(what or f"a Program for {ranks} ranks", reason, instead)
 
 
 def _reduced_type(call: Call) -> Type:

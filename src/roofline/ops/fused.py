@@ -32,9 +32,8 @@ def _quantizing(name: str, part: str, flops: CostRule) -> Callable[..., matmul.Q
     reference.__signature__ = inspect.Signature([*own, *keywords])  # type: ignore[attr-defined]
     traits = first.traits & {Trait.ROW_WISE, Trait.GATED}
     fuses = (part, "quantize_rows")
-    return op(values=first.values, weights=first.weights, infer=infer, traits=traits, flops=flops, fuses=fuses)(
-        reference
-    )
+    declare = op(values=first.values, weights=first.weights, infer=infer, traits=traits, flops=flops, fuses=fuses)
+    return declare(reference)
 
 
 norm_quantize = _quantizing("norm_quantize", "rms_norm", elementwise.per_element(8))

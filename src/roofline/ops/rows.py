@@ -89,9 +89,8 @@ def attend_rows(q: "Tensor", rows: Rows, heads: int, scale: float, soft_cap: flo
     Raises UnsupportedError for a soft cap, which torch's attention does not have.
     """
     if soft_cap:
-        raise UnsupportedError(
-            "soft_cap on rows", "torch's attention cannot squeeze scores", ["a cache that is read segment by segment"]
-        )
+        instead = ["a cache that is read segment by segment"]
+        raise UnsupportedError("soft_cap on rows", "torch's attention cannot squeeze scores", instead)
     assert rows.k is not None
     assert rows.v is not None
     queries = q.view(rows.count, rows.length, heads, -1).transpose(1, 2)

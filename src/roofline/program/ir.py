@@ -49,12 +49,11 @@ class Piece:
     def bytes_of(self, raw: "np.ndarray", width: int) -> "np.ndarray":
         """uint8, row after row: the piece's part of its tensor's bytes; width: columns of the recipe."""
         form = formats.get(self.format)
-        if self.columns is None:
+        cut = self.columns
+        if cut is None:
             row = width // form.block * form.block_bytes
             return raw[self.start * row : self.stop * row]
-        start, stop, row = (
-            n // form.block * form.block_bytes for n in (self.columns.start, self.columns.stop, self.columns.of)
-        )
+        start, stop, row = (n // form.block * form.block_bytes for n in (cut.start, cut.stop, cut.of))
         return raw.reshape(-1, row)[self.start : self.stop, start:stop].reshape(-1)
 
 

@@ -60,9 +60,8 @@ def lay_out(program: Program, positions: int) -> Layout:
         for piece in recipe.pieces:
             packed = formats.packed(piece.format).name
             if packed not in numbers:
-                raise UnsupportedError(
-                    f"weight format {piece.format}", "the cpu backend has no kernel for it", list(numbers)
-                )
+                what = f"weight format {piece.format}"
+                raise UnsupportedError(what, "the cpu backend has no kernel for it", list(numbers))
             number, rows = numbers[packed], piece.stop - piece.start
             pieces.append(PackedPiece(number, at, rows, recipe.columns, start))
             at += piece_bytes(piece, number, recipe.columns)

@@ -43,10 +43,8 @@ def samples(program: "Program", layout: "Layout", source: "Tensors") -> list[Sam
                 continue
             rows = min(ROWS, packed.rows)
             first = replace(piece, stop=piece.start + rows)
-            raw = first.bytes_of(source.read(piece.tensor), packed.columns)
-            by_format[piece.format] = Sample(
-                piece.format, piece.tensor, rows, packed.columns, packed.address, raw.tobytes()
-            )
+            raw = first.bytes_of(source.read(piece.tensor), packed.columns).tobytes()
+            by_format[piece.format] = Sample(piece.format, piece.tensor, rows, packed.columns, packed.address, raw)
     return list(by_format.values())
 
 

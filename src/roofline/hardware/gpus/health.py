@@ -34,10 +34,7 @@ def _may_use(node: Path) -> bool:
 
 
 def findings(
-    devices: Sequence[Device],
-    wheel: Wheel | None,
-    root: Path = Path("/"),
-    may_use: Callable[[Path], bool] = _may_use,
+    devices: Sequence[Device], wheel: Wheel | None, root: Path = Path("/"), may_use: Callable[[Path], bool] = _may_use
 ) -> list[Finding]:
     """All that is wrong, the most basic first. Devices that no kernel is compiled for have nothing to mend."""
     served = [device for device in devices if chips.refused(device.arch or device.vendor) is None]

@@ -187,9 +187,8 @@ def _parse(raw: JsonObject) -> Tunings:
         tunings.records[record.key] = record
     for entry in raw["verdicts"]:
         choices = tuple(Choice(_indices(c["ops"]), str(c["variant"])) for c in entry["choices"])
-        verdict = Verdict(
-            **{**entry, "setting": _setting(entry), "choices": choices, "figures": dict(entry["figures"])}
-        )
+        parsed = {"setting": _setting(entry), "choices": choices, "figures": dict(entry["figures"])}
+        verdict = Verdict(**{**entry, **parsed})
         _texts(verdict, "program", "model", "regime", "reason", "measured")
         if not isinstance(verdict.kept, bool):
             raise TypeError("kept is not true or false")

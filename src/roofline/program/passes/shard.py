@@ -20,6 +20,7 @@ from roofline.ops.symbol import Type
 from roofline.program.ir import Columns, Instr, KvGroup, Piece, Program, Recipe, Value
 from roofline.program.passes.divide import Heads, Range, divide_columns, divide_heads, divide_rows
 
+Names = tuple[str, ...]
 Cut = tuple[Range, ...]  # the columns of a value that a rank has, in ascending order
 
 
@@ -158,13 +159,13 @@ class _Writer:
     def _write(self, instr: Instr) -> None:
         split, attrs = self.cuts.split(instr), {**instr.attrs, **self._attrs(instr)}
         weights, names = instr.weights, tuple(value.name for value in instr.outputs)
-        attrs_together: dict[str, object]
         if split in ("", "column"):
             self._add(instr.op, instr.inputs, weights, attrs, names)
             return
         if split == "row" and self.rank > 0:
             weights = weights[:1]
-        together, attrs_together = "all_reduce", {"ranks": self.ranks}
+        together = "all_reduce"
+        attrs_together: dict[str, object] = {"ranks": self.ranks}
         if split == "vocab" and instr.op == "embed":
             attrs["first"] = self.cuts.vocabularies[weights[0]][self.rank][0]
         elif split == "vocab":
@@ -174,14 +175,7 @@ class _Writer:
         self._add(instr.op, instr.inputs, weights, attrs, part)
         self._add(together, part, (), attrs_together, names)
 
-    def _add(
-        self,
-        op: str,
-        inputs: tuple[str, ...],
-        weights: tuple[str, ...],
-        attrs: Mapping[str, object],
-        names: tuple[str, ...],
-    ) -> None:
+    def _add(self, op: str, inputs: Names, weights: Names, attrs: Mapping[str, object], names: Names) -> None:
         """Append an instruction, its results of the types that its op infers."""
         weight_types = (self.weights[name].type for name in weights)
         types = registry.get(op).results((self.types[name] for name in inputs), weight_types, attrs)

@@ -57,9 +57,8 @@ class StopStrings:
         if self.stopped is not None:
             return ""
         self._pending += text
-        first = min(
-            ((at + len(stop), at, stop) for stop in self._stops if (at := self._pending.find(stop)) >= 0), default=None
-        )
+        ends = ((at + len(stop), at, stop) for stop in self._stops if (at := self._pending.find(stop)) >= 0)
+        first = min(ends, default=None)
         if first is not None:
             sure, self._pending, self.stopped = self._pending[: first[1]], "", first[2]
             return sure

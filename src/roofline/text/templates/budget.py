@@ -20,25 +20,11 @@ _WIDTH = re.compile(r"\d+")
 
 
 class Meter:
-    """Counts what one rendering uses up: seconds, and characters made in all its steps together."""
+    """What one rendering may use up, seconds and characters made in all its steps together, and what is left of it."""
 
     def __init__(self, seconds: float, characters: int, longest: int) -> None:
         self.seconds, self.characters, self.longest = seconds, characters, longest
-        self._deadline = monotonic() + seconds
-        self._remaining = characters
-
-    def tick(self) -> None:
-        """Raises RequestError after the deadline."""
-        if monotonic() > self._deadline:
-            raise over_budget(f"takes longer than {self.seconds:g} s")
-
-    def charge(self, characters: int) -> None:
-        """Counts a string before it is made. Raises RequestError when it is too long, or all together are."""
-        self._remaining -= characters + 16
-        if characters > self.longest:
-            raise over_budget(f"makes a text of more than {self.longest:,} characters")
-        if self._remaining < 0:
-            raise over_budget(f"makes more than {self.characters:,} characters of intermediate text")
+        self.deadline, self.remaining = monotonic() + seconds, characters
 
 
 _meter: ContextVar[Meter] = ContextVar("meter of the rendering under way")
@@ -60,8 +46,13 @@ def metered(meter: Meter) -> Iterator[None]:
 
 
 def charge(characters: int) -> None:
-    """`Meter.charge` of the rendering under way."""
-    _meter.get().charge(characters)
+    """Counts a string before it is made. Raises RequestError when it is too long, or all together are."""
+    meter = _meter.get()
+    meter.remaining -= characters + 16
+    if characters > meter.longest:
+        raise over_budget(f"makes a text of more than {meter.longest:,} characters")
+    if meter.remaining < 0:
+        raise over_budget(f"makes more than {meter.characters:,} characters of intermediate text")
 
 
 def longest() -> int:
@@ -70,15 +61,16 @@ def longest() -> int:
 
 
 def tick() -> None:
-    """`Meter.tick` of the rendering under way."""
-    _meter.get().tick()
+    """Raises RequestError after the deadline of the rendering under way."""
+    meter = _meter.get()
+    if monotonic() > meter.deadline:
+        raise over_budget(f"takes longer than {meter.seconds:g} s")
 
 
 def ticking(items: Iterable[T]) -> Iterator[T]:
     """The items; the deadline is checked before each."""
-    check = _meter.get().tick
     for item in items:
-        check()
+        tick()
         yield item
 
 

@@ -160,9 +160,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(obj, Undefined):
             return super().getattr(obj, attribute)  # raises, saying what is undefined
         if isinstance(obj, Namespace):
-            return (
-                getattr(obj, attribute, None) if self._has(obj, attribute) else self.undefined(obj=obj, name=attribute)
-            )
+            known = not attribute.startswith("_") and hasattr(obj, attribute)
+            return getattr(obj, attribute) if known else self.undefined(obj=obj, name=attribute)
         obj = admit(obj) if isinstance(obj, str) else obj
         for kind, names in _ATTRIBUTES:
             if isinstance(obj, kind):
@@ -206,10 +205,3 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             if isinstance(sequence, (list, tuple)) and isinstance(count, int):
                 check_items(len(sequence) * count)
                 weight(sequence)
-
-    def _has(self, namespace: Namespace, name: str) -> bool:
-        try:
-            getattr(namespace, name)
-        except AttributeError:
-            return False
-        return not name.startswith("_")

@@ -26,10 +26,7 @@ class Unsure(Exception):
 
 
 def render(
-    body: Outline,
-    messages: Sequence[Mapping[str, object]],
-    tokens: Mapping[str, str],
-    prompt: bool,
+    body: Outline, messages: Sequence[Mapping[str, object]], tokens: Mapping[str, str], prompt: bool
 ) -> list[tuple[str, bool]] | None:
     """The stretches of a rendered chat, None where only Jinja can render it.
 
@@ -48,8 +45,7 @@ def render(
     if sum(len(m["role"]) + len(m["content"]) + 16 for m in messages) > MAX_CHAT:
         return None
     variables: dict[str, object] = {"messages": chat, "tools": None, "add_generation_prompt": prompt}
-    for name, value in tokens.items():
-        variables[name] = ((value, True),)
+    variables |= {name: ((value, True),) for name, value in tokens.items()}
     parts: list[tuple[str, bool]] = []
     try:
         _run(body, variables, parts)

@@ -38,11 +38,7 @@ def _statement(node: nodes.Node, names: tuple[str, ...]) -> Outline:
             return ["out", [_expression(part, names) for part in node.nodes]]
         case nodes.If():
             branches = [(node.test, node.body), *((branch.test, branch.body) for branch in node.elif_)]
-            return [
-                "if",
-                [[_expression(test, names), body(inner)] for test, inner in branches],
-                body(node.else_),
-            ]
+            return ["if", [[_expression(test, names), body(inner)] for test, inner in branches], body(node.else_)]
         case nodes.For(target=nodes.Name(name=str(own)), else_=[], test=None, recursive=False):
             over = node.iter.node if isinstance(node.iter, nodes.Filter) and node.iter.name == "ticking" else node.iter
             if not (isinstance(over, nodes.Name) and over.name == "messages") or own in names or "loop" in names:

@@ -44,9 +44,8 @@ def tables(vocabulary: Vocabulary) -> tuple[list[str], list[int], bytes, bytes] 
     for rank, (first, second) in enumerate(zip(vocabulary.lefts, vocabulary.rights, strict=True)):
         if first not in ids or second not in ids or first + second not in ids:
             return None
-        merges[ids[first] << 32 | ids[second]] = (
-            rank << 32 | ids[first + second]
-        )  # a pair listed twice: the last, as there
+        pair = ids[first] << 32 | ids[second]  # of a pair that is listed twice the last counts, as in the library
+        merges[pair] = rank << 32 | ids[first + second]
     pairs = sorted(merges)
     starts = {byte: ids.get(character, -1) for character, byte in byte_alphabet().items()}
     return (

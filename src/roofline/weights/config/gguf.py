@@ -78,9 +78,8 @@ def from_gguf(
         if f"{arch}.{key}" not in metadata:
             refuse(path, f"{arch}.{key}", "is missing")
         config[name] = _uniform(path, f"{arch}.{key}", metadata[f"{arch}.{key}"])
-    config["kv_heads"] = _uniform(
-        path, f"{arch}.attention.head_count_kv", metadata.get(f"{arch}.attention.head_count_kv", config["heads"])
-    )
+    kv_heads = f"{arch}.attention.head_count_kv"
+    config["kv_heads"] = _uniform(path, kv_heads, metadata.get(kv_heads, config["heads"]))
     config["head_dim"] = _head_dim(path, metadata, arch, config)
     config["vocab"] = _vocab(path, metadata, arch, shapes)
     config["tied"] = "head.weight" not in shapes

@@ -135,9 +135,7 @@ def _rope(path: Path, config: JsonObject) -> tuple[object, Config | None]:
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if not isinstance(kind, str):
         refuse(path, "rope_type", f"{kind!r} is not a name")
-    values = dict(rope)
-    if values.get("original_max_position_embeddings") is None:
-        values["original_max_position_embeddings"] = config.get(
-            "original_max_position_embeddings", config.get("max_position_embeddings")
-        )
+    values, original = dict(rope), "original_max_position_embeddings"
+    if values.get(original) is None:
+        values[original] = config.get(original, config.get("max_position_embeddings"))
     return theta, checked_rope_scaling(path, shorten(kind), values)

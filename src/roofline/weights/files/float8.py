@@ -78,9 +78,8 @@ class Float8Tensors:
 
     def __init__(self, path: Path, source: Tensors) -> None:
         self._path, self._source = path, source
-        self._scales = {
-            name: self._scale_of(name) for name, info in source.tensors.items() if info.format == STORED
-        }  # of the matrices, by name
+        # Of the matrices, by name.
+        self._scales = {name: self._scale_of(name) for name, info in source.tensors.items() if info.format == STORED}
         self.tensors: dict[str, TensorInfo] = {}
         used = set(self._scales.values())
         for name, info in source.tensors.items():

@@ -129,11 +129,10 @@ class Tuner:
         open_regimes = [regime for regime in self.points if self._needs_verdict(regime, bool(contests[regime]))]
         checks = sum(VERDICT_STEPS * VERDICT_ROUNDS * step_seconds[regime] for regime in open_regimes)
 
+        most = {r: max((len(self._candidates(g, r)) for g in gs), default=0) for r, gs in contests.items()}
+
         def seconds(rounds: Rounds) -> float:
-            most = {
-                r: max((rounds.slots(len(self._candidates(g, r))) for g in gs), default=0) for r, gs in contests.items()
-            }
-            return sum(most[r] * step_seconds[r] for r in contests) + checks
+            return sum(rounds.slots(most[r]) * step_seconds[r] for r in contests) + checks
 
         rounds = Rounds()
         full = seconds(rounds)
@@ -337,9 +336,8 @@ class Tuner:
         logs: dict[Point, list[float]] = {point: [] for point in self.points[regime]}
         same: list[float] = []
         for number in range(VERDICT_ROUNDS):
-            if stop() or (
-                self.budget is not None and number >= LEAST_PAIRS and time.monotonic() - started > self.budget
-            ):
+            late = self.budget is not None and time.monotonic() - started > self.budget
+            if stop() or (late and number >= LEAST_PAIRS):
                 break
             own = []
             for point in self.points[regime]:
