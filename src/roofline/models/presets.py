@@ -39,20 +39,10 @@ _LLAMA: dict[str, tuple[int, int, int, int, int, int, int, int, float, bool]] = 
     "smollm2-360m": (960, 15, 5, 64, 2560, 32, 49152, 8192, 1e5, True),
     "smollm2-1.7b": (2048, 32, 32, 64, 8192, 24, 49152, 8192, 1.3e5, True),
 }
-_LLAMA_3_2_ROPE = {
-    "rope_type": "llama3",
-    "factor": 32.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
-_COMMON: dict[str, object] = {
-    "rope_scaling": None,
-    "rope_style": "half",
-    "attention_bias": False,
-    "qk_norm": False,
-    "sliding_window": None,
-}
+_LLAMA_3_2_ROPE = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LLAMA_3_2_ROPE |= {"original_max_position_embeddings": 8192}
+_COMMON: dict[str, object] = {"rope_scaling": None, "rope_style": "half", "attention_bias": False}
+_COMMON |= {"qk_norm": False, "sliding_window": None}
 
 
 def names() -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """The order of the passes: from a family to a Program a backend can run, verified after each step."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 from roofline.common.errors import ConfigError, RooflineError, UnsupportedError
 from roofline.models.config import ModelConfig
@@ -16,7 +16,7 @@ from roofline.program.passes.plan import plan
 from roofline.program.passes.shard import shard
 from roofline.program.passes.stage import stage
 from roofline.program.target import Target
-from roofline.program.trace import TensorInfo, trace
+from roofline.program.trace import Tensors, trace
 from roofline.program.verify import verify
 
 STAGES = ("trace", "narrow", "legalize", "merge", "fuse", "plan")
@@ -46,12 +46,7 @@ def stage_names() -> tuple[str, ...]:
 
 
 def stages(
-    family: Family,
-    cfg: ModelConfig,
-    tensors: Mapping[str, TensorInfo],
-    target: Target,
-    hidden: bool = False,
-    share: Share = WHOLE,
+    family: Family, cfg: ModelConfig, tensors: Tensors, target: Target, hidden: bool = False, share: Share = WHOLE
 ) -> Iterator[tuple[str, Program]]:
     """(pass name, the Program after it), in the order of `stage_names`.
 
@@ -90,7 +85,7 @@ def stages(
         yield name, program
 
 
-def _registered(name: str, program: Program, tensors: Mapping[str, TensorInfo]) -> Program:
+def _registered(name: str, program: Program, tensors: Tensors) -> Program:
     try:
         return verify(_REGISTERED[name][1](program), tensors)
     except UnsupportedError as error:
@@ -101,12 +96,7 @@ def _registered(name: str, program: Program, tensors: Mapping[str, TensorInfo]) 
 
 
 def compile_program(
-    family: Family,
-    cfg: ModelConfig,
-    tensors: Mapping[str, TensorInfo],
-    target: Target,
-    hidden: bool = False,
-    share: Share = WHOLE,
+    family: Family, cfg: ModelConfig, tensors: Tensors, target: Target, hidden: bool = False, share: Share = WHOLE
 ) -> Program:
     """The planned Program of a model, of its variant `hidden`, or of a share of it.
 

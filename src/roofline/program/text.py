@@ -15,20 +15,8 @@ from roofline.common.errors import ConfigError
 from roofline.ops.cost import Affine
 from roofline.ops.rope_tables import RopeTable
 from roofline.ops.symbol import Type
-from roofline.program.ir import (
-    SYMBOLS,
-    WHOLE,
-    Columns,
-    Instr,
-    KvGroup,
-    Piece,
-    Place,
-    Plan,
-    Program,
-    Recipe,
-    Share,
-    Value,
-)
+from roofline.program import ir
+from roofline.program.ir import WHOLE, Instr, KvGroup, Piece, Place, Program, Recipe, Value
 
 # Names of values, weights and file tensors: anything that the separators of this form do not need.
 NAME = r"[^\s,;:()\[\]=@]+"
@@ -114,7 +102,7 @@ class _Parser:
             self.name, target = _match(rf"({NAME}) target=(.*)", rest)
             self.target = ast.literal_eval(target)
         elif word == "share":
-            self.share = Share(**_parse_keywords(rest))
+            self.share = ir.Share(**_parse_keywords(rest))
         elif word == "input":
             self.inputs += _parse_values(rest)
         elif word == "output":
@@ -137,7 +125,7 @@ class _Parser:
             self.body.append(_parse_instr(line))
 
     def program(self) -> Program:
-        plan = Plan(self.places, self.arena) if self.arena is not None else None
+        plan = ir.Plan(self.places, self.arena) if self.arena is not None else None
         return Program(
             name=self.name,
             inputs=tuple(self.inputs),
@@ -163,7 +151,7 @@ def _parse_values(text: str) -> list[Value]:
     values = []
     for name, dtype, shape in re.findall(rf"({NAME}): (\w+)\[([^\]]*)\]", text):
         dims = [d.strip() for d in shape.split(",") if d.strip()]
-        leading = dims.pop(0) if dims and dims[0] in SYMBOLS else None
+        leading = dims.pop(0) if dims and dims[0] in ir.SYMBOLS else None
         values.append(Value(name, Type(dtype, leading, tuple(int(d) for d in dims))))
     if ", ".join(_value(v) for v in values) != text:
         raise ValueError("not a list of values")
@@ -176,7 +164,7 @@ def _parse_weight(text: str) -> tuple[str, Recipe]:
     for piece in pieces.split(", "):
         pattern = rf"({NAME})\[(\d+):(\d+)\](?:\[(\d+):(\d+) of (\d+)\])? (\w+)"
         tensor, start, stop, *edges, kind = _match(pattern, piece)
-        columns = Columns(*(int(n) for n in edges)) if edges[0] else None
+        columns = ir.Columns(*(int(n) for n in edges)) if edges[0] else None
         pieces_read.append(Piece(tensor, int(start), int(stop), kind, columns))
     return name, Recipe(tuple(ast.literal_eval(shape)), tuple(pieces_read), layout)
 

@@ -29,7 +29,10 @@ class TensorInfo(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
 
-def trace(family: Family, cfg: ModelConfig, tensors: Mapping[str, TensorInfo]) -> Program:
+Tensors = Mapping[str, TensorInfo]  # of a file, by name
+
+
+def trace(family: Family, cfg: ModelConfig, tensors: Tensors) -> Program:
     """The Program of a model whose parameters have these formats and shapes.
 
     Raises ConfigError when a parameter is missing, spare or of another shape than the family's spec says.

@@ -2,17 +2,16 @@
 
 import itertools
 import re
-from collections.abc import Mapping
 
 from roofline.common.errors import ConfigError
 from roofline.ops import formats, registry
 from roofline.ops.symbol import Type
 from roofline.program.ir import WHOLE, Columns, Piece, Program, Recipe, Share, kv_group_of
 from roofline.program.text import NAME
-from roofline.program.trace import TensorInfo
+from roofline.program.trace import Tensors
 
 
-def verify(program: Program, tensors: Mapping[str, TensorInfo] | None = None) -> Program:
+def verify(program: Program, tensors: Tensors | None = None) -> Program:
     """The Program itself when it is sound, else ConfigError.
 
     Checked: names are assigned once and before use; results have the types their ops infer; each cache value is
@@ -89,7 +88,7 @@ def _verify_columns(name: str, piece: Piece, recipe: Recipe) -> None:
         raise ConfigError(f"{where} are cut inside a block of {piece.format}, which is {block}")
 
 
-def _verify_pieces(program: Program, tensors: Mapping[str, TensorInfo] | None) -> None:
+def _verify_pieces(program: Program, tensors: Tensors | None) -> None:
     used: dict[str, list[_Box]] = {}
     for recipe in program.weights.values():
         for piece in recipe.pieces:
@@ -114,7 +113,7 @@ def _overlap(one: _Box, other: _Box) -> bool:
     return meets and columns.start < other_columns.stop and other_columns.start < columns.stop
 
 
-def _verify_places(name: str, boxes: list[_Box], tensors: Mapping[str, TensorInfo], share: Share) -> None:
+def _verify_places(name: str, boxes: list[_Box], tensors: Tensors, share: Share) -> None:
     """In their tensor, which a whole Program uses up: boxes without overlap cover what their areas add up to."""
     rows, columns = (*tensors[name].shape, 1)[:2] if name in tensors else (0, 0)
     if any(piece.start < 0 or piece.stop > rows or cut.of != columns for piece, cut in boxes):

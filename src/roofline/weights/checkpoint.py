@@ -1,7 +1,7 @@
 """`Checkpoint`: a model's tensors under our models' names, and its configuration, from whatever kind of file."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from roofline.weights.files.mapped import JsonObject, TensorInfo, map_file, refu
 from roofline.weights.files.safetensors import SafetensorsModel, read_json_file
 
 
+@dataclass(eq=False)
 class Checkpoint:
     """Named tensors, a configuration, and what else the files say.
 
@@ -27,25 +28,21 @@ class Checkpoint:
         tensors: canonical name -> TensorInfo.
         metadata: the GGUF key-value pairs, or config.json.
         config: the canonical configuration with its family (see `weights.config`).
+        bytes_of: what `read` gives of a tensor that is there.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        kind: str,
-        tensors: Mapping[str, TensorInfo],
-        metadata: JsonObject,
-        config: JsonObject,
-        read: Callable[[str], np.ndarray],
-    ) -> None:
-        self.path, self.kind, self.tensors, self.metadata, self.config = path, kind, tensors, metadata, config
-        self._read = read
+    path: Path
+    kind: str
+    tensors: Mapping[str, TensorInfo]
+    metadata: JsonObject
+    config: JsonObject
+    bytes_of: Callable[[str], np.ndarray]
 
     def read(self, name: str) -> np.ndarray:
         """uint8 [nbytes] of a tensor, without a copy where a file is mapped. Raises ConfigError for an unknown name."""
         if name not in self.tensors:
             raise ConfigError(f"{self.path}: there is no tensor {name!r}")
-        return self._read(name)
+        return self.bytes_of(name)
 
     def dequantize(self, name: str) -> np.ndarray:
         """float32 [shape] of a tensor. Raises ConfigError for an unknown name."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +75,7 @@ def pooled_checkpoint(config: JsonObject, seed: int, form: str = "BF16") -> Chec
             pools[width] = formats.get(info.format).quantize(random_values(f"pool.{width}", (rows, width), seed))
         return np.resize(pools[width], info.nbytes)
 
-    return Checkpoint(plain.path, plain.kind, plain.tensors, plain.metadata, plain.config, read)
+    return replace(plain, bytes_of=read)
 
 
 def preset_checkpoint(source: str, weights: str | None) -> Checkpoint:

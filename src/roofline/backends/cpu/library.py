@@ -22,9 +22,6 @@ def library_files() -> LibraryFiles:
     folder = Path(_native.__file__).resolve().parent
     files = LibraryFiles(folder / "libroofline.so", folder / "include")
     if not (files.library.is_file() and (files.include / "roofline.h").is_file()):
-        raise UnsupportedError(
-            "the C library",
-            f"there is no libroofline.so in {folder}",
-            ["cmake -DROOFLINE_PYTHON=OFF (docs/how-to/library.md)"],
-        )
+        build = ["cmake -DROOFLINE_PYTHON=OFF (docs/how-to/library.md)"]
+        raise UnsupportedError("the C library", f"there is no libroofline.so in {folder}", build)
     return files

@@ -8,12 +8,12 @@ import importlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 from roofline.common.errors import ConfigError
 from roofline.hardware.chips import chips
 from roofline.hardware.gpus import libraries, sysfs
 from roofline.hardware.gpus.device import Device
+from roofline.hardware.gpus.libraries import Library
 
 VENDORS = ("amd", "nvidia", "intel")
 # Those that LLVM's AMDGPU backend lists as a part of a chip with a CPU, whose memory they use.
@@ -23,15 +23,12 @@ _INTEGRATED = {
 
 
 def detect(
-    root: Path = Path("/"),
-    torch: ModuleType | None = None,
-    amdsmi: ModuleType | None = None,
-    pynvml: ModuleType | None = None,
+    root: Path = Path("/"), torch: Library = None, amdsmi: Library = None, pynvml: Library = None
 ) -> tuple[Device, ...]:
     """All GPUs, by vendor and PCI address.
 
-    root: where /sys and /proc are looked for (tests give a made-up tree); torch, amdsmi, pynvml: the modules, None
-    where they are not to be asked (see `import_or_none`).
+    root: where /sys and /proc are looked for (tests give a made-up tree); torch, amdsmi, pynvml: see
+    `import_or_none`.
     """
     lists = sysfs.sources(root)
     if amdsmi is not None:
@@ -43,7 +40,7 @@ def detect(
     return merge_sources(lists)
 
 
-def import_or_none(library: str) -> ModuleType | None:
+def import_or_none(library: str) -> Library:
     """The module "amdsmi" or "pynvml", None where it cannot be imported: both need a driver's shared library."""
     try:
         return importlib.import_module(library)

@@ -9,6 +9,7 @@ from roofline.hardware.gpus.device import Device
 from roofline.hardware.gpus.sysfs import torch_units
 
 T = TypeVar("T")
+Library = ModuleType | None  # the module of a package; None where it is not to be asked
 
 
 def from_torch(torch: ModuleType) -> list[Device]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import ModuleType
 
 from roofline.hardware.gpus.device import Device
-from roofline.hardware.gpus.libraries import answer_or_none, nvml_address, pci_address, with_amdsmi, with_nvml
+from roofline.hardware.gpus.libraries import Library, answer_or_none, nvml_address, pci_address, with_amdsmi, with_nvml
 from roofline.hardware.gpus.sysfs import kfd_address, kfd_nodes, properties
 from roofline.hardware.links import topology
 
@@ -14,14 +14,11 @@ Pair = tuple[int, int, float, str]  # two devices' numbers, bytes a second in on
 
 
 def detect(
-    devices: Sequence[Device],
-    root: Path = Path("/"),
-    amdsmi: ModuleType | None = None,
-    pynvml: ModuleType | None = None,
+    devices: Sequence[Device], root: Path = Path("/"), amdsmi: Library = None, pynvml: Library = None
 ) -> topology.Links:
     """The matrix of these devices, in their order. Pairs of which no source reports a link have none.
 
-    root: where /sys is looked for; amdsmi, pynvml: the modules, None where they are not to be asked.
+    root: where /sys is looked for; amdsmi, pynvml: see `inventory.import_or_none`.
     """
     pairs = list(from_kfd(root, devices))
     if amdsmi is not None:

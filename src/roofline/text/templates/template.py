@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 MAX_SOURCE = 128 * 1024  # characters of a template
 SECONDS = 1.0  # of one rendering
+Objects = Sequence[Mapping[str, object]]  # of JSON: messages, tools
 
 # Used when a model's files hold no template: ChatML, without a system message of its own.
 CHATML = (
@@ -64,12 +65,7 @@ class ChatTemplate:
             self.complete()
 
     def render(
-        self,
-        messages: Sequence[Mapping[str, object]],
-        *,
-        tools: Sequence[Mapping[str, object]] | None = None,
-        add_generation_prompt: bool = True,
-        **kwargs: object,
+        self, messages: Objects, *, tools: Objects | None = None, add_generation_prompt: bool = True, **kwargs: object
     ) -> list[Part]:
         """The chat as text, in stretches of the template's and of the users' characters.
 
@@ -90,9 +86,9 @@ class ChatTemplate:
     def encode_chat(
         self,
         tokenizer: Tokenizer,
-        messages: Sequence[Mapping[str, object]],
+        messages: Objects,
         *,
-        tools: Sequence[Mapping[str, object]] | None = None,
+        tools: Objects | None = None,
         add_generation_prompt: bool = True,
         **kwargs: object,
     ) -> list[int]:
@@ -109,11 +105,7 @@ class ChatTemplate:
         _ = self._rendering
 
     def _rendered(
-        self,
-        messages: Sequence[Mapping[str, object]],
-        tools: object,
-        add_generation_prompt: bool,
-        kwargs: Mapping[str, object],
+        self, messages: Objects, tools: object, add_generation_prompt: bool, kwargs: Mapping[str, object]
     ) -> list[tuple[str, bool]]:
         """Stretches of the chat, and whether the template wrote them."""
         if self._outline is not None and tools is None and not kwargs and type(add_generation_prompt) is bool:

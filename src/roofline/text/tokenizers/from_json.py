@@ -92,11 +92,8 @@ def _spelling(name: str, data: JsonObject) -> tuple[bool, bool]:
     supported = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
     spaces = [s for s in steps if s["type"] == "Metaspace" or (s["type"] == "Replace" and s.get("content") == " ")]
     if not kinds <= supported or not spaces:
-        raise UnsupportedError(
-            f"{name}: decoder {sorted(map(str, kinds))}",
-            "its byte spelling is unknown",
-            ("ByteLevel", *sorted(supported)),
-        )
+        what = f"{name}: decoder {sorted(map(str, kinds))}"
+        raise UnsupportedError(what, "its byte spelling is unknown", ("ByteLevel", *sorted(supported)))
     strip = any(s["type"] == "Strip" and s.get("start", 0) > 0 for s in steps)
     metaspace = any(s["type"] == "Metaspace" and s.get("prepend_scheme", "always") != "never" for s in steps)
     if any(s.get("replacement", SPACE) != SPACE for s in spaces):

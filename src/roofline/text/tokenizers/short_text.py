@@ -48,12 +48,8 @@ def tables(vocabulary: Vocabulary) -> tuple[list[str], list[int], bytes, bytes] 
         merges[pair] = rank << 32 | ids[first + second]
     pairs = sorted(merges)
     starts = {byte: ids.get(character, -1) for character, byte in byte_alphabet().items()}
-    return (
-        patterns,
-        [starts[b] for b in range(256)],
-        little(array("Q", pairs)),
-        little(array("Q", [merges[pair] for pair in pairs])),
-    )
+    results = array("Q", [merges[pair] for pair in pairs])
+    return patterns, [starts[b] for b in range(256)], little(array("Q", pairs)), little(results)
 
 
 class ShortTextEncoder:
