@@ -75,7 +75,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         path = _file_of_folder(path)
     if not path.exists():
         raise ConfigError(f"{path}: there is no such file or folder")
-    checkpoint = _open_gguf(path) if path.is_file() and _is_gguf(path) else _open_safetensors(path)
+    is_gguf = path.is_file() and (path.suffix == ".gguf" or map_file(path)[:4] == b"GGUF")
+    checkpoint = _open_gguf(path) if is_gguf else _open_safetensors(path)
     checkpoint.check_names(names.parameter_shapes(checkpoint.config))
     return checkpoint
 
@@ -90,10 +91,6 @@ def read_config(path: str | Path) -> Config:
     if file.suffix == ".json":
         return from_hf(file, read_json_file(file))
     return dict(open_checkpoint(path).config)
-
-
-def _is_gguf(path: Path) -> bool:
-    return path.suffix == ".gguf" or map_file(path)[:4] == b"GGUF"
 
 
 def _file_of_folder(folder: Path) -> Path:
@@ -151,7 +148,7 @@ def stored_names(path: Path, dtypes: Mapping[str, str], tied: bool) -> dict[str,
     """
     stored: dict[str, str] = {}
     for name, dtype in dtypes.items():
-        if names.hf_skipped(name):
+        if names.HF_BUFFERS.fullmatch(name):
             continue
         canonical = names.from_hf(name)
         if canonical is None:

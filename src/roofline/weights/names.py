@@ -42,8 +42,8 @@ _MPT_TOP = {
     "transformer.norm_f": "final_norm",
     "lm_head": "head",
 }
-# Buffers that old files carry and that follow from the configuration.
-_HF_SKIPPED = re.compile(r"(model\.layers\.\d+\.self_attn|model)\.rotary_emb\.inv_freq")
+# Buffers that old files of Hugging Face carry and that follow from the configuration.
+HF_BUFFERS = re.compile(r"(model\.layers\.\d+\.self_attn|model)\.rotary_emb\.inv_freq")
 
 _INDEX = r"(0|[1-9][0-9]{0,5})"  # no leading zeros: two spellings of one layer would be two names for one parameter
 _GGUF = re.compile(rf"blk\.{_INDEX}\.(\w+)\.(weight|bias)")
@@ -76,11 +76,6 @@ def to_hf(family: str, name: str) -> str:
     if theirs is None:
         raise ConfigError(f"{name} of a {family} model has no name in Hugging Face's files")
     return f"{prefix}{theirs}.{kind}"
-
-
-def hf_skipped(name: str) -> bool:
-    """Whether a Hugging Face tensor holds nothing that the configuration does not say."""
-    return _HF_SKIPPED.fullmatch(name) is not None
 
 
 def _canonical(name: str, pattern: re.Pattern[str], layer: dict[str, str], top: dict[str, str]) -> str | None:

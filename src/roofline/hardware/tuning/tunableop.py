@@ -11,6 +11,7 @@ ATen/cuda/tunable/GemmCommon.h for the spelling of shapes.
 
 import hashlib
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -193,6 +194,11 @@ def read(path: Path) -> Results:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
+def _read_if_there(path: Path) -> Results | None:
+    """A results file, None where there is none or an empty one. Raises ConfigError as `read`."""
+    return read(path) if path.exists() and path.stat().st_size else None
+
+
 def to_text(results: Results) -> str:
     """A results file: validators, then rows. Raises ConfigError where a field would break the line."""
     _writable(results.validators, results.rows.values())
@@ -244,14 +250,15 @@ def target_path(path: Path, validators: Mapping[str, str]) -> Path:
 
     Raises ConfigError where a file lies there that is no results file.
     """
-    if not path.exists() or not path.stat().st_size or not differences(read(path).validators, validators):
+    stored = _read_if_there(path)
+    if stored is None or not differences(stored.validators, validators):
         return path
     key = hashlib.sha256(repr(sorted(validators.items())).encode()).hexdigest()[:8]
     other = path.with_name(f"{path.stem}-{key}{path.suffix}")
-    if other.exists() and other.stat().st_size:
-        different = differences(read(other).validators, validators)
-        if different:
-            raise ConfigError(f"{other} holds results of something else: {'; '.join(different)}")
+    stored = _read_if_there(other)
+    different = differences(stored.validators, validators) if stored is not None else []
+    if different:
+        raise ConfigError(f"{other} holds results of something else: {'; '.join(different)}")
     return other
 
 
@@ -261,9 +268,8 @@ def write(results: Results, path: Path) -> Path:
     Returns the file: `path`, or one beside it (see `target_path`). Raises ConfigError where it cannot be written.
     """
     target = target_path(path, results.validators)
-    if target.exists() and target.stat().st_size:
-        results = merge([read(target), results])
-    content = to_text(results)
+    stored = _read_if_there(target)
+    content = to_text(results if stored is None else merge([stored, results]))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, content)
@@ -282,14 +288,11 @@ class Journal:
 
     def __init__(self, path: Path, validators: Mapping[str, str]) -> None:
         self.path = target_path(path, validators)
-        has_rows = self.path.exists() and self.path.stat().st_size > 0
-        self.results = read(self.path) if has_rows else Results(dict(validators))
+        self.results = _read_if_there(self.path) or Results(dict(validators))
         write(self.results, self.path)  # whole: without the line that a run before was stopped in
 
     def add(self, row: Row) -> bool:
         """Append a row and flush it, unless the file has one with its key; returns whether it was written."""
-        import os
-
         if row.key in self.results.rows:
             return False  # torch would read the first of the two
         _writable(self.results.validators, [row])

@@ -160,8 +160,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(obj, Undefined):
             return super().getattr(obj, attribute)  # raises, saying what is undefined
         if isinstance(obj, Namespace):
-            known = not attribute.startswith("_") and hasattr(obj, attribute)
-            return getattr(obj, attribute) if known else self.undefined(obj=obj, name=attribute)
+            is_there = not attribute.startswith("_") and hasattr(obj, attribute)
+            return getattr(obj, attribute) if is_there else self.undefined(obj=obj, name=attribute)
         obj = admit(obj) if isinstance(obj, str) else obj
         for kind, names in _ATTRIBUTES:
             if isinstance(obj, kind):

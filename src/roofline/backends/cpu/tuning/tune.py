@@ -122,10 +122,10 @@ class Tuner:
         """What is left to measure and how long that takes, from one step at each point."""
         step_seconds, contests, settled = {}, {}, 0
         for regime, steps in self.points.items():
-            groups = self._to_measure(regime)
-            settled += len([g for g in self.groups if self._present(g, regime)]) - len(groups)
+            present = [group for group in self.groups if self._present(group, regime)]
+            contests[regime] = [group for group in present if self.again or not self._settled(group, regime)]
+            settled += len(present) - len(contests[regime])
             step_seconds[regime] = OVERHEAD * sum(self._seconds(point) for point in steps)
-            contests[regime] = groups
         open_regimes = [regime for regime in self.points if self._needs_verdict(regime, bool(contests[regime]))]
         checks = sum(VERDICT_STEPS * VERDICT_ROUNDS * step_seconds[regime] for regime in open_regimes)
 
@@ -149,7 +149,8 @@ class Tuner:
         """
         started = saved = time.monotonic()
         limit = None if self.budget is None else started + self.budget * (1 - CHECKS_SHARE)
-        slots = sum(max((self._slots_to_run(c) for c in cs), default=0) for cs in plan.contests.values()) or 1
+        unfinished = [[c for c in contests if not c.outcome] for contests in plan.contests.values()]
+        slots = sum(max((plan.rounds.slots(len(c.candidates)) for c in cs), default=0) for cs in unfinished) or 1
         done = 0
         for regime, contests in plan.contests.items():
             self._take_references(regime)
@@ -159,7 +160,9 @@ class Tuner:
                     break
                 self._slot(regime, contests)
                 done += 1
-                yield Step(f"{REGIMES[regime]}: {_decided(contests)}", min(0.99, done / slots))
+                decided = sum(c.outcome is not None for c in contests)
+                text = f"{REGIMES[regime]}: {decided} of {len(contests)} shapes decided"
+                yield Step(text, min(0.99, done / slots))
                 if time.monotonic() - saved > SAVE_EVERY:
                     self._save_unfinished(regime, contests)
                     saved = time.monotonic()
@@ -262,9 +265,6 @@ class Tuner:
         steps = self.points[regime]
         return bool(self._candidates(group, regime)) and any(self._ops(group, regime, point) for point in steps)
 
-    def _to_measure(self, regime: int) -> list[Group]:
-        return [g for g in self.groups if self._present(g, regime) and (self.again or not self._settled(g, regime))]
-
     def _settled(self, group: Group, regime: int) -> bool:
         """Whether the store knows the choice: a default kept on a busy machine is measured again."""
         record = self._record(group, regime)
@@ -283,12 +283,7 @@ class Tuner:
         return contest
 
     def _key(self, group: Group, regime: int) -> str:
-        parts = (group.kind, group.shape, REGIMES[regime], *vars(self.setting).values())
-        return " | ".join(parts)
-
-    @staticmethod
-    def _slots_to_run(contest: Contest) -> int:
-        return 0 if contest.outcome else contest.rounds.slots(len(contest.candidates))
+        return " | ".join((group.kind, group.shape, REGIMES[regime], *vars(self.setting).values()))
 
     # ---- results ----
 
@@ -380,8 +375,3 @@ class Tuner:
         verdict = Verdict(*where, choices, wins, reason, figures, now_utc())
         self.tunings.verdicts[verdict.key] = verdict
         store.save(self.tunings)
-
-
-def _decided(contests: Sequence[Contest]) -> str:
-    open_ones = [c for c in contests if c.outcome is None]
-    return f"{len(contests) - len(open_ones)} of {len(contests)} shapes decided"

@@ -104,9 +104,5 @@ def combined(names: list[str]) -> str:
     for name in names:
         for word in name.split():
             if word != DEFAULT:
-                words.setdefault(_axis(word), word)
+                words.setdefault("block" if word[0].isdigit() else word.partition("=")[0], word)
     return " ".join(words.values()) or DEFAULT
-
-
-def _axis(word: str) -> str:
-    return "block" if word[0].isdigit() else word.partition("=")[0]
