@@ -86,15 +86,15 @@ class CpuBackend:
 
             identity, prices = replace(identity, program_hash=program_hash(program())), PriceTable.of(program())
         image = settle(mapping)
-        if options.verify and not bundle.checked(str(isa.value)):
+        if options.verify and not bundle.checked(isa.value):
             from roofline.backends.cpu.truth import check_samples
 
-            check_samples(str(isa.value), image.address, bundle.samples())
+            check_samples(isa.value, image.address, bundle.samples())
         model = CpuModel(bundle.lowered, identity, prices, planned, kv_dtype)
         executable = CpuExecutable(
-            model, image, capacity, isa=str(isa.value), threads=int(threads.value), roofs=_roofs(isa, threads)
+            model, image, capacity, isa=isa.value, threads=threads.value, roofs=_roofs(isa, threads)
         )
-        return executable, _notes(executable, isa, threads, options) | {"weights": f"bundle {bundle.path}"}
+        return executable, {**_notes(executable, isa, threads, options), "weights": f"bundle {bundle.path}"}
 
     def check_share(self, request: LoadRequest, share: "Share") -> None:
         from roofline.backends.cpu.lower import check
@@ -129,8 +129,8 @@ class CpuBackend:
                 checkpoint,
                 request.capacity,
                 weights_hash=identity,
-                isa=str(isa.value),
-                threads=int(threads.value),
+                isa=isa.value,
+                threads=threads.value,
                 roofs=_roofs(isa, threads),
                 group=ranks,
             )
@@ -147,18 +147,18 @@ class CpuBackend:
 BACKEND = CpuBackend()
 
 
-def _choose(options: LoadOptions) -> "tuple[Choice, Choice]":
+def _choose(options: LoadOptions) -> "tuple[Choice[str], Choice[int]]":
     """Instruction set and threads."""
     from roofline.backends.cpu.select import choose_isa, choose_threads
 
     return choose_isa(options.isa), choose_threads(options.threads)
 
 
-def _roofs(isa: "Choice", threads: "Choice") -> "Roofs | None":
+def _roofs(isa: "Choice[str]", threads: "Choice[int]") -> "Roofs | None":
     """The limits that were measured on this machine."""
     from roofline.hardware import detect, roofs
 
-    return roofs.load(detect.detect().fingerprint, int(threads.value), str(isa.value))
+    return roofs.load(detect.detect().fingerprint, threads.value, isa.value)
 
 
 def _with_cache(bundle: CompiledModel, kv_dtype: str) -> "Program":
@@ -170,7 +170,7 @@ def _with_cache(bundle: CompiledModel, kv_dtype: str) -> "Program":
     return recast_cache(bundle.program(), with_cache(CPU, kv_dtype))
 
 
-def _notes(executable: "CpuExecutable", isa: "Choice", threads: "Choice", options: LoadOptions) -> dict[str, str]:
+def _notes(executable: "CpuExecutable", isa: "Choice[str]", threads: "Choice[int]", options: LoadOptions) -> Notes:
     """Sets the kernel variants that were tuned, and says what was chosen."""
     from roofline.backends.cpu.select import choose_variants
 

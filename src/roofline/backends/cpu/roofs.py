@@ -23,7 +23,7 @@ def measure_roofs(
     """
     from roofline import _native
 
-    threads, isa = int(choose_threads(threads).value), str(choose_isa(isa).value)
+    threads, isa = choose_threads(threads).value, choose_isa(isa).value
     machine = detect.detect()
     room = max((machine.memory_available or 512 * MIB) // 4, MIB)
     if reads is None:
@@ -46,7 +46,7 @@ def measure_roofs(
 def stored_roofs(*, threads: int | None = None, isa: str | None = None) -> Roofs | None:
     """The roofs kept for this machine at these threads and this ISA, None when never measured."""
     fingerprint = detect.detect().fingerprint
-    return store.load(fingerprint, int(choose_threads(threads).value), str(choose_isa(isa).value))
+    return store.load(fingerprint, choose_threads(threads).value, choose_isa(isa).value)
 
 
 def ensure_roofs(

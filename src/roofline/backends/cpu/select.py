@@ -1,7 +1,7 @@
 """Which instruction set, how many threads, which kernel variants: chosen once at load, each with its reason."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from roofline.common import env, log
 from roofline.common.errors import UnsupportedError
@@ -10,19 +10,20 @@ if TYPE_CHECKING:
     from roofline.backends.cpu.executable import CpuExecutable
     from roofline.hardware.tuning.store import Setting, Tunings, Verdict
 
+V = TypeVar("V")
 DEFAULT = "default"  # the variant that the core has by itself
 REGIMES = ("1 row", "2-32 rows", "33+ rows")  # regime_of in native/variant.h
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(Generic[V]):
     """A value that was chosen, and why."""
 
-    value: str | int
+    value: V
     reason: str
 
 
-def choose_isa(preferred: str | None = None) -> Choice:
+def choose_isa(preferred: str | None = None) -> Choice[str]:
     """The best instruction set of this chip, or a lower one on demand (argument, then ROOFLINE_ISA).
 
     Raises UnsupportedError where the one demanded is not available.
@@ -38,7 +39,7 @@ def choose_isa(preferred: str | None = None) -> Choice:
     return Choice(requested, "asked for" if preferred else "ROOFLINE_ISA")
 
 
-def choose_threads(preferred: int | None = None) -> Choice:
+def choose_threads(preferred: int | None = None) -> Choice[int]:
     """Usable cores: the smaller of the affinity mask and the whole cores of the cgroup's quota; or what is asked."""
     requested = preferred or env.threads()
     if requested is not None:
@@ -53,7 +54,7 @@ def choose_threads(preferred: int | None = None) -> Choice:
 
 def threads_of_rank(threads: int | None, ranks: int) -> int:
     """Threads of each rank: as asked for, or an equal part of the usable cores."""
-    return threads or max(1, int(choose_threads().value) // ranks)
+    return threads or max(1, choose_threads().value // ranks)
 
 
 def setting_of(isa: str, threads: int) -> "Setting":
@@ -64,7 +65,7 @@ def setting_of(isa: str, threads: int) -> "Setting":
     return Setting(f"{isa}, {threads} threads", _native.build_id(), _native.compiler())
 
 
-def choose_variants(executable: "CpuExecutable") -> Choice:
+def choose_variants(executable: "CpuExecutable") -> Choice[str]:
     """Sets the variants that `roofline tune` stored for this very program, machine and build; defaults otherwise."""
     from roofline.hardware import detect
     from roofline.hardware.tuning import store as tunings
@@ -78,7 +79,7 @@ def choose_variants(executable: "CpuExecutable") -> Choice:
     return _resolve(executable, tunings.load("cpu", chip))
 
 
-def _resolve(executable: "CpuExecutable", stored: "Tunings") -> Choice:
+def _resolve(executable: "CpuExecutable", stored: "Tunings") -> Choice[str]:
     verdicts = [v for v in stored.verdicts.values() if v.program == executable.program_hash]
     if not verdicts:
         return Choice("default", "this model was never tuned here")
@@ -139,7 +140,7 @@ def describe() -> dict[str, object]:
         "orders": orders,
         "kv": CPU.attend_dtypes["kv_dtype"],
         "core": f"{_native.build_id()} ({_native.compiler()})",
-        "tuned": _tuned(str(isa.value), int(threads.value)),
+        "tuned": _tuned(isa.value, threads.value),
     }
 
 
