@@ -17,6 +17,8 @@ from roofline.train.data.order import BLOCK, Order, Stream, share
 from roofline.train.data.synthetic import Synthetic
 from roofline.train.storage.open import open_store
 
+Share = tuple[int, int]  # a part of each global batch: (index, count), as `order.share` takes them
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -143,16 +145,11 @@ class Loader:
     """An iterator over the rows of each step from `step` on; threads read ahead while earlier steps are computed.
 
     Args:
-        shares: the parts of each global batch that this rank computes: (index, count) as in `order.share`.
+        shares: the parts of each global batch that this rank computes.
     """
 
     def __init__(
-        self,
-        source: Source | Synthetic,
-        order: Order,
-        section: LoaderSection,
-        shares: Sequence[tuple[int, int]],
-        step: int = 0,
+        self, source: Source | Synthetic, order: Order, section: LoaderSection, shares: Sequence[Share], step: int = 0
     ) -> None:
         self._source, self._order, self._shares, self._next = source, order, tuple(shares), step
         self._pool = ThreadPoolExecutor(max(1, section.num_workers), "roofline-loader")

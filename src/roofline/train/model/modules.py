@@ -33,7 +33,7 @@ from roofline.weights.names import to_hf
 IGNORED = -100  # a target that adds nothing to the loss
 BUDGET = 0.95  # of what torch.compile would keep for the backward pass; casts and gates are recomputed instead
 
-
+Device = str | torch.device
 Contexts = Callable[[], tuple[AbstractContextManager[object], AbstractContextManager[object]]]
 
 
@@ -50,11 +50,7 @@ class Block(nn.Module):
     """
 
     def __init__(
-        self,
-        parts: Sequence[tuple[str, Part]],
-        compute: Callable[..., Tensor],
-        device: str | torch.device,
-        dtype: torch.dtype,
+        self, parts: Sequence[tuple[str, Part]], compute: Callable[..., Tensor], device: Device, dtype: torch.dtype
     ) -> None:
         super().__init__()
         self.compute = compute
@@ -80,15 +76,11 @@ class Model(nn.Module):
     """
 
     def __init__(
-        self,
-        config: JsonMapping,
-        device: str | torch.device = "meta",
-        dtype: torch.dtype = torch.float32,
-        ranks: Ranks | None = None,
+        self, config: JsonMapping, device: Device = "meta", dtype: torch.dtype = torch.float32, ranks: Ranks = Ranks()
     ) -> None:
         super().__init__()
         self.family, self.cfg = configure(config)
-        self.ranks = ranks or Ranks()
+        self.ranks = ranks
         table = self.family.spec(self.cfg)
         layered = tuple(p for p in table if p.name.startswith("layers.{layer}."))
         outer = [p for p in table if p.tied_to is None and not p.name.startswith("layers.")]
@@ -246,7 +238,7 @@ def _node(root: nn.Module, path: str) -> nn.Module:
 
 
 def _add_parameter(
-    root: nn.Module, name: str, shape: tuple[int, ...], device: str | torch.device, dtype: torch.dtype
+    root: nn.Module, name: str, shape: tuple[int, ...], device: Device, dtype: torch.dtype
 ) -> tuple[nn.Module, str]:
     """The module below `root` that now has the parameter, and its name there."""
     stem, _, kind = name.rpartition(".")

@@ -6,13 +6,14 @@ round is a subtree, and rounds are added as a binary counter adds. With powers o
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMixin
 
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.train.config.schema import TrainConfig
 
-Gradients = list[torch.Tensor | None]  # of a model's parameters
+Gradients = list[Tensor | None]  # of a model's parameters
 
 
 def rounds(virtual: int, rank: int, world: int) -> list[tuple[int, int]]:
@@ -60,12 +61,7 @@ class TreeReduceScatter(DefaultAllocMixin, ReduceScatter):
     """A reduce-scatter for FSDP2 that adds the ranks in a binary tree; gloo and NCCL add in orders of their own."""
 
     def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        op: object,
-        async_op: bool = False,
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: object, async_op: bool = False
     ) -> dist.Work | None:
         world = dist.get_world_size(group)
         received = torch.empty_like(input_tensor)

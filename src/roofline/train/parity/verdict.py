@@ -90,37 +90,38 @@ def _layer(layers: Layers) -> str | None:
 def _other_losses(parity: Parity, loss: Difference) -> Verdict | None:
     """The verdict if the losses jump, drift, step or differ by more than the margin."""
     changed, margin = parity.change, parity.margin
-    beyond = [h for h in parity.handovers if h.jump is not None and h.jump.p <= ALARM and abs(h.jump.jump) > margin]
-    if beyond and beyond[0].jump is not None:
-        by = f"{_signed(beyond[0].jump.jump)} nats (p = {beyond[0].jump.p:.1g})"
-        return "different", f"{_place(beyond[0])} the difference jumps by {by}, more than the margin of {margin:g}"
-    stepped = changed is not None and changed.p_step <= ALARM and abs(changed.after - changed.before) > margin
-    drifts = changed is not None and changed.p_trend <= ALARM and abs(loss.quarter.mean) > margin
-    if changed is not None and drifts and not (stepped and changed.stepped):
-        return "drifting", (
-            f"the difference goes on growing, {_signed(100 * changed.slope)} nats in 100 steps (p = "
-            f"{changed.p_trend:.1g}): over the last quarter it is {_interval(loss.quarter)}, beyond the margin of "
-            f"{margin:g}"
-        )
-    if changed is not None and stepped:
-        return "different", (
-            f"after step {parity.change_at:,} the difference goes from {_signed(changed.before)} to "
-            f"{_signed(changed.after)} nats on average, by more than the margin of {margin:g} "
-            f"(p = {changed.p_step:.1g})"
-        )
+    for handover in parity.handovers:
+        jump = handover.jump
+        if jump is not None and jump.p <= ALARM and abs(jump.jump) > margin:
+            by = f"{_signed(jump.jump)} nats (p = {jump.p:.1g})"
+            return "different", f"{_place(handover)} the difference jumps by {by}, more than the margin of {margin:g}"
+    if changed is not None:
+        steps = changed.p_step <= ALARM and abs(changed.after - changed.before) > margin
+        drifts = changed.p_trend <= ALARM and abs(loss.quarter.mean) > margin
+        if drifts and not (steps and changed.stepped):
+            return "drifting", (
+                f"the difference goes on growing, {_signed(100 * changed.slope)} nats in 100 steps (p = "
+                f"{changed.p_trend:.1g}): over the last quarter it is {_interval(loss.quarter)}, beyond the margin of "
+                f"{margin:g}"
+            )
+        if steps:
+            return "different", (
+                f"after step {parity.change_at:,} the difference goes from {_signed(changed.before)} to "
+                f"{_signed(changed.after)} nats on average, by more than the margin of {margin:g} "
+                f"(p = {changed.p_step:.1g})"
+            )
     if loss.mean.outside(margin):
         return "different", f"B's loss less A's is {_interval(loss.mean)}, outside the margin of {margin:g}"
     return None
 
 
 def _equivalent_or_undecided(parity: Parity, loss: Difference) -> Verdict:
-    if not loss.mean.inside(parity.margin) or not loss.quarter.inside(parity.margin):
-        outside = not loss.mean.inside(parity.margin)
-        which, part = ("", loss.mean) if outside else ("over the last quarter ", loss.quarter)
-        return "undecided", (
-            f"{which}B's loss less A's is {_interval(part)}, and the margin is {parity.margin:g}: too few steps, or "
-            "too noisy, to tell them apart; let both run longer"
-        )
+    for which, part in (("", loss.mean), ("over the last quarter ", loss.quarter)):
+        if not part.inside(parity.margin):
+            return "undecided", (
+                f"{which}B's loss less A's is {_interval(part)}, and the margin is {parity.margin:g}: too few steps, "
+                "or too noisy, to tell them apart; let both run longer"
+            )
     changed, steady = parity.change, ""
     if changed is not None:
         alike = changed.p_trend > ALARM and changed.p_step > ALARM

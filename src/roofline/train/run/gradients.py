@@ -43,7 +43,7 @@ class Gradients:
 
     Args:
         size: rows of a microbatch; None: all of this rank's rows, halved until they fit during the first SETTLED steps.
-        sharded: the model is sharded by FSDP2. sync_last: reduce gradients once a step, not with each microbatch.
+        sync_last: reduce gradients once a step, not with each microbatch.
         tree: add this rank's parts, and the ranks, in a fixed tree (parallel.elastic).
 
     Attributes:
@@ -52,16 +52,9 @@ class Gradients:
     """
 
     def __init__(
-        self,
-        model: Model,
-        world: World,
-        precision: str,
-        size: int | None,
-        sharded: bool = False,
-        sync_last: bool = False,
-        tree: bool = False,
+        self, model: Model, world: World, precision: str, size: int | None, sync_last: bool = False, tree: bool = False
     ) -> None:
-        self.model, self.world, self.size, self.sharded, self.sync_last = model, world, size, sharded, sync_last
+        self.model, self.world, self.size, self.sync_last = model, world, size, sync_last
         self.auto, self.tree, self.halved, self._fitted = size is None, tree, 0, 0
         self.compute = COMPUTE[precision]
         self.scaler = Scaler() if precision == "amp_fp16" else None
@@ -135,9 +128,9 @@ class Gradients:
         scale = (self.scaler.scale if self.scaler else 1.0) / max(1, total)
         for index in range(count):
             rows = slice(index * size, (index + 1) * size)
-            if not self.sharded and not len(tokens[rows]):
-                break  # unsharded ranks do not wait for each other
-            if self.sharded:
+            if not self.world.grouped and not len(tokens[rows]):
+                break  # nobody waits for a process that is alone
+            if self.world.grouped:
                 fsdp(self.model).set_requires_gradient_sync(index == count - 1 or not self.sync_last)
             failed: str | None = None  # the error itself would keep this frame and its tensors alive
             try:
@@ -156,7 +149,7 @@ class Gradients:
     def _halve(self, message: str) -> None:
         assert self.size is not None
         self.model.zero_grad(set_to_none=True)  # also of parameters that are gathered when a step fails
-        if self.sharded:
+        if self.world.grouped:
             fsdp(self.model).reset_iter_state()  # type: ignore[attr-defined]
             self.model.zero_grad(set_to_none=True)
         if self.size == 1:

@@ -111,7 +111,6 @@ class Run:
             world,
             config.precision,
             None if size == "auto" else size,
-            sharded=world.grouped,
             # The microbatches that a rank has must not change an elastic run's sums: it adds up a shard, then sends it.
             sync_last=elastic or (section is not None and section.sharding_strategy == "SHARD_GRAD_OP"),
             tree=elastic,

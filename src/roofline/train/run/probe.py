@@ -61,7 +61,7 @@ class Probe:
         scale = scaler.scale if scaler else 1.0
         while True:
             model.zero_grad(set_to_none=True)
-            totals = self._total(self._measure(scale))
+            totals = self._measure(scale)
             finite = all(np.isfinite(each).all() for (kind, _), each in totals.items() if kind == "gradients")
             if finite or scale <= LEAST_SCALE:
                 break
@@ -84,12 +84,12 @@ class Probe:
         run.log.pause()
 
     def _measure(self, scale: float) -> Totals:
-        """This rank's part of all sums, from a forward and a backward pass over all chunks of rows."""
+        """All sums over all ranks, from a forward and a backward pass over all chunks of rows."""
         run, model = self.run, self.run.model
         goals = targets(self.tokens, self.documents) if len(self.tokens) else self.tokens
         tokens = int(run.world.sum([int((goals != IGNORED).sum())])[0])
         watch = _Watch(model, self.tokens.shape[1])
-        if run.gradients.sharded:
+        if run.world.grouped:
             fsdp(model).set_requires_gradient_sync(True)
         loss_sum, compiled = 0.0, self._pass()[1]
         eager = run.config.compile_config is not None and not compiled
@@ -101,8 +101,10 @@ class Probe:
                 loss_sum += float(loss.detach())
         own = np.zeros(2 + SIZE)
         own[:2] = tokens if run.world.rank == 0 else 0, loss_sum
-        totals = {("loss", ""): own} | {("activations", name): each for name, each in watch.sums.items()}
-        return totals | {("gradients", name): each for name, each in _gradients(run).items()}
+        parts = {("loss", ""): own} | {("activations", name): each for name, each in watch.sums.items()}
+        parts |= {("gradients", name): each for name, each in _gradients(run).items()}
+        values = run.world.sum(np.concatenate(list(parts.values())).tolist())
+        return dict(zip(parts, np.array(values).reshape(len(parts), -1), strict=True))
 
     def _pass(self) -> tuple[int, bool]:
         """The rows of a pass, and whether it is compiled.
@@ -134,11 +136,6 @@ class Probe:
             if self.documents is not None:
                 arrays.append(np.pad(self.documents[part], spare))
             yield place, real, arrays
-
-    def _total(self, parts: Totals) -> Totals:
-        """The sums over all ranks."""
-        values = self.run.world.sum(np.concatenate(list(parts.values())).tolist())
-        return dict(zip(parts, np.array(values).reshape(len(parts), -1), strict=True))
 
 
 class _Watch:
