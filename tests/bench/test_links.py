@@ -41,6 +41,7 @@ def test_a_record_is_a_topology_for_later(tmp_path: Path) -> None:
     assert again["sets"] == record["sets"]
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_cpu_processes_are_measured_without_a_model() -> None:
     """Three processes, every pair of them, through gloo: sums are checked on the way."""

@@ -42,7 +42,7 @@ def models(name, exact=False):
     return gpu, ReferenceExecutable(program, source.read, **shape)
 
 
-QUICK = ("llama", "mistral", "llama3")  # float, quantised, 8-bit floats; the others take their time: -m slow
+QUICK = ("llama", "llama3")  # 16-bit and 8-bit floats; the others take their time: -m slow
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS])
@@ -96,6 +96,7 @@ def test_sampling_is_the_reference_s():
     assert gpu.sample(rows).ids.tolist() == reference.sample(rows).ids.tolist()
 
 
+@pytest.mark.slow
 def test_steps_that_are_queued_before_their_ids_are_known_give_the_same_answers():
     answers = []
     for overlap in (False, True):

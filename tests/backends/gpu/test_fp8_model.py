@@ -52,7 +52,7 @@ def linears(gpu, reference):
         yield distance(got, want), distance(other, want)
 
 
-@pytest.mark.parametrize("chip", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("chip", ["sm_90", pytest.param("gfx942", marks=pytest.mark.slow)])
 def test_activations_of_fp8_equal_the_reference(chip):
     """Each product on the same rows: from one to the next, roundings that fall elsewhere grow to what 8 bits lose."""
     gpu, reference = executables(chip, "fp8")
@@ -66,6 +66,7 @@ def test_activations_of_fp8_equal_the_reference(chip):
     assert min(lost for _, lost in found[1:]) > 0.01  # the first reads embeddings, which 8 bits hold
 
 
+@pytest.mark.slow
 def test_many_rows_of_16_bits():
     """The matrix is widened, and multiplied by the library."""
     gpu, reference = executables("sm_90", "auto", tokens=160)

@@ -81,6 +81,7 @@ def test_the_limit_of_a_step_is_the_sum_of_its_ops(executable):
     assert slower == pytest.approx(6 * cost.limit_seconds)
 
 
+@pytest.mark.slow
 def test_roofs_of_ops_are_measured_through_torch():
     from roofline.backends.gpu.measure.roofs import measure_op_roofs
 

@@ -32,6 +32,7 @@ def test_stages_give_the_bits_of_one_process(runs):
     assert ids == wanted == whole.argmax(1).tolist()
 
 
+@pytest.mark.slow
 def test_stages_of_ranks_give_the_bits_of_ranks_in_one_stage(runs):
     (logits, ids), (ranks, wanted) = runs("both"), runs("ranks2")
     assert np.array_equal(logits, ranks)

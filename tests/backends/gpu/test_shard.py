@@ -76,7 +76,7 @@ def logits(kind, name, steps=CHUNKS, exact=False):
     return Threads(2, in_turn=True).run(work)
 
 
-@pytest.mark.parametrize("name", ["two layers", "qwen", "alibi"])
+@pytest.mark.parametrize("name", ["two layers", pytest.param("qwen", marks=pytest.mark.slow), "alibi"])
 def test_ranks_equal_the_reference_s_ranks(name):
     """Up to where 16-bit rounding falls."""
     gpu, reference = logits("gpu", name), logits("reference", name)

@@ -26,6 +26,7 @@ def test_a_planted_spill_is_caught(planted):
         assert "tiles.toml" in str(violation)
 
 
+@pytest.mark.slow
 def test_planted_local_memory_is_caught(planted):
     for chip, held in (("gfx1201", "65,536"), ("sm_90", "232,448")):
         (violation,) = planted[chip, "local"].violations
@@ -53,6 +54,7 @@ def test_a_compiler_that_dies_takes_nothing_else_along(kernel_cache):
     assert not by_case["before"].violations + by_case["after"].violations
 
 
+@pytest.mark.slow
 def test_what_lies_in_the_cache_is_not_compiled_again(planted, kernel_cache):
     def binaries():
         return {
