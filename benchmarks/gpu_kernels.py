@@ -211,7 +211,7 @@ class Bench(Products):
     def taken(self, rows: int) -> Case:
         x, numbers = self.normal(self.shapes.many, self.shapes.width), self.below(self.shapes.many, rows)
         out = self.empty(rows, self.shapes.width)
-        run = partial(embed.take_rows, self.chip, x, numbers, out=out)
+        run = partial(embed.embed, self.chip, numbers, x, out=out)
         cost = costs.embed(rows, self.shapes.width, out_bytes=2)
         return Case(f"take_rows {rows}", run, lambda: (x[numbers.long()],), (result(out, tolerance=0.0),), *cost)
 

@@ -43,3 +43,11 @@ def exact_whole(gpu):
     chunked = logits(gpu, [Segment(ids[9:], 9, [2, 3]), Segment(ids[:5], 0, [4])])
     assert np.array_equal(whole[0], chunked[0])
     return ids, whole
+
+
+def time_ops(executable):
+    """Run the step and return (op, seconds on the device) for each instruction."""
+    executable.clocks(True)
+    executable.forward()
+    executable.clocks(False)
+    return list(zip((instr.op for instr in executable.program.body), executable.op_seconds(), strict=True))

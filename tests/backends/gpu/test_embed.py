@@ -24,11 +24,11 @@ def test_embed(width, source, target):
 
 
 def test_take_rows_into_rows_that_lie_apart():
-    from roofline.backends.gpu.kernels.embed import take_rows
+    from roofline.backends.gpu.kernels.embed import embed
 
     x, rows = torch.randn(9, 40), torch.tensor([8, 0], dtype=torch.int32)
     out = torch.full((2, 64), float("nan"))
-    take_rows(chips.get("gfx942"), x, rows, out=out[:, :40])
+    embed(chips.get("gfx942"), rows, x, out=out[:, :40])
     assert torch.equal(out[:, :40], ops.take_rows(x, rows))
     assert out[:, 40:].isnan().all()
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from gpu_models import LIMITS, LLAMA, distance, exact_whole, logits, steps
+from gpu_models import LIMITS, LLAMA, distance, exact_whole, logits, steps, time_ops
 
 from roofline.backends.sampling import SampleRows
 from roofline.engine.config import EngineConfig
@@ -118,7 +118,7 @@ def test_steps_that_are_queued_before_their_ids_are_known_give_the_same_answers(
 def test_the_time_of_each_op():
     gpu, _ = models("llama")
     logits(gpu, steps()[0])
-    times = gpu.time_ops()
+    times = time_ops(gpu)
     assert [op for op, _ in times] == [instr.op for instr in gpu.program.body]
     assert all(seconds > 0 for op, seconds in times if op != "split")
 

@@ -166,8 +166,8 @@ def _neighbours_needs(request: LoadRequest, program: "Program", chip: "Chip") ->
 
 def _budget(device: "Found", offload: "OffloadOption") -> "Budget":
     """What may be used; how fast layers are copied is measured where some are to stay on the host."""
+    from roofline.backends.gpu.measure.roofs import link_rate
     from roofline.backends.gpu.memory.capacity import Budget
-    from roofline.backends.gpu.memory.offload import link_rate
     from roofline.hardware.detect import detect
 
     link = link_rate(device.torch_name) if offload else 0.0

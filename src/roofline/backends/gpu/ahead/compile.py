@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roofline.backends.gpu.ahead import stub_driver
+from roofline.backends.gpu.runtime.step import dtypes
 from roofline.backends.gpu.signatures import TRITON_TYPES, Compilation
 from roofline.hardware.chips.chips import Chip
 
@@ -19,11 +20,6 @@ if TYPE_CHECKING:
     import torch
     from triton.compiler import CompiledKernel
 
-# Our names of dtypes -> torch's, for the pointers of a signature.
-_TORCH_NAMES = {
-    **{"f32": "float32", "bf16": "bfloat16", "f16": "float16", "i32": "int32", "i64": "int64"},
-    **{"u8": "uint8", "i8": "int8", "e4m3fn": "float8_e4m3fn", "e4m3fnuz": "float8_e4m3fnuz"},
-}
 _LOG = "ptxas.log"  # beside the binary in its folder of the cache
 
 
@@ -93,10 +89,8 @@ def arguments(compilation: Compilation) -> dict[str, object]:
 
 def _stand_in(kind: str, name: str, compilation: Compilation) -> object:
     if kind.startswith("*"):
-        import torch
-
         ours = next(ours for ours, theirs in TRITON_TYPES.items() if theirs == kind[1:])
-        return _Pointer(getattr(torch, _TORCH_NAMES[ours]), name in compilation.large)
+        return _Pointer(dtypes()[ours], name in compilation.large)
     if kind.startswith("fp"):
         return 0.5
     if kind == "i1":

@@ -17,7 +17,7 @@ class AbsentDriver:
 
     def __init__(self, chip: Chip) -> None:
         self.chip = chip
-        self.utils = _Utils(chip)
+        self.utils = self  # its methods are those below that take a device's name
 
     def get_current_target(self) -> "GPUTarget":
         return target(self.chip)
@@ -31,13 +31,8 @@ class AbsentDriver:
     def launcher_cls(self, source: object, metadata: object) -> Callable[..., None]:
         return lambda *arguments: None
 
-
-class _Utils:
-    def __init__(self, chip: Chip) -> None:
-        self._chip = chip
-
     def get_device_properties(self, device: str) -> dict[str, int]:
-        return {"max_shared_mem": self._chip.local_bytes}
+        return {"max_shared_mem": self.chip.local_bytes}
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: str) -> tuple[None, None, int, int, int]:
         return None, None, 0, 0, 1024  # module, function, registers, spills, most threads of a program

@@ -26,7 +26,7 @@ def _pick(table, numbers, out, rows, width, table_stride, out_stride, BLOCK: tl.
 
 
 def embed(chip: Chip, ids: Tensor, table: Tensor, *, out: Tensor) -> None:
-    """out [tokens, width] = rows of table [vocab, width] by id; ids int32 or int64 [tokens].
+    """out [tokens, width] = rows of table [vocab, width] by id; ids int32 or int64 [tokens]. The op take_rows too.
 
     table bf16, f16 or float32, out any of them; rows of both may lie apart. A number outside the table gives a row of
     NaN: what it asked for fails, and nothing beside it.
@@ -37,11 +37,6 @@ def embed(chip: Chip, ids: Tensor, table: Tensor, *, out: Tensor) -> None:
     _pick[(ids.shape[0], cdiv(width, tile.sizes["BLOCK"]))](
         table, ids, out, rows, width, table.stride(0), out.stride(0), **tile.launch()
     )
-
-
-def take_rows(chip: Chip, x: Tensor, rows: Tensor, *, out: Tensor) -> None:
-    """out [rows, width] = the given rows of x [tokens, width]; what `embed` says of its operands holds."""
-    embed(chip, rows, x, out=out)
 
 
 def compilations(chip: Chip) -> Iterator[Compilation]:

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from roofline.backends.gpu.devices import give_back
 from roofline.common.errors import CapacityError
+from roofline.common.json_types import JsonObject
 from roofline.hardware import roofs as store
 from roofline.hardware.roofs import Roofs
 
@@ -36,7 +38,7 @@ class DeviceRoofs:
     side: int
     measured: str
 
-    def record(self) -> "dict[str, Any]":
+    def record(self) -> JsonObject:
         """As plain data."""
         return asdict(self)
 
@@ -56,15 +58,12 @@ def measure_roofs(
     import torch
 
     place = torch.device(device)
-    if place.type == "cuda":
-        torch.cuda.empty_cache()  # what torch keeps for nobody is room
+    give_back(place)  # what torch keeps for nobody is room
     size = _fitting(copy_bytes, place)
     copy = _copy(size, place, seconds)
-    fitting = [side for side in sides if 6 * side * side <= 2 * size] or [min(sides)]  # three matrices
-    best = max((_product(side, place, seconds), side) for side in fitting)
-    if place.type == "cuda":
-        torch.cuda.empty_cache()  # what was held for this is others' again
-    return DeviceRoofs(best[0], copy, 2 * size, best[1], datetime.now(UTC).isoformat(timespec="seconds"))
+    flops, side = _best_product(sides, size, place, seconds)
+    give_back(place)  # what this took
+    return DeviceRoofs(flops, copy, 2 * size, side, datetime.now(UTC).isoformat(timespec="seconds"))
 
 
 def measure_op_roofs(
@@ -81,13 +80,12 @@ def measure_op_roofs(
 
     place = torch.device(device)
     room = _fitting(COPY_BYTES, place)
-    fitting = [side for side in sides if 6 * side * side <= 2 * room] or [min(sides)]
     with _whole_float32():
         f32 = _product(min(sides), place, seconds, torch.float32)
     sizes = sorted({max(_LEAST_READ, min(size, room)) for size in reads})
     return Roofs(
         int8_ops=None,
-        bf16_flops=max(_product(side, place, seconds) for side in fitting),
+        bf16_flops=_best_product(sides, room, place, seconds)[0],
         f32_flops=f32,
         reads=tuple((size, _read(size, place, seconds)) for size in sizes),
         threads=0,
@@ -101,8 +99,6 @@ def ensure_op_roofs(device: str, name: str) -> Roofs | None:
 
     device: as torch names it. What was measured is kept under ROOFLINE_HOME where that can be written.
     """
-    import torch
-
     key = "gpu-" + re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")
     stored = store.load(key, 0, "")
     if stored is not None:
@@ -111,11 +107,20 @@ def ensure_op_roofs(device: str, name: str) -> Roofs | None:
         fresh = measure_op_roofs(device, reads=_KEPT_READS, seconds=_QUICK)
     except CapacityError:
         return None
-    if torch.device(device).type == "cuda":
-        torch.cuda.empty_cache()  # it is about to be filled with weights
+    give_back(device)  # the device is about to be filled with weights
     with suppress(OSError):
         store.store(fresh, key)
     return fresh
+
+
+def link_rate(device: str, nbytes: int = 256 << 20) -> float:
+    """Bytes a second that arrive on a device from pinned memory, in copies such as layers take: the best of several."""
+    import torch
+
+    place = torch.device(device)
+    source = torch.ones(nbytes, dtype=torch.uint8, pin_memory=place.type == "cuda")
+    target = torch.empty(nbytes, dtype=torch.uint8, device=place)
+    return nbytes / _fastest(lambda: target.copy_(source, non_blocking=True), place, seconds=0.0, least=5)
 
 
 def _read(size: int, place: "torch.device", seconds: float) -> float:
@@ -167,6 +172,12 @@ def _product(side: int, place: "torch.device", seconds: float, dtype: "torch.dty
     return float(2 * side**3 / _fastest(lambda: torch.mm(a, b, out=out), place, seconds))
 
 
+def _best_product(sides: Sequence[int], size: int, place: "torch.device", seconds: float) -> tuple[float, int]:
+    """(operations a second, side) of the fastest product whose three matrices 2 * size bytes hold."""
+    fitting = [side for side in sides if 6 * side * side <= 2 * size] or [min(sides)]
+    return max((_product(side, place, seconds), side) for side in fitting)
+
+
 def _fitting(target: int, place: "torch.device") -> int:
     import torch
 
@@ -180,8 +191,8 @@ def _fitting(target: int, place: "torch.device") -> int:
     return size
 
 
-def _fastest(run: Callable[[], object], place: "torch.device", seconds: float) -> float:
-    """The shortest of the runs that `seconds` hold, at least three; each is waited for."""
+def _fastest(run: Callable[[], object], place: "torch.device", seconds: float, least: int = 3) -> float:
+    """The shortest of the runs that `seconds` hold, `least` or more; each is waited for, one before them not timed."""
     import torch
 
     def once() -> float:
@@ -193,6 +204,6 @@ def _fastest(run: Callable[[], object], place: "torch.device", seconds: float) -
 
     once()
     times = [once()]
-    while len(times) < 3 or sum(times) < seconds:
+    while len(times) < least or sum(times) < seconds:
         times.append(once())
     return min(times)

@@ -5,7 +5,6 @@ keep the streams apart: `copied`, which the reader waits for, and `read`, which 
 CPU the same path runs with copies that are done at once.
 """
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -176,26 +175,6 @@ class Offload:
         buffer.copied = self._streams.copy(buffer.block[: source.numel()], source)
         buffer.layer = layer
         return buffer
-
-
-def link_rate(device: "torch.device | str", nbytes: int = 256 << 20, repeats: int = 5) -> float:
-    """Bytes a second that arrive on a device from pinned memory, in copies such as layers take: the best of several."""
-    import torch
-
-    device = torch.device(device)
-    on_device = device.type == "cuda"
-    source = torch.ones(nbytes, dtype=torch.uint8, pin_memory=on_device)
-    target = torch.empty(nbytes, dtype=torch.uint8, device=device)
-    seconds = []
-    for _ in range(repeats + 1):  # the first touches the target's memory
-        if on_device:
-            torch.cuda.synchronize(device)
-        start = time.perf_counter()
-        target.copy_(source, non_blocking=True)
-        if on_device:
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - start)
-    return nbytes / min(seconds[1:])
 
 
 def _places(tensors: "Mapping[str, Tensor]") -> Iterator[tuple[str, int, int]]:

@@ -235,7 +235,6 @@ class GpuExecutable:
         return self.queue_sample(rows)()
 
     def queue_sample(self, rows: SampleRows) -> Callable[[], Sampled]:
-        """As `sample`, which waits for the device when what this returns is called; see `backends.base.Queueing`."""
         return self._queue_sample_of(self._device_logits(), rows)
 
     def sample_of(self, logits: "Tensor", rows: SampleRows) -> Sampled:
@@ -255,15 +254,12 @@ class GpuExecutable:
         return fetched
 
     def step_cost(self) -> StepCost:
-        """The price of the step now in `batch`, at the measured roofs where there are any."""
         return self._prices.of(self.batch)
 
     def limit_seconds(self, works: Sequence[tuple[float, ...]], roofs: Roofs, working_set: int) -> float:
-        """The least time for steps of these sizes (`StepCost.work`) at `roofs`, reads at `working_set` bytes."""
         return self._prices.limit_seconds(works, roofs, working_set)
 
     def measure_roofs(self, reads: Sequence[int]) -> Roofs:
-        """The limits of the device now; reads: working sets in bytes, ascending."""
         from roofline.backends.gpu.measure.roofs import measure_op_roofs
 
         with self._here:
@@ -275,25 +271,16 @@ class GpuExecutable:
         self._clocks = on
 
     def op_seconds(self) -> list[float]:
-        """Seconds of each instruction of the last `forward` that ran with clocks; 0 for views."""
+        """As in the protocol; 0 for views."""
         seconds_of = {id(instr): s for (instr, _), s in zip(self._launches, self._seconds[1:], strict=True)}
         return [seconds_of.get(id(instr), 0.0) for instr in self.program.body]
 
-    def time_ops(self) -> list[tuple[str, float]]:
-        """Run the step and return (op, seconds on the device) for each instruction."""
-        self.clocks(True)
-        self.forward()
-        self.clocks(False)
-        return list(zip((instr.op for instr in self.program.body), self.op_seconds(), strict=True))
-
     def graphs_captured(self) -> str:
-        """How many steps have been captured in graphs, and why no more are, in words."""
         if self._graphs is None:
             return "none asked for"
         return f"{self._graphs.count} captured" + (f", no more: {self._graphs.failed}" if self._graphs.failed else "")
 
     def close(self) -> None:
-        """Free the device's memory."""
         if self._graphs is not None:
             self._graphs.close()
         del self._arena, self._scratch, self._sampled, self._caches, self._carried

@@ -93,10 +93,10 @@ def _exchange(low: Lowering, instr: Instr) -> Launch:
 
 
 def _take_rows(low: Lowering, instr: Instr) -> Launch:
-    from roofline.backends.gpu.kernels.embed import take_rows
+    from roofline.backends.gpu.kernels.embed import embed
 
     (x, rows), out = instr.inputs, instr.output.name
-    return lambda step: take_rows(low.chip, step.value(x), step.value(rows), out=step.value(out))
+    return lambda step: embed(low.chip, step.value(rows), step.value(x), out=step.value(out))
 
 
 def _norm(low: Lowering, instr: Instr) -> Launch:
