@@ -18,21 +18,19 @@ class RequestOptions(TypedDict, total=False):
 
 
 def request_parts(
-    ids: Iterable[int], params: SamplingParams | None, options: RequestOptions
+    ids: Iterable[int],
+    params: SamplingParams | None,
+    eos_ids: Iterable[int] = (),
+    request_id: str | None = None,
+    salt: str = "",
 ) -> tuple[list[int], SamplingParams, list[int], str, str]:
     """The arguments of `submit` with their defaults: prompt, parameters, end ids, the request's id, salt.
 
     Raises RequestError on ids that are not integers (numpy's are).
     """
-    prompt, eos_ids = _token_ids("prompt", ids), _token_ids("eos_ids", options.get("eos_ids", ()))
-    request_id = options.get("request_id")
-    name = request_id if request_id is not None else unique_name()
-    return prompt, params or SamplingParams(), eos_ids, name, options.get("salt", "")
-
-
-def unique_name() -> str:
-    """A request id that nobody else has. (`uuid` and `secrets` would take a tenth of a process's start to import.)"""
-    return os.urandom(16).hex()
+    # A name that nobody else has; `uuid` and `secrets` would take a tenth of a process's start to import.
+    name = request_id if request_id is not None else os.urandom(16).hex()
+    return _token_ids("prompt", ids), params or SamplingParams(), _token_ids("eos_ids", eos_ids), name, salt
 
 
 def check_unused(request_id: str, names: Container[str]) -> None:

@@ -68,11 +68,12 @@ class LocalEngine:
     ) -> str:
         """Queue a prompt and return the request's id. Raises RequestError for a field that cannot be used, and
         CapacityError, with the numbers, where prompt and answer can never fit."""
-        prompt, params, eos, name, salt = request_parts(ids, params, options)
+        prompt, params, eos, name, salt = request_parts(ids, params, **options)
         check_unused(name, self._requests)
         max_tokens = check_request(prompt, params, eos, self.executable.vocab_size, self.limits.max_model_len)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos))
-        seed = params.seed if params.seed is not None else fresh_seed()
+        # A fresh seed has 53 bits: exact in any JSON reader.
+        seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(8), "little") >> 11
         root = root_key(self.executable.fingerprint, salt=salt)
         request = Request(name, prompt, params, stop_ids, max_tokens, seed, root)
         self._requests[name] = request
@@ -136,8 +137,3 @@ def _speculator(config: EngineConfig, executable: Executable, draft: Executable 
             raise ConfigError(f"the draft model has {sizes}: they must share their vocabulary")
         drafter = DraftModel(draft)
     return Speculator(drafter, config.speculate_tokens, executable.clock, not config.speculate_always)
-
-
-def fresh_seed() -> int:
-    """A seed of 53 random bits: exact in any JSON reader."""
-    return int.from_bytes(os.urandom(8), "little") >> 11

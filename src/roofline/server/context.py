@@ -14,21 +14,14 @@ from roofline.server.text_side import TextSide
 
 @dataclass(frozen=True)
 class Context:
-    """The served model and the means to answer.
-
-    Args:
-        name: the model name that requests must give.
-        host: the address the server is bound to; on a loopback address without a key only local Host names are served.
-        api_key: None leaves all routes open.
-        created: Unix time of the start, as /v1/models reports it.
-    """
+    """The served model and the means to answer."""
 
     engine: AsyncEngine
     text: TextSide
-    name: str
-    created: int
-    host: str = "127.0.0.1"
-    api_key: str | None = None
+    name: str  # of the model: requests must give it
+    created: int  # Unix time of the start, as /v1/models reports it
+    host: str = "127.0.0.1"  # the server's address; on a loopback one without a key only local Host names are served
+    api_key: str | None = None  # None leaves all routes open
     limits: Limits = field(default_factory=Limits)
     metrics: Metrics = field(default_factory=Metrics)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from roofline.bench.adjacent_roofs import TOLERANCE
-from roofline.bench.latency.limits import Limit, ModelLimits, Speed
+from roofline.bench.latency.limits import Limit
 from roofline.bench.latency.runners import Opened, Runner
 from roofline.common.errors import ConfigError, describe_error
 from roofline.common.json_types import JsonObject
@@ -97,13 +97,6 @@ def measure(
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Median, smallest and largest."""
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
-
-
-def limit_of(limits: ModelLimits, cell: Cell, speed: Speed) -> Limit:
-    """The least time of a cell: of its decoding steps, or of its prompts."""
-    if cell.new > 1:
-        return limits.steps(cell.batch, cell.prompt, cell.new - 1, speed)
-    return limits.step(cell.batch, cell.prompt, 0, speed)
 
 
 def row(cell: Cell, times: Sequence[Times], eager: Sequence[Times] | None, limit: Limit) -> JsonObject:

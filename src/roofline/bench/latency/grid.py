@@ -11,7 +11,7 @@ from pathlib import Path
 
 import roofline
 from roofline.backends.cpu.select import choose_threads
-from roofline.bench.latency.cells import Cell, grid, limit_of, measure, row
+from roofline.bench.latency.cells import Cell, grid, measure, row
 from roofline.bench.latency.ladder import EAGER, Rung, explained, rungs
 from roofline.bench.latency.limits import ModelLimits, Speeds
 from roofline.bench.latency.options import LatencyOptions, numbers
@@ -73,7 +73,7 @@ def bench_latency(
         tell: receives a line about each thing that is done.
         keep: receives the record after every cell, so that a run that is cut off leaves the cells before.
 
-    Raises ConfigError, UnsupportedError: the options name what does not exist, fit together, or run here at all.
+    Raises ConfigError and UnsupportedError for options that do not exist, go together, or run here at all.
     """
     here = look(options.device)
     default = DEFAULTS[here.device]
@@ -111,8 +111,9 @@ def _cells(
         speeds = Speeds(here.device, int(limits.work(cell.batch, 1, cell.prompt)[1]), threads)
         runs, failed = measure(opened, cell, plan.repeats, tell)
         speed = speeds.best()
-        limit = limit_of(limits, cell, speed)
-        eager = runs.get(EAGER)
+        limit, eager = limits.step(cell.batch, cell.prompt, 0, speed), runs.get(EAGER)
+        if cell.new > 1:
+            limit = limits.steps(cell.batch, cell.prompt, cell.new - 1, speed)
         yield {
             "cell": cell.name,
             **asdict(cell),

@@ -83,7 +83,7 @@ class RemoteEngine:
     async def submit(
         self, ids: Iterable[int], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> Stream:
-        prompt, params, eos, name, salt = request_parts(ids, params, options)
+        prompt, params, eos, name, salt = request_parts(ids, params, **options)
         assert self._supervisor is not None, "start comes before submit"
         await self.settled()
         if not self.ready or self.description is None or self._writer is None:

@@ -78,7 +78,7 @@ class Replicas:
     async def submit(
         self, ids: Iterable[int], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> Stream:
-        prompt, params, eos, name, salt = request_parts(ids, params, options)
+        prompt, params, eos, name, salt = request_parts(ids, params, **options)
         candidates = await self._up()
         description = self.description
         assert description is not None, "all were loaded"
