@@ -176,7 +176,7 @@ def test_what_was_chosen_is_what_runs(tmp_path, monkeypatch):
         (40, "BF16", False, tuned_tiles.text(tile)), (9, "BF16", False, "a tile of another time"),
     ):  # fmt: skip
         gemm = Gemm(rows, 24, 96, form, bias)
-        key = linear_tuning._kind(gemm), linear_tuning._shape(gemm), linear_tuning._regime(gemm)
+        key = linear_tuning._key(gemm)
         record = tunings.Record(*key, setting, variant, TORCH, "", {}, "today")
         store.records[record.key] = record
     tunings.save(store)

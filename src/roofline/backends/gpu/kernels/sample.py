@@ -30,7 +30,6 @@ from roofline.backends.gpu.kernels.settings import (
     integer,
     real,
 )
-from roofline.backends.gpu.kernels.transfer import to_host
 from roofline.backends.gpu.signatures import Compilation, pointers
 from roofline.backends.sampling import MAX_LOGPROBS, Sampled, SampleRows
 from roofline.hardware.chips.chips import Chip
@@ -107,6 +106,13 @@ class Chosen:
         nothing = np.full((len(ids), 1 + MAX_LOGPROBS), np.nan, np.float32)
         no_ids = np.full((len(ids), MAX_LOGPROBS), -1, np.int32)
         return Sampled(ids, nothing[:, 0], no_ids, nothing[:, 1:])
+
+
+def to_host(values: Tensor) -> Tensor:
+    """A copy on the host, complete when the device has done what is queued now: record an event behind it."""
+    if not values.is_cuda:
+        return values.clone()
+    return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
 
 
 def sample(chip: Chip, logits: Tensor, rows: SampleRows, *, out: Tensor | None = None) -> Chosen:

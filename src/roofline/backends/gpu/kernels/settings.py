@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from roofline.backends.gpu.kernels.transfer import to_device
 from roofline.backends.sampling import SampleRows
 
 # Words of a row's settings, 16 to a row.
@@ -88,3 +87,11 @@ def _fill(words: np.ndarray, rows: SampleRows) -> None:
     ):  # fmt: skip
         words[:, word.value] = values.view(np.int32)
     words[:, SEED_LOW.value : SEED_HIGH.value + 1] = rows.seed.astype("<u8", copy=False).view("<i4").reshape(-1, 2)
+
+
+def to_device(values: Tensor, device: "torch.device | str") -> Tensor:
+    """A copy on the device, queued behind what it is doing; `values`, on the host, may be overwritten at once."""
+    if torch.device(device).type != "cuda":
+        return values.to(device)
+    # torch gives this pinned memory to nobody else before the copy is done.
+    return values.pin_memory().to(device, non_blocking=True)

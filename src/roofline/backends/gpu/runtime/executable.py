@@ -13,11 +13,10 @@ from roofline.backends.base import Clock, MonotonicClock, StepCost
 from roofline.backends.gpu.devices import give_back
 from roofline.backends.gpu.memory.weights import DeviceWeights, Read
 from roofline.backends.gpu.runtime.device_errors import told_if_lost
-from roofline.backends.gpu.runtime.fields import Fields
 from roofline.backends.gpu.runtime.graphs import Graphs, padded
 from roofline.backends.gpu.runtime.lower import Lowering, by_layer
 from roofline.backends.gpu.runtime.matmul import Choices, Products, choices_text
-from roofline.backends.gpu.runtime.step import Sizes, Step, dtypes
+from roofline.backends.gpu.runtime.step import Fields, Sizes, Step, dtypes
 from roofline.backends.gpu.runtime.timing import timed
 from roofline.backends.prices import PriceTable, StepPrices
 from roofline.backends.sampling import Sampled, SampleRows

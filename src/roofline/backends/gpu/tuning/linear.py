@@ -135,19 +135,19 @@ class Trial:
 def tune(trial: Trial, setting: Setting, seconds: Callable[[str], float] | None = None) -> Record:
     """Hold the contest. seconds: of a launch of a contestant; None: by the clock."""
     gemm, clock = trial.gemm, seconds or trial.seconds
-    contest = Contest(Group("linear", _shape(gemm), (), ()), trial.default, trial.candidates, Rounds())
+    key = _key(gemm)
+    contest = Contest(Group("linear", key[1], (), ()), trial.default, trial.candidates, Rounds())
     while contest.outcome is None:
         contest.tell([clock(contest.entry())])
     outcome = contest.outcome
     figures = dict(outcome.figures) | ({"dropped": trial.dropped} if trial.dropped else {})
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    key = _kind(gemm), _shape(gemm), _regime(gemm)
     return Record(*key, setting, outcome.variant, trial.default, outcome.reason, figures, now)
 
 
 def chosen(store: Tunings, gemm: Gemm, setting: Setting) -> str | None:
     """What a store has for a product: TORCH or a tile's text; None where it was never measured with this setting."""
-    record = store.records.get((_kind(gemm), _shape(gemm), _regime(gemm), setting.run))
+    record = store.records.get((*_key(gemm), setting.run))
     return None if record is None else record.variant
 
 
@@ -178,13 +178,6 @@ def stored_choices(chip: Chip, device: int, activations: str) -> tuple[Choices, 
     return choices, "" if choices else "never tuned on this device with these kernels"
 
 
-def _kind(gemm: Gemm) -> str:
-    return KINDS[gemm.bias]
-
-
-def _shape(gemm: Gemm) -> str:
-    return f"{gemm.width}x{gemm.out} {gemm.format}"
-
-
-def _regime(gemm: Gemm) -> str:
-    return f"{gemm.rows} rows"
+def _key(gemm: Gemm) -> tuple[str, str, str]:
+    """Kind, shape and regime of a product, as its record has them."""
+    return KINDS[gemm.bias], f"{gemm.width}x{gemm.out} {gemm.format}", f"{gemm.rows} rows"
