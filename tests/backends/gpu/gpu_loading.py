@@ -7,7 +7,7 @@ from roofline.hardware.gpus.device import Device
 from roofline.hardware.roofs import Roofs
 
 
-class Interpreted(devices.Found):
+class Interpreted(devices.UsableDevice):
     """CPU tensors in the place of the device's."""
 
     torch_name = "cpu"

@@ -15,7 +15,7 @@ from roofline.ops.batch import PAGE_TOKENS, BatchLimits
 
 if TYPE_CHECKING:
     from roofline.backends.checkpoint import Checkpoint
-    from roofline.backends.gpu.devices import Found
+    from roofline.backends.gpu.devices import UsableDevice
     from roofline.backends.gpu.memory.capacity import Budget, OffloadOption, Placement
     from roofline.backends.gpu.memory.requirements import Needs
     from roofline.backends.gpu.runtime.executable import GpuExecutable
@@ -129,7 +129,7 @@ def _make(request: LoadRequest, ranks: "Ranks | None") -> "tuple[GpuExecutable, 
     return executable, _notes(request, executable, device, placed, tuned or f"default ({why_default})")
 
 
-def _place(request: LoadRequest, program: "Program", device: "Found") -> "Placement":
+def _place(request: LoadRequest, program: "Program", device: "UsableDevice") -> "Placement":
     """Where the model's bytes go. Raises CapacityError naming what would fit."""
     from roofline.backends.gpu.memory.capacity import place
     from roofline.backends.gpu.memory.requirements import cheaper, needs_of
@@ -164,7 +164,7 @@ def _neighbours_needs(request: LoadRequest, program: "Program", chip: "Chip") ->
     return needs
 
 
-def _budget(device: "Found", offload: "OffloadOption") -> "Budget":
+def _budget(device: "UsableDevice", offload: "OffloadOption") -> "Budget":
     """What may be used; how fast layers are copied is measured where some are to stay on the host."""
     from roofline.backends.gpu.measure.roofs import link_rate
     from roofline.backends.gpu.memory.capacity import Budget
@@ -188,7 +188,7 @@ def scratch_bytes(program: "Program", limits: BatchLimits) -> int:
 
 
 def _notes(
-    request: LoadRequest, executable: "GpuExecutable", device: "Found", placed: "Placement", variants: str
+    request: LoadRequest, executable: "GpuExecutable", device: "UsableDevice", placed: "Placement", variants: str
 ) -> dict[str, str]:
     """What was chosen. variants: which kernels multiply."""
     from roofline.backends.gpu.tuning.exact_cost import exact_over_fast

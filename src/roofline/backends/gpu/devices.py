@@ -18,7 +18,7 @@ AUTO = "auto"
 
 
 @dataclass(frozen=True)
-class Found:
+class UsableDevice:
     """A device to run on: torch's number of it, what is known of it, the row its kernels use, and bytes free now."""
 
     number: int
@@ -32,7 +32,7 @@ class Found:
         return f"cuda:{self.number}"
 
 
-def find(names: str = AUTO, rank: int = 0, ranks: int = 1) -> Found:
+def find(names: str = AUTO, rank: int = 0, ranks: int = 1) -> UsableDevice:
     """The one device that a model runs on: by name as `choose` takes it, or the first that torch can use.
 
     ranks: of so many processes that run it together, each with a device of its own, all of one chip, in the order of
@@ -53,7 +53,7 @@ def find(names: str = AUTO, rank: int = 0, ranks: int = 1) -> Found:
     device = devices[rank]
     assert device.torch is not None, "choose gives devices that torch sees"
     give_back(f"cuda:{device.torch}")  # what an earlier model left with torch is free
-    return Found(device.torch, device, device.chip(), int(torch.cuda.mem_get_info(device.torch)[0]))
+    return UsableDevice(device.torch, device, device.chip(), int(torch.cuda.mem_get_info(device.torch)[0]))
 
 
 def give_back(device: "torch.device | str") -> None:

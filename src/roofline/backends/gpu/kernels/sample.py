@@ -83,7 +83,7 @@ def _merge(best_scores, best_ids, ids, splits, SPLITS: tl.constexpr):
     tl.store(ids + row, tl.min(tl.where(score == tl.max(score, axis=0), id, NO_ID), axis=0))
 
 
-class Chosen:
+class QueuedSample:
     """Sampled, and on its way to the host behind what is queued now, before what is queued later.
 
     ids: int32 [rows], on the device; logprobs: (logprob, top_ids, top_logprobs), None where no row asked.
@@ -115,7 +115,7 @@ def to_host(values: Tensor) -> Tensor:
     return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
 
 
-def sample(chip: Chip, logits: Tensor, rows: SampleRows, *, out: Tensor | None = None) -> Chosen:
+def sample(chip: Chip, logits: Tensor, rows: SampleRows, *, out: Tensor | None = None) -> QueuedSample:
     """An id for each row of logits float32 [rows, vocab] (rows may lie apart); nothing waits for the device.
 
     out: int32 [rows], where the ids stay on the device.
@@ -140,7 +140,7 @@ def sample(chip: Chip, logits: Tensor, rows: SampleRows, *, out: Tensor | None =
     )  # fmt: skip
     merging = tile.compiler() | {"num_warps": 1}
     _merge[(count,)](best_scores, best_ids, ids, splits, SPLITS=next_power_of_2(splits), **merging)
-    return Chosen(ids, logprobs(chip, logits, settings, ids) if settings.logprobs else None)
+    return QueuedSample(ids, logprobs(chip, logits, settings, ids) if settings.logprobs else None)
 
 
 def compilations(chip: Chip) -> Iterator[Compilation]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from roofline.backends.base import LostError
-from roofline.backends.gpu.devices import Found
+from roofline.backends.gpu.devices import UsableDevice
 from roofline.common.errors import CapacityError, describe_error
 from roofline.common.units import human_bytes
 
@@ -39,7 +39,7 @@ def answers(device: str) -> bool:
 
 
 @contextmanager
-def what_is_lacking(device: Found, planned: int) -> Iterator[None]:
+def what_is_lacking(device: UsableDevice, planned: int) -> Iterator[None]:
     """Memory that another process took since the model was planned is a CapacityError, in our words."""
     import torch
 

@@ -21,7 +21,7 @@ _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TunedProduct:
     """A product is done. remaining: products; seconds: they will take at the rate so far."""
 
     row: Row
@@ -84,7 +84,7 @@ class GemmTuner:
         """What it takes if every product has one candidate; how many there are is known when the first is done."""
         return len(self.products) * CANDIDATE_MS / 1e3
 
-    def run(self, budget: float | None = None) -> Iterator[Tuned]:
+    def run(self, budget: float | None = None) -> Iterator[TunedProduct]:
         """Tune, product by product, until all are done or the next would exceed the budget's seconds.
 
         Raises RooflineError where torch gives no result for a product.
@@ -97,7 +97,7 @@ class GemmTuner:
             self.journal.add(row)
             mean = (time.perf_counter() - start) / done
             remaining = len(self.products) - done
-            yield Tuned(row, remaining, remaining * mean)
+            yield TunedProduct(row, remaining, remaining * mean)
 
 
 def _row_key(gemm: Gemm) -> tuple[str, str]:
