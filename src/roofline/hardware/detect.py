@@ -158,8 +158,7 @@ def _warnings(machine: Machine) -> tuple[str, ...]:
     if machine.numa_balancing and machine.numa_nodes > 1:
         warnings.append(
             "NUMA balancing is on: the kernel unmaps pages to watch who uses them, which stalls compute threads and "
-            "GPUs that have them mapped. "
-            "Mend: sudo sysctl kernel.numa_balancing=0"
+            "GPUs that have them mapped. Mend: sudo sysctl kernel.numa_balancing=0"
         )
     if machine.huge_pages == "never":
         warnings.append(

@@ -105,10 +105,11 @@ class CpuBackend:
         return "cpu"
 
     def make_share(self, request: LoadRequest, ranks: "Ranks") -> "tuple[CpuExecutable, Notes]":
-        from roofline.backends.cpu.exchange import leave_cores_to_ours
+        import torch
+
         from roofline.backends.cpu.select import threads_of_rank
 
-        leave_cores_to_ours()
+        torch.set_num_threads(1)  # in this process it only adds rows, and more would be in the core's way
         threads = threads_of_rank(request.options.threads, ranks.grid.size)
         return self._pack(replace(request, options=replace(request.options, threads=threads)), ranks)
 

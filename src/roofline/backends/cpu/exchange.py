@@ -33,13 +33,6 @@ def exchanges(program: Program, arena: np.ndarray, batch: Batch, group: Group | 
     return {at: exchange_of(instr) for at, instr in enumerate(program.body) if instr.exchanges}
 
 
-def leave_cores_to_ours() -> None:
-    """Have torch compute with one thread in this process: it only adds rows, and more would be in the core's way."""
-    import torch
-
-    torch.set_num_threads(1)
-
-
 class _Rows:
     """Values in the arena as tensors."""
 

@@ -40,11 +40,12 @@ def stage(program: Program, number: int, stages: int) -> Program:
     used = {name for instr in body for name in instr.weights}
     inputs = tuple(v for v in program.inputs if v.name in read or v.type.dtype == "cache")
     groups = {name: replace(group, layers=last - first) for name, group in program.kv_groups.items()}
+    last_cache = {kv_group_of(v.name): v.name for instr in body for v in instr.outputs if v.type.dtype == "cache"}
     tables = {instr.attrs["table"] for instr in body if "table" in instr.attrs}
     return replace(
         program,
         inputs=(*inputs, *(Value(name, types[name]) for name in carried)),
-        outputs=(*results, *_last_caches(body, groups)),
+        outputs=(*results, *(last_cache[group] for group in groups)),
         weights={name: recipe for name, recipe in program.weights.items() if name in used},
         body=body,
         kv_groups=groups,
@@ -86,8 +87,3 @@ def _renumbered(instr: Instr, first: int, names: dict[str, str]) -> Instr:
     inputs = tuple(names.get(name, name) for name in instr.inputs)
     outputs = tuple(Value(names.get(v.name, v.name), v.type) for v in instr.outputs)
     return replace(instr, inputs=inputs, outputs=outputs, attrs=attrs)
-
-
-def _last_caches(body: Iterable[Instr], groups: Iterable[str]) -> list[str]:
-    last = {kv_group_of(v.name): v.name for instr in body for v in instr.outputs if v.type.dtype == "cache"}
-    return [last[group] for group in groups]

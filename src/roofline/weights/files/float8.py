@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -18,21 +17,13 @@ from roofline.common.errors import UnsupportedError
 from roofline.ops import formats
 from roofline.ops.formats.float8 import BLOCK, join
 from roofline.weights.files.mapped import JsonObject, TensorInfo, refuse, shorten
+from roofline.weights.files.safetensors import SafetensorsModel
 
 STORED = "F8_E4M3"  # as safetensors calls the dtype
 FORMAT = "E4M3"
 _SCALES = ("_scale_inv", "_scale")
 # Of activations and of a cache, as the file's makers chose them.
 _UNUSED = re.compile(r".*\.(input_scale|output_scale|q_scale|k_scale|v_scale|activation_scale)")
-
-
-class Tensors(Protocol):
-    """Named tensors of files."""
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]: ...
-
-    def read(self, name: str) -> np.ndarray: ...
 
 
 def check_config(path: Path, quantization: object) -> None:
@@ -76,7 +67,7 @@ class Float8Tensors:
     a scale no matrix, UnsupportedError for rows that are no multiple of 128.
     """
 
-    def __init__(self, path: Path, source: Tensors) -> None:
+    def __init__(self, path: Path, source: SafetensorsModel) -> None:
         self._path, self._source = path, source
         # Of the matrices, by name.
         self._scales = {name: self._scale_of(name) for name, info in source.tensors.items() if info.format == STORED}

@@ -5,7 +5,8 @@ is allocated, sizes are computed in Python's integers, which do not overflow, an
 """
 
 import struct
-from collections.abc import Container, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.ops.formats import FORMATS
 from roofline.weights.files.gguf_strings import StringArray, find_strings
-from roofline.weights.files.mapped import JsonObject, TensorInfo, as_bytes, map_file, refuse, shorten
+from roofline.weights.files.mapped import TensorInfo, as_bytes, map_file, refuse, shorten
 
 MAX_KEY_BYTES = 65_535  # the specification's own limit
 MAX_STRING_BYTES = 1 << 26
@@ -37,26 +38,17 @@ _FOREIGN = {
 }
 
 
-class Metadata(JsonObject):
+class Metadata(UserDict[str, object]):
     """Key -> value as plain Python: int, float, bool, str, list. Arrays are decoded at first use and then kept."""
 
     def __init__(self, path: Path, values: dict[str, object]) -> None:
-        self._path, self._values = path, values
+        self._path, self.data = path, values  # UserDict's own initialiser would decode all
 
     def __getitem__(self, key: str) -> object:
-        value = self._values[key]
+        value = self.data[key]
         if isinstance(value, StringArray | np.ndarray):
-            value = self._values[key] = _decoded(self._path, shorten(key), value)
+            value = self.data[key] = _decoded(self._path, shorten(key), value)
         return value
-
-    def __contains__(self, key: object) -> bool:  # Mapping's own would decode the value
-        return key in self._values
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
 
 
 class GGUFFile:
@@ -220,8 +212,7 @@ def _decoded(path: Path, field: str, value: StringArray | np.ndarray | list[obje
 
 def _alignment(path: Path, metadata: Metadata) -> int:
     value = metadata.get("general.alignment", 32)
-    valid = isinstance(value, int) and not isinstance(value, bool) and 8 <= value <= MAX_ALIGNMENT
-    if not valid or value & (value - 1):
+    if not isinstance(value, int) or isinstance(value, bool) or not 8 <= value <= MAX_ALIGNMENT or value & (value - 1):
         refuse(path, "general.alignment", f"{value!r} is not a power of two from 8 to {MAX_ALIGNMENT}")
     return value
 
