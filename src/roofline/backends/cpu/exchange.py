@@ -1,4 +1,4 @@
-"""What the core leaves to others: sums and gathered columns among the ranks of a model, between two calls of it."""
+"""Sums and gathered columns among the ranks of a model, which torch computes between two calls of the core."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING

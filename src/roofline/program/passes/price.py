@@ -25,7 +25,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Amount:
-    """The fields of a Cost at one Work. No roof here is asked about link_bytes, which other ranks send."""
+    """The fields of a Cost at one Work. link_bytes come from other ranks and count against no roof here."""
 
     flops: int
     weight_bytes: int
@@ -48,8 +48,8 @@ class Price:
 
 
 def price(program: "Program") -> Price:
-    """The price of every instruction. Intermediate values count in act_bytes, which no roof is asked about: they stay
-    in the caches of the chip."""
+    """The price of every instruction. Intermediate values count in act_bytes, which count against no roof: they
+    stay in the caches of the chip."""
     types = program.types()
     costs = tuple((instr, program.price(instr, types)) for instr in program.body)
     return Price(costs, sum(recipe.nbytes for recipe in program.weights.values()))

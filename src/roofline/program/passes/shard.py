@@ -75,7 +75,7 @@ class _Cuts:
         return divide_heads(heads, kv_heads, self._head_dim, block, self.ranks)[self.rank]
 
     def _demand(self, instr: Instr) -> None:
-        """What the instruction's result asks of its weights and operands."""
+        """Record what the rank's columns of the result need: columns of the operands, rows of the weights."""
         cut, split = self.values.get(instr.output.name), self.split(instr)
         if (split == "column") != (cut is not None) and split:
             what = f"{instr.weights[0]}, split by {split},"
@@ -118,12 +118,13 @@ class _Cuts:
         self.rows |= dict.fromkeys(weights, (parts[self.rank],))
 
     def _take(self, name: str, cut: Cut | None) -> None:
+        """Record the columns of a value that a reader needs; all its readers must need the same."""
         if self.values.setdefault(name, cut) != cut:
             reason = "its readers want different columns of it"
             raise UnsupportedError(f"{name} under tensor_parallel", reason, ["tensor_parallel=1"])
 
     def _join(self, view: Instr, cut: Cut) -> None:
-        """Views of one value ask for several parts of it."""
+        """Record what a view needs of its value, of which other views need other columns."""
         name, offset = view.inputs[0], int(view.attr("start"))
         before = self.values.get(name, ())
         if before is None:
@@ -240,7 +241,7 @@ def _block(recipe: Recipe) -> int:
 
 
 def _before(cut: Cut, column: int) -> int:
-    """How many of a value's columns up to `column` the rank has."""
+    """How many of the first `column` columns of a value the rank has."""
     return sum(max(0, min(stop, column) - start) for start, stop in cut)
 
 
