@@ -13,7 +13,6 @@ import torch
 import triton
 from torch import Tensor
 
-from benchmarks import gpu_kernel_costs as costs
 from benchmarks.gpu_kernels_case import (
     BF16,
     F16,
@@ -186,7 +185,7 @@ class Bench(Products):
 
         results = (result(out),) if total is None else (result(out), result(total, "sum", tolerance=ONCE))
         name = f"{'add_' * delta}{'layer_' * layer}norm {rows} x {width}{of(dtype)}"
-        return Case(name, run, want, results, *costs.add_norm(rows, width, delta))
+        return Case(name, run, want, results, *add_norm.cost(rows, width, delta))
 
     def gate(self, rows: int, kind: str = "silu", *, alone: bool = False, dtype: torch.dtype = BF16) -> Case:
         ffn = self.shapes.ffn
@@ -199,20 +198,20 @@ class Bench(Products):
 
         run = partial(gated.activated if alone else gated.gated, self.chip, kind, both, out=out)
         name = f"{kind}{'' if alone else '_mul'} {rows} x {ffn}{of(dtype)}"
-        return Case(name, run, want, (result(out),), *costs.gated(rows, ffn, not alone))
+        return Case(name, run, want, (result(out),), *gated.cost(rows, ffn, not alone))
 
     def embedded(self, tokens: int) -> Case:
         table, ids = self.normal(self.shapes.vocab, self.shapes.width), self.below(self.shapes.vocab, tokens)
         out = self.empty(tokens, self.shapes.width, dtype=F32)
         run = partial(embed.embed, self.chip, ids, table, out=out)
-        cost = costs.embed(tokens, self.shapes.width)
+        cost = embed.cost(tokens, self.shapes.width)
         return Case(f"embed {tokens}", run, lambda: (table[ids.long()],), (result(out, tolerance=0.0),), *cost)
 
     def taken(self, rows: int) -> Case:
         x, numbers = self.normal(self.shapes.many, self.shapes.width), self.below(self.shapes.many, rows)
         out = self.empty(rows, self.shapes.width)
         run = partial(embed.embed, self.chip, numbers, x, out=out)
-        cost = costs.embed(rows, self.shapes.width, out_bytes=2)
+        cost = embed.cost(rows, self.shapes.width, out_bytes=2)
         return Case(f"take_rows {rows}", run, lambda: (x[numbers.long()],), (result(out, tolerance=0.0),), *cost)
 
     def slots(self, decodes: int, chunk: int) -> Case:
@@ -237,7 +236,7 @@ class Bench(Products):
 
         run = partial(slots.slots, self.chip, ids=ids, sampled=sampled, scratch_page=scratch, out=out, **fields)
         results = result(out), result(ids, "ids", start=start)
-        return Case(f"slots {decodes} + {chunk}", run, want, results, *costs.slots(tokens))
+        return Case(f"slots {decodes} + {chunk}", run, want, results, *slots.cost(tokens))
 
     def routed(self, tokens: int, count: int, top: int, renormalise: bool) -> Case:
         logits = self.normal(tokens, count, dtype=F32)
@@ -249,7 +248,7 @@ class Bench(Products):
 
         run = partial(route.route, self.chip, logits, renormalise=renormalise, weights=weights, ids=ids)
         results = result(weights, "weights", tolerance=1e-5), result(ids, "ids")
-        return Case(f"route {tokens} to {top} of {count}", run, want, results, *costs.route(tokens, count, top))
+        return Case(f"route {tokens} to {top} of {count}", run, want, results, *route.cost(tokens, count, top))
 
     def combined(self, tokens: int, top: int, dtype: torch.dtype = BF16) -> Case:
         width = self.shapes.width
@@ -260,7 +259,7 @@ class Bench(Products):
             return ((weights.double()[:, :, None] * x.double().view(tokens, top, width)).sum(1),)
 
         run = partial(route.combine, self.chip, x, weights, out=out)
-        cost = costs.combine(tokens, top, width)
+        cost = route.combine_cost(tokens, top, width)
         return Case(f"combine {tokens} x {top}{of(dtype)}", run, want, (result(out),), *cost)
 
     def _logits(self, rows: int) -> Tensor:
@@ -309,7 +308,7 @@ class Bench(Products):
         def run() -> tuple[Tensor]:
             return (scores.scores(self.chip, logits, settings),)
 
-        cost = costs.scores(rows, self.shapes.vocab, True)
+        cost = scores.cost(rows, self.shapes.vocab, True)
         return Case(f"scores {rows} rows", run, want, (Result("scores", None, 0.0),), *cost)
 
     def cut(self, rows: int, *, top_k: int = 0, top_p: float = 1.0) -> Case:
@@ -327,7 +326,7 @@ class Bench(Products):
 
         run = partial(cutoff.cutoff, self.chip, scaled, settings)
         results = tuple(Result(name, None, 0.0) for name in ("thresholds", "lasts", "peaks"))
-        cost = costs.cutoff(rows, self.shapes.vocab, bool(top_k) + (top_p < 1))
+        cost = cutoff.cost(rows, self.shapes.vocab, bool(top_k) + (top_p < 1))
         return Case(f"cutoff {rows} rows, top_k {top_k}, top_p {top_p}", run, want, results, *cost)
 
     def chosen(self, rows: int, temperature: float, *, adjusted: bool = False, **values: float) -> Case:
@@ -359,7 +358,7 @@ class Bench(Products):
 
         told = "".join(f", {name} {value}" for name, value in values.items()) + ", penalties" * adjusted
         name = f"sample {rows} rows, temperature {temperature}{told}"
-        return Case(name, run, want, (result(ids),), *costs.sample(rows, vocab), scratch=(best, best_ids))
+        return Case(name, run, want, (result(ids),), *sample.cost(rows, vocab), scratch=(best, best_ids))
 
     def logprobs(self, rows: int, wanted: int) -> Case:
         """Of the chosen id and of the largest; a row in four does not ask."""
@@ -375,5 +374,5 @@ class Bench(Products):
 
         run = partial(logprobs.logprobs, self.chip, logits, settings, ids)
         results = Result("logprob", None, 1e-5), Result("top ids", None, 0.0), Result("top logprobs", None, 1e-5)
-        cost = costs.logprobs(rows, self.shapes.vocab, wanted)
+        cost = logprobs.cost(rows, self.shapes.vocab, wanted)
         return Case(f"logprobs {rows} rows, {wanted} each", run, want, results, *cost)

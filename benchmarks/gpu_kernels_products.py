@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks import gpu_kernel_costs as costs
 from benchmarks.gpu_kernels_case import BF16, F32, ONCE, TOLERANCE, Case, Maker, Result, of, result, silu_mul
 from roofline.backends.gpu.kernels import (
     adapter,
@@ -46,7 +45,7 @@ class Products(Maker):
         kinds = "exact " * exact + "gated " * gate
         name = f"linear {kinds}{rows} x {columns} x {width}{' + bias' * bias}{of(dtype)}{' to f32' if to else ''}"
         run = partial(linear_float.linear_float, self.chip, x, w, added, out, gated=gate, exact=exact)
-        return Case(name, run, want, (result(out),), *costs.linear_float(rows, columns, width))
+        return Case(name, run, want, (result(out),), *linear_float.cost(rows, columns, width))
 
     def quantised(
         self, form: str, rows: int, columns: int, width: int, *, gate: bool = False, exact: bool = False,
@@ -55,6 +54,7 @@ class Products(Maker):
         """Weights in a format of files; E4M3 too."""
         matrix, x = self.matrix(form, columns, width), self.rows(rows, width, dtype)
         out = self.empty(rows, columns // 2 if gate else columns, dtype=dtype)
+        module: Any = linear_fp8 if form == "E4M3" else linear_quant
         launch = linear_fp8.linear_fp8 if form == "E4M3" else linear_quant.linear_quant
 
         def want() -> tuple[Tensor]:
@@ -63,7 +63,7 @@ class Products(Maker):
 
         name = f"{form} {'exact ' * exact}{'gated ' * gate}{rows} x {columns} x {width}{of(dtype)}"
         run = partial(launch, self.chip, x, matrix.weight, None, out, gated=gate, exact=exact)
-        return Case(name, run, want, (result(out),), *costs.linear_quant(rows, matrix.weight))
+        return Case(name, run, want, (result(out),), *module.cost(rows, matrix.weight))
 
     def eights(self, rows: int, columns: int, width: int, *, gate: bool = False) -> Case:
         """Weights and rows of 8-bit floats."""
@@ -76,7 +76,7 @@ class Products(Maker):
 
         name = f"E4M3 x {self.chip.fp8} {'gated ' * gate}{rows} x {columns} x {width}"
         run = partial(linear_fp8.linear_fp8, self.chip, x, matrix.weight, None, out, x_scale=scale, gated=gate)
-        cost = costs.linear_quant(rows, matrix.weight, itemsize=1)
+        cost = linear_fp8.cost(rows, matrix.weight, itemsize=1)
         return Case(name, run, want, (result(out),), *cost, roof="fp8")
 
     def rounded(self, rows: int, width: int) -> Case:
@@ -90,7 +90,7 @@ class Products(Maker):
 
         run = partial(float8.rows_fp8, self.chip, x, out=out, scale=scale)
         results = result(out), result(scale, "scale", tolerance=ONCE)
-        return Case(f"rows_fp8 {rows} x {width}", run, want, results, *costs.rows_fp8(rows, width))
+        return Case(f"rows_fp8 {rows} x {width}", run, want, results, *float8.cost(rows, width))
 
     def widened(self, form: str, picked: int = 0) -> Case:
         """A matrix as floats, or `picked` of its rows by number."""
@@ -101,7 +101,7 @@ class Products(Maker):
         run = partial(dequantize.dequantize, self.chip, matrix.weight, out=out, ids=ids)
         kernel = dequantize.FLOAT8_NAME if form == "E4M3" else dequantize.NAME
         name = f"{kernel} {form} {f'{picked} of ' if picked else ''}{rows} x {columns}"
-        cost = costs.dequantize(matrix.weight, picked or rows, out.dtype)
+        cost = dequantize.cost(matrix.weight, picked or rows, out.dtype)
         return Case(name, run, lambda: (matrix.values(ids),), (result(out),), *cost)
 
     def expert(
@@ -123,7 +123,7 @@ class Products(Maker):
 
         name = f"experts {'exact ' * exact}{tokens} of {top} in {count} x {ffn} x {width}{of(dtype)}"
         run = partial(experts.expert_linear, self.chip, x, w, plan, out=out)
-        cost = costs.experts(slots_, len(ids.unique()), ffn, width)
+        cost = experts.cost(slots_, len(ids.unique()), ffn, width)
         return Case(f"{name}{', a row a slot' * per_slot}", run, want, (result(out),), *cost)
 
     def lora(self, rows: int, rank: int, dtype: torch.dtype = BF16) -> Case:
@@ -145,7 +145,7 @@ class Products(Maker):
         run = partial(adapter.adapter, self.chip, x, a, b, scales, ids, out=out)
         hit = int((ids.unique() > 0).sum())
         results = (Result("out", out, TOLERANCE[dtype], start),)
-        cost = costs.adapter(rows, width, width, rank, hit)
+        cost = adapter.cost(rows, width, width, rank, hit)
         return Case(f"adapter {rows} rows, rank {rank}{of(dtype)}", run, want, results, *cost)
 
     def _places(self, tokens: int) -> tuple[int, Tensor]:
@@ -195,7 +195,7 @@ class Products(Maker):
         name = f"rope_kv_write {tokens}, {heads} / {kv_heads} heads{', interleaved' * interleaved}{', norms' * norms}"
         name += f"{f', a {part}th of {dim}' if part > 1 else ''}{of(dtype)}"
         results = result(q, "q"), result(k, "k"), result(v, "v", tolerance=0.0)
-        return Case(name, run, want, results, *costs.rope_kv_write(tokens, heads, kv_heads, dim))
+        return Case(name, run, want, results, *rope_kv_write.cost(tokens, heads, kv_heads, dim))
 
     def _paged(self, x: Tensor, pages: int, where: Tensor) -> Tensor:
         """x [tokens, heads, dim] in pages, NaN where no token is."""
@@ -219,7 +219,7 @@ class Products(Maker):
             _, *held = qkv.view(tokens, 3, heads, dim).unbind(1)
             return tuple(self._paged(round_to(each, self.chip.fp8).double(), pages, where) for each in held)
 
-        cost = costs.rope_kv_write(tokens, heads, heads, dim, cache_bytes=1)
+        cost = rope_kv_write.cost(tokens, heads, heads, dim, cache_bytes=1)
         return Case(f"rope_kv_write {tokens} to {self.chip.fp8}", run, want, (result(k, "k"), result(v, "v")), *cost)
 
     def attention(
@@ -271,7 +271,7 @@ class Products(Maker):
             f"attend {'exact ' * exact}{_told(steps)}, {heads} / {kv_heads} heads{f', window {window}' * bool(window)}"
         )
         name += f"{', soft cap' * bool(cap)}{', ALiBi' * alibi}{f', cache {cache}' * (cache != 'bf16')}{of(dtype)}"
-        cost = costs.attend(
+        cost = attend.cost(
             steps, heads=heads, kv_heads=kv_heads, head_dim=dim, window=window, cache_bytes=k.element_size()
         )  # fmt: skip
         return Case(name, run, want, (result(out),), *cost, scratch=(space,))

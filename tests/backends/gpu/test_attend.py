@@ -270,7 +270,7 @@ def test_refusals():
 
 
 def test_cost_counts_what_is_seen():
-    from benchmarks.gpu_kernel_costs import attend as cost
+    from roofline.backends.gpu.kernels.attend import cost
 
     for window in (0, 1, 7, 100):
         for queries, context in [(1, 1), (1, 50), (9, 9), (9, 12), (5, 50)]:

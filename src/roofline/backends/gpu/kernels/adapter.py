@@ -103,6 +103,12 @@ def _rank_block(rank: int) -> int:
     return max(16, next_power_of_2(rank))
 
 
+def cost(rows: int, width: int, columns: int, rank: int, hit: int, out_bytes: int = 4) -> tuple[int, int]:
+    """(FLOPs, bytes) of one call in 16 bits; hit: adapters that have a row."""
+    moved = 2 * (rows * width + hit * rank * (width + columns)) + 4 * rows * rank
+    return 2 * rows * rank * (width + columns), moved + 2 * rows * columns * out_bytes
+
+
 def compilations(chip: Chip) -> Iterator[Compilation]:
     """Both products of ranks 16 and 64 in bf16, of 16 in f16 and f32."""
     for dtype, rank in (("bf16", 16), ("bf16", 64), ("f16", 16), ("f32", 16)):

@@ -70,6 +70,11 @@ def _tile(chip: Chip, block: int) -> Tile:
     return replace(tile, warps=max(1, min(tile.warps, block // chip.lanes)))
 
 
+def cost(rows: int, width: int, delta: bool, out_bytes: int = 2) -> tuple[int, int]:
+    """(FLOPs, bytes) of one launch."""
+    return rows * width * 5, rows * width * (4 + (2 + 4 if delta else 0) + out_bytes) + 4 * width
+
+
 def compilations(chip: Chip) -> Iterator[Compilation]:
     """Widths of the models we know, with and without a delta, both norms."""
     for width in (576, 4096, 8192):

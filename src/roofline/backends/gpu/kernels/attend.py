@@ -7,7 +7,7 @@ a decode would waste most of a chunk's tile, and the chunk's programs, which are
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from torch import Tensor
@@ -58,6 +58,28 @@ def attend(
         merge_kernel[(launch.blocks, launch.heads, min(launch.max_query, launch.queries))](
             out, partial, state, seg_start, context_len, *counts, **launch.constants(), **launch.merge_tile.launch()
         )  # fmt: skip
+
+
+def cost(
+    segments: Iterable[tuple[int, int]],
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    window: int = 0,
+    element_bytes: int = 2,
+    cache_bytes: int = 2,
+) -> tuple[int, int]:
+    """(FLOPs, bytes) of one step of segments (queries, context): pairs that are seen, keys read once a kv head."""
+    pairs = keys = rows = 0
+    for queries, context in segments:
+        visible = min(window, context) if window else context
+        growing = max(0, queries - (context - visible))  # the first queries, which see fewer keys than the last
+        pairs += queries * visible - growing * (growing - 1) // 2
+        keys += min(context, visible + queries - 1)
+        rows += queries
+    io = 2 * rows * heads * head_dim * element_bytes
+    return 4 * pairs * heads * head_dim, 2 * keys * kv_heads * head_dim * cache_bytes + io
 
 
 def compilations(chip: Chip) -> Iterator[Compilation]:

@@ -202,6 +202,12 @@ def cutoff(chip: Chip, scores: Tensor, settings: Settings) -> tuple[Tensor, Tens
     return thresholds, lasts, peaks
 
 
+def cost(rows: int, vocab: int, searches: int) -> tuple[int, int]:
+    """(FLOPs, bytes) of one launch; searches: 1 for top-k or top-p, 2 for both, 0 for min-p. As it is where few scores
+    lie as high as a cut can: a row is read for its largest scores, their weights and the list, mostly from a cache."""
+    return rows * vocab * (8 if searches else 1), rows * vocab * 4 * (3 if searches else 1)
+
+
 def compilations(chip: Chip) -> Iterator[Compilation]:
     """The one binary."""
     tile = tiles.choose(NAME, chip)

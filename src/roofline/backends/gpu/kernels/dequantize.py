@@ -3,6 +3,7 @@ embeddings."""
 
 from collections.abc import Iterator
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -79,6 +80,13 @@ def dequantize(chip: Chip, weight: Packed[Tensor] | Float8Weight, *, out: Tensor
             *weight.pointers(), ids if picked else weight.words, out, count, weight.rows, out.stride(0),
             **layout_constants(weight.layout), PICKED=picked, **tile.launch(),
         )  # fmt: skip
+
+
+def cost(weight: Packed[Tensor] | Float8Weight, rows: int, dtype: torch.dtype) -> tuple[int, int]:
+    """(FLOPs, bytes) of widening so many rows."""
+    values = rows * weight.columns
+    flops = values if isinstance(weight, Float8Weight) else 2 * values
+    return flops, rows * weight.nbytes // weight.rows + values * dtype.itemsize
 
 
 def compilations(chip: Chip) -> Iterator[Compilation]:

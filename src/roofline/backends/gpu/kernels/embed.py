@@ -39,6 +39,11 @@ def embed(chip: Chip, ids: Tensor, table: Tensor, *, out: Tensor) -> None:
     )
 
 
+def cost(tokens: int, width: int, table_bytes: int = 2, out_bytes: int = 4) -> tuple[int, int]:
+    """(FLOPs, bytes) of one launch."""
+    return 0, tokens * (width * (table_bytes + out_bytes) + 4)
+
+
 def compilations(chip: Chip) -> Iterator[Compilation]:
     """An embedding to float32 and logit rows of 16 bits."""
     tile = tiles.choose(NAME, chip)

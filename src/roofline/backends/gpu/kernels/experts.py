@@ -110,6 +110,11 @@ def _tile(chip: Chip, slots: int, experts: int, dtype: torch.dtype, exact: bool)
     return tiles.choose(NAME, chip, regime=regime, bits=dtype.itemsize * 8)
 
 
+def cost(slots: int, hit: int, out: int, width: int, out_bytes: int = 2) -> tuple[int, int]:
+    """(FLOPs, bytes) of one product in 16 bits; hit: experts that have a slot."""
+    return 2 * slots * out * width, 2 * (hit * out * width + slots * width) + slots * out * out_bytes
+
+
 def compilations(chip: Chip) -> Iterator[Compilation]:
     """Every regime in bf16, a row a token and a row a slot; f16 and f32 once."""
     cases = [("bf16", regime, share) for regime in REGIMES for share in (2, 1)]

@@ -64,6 +64,11 @@ def _launch(chip: Chip, kind: str, gate: Tensor, up: Tensor | None, out: Tensor)
     )  # fmt: skip
 
 
+def cost(rows: int, width: int, with_up: bool, in_bytes: int = 2, out_bytes: int = 2) -> tuple[int, int]:
+    """(FLOPs, bytes) of one launch; width: of the result."""
+    return rows * width * (9 if with_up else 8), rows * width * (in_bytes * (1 + with_up) + out_bytes)
+
+
 def compilations(chip: Chip) -> Iterator[Compilation]:
     """Each kind times a second operand, and alone, in bf16; silu_mul of float32 too."""
     tile = tiles.choose(NAME, chip)

@@ -82,6 +82,11 @@ def regime(rows: int, exact: bool) -> str:
     return "exact" if exact else "decode" if rows <= 16 else "many"
 
 
+def cost(rows: int, columns: int, width: int, itemsize: int = 2) -> tuple[int, int]:
+    """(FLOPs, bytes) of one launch: each operand once."""
+    return 2 * rows * columns * width, itemsize * (columns * width + rows * (columns + width))
+
+
 def compilations(chip: Chip) -> Iterator[Compilation]:
     """Every regime, plain in both dtypes and gated."""
     cases = (("bf16", "bf16", False), ("bf16", "f32", False), ("f16", "f16", False), ("bf16", "bf16", True))

@@ -95,6 +95,12 @@ def linear_fp8(
     )  # fmt: skip
 
 
+def cost(rows: int, weight: Float8Weight, itemsize: int = 2) -> tuple[int, int]:
+    """(FLOPs, bytes) of one launch: the weight once, x once, the result once in 16 bits."""
+    moved = weight.nbytes + rows * (itemsize * weight.columns + 2 * weight.rows)
+    return 2 * rows * weight.rows * weight.columns, moved
+
+
 def compilations(chip: Chip) -> Iterator[Compilation]:
     """Every regime with 16-bit rows, gated, to float32, and with 8-bit rows where the chip has them."""
     for rows in ("decode", "some", "prefill", "exact"):

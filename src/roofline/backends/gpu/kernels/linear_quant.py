@@ -263,6 +263,11 @@ def _pipeline(chip: Chip, tile: tiles.Tile, layout: Layout, results: int) -> dic
     return {"STAGES": tile.stages if nvidia else None, "FOURS": nvidia and layout.two_level and results % 4 == 0}
 
 
+def cost(rows: int, weight: Packed[Tensor], itemsize: int = 2) -> tuple[int, int]:
+    """(FLOPs, bytes) of one launch: every array of the weight once, x once, the result once."""
+    return 2 * rows * weight.rows * weight.columns, weight.nbytes + itemsize * rows * (weight.rows + weight.columns)
+
+
 def compilations(chip: Chip) -> Iterator[Compilation]:
     """Every format in every regime, in bf16; 4 bits in f16 too, and gated; whole matrices where they have a loop."""
     for name, layout in LAYOUTS.items():

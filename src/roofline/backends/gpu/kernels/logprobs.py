@@ -73,6 +73,12 @@ def logprobs(chip: Chip, logits: Tensor, settings: Settings, ids: Tensor) -> tup
     return logprob, top_ids, top_logprobs
 
 
+def cost(rows: int, vocab: int, count: int) -> tuple[int, int]:
+    """(FLOPs, bytes) of one launch where each row asks for `wanted` entries; a row is read once for each and once more,
+    mostly from a cache."""
+    return rows * vocab * (2 + 4 * (count + 1)), rows * vocab * 4 * (2 + count)
+
+
 def compilations(chip: Chip) -> Iterator[Compilation]:
     """The one binary."""
     tile = tiles.choose(NAME, chip)

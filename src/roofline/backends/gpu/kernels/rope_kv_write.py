@@ -147,6 +147,13 @@ def _constants(head_dim: int, half: int, interleaved: bool, norm: bool, cache: t
     }
 
 
+def cost(tokens: int, heads: int, kv_heads: int, head_dim: int, cache_bytes: int = 2) -> tuple[int, int]:
+    """(FLOPs, bytes) of one launch with rope, in 16 bits; cache_bytes: of one cached element."""
+    turned = tokens * (heads + kv_heads) * head_dim
+    values = 2 * tokens * kv_heads * head_dim
+    return 3 * turned, 2 * (tokens * heads * head_dim + values) + 2 * tokens * heads * head_dim + cache_bytes * values
+
+
 def compilations(chip: Chip) -> Iterator[Compilation]:
     """Both styles, the heads of models we know, with norms, partial and no rope, and the chip's 8-bit cache."""
     bf16, dtypes = torch.bfloat16, {name: dtype for dtype, name in FP8.items()}

@@ -80,6 +80,16 @@ def combine(chip: Chip, x: Tensor, weights: Tensor, *, out: Tensor) -> None:
     )
 
 
+def cost(tokens: int, experts: int, top: int) -> tuple[int, int]:
+    """(FLOPs, bytes) of routing on float32 logits."""
+    return tokens * experts * (4 + 2 * top), tokens * (4 * experts + 8 * top)
+
+
+def combine_cost(tokens: int, top: int, width: int, in_bytes: int = 2, out_bytes: int = 2) -> tuple[int, int]:
+    """(FLOPs, bytes) of one combination."""
+    return 2 * tokens * top * width, tokens * (width * (top * in_bytes + out_bytes) + 4 * top)
+
+
 def compilations(chip: Chip) -> Iterator[Compilation]:
     """8 experts of which 2, 128 of which 8, and their combinations."""
     routing, combining = tiles.choose(NAME, chip), tiles.choose("combine", chip)

@@ -143,6 +143,11 @@ def sample(chip: Chip, logits: Tensor, rows: SampleRows, *, out: Tensor | None =
     return QueuedSample(ids, logprobs(chip, logits, settings, ids) if settings.logprobs else None)
 
 
+def cost(rows: int, vocab: int) -> tuple[int, int]:
+    """(FLOPs, bytes) of the pass that chooses, with noise on every row."""
+    return 60 * rows * vocab, 4 * rows * vocab
+
+
 def compilations(chip: Chip) -> Iterator[Compilation]:
     """Logits as they are, scores, and scores with a cut; and what joins the splits of a row."""
     tile = tiles.choose(NAME, chip)

@@ -90,6 +90,11 @@ def scores(chip: Chip, logits: Tensor, settings: Settings) -> Tensor:
     return out
 
 
+def cost(rows: int, vocab: int, adjusted: bool) -> tuple[int, int]:
+    """(FLOPs, bytes) of one call; adjusted: with biases or penalties, whose entries are not counted."""
+    return rows * vocab, rows * vocab * (16 if adjusted else 8)
+
+
 def compilations(chip: Chip) -> Iterator[Compilation]:
     """Copies with and without mask and temperature, biases, penalties."""
     tile = tiles.choose(NAME, chip)

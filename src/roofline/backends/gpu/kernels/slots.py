@@ -65,6 +65,11 @@ def slots(
 _LAYOUT = {"PAGE": PAGE_TOKENS, "HEADER_TOKENS": int(Header.TOKENS), "HEADER_SEGMENTS": int(Header.SEGMENTS)}
 
 
+def cost(tokens: int) -> tuple[int, int]:
+    """(FLOPs, bytes) of one launch: an id, a position and a page read, a slot written for each token."""
+    return 0, tokens * (4 + 4 + 4 + 8)
+
+
 def compilations(chip: Chip) -> Iterator[Compilation]:
     """The one binary."""
     tile = tiles.choose(NAME, chip)
