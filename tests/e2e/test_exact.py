@@ -1,7 +1,6 @@
 """The real model: ids and logits do not depend on company, chunks, cached prefixes, pre-emption or threads."""
 
 import hashlib
-import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,8 +88,8 @@ def model(smollm2_path: Path) -> LoadedModel:
     return load(str(smollm2_path), text=False, cache_tokens=24000, max_model_len=1024, threads=2)
 
 
-# The quick run takes the first 16 requests, which have all prefixes and settings; `-m slow` takes all 64.
-@pytest.fixture(scope="module", params=[16, pytest.param(64, marks=pytest.mark.slow)])
+# By default the first 24 requests: they have all prefixes and settings, and do not fit a small cache. `-m slow`: all.
+@pytest.fixture(scope="module", params=[24, pytest.param(64, marks=pytest.mark.slow)])
 def asked(request: pytest.FixtureRequest) -> list[Asked]:
     return requests()[: request.param]
 
@@ -102,7 +101,14 @@ def alone(model: LoadedModel, asked: list[Asked]) -> tuple[dict[str, list[int]],
     return ids, digests
 
 
-@pytest.mark.parametrize(("chunk", "prefix_cache"), itertools.product([16, 64, 512], [False, True]))
+@pytest.mark.parametrize(
+    ("chunk", "prefix_cache"),
+    [
+        (16, True),
+        (64, False),
+        *(pytest.param(*s, marks=pytest.mark.slow) for s in ((16, False), (64, True), (512, False), (512, True))),
+    ],
+)
 def test_all_at_once(model: LoadedModel, asked: list[Asked], alone: tuple, chunk: int, prefix_cache: bool) -> None:
     ids, digests, _ = run(model, asked, True, max_batch_tokens=chunk, prefix_cache=prefix_cache)
     assert ids == alone[0]
