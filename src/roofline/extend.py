@@ -18,8 +18,9 @@ from roofline.ops import formats as _formats
 from roofline.ops import registry as _ops
 from roofline.ops.cost import Affine
 from roofline.ops.formats import Format
-from roofline.ops.registry import Call, CostRule, Result, Trait, TypeRule
+from roofline.ops.registry import Call, CostRule, Result, TypeRule
 from roofline.ops.symbol import Type, WeightType
+from roofline.ops.traits import Trait
 from roofline.program import compile as _passes
 from roofline.program.ir import Instr, Program, Value
 from roofline.program.passes.expand import expand

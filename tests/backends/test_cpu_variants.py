@@ -14,8 +14,8 @@ from cpu_models import checkpoint, executable  # noqa: E402
 from roofline.backends.cpu.select import REGIMES  # noqa: E402
 from roofline.backends.cpu.tuning import variants  # noqa: E402
 from roofline.ops.batch import Segment  # noqa: E402
-from roofline.ops.registry import Trait  # noqa: E402
 from roofline.ops.symbol import FLOAT_FORMATS  # noqa: E402
+from roofline.ops.traits import Trait  # noqa: E402
 from tests.backends.test_cpu_kernels import CASES, Matrix, activations  # noqa: E402
 
 ISAS = native.isas()

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roofline.hardware.tuning import store as tunings
+from roofline.hardware.tuning.location import elsewhere
 from roofline.hardware.tuning.store import Choice, Record, Setting, Tunings, Verdict
 
 SETTING = Setting("avx512, 2 threads", "abc", "GNU 12")
@@ -108,7 +109,7 @@ def test_another_machines_store_is_left_with_a_reason(caplog):
         assert not tunings.load("cpu", "beef").records
     assert "was measured on a chip (feed)" in caplog.text
     assert copied.exists()
-    assert tunings.elsewhere("cpu", "beef") == ["cpu-feed.json"]
+    assert elsewhere("cpu", "beef") == ["cpu-feed.json"]
 
 
 def test_another_version_is_left_with_a_reason(caplog):

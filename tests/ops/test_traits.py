@@ -7,8 +7,8 @@ import pytest
 
 import roofline
 from roofline.ops import registry
-from roofline.ops.registry import Trait
 from roofline.ops.rope_tables import RopeTable
+from roofline.ops.traits import Trait
 from tests.models.eager import ContiguousCache
 
 torch = pytest.importorskip("torch", reason="ops' references are written in torch")

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Protocol
 from roofline.common.errors import ConfigError
 from roofline.ops.cost import Affine
 from roofline.ops.elementwise import per_element
-from roofline.ops.registry import Call, Trait, op
+from roofline.ops.registry import Call, op
 from roofline.ops.rope_tables import RopeTable, frequencies
 from roofline.ops.rows import Rows, TurnedPositions, alibi_slopes, attend_rows
 from roofline.ops.symbol import FLOAT8, Type, kv_head_bytes
+from roofline.ops.traits import Trait
 
 if TYPE_CHECKING:
     from torch import Tensor

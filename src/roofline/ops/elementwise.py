@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 from roofline.common.errors import ConfigError
 from roofline.ops.cost import Affine
-from roofline.ops.registry import Call, CostRule, Trait, op
+from roofline.ops.registry import Call, CostRule, op
 from roofline.ops.symbol import ELEMENT_BYTES, Type
+from roofline.ops.traits import Trait
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from roofline.common.errors import ConfigError
 from roofline.ops.cost import Affine
 from roofline.ops.elementwise import per_element
-from roofline.ops.registry import Call, Trait, op
+from roofline.ops.registry import Call, op
 from roofline.ops.symbol import Type
+from roofline.ops.traits import Trait
 
 if TYPE_CHECKING:
     from torch import Tensor

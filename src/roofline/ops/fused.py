@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from roofline.common.errors import ConfigError
 from roofline.ops import activations, attention, elementwise, matmul, norms
 from roofline.ops.cost import Affine
-from roofline.ops.registry import Call, CostRule, Trait, get, op
+from roofline.ops.registry import Call, CostRule, get, op
 from roofline.ops.rope_tables import RopeTable
 from roofline.ops.symbol import Q8_GROUP, Type
+from roofline.ops.traits import Trait
 
 if TYPE_CHECKING:
     from torch import Tensor

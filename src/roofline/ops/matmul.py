@@ -7,8 +7,9 @@ from roofline.common.errors import ConfigError
 from roofline.ops.attention import round_to
 from roofline.ops.cost import Affine
 from roofline.ops.elementwise import per_element
-from roofline.ops.registry import Call, Trait, op
+from roofline.ops.registry import Call, op
 from roofline.ops.symbol import Q8_GROUP, Type
+from roofline.ops.traits import Trait
 
 if TYPE_CHECKING:
     from torch import Tensor

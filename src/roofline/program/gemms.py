@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from roofline.ops.registry import Trait
+from roofline.ops.traits import Trait
 from roofline.program.ir import Program
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from roofline.ops import formats, registry
 from roofline.ops.cost import Affine, Cost
-from roofline.ops.registry import Trait
 from roofline.ops.rope_tables import RopeTable
 from roofline.ops.symbol import Q_BYTES, Type, WeightType, kv_head_bytes
+from roofline.ops.traits import Trait
 
 if TYPE_CHECKING:
     import numpy as np

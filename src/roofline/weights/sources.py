@@ -11,14 +11,16 @@ import tomllib
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from roofline.common import env
 from roofline.common.errors import ConfigError
 from roofline.common.files import locked, write_atomically
 from roofline.common.units import now_utc
-from roofline.weights import download
-from roofline.weights.download import Progress
 from roofline.weights.storage import disk_errors, sha256_of
+
+if TYPE_CHECKING:
+    from roofline.weights.download import Progress
 
 DEFAULT_MODEL = "smollm2-135m"
 _MANIFEST = "manifest.json"
@@ -62,7 +64,7 @@ def catalog() -> dict[str, CatalogEntry]:
     return {name: CatalogEntry(name=name, **fields) for name, fields in tomllib.loads(text).items()}
 
 
-def resolve(name_or_path: str, *, fetch: bool = False, progress: Progress | None = None) -> Path:
+def resolve(name_or_path: str, *, fetch: bool = False, progress: "Progress | None" = None) -> Path:
     """The file or folder of a model.
 
     Args:
@@ -97,7 +99,7 @@ def stored_path(name: str) -> Path | None:
     return path if is_complete else None
 
 
-def pull(name: str, progress: Progress | None = None) -> Path:
+def pull(name: str, progress: "Progress | None" = None) -> Path:
     """Get a model into the store, unless it is there, and return its path. One process pulls a name at a time.
 
     Args:
@@ -146,7 +148,9 @@ def find_tokenizer_files(path: Path) -> dict[str, Path]:
     return {name: folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()}
 
 
-def _pull_catalog(name: str, folder: Path, report: Progress) -> StoredModel:
+def _pull_catalog(name: str, folder: Path, report: "Progress") -> StoredModel:
+    from roofline.weights import download
+
     entry = catalog()[name]
     target = folder / entry.file
     if not _verified(target, entry, report):
@@ -158,14 +162,16 @@ def _pull_catalog(name: str, folder: Path, report: Progress) -> StoredModel:
     return StoredModel(name, entry.source, entry.file, entry.sha256, entry.size, entry.licence, now_utc())
 
 
-def _verified(target: Path, entry: CatalogEntry, report: Progress) -> bool:
+def _verified(target: Path, entry: CatalogEntry, report: "Progress") -> bool:
     """Whether an interrupted pull had already put the right file in place."""
     if not target.is_file() or target.stat().st_size != entry.size:
         return False
     return sha256_of(target, lambda done: report("verifying", done, entry.size)) == entry.sha256
 
 
-def _pull_hub(name: str, folder: Path, report: Progress) -> StoredModel:
+def _pull_hub(name: str, folder: Path, report: "Progress") -> StoredModel:
+    from roofline.weights import download
+
     repo, file = download.split_hub_name(name)
     folder.mkdir(parents=True, exist_ok=True)
     snapshot = download.download_snapshot(repo, file, folder, report)
@@ -189,6 +195,8 @@ def _lock(folder: Path) -> Path:
 def _folder(name: str) -> Path:
     """The store's folder of a name; hub ids are flattened, so that no name reaches outside the store."""
     if name.startswith("hf:"):
+        from roofline.weights import download
+
         repo, file = download.split_hub_name(name)
         flat = f"hf--{repo}--{file}" if file else f"hf--{repo}"
         return _models() / flat.replace("/", "--")

@@ -14,8 +14,8 @@ import roofline._native as _native
 from roofline.backends.cpu.layout import Layout
 from roofline.backends.cpu.lowered import Attention, Lowered
 from roofline.common.errors import ConfigError, UnsupportedError
-from roofline.ops.registry import Trait
 from roofline.ops.symbol import Q_BYTES, Type
+from roofline.ops.traits import Trait
 from roofline.program.ir import Instr, Program
 from roofline.program.passes.plan import plan
 

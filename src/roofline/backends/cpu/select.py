@@ -68,14 +68,16 @@ def setting_of(isa: str, threads: int) -> "Setting":
 def choose_variants(executable: "CpuExecutable") -> Choice[str]:
     """Sets the variants that `roofline tune` stored for this very program, machine and build; defaults otherwise."""
     from roofline.hardware import detect
-    from roofline.hardware.tuning import store as tunings
+    from roofline.hardware.tuning import location
 
     if env.read("ROOFLINE_TUNED") == "off":
         return Choice("default", "ROOFLINE_TUNED=off")
     chip = detect.detect().fingerprint
-    if not tunings.path("cpu", chip).exists():
-        elsewhere = tunings.elsewhere("cpu", chip)
+    if not location.path("cpu", chip).exists():
+        elsewhere = location.elsewhere("cpu", chip)
         return Choice("default", "tuned only on other machines" if elsewhere else "never tuned")
+    from roofline.hardware.tuning import store as tunings
+
     return _resolve(executable, tunings.load("cpu", chip))
 
 

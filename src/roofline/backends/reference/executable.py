@@ -17,7 +17,7 @@ from roofline.backends.reference.weights import Read
 from roofline.backends.sampling import Sampled, SampleRows
 from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits
 from roofline.ops.collectives import Group
-from roofline.ops.registry import Trait
+from roofline.ops.traits import Trait
 from roofline.program.ir import Instr, Program
 from roofline.program.target import GPU_ORDERS
 from roofline.program.text import program_hash

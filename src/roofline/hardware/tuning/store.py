@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from roofline.common import env, log
+from roofline.common import log
 from roofline.common.errors import ConfigError
 from roofline.common.files import locked, write_atomically
+from roofline.hardware.tuning.location import path
 
 JsonObject = Mapping[str, Any]  # values are checked where they are read
 VERSION = 1  # of the file's layout and of what is measured
@@ -109,11 +110,6 @@ class Tunings:
     unfinished: dict[str, Any] = field(default_factory=dict)
 
 
-def path(backend: str, chip: str) -> Path:
-    """Where the tunings of a machine (`Machine.fingerprint`) are kept."""
-    return env.home() / "tunings" / f"{backend}-{chip}.json"
-
-
 def load(backend: str, chip: str, name: str = "") -> Tunings:
     """What is stored for this machine; empty where there is nothing that can be used.
 
@@ -141,12 +137,6 @@ def load(backend: str, chip: str, name: str = "") -> Tunings:
         log.get("hardware").warning("%s is ignored: it was measured on %s (%s)", file, tunings.name, tunings.chip)
         return empty
     return tunings
-
-
-def elsewhere(backend: str, chip: str) -> list[str]:
-    """File names of the stores of other machines in the same folder."""
-    folder = path(backend, chip).parent
-    return sorted(p.name for p in folder.glob(f"{backend}-*.json") if p.name != f"{backend}-{chip}.json")
 
 
 def save(tunings: Tunings) -> Path:

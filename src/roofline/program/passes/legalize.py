@@ -7,8 +7,9 @@ every op with more than one possible rounding gets its order; attend and kv_writ
 from dataclasses import replace
 
 from roofline.common.errors import UnsupportedError
-from roofline.ops.registry import Trait, get
+from roofline.ops.registry import get
 from roofline.ops.symbol import Q8_GROUP, Type
+from roofline.ops.traits import Trait
 from roofline.program.ir import Instr, KvGroup, Program, Value
 from roofline.program.passes.rewrite import makers
 from roofline.program.target import Target

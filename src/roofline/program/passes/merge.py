@@ -6,8 +6,8 @@ Pieces keep their own formats. Gated activations then take gate and up side by s
 from collections.abc import Mapping
 from dataclasses import replace
 
-from roofline.ops.registry import Trait
 from roofline.ops.symbol import Type
+from roofline.ops.traits import Trait
 from roofline.program.ir import Instr, Program, Recipe, Value
 from roofline.program.passes.rewrite import makers, without_dead
 

@@ -6,7 +6,7 @@ mlp there. Each remaining row is computed as before, to the bit.
 
 from dataclasses import replace
 
-from roofline.ops.registry import Trait
+from roofline.ops.traits import Trait
 from roofline.program.ir import Instr, Program, Value
 
 

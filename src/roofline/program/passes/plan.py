@@ -7,7 +7,8 @@ per token (per row), a multiple of 64, so no two live values overlap whatever th
 from dataclasses import replace
 
 from roofline.ops.cost import Affine
-from roofline.ops.registry import Trait, get
+from roofline.ops.registry import get
+from roofline.ops.traits import Trait
 from roofline.program.ir import SYMBOLS, Instr, Place, Plan, Program
 
 ALIGN = 64

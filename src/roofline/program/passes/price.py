@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from roofline.ops.batch import Batch
 from roofline.ops.cost import Cost
-from roofline.ops.registry import Trait
+from roofline.ops.traits import Trait
 from roofline.program.target import CACHE_ORDERS, GPU_ORDERS
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from dataclasses import replace
 from roofline.common.errors import UnsupportedError
 from roofline.models.spec import Param
 from roofline.ops import formats, registry
-from roofline.ops.registry import Trait
 from roofline.ops.symbol import Type
+from roofline.ops.traits import Trait
 from roofline.program.ir import Columns, Instr, KvGroup, Piece, Program, Recipe, Value
 from roofline.program.passes.divide import Heads, Range, divide_columns, divide_heads, divide_rows
 

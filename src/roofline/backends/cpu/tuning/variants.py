@@ -7,8 +7,8 @@ A name is a few words that native/variant.h describes; each candidate here chang
 from dataclasses import dataclass, replace
 
 from roofline.backends.cpu.select import DEFAULT
-from roofline.ops.registry import Trait
 from roofline.ops.symbol import FLOAT_FORMATS, Q_BYTES
+from roofline.ops.traits import Trait
 from roofline.program.ir import Instr, Program
 
 FEW_ROWS = 32

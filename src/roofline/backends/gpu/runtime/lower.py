@@ -11,7 +11,7 @@ from roofline.backends.gpu.runtime.step import Step, dtypes
 from roofline.common.errors import UnsupportedError
 from roofline.hardware.chips.chips import Chip
 from roofline.ops.collectives import Group, exchange, require_ranks
-from roofline.ops.registry import Trait
+from roofline.ops.traits import Trait
 from roofline.program.ir import Instr, Program, kv_group_of
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from roofline.backends.gpu.runtime.matmul import Products
 from roofline.backends.gpu.runtime.step import Sizes
-from roofline.ops.registry import Trait
+from roofline.ops.traits import Trait
 
 if TYPE_CHECKING:
     from roofline.backends.gpu.runtime.executable import GpuExecutable
