@@ -55,7 +55,7 @@ def whole(model: Any, text: Text, chunk: int) -> np.ndarray:
     ("model", "form", "kv_dtype"),
     [("llama", form, "bf16") for form in FORMATS]
     + [(m, f, "bf16") for m in MODELS for f in ("Q4_1", "BF16") if m != "llama"]
-    + [(m, "Q4_1", "int8") for m in MODELS],
+    + [pytest.param(m, "Q4_1", "int8", marks=() if m == "llama" else pytest.mark.slow) for m in MODELS],
 )
 def test_each_instruction_equals_the_reference(model: str, form: str, kv_dtype: str) -> None:
     torch = pytest.importorskip("torch", reason="the reference runs on torch")
@@ -118,7 +118,15 @@ def test_each_instruction_equals_the_reference(model: str, form: str, kv_dtype: 
 
 @pytest.mark.parametrize(
     ("model", "form", "kv_dtype"),
-    [(m, "Q4_1", kv) for m in MODELS for kv in KV_DTYPES] + [("llama", "BF16", "bf16"), ("llama", "Q6_K", "bf16")],
+    [
+        *(
+            pytest.param(m, "Q4_1", kv, marks=() if kv == "bf16" else pytest.mark.slow)
+            for m in MODELS
+            for kv in KV_DTYPES
+        ),
+        pytest.param("llama", "BF16", "bf16", marks=pytest.mark.slow),
+        ("llama", "Q6_K", "bf16"),
+    ],
 )
 def test_bits_do_not_depend_on_chunks_threads_or_isa(model: str, form: str, kv_dtype: str) -> None:
     source = checkpoint(model, form)
@@ -209,7 +217,7 @@ def test_stale_pages_never_reach_a_result(kv_dtype: str) -> None:
         dirty._cache.view()[:] = 0xFF
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", [*ISAS[1:], pytest.param(ISAS[0], marks=pytest.mark.slow)] if ISAS[1:] else ISAS)
 @pytest.mark.parametrize(
     ("model", "heads", "kv_dtype"),
     [(*case, "bf16") for case in (("llama", 4), ("llama", 6), ("mistral", 4), ("qwen3", 8))]

@@ -115,6 +115,7 @@ def test_record_of_a_real_profile(profiled: tuple[dict, str]) -> None:
         assert 0 < step["share_of_roof"] <= 1.02
 
 
+@pytest.mark.slow
 def test_bytes_are_what_show_says(profiled: tuple[dict, str], smollm2_path: Path) -> None:
     from roofline.models.registry import configure
     from roofline.program.compile import compile_program

@@ -98,6 +98,7 @@ def test_ranks_and_stages_answer_as_one_process_does(folder: str) -> None:
     assert len(prints) == 3
 
 
+@pytest.mark.slow
 def test_ranks_of_the_cpu_backend_answer_as_the_reference_s_ranks_do(folder: str) -> None:
     pytest.importorskip("roofline._native", reason="the C++ core is not built")
     found = []

@@ -115,6 +115,7 @@ def test_all_at_once(model: LoadedModel, asked: list[Asked], alone: tuple, chunk
     assert digests == alone[1]
 
 
+@pytest.mark.slow
 def test_prefix_hits(model: LoadedModel, asked: list[Asked], alone: tuple) -> None:
     count, twice = len(asked), asked + asked
     recorder = Recorder(model.executable)

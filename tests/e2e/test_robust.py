@@ -80,6 +80,7 @@ def kill_a_streaming_client(served: Served) -> None:
         assert child.wait() == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_killed_clients_leave_no_page_and_no_memory(full):
     for _ in range(5):
         kill_a_streaming_client(full)

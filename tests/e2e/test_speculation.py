@@ -74,10 +74,8 @@ def plain(loaded: LoadedModel) -> dict:
     return run(loaded)[0]
 
 
-@pytest.mark.parametrize(
-    "config",
-    [pytest.param({}, marks=pytest.mark.slow), {"max_batch_tokens": 64, "prefix_cache": False, "max_running": 4}],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [{}, {"max_batch_tokens": 64, "prefix_cache": False, "max_running": 4}])
 def test_ngram(loaded: LoadedModel, plain: dict, config: dict) -> None:
     answers, stats = run(loaded, speculate="ngram", speculate_always=True, **config)
     assert answers == plain

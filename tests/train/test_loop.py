@@ -105,7 +105,8 @@ def undetermined() -> Any:
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("way", WAYS)
+# "bf16 clipped" resumes with most of what a run can have; the others take their time.
+@pytest.mark.parametrize("way", [pytest.param(w, marks=() if w == "bf16 clipped" else pytest.mark.slow) for w in WAYS])
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
     data: Path, held_out: Path, tmp_path: Path, way: str, undetermined: None
 ) -> None:

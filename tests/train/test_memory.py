@@ -62,8 +62,8 @@ def test_a_ledger_counts_until_a_tensor_is_dropped() -> None:
     assert b.numel() == 1000
 
 
-@pytest.mark.parametrize("again", [False, True, "selective"])
-@pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
+@pytest.mark.parametrize("again", [pytest.param(False, marks=pytest.mark.slow), True, "selective"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "amp_bf16"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_rehearsal_is_as_the_play(name: str, precision: str, again: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without data torch makes and keeps what it does with data."""

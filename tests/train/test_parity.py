@@ -429,7 +429,7 @@ def test_honest_runs_name_no_layer(honest: dict[str, RecordedRun], a: str, b: st
         assert found.verdict in ("undecided", "identical")  # there is one step
 
 
-@pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("amp_bf16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("plant", "named"),
     [

@@ -268,6 +268,7 @@ def test_a_killed_rank_ends_all(tmp_path: Path, what: str, rank: int) -> None:
     assert ends[0] == ends[1]
 
 
+@pytest.mark.slow
 def test_the_command_of_several_processes(tmp_path: Path) -> None:
     """torchrun -m roofline.train; what --set says goes before the file; a second start goes on."""
     given = mapping(tmp_path / "data", tmp_path / "run", **(data_of(tmp_path) | COMMON | {"save_interval": "3ba"}))

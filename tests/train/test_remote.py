@@ -382,7 +382,7 @@ def test_sources_that_are_none(s3: str, tmp_path: Path) -> None:
         Shards("http://host/data")
     write(tmp_path / "s", "zstd")
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match=r"file exists already|Not a directory"):
+    with pytest.raises(StoreError, match=r"File exists: choose another place|Not a directory"):
         Shards(tmp_path / "s", tmp_path / "file")
 
 

@@ -76,6 +76,7 @@ def test_many_rows_of_16_bits():
     assert distance(logits(gpu, step), logits(reference, step)) < 0.02
 
 
+@pytest.mark.slow
 def test_exact_rows_of_8_bits_do_not_depend_on_chunks():
     gpu, _ = executables("sm_90", "fp8", exact=True)
     exact_whole(gpu)

@@ -74,6 +74,7 @@ def test_values_beyond_the_largest_become_it(chip):
     assert distance(got, want) < 0.02
 
 
+@pytest.mark.slow
 def test_exact_steps_do_not_depend_on_chunks():
     gpu, _ = executables("sm_90", "fp8", exact=True)
     exact_whole(gpu)

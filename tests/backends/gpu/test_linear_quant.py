@@ -53,7 +53,14 @@ WHOLE = [name for name, layout in LAYOUTS.items() if layout.bits < 8]
 
 
 @pytest.mark.parametrize("name", WHOLE)
-@pytest.mark.parametrize(("rows", "dtype"), [(3, "bfloat16"), (8, "float16"), (11, "bfloat16"), (40, "float16")])
+@pytest.mark.parametrize(
+    ("rows", "dtype"),
+    [
+        (3, "bfloat16"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((8, "float16"), (11, "bfloat16"))),
+        (40, "float16"),
+    ],
+)
 def test_a_matrix_that_tiles_divide(name, rows, dtype):
     """The loop of linear_whole.py with each of its tiles: plain, gated, and in one order for all rows."""
     weight, values = weight_of(name, 128, 512)

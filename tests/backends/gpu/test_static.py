@@ -33,6 +33,7 @@ def test_planted_local_memory_is_caught(planted):
         assert (violation.gate, violation.allowed) == ("local memory", held)
 
 
+@pytest.mark.slow
 def test_a_missing_matrix_instruction_is_caught(planted):
     """A product written as a sum, and one of a dtype that the chip has no instruction for, which is let pass."""
     for chip in ("gfx1201", "sm_90"):
