@@ -3,6 +3,7 @@
 `LLM` and `roofline.torch` build theirs with `LocalAnswers`, the server with `server.answers.Answers`.
 """
 
+import os
 import signal
 import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -123,6 +124,8 @@ Builders = dict[tuple[str, int], AnswerBuilder]  # by request and index of the a
 class LocalAnswers:
     """The answers to requests that this submits to `engine`, which steps only while one of them is awaited.
 
+    Any number of threads may wait for answers: whichever of them has the lock takes a step, for the requests of all.
+
     Args:
         tokenizer: None: answers have ids alone, and stop strings are not looked for.
         eos_ids: the ids that end an answer.
@@ -131,6 +134,10 @@ class LocalAnswers:
     def __init__(self, engine: "LocalEngine", tokenizer: "Tokenizer | None", eos_ids: Iterable[int]) -> None:
         self._engine, self._tokenizer, self._eos_ids = engine, tokenizer, tuple(eos_ids)
         self._open: Builders = {}
+        # Reentrant, because the garbage collector may close an abandoned stream in the middle of this thread's step.
+        self._lock = threading.RLock()
+        self._stepping, self._abandoned = False, list[tuple[str, int]]()
+        self._process, self._closed = os.getpid(), False
 
     def run(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams], at_start: bool) -> list[list[Answer]]:
         """All answers to all prompts, computed in one batch. Raises as `LLM.generate`.
@@ -162,33 +169,70 @@ class LocalAnswers:
         finally:
             self._drop(builders)
 
+    def close(self) -> None:
+        """Close the engine, after the step that another thread is taking. A second call does nothing."""
+        if self._process != os.getpid():  # the engine is that of the process that loaded it
+            return
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._engine.close()
+
     def _submit(self, ids: list[int], params: SamplingParams, at_start: bool) -> Builders:
         from roofline.text.streaming.stops import TextStream
 
-        request_id = self._engine.submit(ids, params, eos_ids=self._eos_ids)
-        builders: Builders = {}
-        for index in range(params.n):
-            text = TextStream(self._tokenizer, params.stop, at_start=at_start) if self._tokenizer is not None else None
-            builders[request_id, index] = AnswerBuilder(text, params.logprobs is not None)
-        self._open |= builders
-        return builders
+        if self._process != os.getpid():  # before the lock, which a thread that is not here may have held
+            where = f"was loaded in process {self._process}, and this is its fork {os.getpid()}, without its threads"
+            raise RooflineError(f"this model {where}: load it in the process that uses it, or start that by spawn")
+        with self._lock:
+            self._check_open()
+            request_id = self._engine.submit(ids, params, eos_ids=self._eos_ids)
+            builders: Builders = {}
+            for index in range(params.n):
+                text = None
+                if self._tokenizer is not None:
+                    text = TextStream(self._tokenizer, params.stop, at_start=at_start)
+                builders[request_id, index] = AnswerBuilder(text, params.logprobs is not None)
+            self._open |= builders
+            return builders
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RooflineError("this model is closed: load it again")
 
     def _step(self) -> None:
         """One step of everything that is open; a Ctrl-C that falls into it comes after."""
-        with deferred():
-            for event in self._engine.step():
-                builder = self._open.get((event.request_id, event.index))
-                if builder is None:
-                    continue
-                if builder.push(event).finish_reason is not None and builder.running:
-                    self._engine.abort(event.request_id, event.index)
-                if not builder.running:
-                    del self._open[event.request_id, event.index]
+        with self._lock, deferred():
+            self._check_open()
+            self._stepping = True
+            try:
+                for event in self._engine.step():
+                    self._push(event)
+            finally:
+                self._stepping = False
+            while self._abandoned:
+                self._engine.abort(*self._abandoned.pop())
+
+    def _push(self, event: Event) -> None:
+        builder = self._open.get((event.request_id, event.index))
+        if builder is None:
+            return
+        if builder.push(event).finish_reason is not None and builder.running:
+            self._engine.abort(event.request_id, event.index)
+        if not builder.running:
+            del self._open[event.request_id, event.index]
 
     def _drop(self, builders: Builders) -> None:
         """Abort what is unfinished: after an error, Ctrl-C, or when nobody reads a stream any more."""
-        with deferred():
+        if self._process != os.getpid():
+            return
+        with self._lock, deferred():
             unfinished = [key for key in builders if self._open.pop(key, None) is not None]
+            if self._closed:
+                return
+            if self._stepping:
+                self._abandoned += unfinished
+                return
             for key in unfinished:
                 self._engine.abort(*key)
             if unfinished and not self._open:

@@ -1,6 +1,6 @@
 """LLM: a model for Python programs. Strings or messages in, text out; the engine runs in this process."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ class Output(Answer):
 
 
 class LLM:
-    """A loaded model.
+    """A loaded model. Any number of threads may use it at a time: their requests are computed together.
 
     Args:
         model: a catalogue name, a path, "hf:ORG/REPO[:FILE]", or a model that `roofline.bundle.load` returned.
@@ -133,6 +133,29 @@ class LLM:
             ids = self.encode(prompt)  # type: ignore[arg-type]
         return self.answers.stream(ids, params, at_start=chat)
 
+    async def astream(
+        self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None
+    ) -> AsyncGenerator[str, None]:
+        """`stream` for asyncio programs: steps are taken in threads, each for the requests of all tasks.
+
+        Leaving the iterator, or cancelling its task, aborts the request after the step that is under way.
+        """
+        import asyncio
+
+        pieces = self.stream(prompt, params)
+        piece: asyncio.Future[str | None] | None = None
+        try:
+            while True:
+                piece = asyncio.ensure_future(asyncio.to_thread(next, pieces, None))
+                text = await asyncio.shield(piece)
+                if text is None:
+                    return
+                yield text
+        finally:
+            if piece is not None and not piece.done():  # a generator cannot be closed while a thread runs it
+                await asyncio.wait([piece])
+            await asyncio.to_thread(pieces.close)
+
     def encode(self, prompt: Prompt, parse_special: bool = False) -> list[int]:
         """The ids of a prompt as `generate` sees it: with the model's own beginning, if it has one."""
         if isinstance(prompt, str):
@@ -144,8 +167,8 @@ class LLM:
         return self.engine.stats()
 
     def close(self) -> None:
-        """Free memory and threads."""
-        self.engine.close()
+        """Free memory and threads. What other threads still wait for ends with an error; a second call does nothing."""
+        self.answers.close()
 
     def _outputs(self, prompts: list[list[int]], params: list[SamplingParams], at_start: bool) -> list[Output]:
         pairs = zip(prompts, self.answers.run(prompts, params, at_start), strict=True)

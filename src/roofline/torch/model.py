@@ -150,7 +150,7 @@ class TorchModel:
         """Free memory and threads."""
         self._logits.close()
         self._hidden.close()
-        self.engine.close()
+        self._answers.close()
 
     def __enter__(self) -> "TorchModel":
         return self
