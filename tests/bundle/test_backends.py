@@ -105,6 +105,10 @@ def test_a_backend_of_an_installed_package_is_a_folder_and_one_row(folder: Path)
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[4, 5, 6, 7] counts False\n"
+    # The command line takes it too: what follows is the folder's error, not one about the backend.
+    call = f"from roofline.cli.main import main; main(['generate', 'hi', '--backend', 'counting', '--model', '{site}'])"
+    done = subprocess.run([sys.executable, "-c", call], env=variables, capture_output=True, text=True, timeout=120)
+    assert "holds neither *.safetensors nor *.gguf" in done.stderr
 
 
 def test_a_backend_there_is_not_is_refused_with_those_there_are(folder: Path) -> None:

@@ -114,7 +114,10 @@ def test_unknown_commands_and_groups_without_one() -> None:
         result = call_roofline(words)
         assert (result.exit_code, "Commands:" in result.stdout) == (2, True)
         assert call_roofline([*words, "--help"]).exit_code == 0
+    assert "(roofline bench --help tells more)" in call_roofline(["bench", "nothing"]).stderr
+    assert "did you mean '--max-batch-tokens'" in call_roofline(["serve", "--max-batch"]).stderr
     assert call_roofline(["--nope"]).exit_code == 2
+    assert "Commands:" in call_roofline(["-h"]).stdout
     assert "generate" in call_roofline(["--help", "generate"]).stdout
 
 

@@ -126,6 +126,8 @@ def test_expand_writes_an_op_as_others_of_the_same_value() -> None:
     assert [i.op for i in opened.body][-3:] == ["rms_norm", "rms_norm", "linear"]
     assert opened.body[-2].output == traced.body[-2].output
     assert parse_program(print_program(opened)) == opened
+    single = expand(traced, "twice_normed", lambda x, w, eps: ops.rms_norm(x, w, eps))
+    assert [i.op for i in single.body][-2:] == ["rms_norm", "linear"], "a rule may give a single op"
     assert expand(opened, "twice_normed", lambda **_: None) is opened
     rows = {"x": torch.from_numpy(np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32))}
     before, after = Interpreter(traced, MODEL.read), Interpreter(opened, MODEL.read)

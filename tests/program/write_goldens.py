@@ -1,4 +1,4 @@
-"""Rewrite the goldens of test_program_passes and test_program_shard; the diff is what a change of a pass does."""
+"""Rewrite the goldens of test_passes.py and test_shard.py; the diff is what a change of a pass does."""
 
 import sys
 from pathlib import Path

@@ -418,3 +418,9 @@ def test_gguf_with_other_keys_of_the_architecture_is_refused(write: Write) -> No
     builder.pairs += [("llama.use_parallel_residual.x", BOOL, 0)]
     with pytest.raises(UnsupportedError, match=r"use_parallel_residual\.x"):
         open_checkpoint(write(builder))
+
+
+def test_a_file_of_another_kind_is_named_as_such(tmp_path):
+    (tmp_path / "notes.md").write_text("# Notes\n")
+    with pytest.raises(ConfigError, match=r"notes\.md is neither a GGUF file, a \.safetensors file nor a folder of"):
+        open_checkpoint(tmp_path / "notes.md")

@@ -432,3 +432,8 @@ def test_the_default_model_can_be_pulled(tmp_path: Path, monkeypatch: pytest.Mon
         raise
     assert open_checkpoint(path).config["layers"] == 30
     assert [p.name for p in path.parent.iterdir() if p.name.startswith(".")] == []
+
+
+def test_an_empty_name_is_named_as_such():
+    with pytest.raises(ConfigError, match="the name of the model is empty"):
+        sources.resolve("")

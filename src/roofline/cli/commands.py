@@ -87,7 +87,8 @@ def find(words: list[str]) -> tuple[str, str | Group, list[str]]:
             path.append(entry.default)
             entry = entry.commands[entry.default]
         else:
-            raise UsageError(f"there is no command {words[0]!r}{did_you_mean(words[0], entry.commands)}")
+            near = did_you_mean(words[0], entry.commands)
+            raise UsageError(f"there is no command {words[0]!r}{near}", group=" ".join(path))
     return " ".join(path), entry, words
 
 

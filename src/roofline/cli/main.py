@@ -27,7 +27,7 @@ def main(words: Sequence[str] | None = None) -> int:
     name, debug = "", False
     try:
         flags = words[:count]
-        if "--help" in flags:
+        if "--help" in flags or "-h" in flags:
             return _print_help("", ROOT)
         for flag in flags:
             if flag not in GLOBAL_FLAGS:
@@ -51,7 +51,8 @@ def main(words: Sequence[str] | None = None) -> int:
         status = command(**keywords) or 0
         sys.stdout.flush()
     except UsageError as error:
-        print(f"roofline: {error} (roofline {name + ' ' * bool(name)}--help tells more)", file=sys.stderr)
+        called = " ".join(filter(None, ("roofline", name or error.group, "--help")))
+        print(f"roofline: {error} ({called} tells more)", file=sys.stderr)
         return 2
     except RooflineError as error:
         if debug:

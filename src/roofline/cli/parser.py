@@ -19,7 +19,11 @@ Command = Callable[..., int | None]
 
 
 class UsageError(RooflineError):
-    """A call of a command that it does not understand."""
+    """A call that a command, or a group of commands, does not understand; group: the group's name, if one does not."""
+
+    def __init__(self, message: str, group: str = "") -> None:
+        super().__init__(message)
+        self.group = group
 
 
 class Argument:

@@ -7,7 +7,10 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """``"; did you mean 'linear'?"``, or nothing where no name among the choices is near."""
     from difflib import get_close_matches  # only for an error: it takes milliseconds to import
 
-    near = get_close_matches(name, list(choices), n=1)
+    names = list(choices)
+    near = [longer for longer in names if len(name) > 2 and longer.startswith(name)] or get_close_matches(
+        name, names, n=1
+    )
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

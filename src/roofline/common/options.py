@@ -23,7 +23,7 @@ from roofline.common.names import did_you_mean
 T = TypeVar("T")
 A = TypeVar("A", bound="Options")
 B = TypeVar("B", bound="Options")
-Choices = Sequence[str] | Callable[[], Sequence[str]]
+Choices = Sequence[str] | Callable[[str], Sequence[str]]
 
 _KIND_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Path: "a path"}
 
@@ -78,9 +78,9 @@ class Option:
         kinds = tuple(part for part in parts if part in _KIND_NAMES)
         return replace(self, name=name, default=default, kinds=kinds, words=words, optional=optional, repeated=repeated)
 
-    def allowed(self) -> tuple[str, ...]:
+    def allowed(self, wanted: str = "") -> tuple[str, ...]:
         """All texts that may be given; empty where any may, or where the values are numbers."""
-        choices = self.choices() if callable(self.choices) else self.choices
+        choices = self.choices(wanted) if callable(self.choices) else self.choices
         return tuple(choices) or self.words
 
     def remedy(self) -> str:
@@ -105,7 +105,7 @@ class Option:
         if isinstance(value, bool):
             fits = bool in self.kinds
         elif isinstance(value, str):
-            fits = value in self.allowed() if self.allowed() else str in self.kinds
+            fits = value in self.allowed(value) if self.allowed(value) else str in self.kinds
         elif isinstance(value, int | float):
             fits = float in self.kinds or (int in self.kinds and isinstance(value, int))
             fits = fits and (self.minimum is None or value >= self.minimum)

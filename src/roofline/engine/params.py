@@ -53,7 +53,7 @@ class SamplingParams(Options):
     logprobs: int | None = None
     n: int = 1
     max_tokens: int | None = option(
-        None, "Longest answer. Default: what fits.", minimum=1, unit="tokens", topic=SAMPLING
+        None, "Longest answer; without it, what fits.", minimum=1, unit="tokens", topic=SAMPLING
     )
     min_tokens: int = option(
         0, "The answer does not end by itself before it has this many tokens.", minimum=0, unit="tokens", topic=SAMPLING

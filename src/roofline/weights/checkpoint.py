@@ -76,6 +76,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     if not path.exists():
         raise ConfigError(f"{path}: there is no such file or folder")
     is_gguf = path.is_file() and (path.suffix == ".gguf" or map_file(path)[:4] == b"GGUF")
+    if path.is_file() and not is_gguf and path.suffix not in (".safetensors", ".json"):
+        raise ConfigError(f"{path} is neither a GGUF file, a .safetensors file nor a folder of them")
     checkpoint = _open_gguf(path) if is_gguf else _open_safetensors(path)
     checkpoint.check_names(names.parameter_shapes(checkpoint.config))
     return checkpoint

@@ -73,6 +73,8 @@ def resolve(name_or_path: str, *, fetch: bool = False, progress: "Progress | Non
 
     Raises ConfigError with the nearest name for an unknown one.
     """
+    if not name_or_path:
+        raise ConfigError("the name of the model is empty; `roofline list` shows the models that are here")
     if not _is_remote(name_or_path):
         path = Path(name_or_path).expanduser()
         if path.exists():

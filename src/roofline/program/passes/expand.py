@@ -39,7 +39,7 @@ def expand(program: Program, op: str, rule: Rule) -> Program:
         arguments |= {name: instr.attr(name) for name in declared.attributes if name not in ("order", "out")}
         results = rule(**arguments)
         body += _renamed(recorder.body, results if isinstance(results, tuple) else (results,), instr)
-    return program if len(body) == len(program.body) else without_dead(program, body)
+    return program if body == list(program.body) else without_dead(program, body)
 
 
 class _Expansion(Recorder):
