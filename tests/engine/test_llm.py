@@ -4,6 +4,7 @@ import re
 import signal
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from engine_fakes import FakeTokenizer, check_pages, loaded_text
 
@@ -216,3 +217,40 @@ def test_the_chat_module_benchmarks_a_fixed_length(llm):
     chat.benchmark_generate("Hi", generate_length=8)
     assert chat.figures().decode_tokens == 7, "each run is measured by itself"
     assert re.fullmatch(r"prefill: \d+\.\d tok/s, decode: \d+\.\d tok/s", chat.stats())
+
+
+def test_parameters_as_people_of_other_engines_write_them():
+    params = SamplingParams(
+        top_k=-1, stop=None, temperature=np.float32(0.5), max_tokens=np.int64(3), seed=np.uint64(2**60), n=np.int8(2)
+    )
+    assert (params.top_k, params.stop, params.temperature, params.max_tokens) == (0, (), 0.5, 3)
+    assert (params.seed, params.n) == (2**60, 2)
+    assert {type(value) for value in (params.top_k, params.max_tokens, params.seed, params.n)} == {int}
+    assert type(params.temperature) is float
+    with pytest.raises(RequestError, match="temperature"):
+        SamplingParams(temperature=np.array([0.5, 0.6]))
+
+
+def test_prompts_of_every_kind_that_is_one(llm):
+    (wanted,) = llm.generate([0, 0, 1, 2], GREEDY)
+    for prompts in (np.array([0, 0, 1, 2]), [np.array([0, 0, 1, 2])], ([0, 0, 1, 2],), iter([[0, 0, 1, 2]])):
+        (output,) = llm.generate(prompts, GREEDY)
+        assert output.ids == wanted.ids
+    assert len(llm.generate(np.zeros((3, 4), int), GREEDY)) == 3
+    for prompt in (b"abc", [b"abc"], bytearray(b"a"), None, 5, [1.5]):
+        with pytest.raises(RequestError, match="is neither a string nor a list of token ids"):
+            llm.generate(prompt, GREEDY)
+    with pytest.raises(RequestError, match=r"give SamplingParams\(\*\*params\)"):
+        llm.generate("abc", {"max_tokens": 2})
+    assert idle(llm)
+
+
+def test_an_error_in_a_batch_names_the_prompt(llm):
+    with pytest.raises(RequestError, match=r"prompt 2 of 3: prompt: id 999 is not in the vocabulary") as refused:
+        llm.generate(["abc", [999], "abc"], GREEDY)
+    assert refused.value.param == "prompt"
+    with pytest.raises(CapacityError, match=r"prompt 3 of 3: A prompt of .* tokens"):
+        llm.generate(["abc", "abc", [0] * 100_000], GREEDY)
+    with pytest.raises(RequestError, match=r"^prompt: id 999"):
+        llm.generate([999], GREEDY)
+    assert idle(llm)

@@ -20,7 +20,7 @@ BAD = [
     ("top_p", 1.1),
     ("min_p", -0.1),
     ("min_p", 1.5),
-    ("top_k", -1),
+    ("top_k", -2),
     ("top_k", 1.5),
     ("repetition_penalty", 0.0),
     ("presence_penalty", 2.1),

@@ -437,3 +437,10 @@ def test_the_default_model_can_be_pulled(tmp_path: Path, monkeypatch: pytest.Mon
 def test_an_empty_name_is_named_as_such():
     with pytest.raises(ConfigError, match="the name of the model is empty"):
         sources.resolve("")
+
+
+def test_a_repository_s_name_without_its_prefix_is_told_the_prefix():
+    with pytest.raises(ConfigError, match=r"Org/Repo: .*; a repository of Hugging Face is named hf:Org/Repo$"):
+        sources.resolve("Org/Repo")
+    with pytest.raises(ConfigError, match=r"there is no such file or folder$"):
+        sources.resolve("./Org/Repo")

@@ -35,7 +35,7 @@ class Option:
     Args:
         help: one line, for `--help` and the docs.
         flags: names on the command line; none: `--name`, and for a switch that is on by default `--name/--no-name`.
-        choices: allowed texts, or a function that lists them.
+        choices: allowed texts, or a function of the text at hand that lists them ("" for all that are known so far).
         minimum, maximum: bounds of a number, inclusive.
         unit: what a number counts: tokens, layers, seconds.
         topic: heading under which `--help` and the docs list it.

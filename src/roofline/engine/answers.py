@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from roofline.common.errors import RooflineError
+from roofline.common.errors import CapacityError, RequestError, RooflineError
 from roofline.engine.events import Event, FinishReason, TokenLogprob, Usage
 from roofline.engine.params import SamplingParams
 
@@ -146,8 +146,9 @@ class LocalAnswers:
         """
         submitted: list[Builders] = []
         try:
-            for ids, each in zip(prompts, params, strict=True):
-                submitted.append(self._submit(ids, each, at_start))
+            for number, (ids, each) in enumerate(zip(prompts, params, strict=True), 1):
+                with _named(f"prompt {number} of {len(prompts)}" if len(prompts) > 1 else ""):
+                    submitted.append(self._submit(ids, each, at_start))
             while any(builder.running for builders in submitted for builder in builders.values()):
                 self._step()
         finally:
@@ -237,6 +238,19 @@ class LocalAnswers:
                 self._engine.abort(*key)
             if unfinished and not self._open:
                 self._engine.step()  # takes the events of what was aborted
+
+
+@contextmanager
+def _named(prompt: str) -> Iterator[None]:
+    """Errors of a request say which prompt of several it was."""
+    try:
+        yield
+    except RequestError as error:
+        message = f"{prompt}: {error}" if prompt else str(error)
+        raise RequestError(error.status, error.code, message, param=error.param) from None
+    except CapacityError as error:
+        what = f"{prompt}: {error.what}" if prompt else error.what
+        raise CapacityError(what, error.needed, error.available, error.unit, error.remedy) from None
 
 
 @contextmanager

@@ -1,7 +1,9 @@
 """LLM: a model for Python programs. Strings or messages in, text out; the engine runs in this process."""
 
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roofline.backends.options import LoadOptions
@@ -29,6 +31,14 @@ class Output(Answer):
     answers: list[Answer]
 
 
+def _prompt_list(prompts: "Prompt | Iterable[Prompt]") -> list[Prompt]:
+    """The prompts as a list, of which a single one is the only element. Raises RequestError for what is no prompt."""
+    if isinstance(prompts, str | bytes | bytearray) or not isinstance(prompts, Iterable):
+        return [prompts]  # type: ignore[list-item]  # `encode` refuses what is no prompt
+    listed: list[Any] = list(prompts)
+    return [listed] if listed and isinstance(listed[0], Integral) else listed
+
+
 class LLM:
     """A loaded model. Any number of threads may use it at a time: their requests are computed together.
 
@@ -42,8 +52,16 @@ class LLM:
     """
 
     def __init__(
-        self, model: "str | LoadedModel" = "smollm2-135m", *, draft: "str | LoadedModel | None" = None, **options: Any
+        self,
+        model: "str | Path | LoadedModel" = "smollm2-135m",
+        *,
+        draft: "str | Path | LoadedModel | None" = None,
+        **options: Any,
     ) -> None:
+        if isinstance(model, Path):
+            model = str(model)
+        if isinstance(draft, Path):
+            draft = str(draft)
         load_options, config = split_keywords(options, LoadOptions, EngineConfig, owner="LLM")
         draft_options = load_options.for_draft().changes()
         load_options = config.prepare_load(load_options)
@@ -96,10 +114,9 @@ class LLM:
             RequestError, CapacityError: a prompt that cannot be computed; none is then.
             RooflineError: the engine failed on an answer.
         """
-        several = not isinstance(prompts, str) and (
-            len(prompts) == 0 or isinstance(prompts[0], str | Sequence | Mapping)
-        )
-        listed: Sequence[Any] = prompts if several else [prompts]
+        listed = _prompt_list(prompts)
+        if isinstance(params, Mapping):
+            raise invalid("params", "a mapping is not SamplingParams; give SamplingParams(**params)")
         each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(listed)
         if len(each) != len(listed):
             raise invalid("params", f"{len(each)} for {len(listed)} prompts")
@@ -160,6 +177,8 @@ class LLM:
         """The ids of a prompt as `generate` sees it: with the model's own beginning, if it has one."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, add_special=True, parse_special=parse_special)
+        if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
+            raise invalid("prompt", f"{type(prompt).__name__} is neither a string nor a list of token ids")
         return list(prompt)
 
     def stats(self) -> EngineStats:

@@ -21,10 +21,12 @@ class SamplingParams(Options):
     on (seed, index of n, position, id) alone, so the same request gives the same ids in any batch.
 
     Args:
+        top_k: -1 is another way to say 0.
         logit_bias: (id, value) pairs or a mapping, values -100 to 100, added to the raw logits.
         logprobs: None, or how many of the most likely ids to report beside each chosen one (0 to 20).
         n: answers to the same prompt, 1 to 128.
-        stop: strings that end the answer, at any length, and are not part of it; found where ids become text.
+        stop: a string or strings that end the answer, at any length, and are not part of it; found where ids become
+            text. None: none.
         stop_token_ids: ids that end the answer, beside the model's own.
 
     Raises RequestError with status 400, whose `param` names the field.
@@ -63,6 +65,12 @@ class SamplingParams(Options):
     ignore_eos: bool = option(False, "Do not end at the model's own end-of-generation ids.", topic=SAMPLING)
 
     def __post_init__(self) -> None:
+        # A frozen dataclass normalises here and nowhere else.
+        for name, value in vars(self).items():
+            if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:  # numpy's and torch's scalars
+                object.__setattr__(self, name, value.item())
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
         _number(self, "temperature", 0.0, math.inf)
         _number(self, "top_p", 0.0, 1.0, open_low=True)
         _number(self, "min_p", 0.0, 1.0)
@@ -79,7 +87,6 @@ class SamplingParams(Options):
             raise invalid("ignore_eos", f"{self.ignore_eos!r} is not true or false")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise invalid("min_tokens", f"{self.min_tokens} is more than max_tokens, {self.max_tokens}")
-        # A frozen dataclass normalises here and nowhere else.
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _ids(self.stop_token_ids))
@@ -131,8 +138,8 @@ def _bias(value: Mapping[int, float] | Iterable[tuple[int, float]]) -> tuple[tup
     return tuple(sorted(result.items()))
 
 
-def _stop_strings(value: str | Iterable[str]) -> tuple[str, ...]:
-    strings = (value,) if isinstance(value, str) else value
+def _stop_strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
+    strings = (value,) if isinstance(value, str) else () if value is None else value
     if not isinstance(strings, Iterable):
         raise invalid("stop", f"{value!r} is not a list of strings")
     strings = tuple(strings)

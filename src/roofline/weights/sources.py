@@ -80,7 +80,9 @@ def resolve(name_or_path: str, *, fetch: bool = False, progress: "Progress | Non
         if path.exists():
             return path
         if "/" in name_or_path or path.suffix in (".gguf", ".safetensors"):
-            raise ConfigError(f"{name_or_path}: there is no such file or folder")
+            is_repository = name_or_path.count("/") == 1 and not name_or_path.startswith((".", "/", "~"))
+            hint = f"; a repository of Hugging Face is named hf:{name_or_path}" if is_repository else ""
+            raise ConfigError(f"{name_or_path}: there is no such file or folder{hint}")
         raise _unknown(name_or_path, [*catalog(), *(m.name for m in list_models())])
     path_or_none = stored_path(name_or_path)
     if path_or_none is not None:

@@ -10,7 +10,7 @@ from roofline.common.json_types import JsonObject
 from roofline.common.options import Option
 
 
-def _conventions() -> list[str]:
+def _conventions(_: str) -> list[str]:
     from roofline.train.report.flops import CONVENTIONS
 
     return list(CONVENTIONS)
