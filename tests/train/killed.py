@@ -11,6 +11,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +30,7 @@ PIECES = 4  # of an object
 
 def slow(moment: Callable[[], None]) -> None:
     """Objects are written in pieces, and everything that a store does is a moment."""
-    plain_written, plain_delete = store_local.written, store_local.LocalStore.delete
+    plain_file, plain_delete = store_local.atomic_file, store_local.LocalStore.delete
 
     class Slow:
         def __init__(self, file: BinaryIO) -> None:
@@ -44,8 +45,8 @@ def slow(moment: Callable[[], None]) -> None:
                 moment()
 
     @contextmanager
-    def written(path: Path, *place: Any) -> Iterator[Any]:
-        with plain_written(path, *place) as file:
+    def atomic_file(path: Path) -> Iterator[Any]:
+        with plain_file(path) as file:
             yield Slow(file)
         moment()
 
@@ -53,7 +54,7 @@ def slow(moment: Callable[[], None]) -> None:
         plain_delete(self, name)
         moment()
 
-    store_local.written = written  # type: ignore[assignment]
+    store_local.atomic_file = atomic_file  # type: ignore[assignment]
     store_local.LocalStore.delete = delete  # type: ignore[method-assign]
 
 
@@ -80,6 +81,8 @@ def forked(config: TrainConfig, last: int, seconds: float | None) -> int:
         try:
             child(config, last)
             status = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(status)
     if seconds is not None:

@@ -11,10 +11,18 @@ from roofline.hardware.chips import chips
 
 
 @pytest.fixture(scope="session")
-def planted(kernel_cache):
+def planted_cache(kernel_cache):
+    """A folder of its own: tests in other processes compile into the shared one at the same time."""
+    folder = kernel_cache / "planted"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def planted(planted_cache):
     """(chip, case) -> what came of a kernel with a fault (gpu_planted.py)."""
     wanted = [chips.get(name) for name in ("gfx1201", "sm_90")]
-    found = list(static.prove(wanted, modules=["gpu_planted"], folder=kernel_cache))
+    found = list(static.prove(wanted, modules=["gpu_planted"], folder=planted_cache))
     return {(proof.chip, proof.case): proof for proof in found}
 
 
@@ -56,15 +64,15 @@ def test_a_compiler_that_dies_takes_nothing_else_along(kernel_cache):
 
 
 @pytest.mark.slow
-def test_what_lies_in_the_cache_is_not_compiled_again(planted, kernel_cache):
+def test_what_lies_in_the_cache_is_not_compiled_again(planted, planted_cache):
     def binaries():
         return {
-            path: path.stat().st_mtime_ns for path in kernel_cache.glob("*/*") if path.suffix in (".hsaco", ".cubin")
+            path: path.stat().st_mtime_ns for path in planted_cache.glob("*/*") if path.suffix in (".hsaco", ".cubin")
         }
 
     before = binaries()
     wanted = [chips.get("gfx1201"), chips.get("sm_90")]
-    again = static.prove(wanted, modules=["gpu_planted"], folder=kernel_cache)
+    again = static.prove(wanted, modules=["gpu_planted"], folder=planted_cache)
     assert {(proof.chip, proof.case): proof.facts for proof in again} == {k: p.facts for k, p in planted.items()}
     assert binaries() == before
 
