@@ -113,6 +113,9 @@ PARAMS = st.builds(
     logit_bias=st.sampled_from([(), ((7, 2.0),)]),
 )
 REQUESTS = st.lists(st.tuples(PROMPTS, PARAMS), min_size=1, max_size=8)
+# (step, request, index of the answer or None for all) of each abort; the steps that fail.
+ABORTS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 7), st.sampled_from([None, 0, 1])), max_size=6)
+FAILURES = st.sets(st.integers(1, 20), max_size=2)
 CONFIGS = st.builds(
     EngineConfig,
     max_batch_tokens=st.sampled_from([1, 3, 16, 17, 64]),
@@ -173,8 +176,8 @@ def check_answers_amid_aborts(watched, requests, aborts, reference):
     requests=REQUESTS,
     config=CONFIGS,
     num_pages=st.integers(6, 20),
-    aborts=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 7), st.sampled_from([None, 0, 1])), max_size=6),
-    failures=st.sets(st.integers(1, 20), max_size=2),
+    aborts=ABORTS,
+    failures=FAILURES,
     unfetched=st.none() | st.sets(st.integers(1, 20), max_size=2),
 )
 def test_aborts_and_failing_steps_free_everything_and_disturb_nobody(

@@ -12,7 +12,7 @@ from roofline.engine.config import EngineConfig
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
 from roofline.engine.speculation.speculator import REFRESH, RETRY, SOON, SURE, Record, Speculator, StepTimes
-from tests.engine.test_scheduling import REQUESTS, Watched, alone, check_answers_amid_aborts
+from tests.engine.test_scheduling import ABORTS, FAILURES, REQUESTS, Watched, alone, check_answers_amid_aborts
 
 
 class Planted:
@@ -84,8 +84,8 @@ def test_outputs_do_not_depend_on_drafts(requests, config, num_pages, rows, late
     requests=REQUESTS,
     config=CONFIGS,
     num_pages=st.integers(6, 20),
-    aborts=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 7), st.sampled_from([None, 0, 1])), max_size=6),
-    failures=st.sets(st.integers(1, 20), max_size=2),
+    aborts=ABORTS,
+    failures=FAILURES,
     right=st.sampled_from([0.5, 1.0]),
 )
 def test_aborts_and_failing_steps_amid_drafts(requests, config, num_pages, aborts, failures, right):

@@ -78,9 +78,9 @@ class Option:
         kinds = tuple(part for part in parts if part in _KIND_NAMES)
         return replace(self, name=name, default=default, kinds=kinds, words=words, optional=optional, repeated=repeated)
 
-    def allowed(self, wanted: str = "") -> tuple[str, ...]:
-        """All texts that may be given; empty where any may, or where the values are numbers."""
-        choices = self.choices(wanted) if callable(self.choices) else self.choices
+    def allowed(self, text: str = "") -> tuple[str, ...]:
+        """All texts that may be given; empty where any may, or where the values are numbers. text: the one at hand."""
+        choices = self.choices(text) if callable(self.choices) else self.choices
         return tuple(choices) or self.words
 
     def remedy(self) -> str:
@@ -105,7 +105,8 @@ class Option:
         if isinstance(value, bool):
             fits = bool in self.kinds
         elif isinstance(value, str):
-            fits = value in self.allowed(value) if self.allowed(value) else str in self.kinds
+            allowed = self.allowed(value)
+            fits = value in allowed if allowed else str in self.kinds
         elif isinstance(value, int | float):
             fits = float in self.kinds or (int in self.kinds and isinstance(value, int))
             fits = fits and (self.minimum is None or value >= self.minimum)

@@ -147,7 +147,7 @@ class LocalAnswers:
         submitted: list[Builders] = []
         try:
             for number, (ids, each) in enumerate(zip(prompts, params, strict=True), 1):
-                with _named(f"prompt {number} of {len(prompts)}" if len(prompts) > 1 else ""):
+                with _numbered(number, len(prompts)):
                     submitted.append(self._submit(ids, each, at_start))
             while any(builder.running for builders in submitted for builder in builders.values()):
                 self._step()
@@ -241,15 +241,17 @@ class LocalAnswers:
 
 
 @contextmanager
-def _named(prompt: str) -> Iterator[None]:
+def _numbered(number: int, count: int) -> Iterator[None]:
     """Errors of a request say which prompt of several it was."""
     try:
         yield
-    except RequestError as error:
-        message = f"{prompt}: {error}" if prompt else str(error)
-        raise RequestError(error.status, error.code, message, param=error.param) from None
-    except CapacityError as error:
-        what = f"{prompt}: {error.what}" if prompt else error.what
+    except (RequestError, CapacityError) as error:
+        if count == 1:
+            raise
+        prompt = f"prompt {number} of {count}"
+        if isinstance(error, RequestError):
+            raise RequestError(error.status, error.code, f"{prompt}: {error}", param=error.param) from None
+        what = f"{prompt}: {error.what}"
         raise CapacityError(what, error.needed, error.available, error.unit, error.remedy) from None
 
 

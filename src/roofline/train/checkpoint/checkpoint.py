@@ -180,11 +180,16 @@ def _tensor_entries(tensors: Mapping[str, Pieces], entries_by_rank: Sequence[Jso
 
 def _fill(tensor: Pieces, store: Store, place: str, name: str, entry: JsonMapping) -> None:
     """Copy into a tensor's pieces what the stored pieces have of them. place: the folder of the checkpoint."""
-    for (offsets, target), piece in itertools.product(tensor.chunks, entry["pieces"]):
-        sides = zip(offsets, target.shape, piece["offsets"], piece["sizes"], strict=True)
-        common = [(max(a, b), min(a + length, b + other)) for a, length, b, other in sides]
-        if all(begin < end for begin, end in common):
-            source = _read(store, place, name, piece).view(_DTYPES[entry["dtype"]]).view(piece["sizes"])
+    for piece in entry["pieces"]:
+        stored: torch.Tensor | None = None  # read once, for all chunks here that have a part of it
+        for offsets, target in tensor.chunks:
+            sides = zip(offsets, target.shape, piece["offsets"], piece["sizes"], strict=True)
+            common = [(max(a, b), min(a + length, b + other)) for a, length, b, other in sides]
+            if any(begin >= end for begin, end in common):
+                continue
+            if stored is None:
+                stored = _read(store, place, name, piece).view(_DTYPES[entry["dtype"]]).view(piece["sizes"])
+            source = stored
             for dim, (begin, end) in enumerate(common):
                 source = source.narrow(dim, begin - piece["offsets"][dim], end - begin)
                 target = target.narrow(dim, begin - offsets[dim], end - begin)
