@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 MODEL ?= smollm2-135m
-PROMPT ?= What is the capital of France? Answer in one sentence.
+PROMPT ?= What is gravity?
 # For bench-peers: where the peers live, the scripts that set them up and run them, rows (parts of their keys, with
 # commas), optional peers (transformers, vllm), the bundle that our starts load, and the record if not today's.
 PEERS ?= ../.peers
@@ -21,12 +21,13 @@ TEST_JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 SOURCES := $(shell find src native include -type f ! -name '*.pyc') CMakeLists.txt pyproject.toml
 NATIVE := $(shell find native include -type f) CMakeLists.txt pyproject.toml
 
-.PHONY: help setup demo check test test-slow docs bench-peers lint format types wheel clean
+.PHONY: help setup demo check test test-slow mutants docs bench-peers lint format types wheel clean
 
 help:
 	@echo "make demo     install without torch, pull $(MODEL), answer a prompt"
 	@echo "make check    format, lint, types, structure, and the tests that need neither torch nor a model: under a minute"
 	@echo "make test     install what the tests need and run them (ARGS=... goes to pytest)"
+	@echo "make mutants  changes places of a room at random and prints what its tests do not notice (ROOM=server COUNT=30 SEED=0 SINCE=commit)"
 	@echo "make bench-peers  time other engines beside ours and fill the tables in the documents (ONLY=rows WITH=transformers,vllm)"
 	@echo "make docs     build the documentation site in build/docs"
 	@echo "make setup    make the development environment in $(VENV)"
@@ -53,7 +54,7 @@ setup: $(VENV)/.development
 
 demo: $(if $(wildcard $(VENV)/.development),setup,$(VENV)/.installed)
 	$(BIN)/roofline pull $(MODEL)
-	$(BIN)/roofline generate "$(PROMPT)" --model $(MODEL) --max-tokens 48 --temperature 0
+	$(BIN)/roofline generate "$(PROMPT)" --model $(MODEL) --max-tokens 48
 
 # The quick loop of a change. The tests that need torch or a model skip themselves or lie in other folders.
 CHECK_TESTS := tests/common tests/docs tests/hardware tests/program tests/server
@@ -84,6 +85,16 @@ test: setup
 
 test-slow: setup
 	$(PYTEST) -m slow $(ARGS)
+
+# A room that is not named is all of the package. SINCE: only the lines that were changed since a commit. ALSO: folders
+# of tests for what the room's own do not notice.
+ROOM ?=
+ALSO ?=
+COUNT ?= 30
+SEED ?= 0
+SINCE ?=
+mutants: setup
+	$(BIN)/python -m tools.mutants $(ROOM) --count $(COUNT) --seed $(SEED) $(if $(SINCE),--since $(SINCE)) $(ALSO:%=--also %)
 
 # Goes on where an earlier run of the same day stopped. The estimate comes first; the machine should be idle.
 bench-peers: setup

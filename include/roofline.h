@@ -129,6 +129,10 @@ RL_API rl_status rl_open(const char* path, const rl_options* options, rl_engine*
  */
 RL_API rl_status rl_close(rl_engine** engine);
 
+/* Reads every byte of the bundle in the directory `path` and compares every file with its hash in manifest.json, which
+ * rl_open leaves out: a gigabyte takes seconds. RL_ERROR_BUNDLE names the first file that is not as it was written. */
+RL_API rl_status rl_verify(const char* path);
+
 RL_API rl_status rl_info(rl_engine* engine, rl_model_info* info);
 
 /* Queues a prompt of `count` ids; all that is pointed to is copied. sampling NULL is RL_SAMPLING. */

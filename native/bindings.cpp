@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <stdexcept>
@@ -26,39 +27,68 @@ namespace {
 template <class T> using Array = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
 template <class T> using Output = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
 
-Ref ref_of(const std::vector<int64_t>& v) {
-    if (v.size() != 4) throw std::invalid_argument("a reference has four numbers");
-    return {v[0], v[1], v[2], v[3]};
+// The fields of `Lowered` and of its `Attention` (backends/cpu/lowered.py), by name.
+ModelShape shape_of(const nb::dict& d) {
+    const auto integer = [&d](const char* name) { return nb::cast<int64_t>(d[name]); };
+    const auto list = [&d](const char* name, size_t count) {
+        auto v = nb::cast<std::vector<int64_t>>(d[name]);
+        if (v.size() != count) throw std::invalid_argument(std::string(name) + " has another number of numbers");
+        return v;
+    };
+    ModelShape s;
+    s.image_bytes = integer("nbytes"), s.matrix_bytes = integer("matrix_bytes");
+    s.table = integer("table"), s.positions = integer("positions"), s.vocab = integer("vocab");
+    const auto logits = list("logits", 4), arena = list("arena", 3);
+    s.logits = {logits[0], logits[1], logits[2], logits[3]};
+    std::copy(arena.begin(), arena.end(), s.arena);
+    s.layers = integer("layers"), s.heads = integer("heads"), s.kv_heads = integer("kv_heads"), s.head_dim = integer("head_dim");
+    s.window = integer("window");
+    s.interleaved = nb::cast<bool>(d["interleaved"]);
+    s.q_scale = nb::cast<double>(d["q_scale"]), s.eps = nb::cast<double>(d["eps"]);
+    return s;
 }
+
+class PyCode {
+   public:
+    PyCode(Array<int64_t> numbers, nb::dict shape, bool exchanges)
+        : code(std::vector<int64_t>(numbers.data(), numbers.data() + numbers.size()), shape_of(shape), exchanges) {}
+    const Code code;
+};
 
 // A field of a record as numpy describes it: name and format.
 using Field = std::pair<const char*, const char*>;
 template <class T> constexpr const char* kNumpyFormat = "<i8";
 template <> constexpr const char* kNumpyFormat<double> = "<f8";
 template <> constexpr const char* kNumpyFormat<Ref> = "(4,)<i8";
-#define ROOFLINE_FIELD(type, name) {#name, kNumpyFormat<type>},
+#define ROOFLINE_FIELD(type, name, kind) {#name, kNumpyFormat<type>},
 
 class PyExecutable {
    public:
-    PyExecutable(const std::string& isa, int threads, Array<int64_t> code, uintptr_t weights, nb::dict attention, Array<int32_t> batch,
-                 std::vector<int64_t> fields, uintptr_t arena, std::vector<int64_t> logits, int vocab) {
-        Attention a;
-        a.heads = nb::cast<int>(attention["heads"]);
-        a.kv_heads = nb::cast<int>(attention["kv_heads"]);
-        a.head_dim = nb::cast<int>(attention["head_dim"]);
-        a.window = nb::cast<int>(attention["window"]);
-        a.interleaved = nb::cast<bool>(attention["interleaved"]);
-        a.q_scale = nb::cast<float>(attention["q_scale"]);
-        a.eps = nb::cast<float>(attention["eps"]);
-        a.table = (const float*)nb::cast<uintptr_t>(attention["table"]);
-        a.cache = (uint8_t*)nb::cast<uintptr_t>(attention["cache"]);
-        a.int8 = nb::cast<bool>(attention["int8"]);
-        a.page_stride = nb::cast<int64_t>(attention["page_stride"]);
-        a.layer_stride = nb::cast<int64_t>(attention["layer_stride"]);
-        if (fields.size() != kFieldCount) throw std::invalid_argument("the batch layout does not match this build");
-        const Kernels* kernels = kernels_named(isa);
-        core_ = std::make_unique<Executable>(kernels, threads, std::vector<int64_t>(code.data(), code.data() + code.size()),
-                                             (const uint8_t*)weights, a, batch.data(), fields, (uint8_t*)arena, ref_of(logits), vocab);
+    // table: of more positions than the image's, or None; sizes: the fields of StepSizes.
+    PyExecutable(const std::string& isa, int threads, const PyCode& code, Array<uint8_t> image, nb::object table, const Memory& arena,
+                 const Memory& cache, bool int8, Array<int32_t> batch, std::vector<int64_t> fields, std::vector<int64_t> sizes) {
+        if (fields.size() != kFieldCount || sizes.size() != 6) throw std::invalid_argument("the batch layout does not match this build");
+        const StepSizes step{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5]};
+        const int64_t lengths[kFieldCount] = {16, step.tokens, step.tokens, step.segments + 1, step.segments, step.segments + 1, step.pages, step.rows,
+                                              step.tokens};
+        for (int i = 0; i < kFieldCount; i++)
+            if (fields[i] < 0 || lengths[i] < 0 || fields[i] + lengths[i] > (int64_t)batch.size())
+                throw std::invalid_argument("the batch is smaller than the largest step");
+        const ModelShape& shape = code.code.shape();
+        if (code.code.arena_bytes(step.tokens, step.rows) > (int64_t)arena.bytes() || step.cache_pages < 0 ||
+            code.code.page_bytes(int8) * shape.layers * step.cache_pages > (int64_t)cache.bytes())
+            throw std::invalid_argument("the arena or the cache is smaller than the largest step");
+        if (shape.image_bytes > (int64_t)image.size()) throw std::invalid_argument("the image is smaller than the code says");
+        const float* rope = shape.table < 0 ? nullptr : (const float*)(image.data() + shape.table);
+        int64_t positions = shape.positions;
+        if (rope && !table.is_none()) {
+            table_ = nb::cast<Array<float>>(table);
+            rope = table_.data(), positions = (int64_t)table_.size() / shape.head_dim;
+        }
+        if (rope && step.positions > positions) throw std::invalid_argument("the rope table has fewer positions than are served");
+        core_ = std::make_unique<Executable>(
+            kernels_named(isa), threads, code.code,
+            Places{image.data(), rope, arena.data(), cache.data(), int8, batch.data(), std::move(fields)}, step);
     }
 
     size_t forward(size_t from) {
@@ -76,12 +106,18 @@ class PyExecutable {
                 Array<float> bias_values, Array<int32_t> logprobs, nb::object mask, Output<int32_t> ids, Output<float> logprob, Output<int32_t> top_ids,
                 Output<float> top_logprobs, int width) {
         const int rows = core_->rows(), vocab = core_->vocab(), words = (vocab + 31) / 32;
-        if ((int)temperature.size() != rows || (int)ids.size() != rows) throw std::invalid_argument("sample takes one entry for each logit row of the step");
+        for (const size_t size : {temperature.size(), top_k.size(), top_p.size(), min_p.size(), seed.size(), sample_index.size(), position.size(),
+                                  repetition.size(), presence.size(), frequency.size(), logprobs.size(), ids.size(), logprob.size()})
+            if ((int64_t)size != rows) throw std::invalid_argument("sample takes one entry for each logit row of the step");
+        if ((int64_t)top_ids.size() < (int64_t)rows * width || (int64_t)top_logprobs.size() < (int64_t)rows * width)
+            throw std::invalid_argument("there is no room for so many logprobs");
+        check_lists(hist_start, hist_ids, hist_counts.size(), rows, vocab);
+        check_lists(bias_start, bias_ids, bias_values.size(), rows, vocab);
         const uint32_t* masks = nullptr;
         Array<uint32_t> mask_array;
         if (!mask.is_none()) {
             mask_array = nb::cast<Array<uint32_t>>(mask);
-            if ((int)mask_array.size() != rows * words) throw std::invalid_argument("the mask does not cover rows x vocabulary");
+            if ((int64_t)mask_array.size() != (int64_t)rows * words) throw std::invalid_argument("the mask does not cover rows x vocabulary");
             masks = mask_array.data();
         }
         std::vector<SampleRow> list(rows);
@@ -90,7 +126,7 @@ class PyExecutable {
             list[i] = {core_->logits() + (int64_t)i * vocab, nullptr, nullptr, vocab, temperature.data()[i], top_p.data()[i], min_p.data()[i],
                        repetition.data()[i], presence.data()[i], frequency.data()[i], top_k.data()[i], seed.data()[i], sample_index.data()[i],
                        position.data()[i], hist_ids.data() + h0, hist_counts.data() + h0, h1 - h0, bias_ids.data() + b0, bias_values.data() + b0,
-                       b1 - b0, masks ? masks + (int64_t)i * words : nullptr, std::min(logprobs.data()[i], width), -1, 0.0f,
+                       b1 - b0, masks ? masks + (int64_t)i * words : nullptr, std::min({logprobs.data()[i], width, vocab}), -1, 0.0f,
                        top_ids.data() + (int64_t)i * width, top_logprobs.data() + (int64_t)i * width};
         }
         {
@@ -110,6 +146,17 @@ class PyExecutable {
     std::vector<double> op_seconds() const { return core_->op_seconds; }
 
    private:
+    // A list of ids for each row, one behind the other: each within the vocabulary, as they are places in a row of logits.
+    static void check_lists(const Array<int32_t>& start, const Array<int32_t>& ids, size_t values, int rows, int vocab) {
+        const int32_t* at = start.data();
+        bool fits = (int64_t)start.size() == rows + 1 && at[0] >= 0;
+        for (int i = 0; fits && i < rows; i++) fits = at[i] <= at[i + 1];
+        fits = fits && (size_t)at[rows] <= std::min(ids.size(), values);
+        for (int i = fits ? at[0] : 0; fits && i < at[rows]; i++) fits = ids.data()[i] >= 0 && ids.data()[i] < vocab;
+        if (!fits) throw std::invalid_argument("sample is given ids that are not in the vocabulary, or lists that do not fit the rows");
+    }
+
+    Array<float> table_;
     std::unique_ptr<Executable> core_;
 };
 
@@ -150,10 +197,12 @@ NB_MODULE(_native, m) {
         .def_prop_ro("nbytes", &Mapping::bytes)
         .def("view", [](Mapping& s) { return nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>(s.data(), {s.bytes()}, nb::find(&s)); })
         .def("settle", &Mapping::settle, nb::call_guard<nb::gil_scoped_release>());
+    nb::class_<PyCode>(m, "Code").def(nb::init<Array<int64_t>, nb::dict, bool>(), "numbers"_a, "shape"_a, "exchanges"_a = false);
     nb::class_<PyExecutable>(m, "Executable")
-        .def(nb::init<const std::string&, int, Array<int64_t>, uintptr_t, nb::dict, Array<int32_t>, std::vector<int64_t>, uintptr_t, std::vector<int64_t>,
-                      int>(),
-             nb::keep_alive<1, 7>(), "isa"_a, "threads"_a, "code"_a, "weights"_a, "attention"_a, "batch"_a, "fields"_a, "arena"_a, "logits"_a, "vocab"_a)
+        .def(nb::init<const std::string&, int, const PyCode&, Array<uint8_t>, nb::object, const Memory&, const Memory&, bool, Array<int32_t>,
+                      std::vector<int64_t>, std::vector<int64_t>>(),
+             nb::keep_alive<1, 5>(), nb::keep_alive<1, 7>(), nb::keep_alive<1, 8>(), nb::keep_alive<1, 10>(), "isa"_a, "threads"_a, "code"_a,
+             "image"_a, "table"_a.none(), "arena"_a, "cache"_a, "int8"_a, "batch"_a, "fields"_a, "sizes"_a)
         .def("forward", &PyExecutable::forward, "start"_a = 0)
         .def("logits", &PyExecutable::logits)
         .def("sample", &PyExecutable::sample, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "sample_index"_a, "position"_a,

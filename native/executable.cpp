@@ -6,10 +6,22 @@
 #include <stdexcept>
 
 namespace roofline {
-Executable::Executable(const Kernels* kernels, int threads, const std::vector<int64_t>& code, const uint8_t* weights,
-                       const Attention& attention, const int32_t* batch, const std::vector<int64_t>& fields, uint8_t* arena, const Ref& logits, int vocab)
-    : kernels_(kernels), pool_(threads), attention_(attention), batch_(batch), fields_(fields), arena_(arena), logits_(logits), vocab_(vocab) {
-    parse(code, weights);
+
+namespace {
+
+Attention attention_of(const Code& code, const Places& places, int64_t cache_pages) {
+    const ModelShape& s = code.shape();
+    const int64_t page = code.page_bytes(places.int8);
+    return {(int)s.heads, (int)s.kv_heads, (int)s.head_dim, (int)s.window, s.interleaved, (float)s.q_scale, (float)s.eps,
+            places.table, places.cache, places.int8, page, page * cache_pages};
+}
+
+}  // namespace
+
+Executable::Executable(const Kernels* kernels, int threads, const Code& code, const Places& places, const StepSizes& sizes)
+    : kernels_(kernels), pool_(threads), attention_(attention_of(code, places, sizes.cache_pages)), sizes_(sizes), batch_(places.batch),
+      fields_(places.fields), arena_(places.arena), logits_(code.shape().logits), vocab_((int)code.shape().vocab) {
+    resolve(code, places.image);
     counters_.reset(new Counter[ops_.size() * threads]);
     op_seconds.assign(ops_.size(), 0.0);
     workers_.resize(threads);
@@ -20,22 +32,45 @@ Executable::Executable(const Kernels* kernels, int threads, const std::vector<in
     size_attention_scratch();
 }
 
-void Executable::parse(const std::vector<int64_t>& code, const uint8_t* weights) {
-    const auto vector = [weights](int64_t place) { return place < 0 ? nullptr : (const float*)(weights + place); };
-    Record r;
-    std::vector<Piece> pieces;
-    for (size_t at = 0; at < code.size();) {
-        if (!read_record(code, at, r, pieces)) throw std::invalid_argument("the code ends inside an operation");
-        const Operation* known = operation(r.operation);
-        if (!known) throw std::invalid_argument("the code has an operation that this build does not know");
-        Op op{known->base, known->flags, r.over_rows != 0, r.x, r.y, r.residual, (int)r.digits, r.width, r.stride,
+void Executable::resolve(const Code& code, const uint8_t* image) {
+    const auto vector = [image](int64_t place) { return place < 0 ? nullptr : (const float*)(image + place); };
+    for (const Code::Entry& entry : code.entries()) {
+        const Record& r = entry.record;
+        const Operation& known = *entry.operation;
+        Op op{known.base, known.flags, r.over_rows != 0, r.x, r.y, r.residual, (int)r.digits, r.width, r.stride,
               vector(r.weight), vector(r.bias), (float)r.eps, (int)r.layer, vector(r.q_norm), vector(r.k_norm), {}, {}};
-        for (const Piece& p : pieces)
-            op.segments.push_back({(Format)p.format, p.address < 0 ? nullptr : weights + p.address, p.rows, p.columns, p.start});
-        widest_ = std::max(widest_, op.width);
+        for (const Piece& p : entry.pieces) op.segments.push_back({(Format)p.format, image + p.address, p.rows, p.columns, p.start});
+        if (known.uses.width == uses::count) widest_ = std::max(widest_, op.width);
         if (op.base == Base::Attend && !attend_) attend_ = ops_.size();
         ops_.push_back(std::move(op));
     }
+}
+
+// The scheduler keeps to the sizes. That is not believed either: a step beyond them would write outside the cache.
+void Executable::check_step() const {
+    const int32_t *header = field(kHeader), *start = field(kSegStart), *first_page = field(kPageStart), *rows = field(kLogitRows);
+    const auto demand = [](bool holds) {
+        if (!holds) throw std::invalid_argument("the step is larger than this executable's limits, or its segments do not fit together");
+    };
+    demand(header[0] >= 0 && header[0] <= sizes_.tokens && header[1] >= 0 && header[1] <= sizes_.segments && header[2] >= 0 &&
+           header[2] <= sizes_.rows);
+    const int32_t tokens = header[0], segments = header[1];
+    demand(start[0] == 0 && first_page[0] == 0);
+    for (int32_t s = 0; s < segments; s++) demand(start[s] <= start[s + 1] && first_page[s] <= first_page[s + 1]);
+    demand(start[segments] == tokens && first_page[segments] <= sizes_.pages);
+    for (int32_t i = 0; i < header[2]; i++) demand(rows[i] >= 0 && rows[i] < tokens);
+    for (int32_t s = 0; s < segments; s++) check_segment(s);
+}
+
+void Executable::check_segment(int segment) const {
+    const int32_t context = field(kContextLen)[segment], first = field(kSegStart)[segment], count = segment_rows(segment);
+    const int32_t page = field(kPageStart)[segment], pages = field(kPageStart)[segment + 1] - page;
+    const int32_t *positions = field(kPositions), *table = field(kPages) + page;
+    bool fits = context >= count && context <= sizes_.positions && (context + (int64_t)kPageTokens - 1) / kPageTokens <= pages;
+    for (int32_t i = 0; fits && i < count; i++) fits = positions[first + i] == context - count + i;
+    if (!fits) throw std::invalid_argument("the step has a position that its sequence has no page for, or that is not served");
+    for (int32_t i = 0; i < (context + kPageTokens - 1) / kPageTokens; i++)
+        if (table[i] < 0 || table[i] >= sizes_.cache_pages) throw std::invalid_argument("the step names a page that the cache does not have");
 }
 
 void Executable::choose(size_t index, int regime, const std::string& variant) {
@@ -50,6 +85,7 @@ void Executable::choose(size_t index, int regime, const std::string& variant) {
 }
 
 void Executable::begin_step() {
+    check_step();
     const int32_t* header = field(kHeader);
     tokens_ = header[0];
     segments_ = header[1];
@@ -137,8 +173,13 @@ bool Executable::run(const Op& op, int index, int worker) {
 
 // ---- rows ------------------------------------------------------------------------------------------------------------
 
+static Activation activation(const Op& op) {
+    if (!(op.flags & kGelu)) return Activation::Silu;
+    return op.flags & kTanh ? Activation::GeluTanh : Activation::Gelu;
+}
+
 void Executable::one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_rows, int64_t out_row, float* scratch) const {
-    const bool quantised = op.quantises(), gated = op.base == Base::Gated;
+    const bool quantised = op.quantises(), gated = op.flags & kGated;
     const float* x = (const float*)at(op.x) + row * op.width * (gated ? 2 : 1);
     float* y = quantised ? scratch : (float*)out + out_row * op.width;
     switch (op.base) {
@@ -151,8 +192,7 @@ void Executable::one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_ro
         }
         case Base::Norm: kernels_->rms_norm(x, op.weight, op.width, op.eps, y); break;
         case Base::LayerNorm: kernels_->layer_norm(x, op.weight, op.bias, op.width, op.eps, y); break;
-        case Base::Gated: kernels_->gated(x, x + op.width, op.width, y); break;
-        case Base::Gelu: kernels_->gelu(x, op.width, op.flags & kTanh, y); break;
+        case Base::Activate: kernels_->activate(activation(op), x, gated ? x + op.width : nullptr, op.width, y); break;
         case Base::Add: kernels_->add(x, (const float*)at(op.residual) + row * op.width, op.width, y); return;
         case Base::TakeRows: std::memcpy(y, (const float*)at(op.x) + field(kLogitRows)[row] * op.width, op.width * 4); return;
         case Base::Quantise: kernels_->quantise(x, Quantised{out, out_rows, op.width, op.digits}, out_row); return;
@@ -170,6 +210,7 @@ bool Executable::row_op(const Op& op, int index, int worker) {
         for (int64_t r = 0; r < rows; r++) one_row(op, r, w.private_rows.data(), rows, r, w.scratch.data());
         return false;
     }
+    if (quantised) w.private_id = -1;  // what is made now lies in the arena, whatever it is called
     // Neighbouring quantised rows share cache lines: a thread takes sixteen at a time, or its even share of a few.
     const int64_t share = (rows + pool_.threads() - 1) / pool_.threads();
     const int64_t chunk = quantised ? std::min<int64_t>(16, share) : std::max<int64_t>(1, std::min<int64_t>(16, share / 4));

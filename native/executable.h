@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "code.h"
 #include "kernels.h"
 #include "pool.h"
-#include "records.h"
 #include "variant.h"
 
 namespace roofline {
@@ -49,12 +49,27 @@ struct Attention {  // shared by all layers of the KV group
     int64_t page_stride = 0, layer_stride = 0;
 };
 
+// The largest step: tokens, segments, logit rows, entries of all page tables; the pages of the cache; and the positions
+// that may be served, for which the rope table has its rows.
+struct StepSizes {
+    int64_t tokens = 0, segments = 0, rows = 0, pages = 0, cache_pages = 0, positions = 0;
+};
+
+// What an Executable works on, in sizes that its code and the step's sizes ask for.
+struct Places {
+    const uint8_t* image = nullptr;
+    const float* table = nullptr;  // the image's or one of the caller's; null where nothing is rotated
+    uint8_t *arena = nullptr, *cache = nullptr;
+    bool int8 = false;               // format of the cache; otherwise bf16
+    const int32_t* batch = nullptr;  // the step's buffer
+    std::vector<int64_t> fields;     // where each BatchField begins in it
+};
+
 class Executable {
    public:
-    // `code`: records (records.h) one after another; places in them are relative to `weights`.
-    Executable(const Kernels* kernels, int threads, const std::vector<int64_t>& code, const uint8_t* weights, const Attention& attention,
-               const int32_t* batch, const std::vector<int64_t>& fields, uint8_t* arena, const Ref& logits, int vocab);
+    Executable(const Kernels* kernels, int threads, const Code& code, const Places& places, const StepSizes& sizes);
     // Runs the step in the batch from op `from` up to the next Exchange, or the end: the index of where it stopped.
+    // Throws std::invalid_argument for a step that is larger than `sizes`, or names a page or position that is not there.
     size_t forward(size_t from = 0);
     // Chooses an id for each of the rows, on all threads; they need no `scratch` and no `order`.
     void sample(std::vector<SampleRow>& rows);
@@ -123,7 +138,9 @@ class Executable {
     uint8_t* at(const Ref& r) const { return arena_ + r.base + r.per_token * tokens_ + r.per_row * rows_; }
     int64_t lead(const Op& op) const { return op.over_rows ? rows_ : tokens_; }
     const Variant& variant(const Op& op) const { return op.variants[regime_of(lead(op))]; }
-    void parse(const std::vector<int64_t>& code, const uint8_t* weights);
+    void resolve(const Code& code, const uint8_t* image);
+    void check_step() const;
+    void check_segment(int segment) const;
     void plan_items();
     void begin_step();
     void work(int worker, size_t from, size_t end);
@@ -157,6 +174,7 @@ class Executable {
     Pool pool_;
     std::vector<Op> ops_;
     Attention attention_;
+    StepSizes sizes_;
     const int32_t* batch_;
     std::vector<int64_t> fields_;
     uint8_t* arena_;

@@ -88,14 +88,15 @@ void to_int8(const std::string& isa, Array<float> x, int64_t n, Output<int8_t> q
         scale.data()[h] = kernels_named(isa)->to_int8(x.data() + h * n, n, q.data() + h * n);
 }
 
-void gated(const std::string& isa, Array<float> gate, Array<float> up, Output<float> out) {
+// kind: an Activation, by its number.
+void activate(const std::string& isa, int kind, Array<float> x, Output<float> out) {
     FloatMode mode;
-    kernels_named(isa)->gated(gate.data(), up.data(), (int64_t)gate.size(), out.data());
+    kernels_named(isa)->activate((Activation)kind, x.data(), nullptr, (int64_t)x.size(), out.data());
 }
 
-void gelu(const std::string& isa, Array<float> x, bool tanh, Output<float> out) {
+void gated(const std::string& isa, int kind, Array<float> gate, Array<float> up, Output<float> out) {
     FloatMode mode;
-    kernels_named(isa)->gelu(x.data(), (int64_t)x.size(), tanh, out.data());
+    kernels_named(isa)->activate((Activation)kind, gate.data(), up.data(), (int64_t)gate.size(), out.data());
 }
 
 void embed(const std::string& isa, int format, uintptr_t weight, int64_t k, Array<int32_t> ids, Output<float> out) {
@@ -123,8 +124,8 @@ void bind_kernels(nb::module_& m) {
     k.def("to_int8", &to_int8, "isa"_a, "x"_a, "n"_a, "q"_a, "scale"_a);
     k.def("rms_norm", &rms_norm, "isa"_a, "x"_a, "weight"_a, "eps"_a, "out"_a);
     k.def("layer_norm", &layer_norm, "isa"_a, "x"_a, "weight"_a, "bias"_a, "eps"_a, "out"_a);
-    k.def("gated", &gated, "isa"_a, "gate"_a, "up"_a, "out"_a);
-    k.def("gelu", &gelu, "isa"_a, "x"_a, "tanh"_a, "out"_a);
+    k.def("activate", &activate, "isa"_a, "kind"_a, "x"_a, "out"_a);
+    k.def("gated", &gated, "isa"_a, "kind"_a, "gate"_a, "up"_a, "out"_a);
     k.def("embed", &embed, "isa"_a, "format"_a, "weight"_a, "k"_a, "ids"_a, "out"_a);
     k.def("exp2", &exp2_many, "isa"_a, "x"_a, "out"_a);
 }

@@ -119,6 +119,8 @@ struct SampleRow {
     float* top_logprobs;
 };
 
+enum class Activation { Silu, Gelu, GeluTanh };  // Gelu: exact
+
 struct Kernels {
     const char* isa;
     void (*linear)(const Linear&, int64_t tile_begin, int64_t tile_end);
@@ -126,9 +128,8 @@ struct Kernels {
     void (*rms_norm)(const float* x, const float* weight, int64_t n, float eps, float* out);
     void (*layer_norm)(const float* x, const float* weight, const float* bias, int64_t n, float eps, float* out);  // bias: may be null
     void (*quantise)(const float* x, const Quantised& out, int64_t row);
-    void (*gated)(const float* gate, const float* up, int64_t n, float* out);  // silu(gate) * up
-    void (*gelu)(const float* x, int64_t n, bool tanh, float* out);            // tanh: by that form, else exact
-    void (*add)(const float* x, const float* y, int64_t n, float* out);        // out may be x or y
+    void (*activate)(Activation, const float* x, const float* up, int64_t n, float* out);  // of x, times up unless that is null; out may be x
+    void (*add)(const float* x, const float* y, int64_t n, float* out);                    // out may be x or y
     void (*rope_query)(const Rope&, const float* head, int32_t position, uint16_t* out);
     void (*rope_key)(const Rope&, const float* head, int32_t position, uint16_t* out);
     void (*to_bf16)(const float* x, int64_t n, uint16_t* out);  // n a multiple of 16

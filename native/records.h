@@ -2,10 +2,7 @@
 // fields lie. The core and libroofline read records by it, Python writes them by it (`_native.operations`,
 // `_native.record_fields`). Bundles hold records: what is here already never changes, see docs/reference/bundle.md.
 #pragma once
-#include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <vector>
 
 namespace roofline {
 
@@ -16,77 +13,92 @@ inline constexpr int kCodeVersion = 1;
 
 // What an operation computes; its flags say in which form.
 enum class Base {
-    Embed, Norm, Quantise, Linear, RopeWrite, Attend, Gated, TakeRows, Add, LayerNorm, Gelu,
+    Embed, Norm, Quantise, Linear, RopeWrite, Attend, Activate, TakeRows, Add, LayerNorm,
     Exchange,  // with other ranks: `forward` stops before it, and who calls it makes its result
 };
 enum Flags : unsigned {
     kPlain = 0,
     kQuantises = 1,    // the result are rows of integers
     kSiluMul = 2,      // of Linear: gate and up, two pieces, and the activation between them
-    kTanh = 4,         // of Gelu
+    kTanh = 4,         // of Activate: gelu's tanh form
     kOfPositions = 8,  // of Embed: looks up positions instead of ids
+    kGelu = 16,        // of Activate: gelu instead of silu
+    kGated = 32,       // of Activate: of the gate, and times up, which lie side by side
 };
-struct Operation {
-    const char* name;
-    Base base;
-    unsigned flags;
+
+// What an operation does with each field of its record. `Code` (code.h) checks a record by these before it may run, so
+// they must say all that the operation reads and writes. 0 means that nothing was said, which does not compile.
+namespace uses {
+enum Number {  // of a plain number
+    number = 1,
+    unread,
+    tokens,         // the operation is over the step's tokens
+    rows,           // over its logit rows
+    tokens_or_rows,
+    digits,
+    count,
+    qkv_columns,    // at least those of q, k and v
+    head_columns,   // at least those of all heads of q
+    layer,          // of the cache
+    first_id,
+    real,
+    no_matrix,
+    table,          // one piece, whose rows are looked up
+    matrix,         // pieces beside each other
+    gate_and_up,    // two pieces of one shape and format
 };
-inline constexpr Operation kOperations[] = {  // by number
-    {"embed", Base::Embed, kPlain},
-    {"norm", Base::Norm, kPlain},
-    {"norm_quantise", Base::Norm, kQuantises},
-    {"quantise", Base::Quantise, kQuantises},
-    {"linear", Base::Linear, kPlain},
-    {"rope_write", Base::RopeWrite, kPlain},
-    {"attend", Base::Attend, kPlain},
-    {"gated", Base::Gated, kPlain},
-    {"gated_quantise", Base::Gated, kQuantises},
-    {"take_rows", Base::TakeRows, kPlain},
-    {"linear_gated", Base::Linear, kSiluMul},
-    {"embed_positions", Base::Embed, kOfPositions},
-    {"add", Base::Add, kPlain},
-    {"layer_norm", Base::LayerNorm, kPlain},
-    {"layer_norm_quantise", Base::LayerNorm, kQuantises},
-    {"gelu", Base::Gelu, kPlain},
-    {"gelu_quantise", Base::Gelu, kQuantises},
-    {"gelu_tanh", Base::Gelu, kTanh},
-    {"gelu_tanh_quantise", Base::Gelu, kTanh | kQuantises},
-    {"exchange", Base::Exchange, kPlain},
+enum Value {  // of a reference to a value in the arena: the bytes of one of its rows, and which rows it has
+    no_value = 1,
+    row,            // `width` floats
+    row_of_tokens,  // the same, a row for each token whatever the operation is over
+    two_rows,       // gate and up side by side
+    integers,       // `width` of them, quantised
+    operand,        // floats or integers, as the matrix takes them
+    columns,        // `stride` floats
+    maybe_columns,  // the same, or no value
+    queries,        // bf16, of all heads
 };
-inline const Operation* operation(int64_t number) {  // nullptr: not known
-    return number >= 0 && number < (int64_t)(sizeof(kOperations) / sizeof(Operation)) ? &kOperations[number] : nullptr;
-}
+enum Vector {  // of a place of floats in the image
+    no_place = 1,
+    of_width,
+    maybe_of_width,
+    maybe_of_stride,
+    maybe_of_head,   // head_dim of them
+    maybe_of_heads,  // one a head
+};
+}  // namespace uses
 
 // A value in the arena: byte offset = base + per_token * tokens + per_row * rows. `id` names the value; -1: none.
 struct Ref {
     int64_t id, base, per_token, per_row;
 };
 
-// A record in the order of its numbers, 8 bytes each; places are bytes from the start of the image, -1: none.
+// A record in the order of its numbers, 8 bytes each, with the kind of use that operations have for a field; places are
+// bytes from the start of the image, -1: none.
 #define ROOFLINE_RECORD(FIELD)                                                                                          \
-    FIELD(int64_t, operation) /* index in kOperations */                                                                \
-    FIELD(int64_t, over_rows) /* leading symbol: logit rows instead of tokens */                                        \
-    FIELD(int64_t, digits)    /* bytes of an integer that the operation makes or reads */                               \
-    FIELD(Ref, x)                                                                                                       \
-    FIELD(Ref, y)                                                                                                       \
-    FIELD(Ref, residual)     /* what a linear layer or Add adds */                                                      \
-    FIELD(int64_t, width)    /* inputs of a row */                                                                      \
-    FIELD(int64_t, stride)   /* columns of y, or of q|k|v */                                                            \
-    FIELD(int64_t, weight)   /* place of a norm's weight, or of the slopes of attention's heads in units of log2 */     \
-    FIELD(int64_t, bias)     /* place */                                                                                \
-    FIELD(double, eps)                                                                                                  \
-    FIELD(int64_t, layer)    /* of Embed the first id of its rows; others give zeros */                                 \
-    FIELD(int64_t, q_norm)   /* place */                                                                                \
-    FIELD(int64_t, k_norm)   /* place */                                                                                \
-    FIELD(int64_t, pieces)   /* of a matrix: so many pieces follow */
+    FIELD(int64_t, operation, Number) /* index in kOperations */                                                        \
+    FIELD(int64_t, over_rows, Number) /* leading symbol: logit rows instead of tokens */                                \
+    FIELD(int64_t, digits, Number)    /* bytes of an integer that the operation makes or reads */                       \
+    FIELD(Ref, x, Value)                                                                                                \
+    FIELD(Ref, y, Value)                                                                                                \
+    FIELD(Ref, residual, Value)      /* what a linear layer or Add adds */                                              \
+    FIELD(int64_t, width, Number)    /* inputs of a row */                                                              \
+    FIELD(int64_t, stride, Number)   /* columns of y, or of q|k|v */                                                    \
+    FIELD(int64_t, weight, Vector)   /* of a norm, or the slopes of attention's heads in units of log2 */               \
+    FIELD(int64_t, bias, Vector)                                                                                        \
+    FIELD(double, eps, Number)                                                                                          \
+    FIELD(int64_t, layer, Number)    /* of Embed the first id of its rows; others give zeros */                         \
+    FIELD(int64_t, q_norm, Vector)                                                                                      \
+    FIELD(int64_t, k_norm, Vector)                                                                                      \
+    FIELD(int64_t, pieces, Number)   /* of a matrix: so many pieces follow */
 #define ROOFLINE_PIECE(FIELD)                                                                                           \
-    FIELD(int64_t, format)  /* number of a Format */                                                                    \
-    FIELD(int64_t, address) /* place of its first tile */                                                               \
-    FIELD(int64_t, rows)                                                                                                \
-    FIELD(int64_t, columns) /* inputs */                                                                                \
-    FIELD(int64_t, start)   /* first column of the result */
+    FIELD(int64_t, format, Number)  /* number of a Format */                                                            \
+    FIELD(int64_t, address, Number) /* place of its first tile */                                                       \
+    FIELD(int64_t, rows, Number)                                                                                        \
+    FIELD(int64_t, columns, Number) /* inputs */                                                                        \
+    FIELD(int64_t, start, Number)   /* first column of the result */
 
-#define ROOFLINE_MEMBER(type, name) type name;
+#define ROOFLINE_MEMBER(type, name, kind) type name;
 struct Record {
     ROOFLINE_RECORD(ROOFLINE_MEMBER)
 };
@@ -94,18 +106,82 @@ struct Piece {
     ROOFLINE_PIECE(ROOFLINE_MEMBER)
 };
 #undef ROOFLINE_MEMBER
+#define ROOFLINE_USE(type, name, kind) uses::kind name;
+struct Uses {
+    ROOFLINE_RECORD(ROOFLINE_USE)
+};
+#undef ROOFLINE_USE
 
-// Reads the record at code[at] and its pieces, and moves `at` behind them; false where the code ends before they do.
-inline bool read_record(const std::vector<int64_t>& code, size_t& at, Record& record, std::vector<Piece>& pieces) {
-    constexpr size_t kRecord = sizeof(Record) / 8, kPiece = sizeof(Piece) / 8;
-    if (code.size() - at < kRecord) return false;
-    std::memcpy(&record, code.data() + at, sizeof(Record));
-    at += kRecord;
-    if (record.pieces < 0 || (uint64_t)record.pieces > (code.size() - at) / kPiece) return false;
-    pieces.resize((size_t)record.pieces);
-    if (record.pieces > 0) std::memcpy(pieces.data(), code.data() + at, pieces.size() * sizeof(Piece));
-    at += pieces.size() * kPiece;
+struct Operation {
+    const char* name;
+    Base base;
+    unsigned flags;
+    Uses uses;
+};
+
+namespace uses {
+// clang-format off
+//                             operation over_rows   digits   x              y         residual       width   stride        weight          bias             eps     layer     q_norm         k_norm         pieces
+inline constexpr Uses kLookUp{  number, tokens,         unread, no_value,      row,      no_value,      count,  unread,       no_place,       no_place,        unread, first_id, no_place,      no_place,      table};
+inline constexpr Uses kNorm{    number, tokens_or_rows, unread, row,           row,      no_value,      count,  unread,       of_width,       no_place,        real,   unread,   no_place,      no_place,      no_matrix};
+inline constexpr Uses kNormQ{   number, tokens_or_rows, digits, row,           integers, no_value,      count,  unread,       of_width,       no_place,        real,   unread,   no_place,      no_place,      no_matrix};
+inline constexpr Uses kShifted{ number, tokens_or_rows, unread, row,           row,      no_value,      count,  unread,       of_width,       maybe_of_width,  real,   unread,   no_place,      no_place,      no_matrix};
+inline constexpr Uses kShiftedQ{number, tokens_or_rows, digits, row,           integers, no_value,      count,  unread,       of_width,       maybe_of_width,  real,   unread,   no_place,      no_place,      no_matrix};
+inline constexpr Uses kPlainRow{number, tokens_or_rows, unread, row,           row,      no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
+inline constexpr Uses kRowQ{    number, tokens_or_rows, digits, row,           integers, no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
+inline constexpr Uses kGated{   number, tokens_or_rows, unread, two_rows,      row,      no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
+inline constexpr Uses kGatedQ{  number, tokens_or_rows, digits, two_rows,      integers, no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
+inline constexpr Uses kSum{     number, tokens_or_rows, unread, row,           row,      row,           count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
+inline constexpr Uses kTaken{   number, rows,           unread, row_of_tokens, row,      no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
+inline constexpr Uses kProduct{ number, tokens_or_rows, digits, operand,       columns,  maybe_columns, count,  count,        no_place,       maybe_of_stride, unread, unread,   no_place,      no_place,      matrix};
+inline constexpr Uses kProducts{number, tokens_or_rows, digits, operand,       columns,  maybe_columns, count,  count,        no_place,       maybe_of_stride, unread, unread,   no_place,      no_place,      gate_and_up};
+inline constexpr Uses kWrite{   number, tokens,         unread, columns,       queries,  no_value,      unread, qkv_columns,  no_place,       no_place,        unread, layer,    maybe_of_head, maybe_of_head, no_matrix};
+inline constexpr Uses kAttend{  number, tokens,         unread, queries,       columns,  no_value,      unread, head_columns, maybe_of_heads, no_place,        unread, layer,    no_place,      no_place,      no_matrix};
+inline constexpr Uses kOutside{ number, unread,         unread, no_value,      no_value, no_value,      unread, unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
+// clang-format on
+}  // namespace uses
+
+inline constexpr Operation kOperations[] = {  // by number
+    {"embed", Base::Embed, kPlain, uses::kLookUp},
+    {"norm", Base::Norm, kPlain, uses::kNorm},
+    {"norm_quantise", Base::Norm, kQuantises, uses::kNormQ},
+    {"quantise", Base::Quantise, kQuantises, uses::kRowQ},
+    {"linear", Base::Linear, kPlain, uses::kProduct},
+    {"rope_write", Base::RopeWrite, kPlain, uses::kWrite},
+    {"attend", Base::Attend, kPlain, uses::kAttend},
+    {"gated", Base::Activate, kGated, uses::kGated},
+    {"gated_quantise", Base::Activate, kGated | kQuantises, uses::kGatedQ},
+    {"take_rows", Base::TakeRows, kPlain, uses::kTaken},
+    {"linear_gated", Base::Linear, kSiluMul, uses::kProducts},
+    {"embed_positions", Base::Embed, kOfPositions, uses::kLookUp},
+    {"add", Base::Add, kPlain, uses::kSum},
+    {"layer_norm", Base::LayerNorm, kPlain, uses::kShifted},
+    {"layer_norm_quantise", Base::LayerNorm, kQuantises, uses::kShiftedQ},
+    {"gelu", Base::Activate, kGelu, uses::kPlainRow},
+    {"gelu_quantise", Base::Activate, kGelu | kQuantises, uses::kRowQ},
+    {"gelu_tanh", Base::Activate, kGelu | kTanh, uses::kPlainRow},
+    {"gelu_tanh_quantise", Base::Activate, kGelu | kTanh | kQuantises, uses::kRowQ},
+    {"exchange", Base::Exchange, kPlain, uses::kOutside},
+    {"gelu_gated", Base::Activate, kGelu | kGated, uses::kGated},
+    {"gelu_gated_quantise", Base::Activate, kGelu | kGated | kQuantises, uses::kGatedQ},
+    {"gelu_tanh_gated", Base::Activate, kGelu | kTanh | kGated, uses::kGated},
+    {"gelu_tanh_gated_quantise", Base::Activate, kGelu | kTanh | kGated | kQuantises, uses::kGatedQ},
+    {"silu", Base::Activate, kPlain, uses::kPlainRow},
+    {"silu_quantise", Base::Activate, kQuantises, uses::kRowQ},
+};
+constexpr bool all_uses_said() {
+    for (const Operation& each : kOperations) {
+        const Uses& u = each.uses;
+#define ROOFLINE_SAID(type, name, kind) \
+    if (u.name == 0) return false;
+        ROOFLINE_RECORD(ROOFLINE_SAID)
+#undef ROOFLINE_SAID
+    }
     return true;
+}
+static_assert(all_uses_said(), "an operation does not say what it does with every field of its record");
+inline const Operation* operation(int64_t number) {  // nullptr: not known
+    return number >= 0 && number < (int64_t)(sizeof(kOperations) / sizeof(Operation)) ? &kOperations[number] : nullptr;
 }
 
 }  // namespace roofline

@@ -85,25 +85,25 @@ static void quantise(const float* x, const Quantised& all, int64_t row) {
     }
 }
 
-static void gated(const float* gate, const float* up, int64_t n, float* out) {
+template <F32 activation(F32)>
+static void activate(const float* x, const float* up, int64_t n, float* out) {
     int64_t i = 0;
-    for (; i + 16 <= n; i += 16) store(out + i, mul(silu(load(gate + i)), load(up + i)));
+    if (up)
+        for (; i + 16 <= n; i += 16) store(out + i, mul(activation(load(x + i)), load(up + i)));
+    else
+        for (; i + 16 <= n; i += 16) store(out + i, activation(load(x + i)));
     if (i < n) {
         const Mask m = mask_of((1u << (n - i)) - 1);
-        store_masked(out + i, m, mul(silu(load_masked(gate + i, m)), load_masked(up + i, m)));
+        const F32 y = activation(load_masked(x + i, m));
+        store_masked(out + i, m, up ? mul(y, load_masked(up + i, m)) : y);
     }
 }
 
-static void gelu(const float* x, int64_t n, bool tanh, float* out) {
-    int64_t i = 0;
-    if (tanh)
-        for (; i + 16 <= n; i += 16) store(out + i, gelu_tanh(load(x + i)));
-    else
-        for (; i + 16 <= n; i += 16) store(out + i, gelu_exact(load(x + i)));
-    if (i < n) {
-        const Mask m = mask_of((1u << (n - i)) - 1);
-        const F32 v = load_masked(x + i, m);
-        store_masked(out + i, m, tanh ? gelu_tanh(v) : gelu_exact(v));
+static void activate(Activation kind, const float* x, const float* up, int64_t n, float* out) {
+    switch (kind) {
+        case Activation::Silu: return activate<silu>(x, up, n, out);
+        case Activation::Gelu: return activate<gelu_exact>(x, up, n, out);
+        case Activation::GeluTanh: return activate<gelu_tanh>(x, up, n, out);
     }
 }
 

@@ -87,8 +87,14 @@ static void adjust(SampleRow& r, float* x) {
     std::copy(r.logits, r.logits + r.vocab, x);
     for (int i = 0; i < r.biases; i++) x[r.bias_ids[i]] += r.bias_values[i];
     if (r.mask)
-        for (int i = 0; i < r.vocab; i++)
-            if (!(r.mask[i / 32] >> (i % 32) & 1)) x[i] = -infinity();
+        for (int i = 0; i < r.vocab; i += 32) {  // most words allow nothing, or everything
+            const uint32_t word = r.mask[i / 32];
+            const int end = std::min(i + 32, r.vocab);
+            if (word == 0) std::fill(x + i, x + end, -infinity());
+            if (word == 0 || word == ~0u) continue;
+            for (int j = i; j < end; j++)
+                if (!(word >> (j - i) & 1)) x[j] = -infinity();
+        }
     for (int i = 0; i < r.hist; i++) {
         float& v = x[r.hist_ids[i]];
         v = v > 0.0f ? v / r.repetition : v * r.repetition;
@@ -205,7 +211,7 @@ static void sample(SampleRow& r) {
 }
 
 static const Kernels kTable = {
-    kIsaName,  linear,       embed,        rms_norm,      layer_norm, quantise,   gated,        gelu,          add,
+    kIsaName,  linear,       embed,        rms_norm,      layer_norm, quantise,   activate,     add,
     rope_query, rope_key,    to_bf16,      rope_key_int8, to_int8,    attend_split, attend_merge, attend_finish,
     sample,    exp2_many,    kMaxQueries,
     {{kMostTokens<1, 1>, kMostTokens<1, 2>}, {kMostTokens<2, 1>, kMostTokens<2, 2>}},

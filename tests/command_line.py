@@ -1,8 +1,10 @@
 """Calls the command line inside the test's process, and keeps what it printed."""
 
 import io
+import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -36,13 +38,25 @@ class CommandResult:
         return "".join(text for _, text in self._written)
 
 
+@contextmanager
+def loggers_as_before() -> Iterator[None]:
+    """Undoes what programs do to our loggers when they start."""
+    logger = logging.getLogger("roofline")
+    before = logger.handlers[:], logger.level, logger.propagate
+    try:
+        yield
+    finally:
+        logger.handlers[:], logger.propagate = before[0], before[2]
+        logger.setLevel(before[1])  # which also clears what loggers remember of their levels
+
+
 def call_roofline(words: Iterable[object], input: str = "", env: dict[str, str] | None = None) -> CommandResult:
-    """Calls the command line in this process."""
+    """Calls the command line in this process. Fixtures of modules call it too, so loggers stay as they were."""
     from roofline.cli.main import main
     from roofline.common.errors import RooflineError
 
     result = CommandResult()
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, loggers_as_before():
         patch.setattr(sys, "stdin", io.StringIO(input))
         patch.setattr(sys, "stdout", result.stream("stdout"))
         patch.setattr(sys, "stderr", result.stream("stderr"))

@@ -3,14 +3,23 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.command_line import loggers_as_before
+
 # Tests of bundles switch it on with a ROOFLINE_HOME of their own; no other leaves compiled models in the user's cache.
 os.environ.setdefault("ROOFLINE_BUNDLES", "off")
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """A program that runs inside the test process configures our loggers, which hides their lines from `caplog`."""
+    with loggers_as_before():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -63,7 +63,7 @@ def _values(option: Option) -> Iterator[str]:
     if bool in option.kinds:
         yield "true, false"
     elif option.kinds and not (option.kinds == (str,) and option.allowed()):
-        name = {int: "whole number", float: "number", str: "text"}[option.kinds[0]]
+        name = {int: "whole number", float: "number", str: "text", Path: "path"}[option.kinds[0]]
         yield name + (f" of {option.unit}" if option.unit else "")
         for word, limit in (("at least", option.minimum), ("at most", option.maximum)):
             if limit is not None:

@@ -7,14 +7,14 @@
 
 #include "failure.h"
 #include "json.h"
+#include "sha256.h"
 
 namespace roofline {
 namespace {
 
 constexpr int64_t kFormat = 1, kManifestFormat = 2, kByteOrder = 0x0102030405060708;
-constexpr size_t kHead = 56, kFixed = 320;   // where the checksum begins, and what has a fixed place
-constexpr int64_t kMost = (int64_t)1 << 46;  // bytes of anything: sums of a few such numbers do not overflow
-constexpr double kHugeShare = 0.9;           // of the file on huge pages; with less it is copied
+constexpr size_t kHead = 56, kFixed = 320;  // where the checksum begins, and what has a fixed place
+constexpr double kHugeShare = 0.9;          // of the file on huge pages; with less it is copied
 
 struct Reason : std::runtime_error {  // why a bundle cannot be used, without its path
     using std::runtime_error::runtime_error;
@@ -44,16 +44,11 @@ class Fields {
         at_ += 8;
         return value;
     }
-    int64_t next(int64_t least, int64_t most) {
-        const int64_t value = next();
-        demand(value >= least && value <= most, "code.bin holds a number that cannot be");
-        return value;
-    }
-    float real() {
+    double real() {
         const int64_t bits = next();
         double value;
         std::memcpy(&value, &bits, 8);
-        return (float)value;
+        return value;
     }
     std::string hex(int bytes) {
         std::string out;
@@ -70,77 +65,13 @@ class Fields {
 };
 
 std::vector<int64_t> numbers(const std::string& data, int64_t at, int64_t count) {
-    demand(at % 8 == 0 && at + 8 * count <= (int64_t)data.size(), "code.bin names a place outside itself");
+    const int64_t size = (int64_t)data.size();
+    demand(at >= 0 && at <= size && at % 8 == 0 && count >= 0 && count <= (size - at) / 8,
+           "code.bin names a place outside itself");
     std::vector<int64_t> out((size_t)count);
     if (count > 0) std::memcpy(out.data(), data.data() + at, (size_t)count * 8);
     return out;
 }
-
-// Walks the records that Executable::parse reads and checks every place in them.
-class Operations {
-  public:
-    explicit Operations(const BundleCode& code) : code_(code) {}
-    void check() {
-        bool writes = false;  // whether the operation before was RopeWrite
-        for (size_t at = 0; at < code_.operations.size();) {
-            Record record;
-            std::vector<Piece> pieces;
-            demand(read_record(code_.operations, at, record, pieces), "code.bin's operations are not whole");
-            const Operation* known = operation(record.operation);
-            // An exchange is with other ranks of a model, and bundles are of whole ones.
-            demand(known && known->base != Base::Exchange, "code.bin has an operation that this build does not know");
-            demand(writes == (known->base == Base::Attend), "code.bin's operations are not in their order");
-            check_record(*known, record);
-            for (const Piece& p : pieces) check_piece(p, known->flags & kOfPositions ? code_.positions : 0);
-            writes = known->base == Base::RopeWrite;
-        }
-        demand(!writes, "code.bin's operations are not whole");
-    }
-
-  private:
-    void check_ref(const Ref& r) const {
-        demand(r.id >= -1 && r.base >= 0 && r.per_token >= 0 && r.per_row >= 0 && r.base <= code_.arena[0] &&
-                   r.per_token <= code_.arena[1] && r.per_row <= code_.arena[2],
-               "code.bin names a place outside the arena");
-    }
-    static void check_size(int64_t n, int64_t most) {
-        demand(n >= 0 && n <= most, "code.bin holds a size that cannot be");
-    }
-    void check_place(int64_t at, int64_t bytes) const {
-        demand(at >= -1 && at <= code_.image_bytes && (at < 0 || at + bytes <= code_.image_bytes),
-               "code.bin names a place outside weights.bin");
-    }
-
-    void check_record(const Operation& known, const Record& r) const {
-        demand(r.digits == 1 || r.digits == 2, "code.bin holds a number that cannot be");
-        check_ref(r.x), check_ref(r.y), check_ref(r.residual);
-        check_size(r.width, 1 << 24), check_size(r.stride, 1 << 24), check_size(r.pieces, 16);
-        check_place(r.weight, 4 * (known.base == Base::Attend ? code_.attention.heads : r.width));  // or the slopes
-        const bool norm = known.base == Base::Norm || known.base == Base::LayerNorm;
-        demand(r.weight >= 0 || !norm, "code.bin has a norm without a weight");
-        check_place(r.bias, 4 * r.stride);
-        demand(r.layer >= 0 && r.layer < code_.layers, "code.bin names a layer that is not there");
-        check_place(r.q_norm, 4 * code_.attention.head_dim), check_place(r.k_norm, 4 * code_.attention.head_dim);
-        const bool matrix = known.base == Base::Embed || known.base == Base::Linear;
-        demand(matrix ? r.pieces > 0 && (!(known.flags & kSiluMul) || r.pieces == 2) : r.pieces == 0,
-               "code.bin has a matrix too many or too few");
-    }
-
-    void check_piece(const Piece& p, int64_t least_rows) const {
-        demand(p.format >= 0 && p.format < (int64_t)Format::Count,
-               "code.bin has a weight format that this build does not know");
-        const Format f = (Format)p.format;
-        check_size(p.rows, 1 << 24), check_size(p.columns, 1 << 24), check_size(p.start, 1 << 24);
-        demand(p.rows >= least_rows, "code.bin has fewer rows than positions");
-        demand(p.columns % info(f).scale_group == 0 && (is_float(f) || p.columns % 32 == 0),
-               "code.bin has a matrix of an odd width");
-        const int64_t bytes = (p.rows + kTileRows - 1) / kTileRows * (int64_t)tile_bytes(f, p.columns);
-        demand(p.address >= 0 && p.address <= code_.image_bytes && bytes <= code_.image_bytes - p.address,
-               "code.bin names a place outside weights.bin");
-    }
-
-    const BundleCode& code_;
-};
 
 void read_head(const std::string& data) {
     demand(data.size() >= kFixed && data.compare(0, 8, "RLBUNDLE") == 0, "code.bin is not the code of a bundle");
@@ -158,45 +89,31 @@ void read_head(const std::string& data) {
     demand((uint32_t)f.next() == crc32(data, kHead), "the checksum of code.bin is wrong");
 }
 
-BundleCode read_code(const std::string& data) {
+std::unique_ptr<BundleCode> read_code(const std::string& data) {
     read_head(data);
-    BundleCode c;
+    ModelShape m;
     Fields f(data, kHead);
-    c.image_bytes = f.next(1, kMost);
-    f.next();  // bytes of the matrices
-    c.table = f.next(-1, c.image_bytes);
-    c.positions = f.next(1, 1 << 30);
-    c.vocab = f.next(1, 1 << 24);
-    c.logits.id = f.next(0, kMost);
-    c.logits.base = f.next(0, kMost);
-    c.logits.per_token = f.next(0, kMost);
-    c.logits.per_row = f.next(0, kMost);
-    for (int64_t& bytes : c.arena) bytes = f.next(0, (int64_t)1 << 32);
-    c.layers = f.next(1, 1 << 16);
-    Attention& a = c.attention;
-    a.heads = (int)f.next(1, 1 << 16);
-    a.kv_heads = (int)f.next(1, a.heads);
-    a.head_dim = (int)f.next(16, 512);
-    a.window = (int)f.next(0, 1 << 30);
-    a.interleaved = f.next(0, 1) != 0;
-    a.q_scale = f.real();
-    a.eps = f.real();
-    demand(a.heads % a.kv_heads == 0 && a.head_dim % 16 == 0, "code.bin holds a number that cannot be");
-    demand(c.logits.base <= c.arena[0] && c.logits.per_token <= c.arena[1] && c.logits.per_row <= c.arena[2] &&
-               (c.table < 0 || c.positions * a.head_dim * 4 <= c.image_bytes - c.table),
-           "code.bin names a place outside weights.bin");
-    const int64_t eos_at = f.next(0, (int64_t)data.size()), eos_count = f.next(0, 1 << 16);
-    c.bos_id = (int32_t)f.next(-1, c.vocab - 1);
-    const int64_t code_at = f.next(0, (int64_t)data.size()), code_count = f.next(1, (int64_t)data.size());
-    c.weights_hash = f.hex(32);
-    c.program_hash = f.hex(32);
+    for (int64_t* field : {&m.image_bytes, &m.matrix_bytes, &m.table, &m.positions, &m.vocab}) *field = f.next();
+    for (int64_t* field : {&m.logits.id, &m.logits.base, &m.logits.per_token, &m.logits.per_row}) *field = f.next();
+    for (int64_t& bytes : m.arena) bytes = f.next();
+    for (int64_t* field : {&m.layers, &m.heads, &m.kv_heads, &m.head_dim, &m.window}) *field = f.next();
+    m.interleaved = f.next() != 0;
+    m.q_scale = f.real();
+    m.eps = f.real();
+    const int64_t eos_at = f.next(), eos_count = f.next(), bos_id = f.next(), code_at = f.next(), code_count = f.next();
+    const std::string weights_hash = f.hex(32), program_hash = f.hex(32);
+    std::vector<int32_t> eos_ids;
     for (const int64_t id : numbers(data, eos_at, eos_count)) {
-        demand(id >= 0 && id < c.vocab, "code.bin has an end-of-generation id outside the vocabulary");
-        c.eos_ids.push_back((int32_t)id);
+        demand(id >= 0 && id < m.vocab, "code.bin has an end-of-generation id outside the vocabulary");
+        eos_ids.push_back((int32_t)id);
     }
-    c.operations = numbers(data, code_at, code_count);
-    Operations(c).check();
-    return c;
+    demand(bos_id >= -1 && bos_id < m.vocab, "code.bin has a beginning-of-text id outside the vocabulary");
+    try {
+        return std::make_unique<BundleCode>(BundleCode{Code(numbers(data, code_at, code_count), m, false),
+                                                       (int32_t)bos_id, eos_ids, weights_hash, program_hash});
+    } catch (const std::invalid_argument& error) {
+        throw Reason(std::string("code.bin: ") + error.what());
+    }
 }
 
 // The manifest's part that a start needs. What it is the hash of is checked by `roofline doctor --verify`.
@@ -213,6 +130,8 @@ void read_manifest(Bundle& bundle) {
         bundle.name = manifest["name"].string();
         bundle.id = manifest["id"].string();
         for (const auto& [name, entry] : manifest["files"].members) {
+            if (name.empty() || name[0] == '.' || name.find('/') != std::string::npos)
+                throw Reason("manifest.json names a file outside the bundle");
             struct stat status;
             const std::string file = bundle.path + "/" + name;
             if (stat(file.c_str(), &status) != 0) throw Reason(name + " is missing (" + std::strerror(errno) + ")");
@@ -221,6 +140,7 @@ void read_manifest(Bundle& bundle) {
                 throw Reason(name + " has " + std::to_string(status.st_size) + " bytes instead of " +
                              std::to_string(bytes));
             bundle.has_tokenizer |= name == "tokenizer.bin";
+            bundle.hashes.emplace_back(name, entry["sha256"].string());
         }
         const Json& generation = manifest["generation"];
         if (bundle.has_tokenizer)
@@ -253,7 +173,7 @@ void check_sample(const Bundle& bundle, const TruthSample& sample, const uint8_t
     const int64_t rows = sample.rows, k = sample.columns;
     if (rows < 1 || rows > kTileRows || k < 1 || k > 1 << 24 || k % i.block || (!is_float(f) && k % 32) ||
         (int64_t)sample.raw.size() != rows * (k / i.block) * i.block_bytes || sample.place < 0 ||
-        sample.place > bundle.code.image_bytes - (int64_t)tile_bytes(f, k))
+        sample.place > bundle.code->shape().image_bytes - (int64_t)tile_bytes(f, k))
         throw bundle_failure(bundle.path, "truth.bin does not fit weights.bin");
     const uint8_t* tile = image + sample.place;
     std::vector<uint8_t> packed(tile_bytes(f, k));
@@ -304,12 +224,26 @@ Bundle open_bundle(const std::string& path) {
     try {
         read_manifest(bundle);
         bundle.code = read_code(read_file(path, "code.bin"));
-        demand(stat((path + "/weights.bin").c_str(), &status) == 0 && status.st_size == bundle.code.image_bytes,
-               "code.bin belongs to another weights.bin");
+        demand(
+            stat((path + "/weights.bin").c_str(), &status) == 0 && status.st_size == bundle.code->shape().image_bytes,
+            "code.bin belongs to another weights.bin");
     } catch (const Reason& reason) {
         throw bundle_failure(path, reason.what());
     }
     return bundle;
+}
+
+void verify_bundle(const std::string& path) {
+    const Bundle bundle = open_bundle(path);
+    std::vector<uint8_t> slice(1 << 20);
+    for (const auto& [name, wanted] : bundle.hashes) {
+        std::ifstream file(path + "/" + name, std::ios::binary);
+        Sha256 hash;
+        while (file.read((char*)slice.data(), (std::streamsize)slice.size()), file.gcount() > 0)
+            hash.add(slice.data(), (size_t)file.gcount());
+        if (!file.eof()) throw bundle_failure(path, name + " cannot be read (" + std::strerror(errno) + ")");
+        if (hash.hex() != wanted) throw bundle_failure(path, name + " is not as it was written: its hash is wrong");
+    }
 }
 
 Image::Image(const std::string& path, size_t bytes) {

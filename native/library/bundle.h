@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "executable.h"
@@ -12,15 +13,12 @@ namespace roofline {
 
 // code.bin.
 struct BundleCode {
-    int64_t image_bytes, table, positions, vocab;  // table: -1: none
-    Ref logits;
-    int64_t arena[3];  // bytes: constant, per token, per row
-    int64_t layers;
-    Attention attention;  // without table, cache and strides
-    int32_t bos_id;       // -1: none
+    Code code;
+    int32_t bos_id;  // -1: none
     std::vector<int32_t> eos_ids;
-    std::vector<int64_t> operations;
     std::string weights_hash, program_hash;  // hexadecimal
+
+    const ModelShape& shape() const { return code.shape(); }
 };
 
 // The first rows of a matrix as the source had them, and where the packed ones begin in the image.
@@ -33,12 +31,16 @@ struct Bundle {
     std::string path, name, id;
     std::string no_tokenizer = "its source had none";  // why
     bool add_bos = false, has_tokenizer = false;
-    BundleCode code;
+    std::vector<std::pair<std::string, std::string>> hashes;  // of each file but the manifest: SHA-256 in hexadecimal
+    std::unique_ptr<BundleCode> code;
     std::vector<TruthSample> truth;
 };
 
 // Versions, sizes, checksum and places are right. Throws Failure.
 Bundle open_bundle(const std::string& path);
+
+// Every file has the hash that the manifest says. Throws Failure, naming the first that has not.
+void verify_bundle(const std::string& path);
 
 // A whole file of a bundle. Throws Failure.
 std::string read_file(const std::string& folder, const std::string& name);

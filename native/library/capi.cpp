@@ -126,6 +126,14 @@ rl_status rl_close(rl_engine** engine) {
     });
 }
 
+rl_status rl_verify(const char* path) {
+    return guarded([&] {
+        demand(path, "path");
+        verify_bundle(path);
+        return RL_OK;
+    });
+}
+
 rl_status rl_info(rl_engine* engine, rl_model_info* info) {
     return guarded([&] {
         const auto open = engine_of(engine);

@@ -37,9 +37,6 @@ std::string chosen_isa(const char* wanted) {
                       "' is not supported: this chip or this build does not have it. Use instead: " + list + ".");
 }
 
-// A page of one layer: K and V of all kv heads in bf16.
-int64_t layer_page_bytes(const Attention& a) { return 2 * a.kv_heads * page_head_bytes(a.head_dim, false); }
-
 int chosen_threads(int32_t wanted) {
     const char* set = std::getenv("ROOFLINE_THREADS");
     const int64_t fallback =
@@ -52,8 +49,9 @@ int chosen_threads(int32_t wanted) {
 Engine::Engine(const std::string& path, const rl_options& options) : bundle_(open_bundle(path)) {
     isa_ = chosen_isa(options.isa);
     threads_ = chosen_threads(options.threads);
-    image_ = std::make_unique<Image>(path, (size_t)bundle_.code.image_bytes);  // read by a thread of its own meanwhile
-    fingerprint_ = fingerprint(bundle_.code.weights_hash, bundle_.code.program_hash, isa_);
+    image_ = std::make_unique<Image>(
+        path, (size_t)bundle_.code->shape().image_bytes);  // read by a thread of its own meanwhile
+    fingerprint_ = fingerprint(bundle_.code->weights_hash, bundle_.code->program_hash, isa_);
     size_step(options);
     const uint8_t* image = image_->settle();
     check_truth(bundle_, image, kernels_named(isa_));
@@ -63,9 +61,10 @@ Engine::Engine(const std::string& path, const rl_options& options) : bundle_(ope
 
 // Chooses the limits; allocates batch, arena and cache.
 void Engine::size_step(const rl_options& options) {
-    const BundleCode& code = bundle_.code;
-    const int64_t layer_page = layer_page_bytes(code.attention);
-    const int64_t token_bytes = layer_page * code.layers / kPageTokens, known = free_memory(),
+    const Code& code = bundle_.code->code;
+    const ModelShape& shape = code.shape();
+    const int64_t layer_page = code.page_bytes(false);
+    const int64_t token_bytes = layer_page * shape.layers / kPageTokens, known = free_memory(),
                   free = known < 0 ? kMostTokens : known;
     const int64_t fitting = std::max<int64_t>(free / 4 / token_bytes, kPageTokens);
     const int64_t tokens =
@@ -80,7 +79,7 @@ void Engine::size_step(const rl_options& options) {
     limits_.tokens =
         std::max(option("max_step_tokens", options.max_step_tokens, kDefaultStepTokens, 1 << 20), limits_.sequences);
     const int64_t room = limits_.pages * kPageTokens;
-    max_length_ = option("max_length", options.max_length, std::min(code.positions, room), code.positions);
+    max_length_ = option("max_length", options.max_length, std::min(shape.positions, room), shape.positions);
     if (max_length_ > room)
         throw Failure(RL_ERROR_CAPACITY, "a context of " + std::to_string(max_length_) +
                                              " tokens needs as many cache tokens, " + std::to_string(room) +
@@ -94,20 +93,22 @@ void Engine::size_step(const rl_options& options) {
         at += (size + 15) / 16 * 16;
     }
     batch_.assign((size_t)at, 0);
-    arena_ = std::make_unique<Memory>(
-        (size_t)(code.arena[0] + code.arena[1] * limits_.tokens + code.arena[2] * sequences + 64));
-    cache_ = std::make_unique<Memory>((size_t)(layer_page * code.layers * limits_.pages));
+    const int64_t arena = code.arena_bytes(limits_.tokens, sequences);
+    if (known >= 0 && arena > known)
+        throw Failure(RL_ERROR_CAPACITY, "a step needs " + std::to_string(arena) + " bytes, " + std::to_string(known) +
+                                             " are available. Lower max_step_tokens or max_sequences.");
+    arena_ = std::make_unique<Memory>((size_t)arena + 64);
+    cache_ = std::make_unique<Memory>((size_t)(layer_page * shape.layers * limits_.pages));
+    sizes_ = {limits_.tokens, sequences, sequences, table, limits_.pages, max_length_};
 }
 
 void Engine::bind(const std::string& isa, int threads, const uint8_t* image) {
-    const BundleCode& code = bundle_.code;
-    Attention a = code.attention;
-    a.table = code.table < 0 ? nullptr : (const float*)(image + code.table);
-    a.cache = cache_->data();
-    a.page_stride = layer_page_bytes(a);
-    a.layer_stride = a.page_stride * limits_.pages;
-    core_ = std::make_unique<Executable>(kernels_named(isa), threads, code.operations, image, a, batch_.data(), fields_,
-                                         arena_->data(), code.logits, (int)code.vocab);
+    const Code& code = bundle_.code->code;
+    const int64_t table = code.shape().table;
+    core_ = std::make_unique<Executable>(kernels_named(isa), threads, code,
+                                         Places{image, table < 0 ? nullptr : (const float*)(image + table),
+                                                arena_->data(), cache_->data(), false, batch_.data(), fields_},
+                                         sizes_);
 }
 
 void Engine::describe(rl_model_info& info) const {
@@ -116,19 +117,19 @@ void Engine::describe(rl_model_info& info) const {
     info.fingerprint = fingerprint_.c_str();
     info.isa = isa_.c_str();
     info.threads = threads_;
-    info.vocab_size = (int32_t)bundle_.code.vocab;
+    info.vocab_size = (int32_t)bundle_.code->shape().vocab;
     info.max_length = (int32_t)max_length_;
-    info.bos_id = bundle_.code.bos_id;
+    info.bos_id = bundle_.code->bos_id;
     info.add_bos = bundle_.add_bos;
     info.max_sequences = (int32_t)limits_.sequences;
     info.cache_tokens = limits_.pages * kPageTokens;
-    info.eos_ids = bundle_.code.eos_ids.data();
-    info.eos_count = bundle_.code.eos_ids.size();
+    info.eos_ids = bundle_.code->eos_ids.data();
+    info.eos_count = bundle_.code->eos_ids.size();
 }
 
 rl_request Engine::submit(const int32_t* ids, size_t count, const rl_sampling& sampling) {
     auto sequence =
-        make_sequence(ids, count, sampling, {bundle_.code.eos_ids, (int32_t)bundle_.code.vocab, max_length_});
+        make_sequence(ids, count, sampling, {bundle_.code->eos_ids, (int32_t)bundle_.code->shape().vocab, max_length_});
     const std::lock_guard<std::mutex> hold(inbox_lock_);
     sequence->request = last_request_ + 1;
     inbox_.push_back({sequence, 0});
@@ -246,9 +247,9 @@ std::string Engine::decode(const int32_t* ids, size_t count) {
         }
     std::string out;
     for (size_t i = 0; i < count; i++) {
-        if (ids[i] < 0 || ids[i] >= bundle_.code.vocab)
+        if (ids[i] < 0 || ids[i] >= bundle_.code->shape().vocab)
             throw Failure(RL_ERROR_INVALID, "id " + std::to_string(ids[i]) + " is not in the vocabulary of " +
-                                                std::to_string(bundle_.code.vocab));
+                                                std::to_string(bundle_.code->shape().vocab));
         words_->append(ids[i], out);
     }
     return out;

@@ -39,6 +39,7 @@ class Engine {
     int threads_ = 0;
     int64_t max_length_ = 0;
     StepLimits limits_;
+    StepSizes sizes_;
     std::vector<int32_t> batch_;   // one buffer, laid out as ops/batch.py says
     std::vector<int64_t> fields_;  // where each field begins in it
     std::vector<float> logprobs_;  // of the last step's samples

@@ -9,8 +9,6 @@ namespace roofline {
 int usable_cores();
 // Bytes of memory that are free now, within the cgroup's limit; -1 where nothing says so.
 int64_t free_memory();
-// SHA-256 in hexadecimal.
-std::string sha256(const std::string& data);
 // The fingerprint that backends/cpu/executable.py gives the same run.
 std::string fingerprint(const std::string& weights_hash, const std::string& program_hash, const std::string& isa);
 

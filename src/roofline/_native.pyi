@@ -24,19 +24,23 @@ class Mapping:
     def view(self) -> np.ndarray: ...
     def settle(self) -> int: ...
 
+class Code:
+    def __init__(self, numbers: np.ndarray, shape: dict[str, object], exchanges: bool = False) -> None: ...
+
 class Executable:
     def __init__(
         self,
         isa: str,
         threads: int,
-        code: np.ndarray,
-        weights: int,
-        attention: dict[str, object],
+        code: Code,
+        image: np.ndarray,
+        table: np.ndarray | None,
+        arena: Memory,
+        cache: Memory,
+        int8: bool,
         batch: np.ndarray,
         fields: Sequence[int],
-        arena: int,
-        logits: Sequence[int],
-        vocab: int,
+        sizes: Sequence[int],
     ) -> None: ...
     def forward(self, start: int = 0) -> int: ...
     def logits(self) -> np.ndarray: ...

@@ -1,4 +1,4 @@
-"""What extensions import: the five registries, and what their entries are made of (docs/how-to/extending.md).
+"""What extensions import: the six registries, and what their entries are made of (docs/how-to/extending.md).
 
 A registration holds for the process it is made in. An installed package is found by every `roofline` command when it
 names a function in the entry-point group ``roofline.extensions``.
@@ -25,15 +25,16 @@ from roofline.program import compile as _passes
 from roofline.program.ir import Instr, Program, Value
 from roofline.program.passes.expand import expand
 from roofline.program.passes.rewrite import makers, readers, rename, without_dead
+from roofline.train.callback import Callback
 
 if TYPE_CHECKING:
     from roofline.backends.backend import Backend
     from roofline.program.compile import Pass
 
 __all__ = [
-    "Affine", "Call", "Family", "Format", "Instr", "ModelConfig", "Param", "Program", "Trait", "Type", "Value",
-    "WeightType", "expand", "makers", "op", "readers", "register_backend", "register_family", "register_format",
-    "register_pass", "registered", "rename", "without_dead",
+    "Affine", "Call", "Callback", "Family", "Format", "Instr", "ModelConfig", "Param", "Program", "Trait", "Type",
+    "Value", "WeightType", "expand", "makers", "op", "readers", "register_backend", "register_callback",
+    "register_family", "register_format", "register_pass", "registered", "rename", "without_dead",
 ]  # fmt: skip
 
 
@@ -92,3 +93,14 @@ def register_backend(name: str, backend: "str | Backend") -> None:
     _backends.register(name, backend)
     module = backend.partition(":")[0] if isinstance(backend, str) else type(backend).__module__
     extensions.note("backend", name, module)
+
+
+def register_callback(name: str, make: Callable[..., Callback]) -> None:
+    """Add a callback of training runs: `make`, a class or a function, is called with the keys of `callbacks.NAME`.
+
+    Raises ConfigError when the name is taken.
+    """
+    from roofline.train.config import observers  # pydantic takes 100 ms, and few extensions train
+
+    observers.register(name, make)
+    extensions.note("callback", name, make.__module__)

@@ -41,6 +41,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {**LLAMA, "family": "qwen", "attention_bias": True},
     "qwen3": {**LLAMA, "family": "qwen", "qk_norm": True, "head_dim": 32, "heads": 8},
     "mpt": MPT,
+    "mpt-rope": {**MPT, "kv_heads": 2, "positions": "rope", "rms": True, "gated": True, "activation": "silu"},
+    "mpt-geglu": {**MPT, "positions": "rope", "rms": True, "gated": True, "activation": "gelu_tanh"},
+    "mpt-silu": {**MPT, "activation": "silu"},
     "mpt-alibi": {**MPT, "heads": 3, "kv_heads": 3, "head_dim": 128, "positions": "alibi", "bias": False},
 }
 

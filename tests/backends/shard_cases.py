@@ -21,6 +21,7 @@ MODELS = {
     "mistral": builders.MISTRAL | {"kv_heads": 1},
     "groups of three": builders.BASE | {"heads": 9, "kv_heads": 3, "head_dim": 32, "ffn": 192},
     "mpt": builders.MPT,
+    "mpt-rope": builders.MPT | {"kv_heads": 2, "positions": "rope", "rms": True, "gated": True, "activation": "silu"},
     "alibi": builders.MPT_ALIBI | {"heads": 6, "kv_heads": 6, "ffn": 320},
 }
 

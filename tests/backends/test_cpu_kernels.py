@@ -46,6 +46,9 @@ class Matrix:
         return y
 
 
+SILU, GELU, GELU_TANH = range(3)  # native/kernels.h
+
+
 def quantise(isa: str, x: np.ndarray, digits: int = 1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Integers [tokens, k], scales and scaled sums float32 [tokens, k / 32]."""
     q = np.empty((digits, *x.shape), np.int8)
@@ -135,17 +138,18 @@ def test_rms_norm(width: int) -> None:
     assert len(set(outs)) == 1
 
 
-def test_gated() -> None:
+def test_silu_is_close_and_the_same_everywhere() -> None:
     gate = np.concatenate([np.linspace(-90, 90, 1000), [0.0, 200, -200]]).astype(np.float32)
     up = activations(1, len(gate))[0]
-    wanted = gate.astype(np.float64) / (1 + np.exp(-gate.astype(np.float64))) * up
+    alone = gate.astype(np.float64) / (1 + np.exp(-gate.astype(np.float64)))
     outs = []
     for isa in ISAS:
-        out = np.empty_like(gate)
-        native.kernels.gated(isa, gate, up, out)
-        np.testing.assert_allclose(out, wanted, rtol=2e-6, atol=1e-12)  # far below, the rounding of x * log2(e) shows
-        outs.append(out.tobytes())
-    assert len(set(outs)) == 1
+        for expected, operands in ((alone, (gate,)), (alone * up, (gate, up))):
+            out = np.empty_like(gate)
+            (native.kernels.gated if len(operands) == 2 else native.kernels.activate)(isa, SILU, *operands, out)
+            np.testing.assert_allclose(out, expected, rtol=2e-6, atol=1e-12)  # far below, x * log2(e) is rounded
+            outs.append(out.tobytes())
+    assert len(set(outs)) == 2
 
 
 @pytest.mark.parametrize("width", [1, 16, 100, 576])
@@ -178,20 +182,24 @@ def test_gelu_is_its_order_and_close(tanh: bool) -> None:
     assert (np.abs(wanted - exact) <= 1.5e-7 * np.maximum(1, np.abs(x))).all()
     tail = (x < 0) & (x > -6)  # where 1 + erf(x) has nothing left of its digits
     assert (np.abs(wanted - exact)[tail] <= 5e-6 * np.abs(exact)[tail]).all()
+    up = activations(1, len(x), 3)[0]
+    normal = np.abs(wanted) >= 2.0**-126  # smaller numbers are zeros in the kernels
     for isa in ISAS:
-        out = np.empty_like(x)
-        native.kernels.gelu(isa, x, tanh, out)
-        normal = np.abs(wanted) >= 2.0**-126  # smaller numbers are zeros in the kernels
+        out, gated = np.empty_like(x), np.empty_like(x)
+        native.kernels.activate(isa, GELU_TANH if tanh else GELU, x, out)
         assert out[normal].tobytes() == wanted[normal].tobytes(), isa
         assert not out[~normal].any()
+        native.kernels.gated(isa, GELU_TANH if tanh else GELU, x, up, gated)
+        product = out * up
+        assert gated[np.abs(product) >= 2.0**-126].tobytes() == product[np.abs(product) >= 2.0**-126].tobytes(), isa
 
 
-@pytest.mark.parametrize("tanh", [False, True])
-def test_gelu_keeps_what_is_not_finite_visible(tanh: bool) -> None:
+@pytest.mark.parametrize("kind", [SILU, GELU, GELU_TANH])
+def test_an_activation_keeps_what_is_not_finite_visible(kind: int) -> None:
     x = np.array([np.nan, np.inf, 1.0], np.float32)
     for isa in ISAS:
         out = np.empty_like(x)
-        native.kernels.gelu(isa, x, tanh, out)
+        native.kernels.activate(isa, kind, x, out)
         assert np.isnan(out[0])
         assert out[1] == np.inf
 

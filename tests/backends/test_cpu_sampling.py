@@ -115,6 +115,9 @@ def test_penalties_bias_and_masks(
     rows.bias_ids = rng.choice(VOCAB, 5, replace=False).astype(np.int32)
     rows.bias_values = np.array([5.0, -np.inf, 100.0, -1.0, -np.inf], np.float32)
     rows.mask = rng.integers(0, 1 << 32, (3, -(-VOCAB // 32)), dtype=np.uint32)
+    words = rng.integers(0, 3, rows.mask.shape)  # as many that allow nothing, or everything
+    rows.mask = np.where(words == 1, 0, np.where(words == 2, 0xFFFFFFFF, rows.mask)).astype(np.uint32)
+    rows.mask[:, 0] |= 1
     wanted = naive.sample(values, rows).ids.tolist()
     for model in models.values():
         logits(model, values)

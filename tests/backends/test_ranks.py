@@ -17,7 +17,7 @@ from shard_cases import CHUNKS, LIMITS, build
 from thread_ranks import Member, Threads
 
 from roofline.backends.parallel.executable import STOP, ParallelExecutable
-from roofline.backends.parallel.ranks import Grid, RankError
+from roofline.backends.parallel.ranks import Grid, RankError, Ranks
 from roofline.backends.reference.executable import ReferenceExecutable
 from roofline.common.errors import ConfigError
 from roofline.ops.batch import Batch
@@ -193,3 +193,17 @@ def test_closing_tells_the_others_to_stop_once() -> None:
     assert fakes.ended == [5.0]
     with pytest.raises(RankError, match="was closed"):
         executable.forward()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="there is no /proc here")
+def test_a_rank_that_leaves_ends_the_threads_of_its_groups() -> None:
+    """One of them that releases a tensor while the interpreter ends would abort the process."""
+
+    def communicating() -> int:
+        return sum("gloo" in path.read_text() for path in Path("/proc/self/task").glob("*/comm"))
+
+    before = communicating()
+    ranks = Ranks(0, Grid(), torch.distributed.HashStore())
+    assert communicating() > before
+    ranks.close()
+    assert communicating() == before

@@ -135,3 +135,11 @@ def test_logprobs_are_of_the_raw_logits() -> None:
     assert out.top_ids[0, :3].tolist() == [1, 3, -1]
     assert out.top_logprobs[0, 0] == raw[1]
     assert np.isnan(sample(logits(1, 2), rows_of(1)).logprob[0])
+
+
+def test_a_row_with_nan_gives_no_id() -> None:
+    values = np.array([[1, 3, 2], [1, np.nan, 2], [3, 1, np.inf]], np.float32)
+    got = sample(values, rows_of(3, logprobs=1))
+    assert got.ids.tolist() == [1, -1, 2]
+    assert np.isnan(got.logprob[1])
+    assert got.top_ids[:, 0].tolist() == [1, -1, 2]

@@ -16,8 +16,9 @@ COUNT = len(price(PROGRAM).instrs)
 
 
 def made(
-    step: Step, each: list[float], sample: float = 2e-6, around: float = 1e-6, plain: float | None = None
-) -> Profile:
+    step: Step, each: list[float], sample: float = 2e-6, around: float = 1e-6, plain: float | None = None,
+    roofs: Roofs | None = None,
+) -> Profile:  # fmt: skip
     """The profile of a step whose ops take `each` seconds; around: what no op explains; plain: without clocks."""
     timing = Timing(each, sample, sum(each) + sample + around)
-    return summarise(PROGRAM, step, [timing], [timing.total if plain is None else plain], ROOFS)
+    return summarise(PROGRAM, step, [timing], [timing.total if plain is None else plain], roofs or ROOFS)

@@ -3,12 +3,12 @@
 import pytest
 
 from roofline.bench import workloads
-from roofline.bench.adjacent_roofs import TRIES, AdjacentRoofs, Roof
+from roofline.bench.adjacent_roofs import AdjacentRoofs, Roof
 from roofline.bench.engine import REPEATS, SERVE_REPEATS, Bench, Repeat, Watched, best_of, report, row_record
 from roofline.common.errors import ConfigError, RooflineError
 from roofline.engine.events import Event
 from roofline.engine.stats import EngineStats
-from roofline.hardware.roofs import Roofs
+from roofline.hardware.roofs import TRIES, Roofs
 
 KEYS = [
     "prefill_128_tok_s", "prefill_512_tok_s", "prefill_2000_tok_s", "decode_ctx8_tok_s", "decode_ctx1024_tok_s",
@@ -84,16 +84,25 @@ class TimedChip:
 def test_the_higher_roof_counts(scales, limit):
     """Whether a neighbour hid the roof before or after; and one that seems broken is measured again."""
     beside = AdjacentRoofs(TimedChip(scales), tokens=17)
-    roof = beside.roof("row", 1.0, [(1.2e12,), (1.2e12,)])
+    roof = beside.roof(1.0, [(1.2e12,), (1.2e12,)])
     assert roof.limit_seconds == pytest.approx(limit)
     assert roof.best.int8_ops == 3e12
 
 
-def test_more_than_the_roof_is_an_error():
+def test_more_than_the_roof_raises_it_to_what_was_reached():
     chip = TimedChip([1.0] * 9)
-    with pytest.raises(RooflineError, match="120% of the roofs"):
-        AdjacentRoofs(chip, tokens=17).roof("row", 1.0, [(3.6e12,)])
+    roof = AdjacentRoofs(chip, tokens=17).roof(1.0, [(3.6e12,)])
     assert chip.asked == [(1000,)] * (2 + TRIES)
+    assert roof.best.correction == pytest.approx(1.2)
+    row = roof.record(1.0, 1e15)  # bytes that no memory moves in a second
+    assert (row["share_of_roof"], row["read_share"]) == (1.0, 1.0)
+    assert row["correction"].startswith("roofs raised by 20% to what was reached")
+
+
+def test_a_share_within_the_clocks_error_is_all_of_the_roof():
+    roof = AdjacentRoofs(TimedChip([1.0] * 2), tokens=17).roof(1.0, [(3.03e12,)])
+    assert roof.record(1.0, 1.0)["share_of_roof"] == 1.0
+    assert roof.record(1.0, 1.0)["correction"] == ""
 
 
 def test_tokens_counted():

@@ -85,6 +85,7 @@ def test_what_runs_where():
         ("static+flash", AMD, {}, r"static\+sdpa runs"),
         ("flash", CPU, {"config": {"family": "mpt"}}, "mpt"),
         ("eager", CPU, {"config": {"family": "mpt", "positions": "learned"}}, "no learned positions"),
+        ("eager", CPU, {"config": {"family": "mpt", "positions": "rope"}}, "has only ALiBi, one MLP and layer norms"),
         ("graphs", CPU, {}, "no kernel launches"),
         ("paged", CPU, {"native": False}, "not built"),
         ("paged", AMD, {"backends": ("cpu",)}, "no gpu backend"),

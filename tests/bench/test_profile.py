@@ -6,8 +6,9 @@ from pathlib import Path
 import profile_builders as made
 import pytest
 
-from roofline.bench.profile.profile import AboveRoofError, Step, Timing, fastest, fill, run
+from roofline.bench.profile.profile import Step, Timing, fastest, fill, run
 from roofline.common.errors import CapacityError
+from roofline.hardware.roofs import reachable
 from roofline.program.passes.price import amount, price
 from tests.command_line import call_roofline
 
@@ -65,9 +66,13 @@ def test_bounds() -> None:
     assert prefill["norm_quantize"] == "f32"
 
 
-def test_a_share_above_the_roof_is_refused() -> None:
-    with pytest.raises(AboveRoofError, match=r"reached \d+% of the measured roof.*Try again"):
-        made.made(DECODE, [1e-12] * made.COUNT)
+def test_the_highest_share_is_an_ops_or_the_steps() -> None:
+    fast = made.made(DECODE, [1e-12] * made.COUNT)
+    assert fast.highest_share == max(op.share for op in fast.ops) > 1
+    roofs = reachable(made.ROOFS, lambda roofs: made.made(DECODE, [1e-12] * made.COUNT, roofs=roofs).highest_share,
+                    lambda: made.ROOFS)  # fmt: skip
+    assert made.made(DECODE, [1e-12] * made.COUNT, roofs=roofs).highest_share == pytest.approx(1)
+    assert roofs.correction == pytest.approx(fast.highest_share)
 
 
 def test_the_mean_of_the_fastest_runs_counts() -> None:
@@ -82,8 +87,6 @@ def profiled(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
     svg = tmp_path_factory.mktemp("profile") / "roofline.svg"
     steps = ["--decode", "64", "--prefill", "32", "--json", "--svg", str(svg)]
     out = call_roofline(["--debug", "profile", str(smollm2_path), *steps])
-    if isinstance(out.exception, AboveRoofError):
-        pytest.skip("other programs keep this machine too busy to measure its roofs")
     assert out.exit_code == 0, out.output
     return json.loads(out.stdout), svg.read_text()
 
@@ -112,7 +115,7 @@ def test_record_of_a_real_profile(profiled: tuple[dict, str]) -> None:
         spent = sum(op["seconds"] for op in step["ops"])
         assert step["explained"] == pytest.approx(spent / step["timed_seconds"])
         assert 0 < step["explained"] <= 1  # how much of an undisturbed run it is: the test above
-        assert 0 < step["share_of_roof"] <= 1.02
+        assert 0 < step["share_of_roof"] <= 1.0001
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """The training bench: the real loop on random rows, and nothing left behind but the record."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from roofline.bench import train  # noqa: E402
 from roofline.common.errors import ConfigError  # noqa: E402
 from roofline.train.data.synthetic import DOCUMENT, SAMPLES, Synthetic  # noqa: E402
 from roofline.train.report import machine  # noqa: E402
+from tests.command_line import call_roofline  # noqa: E402
 
 SMALL = "model.config_overrides={width: 32, heads: 2, layers: 2, ffn: 64, vocab: 64}"
 CHANGES = [SMALL, "max_seq_len=16", "global_train_batch_size=6", "device_train_microbatch_size=4", "precision=fp32"]
@@ -24,16 +26,34 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
 
 
+def test_it_says_what_it_does_and_how_long_that_takes_at_least(capsys: Any) -> None:
+    """At the 1 TFLOP/s that the fixture measures; 8 rows of 2,048 tokens where nothing else is said."""
+    train.bench_train("mpt-125m", CHANGES, steps=1, warmup=1)
+    first = capsys.readouterr().err.splitlines()[0]
+    assert re.fullmatch(r"mpt-125m: 2 steps of 6 rows of 16 random tokens, \d+ us at least; Ctrl-C stops it", first)
+
+
+def test_a_file_that_cannot_be_written_is_said_before_anything_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "bench_train", lambda *_, **__: pytest.fail("it was timed"))
+    (tmp_path / "file").write_text("")
+    for words in (["bench", "train", "-o"], ["profile", "--svg"], ["bench", "latency", "-o"]):
+        refused = call_roofline([*words, tmp_path / "file" / "x"])
+        assert (refused.exit_code, refused.stdout) == (1, "")
+        assert refused.stderr == f"roofline: {tmp_path / 'file' / 'x'}: a part of the path is a file\n"
+
+
 def test_a_preset_with_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    record = train.bench_train("mpt-125m", CHANGES, steps=3, warmup=1, show=False)
+    record = train.bench_train("preset:mpt-125m", CHANGES, steps=3, warmup=1, show=False)
     card = record["card"]
     assert (card["speed"]["steps"], card["speed"]["left_out"]["steps"]) == ([2, 4], 1)
     assert (card["model"]["name"], card["model"]["vocab"], card["seq_len"]) == ("mpt-125m (changed)", 64, 16)
     assert (card["global_batch"], card["microbatch"], card["grad_accum"]) == (6, 4, 2)
     assert "command" not in card
     assert record["command"].startswith(
-        "roofline bench train mpt-125m --steps 3 --warmup 1 --set 'model.config_overrides"
+        "roofline bench train preset:mpt-125m --steps 3 --warmup 1 --set 'model.config_overrides"
     )
     assert json.loads(json.dumps(record)) == record
     assert not list(tmp_path.iterdir())

@@ -37,6 +37,13 @@ _MPT: dict[str, Any] = {
 MPT: dict[str, dict[str, Any]] = {
     "learned": _MPT | {"no_bias": False, "learned_pos_emb": True, "attn_config": {"alibi": False}},
     "alibi": _MPT | {"no_bias": True, "learned_pos_emb": False, "attn_config": {"alibi": True}},
+    "rope": _MPT
+    | {
+        "no_bias": False,
+        "norm_type": "low_precision_rmsnorm",
+        "attn_config": {"rope": True, "alibi": False, "attn_type": "grouped_query_attention", "kv_n_heads": 2},
+        "ffn_config": {"ffn_type": "mptglu", "ffn_hidden_size": 96, "ffn_act_fn": {"name": "silu"}},
+    },
 }
 
 # Numbers of code.bin that say it is not for this build, or damaged: where, what stands there, what is said.
@@ -90,22 +97,26 @@ def write_model(folder: Path, *, seed: int = 0, tokenizer: bool = True) -> Path:
 
 
 def write_mpt(folder: Path, form: str) -> Path:
-    """A two-layer MPT of either form, likewise; its norms and biases are no ones and zeros."""
+    """A two-layer MPT of a form, likewise; its norms and biases are no ones and zeros."""
     config = MPT[form]
     width, vocab = config["d_model"], config["vocab_size"]
+    ffn = config.get("ffn_config", {}).get("ffn_hidden_size", 4 * width)
+    qkv = width + 2 * config["attn_config"].get("kv_n_heads", config["n_heads"]) * width // config["n_heads"]
     shapes = {"transformer.wte.weight": (vocab, width), "transformer.norm_f.weight": (width,)}
     if form == "learned":
         shapes["transformer.wpe.weight"] = (config["max_seq_len"], width)
     for i in range(config["n_layers"]):
         block = f"transformer.blocks.{i}"
         shapes |= {f"{block}.norm_1.weight": (width,), f"{block}.norm_2.weight": (width,)}
-        shapes |= {f"{block}.attn.Wqkv.weight": (3 * width, width), f"{block}.attn.out_proj.weight": (width, width)}
+        shapes |= {f"{block}.attn.Wqkv.weight": (qkv, width), f"{block}.attn.out_proj.weight": (width, width)}
         shapes |= {
-            f"{block}.ffn.up_proj.weight": (4 * width, width),
-            f"{block}.ffn.down_proj.weight": (width, 4 * width),
+            f"{block}.ffn.up_proj.weight": (ffn, width),
+            f"{block}.ffn.down_proj.weight": (width, ffn),
         }
+        shapes |= {f"{block}.ffn.gate.weight": (ffn, width)} if form == "rope" else {}
     if not config["no_bias"]:
-        plain = [name for name in shapes if "wte" not in name and "wpe" not in name]
+        bare = ("wte", "wpe", "norm") if form == "rope" else ("wte", "wpe")
+        plain = [name for name in shapes if not any(part in name for part in bare)]
         shapes |= {name.replace(".weight", ".bias"): shapes[name][:1] for name in plain}
     rng = np.random.default_rng(0)
     tensors = {n: rng.standard_normal(s) / 8 + (".norm" in n and n.endswith("weight")) for n, s in shapes.items()}

@@ -32,6 +32,12 @@ def bundle(model: Path, tmp_path: Path) -> Path:
     return compile_model(str(model), tmp_path / "bundle").path
 
 
+@pytest.fixture(autouse=True)
+def no_check_behind_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comparing weights in the background comes to is kept in ROOFLINE_HOME, which may be the user's own."""
+    monkeypatch.setattr("roofline.backends.cpu.weights_check.DELAY", 1e6)
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """ROOFLINE_HOME with the cache of bundles switched on."""

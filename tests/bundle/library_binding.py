@@ -68,6 +68,7 @@ class Library:
         self.c.rl_last_error.restype = c.c_char_p
         handle, ids = c.c_void_p, c.POINTER(INT)
         self.c.rl_open.argtypes = [c.c_char_p, c.POINTER(Options), c.POINTER(handle)]
+        self.c.rl_verify.argtypes = [c.c_char_p]
         self.c.rl_close.argtypes = [c.POINTER(handle)]
         self.c.rl_info.argtypes = [handle, c.POINTER(Info)]
         self.c.rl_submit.argtypes = [handle, ids, SIZE, c.POINTER(Sampling), c.POINTER(c.c_uint64)]

@@ -13,6 +13,8 @@ from bundle_models import write_model
 from roofline.bundle import bundle_cache as cached
 from roofline.bundle import load
 from roofline.bundle.loader import load_text_of
+from roofline.bundle.manifest import BundleError
+from roofline.bundle.reader import verify
 from roofline.common import env
 
 CLI = "import sys; from roofline.cli.main import main; sys.exit(main())"
@@ -90,12 +92,38 @@ def test_a_damaged_one_is_compiled_again_with_the_reason(model: Path, home: Path
     assert capfd.readouterr().err == ""
 
 
+def test_one_with_changed_weights_is_refused_by_the_start_that_finds_it_and_compiled_again_by_the_next(
+    model: Path, home: Path, capfd: Any
+) -> None:
+    load(str(model), text=False)
+    (path,) = bundles()
+    raw = bytearray((path / "weights.bin").read_bytes())
+    raw[20_000] ^= 1
+    (path / "weights.bin").write_bytes(raw)
+    with pytest.raises(BundleError, match=r"weights\.bin is not as it was written"):
+        load(str(model), text=False, check_weights="first")
+    capfd.readouterr()
+    load(str(model), text=False, check_weights="first")
+    assert f"Compiling {model} again: weights.bin is not as it was written: its hash is wrong" in capfd.readouterr().err
+    verify(path)
+
+
 def test_a_cache_that_cannot_be_written_costs_nothing_but_time(
     model: Path, home: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     home.write_text("a file where the folder should be")
     assert "weights" not in load(str(model), text=False).notes
     assert "is loaded without a bundle" in caplog.text
+
+
+def test_of_the_processes_of_a_server_one_says_that_the_cache_cannot_be_written(
+    model: Path, home: Path, caplog: Any
+) -> None:
+    home.write_text("a file where the folder should be")
+    load_text_of(str(model))
+    for replica in range(2):
+        load(str(model), text=False, replica=(replica, 2))
+    assert caplog.text.count("is loaded without a bundle") == 1
 
 
 def test_two_processes_compile_once(model: Path, home: Path) -> None:

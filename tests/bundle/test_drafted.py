@@ -92,9 +92,9 @@ def test_both_caches_hold_as_many_tokens_and_fill_the_device(device, sources, mo
     monkeypatch.setattr(gpu, "RESERVED", 0.0)
     opened = loader.open_source
 
-    def random_too(source, options, progress=None):
+    def random_too(source, options, *rest, **keywords):
         """A draft has no option `weights`."""
-        return opened(source, replace(options, weights=options.weights or "random:2:BF16"), progress)
+        return opened(source, replace(options, weights=options.weights or "random:2:BF16"), *rest, **keywords)
 
     for module in (loader, bundle_sources):
         monkeypatch.setattr(module, "open_source", random_too)

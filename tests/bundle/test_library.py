@@ -204,7 +204,7 @@ def test_versions_symbols_and_languages(files: Any, library: Library, tmp_path: 
     major, minor, patch = map(int, roofline.__version__.split("+")[0].split(".")[:3])
     assert library.c.rl_version() == major * 10000 + minor * 100 + patch
     declared = set(re.findall(r"^RL_API .*?\b(rl_\w+)\(", (files.include / "roofline.h").read_text(), re.MULTILINE))
-    assert len(declared) == 9
+    assert len(declared) == 10
     listed = subprocess.run(["nm", "-D", "--defined-only", files.library], capture_output=True, text=True, check=True)
     assert {words.split()[-1] for words in listed.stdout.splitlines()} == declared
     needed = subprocess.run(["readelf", "-d", files.library], capture_output=True, text=True, check=True)

@@ -220,6 +220,8 @@ def test_code_that_lies_with_a_right_checksum(library: Library, bundle: Path) ->
             status = library.c.rl_open(str(bundle).encode(), c.byref(options), c.byref(handle))
             refused += status != lb.OK
             if status == lb.OK:
+                library.submit(handle, [1] * 20, sampling(max_tokens=3))
+                library.run(handle)
                 library.close(handle)
             else:
                 assert status in (lb.BUNDLE, lb.CAPACITY, lb.INVALID), library.error()
@@ -260,3 +262,23 @@ def test_damaged_weights_are_found_where_the_truth_is_known(library: Library, bu
     status, message = library.refused(bundle)
     assert status == lb.BUNDLE
     assert f"weights.bin does not hold what {tensor} was in its source" in message
+
+
+@pytest.mark.parametrize("name", ["weights.bin", "tokenizer.bin", "template.jinja", "program.txt", "truth.bin"])
+def test_verify_names_a_file_with_a_changed_byte(library: Library, bundle: Path, name: str) -> None:
+    assert library.c.rl_verify(str(bundle).encode()) == lb.OK, library.error()
+    raw = bytearray((bundle / name).read_bytes())
+    raw[-1] ^= 1
+    (bundle / name).write_bytes(raw)
+    assert library.c.rl_verify(str(bundle).encode()) == lb.BUNDLE
+    assert f"{name} is not as it was written" in library.error()
+
+
+def test_a_manifest_that_names_files_elsewhere(library: Library, bundle: Path) -> None:
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    manifest["files"]["../model/config.json"] = {"bytes": 1, "sha256": ""}
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    status, said = library.refused(bundle)
+    assert status == lb.BUNDLE
+    assert "names a file outside the bundle" in said
+    assert library.c.rl_verify(None) == lb.INVALID

@@ -1,9 +1,11 @@
 """A bundle gives the same fingerprint, bits and ids as its source, wherever it lies; a damaged one is refused."""
 
+import hashlib
 import json
 import os
 import shutil
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,18 @@ def test_a_bundle_runs_as_its_source(model: Path, bundle: Path, isa: str) -> Non
         params = SamplingParams(max_tokens=5, seed=1)
         first, second = one.chat(chat, params), two.chat(chat, params)
         assert (first.prompt_ids, first.ids, first.text) == (second.prompt_ids, second.ids, second.text)
+
+
+def test_a_template_of_the_caller_is_used_instead_of_the_bundle_s(bundle: Path) -> None:
+    chat, params = [{"role": "user", "content": "hello"}], SamplingParams(max_tokens=2, seed=1)
+    with LLM(str(bundle)) as llm:
+        for variables, text in (({}, "<s>Ask: hello!"), ({"mark": "?"}, "<s>Ask: hello?")):
+            source = "{{ bos_token }}Ask: {{ messages[0]['content'] }}{{ mark or '!' }}"
+            answer = llm.chat(chat, params, chat_template=source, **variables)
+            assert answer.prompt_ids == llm.tokenizer.encode(text, add_special=False, parse_special=True)
+        for wrong, message in (("{% if %}", "the chat template is not valid"), (3, "give its Jinja as a string")):
+            with pytest.raises(ConfigError, match=message):
+                llm.chat(chat, params, chat_template=wrong)  # type: ignore[arg-type]
 
 
 def test_a_bundle_serves_every_format_of_the_cache(model: Path, bundle: Path) -> None:
@@ -144,6 +158,61 @@ def test_verify_finds_a_flipped_byte_anywhere(bundle: Path, name: str) -> None:
             verify(bundle)
     (bundle / name).write_bytes(raw)
     verify(bundle)
+
+
+@pytest.mark.parametrize("name", ["template.jinja", "tokenizer.bin", "program.txt", "truth.bin"])
+def test_a_start_notices_a_changed_byte_of_a_small_file(bundle: Path, name: str) -> None:
+    raw = bytearray((bundle / name).read_bytes())
+    raw[len(raw) // 2] ^= 1
+    (bundle / name).write_bytes(raw)
+    with pytest.raises(BundleError, match=f"{name} is not as it was written: its hash is wrong.*roofline compile"):
+        load(str(bundle))
+
+
+def signed(bundle: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """A manifest that was changed by somebody who knows how its own hash is made."""
+    values = json.loads((bundle / "manifest.json").read_text())
+    change(values)
+    values["id"] = hashlib.sha256(json.dumps(values | {"id": ""}, sort_keys=True).encode()).hexdigest()
+    (bundle / "manifest.json").write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.pop("files"), "files is not what it should be"),
+        (
+            lambda m: m["files"].update({"../../etc/passwd": {"bytes": 1, "sha256": ""}}),
+            "others than those of a bundle",
+        ),
+        (lambda m: m["files"].pop("truth.bin"), "files are missing"),
+        (lambda m: m["config"].update(kv_heads=0), "config has a size below 1"),
+        (lambda m: m["config"].update(layers=1), "are of two models"),
+        (lambda m: m["config"].update(max_position="512"), "config is not what it should be"),
+        (lambda m: m["config"].update(max_position=1 << 70), "config is not what it should be"),
+        (lambda m: m["prices"]["counts"].append(1), "prices have columns of several lengths"),
+        (lambda m: m["prices"]["rates"][0].__setitem__(1, 0), "prices name a roof that is not there"),
+        (lambda m: m["prices"]["rates"][0].__setitem__(0, "__class__"), "prices name a roof that is not there"),
+        (lambda m: m["truth"][0].pop(), "truth is not what it should be"),
+        (lambda m: m["checked"].update(isas=3), "checked is not what it should be"),
+        (lambda m: m["generation"].update(bos_token=None), "generation is not what it should be"),
+        (lambda m: m["generation"].update(sampling={"temperature": "hot"}), "has a sampling that is none"),
+        (lambda m: m["generation"].update(sampling={"seed": 1}), "has a sampling that is none"),
+        (lambda m: m["generation"].update(outline=[["for", "m", [["for", "n", []]]]]), "generation is not what it"),
+    ],
+)
+def test_manifests_that_lie(bundle: Path, change: Callable[[dict[str, Any]], object], message: str) -> None:
+    signed(bundle, change)
+    with pytest.raises(BundleError, match=message):
+        load(str(bundle))
+
+
+@pytest.mark.parametrize(("field", "value"), [(4, 1 << 40), (4, -64), (3, 1 << 30), (2, 0), (0, "Q9_9"), (5, -1)])
+def test_samples_of_the_truth_that_lie(bundle: Path, field: int, value: object) -> None:
+    """Where a sample is compared with, a kernel reads."""
+    signed(bundle, lambda m: (m["truth"][0].__setitem__(field, value), m["checked"].update(build="other")))
+    with pytest.raises((BundleError, UnsupportedError), match=r"truth.bin does not fit|weight format 'Q9_9'"):
+        load(str(bundle), text=False)
 
 
 @pytest.mark.parametrize(("at", "value", "message"), FOREIGN_CODE)

@@ -1,4 +1,4 @@
-"""MPT in both forms, from a folder as Hugging Face writes it: ids, logits, bundles, and what is refused."""
+"""MPT in its forms, from a folder as Hugging Face writes it: ids, logits, bundles, and what is refused."""
 
 import json
 import zlib
@@ -137,8 +137,8 @@ def test_the_library_refuses_a_table_with_fewer_rows_than_positions(library: Lib
         else:
             assert library.refused(path) == (
                 wanted,
-                f"{path} is a bundle that cannot be used: code.bin has fewer rows "
-                f"than positions. Compile it again: roofline compile MODEL -o {path}",
+                f"{path} is a bundle that cannot be used: code.bin: operation 1 (embed_positions): "
+                f"pieces have fewer rows than there are positions. Compile it again: roofline compile MODEL -o {path}",
             )
 
 

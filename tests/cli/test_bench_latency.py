@@ -47,7 +47,7 @@ def test_a_grid_on_a_tiny_shape(shape, tmp_path):
             assert row["first_s"] > 0
             assert len(row["ttft_s"]) == 2
             assert len(row["tpot_s"]) == (2 if cell["new"] > 1 else 0)
-            assert 0 < row["share"] < 1.02
+            assert 0 <= row["share"] < 1.02  # rounded: nearly nothing on a busy machine
             assert ("speedup" in row) == (name != "eager")
         assert cell["limit"]["seconds"] > 0
     assert record["schema"] == "bench.latency/1"
@@ -78,7 +78,7 @@ def test_rungs_are_explained_without_running():
         (["--preset", "nothing"], "no model preset"),
         (["--prompt", "100000"], "100001 tokens do not fit"),
         (["--rungs", "graphs"], "no rung runs here"),
-        (["--out", "/nowhere/record.json"], "no folder /nowhere"),
+        (["--out", "/nowhere/record.json"], "/nowhere/record.json: there is no such file or folder"),
     ],
 )
 def test_what_cannot_be_run_is_refused_at_once(words, said):

@@ -24,13 +24,17 @@ from tests.command_line import call_roofline
     ("words", "values"),
     [
         (["hi", "--model", "x", "--max-tokens", "1", "--temperature", "0"], {"prompt": "hi"}),
-        (["-", "-m", "y", "--seed=-3", "--no-stream"], {"prompt": "-", "stream": False}),
-        (["--raw", "--json", "a b"], {"raw": True, "as_json": True, "prompt": "a b"}),
+        (["-", "-m", "y", "--seed=-3", "--stop", "a"], {"prompt": "-"}),
+        (["--json", "a b"], {"as_json": True, "prompt": "a b"}),
         (["--", "--raw"], {"prompt": "--raw"}),
     ],
 )
 def test_words_become_the_command_s_arguments(words: list[str], values: dict[str, Any]) -> None:
     keywords = Parser("generate", generate.command).parse(words)
+    named = keywords.pop("named")
+    assert isinstance(named, frozenset)
+    assert named >= values.keys()
+    assert ("model" in named) == ("--model" in words or "-m" in words)
     assert values.items() <= keywords.items()
     plain = {name: value for name, value in keywords.items() if not isinstance(value, Options)}
     assert plain == values
@@ -132,11 +136,13 @@ def test_tune_and_train_run_where_no_command_of_theirs_is_named(monkeypatch: pyt
 
 
 def test_errors_and_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("figures", "figures_line", "confirm_roofs", "sampling")
+
     def fail(error: BaseException) -> SimpleNamespace:
         def load(*_: Any, **__: Any) -> Any:
             raise error
 
-        return SimpleNamespace(load_llm=load, figures=None, figures_line=None)
+        return SimpleNamespace(load_llm=load, **dict.fromkeys(names), system_message=lambda text: [])
 
     for error, code, text in ((ConfigError("no"), 1, "roofline: no\n"), (KeyboardInterrupt(), 130, "Aborted!\n")):
         monkeypatch.setitem(sys.modules, "roofline.cli.run.prepare", fail(error))
@@ -155,7 +161,7 @@ def test_a_reader_that_leaves_is_no_traceback() -> None:
     )
     shell = f'{sys.executable} -c "$0" | head -1; echo ${{PIPESTATUS[0]}}'
     done = subprocess.run(["bash", "-c", shell, code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.splitlines()[-1] == "1"
+    assert done.stdout.splitlines()[-1] == "141"
     assert "Traceback" not in done.stderr
 
 
@@ -178,3 +184,48 @@ def test_numpy_is_told_to_start_no_threads_before_it_is_imported(run_python, wor
         f"main({words!r})"
     )
     assert run_python(code).strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["generate", "x", "--context", "9", "--max-model-len=8"], "--context and --max-model-len say the same"),
+        (["chat", "one", "--model", "two"], "MODEL and --model say the same"),
+        (["chat", "-mone", "--model", "two"], "-m and --model say the same"),
+    ],
+)
+def test_one_option_by_two_names_is_refused(words: list[str], message: str) -> None:
+    result = call_roofline(words)
+    assert (result.exit_code, message in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(("flag", "named"), [("--context", "--context"), ("--max-model-len", "--max-model-len")])
+def test_an_error_of_the_library_names_the_flag_that_was_typed(
+    flag: str, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from roofline.cli.run import prepare
+
+    def load(*_: object) -> None:
+        raise ConfigError("max_model_len=9 is not between 1 and 8; lower max_model_len or raise cache_tokens=N")
+
+    monkeypatch.setattr(prepare, "load_llm", load)
+    said = call_roofline(["generate", "x", flag, "9"]).stderr
+    assert said == f"roofline: {named} 9 is not between 1 and 8; lower {named} or raise --cache-tokens N\n"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "there is no model 'a seed=3'; did you mean \"its seed=3\"?",
+        "my seed=3.gguf: there is no such file",
+        "there is no file seed=5/x.gguf",
+        "models/of seed=7/max_tokens 3.gguf: tensor 'x' is missing",
+    ],
+)
+def test_what_only_looks_like_an_option_stays_as_it_was_typed(message: str) -> None:
+    parser = Parser("generate", generate.command)
+    parser.parse(["x", "--model", "my seed=3.gguf", "--draft=./seed=5/x.gguf", "--seed", "1"])
+    assert parser.in_flags(message) == message
+    assert parser.in_flags(f"{message}; lower max_tokens='9', or the models' seed=2") == (
+        f"{message}; lower --max-tokens '9', or the models' --seed 2"
+    )

@@ -1,5 +1,6 @@
 """roofline show on a real file: one screen, with and without measured roofs."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,27 @@ def test_a_shape_without_weights_can_be_shown(run) -> None:  # type: ignore[no-u
     assert out.exit_code == 0, out.output
     for op, shape in (("layer_norm", "768"), ("qkv_write", "12/12 × 64"), ("gelu", "3072"), ("embed", "2048 × 768")):
         assert any(op in line and shape in line for line in out.output.splitlines()), op
+
+
+def test_json_has_every_row_and_the_totals(run) -> None:  # type: ignore[no-untyped-def]
+    record = json.loads(run("--json", "--context", "7").stdout)
+    assert record["roofs"] is None
+    assert record["work"]["context"] == 8
+    attend = next(row for row in record["rows"] if row["op"] == "attend")
+    assert (attend["section"], attend["times"]) == ("layer 0", 30)
+    assert record["weight_bytes"] > 9e7
+
+
+def test_a_bundle_is_shown_as_what_it_was_compiled_from(run, smollm2_path: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    pytest.importorskip("roofline._native", reason="the C++ core is not built")
+    assert call_roofline(["compile", smollm2_path, "-o", tmp_path / "b"]).exit_code == 0
+    shown = call_roofline(["show", tmp_path / "b"])
+    assert shown.exit_code == 0, shown.stderr
+    assert shown.stdout.splitlines()[-20:] == run().stdout.splitlines()[-20:]
+
+
+def test_lib_is_json_too() -> None:
+    pytest.importorskip("roofline._native", reason="the C++ core is not built")
+    record = json.loads(call_roofline(["lib", "--json"]).stdout)
+    assert record["flags"] == call_roofline(["lib", "--flags"]).stdout.strip()
+    assert Path(record["header"]).name == "roofline.h"

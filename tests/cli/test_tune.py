@@ -17,7 +17,6 @@ from cpu_models import checkpoint, executable  # noqa: E402
 
 from roofline.backends.cpu.tuning import tune as tuning  # noqa: E402
 from roofline.cli.tuning import tune  # noqa: E402
-from roofline.common import env  # noqa: E402
 
 
 @pytest.fixture
@@ -57,6 +56,15 @@ def test_tune_says_how_long_it_takes_measures_stores_and_explains(run):
     assert run.asked == ["tiny"] * len(run.asked)
 
 
+def test_where_nothing_can_be_kept_that_is_said_and_the_results_are_shown(run, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ROOFLINE_HOME", str(tmp_path / "file"))
+    told = run("--budget", "1", "tiny")
+    assert "op and shape" in told
+    assert "stored in" not in told
+    assert "is kept: run" not in told
+
+
 def test_ctrl_c_keeps_what_was_measured_and_the_next_run_goes_on(run, monkeypatch):
     slots = 0
     slot = tuning.Tuner._slot
@@ -77,12 +85,6 @@ def test_ctrl_c_keeps_what_was_measured_and_the_next_run_goes_on(run, monkeypatc
     told = run("tiny")
     assert "stopped before" not in told
     assert "the whole model, 33+ rows: " in told
-
-
-def test_no_tune_switches_the_store_off(monkeypatch, run):
-    monkeypatch.setenv("ROOFLINE_TUNED", "on")
-    call_roofline(["--no-tune", "tune", "explain", "tiny"])
-    assert env.read("ROOFLINE_TUNED") == "off"
 
 
 def test_tune_has_help():

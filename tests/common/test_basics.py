@@ -93,6 +93,8 @@ def test_units():
     assert units.human_seconds(5e-5) == "50 us"
     assert units.human_seconds(0.00123) == "1.23 ms"
     assert units.human_seconds(12.34) == "12.3 s"
+    assert units.human_seconds(754) == "13 min"
+    assert units.human_seconds(40000) == "11 h"
 
 
 def test_log_goes_to_stderr_at_the_asked_level(monkeypatch, capsys):

@@ -40,11 +40,13 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(environment: dict[str, str], model: Path, *options: str) -> Iterator[Served]:
-    """Run `roofline serve` on a free port until the block ends."""
+def serving(
+    environment: dict[str, str], model: Path, *options: str, lines: list[str] | None = None
+) -> Iterator[Served]:
+    """Run `roofline serve` on a free port until the block ends. lines: grows by what it writes to standard error."""
     command = [*ROOFLINE, "serve", str(model), "--port", "0", "--served-model-name", "small", *options]
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    lines: list[str] = []
+    lines = [] if lines is None else lines
     try:
         address = None
         for line in process.stderr:

@@ -1,19 +1,19 @@
 """What is killed leaves nothing behind: clients and engine of a real `roofline serve`, its memory, its Python share."""
 
+import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import numpy as np
 import openai
 import pytest
-from e2e_serving import ASK, Served, open_stream, serving, streaming_request
+from e2e_serving import ASK, Served, serving, streaming_request
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -96,57 +96,46 @@ def test_killed_clients_leave_no_page_and_no_memory(full):
     assert full.get("/stats").json()["queued"] == 0
 
 
-def rest_of(connection: socket.socket) -> bytes:
-    """What arrives until the stream's last event."""
-    received = b""
-    while data := connection.recv(65536):
-        received += data
-        if b"data: [DONE]" in received:
-            break
-    connection.close()
-    return received
-
-
 def greedy(served: Served) -> str:
     client = openai.OpenAI(base_url=f"{served.address}/v1", api_key="none", max_retries=0, timeout=60)
     answer = client.chat.completions.create(model="small", messages=ASK, temperature=0, max_tokens=24)
     return answer.choices[0].message.content
 
 
-def test_killed_engine_gives_each_open_request_one_error_and_a_fresh_one_answers(full):
-    answer, restarts = greedy(full), full.stats()["restarts"]
-    streams = [open_stream(full, n=1 + i % 2) for i in range(6)]
-    for connection in streams:
-        assert connection.recv(10)  # all of them are answered at the same time now
-    body = {"model": "small", "messages": ASK, "ignore_eos": True, "max_tokens": 2000}
-    with ThreadPoolExecutor(2) as beside:
-        whole = [
-            beside.submit(httpx.post, f"{full.address}/v1/chat/completions", json=body, timeout=60) for _ in range(2)
-        ]
-        full.eventually(lambda: full.stats()["requests"] >= 8 and full.stats()["waiting"] == 0)
-        full.eventually(lambda: full.stats()["running"] == 11)  # six streams, three of them with two answers; two more
-        os.kill(full.stats()["pid"], signal.SIGKILL)
-        for connection in streams:
-            assert rest_of(connection).count(b'"error"') == 1
-        for response in (future.result() for future in whole):
-            assert response.status_code == 503
-            assert response.json()["error"]["code"] == "engine_failed"
-    full.eventually(lambda: full.get("/ready").status_code == 200, 60)
-    assert greedy(full) == answer
-    assert full.stats()["restarts"] == restarts + 1
-    assert nothing_runs(full)
+def test_a_server_whose_engine_dies_eleven_times_without_a_token_ends_with_the_reason(environment, model):
+    """Each fresh process is killed as soon as it is known: ten restarts, then status 1 and one line that says why."""
+    lines: list[str] = []
+    with serving(environment, model, "--cache-tokens", "1024", lines=lines) as running:
+        killed: list[int] = []
+        end = time.monotonic() + 200
+        while running.process.poll() is None:
+            assert time.monotonic() < end, "".join(lines)
+            with contextlib.suppress(httpx.TransportError):
+                pid = running.stats()["pid"]
+                if pid is not None and pid not in killed:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                    killed.append(pid)
+            time.sleep(0.02)
+        assert running.process.wait() == 1
+        running.eventually(lambda: "the engine is gone: " in "".join(lines))
+    said = "".join(lines)
+    assert "SIGKILL" in said
+    assert "given up after 10 restarts" in said
+    assert "Traceback" not in said
+    assert len(killed) == 11
 
 
-def test_an_engine_killed_while_it_loads_is_started_again(full):
-    answer, first = greedy(full), full.stats()["pid"]
+def test_an_engine_killed_while_it_loads_is_started_again(served):
+    answer, first = greedy(served), served.stats()["pid"]
     os.kill(first, signal.SIGKILL)
-    full.eventually(lambda: full.stats()["pid"] not in (first, None), 60)
-    second = full.stats()["pid"]
-    assert full.get("/ready").status_code == 503
+    served.eventually(lambda: served.stats()["pid"] not in (first, None), 60)
+    second = served.stats()["pid"]
+    assert served.get("/ready").status_code == 503
     os.kill(second, signal.SIGKILL)
-    full.eventually(lambda: full.get("/ready").status_code == 200, 60)
-    assert full.stats()["pid"] not in (first, second)
-    assert greedy(full) == answer
+    served.eventually(lambda: served.get("/ready").status_code == 200, 60)
+    assert served.stats()["pid"] not in (first, second)
+    assert greedy(served) == answer
 
 
 @pytest.mark.slow

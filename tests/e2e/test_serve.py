@@ -2,6 +2,7 @@
 
 import socket
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -78,6 +79,42 @@ def test_too_long_is_refused_with_counts(client):
     assert "9000" in refused.value.message
 
 
+@pytest.mark.parametrize("penalty", [1e-9, 1e9])
+def test_the_least_and_the_most_repetition_penalty_leave_logits_numbers(client, penalty):
+    """Sampled, so that all probabilities are looked at; 1e-38 had made all of them NaN."""
+    fields = {"model": "small", "messages": ASK, "temperature": 1.0, "seed": 5, "max_tokens": 12, "logprobs": True}
+    answer = client.chat.completions.create(**fields, extra_body={"repetition_penalty": penalty})
+    assert answer.usage.completion_tokens > 0
+    assert all(-1e6 < token.logprob <= 0 for token in answer.choices[0].logprobs.content)
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(**fields, extra_body={"repetition_penalty": 1e-38})
+
+
+def test_megabytes_of_digits_are_refused_and_leave_the_server_small(served):
+    """Each digit is a token of its own; to encode them had taken a gigabyte of this process."""
+    status = Path(f"/proc/{served.process.pid}/status")
+
+    def peak() -> int:
+        return int(status.read_text().split("VmHWM:")[1].split()[0]) // 1024
+
+    before = peak()
+    body = {"model": "small", "prompt": "1234567890" * 60_000, "max_tokens": 1}  # as large as its context may bear
+    answer = httpx.post(f"{served.address}/v1/completions", json=body, timeout=120)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert peak() - before < 60
+
+
+def test_a_long_prompt_tells_how_far_it_is(client):
+    stream = client.completions.create(
+        model="small", prompt=[100] * 1500, max_tokens=2, stream=True, extra_body={"return_progress": True}
+    )
+    told = [event.model_extra["prompt_progress"] for event in stream if "prompt_progress" in event.model_extra]
+    assert len(told) > 1
+    assert [each["processed"] for each in told] == sorted({each["processed"] for each in told})
+    assert (told[-1]["processed"], told[-1]["total"]) == (1500, 1500)
+    assert told[-1]["time_ms"] > 0
+
+
 def test_disconnects_free_every_page(served):
     for _ in range(20):
         connection = open_stream(served)
@@ -98,6 +135,26 @@ def test_api_key(environment, model):
             assert running.get(path).status_code == 401
         assert running.get("/health").status_code == 200
         assert running.get("/v1/models", headers={"authorization": "Bearer s3cret"}).status_code == 200
+
+
+def test_a_span_of_each_request_reaches_the_collector_before_the_server_ends(environment, model):
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra otlp is not installed")
+    sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
+    from collector import collecting
+
+    parent = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    with collecting() as collector:
+        options = ("--otlp-endpoint", collector.address, "--cache-tokens", "1024")
+        with serving(environment, model, *options) as running:
+            body = {"model": "small", "messages": ASK, "temperature": 0, "max_tokens": 4}
+            answer = httpx.post(f"{running.address}/v1/chat/completions", json=body, headers=parent, timeout=60)
+            assert answer.status_code == 200
+        ((span, resource),) = collector.spans()
+    told = {each.key: each.value for each in span.attributes}
+    assert (span.name, resource["service.name"]) == ("chat small", "roofline")
+    assert span.trace_id.hex() == "0af7651916cd43dd8448eb211c80319c"
+    assert told["gen_ai.usage.output_tokens"].int_value == answer.json()["usage"]["completion_tokens"]
+    assert told["gen_ai.latency.time_in_model_prefill"].double_value > 0
 
 
 def refuses_soon(running) -> bool:

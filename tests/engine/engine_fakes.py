@@ -5,13 +5,15 @@ the row's own position, read through the segment's page table: a wrong table, a 
 changes the answer.
 """
 
+import gc
 import os
+import signal
 import time
 from collections import Counter
 
 import numpy as np
 
-from roofline.backends.base import MonotonicClock, StepCost
+from roofline.backends.base import LostError, MonotonicClock, StepCost
 from roofline.backends.sampling import MAX_LOGPROBS, Sampled, SampleRows
 from roofline.common.errors import CapacityError, ConfigError
 from roofline.engine.cache.naive import NaiveCache
@@ -58,13 +60,17 @@ class FakeExecutable:
         self.fail_sample = False
         self.bad_rows = set()  # (prompt's first id) of sequences whose sampled id is invalid
         self.bad_positions = set()  # where every sampled id is invalid
-        self.die_on_id = None  # a forward that sees this id kills the process
+        self.die_on_id = ()  # a forward that sees this id, or one of these, kills the process
+        self.die_with = "SIGKILL"
+        self.lose_at = set()  # numbers of forward calls that find the device gone
+        self.fail_on_id = None  # a forward that sees this id raises
         self.forwards = self.tokens_computed = 0
         self.closed = False
         self.before_forward = None
 
     def forward(self):
         assert not self.closed
+        assert gc.isenabled(), "what steps leave behind in cycles would stay"
         self.forwards += 1
         if self.before_forward is not None:
             self.before_forward(self)
@@ -72,11 +78,15 @@ class FakeExecutable:
             time.sleep(self.step_seconds)
         if self.forwards in self.fail_at:
             raise RuntimeError("the toy was told to fail")
+        if self.forwards in self.lose_at:
+            raise LostError("the toy has no device any more")
         b = self.batch
         self.tokens_computed += b.tokens
         ids = self._ids()
-        if self.die_on_id is not None and (ids == self.die_on_id).any():
-            os.kill(os.getpid(), 9)
+        if np.isin(ids, self.die_on_id).any():
+            os.kill(os.getpid(), signal.Signals[self.die_with])
+        if self.fail_on_id is not None and (ids == self.fail_on_id).any():
+            raise RuntimeError(f"the toy cannot bear id {self.fail_on_id}")
         self.segments = []
         for s in range(b.segments):
             start, stop = int(b.seg_start[s]), int(b.seg_start[s + 1])
@@ -170,6 +180,10 @@ def _choose(raw, rows, r):
     x = raw.astype(np.float64).copy()
     span = slice(rows.bias_start[r], rows.bias_start[r + 1])
     x[rows.bias_ids[span]] += rows.bias_values[span]
+    if rows.mask is not None:
+        bits = np.unpackbits(rows.mask[r].view(np.uint8), bitorder="little", count=len(x))
+        assert bits.any(), "a row must have something to choose"
+        x[bits == 0] = -np.inf
     span = slice(rows.hist_start[r], rows.hist_start[r + 1])
     ids, counts = rows.hist_ids[span], rows.hist_counts[span]
     x[ids] = np.where(x[ids] > 0, x[ids] / rows.repetition[r], x[ids] * rows.repetition[r])
@@ -198,7 +212,7 @@ class Loaded:
         self.name, self.executable = name, executable
 
 
-def load_fake(source, fail_if=None, fail_at=(), die_on_id=None, **options):
+def load_fake(source, fail_if=None, fail_at=(), die_on_id=(), die_with="SIGKILL", lose_at=(), **options):
     """The factory that a test's engine process loads; `source` chooses how it fails."""
     if source == "config error" or (fail_if and os.path.exists(fail_if)):
         raise ConfigError("toy.gguf: field x is wrong")
@@ -212,7 +226,8 @@ def load_fake(source, fail_if=None, fail_at=(), die_on_id=None, **options):
         time.sleep(60)
     options.pop("text", None)
     executable = FakeExecutable(**options)
-    executable.fail_at, executable.die_on_id = set(fail_at), die_on_id
+    executable.fail_at, executable.die_on_id, executable.die_with = set(fail_at), die_on_id, die_with
+    executable.lose_at = set(lose_at)
     return Loaded(source, executable)
 
 
@@ -239,6 +254,29 @@ class FakeTokenizer:
 
     def decode(self, ids):
         return "".join(self.alphabet[i] for i in ids if i != 49)
+
+
+class SpellingTokenizer:
+    """Ids are bytes, then some frequent pairs of JSON; 270 ends a generation, 271 is special too."""
+
+    pairs = ('{"', '": ', '", "', '": "', '"}', "\n  ", "true", "null", "12", '["', '"]', "ab", "é")
+    tokens = (*(bytes([i]) for i in range(256)), *(pair.encode() for pair in pairs), b"", b"<end>", b"<special>")
+    vocab_size, eos_ids, special_ids, strip_space = 272, (270,), frozenset({270, 271}), False
+    bos_id = None
+
+    def encode(self, text, *, add_special, parse_special=False):
+        return list(text.encode())
+
+    def token_bytes(self, token_id):
+        return self.tokens[token_id] if token_id < len(self.tokens) else b""
+
+    def decode(self, ids):
+        return b"".join(self.tokens[i] for i in ids if i < 270).decode()
+
+
+def load_text_of(source, backend):
+    """As `roofline.bundle.load_text_of`."""
+    return SpellingTokenizer(), None
 
 
 class FakeTemplate:

@@ -24,7 +24,8 @@ class Engine(RemoteEngine):
         self.description = SimpleNamespace(pid=pid, num_pages=num_pages)
 
     def open(self, uncomputed, answers=1):
-        stream = self.streams[str(len(self.streams))] = Stream(self.abort, "", answers, uncomputed)
+        stream = Stream(self.abort, "", answers, uncomputed)
+        self.requests[str(len(self.requests))] = SimpleNamespace(stream=stream)
         return stream
 
 
@@ -44,12 +45,12 @@ def test_the_least_to_compute_is_chosen_and_equal_ones_take_turns():
     a.engine.open(500)
     assert send([a, b], PROMPT)[0] is b
     for each in (a, b):
-        each.engine.streams.clear()
+        each.engine.requests.clear()
     turns = []
     for turn in range(2, 6):
         chosen, _ = send([a, b], [turn] * 20, turn=turn)
         turns.append(chosen)
-        chosen.engine.streams.clear()
+        chosen.engine.requests.clear()
     assert turns == [a, b, a, b]
 
 
@@ -66,7 +67,7 @@ def test_outstanding_is_what_is_left_of_prompts_and_a_bit_for_each_answer():
 def test_a_prompt_goes_where_its_pages_are_until_waiting_takes_longer_than_computing():
     a, b = candidates()
     assert send([a, b], PROMPT) == (a, len(PROMPT))
-    a.engine.streams.clear()
+    a.engine.requests.clear()
     longer = [*PROMPT, 1, 2, 3]
     assert choose([b, a], longer, keys_of(longer, "")) == (a, 3)
     a.engine.open(len(PROMPT) - ANSWER_TOKENS - 1)
@@ -113,4 +114,4 @@ def test_nobody_is_chosen_who_has_more_to_do(requests):
         assert 1 <= uncomputed <= len(prompt)
         assert all(len(each.pages) <= 8 for each in among)
         if done:
-            chosen.engine.streams.clear()
+            chosen.engine.requests.clear()

@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roofline.common.errors import ConfigError
+from roofline.engine.cache.paged import root_key
 from roofline.engine.config import EngineConfig
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
 from roofline.engine.process.messages import EngineSpec
 from roofline.engine.process.remote import RemoteEngine
+from roofline.engine.schedule.sequence import Request
 from roofline.engine.speculation.draft_model import DraftModel
 from roofline.engine.speculation.speculator import Speculator
 from tests.engine.test_scheduling import CONFIGS, REQUESTS, Watched, alone
@@ -101,6 +103,61 @@ def test_a_wrong_draft_is_computed_over():
     ids = answer(engine, temperature=0, max_tokens=60)
     assert ids == answer(LocalEngine(FakeExecutable()), temperature=0, max_tokens=60)
     assert engine.stats().acceptance < 0.2
+
+
+def test_a_draft_that_nobody_verified_is_made_again():
+    """The row of the last id makes the first drafted one: it is computed again, though it lies in the pages."""
+    small = FakeExecutable()
+    drafter = DraftModel(small)
+    (sequence,) = Request("a", [1, 2, 3], SamplingParams(), frozenset(), 40, 0, root_key("f")).sequences
+    drafter.draft([sequence], [3])
+    first = sequence.draft
+    assert (len(first), small.tokens_computed, drafter.settled) == (3, 3 + 2, False)
+    drafter.draft([sequence], [3])
+    assert (sequence.draft, small.tokens_computed, drafter.settled) == (first, 5 + 3, True)
+    sequence.ids += [*first, 7]  # right, and the one after: it lacks the last two
+    drafter.draft([sequence], [3])
+    assert (len(sequence.draft), small.tokens_computed, drafter.settled) == (3, 8 + 2 + 2, True)
+    sequence.ids += [(sequence.draft[0] + 1) % 50, 7, 7]
+    drafter.draft([sequence], [3])
+    assert (len(sequence.draft), small.tokens_computed, drafter.settled) == (3, 12 + 3 + 2, False)
+    drafter.draft([sequence], [0])
+    assert (sequence.draft, small.tokens_computed, drafter.settled) == ([], 17, True)
+
+
+@pytest.mark.parametrize(("length", "pages"), [(15, 0), (16, 0), (17, 1)])
+def test_pages_can_be_found_that_end_before_the_last_id(length, pages):
+    """The last id is computed again, and what was drafted behind it may be wrong."""
+    drafter = DraftModel(FakeExecutable())
+    prompt = list(range(length))
+    (sequence,) = Request("a", prompt, SamplingParams(), frozenset(), 40, 0, root_key("f")).sequences
+    drafter.draft([sequence], [4])
+    assert len(drafter.cache._page_of) == len(sequence.keys.keys) == pages
+
+
+@pytest.mark.parametrize("limits", [{"rows": 2}, {"segments": 2}, {"table_pages": 2}, {"tokens": 5}, {"tokens": 1}])
+def test_sequences_that_do_not_fit_into_a_step_take_several(limits):
+    def drafts(executable):
+        drafter = DraftModel(executable)
+        requests = [Request("", [i] * 7, SamplingParams(), frozenset(), 40, 0, root_key("f")) for i in range(4)]
+        sequences = [request.sequences[0] for request in requests]
+        drafter.draft(sequences, [3, 1, 2, 3])
+        return [sequence.draft for sequence in sequences]
+
+    expected = drafts(FakeExecutable())
+    assert [len(draft) for draft in expected] == [3, 1, 2, 3]
+    assert drafts(FakeExecutable(**limits)) == expected
+
+
+def test_an_abort_frees_the_pages_of_the_draft_model_at_once():
+    engine = LocalEngine(FakeExecutable(rows=64), ALWAYS, FakeExecutable())
+    engine.submit([1, 2, 3], SamplingParams(max_tokens=40), request_id="a")
+    for _ in range(3):
+        engine.step()
+    cache = engine._speculator.drafter.cache
+    assert cache.used > 0
+    engine.abort("a")
+    assert cache.used == 0
 
 
 def test_a_failing_draft_model_costs_nothing_but_itself():

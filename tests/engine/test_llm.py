@@ -1,8 +1,12 @@
 """LLM and ChatModule over the toy executable: text, stop strings, streams, Ctrl-C."""
 
+import copy
+import io
+import pickle
 import re
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +16,7 @@ from roofline import LLM, ChatModule, SamplingParams
 from roofline.common.errors import CapacityError, RequestError, RooflineError
 from roofline.engine.answers import deferred
 from roofline.engine.config import EngineConfig
+from roofline.engine.conversation import plain_messages
 from roofline.engine.local import LocalEngine
 
 # Without the special id 49, a character of text is an id.
@@ -21,7 +26,9 @@ TOKENIZER = FakeTokenizer()
 
 @pytest.fixture
 def llm():
-    return LLM(loaded_text())
+    model = loaded_text()
+    model.executable.clock = SimpleNamespace(now=lambda: 0.0)  # two answers then differ in nothing but what they are
+    return LLM(model)
 
 
 def idle(llm):
@@ -114,6 +121,7 @@ def test_streams_can_be_read_in_turn_and_left_early(llm):
     next(left)
     assert llm.stats().pages_used > 0
     left.close()
+    assert not llm.engine.has_work, "it was aborted, and its last event taken"
     assert idle(llm)
 
 
@@ -135,6 +143,9 @@ def test_chat_renders_the_template_and_passes_its_variables(llm):
     assert output.prompt_ids == TOKENIZER.encode("UhiA", add_special=False)
     assert "".join(llm.stream(messages, GREEDY)) == output.text
     assert llm.chat(messages, GREEDY, end="B").prompt_ids == TOKENIZER.encode("UhiB", add_special=False)
+    with pytest.raises(RequestError, match="chat_template_kwargs: give each variable of the template as a keyword"):
+        llm.chat(messages, GREEDY, chat_template_kwargs={"end": "B"})
+    assert llm.chat(messages, GREEDY, continue_final_message=False) == output
 
 
 def test_an_error_of_the_engine_is_raised_and_the_next_call_works(llm):
@@ -248,9 +259,115 @@ def test_prompts_of_every_kind_that_is_one(llm):
 def test_an_error_in_a_batch_names_the_prompt(llm):
     with pytest.raises(RequestError, match=r"prompt 2 of 3: prompt: id 999 is not in the vocabulary") as refused:
         llm.generate(["abc", [999], "abc"], GREEDY)
+    assert not llm.engine.has_work, "the prompt before it is aborted, before any step"
     assert refused.value.param == "prompt"
     with pytest.raises(CapacityError, match=r"prompt 3 of 3: A prompt of .* tokens"):
         llm.generate(["abc", "abc", [0] * 100_000], GREEDY)
     with pytest.raises(RequestError, match=r"^prompt: id 999"):
         llm.generate([999], GREEDY)
     assert idle(llm)
+
+
+def test_contents_may_be_parts_of_text(llm):
+    plain = [{"role": "user", "content": "abc"}]
+    typed = [{"role": "user", "content": [{"type": "text", "text": "abc"}]}]
+    parts = [{"type": "text", "text": "ab"}, {"type": "text", "text": "c"}]
+    assert plain_messages([{"role": "user", "content": parts}]) == [{"role": "user", "content": "ab\nc"}]
+    assert llm.chat(typed, GREEDY) == llm.chat(plain, GREEDY)
+    assert "".join(llm.stream(typed, GREEDY)) == llm.chat(plain, GREEDY).text
+    image = [*plain, {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+    for wrong, message in (
+        (image, r"messages\[1\]\.content: a part of type 'image_url' is not supported; give text"),
+        ([{"role": "user", "content": [{"type": "text"}]}], r"messages\[0\]\.content: a part has no text"),
+        ("hello", r"messages: str is no list of messages; give \[\{.*or a prompt to generate"),
+        ([], "messages: the list is empty"),
+        ([{"content": "x"}], r"messages\[0\]\.role is missing; choose one of assistant, "),
+        ([{"role": "user"}], r"messages\[0\]\.content is missing"),
+        ([{"role": "user", "content": 5}], r"messages\[0\]\.content is the number 5; give text"),
+        (
+            [{"role": "user", "content": "x"}, {"role": "users", "content": "x"}],
+            r"messages\[1\]\.role is the string 'users'",
+        ),
+        (["hello"], r"messages\[0\]: str has no role and content"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            llm.chat(wrong, GREEDY)
+
+
+def test_a_wrong_keyword_is_named_with_the_nearest_or_with_ours():
+    for call, message in (
+        (lambda: SamplingParams(temprature=1), "SamplingParams has no option 'temprature'; did you mean 'temperature'"),
+        (lambda: EngineConfig(max_run=1), "EngineConfig has no option 'max_run'; did you mean 'max_running'"),
+        (lambda: LLM("x", max_modellen=3), "LLM has no option 'max_modellen'; did you mean 'max_model_len'"),
+        (lambda: LLM("x", gpu_memory_utilization=0.9), "'gpu_memory_utilization': cache_tokens=N is the size"),
+        (lambda: LLM("x", seed=0), r"'seed': give SamplingParams\(seed=N\)"),
+        (lambda: LLM("x", swap_space=False), "'swap_space'"),  # equal to 0, and not the same
+        (lambda: LLM("x", n_ctx=8, max_model_len=8), "'max_model_len' of which 'n_ctx' is another name"),
+        (lambda: LLM("x", max_running=5, max_num_seqs=4), "'max_running' of which 'max_num_seqs' is another name"),
+        (lambda: LLM("x", max_num_seqs=4, max_running=5), "'max_running' of which 'max_num_seqs' is another name"),
+        (lambda: LLM("x", torch_dtype="float16"), "'torch_dtype': the file says what its weights are in"),
+        (lambda: LLM("x", device_map="auto"), "'device_map': backend='gpu' computes on a GPU"),
+        (lambda: SamplingParams(best_of=3), "SamplingParams has no option 'best_of': give n=N"),
+        (lambda: SamplingParams(response_format={}), "'response_format': give constraint=Constraint.of_json_schema"),
+        (lambda: SamplingParams(use_beam_search=True), "'use_beam_search': there is no beam search"),
+        (lambda: SamplingParams(skip_special_tokens=True), "'skip_special_tokens': leave it out"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            call()
+    params = SamplingParams(temperature=0.5)
+    assert pickle.loads(pickle.dumps(params)) == copy.deepcopy(params) == params
+
+
+def test_names_of_other_engines_that_mean_the_same_are_taken():
+    theirs = {"max_num_seqs": 2, "enable_prefix_caching": False, "dtype": "auto", "seed": None, "max_model_len": 32}
+    with LLM(loaded_text(), **theirs) as llm:
+        assert llm.engine.limits.sequences == 2
+        assert llm.engine.limits.max_model_len == 32
+        assert not llm.engine.config.prefix_cache
+
+
+def test_the_line_of_progress_is_drawn_ten_times_a_second_and_removed(monkeypatch):
+    from roofline.engine import progress
+
+    clock, flushes = SimpleNamespace(now=0.5), []
+    clock.monotonic = lambda: clock.now
+    terminal = io.StringIO()
+    terminal.flush = lambda: flushes.append(terminal.getvalue())
+    monkeypatch.setattr(progress, "time", clock)
+    monkeypatch.setattr("sys.stderr", terminal)
+    bar = progress.ProgressBar(4)
+    bar.close()
+    assert terminal.getvalue() == "", "nothing was drawn"
+    lines = []
+    for now, done in ((1.0, 0), (1.09, 1), (1.2, 1), (4.5, 3)):
+        clock.now = now
+        bar.update(lambda done=done: done)
+        if len(flushes) > len(lines):
+            lines.append(terminal.getvalue()[len("".join(lines)) :])
+    assert lines == [
+        f"\r\x1b[K[{'.' * 24}] 0 of 4 prompts",
+        f"\r\x1b[K[{'#' * 6}{'.' * 18}] 1 of 4 prompts, 2 s left",  # three times 0.7 s
+        f"\r\x1b[K[{'#' * 18}{'.' * 6}] 3 of 4 prompts, 1 s left",  # a third of four seconds
+    ]
+    bar.close()
+    assert flushes[-1] == "".join(lines) + "\r\x1b[K"
+
+
+def test_many_prompts_show_how_far_they_are_on_a_terminal_alone(llm, monkeypatch):
+    from roofline.engine import progress
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    for prompts, terminal, options, shown in (
+        (["a", "b"], Terminal(), {}, True),
+        (["a", "b"], Terminal(), {"use_tqdm": False}, False),
+        (["a", "b"], io.StringIO(), {}, False),
+        (["a"], Terminal(), {}, False),
+    ):
+        monkeypatch.setattr("sys.stderr", terminal)
+        llm.generate(prompts, GREEDY, **options)
+        assert ("2 of 2 prompts" in terminal.getvalue()) == shown
+        assert not shown or terminal.getvalue().endswith("\r\x1b[K"), "nothing of it stays"

@@ -67,6 +67,7 @@ def test_a_thread_that_leaves_its_stream_disturbs_no_other(llm, alone):
         assert [future.result() for future in staying] == alone[2:4]
         for future in leaving:
             future.result()
+    assert not llm.engine.has_work, "what was left is aborted, not computed to its end"
     assert is_idle(llm)
 
 
@@ -83,6 +84,7 @@ def test_a_stream_that_is_collected_in_the_middle_of_a_step_is_aborted_behind_it
     llm.engine.step = collecting
     assert llm.generate(PROMPTS[1], params(1))[0].text == alone[1]
     llm.engine.step = step
+    assert not llm.engine.has_work
     assert is_idle(llm)
 
 
@@ -116,6 +118,7 @@ def test_a_cancelled_task_aborts_its_request(llm, alone):
         return await read(1)
 
     assert asyncio.run(main()) == alone[1]
+    assert not llm.engine.has_work
     assert is_idle(llm)
 
 

@@ -23,19 +23,27 @@ class Watched:
         self.executable = toy(**executable)
         self.engine = LocalEngine(self.executable, config)
         self.outputs, self.ended, self.arrivals = {}, {}, []
-        self.executable.before_forward = self.check_step
+        self.before = {}  # by answer: how many ids it began with
+        self.wrong = []  # what a check has said within a step, where the engine takes it for a failure of its own
+        self.executable.before_forward = self.note_checks
         stepper = self.engine._stepper
-        schedule, build = stepper.schedule, stepper._rows.build
+        fill, build = stepper._filler.fill, stepper._rows.build
 
-        def recording_schedule(state):
-            self.plan = schedule(state)
-            return self.plan
+        def recording_fill(plan):
+            self.plan = plan
+            fill(plan)
 
         def recording_build(sequences):
             self.rows = build(sequences)
             return self.rows
 
-        stepper.schedule, stepper._rows.build = recording_schedule, recording_build
+        stepper._filler.fill, stepper._rows.build = recording_fill, recording_build
+
+    def note_checks(self, executable):
+        try:
+            self.check_step(executable)
+        except AssertionError as error:
+            self.wrong.append(error)
 
     def check_step(self, executable):
         plan, batch, state = self.plan, executable.batch, self.engine.state
@@ -67,14 +75,22 @@ class Watched:
     def submit(self, ids, params, **kw):
         self.arrivals.append(self.engine.submit(ids, params, **kw))
 
+    def resume(self, name, ids, params, answers):
+        """Go on with answers that have these ids."""
+        self.before |= {(name, index): len(each) for index, each in answers.items()}
+        self.arrivals.append(self.engine.submit(ids, params, answers, request_id=name))
+
     def step(self):
-        for event in self.engine.step():
+        events = self.engine.step()
+        if self.wrong:
+            raise self.wrong[0]
+        for event in events:
             key = (event.request_id, event.index)
             assert key not in self.ended, "an event after the last"
             self.outputs.setdefault(key, []).extend(event.ids)
             if event.finish_reason:
                 self.ended[key] = event
-                assert event.usage.completion_tokens == len(self.outputs[key])
+                assert event.usage.completion_tokens == self.before.get(key, 0) + len(self.outputs[key])
         state = self.engine.state
         check_pages(state.cache, [s.pages for s in state.running])
         assert not any(s.pages for s in state.waiting)
@@ -244,8 +260,9 @@ def test_the_answers_of_one_request_share_its_prompt(prefix_cache):
     assert len({tuple(ids) for ids in watched.outputs.values()}) == 4, "sample_index tells the answers apart"
 
 
-def test_a_known_prefix_is_not_computed_again_and_is_reported():
-    watched = Watched(EngineConfig())
+@pytest.mark.parametrize("toy", [FakeExecutable, QueueingFake])
+def test_a_known_prefix_is_not_computed_again_and_is_reported(toy):
+    watched = Watched(EngineConfig(), toy)
     ids = [(3 * i) % 50 for i in range(64)]
     for name in "ab":
         watched.submit(ids, SamplingParams(temperature=0, max_tokens=1), request_id=name)

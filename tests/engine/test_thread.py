@@ -1,6 +1,7 @@
 """The engine in a thread of this process, through the interface of the one in a process of its own."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from engine_fakes import FakeExecutable
@@ -65,6 +66,18 @@ def test_a_request_that_is_left_is_aborted_and_closing_aborts_the_rest():
     local = run(test, LocalEngine(FakeExecutable(num_pages=1000, max_context=8000)))
     assert not local.state.running
     assert not local.has_work
+
+
+def test_a_lost_device_ends_all_requests_with_what_is_known():
+    async def test(engine, _):
+        events = [event async for event in await engine.submit([1], replace(GREEDY, n=2))]
+        for index in range(2):
+            last = [event for event in events if event.index == index][-1]
+            assert "the toy has no device" in last.error
+
+    executable = FakeExecutable()
+    executable.lose_at = {4}
+    run(test, LocalEngine(executable))
 
 
 def test_a_thread_that_dies_takes_its_requests_with_it_and_is_not_started_again(monkeypatch):

@@ -1,5 +1,6 @@
 """The type and store of measured roofs, and the measurements against torch and numpy."""
 
+import dataclasses
 import itertools
 import time
 from pathlib import Path
@@ -12,6 +13,8 @@ from roofline.hardware import roofs as store
 from roofline.hardware.roofs import Roofs
 
 ROOFS = Roofs(2e12, 9e11, 5e11, ((1 << 20, 4e11), (1 << 24, 1e11), (1 << 28, 5e10)), 2, "avx512", "chip", "now")
+
+BETTER = Roofs(3e12, 9e11, 11e11, ROOFS.reads, 2, "avx512", "chip", "later")
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +55,37 @@ def test_a_damaged_store_means_measuring_again(text):
     path = store.store(ROOFS, "abc")
     path.write_text(text)
     assert store.load("abc", 2, "avx512") is None
+
+
+def test_roofs_that_cannot_be_written_stay_in_the_process(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ROOFLINE_HOME", str(tmp_path / "file"))
+    assert store.load("abc", 2, "avx512") is None
+    store.store(ROOFS, "abc")
+    assert store.load("abc", 2, "avx512") == ROOFS
+    assert store.load("abc", 1, "avx512") is None
+
+
+@pytest.mark.parametrize(
+    ("measured", "times", "correction"),
+    [(0, 0, 1.0), (1.9, 1, 1.0), (1.0, 3, 2.0), (1.6, 3, 1.25), (0.1, 3, 2.0)],
+    ids=["high enough", "measured again", "raised", "measured again and raised", "never lowered"],
+)
+def test_roofs_are_confirmed_by_what_was_reached(measured, times, correction):
+    """Work took as long as a step would at twice ROOFS, unless they are high enough."""
+    calls, reached = [], 2 * ROOFS.f32_flops if times else ROOFS.f32_flops
+
+    def measure():
+        calls.append(1)
+        return dataclasses.replace(ROOFS, f32_flops=measured * ROOFS.f32_flops) if measured != 1.9 else BETTER
+
+    roofs = store.reachable(ROOFS, lambda roofs: reached / roofs.f32_flops, measure)
+    assert len(calls) == times
+    assert reached / roofs.f32_flops <= 1 + 1e-12
+    assert roofs.correction == pytest.approx(correction)
+    assert bool(store.correction_note(roofs)) == (correction > 1)
+    if correction > 1:
+        assert roofs.reads == tuple((size, pytest.approx(rate * correction)) for size, rate in ROOFS.reads)
 
 
 native = pytest.importorskip("roofline._native", reason="the native module is not built")
@@ -129,3 +163,21 @@ def test_reads_are_not_below_numpy(size):
     copied = size / best_of(lambda: timed(lambda: np.copyto(target, data)))
     roof = native.roof_read(size, 1, 0.5)
     assert roof >= 0.98 * max(summed, copied), f"roof {roof:.3g}, sum {summed:.3g}, copy {copied:.3g}"
+
+
+def test_measuring_again_measures_every_size_that_is_stored(monkeypatch):
+    """A large working set that was measured on a busy machine stays in the file until it is measured again."""
+    from roofline.backends.cpu import roofs
+
+    sizes = []
+
+    def measure(kind, isa, threads, seconds):
+        return 1e12
+
+    monkeypatch.setattr(native, "roof_ops", measure)
+    monkeypatch.setattr(native, "roof_read", lambda size, threads, seconds: sizes.append(size) or 1e11)
+    first = roofs.ensure_roofs(threads=1)
+    assert [size for size, _ in first.reads] == sizes
+    sizes.clear()
+    roofs.ensure_roofs(threads=1, quick=True, again=True)
+    assert {size for size, _ in first.reads} <= set(sizes)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from roofline.common.errors import ConfigError
 from roofline.hardware.tuning import store as tunings
 from roofline.hardware.tuning.location import elsewhere
 from roofline.hardware.tuning.store import Choice, Record, Setting, Tunings, Verdict
@@ -32,6 +33,15 @@ def content(**changes) -> Tunings:
 def test_what_is_saved_comes_back():
     tunings.save(content())
     assert tunings.load("cpu", "feed") == content()
+
+
+def test_saving_where_possible_says_whether_it_was(home, monkeypatch):
+    assert tunings.save_where_possible(content())
+    (home / "file").write_text("")
+    monkeypatch.setenv("ROOFLINE_HOME", str(home / "file"))
+    assert not tunings.save_where_possible(content())
+    with pytest.raises(ConfigError, match=r"cannot be written.*set ROOFLINE_HOME to a folder that can"):
+        tunings.save(content())
 
 
 def test_no_store_is_an_empty_one():

@@ -52,8 +52,16 @@ def test_types_and_prices():
     assert linear.price(call).flops == Affine(tokens=2 * 2 * 32 * 64)
     assert linear.price(call).weight_bytes == Affine(const=w.nbytes)
     assert combine.types(combine.call([out, weights], [], {})) == (Type("f32", "tokens", (32,)),)
-    with pytest.raises(ConfigError, match="3 of 2 experts"):
-        route.types(route.call([Type("f32", "tokens", (2,))], [], {"top": 3}))
+    two = Type("f32", "tokens", (2,))
+    for wrong in (0, 3):
+        with pytest.raises(ConfigError, match=f"{wrong} of 2 experts"):
+            route.types(route.call([two], [], {"top": wrong}))
+    for top in (1, 2):
+        assert route.types(route.call([two], [], {"top": top}))[0] == Type("f32", "tokens", (top,))
+    each = Type("f32", "tokens", (2 * 64,))  # another input for each of two experts
+    assert linear.types(linear.call([each, ids], [w], {"experts": 8})) == (out,)
+    assert route.price(route.call([two], [], {"top": 1})).flops == Affine(tokens=4 * 2)
+    assert combine.price(combine.call([out, weights], [], {})).flops == Affine(tokens=2 * 64)
     with pytest.raises(ConfigError, match="width 65"):
         linear.types(linear.call([Type("f32", "tokens", (65,)), ids], [w], {"experts": 8}))
     with pytest.raises(ConfigError, match="256 rows of 7 experts"):

@@ -91,7 +91,8 @@ def test_8_bit_floats_are_torch_s() -> None:
     )
     steps = np.arange(-448 * 2**11, 448 * 2**11 + 1, 7 * 2**7, dtype=np.int64) / 2.0**11
     small = np.arange(-1024, 1024) / 2.0**13
-    values = np.concatenate([steps, small]).astype(np.float32)
+    between = np.arange(-27, 28, 2) * 16.0  # of two codes each, up to the last two
+    values = np.concatenate([steps, small, between]).astype(np.float32)
     values = np.concatenate([values, np.zeros(-len(values) % 127, np.float32)]).reshape(-1, 127)
     values = np.concatenate([values, np.full((len(values), 1), 448, np.float32)], axis=1)  # so that the scale is 1
     stored, scale = float8.split(form.quantize(values), len(values))
@@ -112,6 +113,13 @@ def test_chunks_do_not_change_values() -> None:
     )
 
 
+def test_bf16_rounds_ties_to_even() -> None:
+    for upper in range(0x3F80, 0x3F90):
+        for lower, more in ((0x7FFF, 0), (0x8000, upper % 2), (0x8001, 1)):
+            value = np.array([upper << 16 | lower], np.uint32).view(np.float32)
+            assert formats.get("BF16").quantize(value).view(np.uint16) == upper + more
+
+
 def test_bf16_keeps_nan_and_infinity() -> None:
     form = formats.get("BF16")
     values = np.array([np.nan, np.inf, -np.inf, 3.4e38], np.float32)
@@ -121,6 +129,117 @@ def test_bf16_keeps_nan_and_infinity() -> None:
     assert np.isnan(back[0])
     assert back[1] == np.inf
     assert back[2] == -np.inf
+
+
+def scales_and_codes(rng: np.random.Generator, top: int, least: int) -> tuple[np.ndarray, np.ndarray]:
+    """Scales of 8 groups in least..63, one of them 63, and codes of which each group has both ends."""
+    scales, codes = rng.integers(least, 64, 8), rng.integers(0, top + 1, (8, 32))
+    scales[rng.integers(8)] = 63
+    codes[:, 3], codes[:, 17] = 0, top
+    return scales.astype(np.float32), codes.astype(np.float32)
+
+
+@pytest.mark.parametrize(("name", "top"), [("Q4_K", 15), ("Q5_K", 31)])
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_values_that_a_block_of_two_scales_can_hold_are_kept(name: str, top: int, seed: int) -> None:
+    """Whose least value is a minimum, and whose groups use all codes: every bit of the block is determined."""
+    form, rng = formats.get(name), np.random.default_rng(seed)
+    scales, codes = scales_and_codes(rng, top, 1)
+    minima, _ = scales_and_codes(rng, top, 0)
+    d, dmin = np.float32(2.0**-6), np.float32(2.0**-5)
+    values = (d * scales[:, None] * codes - dmin * minima[:, None]).reshape(1, 256)
+    raw = form.quantize(values)
+    assert raw[:4].view(np.float16).tolist() == [d, dmin]
+    assert np.array_equal(form.dequantize(raw, (1, 256)), values)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_values_that_a_block_of_signed_scales_can_hold_are_kept(seed: int) -> None:
+    form, rng = formats.get("Q6_K"), np.random.default_rng(seed)
+    scales, codes = rng.integers(1, 128, 16) * rng.choice([-1, 1], 16), rng.integers(0, 64, (16, 16))
+    scales[5] = 127
+    codes[:, 9] = 0
+    values = (np.float32(2.0**-6) * scales[:, None] * (codes - 32)).astype(np.float32).reshape(1, 256)
+    raw = form.quantize(values)
+    assert raw[208:].view(np.float16) == 2.0**-6
+    assert np.array_equal(raw[192:208].view(np.int8), scales)
+    assert np.array_equal(form.dequantize(raw, (1, 256)), values)
+
+
+@pytest.mark.parametrize(("name", "top"), [("Q4_K", 15), ("Q5_K", 31)])
+def test_scales_that_half_precision_cuts_short_end_at_their_largest(name: str, top: int) -> None:
+    """The smallest half is 2^-24: 1.4 times of it is stored as one."""
+    form, unit = formats.get(name), np.float32(2.0**-24)
+    values = np.zeros((1, 256), np.float32)
+    values[0, 1::2] = 1.4 * 63 * top * unit
+    back = form.dequantize(form.quantize(values), values.shape)
+    assert set((back / unit).ravel().tolist()) == {0.0, 63.0 * top}
+    values[0, 1::2] = -1.4 * 63 * unit
+    back = form.dequantize(form.quantize(values), values.shape)
+    assert (back / unit).min() == -63.0
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_signed_scales_that_half_precision_cuts_short_end_at_their_largest(sign: int) -> None:
+    form, unit = formats.get("Q6_K"), np.float32(2.0**-24)
+    values = np.zeros((1, 256), np.float32)
+    values[0, ::2] = -sign * 1.4 * 127 * 32 * unit
+    values[0, 1::4] = sign * 1.39 * 127 * 32 * unit
+    back = form.dequantize(form.quantize(values), values.shape)
+    scale = 127 if sign > 0 else -128
+    assert set((back / unit).ravel().tolist()) == {-32.0 * scale, 0.0, 31.0 * scale}
+
+
+def test_sizes_are_whole_blocks_of_rows() -> None:
+    form = formats.get("Q4_0")
+    assert form.nbytes((64,)) == 2 * 18
+    assert form.nbytes((3, 5, 64)) == 30 * 18
+    with pytest.raises(ConfigError, match=r"shape \(\) cannot be Q4_0"):
+        form.nbytes(())
+    with pytest.raises(ConfigError, match="takes 36 bytes, got 36"):
+        form.dequantize(np.zeros(36, np.int8), (64,))
+
+
+def test_blocks_of_a_format_from_outside_are_converted_or_widened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Z8 is Q8_0 with the scale behind the integers."""
+    monkeypatch.setattr(formats, "FORMATS", dict(formats.FORMATS))
+    eight = formats.get("Q8_0")
+    values = np.random.default_rng(2).standard_normal((3, 64)).astype(np.float32)
+    raw = eight.quantize(values)
+    turned = np.roll(raw.reshape(-1, 34), -2, axis=1).reshape(-1)
+
+    def back(blocks: np.ndarray) -> np.ndarray:
+        assert blocks.shape == (6, 34)
+        return np.roll(blocks, 2, axis=1)
+
+    def form(name: str, packed_as: str, **options: object) -> formats.Format:
+        unpack = lambda blocks: eight.unpack(back(blocks))  # noqa: E731
+        return formats.Format(name, 32, 34, -1, unpack, eight.pack, packed_as, **options)  # type: ignore[arg-type]
+
+    formats.register(form("Z8", "Q8_0", convert=back))
+    formats.register(form("Z8_wide", "F32"))  # two without a number in GGUF files
+    formats.register(form("Z8_narrow", "BF16"))
+    assert (formats.packed("Z8"), formats.packed("Q8_0")) == (eight, eight)
+    assert np.array_equal(formats.packed_bytes("Z8", turned), raw)
+    assert formats.packed_bytes("Z8", turned).shape == raw.shape
+    assert formats.packed_bytes("Q8_0", raw) is raw
+    wide = formats.packed_bytes("Z8_wide", turned)
+    assert np.array_equal(wide.view(np.float32), eight.dequantize(raw, (3 * 64,)))
+    with pytest.raises(ConfigError, match="Z8_narrow is declared packed_as BF16, which cannot hold all"):
+        formats.packed_bytes("Z8_narrow", turned)
+    turned[32:34] = np.array([np.nan], np.float16).view(np.uint8)
+    assert np.isnan(formats.packed_bytes("Z8_wide", turned).view(np.float32)[:32]).all()
+    for wrong, reason in (
+        (form("Z8", "F32"), "named 'Z8' is already"),
+        (form("Z 9", "F32"), "cannot be named 'Z 9'"),
+        (form("Z9", "Z8"), "Z8 is itself Q8_0"),
+        (form("Z9", "Q8_0"), "needs `convert`"),
+        (formats.Format("Z9", 32, 34, 0, back, back, "F32"), r"of GGUF type 0 \(F32\) is already"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            formats.register(wrong)
 
 
 def test_refusals_name_the_cause() -> None:

@@ -24,6 +24,8 @@ def test_names_are_taken_once_and_nearest_ones_suggested() -> None:
         registry.register(registry.get("linear"))
     with pytest.raises(ConfigError, match="did you mean 'rms_norm'"):
         registry.get("rmsnorm")
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = ops.nothing
 
 
 def test_ops_from_outside_compute_trace_and_price() -> None:
@@ -46,6 +48,12 @@ def test_types_that_do_not_fit_are_refused() -> None:
         quantize.types(quantize.call([Type("f32", "tokens", (48,))], [], {}))
     with pytest.raises(ConfigError, match="no attribute colour"):
         quantize.call([x], [], {"colour": 1})
+    for values, weights in (([x, x], []), ([x], [w])):
+        with pytest.raises(ConfigError, match=r"quantize_rows takes values \('x',\) and weights \(\)"):
+            quantize.call(values, weights, {})
+    for attributes in ({"bits": 9}, {"group": 16}):
+        with pytest.raises(ConfigError, match=r"quantize_rows: (9 bits; 8, 15 are known|width 64 in groups of 16)"):
+            quantize.types(quantize.call([x], [], attributes))
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"window": 5}, {"soft_cap": 3.0}, {"alibi": True}])
@@ -85,7 +93,18 @@ def test_fused_references_are_their_parts() -> None:
     m, bias = torch.randn(8, 64), torch.randn(8)
     assert torch.equal(ops.linear_add(x, residual, m, bias), residual + ops.linear(x, m, bias))
     qkv, at, norm = torch.randn(3, 64), torch.arange(3), torch.randn(16)
+    y = torch.randn(3, 64)
+    assert all(torch.equal(a, b) for a, b in zip(ops.add_norm(x, y, w, eps=1e-5),
+                                                 (x + y, ops.rms_norm(x + y, w, 1e-5)), strict=True))  # fmt: skip
+    assert torch.equal(ops.add_norm(x, y, w, -w, eps=1e-5, layer=True)[1], ops.layer_norm(x + y, w, -w, eps=1e-5))
+    gated = registry.get("linear_silu_mul").reference(x, torch.cat([m, -m]), x_dtype="e4m3fn")
+    assert torch.equal(gated, ops.silu_mul(ops.linear(x, torch.cat([m, -m]), x_dtype="e4m3fn")))
     cache = ContiguousCache(1).step([(0, 3, 0)], [0])
+    q, new = ops.qkv_write(qkv, cache, heads=2, layer=0)
+    assert torch.equal(torch.cat([q, *(part[:, 0] for part in new.read(0, 0))], dim=1), qkv)
+    q, new = ops.rope_kv_write(qkv, at, cache, table=TABLE, heads=2, layer=0)
+    assert torch.equal(q, ops.rope(qkv[:, :32], at, TABLE, 2))
+    assert torch.equal(new.read(0, 0)[0][:, 0], ops.rope(qkv[:, 32:48], at, TABLE, 1))
     q, new = ops.rope_kv_write(qkv, at, cache, norm, norm, table=TABLE, heads=2, layer=0, eps=1e-6)
     assert torch.equal(q, ops.rope(ops.rms_norm(qkv[:, :32], norm, 1e-6, 2), at, TABLE, 2))
     k, v = new.read(0, 0)
@@ -99,11 +118,17 @@ def test_small_references_against_torch() -> None:
     assert torch.allclose(ops.gelu_mul(x, tanh=False), torch.nn.functional.gelu(x[:, :4]) * x[:, 4:])
     assert torch.allclose(ops.gelu(x), torch.nn.functional.gelu(x, approximate="tanh"))
     assert torch.equal(ops.silu(x), torch.nn.functional.silu(x))
-    assert torch.equal(ops.soft_cap(x * 100, 5.0).abs().max() <= 5, torch.tensor(True))
+    assert torch.allclose(ops.soft_cap(x * 10, 5.0), 5 * torch.tanh(x * 2))
     assert torch.equal(ops.cast(x, "bf16"), x.bfloat16())
     assert torch.equal(ops.scale(x, 2.0), x + x)
     assert torch.equal(ops.split(x, 2, 5), x[:, 2:5])
     assert torch.equal(ops.take_rows(x, torch.tensor([2, 0])), x[[2, 0]])
+    assert ops.add(x.bfloat16(), x).dtype == torch.bfloat16
+    assert torch.equal(ops.embed(torch.tensor([2, 0]), x), x[[2, 0]])
+    # Rows 4 to 6 of a table: ids on both sides of each edge.
+    part = ops.embed(torch.tensor([3, 4, 6, 7, 0, 9]), x, first=4)
+    assert torch.equal(part, torch.stack([0 * w, x[0], x[2], 0 * w, 0 * w, 0 * w]))
+    assert ops.layer_norm(x.bfloat16(), w.bfloat16(), eps=1e-5).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("style", ["half", "interleaved"])

@@ -99,3 +99,10 @@ def test_rows_are_divided_once(rows: int, count: int) -> None:
     found = divide_rows(rows, count, "embed")
     assert [i for start, stop in found for i in range(start, stop)] == list(range(rows))
     assert all(start < stop for start, stop in found)
+
+
+def test_rows_are_divided_by_64_where_each_rank_has_as_many() -> None:
+    assert divide_rows(640, 4, "embed") == [(0, 192), (192, 384), (384, 512), (512, 640)]
+    assert divide_rows(193, 3, "embed") == [(0, 128), (128, 192), (192, 193)]
+    assert divide_rows(191, 3, "embed") == [(0, 64), (64, 128), (128, 191)]
+    assert divide_rows(190, 3, "embed") == [(0, 64), (64, 127), (127, 190)]

@@ -1,5 +1,7 @@
 """The open registries: what they refuse, where passes stand, and `expand` against the op it expands."""
 
+from dataclasses import replace
+
 import numpy as np
 import program_builders as builders
 import pytest
@@ -11,6 +13,7 @@ from roofline.models import registry as families
 from roofline.ops import formats
 from roofline.ops import registry as op_registry
 from roofline.program import compile as passes
+from roofline.program import target as targets
 from roofline.program.compile import compile_program, stage_names, stages
 from roofline.program.passes.expand import expand
 from roofline.program.target import CPU
@@ -100,11 +103,43 @@ def test_a_failing_pass_is_named() -> None:
     def lossy(program):  # type: ignore[no-untyped-def]
         return extend.without_dead(program, program.body[:-1])
 
-    for number, run in enumerate((broken, lossy)):
-        extend.register_pass(f"bad{number}", run)
-        with pytest.raises(ConfigError, match=f"pass 'bad{number}' failed"):
+    def unable(program):  # type: ignore[no-untyped-def]
+        raise UnsupportedError("a table", "it is round", ("a square one",))
+
+    for run, error, message in (
+        (broken, ConfigError, "^the pass 'bad' failed: KeyError: 'x7'$"),
+        (lossy, ConfigError, "^the pass 'bad' failed: output x33 is never assigned$"),
+        (unable, UnsupportedError, "^pass 'bad': a table .*it is round.*a square one"),
+    ):
+        extend.register_pass("bad", run)
+        with pytest.raises(error, match=message):
             compile_program(MODEL.family, MODEL.cfg, MODEL.tensors, CPU)
-        del passes._REGISTERED[f"bad{number}"]
+        del passes._REGISTERED["bad"]
+
+
+def test_targets_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "_TARGETS", dict(targets._TARGETS))
+    assert [targets.get(target.name) for target in (CPU, targets.PLAIN, targets.GPU)] == [
+        CPU,
+        targets.PLAIN,
+        targets.GPU,
+    ]
+    with pytest.raises(ConfigError, match="did you mean 'plain'"):
+        targets.get("plane")
+    mine = replace(CPU, name="mine")
+    targets.register(mine)
+    assert targets.get("mine") is mine
+    with pytest.raises(ConfigError, match="target named 'mine' is already"):
+        targets.register(mine)
+
+
+def test_a_gpu_s_arithmetic_is_exact_where_it_is_asked_for() -> None:
+    fast, exact = targets.gpu("f16"), targets.gpu("bf16", exact=True, cache="e4m3fn", rows8="e4m3fn")
+    assert (fast.activations, fast.float_order, fast.orders, fast.rows8) == ("f16", "any", {"attend": "any"}, "")
+    assert set(fast.attend_dtypes.values()) == {"f16"}
+    assert (exact.float_order, exact.rows8) == ("tile", "e4m3fn")
+    assert exact.orders == {"attend": "splits256", "all_reduce": "rank"}
+    assert exact.attend_dtypes == {"kv_dtype": "e4m3fn", "q_dtype": "bf16", "p_dtype": "bf16"}
 
 
 def test_expand_writes_an_op_as_others_of_the_same_value() -> None:
@@ -135,8 +170,14 @@ def test_expand_writes_an_op_as_others_of_the_same_value() -> None:
     (half,) = after.step(opened.body[-3], [rows["x"]])
     (got,) = after.step(opened.body[-2], [half])
     assert torch.equal(got, wanted)
-    with pytest.raises(ConfigError, match="expanding twice_normed"):
-        expand(traced, "twice_normed", lambda x, w, eps: x)
+    for wrong in (lambda x, w, eps: x, lambda x, w, eps: ops.cast(x, "bf16"), lambda x, w, eps: (ops.scale(x, 2), x)):
+        with pytest.raises(ConfigError, match="expanding twice_normed"):
+            expand(traced, "twice_normed", wrong)
+    assert expand(traced, "kv_write", lambda **_: None) is traced
+    # Options that are none of the op's own stay behind, and an operand that is left out is None.
+    seen = {}
+    expand(traced, "linear", lambda **given: seen.update(given) or ops.linear(given["x"], given["w"]))
+    assert (set(seen), seen["bias"], seen["x_dtype"]) == ({"x", "w", "bias", "x_dtype"}, None, "f32")
 
 
 def test_an_op_without_a_way_to_the_cpu_is_refused_by_name() -> None:

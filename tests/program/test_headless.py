@@ -26,6 +26,7 @@ def test_the_layers_stay_and_the_head_goes(name):
     hidden = dict(stages(model.family, model.cfg, model.tensors, CPU, hidden=True))
     assert hidden["trace"].types()[hidden["trace"].logits] == Type("f32", "rows", (model.cfg.width,))
     assert hidden["trace"].body == whole["trace"].body[:-1]
+    assert hidden["trace"].outputs[1:] == whole["trace"].outputs[1:] == ("kv0.2",)
     assert set(whole["plan"].weights) - set(hidden["plan"].weights) <= {"head.weight"}
     assert hidden["plan"].body[-1].op in ("rms_norm", "layer_norm")
     assert hidden["plan"].kv_groups == whole["plan"].kv_groups

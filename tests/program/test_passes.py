@@ -7,14 +7,19 @@ from pathlib import Path
 import program_builders as builders
 import pytest
 
-from roofline.common.errors import ConfigError
+from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.ops import registry
+from roofline.ops.symbol import Type
 from roofline.program.compile import STAGES, compile_program, stages
-from roofline.program.ir import Instr, Program, Value
+from roofline.program.ir import Instr, Piece, Program, Recipe, Value
 from roofline.program.passes.fuse import fuse
-from roofline.program.passes.legalize import recast_cache
+from roofline.program.passes.legalize import legalize, recast_cache
+from roofline.program.passes.merge import _joined
 from roofline.program.passes.narrow import narrow
-from roofline.program.target import CPU, with_cache
+from roofline.program.target import CPU, GPU, gpu, with_cache
 from roofline.program.text import parse_program, print_program
+from roofline.program.trace import Recorder
+from roofline.program.verify import verify
 
 GOLDEN = Path(__file__).parent / "golden"
 MODELS = {
@@ -121,6 +126,39 @@ def test_rows_that_are_read_elsewhere_are_not_narrowed() -> None:
     assert narrow(escaping) == escaping
 
 
+def test_rows_are_narrowed_up_to_the_first_instruction() -> None:
+    """Without attention no row matters to another: only the wanted ids are looked up."""
+    program = parse_program(
+        """
+program tiny target=''
+
+input ids: i32[tokens]
+input logit_rows: i32[rows]
+output x2
+
+weight embed.weight: file[96, 64] = embed.weight[0:96] F32
+
+x0: f32[tokens, 64] = embed(ids; embed.weight)
+x1: f32[rows, 64] = take_rows(x0, logit_rows)
+x2: f32[rows, 96] = linear(x1; embed.weight)
+"""
+    )
+    assert [instr.op for instr in narrow(program).body] == ["take_rows", "embed", "linear"]
+
+
+def test_a_gpu_rounds_what_linears_read_and_write_but_not_the_logits() -> None:
+    model = MODELS["qwen3"]()
+    program = dict(stages(model.family, model.cfg, model.tensors, GPU))["legalize"]
+    types = program.types()
+    linears = [instr for instr in program.body if instr.op == "linear"]
+    assert [instr.attr("out") for instr in linears] == ["bf16"] * (len(linears) - 1) + [""]
+    assert {types[instr.inputs[0]].dtype for instr in linears} == {"bf16"}
+    assert types[program.logits].dtype == "f32"
+    # The residual stream stays float32; norms of q and k, which a rope reads, are not rounded on their way.
+    assert {types[i.output.name].dtype for i in program.body if i.op == "add"} == {"f32"}
+    assert {i.attr("out") for i in program.body if i.op == "rms_norm" and i.attr("heads") != 1} == {""}
+
+
 def test_float_weights_keep_plain_norms() -> None:
     program = programs("qwen2_bf16")["fuse"]
     ops = ops_of(program)
@@ -169,3 +207,95 @@ def test_tensors_that_do_not_fit_are_named() -> None:
 
 def test_stages_are_the_listed_ones() -> None:
     assert tuple(programs("llama")) == STAGES
+
+
+def test_an_operand_that_is_missing_is_named() -> None:
+    recorder = Recorder()
+    x = recorder.input("x", Type("f32", "tokens", (64,)))
+    with pytest.raises(ConfigError, match="add: x is missing"):
+        recorder.record(registry.get("add"), {"x": None, "y": x})
+
+
+def test_a_weight_of_floats_and_blocks_is_refused() -> None:
+    program = programs("llama")["trace"]
+    name = "layers.0.attn.o.weight"
+    mixed = tuple(Piece(name, at, at + 32, form) for at, form in ((0, "Q4_1"), (32, "F16")))
+    weights = {**program.weights, name: Recipe((64, 64), mixed)}
+    with pytest.raises(UnsupportedError, match=r"attn\.o\.weight.*mixes Q4_1, F16"):
+        legalize(replace(program, weights=weights), CPU)
+    for form in ("F32", "F16", "BF16"):
+        floats = tuple(Piece(name, at, at + 32, kind) for at, kind in ((0, form), (32, "F32")))
+        legal = legalize(replace(program, weights={**program.weights, name: Recipe((64, 64), floats)}), CPU)
+        assert next(i for i in legal.body if name in i.weights).attr("order") == "f32"
+
+
+def test_rows_are_8_bit_floats_where_the_weights_are() -> None:
+    model = builders.build(builders.BASE | {"width": 128, "head_dim": 32}, "E4M3", o="BF16")
+    program = dict(stages(model.family, model.cfg, model.tensors, gpu(rows8="e4m3fn")))["legalize"]
+    dtypes = {i.weights[0].split(".", 2)[-1]: i.attr("x_dtype") for i in program.body if i.op == "linear"}
+    assert dtypes["attn.o.weight"] == "f32"
+    assert {dtype for name, dtype in dtypes.items() if name != "attn.o.weight"} == {"e4m3fn"}
+
+
+def test_rows_that_linears_read_as_they_are_are_cast_once() -> None:
+    program = parse_program(
+        """
+program tiny target=''
+
+input ids: i32[tokens]
+output x3
+
+weight embed: file[96, 64] = a[0:96] BF16
+weight b: file[64, 64] = b[0:64] BF16
+weight c: file[64, 64] = c[0:64] BF16
+
+x0: f32[tokens, 64] = embed(ids; embed)
+x1: f32[tokens, 64] = linear(x0; b)
+x2: f32[tokens, 64] = linear(x0; c)
+x3: f32[tokens, 64] = add(x1, x2)
+"""
+    )
+    body = verify(legalize(program, GPU)).body
+    assert [(i.op, i.inputs, i.output.type.dtype) for i in body] == [
+        ("embed", ("ids",), "f32"),
+        ("cast", ("x0",), "bf16"),
+        ("linear", ("x0.bf16",), "bf16"),
+        ("linear", ("x0.bf16",), "bf16"),
+        ("add", ("x1", "x2"), "bf16"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "joined"),
+    [
+        (("layers.0.attn.q.weight", "layers.0.attn.k.weight", "layers.0.attn.v.weight"), "layers.0.attn.q+k+v.weight"),
+        (("layers.0.q.weight", "layers.1.k.weight"), "layers.0.q+1.k.weight"),
+        (("a.q", "a.k.w"), "a.q+k.w"),
+        (("q", "k"), "q+k"),
+    ],
+)
+def test_stacked_weights_are_named_after_all(names: tuple[str, ...], joined: str) -> None:
+    assert _joined(names) == joined
+
+
+def test_what_a_program_says_of_its_parts() -> None:
+    program = programs("qwen3")["plan"]
+    group = program.kv_groups["kv0"]
+    assert group.token_bytes == 2 * 2 * (2 * 16) * 2  # K and V, layers, kv heads of 16, bf16
+    assert replace(group, format="int8").token_bytes == 2 * 2 * 2 * (16 + 4)
+    embed, head = program.body[0], program.body[-1]
+    attend = next(i for i in program.body if i.op == "attend")
+    assert program.matrix(embed) == program.weights["embed.weight"]
+    assert program.matrix(head) == program.weights["head.weight"]
+    assert program.matrix(attend) is None
+    assert program.carried == ()
+    assert (embed.layer, attend.layer, head.layer) == (None, 0, None)
+    assert {i.layer for i in program.body if i.op == "linear_add"} == {0, 1}
+    assert [i.makes_integers for i in program.body[:3]] == [False, True, False]
+    assert [i.op for i in program.body if i.writes_cache] == ["rope_kv_write"] * 2
+    assert not any(i.exchanges for i in program.body)
+    assert programs("qwen2_bf16")["plan"].rows_dtype() == "f32"
+    vector = Recipe((64,), (Piece("a", 0, 64, "F32"),))
+    assert (vector.columns, vector.nbytes) == (1, 256)
+    matrix = Recipe((4, 64), (Piece("a", 3, 5, "Q4_1"), Piece("b", 0, 2, "Q8_0")))
+    assert (matrix.columns, matrix.nbytes) == (64, 2 * 2 * 20 + 2 * 2 * 34)

@@ -9,6 +9,7 @@ from roofline.program.compile import compile_program, stages
 from roofline.program.ir import Program
 from roofline.program.passes.plan import plan
 from roofline.program.target import CPU
+from roofline.program.text import parse_program
 
 
 def compiled(config: dict, default: str) -> Program:
@@ -72,3 +73,56 @@ def test_arena_is_a_few_rows_wide(tokens: int) -> None:
     cfg = builders.BASE
     widest = 4 * (2 * cfg["ffn"] + 3 * cfg["width"] + cfg["ffn"])
     assert PROGRAMS[0].plan.arena.at(tokens=tokens) <= tokens * widest
+
+
+REUSE = """
+program tiny target=''
+
+input ids: i32[tokens]
+input logit_rows: i32[rows]
+output x4
+
+weight embed: file[96, 40] = a[0:96] F32
+
+x0: f32[tokens, 40] = embed(ids; embed)
+x1: f32[tokens, 40] = scale(x0; ; factor=2.0)
+x2: f32[tokens, 40] = add(x1, x1)
+x3: f32[rows, 40] = take_rows(x2, logit_rows)
+x4: f32[rows, 96] = linear(x3; embed)
+"""
+
+
+def places(*edits: tuple[str, str]) -> dict[str, str]:
+    text = REUSE
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new)
+    planned = plan(parse_program(text)).plan
+    return {name: str(place.offset) for name, place in planned.places.items()} | {"arena": str(planned.arena)}
+
+
+def test_a_dying_operand_is_taken_over_unless_it_is_read_twice() -> None:
+    """Rows of 160 bytes take 192, whole lines."""
+    assert places() == {
+        "x0": "0",
+        "x1": "0",  # where x0 was
+        "x2": "192*tokens",  # reads x1 twice
+        "x3": "384*tokens",
+        "x4": "384*tokens + 192*rows",
+        "arena": "384*tokens + 576*rows",
+    }
+    assert places(("output x4", "output x4\noutput x0"))["x1"] == "192*tokens"
+    assert places(("add(x1, x1)", "add(x1, x0)"))["x1"] == "192*tokens"
+    assert places(("add(x1, x1)", "add(x1, x0)"))["x2"] == "192*tokens"
+    assert places(("add(x1, x1)", "add(x0, x1)"))["x2"] == "0"
+
+
+def test_what_is_viewed_or_a_view_is_not_taken_over() -> None:
+    view = "x2: f32[tokens, 40] = split(x1; ; start=0, stop=40)"
+    add = "x2: f32[tokens, 40] = add(x1, x1)"
+    half = "x5: f32[tokens, 20] = split(x0; ; start=20, stop=40)\nx6: f32[tokens, 20] = scale(x5; ; factor=2.0)\n"
+    viewed = places((add, view + "\nx7: f32[tokens, 40] = scale(x1; ; factor=2.0)"), ("rows(x2", "rows(x7"))
+    assert viewed["x7"] == "192*tokens"
+    viewed = places((add, half + add))
+    assert viewed["x5"] == "80"
+    assert viewed["x6"] not in (viewed["x5"], "0")

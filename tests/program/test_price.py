@@ -1,5 +1,7 @@
 """Prices against counting by hand, and against the sum over an explicit loop."""
 
+from dataclasses import replace
+
 import program_builders as builders
 import pytest
 from hypothesis import given
@@ -8,9 +10,10 @@ from hypothesis import strategies as st
 from roofline.models.spec import expand
 from roofline.ops import formats
 from roofline.ops.batch import Batch, BatchLimits, Segment
-from roofline.program.compile import compile_program
-from roofline.program.overview import overview
-from roofline.program.passes.price import Work, amount, price, segment_work, work_of
+from roofline.program.compile import compile_program, stages
+from roofline.program.ir import Instr
+from roofline.program.overview import labels, overview
+from roofline.program.passes.price import Work, amount, arithmetic, price, seconds, segment_work, work_of
 from roofline.program.target import CPU, with_cache
 
 MODEL = builders.build(builders.BASE, embed="Q8_0")
@@ -61,6 +64,76 @@ class Roofs:
         return 1e9
 
 
+def test_each_instruction_has_the_roof_of_its_arithmetic() -> None:
+    floats = builders.build(builders.BASE, "BF16")
+    of_floats = compile_program(floats.family, floats.cfg, floats.tensors, CPU)
+    for program, roof, divisor in ((PROGRAM, "int8_ops", 1), (of_floats, "f32_flops", 1)):
+        linears = [instr for instr in program.body if instr.op.startswith("linear")]
+        assert {arithmetic(instr) for instr in linears[:-1]} == {(roof, divisor)}
+    # A 15-bit operand is two of 8 bits.
+    assert arithmetic(PROGRAM.body[-1]) == ("int8_ops", 2)
+    assert {arithmetic(i) for i in PROGRAM.body if i.op == "attend"} == {("bf16_flops", 1)}
+    assert {arithmetic(i) for i in PROGRAM.body if i.op == "embed"} == {("f32_flops", 1)}
+
+
+class Uneven(Roofs):
+    """Roofs of one another apart."""
+
+    int8_ops, bf16_flops, f32_flops = 4e9, 2e9, 1e9
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def read_bytes_per_s(self, working_set: int) -> float:
+        assert working_set == price(PROGRAM).weight_bytes + amount(price(PROGRAM).total, WORK).kv_bytes
+        return self.rate
+
+
+WORK = Work(tokens=3, rows=1, context=50, pairs=120)
+
+
+@pytest.mark.parametrize(("rate", "bound"), [(1e3, "memory"), (1e15, "compute")])
+def test_time_is_the_longer_of_arithmetic_and_reads(rate: float, bound: str) -> None:
+    roofs = Uneven(rate)
+    want = 0.0
+    for instr, cost in price(PROGRAM).instrs:
+        spent, (roof, divisor) = amount(cost, WORK), arithmetic(instr)
+        computing = spent.flops * divisor / getattr(roofs, roof)
+        want += max(computing, (spent.weight_bytes + spent.kv_bytes) / rate)
+    view = overview(PROGRAM, WORK, roofs)
+    assert view.seconds == pytest.approx(want)
+    assert (view.layers, view.weight_bytes) == (2, price(PROGRAM).weight_bytes)
+    assert view.spent == amount(price(PROGRAM).total, WORK)
+    for row in view.rows:
+        assert row.read_bytes == row.spent.weight_bytes + row.spent.kv_bytes
+        if row.section != "last layer" and row.read_bytes and row.spent.flops:
+            assert row.bound == bound, row
+
+
+def test_what_the_last_layer_does_for_wanted_rows_is_one_row() -> None:
+    view = overview(PROGRAM, WORK, Uneven(1e6))
+    sections = list(dict.fromkeys(row.section for row in view.rows))
+    assert sections == ["embed", "layer 0", "last layer", "head"]
+    (last,) = (row for row in view.rows if row.section == "last layer")
+    parts = [
+        (
+            amount(cost, WORK),
+            seconds(instr, amount(cost, WORK), Uneven(1e6), price(PROGRAM).weight_bytes + view.spent.kv_bytes),
+        )
+        for (instr, cost), label in zip(price(PROGRAM).instrs, labels(PROGRAM), strict=True)
+        if label.section == "last layer"
+    ]
+    assert len(parts) > 4
+    assert last.seconds == pytest.approx(sum(time for _, time in parts))
+    for name in ("flops", "weight_bytes", "act_bytes"):
+        assert getattr(last.spent, name) == sum(getattr(spent, name) for spent, _ in parts)
+    # Two layers do what stands before that; the norm, linear and attention of both are of one kind.
+    assert {row.times for row in view.rows if row.section == "layer 0" and row.op == "attend"} == {2}
+    assert [row.times for row in view.rows if row.section != "layer 0"] == [1] * (
+        len(view.rows) - sum(row.section == "layer 0" for row in view.rows)
+    )
+
+
 @pytest.mark.parametrize("tokens", [1, 64])
 def test_overview_of_one_layer_adds_up_to_the_step(tokens: int) -> None:
     view = overview(PROGRAM, Work(tokens, 1, *segment_work(50, tokens)), Roofs())
@@ -69,3 +142,60 @@ def test_overview_of_one_layer_adds_up_to_the_step(tokens: int) -> None:
     assert sum(row.seconds * row.times for row in view.rows) == pytest.approx(view.seconds)
     assert sum(row.read_bytes * row.times for row in view.rows) == view.spent.weight_bytes + view.spent.kv_bytes
     assert overview(PROGRAM, Work(1, 1, 1, 1), None).seconds is None
+
+
+def test_rows_say_where_they_stand_and_what_they_read() -> None:
+    programs = dict(stages(MODEL.family, MODEL.cfg, MODEL.tensors, CPU))
+    plan, traced = ([tuple(vars(label).values()) for label in labels(programs[name])] for name in ("plan", "trace"))
+    assert plan[:7] == [
+        ("embed", "embed", "96 × 64", "Q8_0"),
+        ("layer 0", "norm_quantize", "64", "q8g32"),
+        ("layer 0", "linear", "64 → 128", "Q4_1"),
+        ("layer 0", "rope_kv_write", "4/2 × 16", "bf16"),
+        ("layer 0", "attend", "4/2 × 16", "bf16"),
+        ("layer 0", "quantize_rows", "64", "q8g32"),
+        ("layer 0", "linear_add", "64 → 64", "Q4_1"),
+    ]
+    assert [label[0] for label in plan[11:]] == ["layer 1"] * 4 + ["last layer"] * 8 + ["head"] * 2
+    # Nothing is narrowed yet: what is left of the last layer is the head's.
+    assert [label[0] for label in traced[-4:]] == ["layer 1"] + ["head"] * 3
+    assert ("layer 0", "kv_write", "32", "f32") in traced
+    assert ("layer 0", "linear", "128 → 64", "Q4_1") in traced
+
+
+def test_formats_are_named_with_what_they_are_packed_as(monkeypatch: pytest.MonkeyPatch) -> None:
+    eight = formats.get("Q8_0")
+    monkeypatch.setattr(formats, "FORMATS", dict(formats.FORMATS))
+    formats.register(replace(eight, name="Z8", gguf_type=-1, packed_as="Q8_0", convert=lambda blocks: blocks))
+    model = builders.build(builders.BASE, "Q8_0", k="Z8")
+    program = compile_program(model.family, model.cfg, model.tensors, CPU)
+    assert next(label for label in labels(program) if label.op == "linear").format == "Q8_0+Z8 as Q8_0"
+
+
+def test_what_takes_no_time_has_no_bound() -> None:
+    floats = builders.build(builders.BASE, "BF16")
+    merged = dict(stages(floats.family, floats.cfg, floats.tensors, CPU))["merge"]
+    views = [row for row in overview(merged, WORK, Roofs()).rows if row.op == "split"]
+    assert views
+    assert {(row.seconds, row.bound) for row in views} == {(0.0, "")}
+    unknown = overview(PROGRAM, WORK, None).rows
+    assert {row.seconds for row in unknown} == {None}
+    assert {row.bound for row in unknown if row.section != "last layer"} == {""}
+
+
+@pytest.mark.parametrize(
+    ("op", "attrs", "roof", "divisor"),
+    [
+        ("linear", {"order": "q8g32"}, "int8_ops", 1),
+        ("linear", {"order": "q15g32"}, "int8_ops", 2),
+        ("linear", {"order": "any"}, "bf16_flops", 1),
+        ("linear", {"order": "tile"}, "bf16_flops", 1),
+        ("linear", {"order": "f32"}, "f32_flops", 1),
+        ("attend", {"order": "pages64.int8"}, "bf16_flops", 1),
+        ("attend", {"order": "splits256"}, "bf16_flops", 1),
+        ("rms_norm", {"order": "q8g32"}, "f32_flops", 1),  # no product
+        ("rms_norm", {}, "f32_flops", 1),
+    ],
+)
+def test_an_order_says_which_units_compute(op: str, attrs: dict[str, str], roof: str, divisor: int) -> None:
+    assert arithmetic(Instr(op, (), (), attrs, ())) == (roof, divisor)

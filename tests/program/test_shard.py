@@ -4,16 +4,17 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import program_builders as builders
 import pytest
 
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
 from roofline.models.spec import expand
-from roofline.ops import collectives, registry
+from roofline.ops import collectives, formats, registry
 from roofline.ops.cost import Affine
 from roofline.ops.symbol import Type
 from roofline.program.compile import compile_program, register_pass, stages
-from roofline.program.ir import Instr, Program, Share, Value
+from roofline.program.ir import Columns, Instr, Piece, Program, Recipe, Share, Value
 from roofline.program.passes.price import price
 from roofline.program.passes.shard import shard
 from roofline.program.passes.stage import stage
@@ -83,6 +84,51 @@ def test_ranks_have_every_weight_once_but_for_what_they_share(name: str, ranks: 
         assert held[param.name] == copies * size, param.name
 
 
+def pieces_of(recipe: Recipe, rank: int, split: str) -> list[tuple[str, int, int, Columns | None]]:
+    """What one of two ranks has of a matrix of the first layer: (tensor, first row, last, columns)."""
+    model, program = MODELS["llama"](), programs("llama", Share())["narrow"]
+    name = f"layers.0.mlp.{'up' if split == 'rows' else 'down'}.weight"
+    assert program.weights[name].shape == recipe.shape
+    params = expand(model.family.spec(model.cfg), model.cfg.layers)
+    part = shard(replace(program, weights={**program.weights, name: recipe}), params, rank, 2).weights[name]
+    assert part.shape == (64, 64)
+    return [(piece.tensor, piece.start, piece.stop, piece.columns) for piece in part.pieces]
+
+
+def test_rows_of_pieces_that_begin_within_their_tensors() -> None:
+    """128 rows are rows 7 to 47 of one tensor and 5 to 93 of another: the ranks' 64 lie on both sides of the seam."""
+    recipe = Recipe((128, 64), (Piece("a", 7, 47, "Q4_1"), Piece("b", 5, 93, "Q4_1")))
+    assert pieces_of(recipe, 0, "rows") == [("a", 7, 47, None), ("b", 5, 29, None)]
+    assert pieces_of(recipe, 1, "rows") == [("b", 29, 93, None)]
+    # A seam where the ranks part: no piece is empty.
+    recipe = Recipe((128, 64), (Piece("a", 7, 71, "Q4_1"), Piece("b", 5, 69, "Q4_1")))
+    assert pieces_of(recipe, 0, "rows") == [("a", 7, 71, None)]
+    assert pieces_of(recipe, 1, "rows") == [("b", 5, 69, None)]
+
+
+def test_columns_of_pieces_that_begin_within_their_tensors() -> None:
+    """128 columns are columns 64 to 192 of one tensor's 256, and all of another's."""
+    pieces = (Piece("a", 3, 35, "Q4_1", Columns(64, 192, 256)), Piece("b", 0, 32, "Q4_1"))
+    for rank in (0, 1):
+        a, b = Columns(64 + 64 * rank, 128 + 64 * rank, 256), Columns(64 * rank, 64 + 64 * rank, 128)
+        assert pieces_of(Recipe((64, 128), pieces), rank, "columns") == [("a", 3, 35, a), ("b", 0, 32, b)]
+
+
+@pytest.mark.parametrize("form", ["F32", "Q4_1", "Q8_0"])
+def test_bytes_of_a_piece_are_those_of_its_blocks(form: str) -> None:
+    kind, width = formats.get(form), 128
+    blocks = width // kind.block
+    raw = np.arange(6 * blocks * kind.block_bytes).astype(np.uint8)
+    rows = [
+        [raw[(row * blocks + at) * kind.block_bytes :][: kind.block_bytes] for at in range(blocks)] for row in range(6)
+    ]
+    piece = Piece("a", 1, 5, form)
+    assert piece.bytes_of(raw, width).tolist() == np.concatenate([b for row in rows[1:5] for b in row]).tolist()
+    first, last = 32 // kind.block, 96 // kind.block
+    cut = replace(piece, columns=Columns(32, 96, width))
+    assert cut.bytes_of(raw, 64).tolist() == np.concatenate([b for row in rows[1:5] for b in row[first:last]]).tolist()
+
+
 def test_every_pass_finds_in_a_part_what_it_finds_in_the_whole() -> None:
     whole = Counter(i.op for i in programs("llama", Share())["fuse"].body)
     part = Counter(i.op for i in programs("llama", Share(1, 2))["fuse"].body)
@@ -138,6 +184,7 @@ def test_stages_together_are_the_whole() -> None:
     assert parts[0].outputs == ("x15", "kv0.1")
     assert parts[1].inputs[-1] == Value("x15", Type("f32", "tokens", (64,)))
     assert parts[1].outputs == ("x33", "kv0.1")
+    assert [part.carried for part in parts] == [(), parts[1].inputs[-1:]]
     assert {i.attr("layer") for i in parts[1].body if i.op == "attend"} == {0}
     assert "ids" not in {v.name for v in parts[1].inputs}
     assert set(parts[0].weights) & set(parts[1].weights) == {"embed.weight"}  # tied: the first looks up, the last reads

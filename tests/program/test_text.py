@@ -89,6 +89,11 @@ BAD = (
     "weight w: f32[3, 4] = t[0:3][0:4] F32",
     "cache kv0 = layers=1",
     "share rank=1, of=2",
+    "input x: f64[tokens]",
+    "input x: f32[tokens] and more",
+    "input x: f32[tokens, wide]",
+    "place x = 0 stride",
+    "weight w: f32[3] = t[0:3] F32, t[3:] F32",
 )
 
 
@@ -96,3 +101,24 @@ BAD = (
 def test_a_bad_line_is_named(line: str) -> None:
     with pytest.raises(ConfigError, match="line 2"):
         parse_program(f"program p target=''\n{line}")
+
+
+def test_a_line_that_cannot_be_read_is_counted_from_one() -> None:
+    with pytest.raises(ConfigError, match=r"line 4: 'nonsense' cannot be read \(expected"):
+        parse_program("program p target=''\n\n   \n  nonsense\n")
+
+
+def test_attributes_may_hold_any_text() -> None:
+    text = """program p target='a; b'
+
+input x: f32[tokens, 2]
+
+y: f32[2] = my_op(x; w, v; mode='a; b, c: (d)', order='')
+z: f32[2] = my_op(; ; eps=1e-05)
+u: f32[2], t: f32[2] = my_op(x)
+"""
+    first, second, third = parse_program(text).body
+    assert (first.inputs, first.weights, first.attrs) == (("x",), ("w", "v"), {"mode": "a; b, c: (d)", "order": ""})
+    assert (second.inputs, second.weights, second.attrs) == ((), (), {"eps": 1e-5})
+    assert [value.name for value in third.outputs] == ["u", "t"]
+    assert parse_program(text).plan is None

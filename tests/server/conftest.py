@@ -1,9 +1,10 @@
 """A server over a fake engine and a tokenizer whose ids are bytes."""
 
 import asyncio
+import http.server
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
-from types import SimpleNamespace
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from types import MappingProxyType, SimpleNamespace
 
 import httpx
 import pytest
@@ -15,8 +16,12 @@ from roofline.engine.process.messages import Ready
 from roofline.engine.stats import EngineStats
 from roofline.server.app import create_app
 from roofline.server.context import Context
+from roofline.server.keys import Keys
 from roofline.server.limits import Limits
 from roofline.server.protocol import BoundedProtocol
+from roofline.server.routes.page import FOLDER
+from roofline.text.replies.reply_format import ReplyFormat
+from tests.browser import CHROMIUM, MISSING, Browser, Page
 
 EOS = 256
 VOCAB = 300
@@ -26,24 +31,39 @@ class BytesText:
     """Ids are bytes; 256 ends a generation. Stop strings are looked for in whole text, naively."""
 
     eos_ids = (EOS,)
+    reply_format = ReplyFormat("hermes", thinks=True, takes_tools=True)
 
-    def encode(self, text):
+    def complete(self):
+        """Nothing is left for later."""
+
+    def encode(self, text, most=None, *, add_special=True):
         return list(text.encode())
 
-    def encode_chat(self, messages):
-        if messages[-1]["role"] == "assistant":
+    def decode(self, ids):
+        return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
+
+    def encode_chat(self, messages, most=None, *, tools=(), variables=MappingProxyType({}), continues=False):
+        if messages[-1]["role"] == "assistant" and not continues:
             raise RequestError(400, "invalid_value", "the last message must not be the assistant's", param="messages")
-        return list("".join(f"<{m['role']}>{m['content']}" for m in messages).encode())
+        text = "".join(f"<{m['role']}>{m['content']}" for m in messages)
+        return list(("".join(f"[{tool['function']['name']}]" for tool in tools) + text).encode())
+
+    def ends_thinking(self, ids):
+        return False
+
+    def special_ids(self, contents=None):
+        return frozenset([EOS] if contents is None else [])
 
     def token_bytes(self, token):
         return bytes([token]) if token < 256 else b""
 
-    def stream(self, stop: Sequence[str], *, at_start: bool):
-        return BytesStream(stop)
+    def stream(self, stop: Sequence[str], *, at_start: bool, shown=frozenset(), include_stop=False):
+        return BytesStream(stop, include_stop)
 
 
 class BytesStream:
-    def __init__(self, stop):
+    def __init__(self, stop, include_stop):
+        self.include_stop = include_stop
         self.stop, self.held, self.sent, self.stopped = stop, b"", 0, None
 
     def push(self, ids):
@@ -52,7 +72,8 @@ class BytesStream:
             text = self.held.decode("utf-8", "ignore")
             for stop in self.stop:
                 if stop in text:
-                    new, self.sent, self.stopped = text[self.sent : text.index(stop)], len(text), stop
+                    end = text.index(stop) + (len(stop) if self.include_stop else 0)
+                    new, self.sent, self.stopped = text[self.sent : end], len(text), stop
                     return SimpleNamespace(text=new, stopped=stop, used=used)
         text = self.held.decode("utf-8", "ignore")
         safe = len(text) - (max(map(len, self.stop), default=1) - 1)
@@ -71,11 +92,15 @@ class FakeEngine:
     def __init__(self, answer=b"Hello, world.", delay=0.0):
         self.answer, self.delay = answer, delay
         self.up, self.error = True, None
+        self.stalled_for, self.proofs = 0.0, []
         self.description = Ready("tiny", VOCAB, 1000, "feedc0de", 12, 1024, 0.1, 7, exact=False)
-        self.engines, self.restarts, self.pid = (), 0, 7
+        self.problem = None
+        self.engines, self.restarts, self.pid, self.checked = (), 0, 7, None
         self.open: set[str] = set()
         self.aborted: list[tuple[str, int | None]] = []
         self.submitted: list = []
+        self.salts: list[str] = []
+        self.steps: list[str] = []
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -83,16 +108,33 @@ class FakeEngine:
     def ready(self):
         return self.up
 
+    async def start(self):
+        self.steps.append("start")
+        return self.description
+
+    async def close(self):
+        self.steps.append("close")
+
+    async def failed(self):
+        await asyncio.Event().wait()
+
     def abort(self, request_id, index=None):
         self.aborted.append((request_id, index))
         if index is None:
             self.open.discard(request_id)
 
+    def trouble(self, patience):
+        return "the engine has computed nothing" if self.stalled_for > patience else None
+
+    def prove(self, seconds):
+        self.proofs.append(seconds)
+
     def stats(self):
         drafts = {"drafts": 4, "draft_tokens": 16, "accepted_tokens": 9, "drafts_held": 5}
         return EngineStats(running=len(self.open), pages_used=3, pages_total=12, preemptions=2, **drafts)
 
-    async def submit(self, ids, params, *, eos_ids, request_id) -> AsyncIterator[Event]:
+    async def submit(self, ids, params, *, eos_ids, request_id, salt="") -> AsyncIterator[Event]:
+        self.salts.append(salt)
         return self._events(ids, params, request_id)
 
     async def _events(self, ids, params, request_id):
@@ -137,8 +179,15 @@ def limits() -> Limits:
 
 @pytest.fixture
 def make_context(engine, limits):
-    def make(**changes) -> Context:
-        given = {"engine": engine, "text": BytesText(), "name": "tiny", "created": 1, "limits": limits}
+    def make(*, api_key: str | None = None, **changes) -> Context:
+        given = {
+            "engine": engine,
+            "text": BytesText(),
+            "name": "tiny",
+            "created": 1,
+            "limits": limits,
+            "keys": Keys(api_key),
+        }
         return Context(**{**given, **changes})
 
     return make
@@ -160,9 +209,8 @@ def call(make_context):
 
 
 @pytest.fixture
-def live(make_context) -> Iterator:
+def live(make_context, serve_app) -> Callable[..., str]:
     """live(**context changes) -> base address of a real server on a free port of this machine."""
-    servers = []
 
     def start(**changes) -> str:
         context = make_context(**changes)
@@ -170,7 +218,18 @@ def live(make_context) -> Iterator:
         class Protocol(BoundedProtocol):
             limits = context.limits
 
-        config = uvicorn.Config(create_app(context), port=0, http=Protocol, log_level="error", timeout_keep_alive=5)
+        return serve_app(create_app(context), http=Protocol)
+
+    return start
+
+
+@pytest.fixture
+def serve_app() -> Iterator:
+    """serve_app(ASGI application, **options of uvicorn) -> base address of a server of it."""
+    servers = []
+
+    def start(app, **options) -> str:
+        config = uvicorn.Config(app, port=0, log_level="error", timeout_keep_alive=5, **options)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
@@ -185,3 +244,60 @@ def live(make_context) -> Iterator:
         server.should_exit = True
         thread.join(10)
         assert not thread.is_alive(), "the server did not stop"
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory) -> Iterator[Browser]:
+    """A headless Chromium for all tests of the chat page."""
+    if CHROMIUM is None:
+        pytest.skip(MISSING)
+    running = Browser(tmp_path_factory.mktemp("profile"))
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def open_page(browser, live) -> Iterator:
+    """open_page(width, height, media={...}, **context changes): the chat page of a server of its own, once it knows the
+    model. What goes wrong in it, such as a breach of its policy, fails the test."""
+    pages: list[Page] = []
+
+    def start(width=1200, height=800, *, address=None, media=None, wait=True, **changes) -> Page:
+        page = browser.open((address or live(**changes)) + "/", width, height, **(media or {}))
+        pages.append(page)
+        if wait:
+            page.wait("document.querySelector('#model').textContent === 'tiny'")
+        return page
+
+    yield start
+    for page in pages:
+        assert page.problems == []
+        page.close()
+
+
+@pytest.fixture(scope="session")
+def module_page(browser) -> Iterator[Page]:
+    """A page with the chat page's modules and no API behind it."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def translate_path(self, path):
+            return str(FOLDER / path.rpartition("/")[2])
+
+        def do_GET(self):
+            if self.path != "/":
+                return super().do_GET()
+            self.send_response(200)
+            self.send_header("content-type", "text/html")
+            self.end_headers()
+            return self.wfile.write(b"<!doctype html><div id=announcer></div><div id=toasts></div>")
+
+        def log_message(self, *_):
+            """Nothing."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    page = browser.open(f"http://127.0.0.1:{server.server_port}/")
+    yield page
+    page.close()
+    server.shutdown()
+    server.server_close()

@@ -1,6 +1,7 @@
 """Over real sockets: disconnects, slow and oversized senders, the queue's bound, the openai client."""
 
 import asyncio
+import contextlib
 import json
 import socket
 import time
@@ -73,20 +74,47 @@ def test_queue_bound_answers_429_with_retry_after(live, engine):
     eventually(lambda: not engine.open)
 
 
-def test_half_a_header_is_not_waited_for(live):
-    host, port = live().removeprefix("http://").split(":")
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: loc"])
+def test_half_a_header_is_not_waited_for(live, sent):
+    host, port = live(limits=Limits(read_seconds=0.2)).removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\nHost: loc")
+        connection.sendall(sent)
         assert b"408" in connection.recv(100)
 
 
-def sent_before_cut(connection: socket.socket) -> int:
-    for sent in range(0, 64 << 20, 4096):
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+POST = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b'Content-Length: 33\r\n\r\n{"model": "tiny", "prompt": "Hi"}'
+)
+
+
+@pytest.mark.parametrize("before", [b"", GET, POST], ids=["first", "after GET", "after POST"])
+@pytest.mark.parametrize(("size", "status"), [(264, b"408"), (265, b"431")])
+def test_half_a_header_has_a_bound_in_each_request_of_a_connection(live, before, size, status):
+    """64 bytes beyond the bound, for the request line, are waited on in vain; one more is refused at once."""
+    host, port = live(limits=Limits(header_bytes=200, read_seconds=0.2)).removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(before)
+        answer = b""
+        while before and not answer.endswith(b"}"):
+            answer += connection.recv(4096)
+        assert answer.startswith(b"HTTP/1.1 200" if before else b"")
+        head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: "
+        connection.sendall(head.ljust(size, b"y"))
+        refusal = b""
+        while data := connection.recv(4096):  # until the server closes
+            refusal += data
+        assert refusal.startswith(b"HTTP/1.1 " + status)
+
+
+def sent_before_cut(connection: socket.socket, size: int = 4096, pause: float = 0.001) -> int:
+    for sent in range(0, (64 << 20) // 4096 * size, size):
         try:
-            connection.sendall(b"y" * 4096)
+            connection.sendall(b"y" * size)
         except OSError:
             return sent
-        time.sleep(0.001)
+        time.sleep(pause)
     return 64 << 20
 
 
@@ -144,3 +172,60 @@ def test_many_at_once(live, engine):
     answers = asyncio.run(run())
     assert {a.json()["choices"][0]["message"]["content"] for a in answers} == {"Hello, world."}
     assert not engine.open
+
+
+def sent_raw(address: str, raw: bytes) -> bytes:
+    """All that the server answers before it closes the connection."""
+    host, port = address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(raw)
+        return b"".join(iter(lambda: connection.recv(4096), b""))
+
+
+@pytest.mark.parametrize(
+    ("raw", "status", "code"),
+    [
+        (b"hello\r\n\r\n", b"400 Bad Request", "invalid_http"),
+        (b"GET /health HTTP/1.1\r\nHost: loc", b"408 Request Timeout", "request_timeout"),
+        (b"GET /health HTTP/1.1\r\nX: " + b"y" * 70_000, b"431 Request Header", "headers_too_large"),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: a\r\nConnection: close\r\n\r\n", b"400 ", "invalid_header"),
+    ],
+)
+def test_what_is_refused_before_any_route_is_told_in_json(live, raw, status, code):
+    head, _, body = sent_raw(live(), raw).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 " + status)
+    assert b"content-type: application/json" in head
+    assert json.loads(body)["error"]["code"] == code
+
+
+def test_a_dripping_body_ends_at_its_deadline(live):
+    host, port = live(limits=Limits(body_seconds=0.5)).removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n")
+        assert sent_before_cut(connection, 1, 0.02) < 200
+        with contextlib.suppress(ConnectionResetError):
+            assert b"did not arrive within 0.5 seconds" in connection.recv(4096)
+
+
+def test_a_client_that_drops_its_body_is_no_error(live, caplog):
+    caplog.set_level("DEBUG")
+    host, port = live().removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n{")
+        time.sleep(0.1)
+    eventually(lambda: "a client left before its request was complete" in caplog.text)
+    assert not [record for record in caplog.records if record.levelname in ("ERROR", "WARNING")]
+    assert "Traceback" not in caplog.text
+
+
+def test_a_stream_has_its_status_before_its_first_token(live, engine):
+    engine.gate.clear()
+    connection = raw_request(live(), {**CHAT, "stream": True})
+    head = connection.recv(4096)
+    assert head.startswith(b"HTTP/1.1 200 OK")
+    assert b"text/event-stream" in head
+    connection.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        connection.recv(1)
+    connection.close()
+    eventually(lambda: not engine.open)

@@ -1,19 +1,29 @@
 """Every field is honoured or refused; every refusal is OpenAI-shaped and names its cause."""
 
 import json
+import time
 
 import pytest
 
+from roofline.common.errors import RequestError
+from roofline.common.json_depth import json_depth_within
+from roofline.server.gate import Gate
 from roofline.server.limits import Limits
-from roofline.server.schema import NEUTRAL_CHAT, NEUTRAL_COMPLETION, NEUTRAL_MESSAGE
-from roofline.server.validate import json_depth_within
+from roofline.server.routes.openai.read import chat
+from roofline.server.routes.openai.schema import INSTEAD, NEUTRAL_CHAT, NEUTRAL_COMPLETION, NEUTRAL_MESSAGE, Sampling
 
 USER = {"role": "user", "content": "Hi"}
 CHAT = {"model": "tiny", "messages": [USER]}
 TEXT = {"model": "tiny", "prompt": "Hi"}
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+NAMED = {"type": "function", "function": {"name": "f"}}
+OTHER_TOOL = {"type": "function", "function": {"name": "h"}}
 BAD_CHAT = [
     ({"surprise": 1}, "surprise", "unknown_parameter"),
     ({"messages": [{**USER, "extra": 1}]}, "messages.0.extra", "unknown_parameter"),
+    ({"messages": [{**USER, "model": 1}]}, "messages.0.model", "unknown_parameter"),
+    ({"x" * 101: 1}, "x" * 100, "unknown_parameter"),
     ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown_parameter"),
     ({"messages": []}, "messages", "invalid_value"),
     ({"messages": [USER] * 1025}, "messages", "invalid_value"),
@@ -26,11 +36,41 @@ BAD_CHAT = [
         "invalid_value",
     ),
     ({"messages": [{"role": "assistant", "content": "x"}]}, "messages", "invalid_value"),
-    ({"messages": [{**USER, "name": "Ann"}]}, "messages.0.name", "unsupported_parameter"),
-    ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+    ({"messages": [{**USER, "name": 5}]}, "messages.0.name", "invalid_value"),
+    ({"messages": [{**USER, "name": "x" * 257}]}, "messages.0.name", "invalid_value"),
+    ({"messages": [{**USER, "tool_calls": [{}]}]}, "messages.0.tool_calls.0.id", "missing_parameter"),
+    ({"messages": [{**USER, "tool_calls": [CALL]}]}, "messages.0.tool_calls", "invalid_value"),
+    ({"messages": [{**USER, "tool_call_id": "a"}]}, "messages.0.tool_call_id", "invalid_value"),
+    ({"messages": [{"role": "assistant"}]}, "messages.0.content", "missing_parameter"),
+    ({"messages": [{"role": "tool", "content": "1"}]}, "messages.0.tool_call_id", "missing_parameter"),
+    ({"messages": [{"role": "tool", "content": "1", "tool_call_id": "a"}]}, "messages", "invalid_value"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "[1]"}}]}]},
+        "messages.0.tool_calls.0.function.arguments",
+        "invalid_value",
+    ),
+    ({"messages": [{**USER, "cache_control": {"type": "x"}}]}, "messages.0.cache_control.type", "invalid_value"),
+    ({"skip_special_tokens": 0}, "skip_special_tokens", "invalid_value"),
+    ({"tools": [{"type": "function"}]}, "tools.0.function", "missing_parameter"),
+    ({"tools": [{**TOOL, "type": "search"}]}, "tools.0.type", "invalid_value"),
+    ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools.0.function.name", "invalid_value"),
+    ({"tools": [{"type": "function", "function": {"name": "x" * 65}}]}, "tools.0.function.name", "invalid_value"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name", "invalid_value"),
+    ({"tools": [TOOL, TOOL]}, "tools.1.function.name", "invalid_value"),
+    ({"tools": [TOOL] * 129}, "tools", "invalid_value"),
+    ({"functions": [TOOL], "function_call": "none"}, "functions", "unsupported_parameter"),
+    ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
+    ({"tool_choice": NAMED}, "tool_choice.function.name", "invalid_value"),
+    (
+        {"tool_choice": NAMED, "tools": [{**TOOL, "function": {"name": "h"}}]},
+        "tool_choice.function.name",
+        "invalid_value",
+    ),
+    ({"continue_final_message": True}, "continue_final_message", "invalid_value"),
+    ({"add_generation_prompt": False}, "add_generation_prompt", "invalid_value"),
+    ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
     ({"store": True}, "store", "unsupported_parameter"),
-    ({"parallel_tool_calls": 1}, "parallel_tool_calls", "unsupported_parameter"),
+    ({"parallel_tool_calls": 1}, "parallel_tool_calls", "invalid_value"),
     ({"metadata": {"a": "b"}}, "metadata", "unsupported_parameter"),
     ({"user": 5}, "user", "invalid_value"),
     ({"user": "x" * 257}, "user", "invalid_value"),
@@ -74,7 +114,7 @@ def check(response, status, code, param=None):
     assert set(error) == {"message", "type", "param", "code"}
     assert (error["code"], error["param"]) == (code, param)
     assert 0 < len(error["message"]) <= 2048
-    assert len(response.content) <= Limits().error_bytes
+    assert len(response.content) <= 8192
 
 
 @pytest.mark.parametrize(
@@ -114,19 +154,27 @@ def test_bad_completion_is_refused(call, engine, change, param):
     assert not engine.submitted
 
 
-@pytest.mark.parametrize("change", [{"echo": True}, {"best_of": 2}, {"suffix": "x"}])
+@pytest.mark.parametrize("change", [{"suffix": "x"}, {"use_beam_search": True}])
 def test_completion_fields_we_lack_are_refused(call, change):
     name = next(iter(change))
     check(call("POST", "/v1/completions", json={**TEXT, **change}), 400, "unsupported_parameter", name)
 
 
-def test_neutral_values_pass(call):
-    chat = {name: allowed[-1] for name, allowed in NEUTRAL_CHAT.items()}
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_neutral_values_pass(call, place):
+    chat = {name: allowed[min(place, len(allowed) - 1)] for name, allowed in NEUTRAL_CHAT.items()}
     message = {name: allowed[-1] for name, allowed in NEUTRAL_MESSAGE.items()}
     body = {**CHAT, **chat, "messages": [{**USER, **message}]}
     assert call("POST", "/v1/chat/completions", json=body).status_code == 200
     text = {name: allowed[-1] for name, allowed in NEUTRAL_COMPLETION.items()}
     assert call("POST", "/v1/completions", json={**TEXT, **text}).status_code == 200
+
+
+def test_what_clients_send_by_default_is_neutral(call):
+    for fields in ({"parallel_tool_calls": True}, {"parallel_tool_calls": False, "store": False}):
+        assert call("POST", "/v1/chat/completions", json={**CHAT, **fields}).status_code == 200
+    text = {**TEXT, "best_of": 1, "echo": False}
+    assert call("POST", "/v1/completions", json=text).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -174,7 +222,20 @@ def test_unknown_route_and_method(call):
     assert wrong.headers["allow"] == "POST"
     check(call("GET", "/v1/models/"), 404, "model_not_found", "model")
     check(call("GET", "/docs"), 404, "not_found")
+    check(call("GET", "/health/"), 404, "not_found")
     check(call("GET", "/openapi.json"), 404, "not_found")
+
+
+def test_what_a_client_sends_is_repeated_up_to_a_length(call):
+    def message(*request, **body):
+        return call(*request, **body).json()["error"]["message"]
+
+    name, repeated = "m" * 101, repr("m" * 100)
+    assert message("GET", f"/v1/models/{name}") == f"The model {repeated} is not served here."
+    error = message("POST", "/v1/completions", json={**TEXT, "model": name})
+    assert error == f"The model {repeated} is not served here; 'tiny' is."
+    assert message("GET", "/" + "x" * 200) == f"There is no route GET /{'x' * 199}."
+    assert message("M" * 17, "/v1/models") == f"{'M' * 16} /v1/models is not a method of this route."
 
 
 def test_our_own_mistake_is_500_without_details(call, engine):
@@ -188,7 +249,12 @@ def test_our_own_mistake_is_500_without_details(call, engine):
 
 
 def test_content_type_and_sizes(call, make_context):
-    check(call("POST", "/v1/completions", content=b"{}"), 415, "unsupported_media_type")
+    page = {"origin": "http://evil.example"}
+    for kind in ({}, {"content-type": "text/plain"}, {"content-type": "application/x-www-form-urlencoded"}):
+        raw = json.dumps(TEXT).encode()
+        assert call("POST", "/v1/completions", content=raw, headers=kind).status_code == 200
+        check(call("POST", "/v1/completions", content=raw, headers=kind | page), 415, "unsupported_media_type")
+    assert call("POST", "/v1/completions", json=TEXT, headers=page).status_code == 200
     small = make_context(limits=Limits(body_bytes=100, header_bytes=1000))
     check(call("POST", "/v1/completions", json={"prompt": "x" * 200}, context=small), 413, "body_too_large")
     check(call("GET", "/health", headers={"x": "y" * 1000}, context=small), 431, "headers_too_large")
@@ -203,7 +269,17 @@ def test_content_type_and_sizes(call, make_context):
 
 @pytest.mark.parametrize(
     "path",
-    ["/v1/models", "/v1/chat/completions", "/ready", "/metrics", "/stats", "/nothing", "/docs", "//health", "/health/"],
+    [
+        "/v1/models",
+        "/v1/chat/completions",
+        "/ready",
+        "/metrics",
+        "/stats",
+        "/nothing",
+        "/docs",
+        "http://127.0.0.1//health",
+        "/health/",
+    ],
 )
 def test_key_is_needed_everywhere_but_health(call, make_context, path):
     context = make_context(api_key="s3cret")
@@ -239,9 +315,83 @@ def test_foreign_host_names_are_refused_without_a_key(call, base, status):
     assert call("GET", "/v1/models", base=base).status_code == status
 
 
+@pytest.mark.parametrize(("base", "status"), [("http://127.0.0.2", 200), ("http://evil.example", 403)])
+def test_every_loopback_address_is_of_this_machine_alone(call, make_context, base, status):
+    assert call("GET", "/v1/models", base=base, context=make_context(host="127.0.0.2")).status_code == status
+
+
 def test_foreign_host_names_are_fine_with_a_key_or_a_public_address(call, make_context):
     public = make_context(host="0.0.0.0")
     assert call("GET", "/v1/models", base="http://a.example", context=public).status_code == 200
     keyed = make_context(api_key="k")
     headers = {"authorization": "Bearer k"}
     assert call("GET", "/v1/models", base="http://a.example", headers=headers, context=keyed).status_code == 200
+
+
+def test_every_neutral_value_of_every_field_passes(call):
+    for path, body, neutral in (
+        ("chat/completions", CHAT, NEUTRAL_CHAT),
+        ("completions", TEXT, NEUTRAL_COMPLETION),
+    ):
+        for name, allowed in neutral.items():
+            for value in allowed:
+                assert call("POST", f"/v1/{path}", json={**body, name: value}).status_code == 200, (name, value)
+        nulls = dict.fromkeys((*Sampling.model_fields.keys() - {"model"}, *neutral))
+        assert call("POST", f"/v1/{path}", json={**body, **nulls}).status_code == 200
+
+
+def test_what_clients_add_to_messages_is_taken(call, engine):
+    part = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral", "ttl": "5m"}}
+    user = {"role": "user", "content": [part], "name": "Ann", "cache_control": {"type": "ephemeral"}}
+    answer = {
+        "role": "assistant", "content": "Hello", "refusal": None, "annotations": [], "audio": None,
+        "function_call": None, "tool_calls": None, "reasoning_content": None, "thinking_blocks": None,
+        "provider_specific_fields": {"refusal": None},
+    }  # fmt: skip
+    assert call("POST", "/v1/chat/completions", json={**CHAT, "messages": [user, answer, USER]}).status_code == 200
+    assert bytes(engine.submitted[0][0]) == b"<user>Hi<assistant>Hello<user>Hi"
+
+
+def test_a_name_is_for_the_template(make_context):
+    context, seen = make_context(), []
+    context.text.encode_chat = lambda messages, most, **_: (seen.extend(messages), [1])[1]
+    chat(json.dumps({**CHAT, "messages": [{**USER, "name": "Ann"}, {**USER, "name": None}]}).encode(), context)
+    assert seen == [{**USER, "name": "Ann"}, USER]
+
+
+@pytest.mark.parametrize(("field", "value"), [("functions", [{}]), ("function_call", {"name": "f"})])
+def test_a_refusal_names_what_to_do_instead(call, field, value):
+    message = call("POST", "/v1/chat/completions", json={**CHAT, field: value}).json()["error"]["message"]
+    assert message == f"{field} is not supported. {INSTEAD[field]}."
+
+
+def test_two_host_headers_are_refused(make_context):
+    hosts = [(b"host", b"localhost"), (b"host", b"evil.example")]
+    with pytest.raises(RequestError, match="more than one Host") as refused:
+        Gate(lambda *_: None, make_context())._check_headers({"method": "GET", "path": "/health", "headers": hosts})
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize("route", ["chat/completions", "completions"])
+@pytest.mark.parametrize(
+    ("penalty", "status"),
+    [
+        *((value, 200) for value in (1e-9, 0.5, 1, 1e9)),
+        *((value, 400) for value in (1e-38, 9.9e-10, 0, -0.0, -1, 1.01e9, 1e38, 1e300)),
+    ],
+)
+def test_a_repetition_penalty_is_within_what_logits_bear(call, route, penalty, status):
+    prompt = {"prompt": "Hi"} if route == "completions" else {"messages": [{"role": "user", "content": "Hi"}]}
+    answer = call("POST", f"/v1/{route}", json={"model": "tiny", **prompt, "repetition_penalty": penalty})
+    assert answer.status_code == status
+    if status == 400:
+        assert answer.json()["error"]["param"] == "repetition_penalty"
+
+
+def test_an_open_string_with_many_quotes_costs_no_time():
+    """Read from each of its quotes to its end it would hold up the server for minutes."""
+    for rest in (b'\\"' * 500_000, b'\\"' * 500_000 + b"\\"):
+        started = time.process_time()
+        assert not json_depth_within(b'{"a":"' + rest, 32)
+        assert time.process_time() - started < 2
+    assert json_depth_within(b'{"a": "[\\"[[["}', 1)

@@ -14,8 +14,14 @@ FAMILY = 'vllm:prefix_cache_queries_total{model_name="tiny"}'
 class Engine:
     def __init__(self, ready=True, **stats):
         self.ready, self.failure, self.restarts, self.pid, self.engines = ready, None, 1, 7, ()
+        self.description = SimpleNamespace(num_pages=8, page_bytes=1024)
         self.outstanding = 64 if ready else 0
         self.known = EngineStats(pages_total=8, **stats)
+
+        self.trouble_said = None
+
+    def trouble(self, patience):
+        return self.trouble_said
 
     def stats(self):
         return self.known
@@ -29,8 +35,13 @@ def replicas():
     return SimpleNamespace(
         engines=engines,
         ready=True,
-        description=SimpleNamespace(fingerprint="feedc0de", vocab_size=300, max_model_len=1000, exact=True),
+        description=SimpleNamespace(
+            fingerprint="feedc0de", vocab_size=300, max_model_len=1000, exact=True, num_pages=8, page_bytes=1024
+        ),
         restarts=2,
+        checked=None,
+        trouble=lambda patience: None,
+        problem=None,
         pid=None,
         stats=lambda: total(engine.known for engine in engines),
         outstanding=64,
@@ -41,6 +52,8 @@ def test_ready_tells_which_are_up(call, make_context, replicas):
     context = make_context(engine=replicas)
     answer = call("GET", "/ready", context=context)
     assert (answer.status_code, answer.json()["replicas"]) == (200, [True, False])
+    replicas.engines[0].trouble_said = "it hangs"
+    assert call("GET", "/ready", context=context).json()["replicas"] == [False, False]
     replicas.ready = False
     assert call("GET", "/ready", context=context).status_code == 503
 
@@ -73,6 +86,8 @@ def test_metrics_count_each_on_from_where_a_fresh_process_begins(replicas):
     assert first['vllm:num_requests_running{model_name="tiny"}'] == "3.0"
     assert first['roofline:replica_up{model_name="tiny",replica="1"}'] == "0.0"
     assert first['roofline:replica_outstanding_tokens{model_name="tiny",replica="0"}'] == "64.0"
+    cache = '{block_bytes="1024",block_size="16",engine="1",model_name="tiny",num_gpu_blocks="8"}'
+    assert first[f"vllm:cache_config_info{cache}"] == "1.0"
     replicas.engines[0].known = replace(replicas.engines[0].known, prefix_queries=3)  # a fresh process
     replicas.engines[1].known = replace(replicas.engines[1].known, prefix_queries=6)
     assert shown()[FAMILY] == "19.0"

@@ -1,8 +1,16 @@
 """The OpenAI routes over a fake engine."""
 
+import asyncio
 import json
+import threading
 
 import pytest
+from fastapi import APIRouter, Request
+
+from roofline.engine.events import Event
+from roofline.engine.process.messages import Checked
+from roofline.server import app
+from roofline.server.response import CancelledWithClient
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 TEXT = {"model": "tiny", "prompt": "Hi", "max_tokens": 100}
@@ -28,11 +36,13 @@ def test_chat_answers_in_openai_shape(call, engine):
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (8, 14, 22)
     assert bytes(engine.submitted[0][0]) == b"<user>Hi"
     assert not engine.open
+    assert not engine.aborted
 
 
 def test_stream_is_role_deltas_finish_usage_done(call):
     body = {**CHAT, "stream": True, "stream_options": {"include_usage": True}}
     response = call("POST", "/v1/chat/completions", json=body)
+    assert response.status_code == 200
     assert response.headers["content-type"].startswith("text/event-stream")
     chunks = events(response)
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
@@ -42,6 +52,12 @@ def test_stream_is_role_deltas_finish_usage_done(call):
     assert chunks[-1]["usage"]["completion_tokens"] == 14
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+
+
+@pytest.mark.parametrize("options", [None, {}, {"include_usage": False}])
+def test_a_stream_has_usage_where_it_is_wanted_alone(call, options):
+    chunks = events(call("POST", "/v1/chat/completions", json={**CHAT, "stream": True, "stream_options": options}))
+    assert all(chunk["choices"] and "usage" not in chunk for chunk in chunks)
 
 
 @pytest.mark.parametrize("extra", [{}, {"stop": "world"}, {"stop": [", w"]}, {"max_tokens": 3}, {"n": 3}])
@@ -63,8 +79,51 @@ def test_stop_string_ends_bills_and_aborts(call, engine):
     assert answer["choices"][0]["message"]["content"] == "Hello"
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert answer["usage"]["completion_tokens"] == 7
-    assert engine.aborted[0][1] == 0
+    assert engine.aborted == [(f"{answer['id'].removeprefix('chatcmpl-')}-0", 0)]
     assert not engine.open
+
+
+def test_events_that_end_before_their_answer_are_the_engines_failure(call, engine):
+    async def events(ids, params, request_id):
+        yield Event(request_id, 0, [72])
+
+    engine._events = events
+    response = call("POST", "/v1/chat/completions", json=CHAT)
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_failed")
+    assert len(engine.aborted) == 1
+
+
+@pytest.mark.parametrize(("error", "status"), [(None, 200), ("out of luck", 503)])
+def test_the_engines_stream_is_closed_however_an_answer_ends(call, engine, error, status):
+    engine.error, submit, closes = error, engine.submit, []
+
+    class Stream:
+        def __init__(self, events):
+            self.events = events
+
+        def __aiter__(self):
+            return self.events
+
+        async def aclose(self):
+            closes.append(self)
+            await self.events.aclose()
+
+    async def submit_stream(ids, params, **options):
+        return Stream(await submit(ids, params, **options))
+
+    engine.submit = submit_stream
+    assert call("POST", "/v1/chat/completions", json=CHAT).status_code == status
+    assert len(closes) == 1
+
+
+def test_a_route_with_typed_parameters_refuses_in_the_one_form(call, monkeypatch):
+    async def typed(number: int) -> None:
+        """A route as somebody may add it."""
+
+    monkeypatch.setattr(app, "ROUTERS", [router := APIRouter()])
+    router.get("/typed")(typed)
+    response = call("GET", "/typed?number=x")
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_request")
 
 
 def test_chat_logprobs(call):
@@ -138,14 +197,69 @@ def test_models(call):
     assert call("GET", "/v1/models/other").status_code == 404
 
 
+def test_the_context_of_a_model_is_known_once_an_engine_is_up(call, engine):
+    engine.up = False
+    assert call("GET", "/v1/models/tiny").json()["max_model_len"] is None
+    engine.up, engine.description = True, None
+    assert call("GET", "/v1/models/tiny").json()["max_model_len"] is None
+    assert call("GET", "/ready").status_code == 503
+
+
+@pytest.mark.parametrize(("size", "beside"), [(16 << 10, False), ((16 << 10) + 1, True)])
+def test_a_large_body_is_encoded_beside_the_event_loop(call, make_context, size, beside):
+    context, encodes_in = make_context(), []
+    encode = context.text.encode
+    context.text.encode = lambda text, most, **_: (encodes_in.append(threading.current_thread()), encode("Hi"))[1]
+    head, tail = b'{"model": "tiny", "prompt": "', b'"}'
+    body = head + b"x" * (size - len(head) - len(tail)) + tail
+    headers = {"content-type": "application/json"}
+    assert call("POST", "/v1/completions", content=body, headers=headers, context=context).status_code == 200
+    assert [thread is not threading.main_thread() for thread in encodes_in] == [beside]
+
+
+def test_an_engine_that_computes_nothing_is_not_ready_while_the_server_is_alive(call, engine, make_context):
+    context = make_context(stall_seconds=4.0, canary_seconds=30.0)
+
+    def shown():
+        up = 'roofline:engine_up{model_name="tiny"} '
+        metrics = call("GET", "/metrics", context=context).text
+        statuses = [call("GET", path, context=context).status_code for path in ("/health", "/ready")]
+        return statuses, float(metrics[metrics.index(up) + len(up) :].split()[0])
+
+    engine.stalled_for = 4.0
+    assert shown() == ([200, 200], 1.0)
+    engine.stalled_for = 4.5
+    assert shown() == ([200, 503], 0.0)
+    error = call("GET", "/ready", context=context).json()["error"]
+    assert (error["code"], error["message"]) == (
+        "engine_stalled",
+        "The engine is not ready: the engine has computed nothing.",
+    )
+    assert engine.proofs == [30.0] * 3, "each look at /ready, and no other, has an idle engine compute a token"
+
+
+def test_without_canaries_nothing_is_computed_unasked(call, engine, make_context):
+    assert call("GET", "/ready", context=make_context(canary_seconds=0.0)).status_code == 200
+    assert engine.proofs == []
+
+
 def test_health_and_ready(call, engine):
     assert call("GET", "/health").status_code == 200
     told = call("GET", "/ready").json()
-    assert (told["system_fingerprint"], told["exact"]) == ("feedc0de", False)
+    assert (told["system_fingerprint"], told["exact"], told["weights_checked"]) == ("feedc0de", False, False)
+    engine.checked = Checked(None)
+    assert call("GET", "/ready").json()["weights_checked"] is True
+    engine.checked = Checked("B is a bundle that cannot be used: weights.bin is not as it was written.")
+    changed = call("GET", "/ready")
+    assert (changed.status_code, changed.json()["error"]["code"]) == (503, "weights_changed")
+    assert "weights.bin is not as it was written" in changed.json()["error"]["message"]
+    engine.checked = None
     engine.up = False
     assert call("GET", "/health").status_code == 200
     not_ready = call("GET", "/ready")
     assert (not_ready.status_code, not_ready.headers["retry-after"]) == (503, "1")
+    engine.problem = "the engine process answered nothing for 15 s"
+    assert "answered nothing for 15 s." in call("GET", "/ready").json()["error"]["message"]
     assert call("POST", "/v1/chat/completions", json=CHAT).status_code == 503
 
 
@@ -156,6 +270,34 @@ def test_engine_error_before_and_within_a_stream(call, engine):
     chunks = events(call("POST", "/v1/chat/completions", json={**CHAT, "stream": True}))
     assert chunks[-1]["error"]["code"] == "engine_failed"
     assert "secret" not in whole.text + json.dumps(chunks)
+
+
+@pytest.mark.parametrize("error", [None, ValueError("in the middle")])
+def test_the_last_message_of_a_stream_alone_ends_it(error):
+    sent = []
+
+    async def chunks():
+        yield b"one"
+        if error is not None:
+            raise error
+
+    async def receive():
+        await asyncio.Event().wait()
+
+    async def send(message):
+        sent.append(message)
+
+    async def answer():
+        scope = {"type": "http"}
+        await CancelledWithClient(Request(scope, receive), chunks=chunks, failure=lambda error: b"failed")(
+            scope, receive, send
+        )
+
+    asyncio.run(answer())
+    start, *bodies = sent
+    assert (start["type"], start["status"]) == ("http.response.start", 200)
+    assert [body["more_body"] for body in bodies] == [True] * (len(bodies) - 1) + [False]
+    assert [body["body"][-8:] for body in bodies] == [b"one", *([b"failed"] if error else []), b""]
 
 
 @pytest.mark.parametrize("field", ["user", "safety_identifier"])

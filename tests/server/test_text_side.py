@@ -1,15 +1,18 @@
 """What a server leaves for later is built once it is ready, and a failure of that ends nothing."""
 
 import logging
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from roofline.common.errors import ConfigError
+from roofline.common.errors import ConfigError, RequestError
 from roofline.server.serve import _later
-from roofline.server.text_side import TextSide
+from roofline.server.text_side import LARGE_TEXT, TextSide
 from roofline.text.templates.simple_template_parser import make_outline
 from roofline.text.templates.template import CHATML, ChatTemplate
 from roofline.text.tokenizers.binary_file import to_bytes
+from roofline.text.tokenizers.density import Density
 from roofline.text.tokenizers.pretokenizers import byte_level_pipeline
 from roofline.text.tokenizers.tokenizer import Tokenizer
 from roofline.text.tokenizers.vocabulary import Vocabulary, byte_alphabet
@@ -26,6 +29,20 @@ def test_the_libraries_take_over_with_the_same_answers() -> None:
     assert (text.encode("hello there"), text.encode_chat(chat)) == before
 
 
+def test_both_parts_of_the_text_side_are_built() -> None:
+    built: list[str] = []
+    tokenizer = SimpleNamespace(eos_ids=[2], density=None, complete=lambda: built.append("tokenizer"))
+    template = SimpleNamespace(complete=lambda: built.append("template"))
+    text = TextSide(tokenizer, template)  # type: ignore[arg-type]
+    text.complete()
+    assert (built, text.eos_ids) == (["tokenizer", "template"], (2,))
+
+
+def test_a_raw_prompt_has_the_special_ids_that_the_model_wants() -> None:
+    tokenizer = SimpleNamespace(eos_ids=[2], encode=lambda text, add_special: [1, 9] if add_special else [9])
+    assert TextSide(tokenizer, SimpleNamespace()).encode("x") == [1, 9]  # type: ignore[arg-type]
+
+
 def test_a_failure_is_only_said(caplog: pytest.LogCaptureFixture) -> None:
     def complete() -> None:
         raise ConfigError("the tables do not fit together")
@@ -33,3 +50,49 @@ def test_a_failure_is_only_said(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="roofline"):
         _later(complete)
     assert "do not fit" in caplog.text
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = Vocabulary("BPE", sorted(byte_alphabet()), pipeline=byte_level_pipeline("gpt-2"))
+    words = replace(words, tokens=[*words.tokens, "aaaa"])
+    text = TextSide(Tokenizer(words), ChatTemplate(CHATML))
+    assert len(text.encode("a" * 40, 10)) == 40  # 10 tokens of 4 bytes would do
+    chat = [{"role": "user", "content": "a" * 40}]
+    assert text.encode_chat(chat, 1000)
+
+    def encode(*_args: object) -> list[int]:
+        raise AssertionError("it was encoded")
+
+    monkeypatch.setattr(text.tokenizer, "_encode", encode)
+    for field, call in (
+        ("prompt", lambda: text.encode("a" * 41, 10)),
+        ("messages", lambda: text.encode_chat(chat, 10)),
+    ):
+        with pytest.raises(
+            RequestError, match=r"has \d+ bytes, but this server's context of 10 tokens .* 40\."
+        ) as refused:
+            call()
+        assert (refused.value.status, refused.value.code) == (400, "context_length_exceeded")
+        assert refused.value.param == field
+    with pytest.raises(RequestError, match="has 41 bytes"):
+        text.encode("ä" * 20 + "a", 10)
+
+
+def test_a_large_text_that_surely_has_too_many_tokens_is_refused_without_encoding_it() -> None:
+    tokenizer = Tokenizer(Vocabulary("BPE", sorted(byte_alphabet()), pipeline=byte_level_pipeline("gpt-2")))
+    text = TextSide(tokenizer, SimpleNamespace(), lambda source: None)  # type: ignore[arg-type, return-value]
+    encoded: list[int] = []
+
+    def encode(prompt: str, add_special: bool) -> list[int]:
+        encoded.append(len(prompt))
+        return [1]
+
+    tokenizer.encode = encode  # type: ignore[method-assign, assignment]
+    tokenizer.density = Density(4)  # as if a token of four bytes were among them
+    assert text.encode("1" * (LARGE_TEXT - 1), LARGE_TEXT // 2) == [1], "encoding it costs little"
+    assert text.encode("1" * LARGE_TEXT, LARGE_TEXT) == [1]
+    with pytest.raises(RequestError, match=f"more tokens than this server's context of {LARGE_TEXT - 1}") as refused:
+        text.encode("1" * LARGE_TEXT, LARGE_TEXT - 1)
+    assert (refused.value.status, refused.value.code) == (400, "context_length_exceeded")
+    assert refused.value.param == "prompt"
+    assert encoded == [LARGE_TEXT - 1, LARGE_TEXT]

@@ -67,6 +67,10 @@ def test_the_first_space_of_sentencepiece(sentencepiece: Tokenizer) -> None:
     ids = sentencepiece.encode("a b", add_special=True)
     assert Detokenizer(sentencepiece).push(ids) == "a b"
     assert Detokenizer(sentencepiece, at_start=False).push(ids) == " a b"
+    assert TextStream(sentencepiece).push(ids).text == TextStream(sentencepiece, ["c"]).push(ids).text == "a b"
+    assert TextStream(sentencepiece, at_start=False).push(ids).text == " a b"
+    assert TextStream(sentencepiece, ["b"]).push(ids).text == "a "
+    assert TextStream(sentencepiece, ["b"], include_stop=True).push(ids).text == "a b"
 
 
 def naive_cut(text: str, stops: list[str]) -> tuple[str, str | None]:

@@ -56,6 +56,8 @@ BOMBS = {
     "percent star": "{{ '%*d' % (10**9, 1) }}",
     "percent precision": "{{ '%.1000000000f' % 1 }}",
     "format width": "{{ '{:1000000000}'.format(1) }}",
+    "format width behind zeros": "{{ '{:000000001000000000}'.format(1) }}",
+    "format width of many digits": "{{ ('{:' ~ '9' * 5000 ~ '}').format(1) }}",
     "format nested width": "{{ '{:{}}'.format(1, 10**9) }}",
     "format filter": "{{ '%1000000000s'|format('a') }}",
     "ljust": "{{ 'a'.ljust(10**9) }}",
@@ -150,6 +152,9 @@ def test_nothing_of_python_is_in_reach(source: str) -> None:
         "{% extends 'x' %}",
         "{% import 'x' as y %}",
         "{% block a %}{% endblock %}",
+        "{% for a in b %}{% include 'x' %}{% endfor %}",
+        "{% for a in b %}{% else %}{% for c in d %}{% import 'x' as y %}{% endfor %}{% endfor %}",
+        "{% if a %}{% macro m() %}{% from 'x' import y %}{% endmacro %}{% endif %}",
         "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
         "{{ " + "-" * 50_000 + "1 }}",
         "{% for a in b %}" * 200 + "{% endfor %}" * 200,
@@ -182,21 +187,26 @@ def test_odd_messages_are_refused_or_rendered(source: str | None, messages: Any)
 def test_values_that_are_no_json_are_refused(bad: Any) -> None:
     with pytest.raises(RequestError, match="JSON") as caught:
         template(None).render([{"role": "user", "content": bad}])
-    assert caught.value.param == "messages"
+    assert (caught.value.status, caught.value.code, caught.value.param) == (400, "invalid_value", "messages")
     deep: Any = []
     for _ in range(10_000):
         deep = [deep]
-    with pytest.raises(RequestError, match="nested"):
+    with pytest.raises(RequestError, match="nested") as caught:
         template(None).render([{"role": "user", "content": deep}])
+    assert (caught.value.status, caught.value.code, caught.value.param) == (400, "invalid_value", "messages")
+    with pytest.raises(RequestError, match="a message is a str") as caught:
+        template(None).render(["x"])  # type: ignore[list-item]
+    assert (caught.value.status, caught.value.code, caught.value.param) == (400, "invalid_value", "messages")
 
 
 @pytest.mark.parametrize("name", ["messages", "bos_token", "range", "raise_exception"])
 def test_variables_of_a_request_cannot_replace_ours(name: str) -> None:
     with pytest.raises(RequestError) as caught:
         template(None)._rendering.render(MESSAGES[0], None, True, {name: "x"})
-    assert caught.value.param == name
+    assert (caught.value.status, caught.value.code, caught.value.param) == (400, "invalid_value", name)
 
 
 def test_long_chats_are_refused_with_the_limit() -> None:
-    with pytest.raises(RequestError, match="4,194,304"):
+    with pytest.raises(RequestError, match="4,194,304") as caught:
         rendered(PHI, [{"role": "user", "content": "x" * 3_000_000}] * 2)
+    assert (caught.value.status, caught.value.code) == (400, "chat_template_budget")

@@ -8,7 +8,7 @@ from chat_templates import ALL, PHI
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roofline.text.templates.simple_template import ROLES
+from roofline.text.templates.simple_template import ROLES, render
 from roofline.text.templates.simple_template_parser import make_outline
 from roofline.text.templates.template import CHATML, ChatTemplate
 
@@ -145,3 +145,11 @@ def test_jinja_is_not_even_imported(run_python: Callable[..., str]) -> None:
         "print('jinja2' in sys.modules)"
     )
     assert run_python(code).strip() == "False"
+
+
+@pytest.mark.parametrize("constant", [["text", 5], ["text", ["a"]], ["text", None], ["int", "1"], ["int", 0.5]])
+def test_constants_of_another_type_are_left_to_jinja(constant: list[Any]) -> None:
+    """An outline comes from a bundle, which may hold anything."""
+    same = ["if", [[["==", constant, constant], [["out", [["text", "equal"]]]]]], []]
+    for body in ([["out", [constant]]], [same]):
+        assert render(body, [{"role": "user", "content": "Hi"}], {}, True) is None

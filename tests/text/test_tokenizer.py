@@ -1,34 +1,40 @@
 """Tokenizers against transformers, sentencepiece and their own promises."""
 
-import json
-from pathlib import Path
+import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_samples import AWKWARD, SPECIAL_TEXTS
-from tokenizers import Tokenizer as LibraryTokenizer
-from tokenizers import models
 
-from roofline.common.errors import ConfigError, RequestError, UnsupportedError
-from roofline.text.tokenizers.from_gguf import from_gguf
-from roofline.text.tokenizers.from_json import from_json
+from roofline.common.errors import RequestError
+from roofline.text.tokenizers.cover import cover_of
+from roofline.text.tokenizers.density import Density, density_of
 from roofline.text.tokenizers.pretokenizers import PATTERNS, byte_level_pipeline
 from roofline.text.tokenizers.tokenizer import Tokenizer
 from roofline.text.tokenizers.vocabulary import AddedToken, Vocabulary, byte_alphabet
 
+WORDS = [
+    "the",
+    " the",
+    " cat",
+    "  ",
+    "\n",
+    "1",
+    "12",
+    " 1",
+    "▁",
+    "é",
+    "<think>",
+    "internationalization",
+    "a" * 9,
+    "####",
+]
 # SmolLM2's vocabulary has no token for these bytes; like transformers, we encode them as nothing. (It also lacks
 # 0xF1 and 0xF2, which begin planes of Unicode that hold no characters yet.)
-BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 SMOLLM2_LACKS = "\x04\x06\x13\x14\x16\x1d"
-
-
-def library_json(**parts: Any) -> bytes:
-    """A tokenizer.json of a few tokens, with parts replaced."""
-    built = LibraryTokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
-    data = json.loads(built.to_str())
-    return json.dumps({**data, "decoder": BYTE_LEVEL, **parts}).encode()
 
 
 @pytest.mark.parametrize("text", AWKWARD + SPECIAL_TEXTS)
@@ -116,68 +122,6 @@ def test_sentencepiece_bytes_and_ends(sentencepiece: Tokenizer) -> None:
     assert with_special[0] == 2
 
 
-@pytest.mark.parametrize("text", [*AWKWARD, "</s> hi", "a</s>b"])
-def test_metaspace_json_is_read_as_the_library_does(sentencepiece: Tokenizer, text: str) -> None:
-    library = sentencepiece.vocabulary.assemble(
-        sentencepiece.vocabulary.build_model(),
-        {
-            "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False},
-            "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False},
-        },
-    )
-    ours = from_json(library.to_str().encode(), {"bos_token": "<s>", "eos_token": {"content": "</s>"}})
-    assert ours.strip_space
-    assert not ours.add_bos
-    assert (
-        ours.encode(text, add_special=False, parse_special=True) == library.encode(text, add_special_tokens=False).ids
-    )
-
-
-def test_ends_of_generation(smollm2: Tokenizer, byte_bpe: Tokenizer) -> None:
-    assert smollm2.bos_id == 1
-    assert not smollm2.add_bos
-    assert smollm2.eos_ids == (2, 0)  # <|im_end|> by the file, <|endoftext|> by its name
-    names = [byte_bpe.token_bytes(i).decode() for i in byte_bpe.eos_ids]
-    assert names[0] == "</s>"
-    assert set(names) == {"</s>", "<|eot_id|>", "<|im_end|>", "<|endoftext|>"}
-
-
-def test_generation_config_adds_ends_and_post_processor_adds_bos(byte_bpe_json: Path) -> None:
-    data = json.loads((byte_bpe_json / "tokenizer.json").read_text())
-    data["post_processor"] = {
-        "type": "TemplateProcessing",
-        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {"<s>": {"id": "<s>", "ids": [6], "tokens": ["<s>"]}},
-    }
-    raw = json.dumps(data).encode()
-    tokenizer = from_json(raw, {"eos_token_id": [9, 7]})
-    assert tokenizer.eos_ids[:2] == (9, 7)
-    assert tokenizer.add_bos
-    assert tokenizer.encode("a", add_special=True) == LibraryTokenizer.from_str(raw.decode()).encode("a").ids
-    assert from_json(raw, {"bos_token": "<s>", "add_bos_token": False}).encode("", add_special=True) == []
-    assert from_json(raw, {"eos_token": "</s>", "add_eos_token": True}).encode("", add_special=True) == [6, 7]
-
-
-@pytest.mark.parametrize("name", ["smollm2", "byte_bpe", "sentencepiece"])
-def test_the_fast_form_is_the_same_tokenizer(request: pytest.FixtureRequest, name: str) -> None:
-    tokenizer: Tokenizer = request.getfixturevalue(name)
-    again = Tokenizer.from_bytes(tokenizer.to_bytes())
-    assert again.to_bytes() == tokenizer.to_bytes()
-    assert (again.bos_id, again.eos_ids, again.add_bos) == (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.add_bos)
-    for text in AWKWARD + SPECIAL_TEXTS:
-        for parse in (False, True):
-            ids = tokenizer.encode(text, add_special=True, parse_special=parse)
-            assert again.encode(text, add_special=True, parse_special=parse) == ids
-            assert again.decode(ids) == tokenizer.decode(ids)
-
-
-@pytest.mark.parametrize("cut", [0, 3, 9, 12, 400, -1])
-def test_a_damaged_fast_form_is_refused(byte_bpe: Tokenizer, cut: int) -> None:
-    with pytest.raises(ConfigError, match="tokenizer"):
-        Tokenizer.from_bytes(byte_bpe.to_bytes()[:cut])
-
-
 @pytest.mark.parametrize("kind", sorted(PATTERNS))
 def test_every_splitting_rule_builds_and_loses_nothing(kind: str) -> None:
     tokenizer = Tokenizer(Vocabulary("BPE", sorted(byte_alphabet()), pipeline=byte_level_pipeline(kind)))
@@ -211,64 +155,10 @@ def test_splitting_rules(kind: str, pieces: list[str]) -> None:
     assert [piece for piece, _ in library.pre_tokenizer.pre_tokenize_str("I'm 123456 foo_bar\n\n")] == pieces
 
 
-def test_unknown_kinds_are_refused_with_the_known() -> None:
-    tokens = {"tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.merges": []}
-    with pytest.raises(UnsupportedError, match=r"nonsense.*qwen2.*smollm"):
-        from_gguf({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "nonsense", **tokens})
-    with pytest.raises(UnsupportedError, match=r"bert.*gpt2, llama"):
-        from_gguf({"tokenizer.ggml.model": "bert", **tokens})
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"tokenizer.ggml.model": None}, "tokenizer.ggml.model"),
-        ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens"),
-        ({"tokenizer.ggml.tokens": 7}, "tokenizer.ggml.tokens"),
-        ({"tokenizer.ggml.merges": None}, "tokenizer.ggml.merges"),
-        ({"tokenizer.ggml.merges": ["nospace"]}, "tokenizer.ggml.merges"),
-        ({"tokenizer.ggml.merges": ["no such"]}, "merges"),
-        ({"tokenizer.ggml.token_type": [1]}, "tokenizer.ggml.token_type"),
-        ({"tokenizer.ggml.eos_token_id": 99}, "tokenizer.ggml.eos_token_id"),
-    ],
-)
-def test_bad_metadata_is_named(change: dict[str, Any], named: str) -> None:
-    good = {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.tokens": ["a", "b", "ab"],
-        "tokenizer.ggml.merges": ["a b"],
-    }
-    assert from_gguf(good).encode("ab", add_special=False) == [2]
-    with pytest.raises(ConfigError, match=named):
-        from_gguf({key: value for key, value in {**good, **change}.items() if value is not None})
-
-
-@pytest.mark.parametrize(
-    "raw", [b"", b"{", b"[]", b'{"model": 3}', b"[" * 100_000, b'{"model": {}, "added_tokens": [{}]}']
-)
-def test_bad_json_is_refused(raw: bytes) -> None:
-    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
-        from_json(raw, {})
-
-
-def test_unsupported_json_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="WordPiece"):
-        from_json(library_json(model={"type": "WordPiece", "vocab": {}}), {})
-    with pytest.raises(UnsupportedError, match="decoder"):
-        from_json(library_json(decoder={"type": "CTC"}), {})
-    with pytest.raises(ConfigError, match="merges"):
-        from_json(library_json(model={"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}), {})
-    with pytest.raises(ConfigError, match="decoder"):
-        from_json(library_json(normalizer={"type": "Nonsense"}), {})
-    entry = {"id": 77, "content": "<x>", "special": True, "lstrip": False, "rstrip": False}
-    with pytest.raises(ConfigError, match="<x>"):
-        from_json(library_json(added_tokens=[{**entry, "single_word": False, "normalized": False}]), {})
-
-
 def test_half_a_surrogate_pair_is_refused(byte_bpe: Tokenizer) -> None:
-    with pytest.raises(RequestError, match="surrogate"):
+    with pytest.raises(RequestError, match="surrogate") as caught:
         byte_bpe.encode("a\ud800b", add_special=False)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_unicode")
 
 
 def test_ids_outside_the_vocabulary_are_empty(byte_bpe: Tokenizer) -> None:
@@ -290,11 +180,25 @@ def test_marked_text_treats_flags_as_the_library_does(flag: str) -> None:
         assert marked == parsed + tokenizer.encode("! <x>", add_special=False)
 
 
+def test_only_the_first_piece_has_the_space_that_a_text_begins_with() -> None:
+    tokens = ["<", "s", ">", "a", "▁", "▁a"]
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": True}
+    vocabulary = Vocabulary(
+        "BPE", tokens, lefts=["▁"], rights=["a"], pipeline={"pre_tokenizer": metaspace, "decoder": metaspace},
+        added=[AddedToken(6, "<s>", special=True)], byte_level=False,
+    )  # fmt: skip
+    tokenizer = Tokenizer(vocabulary)
+    # The first <s> is the template's, the second one a user's.
+    assert tokenizer.encode_marked("a<s>a<s>a", b"\1" * 5 + bytes(4)) == [5, 6, 3, 0, 1, 2, 3]
+    assert tokenizer.encode_marked("<s>a<s>a", b"\1" * 4 + bytes(4)) == [6, 3, 0, 1, 2, 3]
+
+
 def test_merges_that_spell_a_special_token_do_not_make_it() -> None:
     tokens = [*sorted(byte_alphabet()), "s>", "<s>", "a<"]
     added = [AddedToken(tokens.index("<s>"), "<s>", special=True)]
     lefts, rights = ["s", "<", "a"], [">", "s>", "<"]
-    pipeline = {**byte_level_pipeline("gpt-2"), "pre_tokenizer": {**BYTE_LEVEL, "use_regex": False}}
+    split_nothing = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    pipeline = {**byte_level_pipeline("gpt-2"), "pre_tokenizer": split_nothing}
     tokenizer = Tokenizer(Vocabulary("BPE", tokens, lefts=lefts, rights=rights, pipeline=pipeline, added=added))
     for text in ("<s>", "a<s>b<s><s>", "<<s>>"):
         ids = tokenizer.encode(text, add_special=False)
@@ -328,3 +232,111 @@ def test_marked_text_parses_only_trusted_tokens(byte_bpe: Tokenizer, pieces: lis
         assert ids == byte_bpe.encode(text, add_special=False, parse_special=True)
     if not any(mask):
         assert ids == byte_bpe.encode(text, add_special=False)
+
+
+@pytest.mark.parametrize("name", ["smollm2", "byte_bpe"])
+@settings(max_examples=200, deadline=None)
+@given(text=st.text() | st.text(alphabet="a \x04é🙂\n"))
+def test_no_text_has_fewer_tokens_than_its_size_says(name: str, request: Any, text: str) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(name)
+    density = tokenizer.density
+    assert density is not None
+    assert density.least_tokens(text) <= len(tokenizer.encode(text, add_special=False))
+    longest = max((tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)), key=len)
+    assert density.most == len(longest)
+
+
+@pytest.mark.parametrize("name", ["smollm2", "byte_bpe", "sentencepiece"])
+@settings(max_examples=200, deadline=None)
+@given(text=st.text() | st.text(alphabet="a \x04é🙂\n▁1") | st.lists(st.sampled_from(WORDS)).map("".join))
+def test_no_text_has_fewer_tokens_than_it_takes_to_cover_it(name: str, request: Any, text: str) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(name)
+    assert tokenizer.cover is not None
+    assert not tokenizer.cover.exceeds(text, len(tokenizer.encode(text, add_special=False)))
+
+
+def test_a_text_that_surely_has_too_many_tokens_is_known_without_encoding_it(smollm2: Tokenizer) -> None:
+    digits, words = "1234567890" * 10_000, "the cat sat on a mat. " * 10_000
+    assert smollm2.cover is not None
+    assert smollm2.cover.exceeds(digits, 99_999), "each digit is a token"
+    assert not smollm2.cover.exceeds(digits, 100_000)
+    tokens = len(smollm2.encode(words, add_special=False))
+    assert smollm2.cover.exceeds(words, tokens // 3)
+
+
+COVERED = [
+    ({}, True),
+    *[({"normalizer": {"type": kind}}, True) for kind in ("NFC", "NFD", "NFKC", "NFKD", "ByteLevel")],
+    ({"normalizer": {"type": "Prepend", "prepend": "▁"}}, True),
+    ({"normalizer": {"type": "Prepend", "prepend": "ab"}}, False),
+    ({"normalizer": {"type": "Lowercase"}}, False),
+    ({"normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}}, True),
+    ({"normalizer": {"type": "Replace", "pattern": {"String": "a"}, "content": "▁"}}, False),
+    ({"normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "bb"}}, False),
+]
+
+
+@pytest.mark.parametrize(("pipeline", "covered"), COVERED)
+def test_a_normalizer_that_may_change_a_text_tells_nothing(pipeline: Any, covered: bool) -> None:
+    assert (cover_of(Vocabulary("BPE", ["a"], pipeline=pipeline), Density(1), [b"a"]) is not None) == covered
+
+
+def test_a_text_that_the_normalizer_would_shorten_is_not_judged() -> None:
+    cover = cover_of(Vocabulary("BPE", ["a"], pipeline={"normalizer": {"type": "NFC"}}), Density(1), [b"a"])
+    assert cover is not None
+    assert cover.exceeds("aaaa", 3)
+    assert not cover.exceeds("a\u0301" * 9, 3)
+
+
+NFC = {"type": "NFC"}
+SHRINKING = [
+    ({}, 3),
+    ({"normalizer": NFC}, 9),
+    *[({"normalizer": {"type": kind}}, 3 * times) for kind, times in (("NFD", 3), ("NFKC", 12), ("NFKD", 4))],
+    ({"normalizer": {"type": "ByteLevel"}}, 3),
+    ({"normalizer": {"type": "Prepend", "prepend": "ab"}}, 3),
+    ({"normalizer": {"type": "Sequence", "normalizers": [NFC, {"type": "Lowercase"}]}}, 27),
+    ({"normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}}, 3),
+    ({"normalizer": {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}}, 9),
+    ({"normalizer": {"type": "Replace", "pattern": {"String": "ab"}, "content": "c"}}, None),
+    ({"normalizer": {"type": "Replace", "pattern": {"Regex": "a+"}, "content": "aa"}}, None),
+    ({"normalizer": {"type": "Strip", "strip_left": True, "strip_right": False}}, None),
+    ({"pre_tokenizer": {"type": "WhitespaceSplit"}}, None),
+    ({"pre_tokenizer": {"type": "Split", "pattern": {"String": "a"}, "behavior": "Removed", "invert": False}}, None),
+    ({"pre_tokenizer": {"type": "Split", "pattern": {"String": "a"}, "behavior": "Isolated", "invert": False}}, 3),
+]
+
+
+@pytest.mark.parametrize(("pipeline", "most"), SHRINKING)
+def test_what_may_shorten_a_text_counts_for_its_least_tokens(pipeline: Any, most: int | None) -> None:
+    density = density_of(Vocabulary("BPE", ["a", "b", "aab"], pipeline=pipeline))
+    assert (density.most if density is not None else None) == most
+
+
+def test_the_longest_token_is_that_of_the_alphabet_it_is_spelt_in() -> None:
+    bytes_of_text = [f"<0x{byte:02X}>" for byte in range(256)]
+    pieces = Vocabulary("Unigram", [*bytes_of_text, "▁▁▁"], {"byte_fallback": True}, byte_level=False)
+    assert density_of(pieces) == Density(9)
+    assert density_of(Vocabulary("Unigram", [*bytes_of_text, "▁▁▁"], byte_level=False)) is None  # one <unk> for any run
+    assert density_of(Vocabulary("Unigram", bytes_of_text[1:], {"byte_fallback": True}, byte_level=False)) is None
+    added = AddedToken(3, "<|a token|>", special=True)
+    assert (density_of(Vocabulary("BPE", ["a"], added=[added])) or Density(0)).most == 11
+    assert density_of(Vocabulary("BPE", ["a"], added=[replace(added, lstrip=True)])) is None
+
+
+def test_other_threads_go_on_while_a_long_text_is_encoded(byte_bpe: Tokenizer) -> None:
+    text, ended, ticks = "0123456789" * 30_000, threading.Event(), 0
+    byte_bpe.complete()
+
+    def tick() -> None:
+        nonlocal ticks
+        while not ended.wait(0.001):
+            ticks += 1
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    ids = byte_bpe.encode(text, add_special=False)
+    ended.set()
+    thread.join()
+    assert byte_bpe.decode(ids) == text
+    assert ticks >= 10

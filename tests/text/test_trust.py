@@ -151,3 +151,24 @@ def test_origins_follow_the_characters() -> None:
     assert literal("%s-%5.1f%%") % (Text("x"), 2.25) == "x-  2.2%"
     assert (literal("%s-") % Text("x")).mask == b"\0\1"
     assert literal("{}{a!r:>4}{{").format(Text("x"), a="y") == "x 'y'{"
+    assert literal("<{}>").format(Text("x")).mask == b"\1\0\1"
+    assert Text("<{}>").format(literal("x")).mask == b"\0\1\0"
+    assert (literal("<") + Text("{}>")).format("x").mask == b"\0\0\0"
+
+
+@pytest.mark.usefixtures("metered")
+@pytest.mark.parametrize("method", ["ljust", "rjust", "center", "zfill", "expandtabs", "upper", "title", "casefold"])
+def test_what_is_made_of_a_text_is_the_templates_only_where_all_of_it_was(method: str) -> None:
+    """Of methods that put in characters: with ß that becomes two."""
+    word, args = "ßa\t", (9,) if method in {"ljust", "rjust", "center", "zfill"} else ()
+    for made_of, origin in ((literal(word), 1), (Text(word), 0), (literal("ß") + Text("a\t"), 0)):
+        made = getattr(made_of, method)(*args)
+        assert len(made) > 3
+        assert set(made.mask) == {origin}
+
+
+def test_text_between_statements_is_the_templates_wherever_it_stands() -> None:
+    """Also where Jinja cannot say beforehand whether it escapes, which it does not here."""
+    source = "{% autoescape not messages %}a<s>b{{ messages[0].content }}{% endautoescape %}"
+    parts = template(source).render([{"role": "user", "content": "x"}])
+    assert [(part.text, part.trusted) for part in parts] == [("a<s>b", True), ("x", False)]

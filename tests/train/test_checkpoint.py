@@ -1,6 +1,8 @@
 """Checkpoints: whole or not there, what was written or refused by name, and gone on from however a run ended."""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -14,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 torch = pytest.importorskip("torch", reason="training is torch")
 
 from roofline.common.errors import ConfigError  # noqa: E402
-from roofline.train.checkpoint import checkpoint, manifest  # noqa: E402
+from roofline.train.checkpoint import checkpoint, manifest, state  # noqa: E402
 from roofline.train.checkpoint.checkpoint import Saver, load, prune  # noqa: E402
 from roofline.train.checkpoint.manifest import MANIFEST, facts, folder, open_place, steps  # noqa: E402
 from roofline.train.data.receipts import RECEIPTS, read, verify  # noqa: E402
@@ -268,9 +270,44 @@ def test_a_damaged_checkpoint_ends_the_run_that_would_go_on_from_it(tmp_path: Pa
     longer = config(data, tmp_path / "run", save_interval="4ba", autoresume=True, max_duration="12ba")
     with pytest.raises(ConfigError, match=rf"{path.name} is damaged: \S+ is not what was written"):
         train(longer)
+    good = re.escape(str(tmp_path / "run" / "checkpoints" / "step-00000004"))
+    with pytest.raises(ConfigError, match=rf"whole is {good}: autoresume=previous goes on from there"):
+        train(longer)
+    with pytest.raises(ConfigError, match=rf"whole is {good}: name it in load_path"):
+        train(config(data, tmp_path / "other", load_path=str(place.parent), max_duration="12ba"))
     (place / MANIFEST).unlink()
     assert train(longer).steps == 12
     assert log_of(tmp_path / "run")[-1]["step"] == 12
+
+
+@pytest.mark.parametrize("damaged", [(8,), (4, 8), (2, 4, 8)])
+def test_autoresume_goes_on_from_the_last_checkpoint_that_is_whole(
+    tmp_path: Path, damaged: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    data = write_rows(tmp_path / "data", 40)
+    changes = {"save_interval": "2ba", "autoresume": "previous"}
+    whole = config(data, tmp_path / "whole", max_duration="12ba", **changes)
+    train(whole)
+    made = config(data, tmp_path / "run", **changes)
+    train(made)
+    place = tmp_path / "run" / "checkpoints"
+    for step in set(steps_of(place)) - {2, 4, 8}:
+        shutil.rmtree(place / f"step-{step:08d}")
+    for step in damaged:
+        path = next((place / f"step-{step:08d}").glob("*.bin" if step == 8 else MANIFEST))
+        path.write_bytes(path.read_bytes()[:-5])
+    longer = config(data, tmp_path / "run", max_duration="12ba", save_num_checkpoints_to_keep=3, **changes)
+    if len(damaged) == 3:
+        with pytest.raises(ConfigError, match=r"of the 3 checkpoints in .* none is what was written"):
+            train(longer)
+        assert steps_of(place) == [2, 4, 8], "nothing is deleted by a refusal"
+        return
+    assert train(longer).steps == 12
+    assert f"going on from step {4 if len(damaged) == 1 else 2}" in caplog.text
+    assert steps_of(place) == [8, 10, 12]
+    ends = [stored(tmp_path / name / "checkpoints", 12) for name in ("whole", "run")]
+    assert digest(ends[0]) == digest(ends[1])
+    assert log_of(tmp_path / "run") == log_of(tmp_path / "whole")
 
 
 def test_through_an_object_store(tmp_path: Path, s3: str) -> None:
@@ -345,3 +382,38 @@ def test_at_any_moment(tmp_path: Path, seed: int) -> None:
     assert sum(each["status"] == -9 for each in found) >= 12
     assert any(each["parts"] for each in found)
     assert any(each["attempts"] for each in found)
+
+
+@pytest.mark.parametrize("most", [1, 7, 1 << 22])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "uint8"])
+def test_a_fingerprint_is_the_sum_over_elements_and_pieces(
+    dtype: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each element's bits, as a whole number with a sign, plus 1, times its place doubled plus 1."""
+    monkeypatch.setattr(state, "_ELEMENTS", most)
+    whole = (torch.randn((6, 5), generator=torch.Generator().manual_seed(2)) * 90).to(getattr(torch, dtype))
+    width = whole.element_size()
+    raw = whole.reshape(-1).view(torch.uint8).numpy().tobytes()
+    numbers = [int.from_bytes(raw[i : i + width], "little", signed=width > 1) for i in range(0, len(raw), width)]
+    expected = sum((number + 1) * (2 * place + 1) for place, number in enumerate(numbers))
+
+    def found(rows: slice, columns: slice) -> int:
+        return state._fingerprint(whole[rows, columns], (rows.start, columns.start), (6, 5))
+
+    for row, column in ((6, 5), (1, 5), (4, 3)):
+        pieces = [
+            found(slice(a, b), slice(c, d))
+            for a, b in ((0, row), (row, 6))
+            for c, d in ((0, column), (column, 5))
+            if b > a and d > c
+        ]
+        assert (sum(pieces) - expected) % (1 << 64) == 0
+    deep = whole.reshape(2, 3, 5)
+    of_rows = [state._fingerprint(deep[i : i + 1], (i,), (2, 3, 5)) for i in range(2)]
+    assert (sum(of_rows) - expected) % (1 << 64) == 0
+    one = whole[:1, :1].reshape(())
+    assert state._fingerprint(one, (), ()) == numbers[0] + 1
+
+
+def test_manifests_that_earlier_runs_have_written_are_of_this_version() -> None:
+    assert json.loads(manifest.encode(2, {}, {}))["version"] == 1

@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 import yaml
 
-from roofline.common.errors import ConfigError
+from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.train.config.data_sets import DatasetSection
 from roofline.train.config.duration import Batches, batches
 from roofline.train.config.read import parse_config, read_config
 from roofline.train.config.schema import TrainConfig
-from roofline.train.model import build
+from roofline.train.model import shapes
+from roofline.train.run import preflight
 from tests.train.small import mapping
 
 HERE = Path("data")
@@ -150,10 +152,10 @@ def test_an_mpt_file_of_llm_foundry_means_what_it_meant(foundry: Path) -> None:
     assert config.train_loader.dataset.remote is None
     assert (config.train_loader.dataset.shuffle, config.train_loader.dataset.shuffle_seed) == (True, 17)
     assert config.train_loader.num_workers == 8
-    assert config.eval_loader is not None
-    assert (config.eval_loader.dataset.local, config.eval_loader.dataset.split) == ("./my-copy-c4/held-out", "val")
+    held_out = config.evaluations["eval"].dataset
+    assert (held_out.local, held_out.split) == ("./my-copy-c4/held-out", "val")
     assert config.tokenizer is not None
-    assert config.tokenizer.kwargs == {"model_max_length": 2048}
+    assert config.tokenizer.kwargs.model_max_length == 2048
     assert config.optimizer.name == "decoupled_adamw"
     assert (config.optimizer.lr, config.optimizer.betas, config.optimizer.eps) == (2e-4, (0.9, 0.95), 1e-8)
     assert config.algorithms.gradient_clipping is not None
@@ -164,7 +166,7 @@ def test_an_mpt_file_of_llm_foundry_means_what_it_meant(foundry: Path) -> None:
     assert config.device_train_microbatch_size == "auto"
     assert config.callbacks.speed_monitor.window_size == 10
     assert (config.save_overwrite, config.save_num_checkpoints_to_keep) == (True, 1)
-    shape = build.model_config(config.model, config.max_seq_len)
+    shape = shapes.model_config(config.model, config.max_seq_len)
     assert (shape["width"], shape["layers"], shape["heads"], shape["ffn"]) == (2048, 24, 16, 8192)
     assert (shape["positions"], shape["bias"], shape["tied"]) == ("learned", True, True)
     assert (shape["max_position"], shape["vocab"]) == (2048, 50368)
@@ -184,10 +186,10 @@ def test_a_configuration_reads_back_what_it_wrote(foundry: Path) -> None:
 
 def test_alibi_is_the_released_form() -> None:
     config = made(model__attn_config={"alibi": True}, model__no_bias=True)
-    shape = build.model_config(config.model, config.max_seq_len)
+    shape = shapes.model_config(config.model, config.max_seq_len)
     assert (shape["positions"], shape["bias"]) == ("alibi", False)
-    with pytest.raises(ConfigError, match="alibi or learned_pos_emb"):
-        build.model_config(made(model__learned_pos_emb=False).model, 16)
+    with pytest.raises(UnsupportedError, match="alibi or learned_pos_emb"):
+        shapes.model_config(made(model__learned_pos_emb=False).model, 16)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +258,156 @@ def test_a_refusal_names_all_kinds_that_a_key_takes() -> None:
     message = refusal(fsdp_config={"activation_checkpointing": "selectiv"})
     assert message.startswith("fsdp_config.activation_checkpointing = selectiv: ")
     assert "'full' or 'selective'" in message
-    assert refusal(seed="x", max_seq_len="y").endswith("(and 1 more)")
+
+
+def lines_of(error: ConfigError) -> list[str]:
+    """The faults of an error that has several."""
+    head, *lines = str(error).split("\n")
+    assert head == f"{len(lines)} faults of the configuration:"
+    return [line.removeprefix("  ") for line in lines]
+
+
+def test_all_faults_are_named_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        made(seed="x", max_seq_len="y", sede=1, model__d_modell=3, optimizer={"name": "adamw"})
+    assert [line.removeprefix("configuration: ") for line in lines_of(caught.value)] == [
+        "max_seq_len = y: input should be a valid integer, unable to parse string as an integer",
+        "unknown key model.d_modell; did you mean 'd_model'?",
+        "optimizer.lr is missing",
+        "seed = x: input should be a valid integer, unable to parse string as an integer",
+        "unknown key sede; did you mean 'seed'?",
+    ]
+
+
+def test_faults_of_every_kind_are_named_at_once(tmp_path: Path) -> None:
+    """Those of keys and types, of durations, of references, across sections, of the shape, the tokenizer and paths."""
+    keys = mapping(tmp_path / "nothing", tmp_path / "run", sede=1, optimizer__lr=-1, max_duration="5xx")
+    keys |= {"eval_interval": "2dur", "save_folder": "${nowhere}", "memory_limit": "8 pints", "width": 36}
+    keys["model"] |= {"n_heads": 5, "d_model": "${width}"}
+    keys |= {"tokenizer": {"name": "nosuch", "kwargs": {"model_max_length": 8}}, "load_path": str(tmp_path / "none")}
+    keys["eval_loader"] = [{"label": "a"}, {"label": "a"}]
+    del keys["global_train_batch_size"]
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(keys))
+    changes = ["precision=bf17", "width=33", "callbacks.early_stopper.patience=7", "train_loader.dataset.split=part"]
+    with pytest.raises(ConfigError) as caught:
+        read_config(file, changes, preflight.faults)
+    assert not (tmp_path / "run").exists()
+    missing = f"train_loader.dataset.local = {tmp_path / 'nothing'} with split = part: there is no such folder"
+    expected = [
+        f"{file}: save_folder: ${{nowhere}} names a key that is not there",
+        f"{file}: optimizer.lr = -1: input should be greater than 0",
+        f"{file}: max_duration = 5xx: '5xx' is no duration such as 200ba, 1ep, 512sp, 1e9tok or 0.1dur",
+        f"{file}: eval_interval = 2dur: '2dur' is a part of the run: it is from 0dur to 1dur",
+        f"{file}: global_train_batch_size is missing",
+        "--set precision=bf17: precision = bf17: input should be 'fp32', 'amp_bf16' or 'amp_fp16'",
+        f"{file}: memory_limit = 8 pints: '8 pints' is no number of bytes such as 1000000, 20gb or 1.5GiB",
+        f"{file}: callbacks.early_stopper.monitor is missing",
+        f"{file}: callbacks.early_stopper.dataloader_label is missing",
+        f"{file}: unknown key sede; did you mean 'seed'?",
+        f"{file}: rows of 16 tokens are longer than tokenizer.kwargs.model_max_length=8",
+        f"{file}: eval_loader: each of several needs a label of its own",
+        "--set width=33: model: n_heads: 5 heads do not divide d_model=33",
+        f"{file}: tokenizer.name = nosuch: there is no model 'nosuch'",
+        f"--set train_loader.dataset.split=part: {missing}",
+        f"{file}: eval_loader.0.dataset: local is missing, the folder of shards, or remote, their URL",
+        f"{file}: load_path: {tmp_path / 'none'} holds no complete checkpoint",
+    ]
+    lines = lines_of(caught.value)
+    assert [line[: len(start)] for line, start in zip(lines, expected, strict=False)] == expected
+    assert len(lines) == len(expected)
+
+
+def test_one_fault_is_one_line_with_the_change_that_it_comes_from(foundry: Path) -> None:
+    for change, message in (
+        ("optimizer.lr=fast", "--set optimizer.lr=fast: optimizer.lr = fast: input should be a valid number"),
+        ("optimizer=", "--set optimizer=: optimizer is missing"),
+        ("global_seed=x", "--set global_seed=x: "),
+        ("max_seq_len=1", "--set max_seq_len=1: max_seq_len = 1: "),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            read_config(foundry, ["precision=fp32", change])
+        assert all(line.startswith(message.split(": ")[0]) for line in str(caught.value).split("\n  ")[-1:])
+        assert message in str(caught.value)
+    foundry.write_text(foundry.read_text().replace("precision: amp_bf16", "precision: bf17"))
+    with pytest.raises(ConfigError) as caught:
+        read_config(foundry, ["optimizer.lr=1e-3"])
+    assert str(caught.value).startswith(f"{foundry}: precision = bf17")
+
+
+WATCHING = {"early_stopper": {"monitor": "LanguageCrossEntropy", "dataloader_label": "eval"}}
+
+
+def test_what_follows_from_a_fault_is_not_named(tmp_path: Path) -> None:
+    """A shape without its width, and a vocabulary that is not known, are no faults of their own."""
+    for changes, message in (
+        ({"model__d_model": "wide"}, "model.d_model = wide: "),
+        ({"model": {"name": 7}}, "model.name = 7: "),
+        ({"model__vocab_size": "x", "tokenizer": {"name": "org/elsewhere"}}, "model.vocab_size = x: "),
+        ({"train_loader__dataset": {"local": 7}}, "train_loader.dataset.local = 7: "),
+        ({"eval_interval": "x", "eval_loader": {"name": "synthetic"}, "callbacks": WATCHING}, "eval_interval = x: "),
+        ({"a.b": 7}, "unknown key a.b"),
+    ):
+        (tmp_path / "data").mkdir(exist_ok=True)
+        (tmp_path / "data" / "index.json").touch()
+        with pytest.raises(ConfigError) as caught:
+            parse_config(mapping(tmp_path / "data", tmp_path / "run", **changes), further=preflight.faults)
+        assert str(caught.value).startswith(f"configuration: {message}"), str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_blank_name_is_that_of_the_environment_or_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert made(run_name=None, save_folder="there/${run_name}").save_folder == "there/configuration"
+    monkeypatch.setenv("RUN_NAME", "mine")
+    assert made(run_name=None, save_folder="there/${run_name}").save_folder == "there/mine"
+    assert made(run_name="other").run_name == "other"
+
+
+def test_keys_that_only_say_what_is_done_anyway_are_taken() -> None:
+    section = {"backward_prefetch": "BACKWARD_PRE"}
+    config = made(model__use_flash_attention_2=True, model__use_auth_token=False, fsdp_config=section, dist_timeout=600)
+    assert config.dist_timeout == 600
+    assert "fsdp_config.backward_prefetch = NONE" in refusal(fsdp_config={"backward_prefetch": "NONE"})
+
+
+def test_lion_has_betas_of_its_own_and_no_eps() -> None:
+    assert made(optimizer={"name": "decoupled_lionw", "lr": 1e-4}).optimizer.betas == (0.9, 0.99)
+    assert made(optimizer={"name": "decoupled_lionw", "lr": 1e-4, "betas": [0.8, 0.9]}).optimizer.betas == (0.8, 0.9)
+    assert "has no eps" in refusal(optimizer={"name": "decoupled_lionw", "lr": 1e-4, "eps": 1e-8})
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (
+            {"shuffle_algo": "py1e"},
+            "train_loader.dataset.shuffle_algo = py1e: input should be 'py1b', 'py1s' or 'naive'",
+        ),
+        ({"shuffle_algo": "py1s", "shuffle_block_size": 9}, "shuffle_block_size belongs to shuffle_algo=py1b"),
+        ({"repeat": 0}, "train_loader.dataset.repeat = 0: it is no number above 0"),
+        ({"streams": {"a": {"proportion": "x"}}}, "streams.a.proportion = x: it is no number above 0"),
+        ({"repeat": 2, "choose": 9}, "proportion, repeat and choose exclude each other"),
+        ({"repeat": 2, "streams": {"a": {}}}, "belong to each of the streams"),
+        ({"streams": {"a": {"proportion": 2}, "b": {}}}, "all streams have a proportion, or none has"),
+        ({"epoch_size": "many"}, "train_loader.dataset.epoch_size = many: "),
+        ({"batching_method": "random"}, "train_loader.dataset.batching_method = random: input should be 'stratified'"),
+        ({"num_canonical_nodes": 64}, "train_loader.dataset.num_canonical_nodes is no key here: the order of samples"),
+    ],
+)
+def test_keys_of_data_sets_that_mean_nothing_here_are_refused(dataset: dict[str, Any], message: str) -> None:
+    assert message in refusal(train_loader={"dataset": dataset})
+
+
+def test_files_of_runs_of_earlier_versions_say_a_proportion_everywhere() -> None:
+    dataset = made(
+        train_loader={"dataset": {"proportion": 1, "streams": {"a": {"proportion": 1}}}}
+    ).train_loader.dataset
+    assert dataset.streams["a"].proportion == 1
+
+
+def test_evaluations_read_each_row_once() -> None:
+    assert "each row is evaluated once" in refusal(eval_loader={"dataset": {"epoch_size": 9}})
+    assert "each row is evaluated once" in refusal(eval_loader={"dataset": {"streams": {"a": {"repeat": 2}}}})
 
 
 def test_nulls_are_as_good_as_no_value() -> None:
@@ -291,10 +442,11 @@ def test_a_place_for_checkpoints_gets_one() -> None:
 def test_names_are_filled_in() -> None:
     config = made(a="${b}", b="${c.d}", c={"d": 7}, seed="${a}", run_name="run-${a}-${max_seq_len}")
     assert (config.seed, config.run_name) == (7, "run-7-16")
-    assert "${a} leads to itself" in refusal(a="${b}", b="${a}", seed="${a}")
+    with pytest.raises(ConfigError, match=r"seed: \$\{a\} leads to itself"):
+        made(a="${b}", b="${a}", seed="${a}")
     assert "${nothing} names a key that is not there" in refusal(seed="${nothing}")
     assert "${c.e} names a key that is not there" in refusal(c={"d": 1}, seed="${c.e}")
-    assert refusal(run_name="${oc.env:HOME}").startswith("${oc.env:HOME} is no key")
+    assert refusal(run_name="${oc.env:HOME}").startswith("run_name: ${oc.env:HOME} is no key")
 
 
 def test_changes_from_the_command_line(foundry: Path) -> None:
@@ -374,3 +526,21 @@ def test_a_number_alone_is_in_epochs() -> None:
     """As Composer reads it."""
     config = made(max_duration=2, eval_interval=1, save_interval=0)
     assert (config.max_duration, config.eval_interval, config.save_interval) == ("2ep", "1ep", "0ep")
+
+
+@pytest.mark.parametrize(
+    ("text", "samples"),
+    [("7k", 7_000), ("12K", 12_000), ("30m", 30_000_000), ("12b", 12_000_000_000), ("45", 45), (45, 45)],
+)
+def test_an_epoch_is_counted_in_thousands_and_more(text: str | int, samples: int) -> None:
+    assert DatasetSection(epoch_size=text).epoch_size == samples  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["k", "12t", "1.5k", "-1k", "0k", 0])
+def test_no_other_counts_are_read(text: str | int) -> None:
+    with pytest.raises(ValueError, match="epoch_size"):
+        DatasetSection(epoch_size=text)  # type: ignore[arg-type]
+
+
+def test_variables_that_nothing_refers_to_are_no_unknown_key(tmp_path: Path) -> None:
+    assert parse_config(mapping(tmp_path, tmp_path) | {"variables": {"unused": 1}}).seed == 5

@@ -1,5 +1,7 @@
 """A checkpoint as files that others load."""
 
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ torch = pytest.importorskip("torch", reason="training is torch")
 from roofline.common.errors import ConfigError  # noqa: E402
 from roofline.models import presets  # noqa: E402
 from roofline.train.checkpoint.export import export  # noqa: E402
+from roofline.train.checkpoint.manifest import MANIFEST  # noqa: E402
 from roofline.train.checkpoint.state import WEIGHTS  # noqa: E402
 from roofline.train.config.schema import InitSection  # noqa: E402
 from roofline.train.model.init import initialize  # noqa: E402
@@ -59,3 +62,13 @@ def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
         export(str(tmp_path), tmp_path / "out", tokenizer=str(tmp_path))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_checkpoint_names_the_one_before_it(tmp_path: Path) -> None:
+    saved(tmp_path / "checkpoints", LLAMA)
+    good = tmp_path / "checkpoints" / "step-00000007"
+    bad = shutil.copytree(good, good.with_name("step-00000009"))
+    (bad / MANIFEST).write_text((bad / MANIFEST).read_text()[:-7])
+    with pytest.raises(ConfigError, match=rf"is damaged.* whole is {re.escape(str(good))}: export that one"):
+        export(str(tmp_path), tmp_path / "out")
+    assert export(str(good), tmp_path / "out") == 7

@@ -16,13 +16,15 @@ from roofline.models import presets  # noqa: E402
 from roofline.train.config.schema import ClippingSection, InitSection  # noqa: E402
 from roofline.train.data.loader import Rows  # noqa: E402
 from roofline.train.data.order import share  # noqa: E402
+from roofline.train.memory import exhausted  # noqa: E402
+from roofline.train.memory.exhausted import is_out_of_memory  # noqa: E402
 from roofline.train.model.init import initialize  # noqa: E402
 from roofline.train.model.modules import IGNORED, Model  # noqa: E402
 from roofline.train.parallel.elastic import TreeSum  # noqa: E402
 from roofline.train.parallel.processes import World  # noqa: E402
 from roofline.train.run import gradients as module  # noqa: E402
 from roofline.train.run.clip import clip  # noqa: E402
-from roofline.train.run.gradients import GROWTH, LARGEST_SCALE, Gradients, Scaler, is_out_of_memory, targets  # noqa: E402
+from roofline.train.run.gradients import GROWTH, LARGEST_SCALE, Gradients, Scaler, targets  # noqa: E402
 
 VOCAB, LENGTH, ROWS = 96, 12, 10
 SHAPE = presets.preset("mpt-125m") | {
@@ -279,6 +281,66 @@ def test_what_counts_as_memory_that_ended() -> None:
         assert is_out_of_memory(make())
     for error in (RuntimeError("CUDA error: invalid device ordinal"), ValueError("out of memory"), OSError("memory")):
         assert not is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "could not create a primitive",  # oneDNN
+        "could not create a memory object",
+        "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes",
+        "std::bad_alloc",
+        "can't start new thread",
+    ],
+)
+def test_what_libraries_say_when_memory_ends(model: Any, text: str) -> None:
+    computed = gradients(model, None)
+    memory = Limited(computed, 3, lambda: RuntimeError(text))
+    computed.backward(batch())
+    assert memory.asked[:3] == [10, 5, 3]
+    assert computed.size == 3
+    assert not is_out_of_memory(RuntimeError("could not create a primitive descriptor for the matmul primitive"))
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_a_switched_off_onednn_is_memory_that_ended(model: Any, in_backward: bool) -> None:
+    """torch falls back to its own products of 16 bits without an error, for good."""
+    computed = gradients(model, None)
+    plain, rows = model.compute, []
+
+    class Off(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            torch.backends.mkldnn.set_flags(False)
+            return grads[0]
+
+    def compute(shape: tuple[int, int], x: Any, *rest: Any) -> Any:
+        rows.append(shape[0])
+        if shape[0] > 3 and in_backward:
+            x = Off.apply(x)
+        elif shape[0] > 3:
+            torch.backends.mkldnn.set_flags(False)
+        return plain(shape, x, *rest)
+
+    model.compute = compute
+    computed.backward(batch())
+    assert torch.backends.mkldnn.enabled
+    assert computed.size == 3
+    layers = len(model.blocks)
+    assert rows.count(10) == (layers if in_backward else 1), "the next block notices"
+
+
+def test_an_error_of_memory_has_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exhausted, "data_bytes", lambda: 700)
+    monkeypatch.setattr(exhausted, "_host_memory", lambda: 1000)
+    text = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 400 bytes."
+    error = exhausted.out_of_memory("training", text)
+    assert (error.needed, error.available, error.unit) == (1100, 1000, "bytes")
+    assert exhausted.out_of_memory("training", text, 5000).needed == 5000
 
 
 def test_a_scaler_halves_and_doubles() -> None:

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from roofline.common.errors import ConfigError
-from roofline.train.config.schema import DatasetSection, LoaderSection
-from roofline.train.data.loader import Loader, Source, in_turn
-from roofline.train.data.mds import ShardWriter
-from roofline.train.data.order import share
+from roofline.train.config.data_sets import DatasetSection, LoaderSection
+from roofline.train.data.loader import Loader, Share, Source, in_turn, read_batch
+from roofline.train.data.mds import Shards, ShardWriter
+from roofline.train.data.order import Order, share
+from roofline.train.data.row_digest import row_digest, row_sums
+from roofline.train.data.synthetic import Synthetic
 from roofline.train.parallel.elastic import rounds
 
 WORLDS, WORKERS, RESUMED = (1, 2, 3, 4, 6, 8), (0, 1, 3), (0, 1, 8, 17)
@@ -88,6 +90,54 @@ def test_worlds_that_have_no_tree_are_refused(virtual: int, world: int) -> None:
         rounds(virtual, 0, world)
 
 
+def test_the_digest_of_a_batch_is_the_same_for_every_world_and_of_these_rows_alone(
+    data: dict[int, Path], tmp_path: Path
+) -> None:
+    source = source_of(data[103])
+    order = source.order(BATCH, seed=17)
+
+    def digest(source: Source, order: Order, shares: list[list[Share]], step: int = 3) -> bytes:
+        return row_digest(sum(read_batch(source, order, each, step).sums for each in shares))
+
+    alone = digest(source, order, [[(0, 1)]])
+    for world in (2, 3, 5, 16):
+        assert digest(source, order, [[(rank, world)] for rank in range(world)]) == alone
+    for world in (1, 2, 4):
+        assert digest(source, order, [rounds(8, rank, world) for rank in range(world)]) == alone
+    assert digest(source, order, [[(0, 1)]], 4) != alone
+    other = source_of(numbered(tmp_path / "other", 103, first=1))
+    assert other.order(BATCH, seed=17) == order
+    assert other.order(BATCH, seed=17).difference(order) is None, "its index has no hashes and tells nothing"
+    assert digest(other, order, [[(0, 1)]]) != alone
+    tokens, apart = np.arange(16).reshape(2, 8), np.zeros((2, 8), np.int64)
+    sums = [
+        row_sums(*rows).tolist()
+        for rows in (
+            (tokens, None, (0, 1)),
+            (tokens, None, (1, 0)),
+            (tokens[::-1], None, (0, 1)),
+            (tokens, apart, (0, 1)),
+            (tokens, apart + np.arange(8) // 4, (0, 1)),
+        )
+    ]
+    assert sums[1] == sums[2], "both are row 1 in place 0 and row 0 in place 1"
+    assert len({tuple(each) for each in sums}) == 4, "the places of rows and the bounds of documents count"
+
+
+def test_the_identity_of_a_data_set_is_that_of_its_index_wherever_it_lies(tmp_path: Path) -> None:
+    found = {}
+    hashed = ("sha256",)
+    for name, first, hashes in (("a", 0, hashed), ("copy", 0, hashed), ("other", 1, hashed), ("plain", 0, ())):
+        columns = {"tokens": f"ndarray:uint16:{LENGTH}"}
+        with ShardWriter(tmp_path / name, columns, size_limit=400, hashes=hashes) as writer:
+            for number in range(first, first + 20):
+                writer.write({"tokens": np.full(LENGTH, number, np.uint16)})
+        found[name] = Shards(tmp_path / name)
+    assert len({shards.counts for shards in found.values()}) == 1
+    assert found["a"].identity == found["copy"].identity
+    assert len({shards.identity for shards in found.values()}) == 3
+
+
 def test_streams_are_mixed_by_weight_and_numbered_through(tmp_path: Path) -> None:
     numbered(tmp_path / "a" / "train", 40)
     numbered(tmp_path / "b", 30, first=40, kind="int64")
@@ -104,6 +154,66 @@ def test_streams_are_mixed_by_weight_and_numbered_through(tmp_path: Path) -> Non
         assert np.array_equal(tokens[:, 0], order.batch(step)), "every sample of either stream is its number's"
         assert (tokens[:, 0] < 40).sum() == 6
     source.close()
+
+
+def mixed(tmp_path: Path, *streams: dict[str, Any], **options: Any) -> Source:
+    """A mixture of data sets with 14, 28, ... rows."""
+    sections = {}
+    for index, stream in enumerate(streams):
+        folder = tmp_path / str(index)
+        sections[str(index)] = {
+            "local": str(folder if folder.exists() else numbered(folder, 14 * (index + 1))),
+            **stream,
+        }
+    return Source(DatasetSection(streams=sections, shuffle=True, **options), LENGTH, False)
+
+
+@pytest.mark.parametrize(
+    ("streams", "epoch"),
+    [
+        (({}, {}), [1, 1]),
+        (({"repeat": 3}, {}), [3, 1]),
+        (({"repeat": 0.5}, {"repeat": "1.5"}), [0.5, 1.5]),
+        (({"choose": 7}, {"choose": 7}), [0.5, 0.25]),
+    ],
+)
+def test_streams_give_an_epoch_as_many_samples_as_they_are_to(
+    tmp_path: Path, streams: tuple[dict[str, Any], ...], epoch: list[float]
+) -> None:
+    source = mixed(tmp_path, *streams)
+    assert source.epoch == 14 * epoch[0] + 28 * epoch[1]
+    order = source.order(source.epoch, seed=3)
+    for step in range(4):
+        ids = order.batch(step)
+        assert [(ids < 14).sum(), (ids >= 14).sum()] == [14 * epoch[0], 28 * epoch[1]]
+    assert order.epochs(4) == [4 * each for each in epoch]
+    source.close()
+
+
+def test_a_data_set_alone_is_ordered_as_before_whatever_an_epoch_counts(data: dict[int, Path]) -> None:
+    plain = source_of(data[96]).order(BATCH, 1)
+    for options, epoch in (({"repeat": 2}, 192), ({"choose": 10}, 10), ({"epoch_size": "2k"}, 2000)):
+        source = source_of(data[96], **options)
+        assert source.epoch == epoch
+        assert source.order(BATCH, 1).record() == plain.record()
+
+
+def test_kinds_of_shuffling(data: dict[int, Path]) -> None:
+    """Shards of ten rows: of each in its place, of groups of them, of all."""
+    orders = {
+        kind: source_of(data[96], shuffle_algo=kind, shuffle_block_size=None).order(96, 1)
+        for kind in ("py1b", "py1s", "naive")
+    }
+    counts = orders["py1s"].streams[0].shards
+    shards = np.repeat(np.arange(len(counts)), counts)
+    for kind, order in orders.items():
+        ids = order.batch(0)
+        assert sorted(ids) == list(range(96))
+        changes = int((np.diff(shards[ids]) != 0).sum())
+        assert (changes == len(counts) - 1) == (kind == "py1s"), "a shard's rows lie together"
+        assert (np.diff(ids) != 1).any()
+    assert orders["naive"].streams[0].block == 96
+    assert source_of(data[96], shuffle_algo="py1b").order(96, 1) == source_of(data[96]).order(96, 1)
 
 
 def test_the_shuffle_seed_goes_before_the_runs_seed(data: dict[int, Path]) -> None:
@@ -227,3 +337,71 @@ def test_rows_of_an_object_store_are_those_of_the_folder(data: dict[int, Path], 
         assert np.array_equal(a.ids, b.ids)
         for (x, _), (y, _) in zip(a.parts, b.parts, strict=True):
             assert np.array_equal(x, y)
+
+
+def test_synthetic_rows_are_functions_of_their_number_alone() -> None:
+    rows = Synthetic(600, documents=True)
+    rows.vocab_limit = 50
+    assert (len(rows), rows.epoch, rows.remote, rows.vocab) == (1 << 20, 1 << 20, False, None)
+    tokens, documents = rows.rows([7, 3])
+    assert np.array_equal(tokens, [np.random.default_rng(n).integers(0, 50, 600) for n in (7, 3)])
+    assert documents is not None
+    assert documents.tolist() == [[0] * 256 + [1] * 256 + [2] * 88] * 2
+    order = rows.order(4, 1)
+    assert [order.batch(step).tolist() for step in (0, 1)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert order.batch((1 << 18) - 1).tolist()[-1] == (1 << 20) - 1
+    assert order.batch(1 << 18).tolist() == [0, 1, 2, 3]
+    alone = Synthetic(3, documents=False)
+    alone.vocab_limit = 2
+    assert alone.rows([1])[1] is None
+
+
+class Remote(Synthetic):
+    """Synthetic rows that would have to be fetched; notes what is asked for ahead."""
+
+    remote = True
+
+    def __init__(self) -> None:
+        super().__init__(4, False)
+        self.vocab_limit = 9
+        self.asked: list[list[int]] = []
+
+    def prefetch(self, numbers: np.ndarray) -> None:
+        self.asked.append(numbers.tolist())
+
+
+@pytest.mark.parametrize(
+    ("predownload", "shares", "fetched"),
+    [
+        (None, [(1, 3)], 8),
+        (30, [(1, 3)], 8),  # 4 rows a step: 30 are within 8 steps
+        (32, [(1, 3)], 8),
+        (33, [(1, 3)], 9),
+        (33, [(0, 3), (2, 3)], 5),
+        (30, [(0, 12)], 30),
+        (5, [(0, 24)], 5),  # no row at all
+        (256, [(1, 3)], 64),
+        (9999, [(1, 3)], 64),
+    ],
+)
+def test_as_many_steps_are_fetched_ahead_as_hold_the_samples(
+    predownload: int | None, shares: list[tuple[int, int]], fetched: int
+) -> None:
+    source = Remote()
+    loader = Loader(source, source.order(12, 1), section(Path(), 0, predownload=predownload), shares, 4)
+    assert next(loader).step == 4
+    loader.close()
+    assert source.asked == [[i for step in range(5, 5 + fetched) for part in shares for i in share(
+        np.arange(12 * step, 12 * step + 12), *part).tolist()]]  # fmt: skip
+
+
+@pytest.mark.parametrize(("workers", "factor", "ahead"), [(0, 5, 0), (1, 1, 1), (3, 5, 15)])
+def test_each_worker_reads_so_many_steps_ahead(workers: int, factor: int, ahead: int) -> None:
+    source = Synthetic(4, False)
+    source.vocab_limit = 9
+    options = section(Path(), workers).model_copy(update={"prefetch_factor": factor})
+    loader = Loader(source, source.order(2, 1), options, [(0, 1)], 7)
+    assert [next(loader).step for _ in range(2)] == [7, 8]
+    assert len(loader._waiting) == ahead
+    assert loader._pool._max_workers == max(1, workers)
+    loader.close()

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,6 +119,31 @@ def test_a_logger_that_cannot_start_is_said(data: Path, tmp_path: Path, wandb: l
     assert not (tmp_path / "card.json").exists()
 
 
+def test_mlflow_is_told_what_works(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """mlflow-skinny alone reaches a server, and cannot keep runs on this machine."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("Model registry functionality is unavailable")
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(loggers, "find_spec", lambda name: object())
+    monkeypatch.setattr(loggers, "Mlflow", broken)
+    near, far = {"mlflow": {}}, {"mlflow": {"tracking_uri": "http://somewhere:5000"}}
+    with pytest.raises(
+        ConfigError, match=r"unavailable\. MLflow keeps runs .*: pip install mlflow, or set tracking_uri"
+    ):
+        train(config(data, tmp_path / "a", loggers=near))
+    with pytest.raises(ConfigError, match=r"functionality is unavailable$"):
+        train(config(data, tmp_path / "b", loggers=far))
+    monkeypatch.setattr(loggers, "find_spec", lambda name: None)
+    for section, package in ((near, "mlflow"), (far, "mlflow-skinny")):
+        with pytest.raises(UnsupportedError, match=rf"pip install {package}\.$"):
+            train(config(data, tmp_path / "c", loggers=section))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://somewhere")
+    with pytest.raises(UnsupportedError, match=r"pip install mlflow-skinny\.$"):
+        train(config(data, tmp_path / "c", loggers=near))
+
+
 @pytest.mark.parametrize("name", loggers.PACKAGES)
 def test_a_missing_package_is_said_first(
     name: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -194,3 +220,129 @@ def test_mlflow_shows_the_run(data: Path, tmp_path: Path, monkeypatch: pytest.Mo
     history = client.get_metric_history(run.info.run_id, "train/loss")
     assert [metric.step for metric in history] == [1, 2, 3, 4]
     assert history[-1].value == pytest.approx(next(line["loss"] for line in lines if line.get("step") == 4))
+
+
+class FakeWriter:
+    """What we call of torch's SummaryWriter, written down."""
+
+    made: list["FakeWriter"]
+
+    def __init__(self, place: str, **options: Any) -> None:
+        self.place, self.options, self.calls = place, options, list[tuple[Any, ...]]()
+        self.made.append(self)
+
+    def add_text(self, *given: Any) -> None:
+        self.calls.append(given)
+
+    def add_scalar(self, *given: Any) -> None:
+        self.calls.append(given)
+
+    def close(self) -> None:
+        self.calls.append(("close",))
+
+
+def test_tensorboard_is_told_where_a_run_goes_on(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeWriter.made = []
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=FakeWriter))
+    monkeypatch.setattr(loggers, "find_spec", lambda name: object())
+    sections = {"log_dir": "elsewhere", "flush_interval": 9}, {}
+    for step, section in zip((0, 4), sections, strict=True):
+        opened = loggers.Loggers(config(data, tmp_path, loggers={"tensorboard": section}), tmp_path, step)
+        opened.put({"step": step + 1, "loss": 2.5})
+        opened.close()
+        opened.close()
+    first, second = FakeWriter.made
+    assert (first.place, first.options["flush_secs"], first.options["purge_step"]) == ("elsewhere", 9, None)
+    assert (second.place, second.options["purge_step"]) == (str(tmp_path / "tensorboard"), 5)
+    (name, text), *calls = first.calls
+    assert name == "config"
+    assert text.startswith("<pre>{\n ")
+    assert calls == [("train/loss", 2.5, 1), ("close",)]
+    assert second.calls == [("train/loss", 2.5, 5), ("close",)]
+
+
+class FakeClient:
+    """What we call of mlflow's client, written down; one experiment is there."""
+
+    calls: list[tuple[Any, ...]]
+
+    def __init__(self, uri: str | None) -> None:
+        self.calls.append(("client", uri))
+
+    def get_experiment_by_name(self, name: str) -> Any:
+        return SimpleNamespace(experiment_id="7") if name == "there" else None
+
+    def create_experiment(self, name: str) -> str:
+        return f"new {name}"
+
+    def create_run(self, experiment: str, **options: Any) -> Any:
+        self.calls.append(("run", experiment, options["run_name"], options["tags"]))
+        return SimpleNamespace(info=SimpleNamespace(run_id="r1"))
+
+    def update_run(self, *given: Any) -> None:
+        self.calls.append(("update", *given))
+
+    def log_param(self, run: str, name: str, value: str) -> None:
+        self.calls.append(("param", run, name, value))
+
+    def log_batch(self, run: str, metrics: list[Any]) -> None:
+        self.calls.append(("batch", run, *metrics))
+
+    def set_terminated(self, run: str) -> None:
+        self.calls.append(("end", run))
+
+
+@pytest.fixture
+def mlflow(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The calls of an mlflow of ours."""
+    FakeClient.calls = []
+    entities = SimpleNamespace(Metric=lambda name, value, now, step: (name, value, step))
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=FakeClient))
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    monkeypatch.setattr(loggers, "find_spec", lambda name: object())
+    return FakeClient.calls
+
+
+def test_mlflow_gets_a_run_and_its_settings(
+    data: Path, tmp_path: Path, mlflow: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section = {"tracking_uri": "http://m", "experiment_name": "there", "run_name": "mine", "tags": {"a": "b"}}
+    long = config(data, tmp_path / ("d" * 200) / ("e" * 200) / ("f" * 200), loggers={"mlflow": section})
+    loggers.Loggers(long, tmp_path, 0).close()
+    assert mlflow[:2] == [("client", "http://m"), ("run", "7", "mine", {"a": "b"})]
+    settings = {call[2]: call[3] for call in mlflow if call[0] == "param"}
+    assert settings["optimizer.name"] == "adamw"
+    assert "None" not in settings.values()
+    assert len(settings["run_folder"]) == 500
+    assert mlflow[-1] == ("end", "r1")
+    assert json.loads((tmp_path / loggers.IDS).read_text()) == {"mlflow": "r1"}
+    mlflow.clear()
+    loggers.Loggers(long, tmp_path, 3).close()
+    assert mlflow == [("client", "http://m"), ("update", "r1", "RUNNING"), ("end", "r1")]
+    mlflow.clear()
+    other = config(
+        data, tmp_path, run_name="of the run", loggers={"mlflow": section | {"experiment_name": "x", "run_name": None}}
+    )
+    loggers.Loggers(other, tmp_path, 0).close()
+    assert mlflow[1] == ("run", "new x", "of the run", {"a": "b"})
+
+
+def test_mlflow_s_numbers_travel_together(
+    data: Path, tmp_path: Path, mlflow: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(loggers.time, "monotonic", lambda: now[0])
+    section = {"tracking_uri": "http://m", "flush_interval": 10.0}
+    opened = loggers.Loggers(config(data, tmp_path, loggers={"mlflow": section}), tmp_path, 0)
+    mlflow.clear()
+    for step, at in enumerate((101.0, 109.9, 110.0, 119.9, 120.0), 1):
+        now[0] = at
+        opened.put({"step": step, "loss": float(step)})
+    assert mlflow == [
+        ("batch", "r1", *(("train/loss", float(step), step) for step in steps)) for steps in ((1, 2, 3), (4, 5))
+    ]
+    mlflow.clear()
+    opened.put({"step": 6} | {f"n{i}": 1.0 for i in range(2001)})
+    opened.close()
+    assert [len(call) - 2 for call in mlflow if call[0] == "batch"] == [1000, 1000, 1]
+    assert mlflow[-1] == ("end", "r1")

@@ -1,5 +1,6 @@
 """The loop: it learns, goes on as if never stopped, and says what it cannot do."""
 
+import errno
 import json
 import math
 from collections.abc import Callable
@@ -13,9 +14,21 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 torch = pytest.importorskip("torch", reason="training is torch")
 
 from roofline.common.errors import ConfigError  # noqa: E402
-from roofline.train.data.receipts import RECEIPTS, compare, read, verify  # noqa: E402
+from roofline.train.checkpoint.manifest import encode  # noqa: E402
+from roofline.train.data.learn_vocabulary import learn  # noqa: E402
+from roofline.train.data.receipts import (  # noqa: E402
+    RECEIPTS,
+    START,
+    ReceiptLog,
+    advance,
+    compare,
+    read,
+    verify,
+)
 from roofline.train.parallel.processes import World  # noqa: E402
 from roofline.train.report.console import Console  # noqa: E402
+from roofline.train.report.log import RunLog  # noqa: E402
+from roofline.train.report.summary import Report  # noqa: E402
 from roofline.train.run import loop  # noqa: E402
 from roofline.train.run.gradients import Gradients  # noqa: E402
 from roofline.train.run.loop import Run, train  # noqa: E402
@@ -70,7 +83,8 @@ def test_the_loss_falls(data: Path, held_out: Path, tmp_path: Path, precision: s
     assert steps[-1]["loss"] < 1.0 < 4.0 < steps[0]["loss"]
     assert held[-1]["eval_loss"] < held[0]["eval_loss"] - 2
     assert held[-1]["perplexity"] == pytest.approx(math.exp(held[-1]["eval_loss"]))
-    assert (finished.steps, finished.loss, finished.evaluation) == (60, steps[-1]["loss"], held[-1]["eval_loss"])
+    assert (finished.steps, finished.loss) == (60, steps[-1]["loss"])
+    assert finished.evaluations == {"eval": held[-1]["eval_loss"]}
     assert [line["lr"] for line in steps[:6]] == [pytest.approx(1e-2 * i / 5) for i in range(6)]
     assert steps[-1]["tokens"] == 60 * 12 * LENGTH
     assert log_of(tmp_path) == [
@@ -241,6 +255,35 @@ def test_going_on_from_another_runs_checkpoint_is_refused(
         assert len(read(tmp_path / "a").receipts) == 2
 
 
+def test_a_data_set_that_was_swapped_is_refused_when_a_run_goes_on(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Other rows in shards of the same sizes, without hashes in their index: only the rows themselves tell."""
+    train(config(data, tmp_path / "a", save_interval="2ba", max_duration="2ba"))
+    other = write_rows(tmp_path / "data", 103, seed=1)
+    assert (other / "index.json").read_bytes() == (data / "index.json").read_bytes()
+    place = tmp_path / "a" / "checkpoints"
+    with pytest.raises(ConfigError, match=r"rows of step 2 are not those .* its data set was changed"):
+        train(config(other, tmp_path / "a", save_interval="2ba", autoresume=True))
+    with pytest.raises(ConfigError, match="load_weights_only=true"):
+        train(config(other, tmp_path / "b", load_path=str(place)))
+    train(config(other, tmp_path / "c", load_path=str(place), load_weights_only=True, max_duration="2ba"))
+    compared = compare(read(tmp_path / "a"), read(tmp_path / "c"))
+    assert (compared.step, compared.content) == (1, True)
+    manifest = place / "step-00000002" / "manifest.json"
+    saved = json.loads(manifest.read_text())
+    del saved["facts"]["rows"], saved["facts"]["order"]["streams"][0]["identity"]  # as older versions wrote it
+    receipt = START
+    for step in range(2):
+        receipt = advance(receipt, read(tmp_path / "a").order.batch(step))
+    saved["facts"]["receipt"] = receipt
+    manifest.write_bytes(encode(2, saved["facts"], saved["tensors"]))
+    assert not caplog.records
+    assert train(config(data, tmp_path / "d", load_path=str(place), max_duration="4ba")).steps == 4
+    assert "recorded no rows" in caplog.text
+    assert [bool(each) for each in read(tmp_path / "d").digests] == [False, False, True, True]
+
+
 def test_a_folder_with_another_runs_receipts_is_left_as_it_is(data: Path, tmp_path: Path) -> None:
     train(config(data, tmp_path))
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
@@ -249,11 +292,32 @@ def test_a_folder_with_another_runs_receipts_is_left_as_it_is(data: Path, tmp_pa
     assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
 
 
+def test_a_tokenizer_that_does_not_fit_is_refused_before_anything_else(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither the data nor the model are touched, and the run has no folder yet."""
+    learn(["to be or not to be"], tmp_path / "words", 264)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "Run", lambda *_: pytest.fail("a run was built"))
+        for name, message in (
+            ("nosuch", "tokenizer.name = nosuch: there is no model 'nosuch'"),
+            (str(tmp_path), f"tokenizer.name = {tmp_path}: "),
+            (str(tmp_path / "words"), "its 264 ids are more than the model's vocabulary of 96"),
+        ):
+            with pytest.raises(ConfigError) as caught:
+                train(config(data, tmp_path / "run", tokenizer={"name": name}))
+            assert message in str(caught.value)
+        assert not (tmp_path / "run").exists()
+    assert train(config(data, tmp_path / "run", tokenizer={"name": "org/elsewhere"}, max_duration="1ba")).steps == 1
+    assert "tokenizer.name=org/elsewhere is not here" in caplog.text
+
+
 def test_a_place_without_checkpoints_is_refused(data: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"load_path: .*nowhere holds no complete checkpoint"):
         train(config(data, tmp_path, load_path=str(tmp_path / "nowhere")))
-    with pytest.raises(ConfigError, match="nowhere has no complete checkpoint of step 5"):
-        train(config(data, tmp_path, load_path=str(tmp_path / "nowhere" / "step-00000005")))
+    place = train(config(data, tmp_path / "run", max_duration="2ba", save_interval="2ba")).folder / "checkpoints"
+    with pytest.raises(ConfigError, match="checkpoints has no complete checkpoint of step 5"):
+        train(config(data, tmp_path, load_path=str(place / "step-00000005")))
 
 
 def test_checkpoints_that_are_there_are_not_written_over(data: Path, tmp_path: Path) -> None:
@@ -312,9 +376,9 @@ def test_evaluation_weights_tokens_whatever_the_batches(
     )
     run = Run(made, World())
     run.log.open(0, 0)
-    found = run.evaluate()
-    tokens, documents = run.held_out.rows(range(31)) if run.held_out is not None else (None, None)
-    assert tokens is not None
+    run.evaluate()
+    found = run.evaluations["eval"]["loss"]
+    tokens, documents = run.held_out["eval"].rows(range(31))
     with torch.no_grad():
         split = None if documents is None else torch.from_numpy(documents)
         logits = run.model(torch.from_numpy(tokens), documents=split)
@@ -327,6 +391,11 @@ def test_evaluation_weights_tokens_whatever_the_batches(
         assert not counted.all()
     assert found == pytest.approx(losses[counted].mean().item(), rel=1e-5)
     run.close()
+
+
+def test_an_epoch_counts_the_samples_that_it_is_to(data: Path, tmp_path: Path) -> None:
+    made = config(data, tmp_path, train_loader__dataset__epoch_size=36, max_duration="2ep")
+    assert train(made).steps == 6
 
 
 def test_part_of_the_held_out_text(data: Path, held_out: Path, tmp_path: Path) -> None:
@@ -532,6 +601,54 @@ def test_a_log_that_a_crash_cut(data: Path, tmp_path: Path) -> None:
     assert [line["step"] for line in log_of(tmp_path)] == list(range(1, 9))
 
 
+@pytest.mark.parametrize("name", ["log.jsonl", "receipts.jsonl", "card.json"])
+def test_a_full_disk_is_one_line_and_loses_nothing(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    made = config(data, tmp_path / "run", save_interval="2ba", autoresume=True)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def fill(line: dict[str, Any]) -> None:
+        if line.get("step") == 3:
+            owner, method = {
+                "log.jsonl": (RunLog, "_write"),
+                "receipts.jsonl": (ReceiptLog, "add"),
+                "card.json": (Report, "write"),
+            }[name]
+            monkeypatch.setattr(owner, method, full)
+
+    with pytest.raises(ConfigError, match=r"run: the disk is full: .*autoresume=true goes on from the last") as caught:
+        train(made, fill)
+    assert "\n" not in str(caught.value)
+    monkeypatch.undo()
+    assert steps_of(tmp_path / "run" / "checkpoints")[-1] >= 2
+    train(made)
+    train(config(data, tmp_path / "whole", save_interval="2ba"))
+    assert log_of(tmp_path / "run") == log_of(tmp_path / "whole")
+    assert (tmp_path / "run" / RECEIPTS).read_text() == (tmp_path / "whole" / RECEIPTS).read_text()
+    with pytest.raises(OSError, match="another"):
+        train(config(data, tmp_path / "other"), lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "another")))
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"mode": "foo"}, r"compile_config\.mode = foo: input should be 'default'"),
+        ({"mode": "max-autotune", "backend": "eager"}, "mode=max-autotune belongs to the backend inductor"),
+        ({"backend": "inducto"}, "compile_config.backend=inducto: torch has .*did you mean 'inductor'"),
+    ],
+)
+def test_what_torch_cannot_compile_is_refused_before_anything_is_written(
+    data: Path, tmp_path: Path, section: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        train(config(data, tmp_path / "run", compile_config=section))
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.glob("run/*.json*"))
+
+
 @pytest.mark.parametrize(
     ("interval", "shown"), [("0.25dur", [2, 4, 6, 8]), ("36sp", [3, 6, 8]), ("0ba", range(1, 9)), ("1ep", [8])]
 )
@@ -551,16 +668,16 @@ def test_what_a_run_shows(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"console_log_interval": "soon"}, "console_log_interval: 'soon' is no duration"),
-        ({"max_duration": "0ba"}, "max_duration=0ba is no batch"),
-        ({"max_duration": "1dur"}, "max_duration: '1dur' is a part of the run"),
-        ({"eval_interval": "soon"}, "eval_interval: 'soon' is no duration"),
+        ({"console_log_interval": "soon"}, "console_log_interval = soon: 'soon' is no duration"),
+        ({"max_duration": "0ba"}, "max_duration = 0ba: '0ba' is no length of a run"),
+        ({"max_duration": "1dur"}, "max_duration = 1dur: '1dur' is no length of a run"),
+        ({"eval_interval": "soon"}, "eval_interval = soon: 'soon' is no duration"),
         ({"model__vocab_size": 90}, r"a row has the id \d+, the model's vocabulary is 90"),
         ({"max_seq_len": 17}, "a row has 16 tokens, max_seq_len is 17"),
-        ({"model__n_heads": 5}, "5 heads do not divide a width of 32"),
+        ({"model__n_heads": 5}, "5 heads do not divide d_model=32"),
         ({"model__max_seq_len": 8}, "max_seq_len=16: the model has 8 positions"),
         ({"model__name": "mpt-125m"}, "model.d_model belongs to mpt_causal_lm"),
-        ({"train_loader__dataset__split": "train"}, "is no folder of shards"),
+        ({"train_loader__dataset__split": "train"}, "with split = train: there is no such folder"),
         ({"device": "gpu"}, "device=gpu: torch finds no accelerator"),
     ],
 )
@@ -570,3 +687,16 @@ def test_runs_that_cannot_start(data: Path, tmp_path: Path, changes: dict[str, A
     with pytest.raises(ConfigError, match=message) as caught:
         train(config(data, tmp_path, **changes))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD"])
+def test_a_sharded_process_that_is_alone_has_the_gradients_of_all_microbatches(
+    data: Path, tmp_path: Path, strategy: str
+) -> None:
+    common: dict[str, Any] = {"max_duration": "3ba", "device_train_microbatch_size": 3}
+    train(config(data, tmp_path / "plain", **common))
+    train(config(data, tmp_path / "sharded", fsdp_config={"sharding_strategy": strategy}, **common))
+    plain, sharded = (
+        [(line["loss"], line["grad_norm"]) for line in log_of(tmp_path / name)] for name in ("plain", "sharded")
+    )
+    np.testing.assert_allclose(sharded, plain, rtol=1e-5)

@@ -17,6 +17,7 @@ from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.train.data import mds
 from roofline.train.data.mds import Shards, ShardWriter
 from roofline.train.data.mds_encodings import encoding
+from roofline.train.data.mds_index import codec
 
 
 def by_hand(folder: Path) -> None:
@@ -274,11 +275,131 @@ def test_writers_refuse_and_lose_nothing(tmp_path: Path) -> None:
         ShardWriter(tmp_path / "d", {})
 
 
-def test_many_shards_keep_few_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mds, "OPEN_SHARDS", 3)
-    with ShardWriter(tmp_path / "s", {"n": "int"}, size_limit=1, hashes=["sha256"]) as writer:
-        for n in range(10):
+def numbered(folder: Path, count: int, limit: int = 1) -> Shards:
+    """Samples 0 to count - 1, by default each in a shard of its own."""
+    with ShardWriter(folder, {"n": "int"}, size_limit=limit) as writer:
+        for n in range(count):
             writer.write({"n": n})
-    shards = Shards(tmp_path / "s")
-    assert [shards[n]["n"] for n in (*range(10), 3, 0, 9)] == [*range(10), 3, 0, 9]
-    assert len(shards._open) == 3
+    return Shards(folder)
+
+
+def test_many_shards_keep_few_open(tmp_path: Path) -> None:
+    """The 64 that were read last: sample 5 was read once more before the others."""
+    shards = numbered(tmp_path, 70)
+    read = [*range(64), 5, *range(64, 70)]
+    assert [shards[n]["n"] for n in read] == read
+    assert list(shards._open) == [*range(7, 64), 5, *range(64, 70)]
+    shards.close()
+    assert not shards._open
+
+
+@pytest.mark.parametrize(("spare", "open_shards"), [(0, [3, 4, 5]), (-1, [4, 5])])
+def test_open_shards_take_a_sixteenth_of_a_limited_cache(tmp_path: Path, spare: int, open_shards: list[int]) -> None:
+    size = numbered(tmp_path / "s", 6).shards[0].raw.size
+    shards = Shards(tmp_path / "s", cache=tmp_path / "cache", limit=16 * 3 * size + spare)
+    assert [shards[n]["n"] for n in range(6)] == [*range(6)]
+    assert list(shards._open) == open_shards
+    shards.close()
+
+
+@pytest.mark.parametrize(("spare", "counts"), [(0, (3, 3, 1)), (-1, (2, 2, 2, 1))])
+def test_a_shard_is_as_large_as_its_limit_at_most(tmp_path: Path, spare: int, counts: tuple[int, ...]) -> None:
+    """The limit stands in the shard: one of three samples has as many bytes for every limit of as many digits."""
+    size = numbered(tmp_path / "three", 3, 999).shards[0].raw.size
+    assert 200 < size < 1000
+    shards = numbered(tmp_path / "s", 7, size + spare)
+    assert shards.counts == counts
+    assert [shards[n]["n"] for n in range(7)] == [*range(7)]
+
+
+def test_offsets_reach_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample whose shard would end where they end is refused; of smaller ones as many as they reach are together."""
+    assert mds.OFFSETS == 1 << 32
+    one = len(by_one(tmp_path / "plain", 10))
+    monkeypatch.setattr(mds, "OFFSETS", one)
+    with pytest.raises(ConfigError, match="a sample of 14 bytes: a shard holds less than 4 GiB"):
+        by_one(tmp_path / "large", 10)
+    assert len(by_one(tmp_path / "small", 9)) == one - 1
+    for limit, counts in ((one + 14, (1, 1)), (one + 15, (2,))):  # a second one of 10 bytes, its size and its place
+        monkeypatch.setattr(mds, "OFFSETS", limit + 4)
+        by_one(tmp_path / str(limit), 10, 10)
+        assert Shards(tmp_path / str(limit)).counts == counts
+
+
+def by_one(folder: Path, *sizes: int) -> bytes:
+    """The first shard of samples with so many bytes each."""
+    with ShardWriter(folder, {"raw": "bytes"}) as writer:
+        for size in sizes:
+            writer.write({"raw": bytes(size)})
+    return (folder / "shard.00000.mds").read_bytes()
+
+
+def test_what_is_read_next_is_fetched_in_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = numbered(tmp_path, 5)
+    asked: list[list[int]] = []
+    monkeypatch.setattr(shards._files, "prefetch", asked.append)
+    assert shards[1]["n"] == 1
+    for numbers in ([4, 0, 1, 4, 2], [], [0], [4]):
+        shards.prefetch(numbers)
+    assert asked == [[4, 0, 2], [], [0], [4]], "each once, and none that is open"
+    for numbers, message in (([3, -1], "samples -1 to 3 of 5"), ([5, 2], "samples 2 to 5 of 5")):
+        with pytest.raises(IndexError, match=message):
+            shards.prefetch(numbers)
+    assert len(asked) == 4
+
+
+def test_a_text_without_letters_is_a_sample(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()  # an empty folder is as good as none
+    with ShardWriter(tmp_path / "s", {"text": "str"}) as writer:
+        writer.write({"text": ""})
+    assert writer.samples == 1
+    assert Shards(tmp_path / "s")[0] == {"text": ""}
+    path = tmp_path / "s" / "shard.00000.mds"
+    data = path.read_bytes()
+    (end,) = struct.unpack("<I", data[8:12])
+    path.write_bytes(data[:8] + struct.pack("<I", end - 4) + data[12:])  # now it has no bytes, not even of its size
+    with pytest.raises(ConfigError, match=r"sample 0 is cut$"):
+        Shards(tmp_path / "s")[0]
+
+
+def test_an_index_of_nothing_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "index.json").write_text('{"version": 2, "shards": []}')
+    shards = Shards(tmp_path)
+    assert (len(shards), shards.counts) == (0, ())
+    shards.prefetch([])
+    with pytest.raises(IndexError, match="sample 0 of 0"):
+        shards[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"column_names": ["n", "text"]}, "no index of shards"),
+        ({"column_sizes": [8, None, None, None]}, "no index of shards"),
+        ({"samples": -1}, "a shard of -1 samples"),
+        ({"version": 3}, "shard format mds 3"),
+        ({"format": "json"}, "shard format json 2"),
+    ],
+)
+def test_shards_that_are_described_wrongly_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    by_hand(tmp_path)
+    index = json.loads((tmp_path / "index.json").read_text())
+    index["shards"][0] |= change
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    with pytest.raises((ConfigError, UnsupportedError), match=message):
+        Shards(tmp_path)
+
+
+def test_a_folder_below_folders_that_are_not_there_is_made(tmp_path: Path) -> None:
+    assert len(numbered(tmp_path / "a" / "b", 1)) == 1
+
+
+@pytest.mark.parametrize(("name", "level"), [("gz", 9), ("bz2", 9)])
+def test_shards_are_packed_as_tightly_as_can_be_and_without_the_time(name: str, level: int) -> None:
+    data = bytes(range(256)) * 4000
+    pack, unpack = codec(name)
+    assert unpack(pack(data)) == data
+    assert pack(data) == codec(f"{name}:{level}")[0](data)
+    assert pack(data) != codec(f"{name}:{level - 8}")[0](data)
+    if name == "gz":
+        assert pack(data)[4:8] == bytes(4)  # the modification time in gzip's header

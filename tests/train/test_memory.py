@@ -1,11 +1,13 @@
 """What a process takes: rehearsed as torch does it, added up by part, and measured."""
 
 import json
+import math
 import mmap
 import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +20,11 @@ from roofline.train.config.read import parse_config  # noqa: E402
 from roofline.train.config.schema import TrainConfig  # noqa: E402
 from roofline.train.memory import estimate  # noqa: E402
 from roofline.train.memory import meter as meter_module  # noqa: E402
-from roofline.train.memory.dry_run import ACTIVATIONS, GRADIENTS, LOGITS, Ledger, dry_run  # noqa: E402
+from roofline.train.memory.dry_run import ACTIVATIONS, GRADIENTS, LOGITS, Ledger, Usage, dry_run  # noqa: E402
 from roofline.train.memory.estimate import Memory  # noqa: E402
 from roofline.train.memory.meter import Meter  # noqa: E402
 from roofline.train.parallel.processes import World  # noqa: E402
+from roofline.weights.names import parameter_shapes  # noqa: E402
 
 LENGTH = 32
 SHAPES = {
@@ -188,3 +191,166 @@ def test_predictions_hold_on_this_cpu(name: str, tmp_path: Path) -> None:
         pytest.skip("this system does not forget a process's peak memory: nothing is measured of the steps alone")
     assert found["measured"] > 300e6
     assert found["predicted"]["total"] == pytest.approx(found["measured"], rel=0.2)
+
+
+def test_rows_that_are_predicted_to_fit_are_tried_first() -> None:
+    memory = Memory(made(global_train_batch_size=1024), SHAPES["mpt"], World())
+    assert memory.predicted is not None
+    most = memory.predicted.total
+    assert memory.rows_for(most) is None
+    rows = memory.rows_for(most // 2)
+    assert rows in (512, 256, 128)
+    assert memory.predicted is not None
+    assert memory.predicted.rows == memory.rows == rows
+    assert memory.predicted.total <= most // 2
+    assert memory.rows_for(1) == 1, "less than one row is tried, and refused if it does not fit"
+
+
+def test_an_evaluation_of_more_rows_is_predicted() -> None:
+    plain = Memory(made(), SHAPES["mpt"], World()).predicted
+    evaluated = made(eval_loader={"name": "synthetic"}, device_eval_batch_size=512)
+    more = Memory(evaluated, SHAPES["mpt"], World()).predicted
+    assert plain is not None
+    assert more is not None
+    assert more.total > 1.3 * plain.total
+
+
+def test_an_evaluation_takes_no_gradients() -> None:
+    """Of the head's chunks neither: inside of an autograd function torch does not show no_grad."""
+    from roofline.train.model.modules import Model
+
+    model = Model(SHAPES["mpt"], "cpu")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(0.01)
+    seen = []
+    plain = model.head_loss
+    model.head_loss = lambda *tensors: seen.append(torch.is_grad_enabled()) or plain(*tensors)  # type: ignore[func-returns-value]
+    ids = torch.zeros((2, 8), dtype=torch.int64)
+    with torch.no_grad():
+        model(ids, ids)
+    model(ids, ids).backward()
+    assert seen == [False, True]
+
+
+USAGE = Usage({ACTIVATIONS: 1000, LOGITS: 100, GRADIENTS: 10}, {ACTIVATIONS: 1200, LOGITS: 150, GRADIENTS: 10})
+
+
+def parts_of(world: World, **changes: Any) -> dict[str, int]:
+    return estimate._parts(made(**changes), SHAPES["mpt"], world, USAGE)
+
+
+def sharded(shards: int, kind: str = "cpu") -> World:
+    mesh: Any = SimpleNamespace(mesh=torch.zeros(shards, 1))
+    return World(size=shards, grouped=True, mesh=mesh, device=torch.device(kind))
+
+
+WHOLE = presets.parameter_count(SHAPES["mpt"])
+BLOCK = WHOLE - presets.parameter_count(SHAPES["mpt"] | {"layers": 2})
+OUTER = WHOLE - 3 * BLOCK
+
+
+def test_what_a_cpu_s_libraries_take_is_added() -> None:
+    heap = {"parameters": 4 * WHOLE, "optimizer": 8 * WHOLE, ACTIVATIONS: 1000, LOGITS: 100, GRADIENTS: 10}
+    assert parts_of(World()) == heap | {"libraries": 35 << 20, "allocator": int(0.55 * 1110)}
+    compiled = parts_of(World(), compile_config={})
+    assert (compiled["libraries"], compiled["allocator"]) == ((35 + 170) << 20, int(0.3 * 1110))
+    mostly_logits = Usage({ACTIVATIONS: 100, LOGITS: 1000}, {})
+    for changes, allocator in (({}, 1000), ({"compile_config": {}}, 330)):
+        assert estimate._parts(made(**changes), SHAPES["mpt"], World(), mostly_logits)["allocator"] == allocator
+    on_a_gpu = World(device=torch.device("cuda"))
+    assert parts_of(on_a_gpu, save_interval="1ba") == heap
+    assert "checkpoint" not in parts_of(World(), save_interval="0ba")
+    for name, moments in (("adamw", 2), ("decoupled_adamw", 2), ("decoupled_lionw", 1)):
+        found = parts_of(World(), optimizer={"name": name, "lr": 1e-3}, save_interval="1ba")
+        assert found["optimizer"] == moments * 4 * WHOLE
+        assert found["checkpoint"] == (1 + moments) * 4 * WHOLE
+
+
+@pytest.mark.parametrize("shards", [1, 2, 5])
+def test_shards_are_of_whole_rows(shards: int) -> None:
+    shapes = parameter_shapes(SHAPES["mpt"]).values()
+    share = sum(4 * math.ceil(shape[0] / shards) * math.prod(shape[1:]) for shape in shapes)
+    found = parts_of(sharded(shards))
+    assert (found["parameters"], found["optimizer"], found[GRADIENTS]) == (share, 2 * share, share)
+
+
+@pytest.mark.parametrize(
+    ("changes", "width", "sent"),
+    [
+        ({}, 4, 4),
+        ({"precision": "amp_bf16"}, 2, 4),
+        ({"precision": "amp_bf16", "fsdp_config": {"mixed_precision": "PURE"}}, 2, 2),
+        ({"precision": "amp_bf16", "fsdp_config": {"mixed_precision": "FULL"}}, 4, 4),
+        ({"fsdp_config": {"mixed_precision": "PURE"}}, 4, 4),
+    ],
+)
+def test_sharded_blocks_are_gathered_by_twos(changes: dict[str, Any], width: int, sent: int) -> None:
+    """And one of them once more, as it travels; a block's gradients are there, and twice on their way."""
+    travelling = BLOCK * (width + 2 * sent)
+    assert parts_of(sharded(2), **changes)["gathered"] == width * (OUTER + 3 * BLOCK) + travelling
+    kept = dict(changes.get("fsdp_config", {}), sharding_strategy="SHARD_GRAD_OP")
+    found = parts_of(sharded(2), **changes | {"fsdp_config": kept})
+    assert found["gathered"] == width * (OUTER + 4 * BLOCK) + travelling
+    assert found[GRADIENTS] == 4 * WHOLE
+
+
+@pytest.mark.parametrize(("virtual", "waiting"), [(2, 3), (4, 4), (8, 5)])
+def test_an_elastic_run_keeps_sums_that_wait_for_their_other_half(virtual: int, waiting: int) -> None:
+    found = parts_of(sharded(2), elastic={"virtual_shards": virtual}, precision="amp_bf16")
+    assert found[GRADIENTS] == waiting * 4 * WHOLE
+    pure = {"fsdp_config": {"mixed_precision": "PURE"}, "elastic": {"virtual_shards": virtual}, "precision": "amp_bf16"}
+    assert parts_of(sharded(2), **pure)["gathered"] == 2 * (OUTER + 3 * BLOCK) + BLOCK * (2 + 2 * 4)
+
+
+def test_as_many_rows_are_tried_as_are_predicted_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row takes 1000 bytes, and 1550 of the C library's heap."""
+
+    def usage(config: Any, shape: Any, world: Any, dtype: Any, rows: int, *rest: Any) -> Usage:
+        return Usage({ACTIVATIONS: 1000 * rows}, {ACTIVATIONS: 1000 * rows})
+
+    monkeypatch.setattr(estimate, "dry_run", usage)
+
+    def rows_for(available: int) -> int | None:
+        memory = Memory(made(global_train_batch_size=64), SHAPES["mpt"], World())
+        assert memory.rows == 64
+        found = memory.rows_for(available)
+        assert memory.predicted is not None
+        assert memory.predicted.rows == memory.rows == (found or 64)
+        return found
+
+    base = 12 * WHOLE + (35 << 20)
+    assert rows_for(base + 1550 * 64) is None
+    assert rows_for(base + 1550 * 64 - 1) == 32
+    assert rows_for(base + 1550 * 32) == 32
+    assert rows_for(base + 1550 * 32 - 1) == 16
+    assert rows_for(base + 1550 * 2) == 2
+    assert rows_for(base + 1550 * 2 - 1) == 1
+    assert rows_for(0) == 1
+    alone = Memory(made(global_train_batch_size=1), SHAPES["mpt"], World())
+    assert alone.rows_for(0) is None, "one row is all there is"
+
+
+@pytest.mark.parametrize(
+    ("batch", "size", "processes", "rows"),
+    [(8, "auto", 1, 8), (8, 3, 1, 3), (8, 9, 1, 8), (9, "auto", 2, 5), (1, 4, 2, 1)],
+)
+def test_a_microbatch_has_at_most_the_rows_of_a_process(batch: int, size: Any, processes: int, rows: int) -> None:
+    config = made(global_train_batch_size=batch, device_train_microbatch_size=size)
+    assert Memory(config, SHAPES["mpt"], World(size=processes)).rows == rows
+
+
+def test_a_compiled_block_keeps_what_was_measured() -> None:
+    memory = Memory(made(compile_config={}, precision="amp_bf16"), SHAPES["mpt"], World())
+    usage = Usage({GRADIENTS: 10}, {LOGITS: 10_000_000}, first=7)
+    found = memory._compiled_usage(usage, 1000)
+    assert found.parts == {ACTIVATIONS: 7 + 3 * 1000, LOGITS: 10_000_000, GRADIENTS: 10, estimate.PASSING: 0}
+
+
+def test_the_peak_is_that_of_the_rank_that_has_most() -> None:
+    memory = Memory(made(), SHAPES["mpt"], World())
+    memory._meter = SimpleNamespace(peak=lambda: None, restart=lambda: None)  # type: ignore[assignment]
+    assert memory.peak() is None
+    for own in (0, 1 << 30):
+        memory._meter.peak = lambda own=own: own  # type: ignore[method-assign]
+        assert memory.peak() == own

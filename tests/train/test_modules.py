@@ -25,6 +25,7 @@ CONFIGS = {
     "qwen3": builders.QWEN3,
     "mpt_learned": MPT | {"positions": "learned", "bias": True},
     "mpt_alibi": MPT | {"positions": "alibi"},
+    "mpt_rope": MPT | {"kv_heads": 2, "ffn": 128, "rms": True, "gated": True, "bias": True},
 }
 
 
@@ -100,7 +101,7 @@ def test_chunks_of_16_bit_weights_are_added_in_float32() -> None:
     def loss(targets: Any, rows: Any, w: Any) -> Any:
         return (rows * w).float().sum()
 
-    found = ChunkedLoss.apply(loss, 1, x, torch.zeros(1024, dtype=torch.int64), weight)
+    found = ChunkedLoss.apply(loss, 1, True, x, torch.zeros(1024, dtype=torch.int64), weight)
     found.backward()
     assert weight.grad.dtype == torch.bfloat16
     assert weight.grad.tolist() == [1024.0] * 4

@@ -1,6 +1,8 @@
 """The order of samples: each once an epoch, the same from anywhere, shared out without being changed."""
 
 import hashlib
+from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roofline.common.errors import ConfigError
+from roofline.train.data import order as module
 from roofline.train.data.order import Order, Stream, apportion, share
 
 WORLDS = (1, 2, 3, 4, 6, 8)
@@ -130,6 +133,64 @@ def test_what_is_refused(change, message):
         Order.from_record({"streams": [{"shards": [3]}], "global_batch": 4, "seed": 1} | change)
     with pytest.raises(ConfigError, match="step=-1"):
         order_of(4).batch(-1)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=5), st.integers(0, 60))
+def test_seats_are_those_of_websters_method(weights, seats):
+    """Seat by seat to the one with the largest weight / (2 * seats + 1); ties go to the first."""
+    counts = [0] * len(weights)
+    for _ in range(seats):
+        quotients = [Fraction(weight, 2 * count + 1) for weight, count in zip(weights, counts, strict=True)]
+        counts[quotients.index(max(quotients))] += 1
+    assert apportion(weights, seats) == counts
+
+
+def test_the_difference_of_two_orders_is_named():
+    order = Order((Stream((3, 4), identity="a"), Stream((5,))), 2, 1)
+    for change, message in (
+        ({"seed": 2}, "seed is 1 there and 2 here"),
+        ({"global_batch": 3}, "global_batch is 2 there and 3 here"),
+        ({"streams": order.streams[:1]}, "its data sets are others"),
+        ({"streams": (order.streams[0], Stream((5,), shuffle=False))}, "its data sets are others"),
+        ({"streams": (Stream((3, 4), identity="b"), order.streams[1])}, "the index of data set 0 is another one"),
+    ):
+        assert message in order.difference(replace(order, **change))
+    for identity in ("a", ""):  # one that is not known proves nothing
+        assert order.difference(replace(order, streams=(Stream((3, 4), identity=identity), order.streams[1]))) is None
+    unknown = replace(order, streams=(Stream((3, 4)), order.streams[1]))
+    assert unknown.difference(order) is None
+    other = replace(order, streams=(order.streams[0], Stream((5,), identity="c")))
+    assert replace(other, streams=(order.streams[0], Stream((5,), identity="d"))).difference(other) == (
+        "the index of data set 1 is another one, though it has as many samples"
+    )
+
+
+def test_a_reader_that_goes_on_shuffles_each_block_once(monkeypatch):
+    made = []
+    plain = module._permutation
+
+    def permutation(key, count):
+        made.append(key)
+        return plain(key, count)
+
+    monkeypatch.setattr(module, "_permutation", permutation)
+    order = order_of(*[10] * 8, batch=5, block=20)
+    for step in range(3 * 80 // 5):
+        order.batch(step)
+    epochs = [[f"17/0/{e}/shards", *(f"17/0/{e}/block/{at}" for at in range(4))] for e in range(3)]
+    assert made == [key for keys in epochs for key in keys]
+
+
+def test_defaults_and_smallest_values():
+    assert (Stream((1,)).weight, Stream((1,)).shuffle, Stream((1,)).block) == ("1", True, 1 << 18)
+    assert order_of(1, batch=1, block=1).batch(0).tolist() == [0]
+    assert order_of(4, batch=3).epochs(2) == [1.5]
+    assert Stream((0, 2)).samples == 2
+    with pytest.raises(ConfigError, match="not above 0"):
+        Stream((1,), "-0.5")
+    with pytest.raises(ConfigError, match=r"weight='1/0' of a stream is not a number"):
+        Stream((1,), "1/0")
 
 
 GOLDEN = "f358479a9e1fd79fd65a738acf2896e5c01f3ab226e75e31a355ee71cb91d748"

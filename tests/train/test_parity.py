@@ -15,9 +15,9 @@ from roofline.train.data.order import Order, Stream
 from roofline.train.data.receipts import ReceiptLog
 from roofline.train.parity import recorded_run
 from roofline.train.parity.compare import compare, pair
-from roofline.train.parity.findings import Parity
+from roofline.train.parity.findings import Parity, Samples
 from roofline.train.parity.recorded_run import RecordedRun, read_run
-from roofline.train.parity.statistics import change, correlation_time, jumps, mean, t_quantile, t_tail
+from roofline.train.parity.statistics import change, correlation_time, jumps, mean, spike, t_quantile, t_tail
 
 STEPS = 240
 
@@ -110,6 +110,37 @@ def test_only_common_steps_count() -> None:
     assert (found.steps, found.first, found.last, found.verdict) == (150, 51, 200, "equivalent")
     with pytest.raises(ConfigError, match=r"no step in common \(they have 1 to 30 and 51 to 300\)"):
         compare(run(steps=30), b)
+
+
+@pytest.mark.parametrize("sd", [0.0, 1e-6, 0.004])
+@pytest.mark.parametrize("size", [3.1, -0.2])
+def test_one_step_that_leaps_is_found_though_the_mean_hides_it(sd: float, size: float) -> None:
+    """A microbatch that was dropped once had been "undecided", beside a repeat that is equal bit by bit."""
+    for place in (0, 7, 100, STEPS - 1):
+        spiked = noise(1, sd=sd)
+        spiked[place] += size
+        for repeats in ([], [run()]):
+            found = compare(run(), run(spiked), repeats)
+            assert found.verdict == "different"
+            assert f"at step {place + 1} alone the difference leaps by" in found.why
+            assert found.spike is not None
+            assert found.spike.size == pytest.approx(size, abs=0.02)
+    noisy = noise(2)
+    noisy[50] += 1.1 * size
+    found = compare(run(), run(spiked), [run(noisy)])
+    assert found.spike is None, "a repeat leaps as far"
+
+
+def test_a_spike_is_no_step_and_no_noise() -> None:
+    assert verdict(since(120, 0.5)).spike is None
+    assert "after step 120" in verdict(since(120, 0.5)).why
+    for seed in range(300):
+        for correlation in (0.0, 0.5, 0.8):
+            assert spike(noise(seed, 400, correlation, sd=1.0), 0.01) is None
+    for seed in range(50):
+        begun = np.where(np.arange(400) < 200, 0.0, noise(seed, 400, sd=0.03))
+        assert spike(begun, 0.01) is None, "equal bit by bit up to a hand-over"
+    assert spike(np.random.default_rng(1).standard_t(4, 1000), 0.01) is None, "nor are heavier tails"
 
 
 def test_gradient_norms_alone_can_differ() -> None:
@@ -230,7 +261,9 @@ def test_student_and_correlation_are_right() -> None:
 # Folders
 
 
-def write(folder: Path, loss: Sequence[float] | np.ndarray, order: Order | None = None) -> Path:
+def write(
+    folder: Path, loss: Sequence[float] | np.ndarray, order: Order | None = None, data: bytes = b"some row"
+) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     lines = [{"about": {"steps": len(loss)}}]
     for step, value in enumerate(loss, 1):
@@ -241,7 +274,7 @@ def write(folder: Path, loss: Sequence[float] | np.ndarray, order: Order | None 
     if order is not None:
         receipts = ReceiptLog(folder, order)
         for step in range(len(loss)):
-            receipts.add(order.batch(step))
+            receipts.add(order.batch(step), data)
         receipts.close()
     return folder
 
@@ -330,9 +363,17 @@ def test_other_samples_are_another_run(tmp_path: Path) -> None:
     assert compare(a, b).samples is not None
     assert "they read the same samples in the same order" in compare(a, b).why
     found = compare(a, c)
-    assert (found.verdict, found.samples) == ("different", type(found.samples)(80, 0))  # type: ignore[misc]
-    assert "from step 0 on the runs read other samples" in found.why
+    assert (found.verdict, found.samples) == ("different", Samples(80, 1, False, 0))
+    assert "from step 1 on the runs read other samples" in found.why
     assert compare(a, d).verdict == "equivalent"
+    for name, data, said in (
+        ("e", b"8 others", "from step 1 on the runs read another data set"),
+        ("f", b"", "all losses and gradient norms of the 80 common steps are equal bit by bit"),
+    ):
+        found = compare(a, read_run(write(tmp_path / name, loss, order, data)))
+        assert found.why.startswith(said), "the data set is told from the model, and nothing is said of older receipts"
+    assert "read the same samples" not in found.why
+    assert any("bind the numbers of the samples, not what their rows held" in note for note in found.notes)
     with pytest.raises(ConfigError, match="is no repeat of"):
         compare(a, b, [c])
 

@@ -18,8 +18,11 @@ import pytest
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.e2e]
 torch = pytest.importorskip("torch", reason="training is torch")
 
+from roofline.train.data.learn_vocabulary import learn  # noqa: E402
 from roofline.train.data.receipts import compare, read, verify  # noqa: E402
 from roofline.train.run.loop import train  # noqa: E402
+from roofline.weights.checkpoint import open_checkpoint  # noqa: E402
+from roofline.weights.names import to_hf  # noqa: E402
 from tests.train import together  # noqa: E402
 from tests.train.small import config, digest, log_of, mapping, steps_of, stored, write_rows  # noqa: E402
 
@@ -138,12 +141,27 @@ def order_agrees(one: Path, other: Path, steps: int = 8) -> None:
 
 def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
     """In short what the slow tests below compare for every kind of run."""
-    common, changes = data_of(tmp_path) | COMMON, {"full": RUNS["full"], "even": ELASTIC | EXACT["even"]}
+    learn(["to be or not to be"], tmp_path / "words", 264)
+    recurring = {
+        "generate_callback": {"prompts": ["to be", "or"], "interval": "4ba", "max_new_tokens": 4, "do_sample": True},
+        "hf_checkpointer": {"save_folder": str(tmp_path / "{run_name}"), "save_interval": "1dur"},
+    }
+    told = {"callbacks": recurring, "tokenizer__name": str(tmp_path / "words"), "model__vocab_size": 264}
+    common, changes = data_of(tmp_path) | COMMON, {"full": RUNS["full"] | told, "even": ELASTIC | EXACT["even"]}
     groups = []
     for count in (2, 1):
         folders = {name: tmp_path / f"{name}-{count}" for name in changes}
-        groups.append((count, [mapping(tmp_path / "data", folders[n], **(common | c)) for n, c in changes.items()]))
+        named = {n: common | c | {"run_name": f"{n}-{count}"} for n, c in changes.items()}
+        runs = [mapping(tmp_path / "data", folders[n], **c) for n, c in named.items()]
+        groups.append((count, runs))
     in_groups(tmp_path, groups)
+    texts = [[line for line in log_of(tmp_path / f"full-{count}") if "samples" in line] for count in (2, 1)]
+    assert [line["step"] for line in texts[0]] == [4, 8]
+    assert texts[0] == texts[1]
+    exported = open_checkpoint(tmp_path / "full-2" / "huggingface" / "ba8")
+    weights = stored(tmp_path / "full-2" / "checkpoints")
+    for name in exported.tensors:
+        assert np.array_equal(exported.dequantize(name), weights[f"model.{to_hf('mpt', name)}"]), name
     agree(tmp_path / "full-1", tmp_path / "full-2")
     order_agrees(tmp_path / "full-1", tmp_path / "full-2")
     bits = [digest(stored(tmp_path / f"even-{count}" / "checkpoints")) for count in (2, 1)]

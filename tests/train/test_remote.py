@@ -454,7 +454,7 @@ def test_closing_ends_what_is_under_way(
         assert not [name for name in kept(tmp_path / "t" / "cache") if name.endswith(".part")]
     else:
         assert list((tmp_path / "t").iterdir()) == []
-    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "roofline-shards"], 5)
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "roofline-shards"], 60)
     assert list((tmp_path / "t").iterdir()) == ([tmp_path / "t" / "cache"] if named else [])
 
 

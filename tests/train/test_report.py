@@ -1,6 +1,7 @@
 """The throughput card: what a run reached, against what, and how to do it again."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ from roofline.train.run.loop import Run, train  # noqa: E402
 from roofline.train.run_folder import read_lines  # noqa: E402
 from tests.train.small import LENGTH, config, write_rows  # noqa: E402
 
-ROOF = {"flops": 1e12, "measured": "matmul 2048^3 in float32, best of 3"}
+ROOF = {"flops": 1e12, "measured": "the fastest matmul of 2048^3 in float32"}
 
 
 @pytest.fixture(autouse=True)
@@ -191,16 +192,64 @@ def test_the_measured_roof_is_named_by_its_size(monkeypatch: pytest.MonkeyPatch)
     before = torch.get_rng_state()
     monkeypatch.setattr(machine, "_product_seconds", lambda kind, dtype, side: 2 * side**3 / 1e12)
     found = machine.measured_roof(torch.device("cpu"), torch.bfloat16)
-    assert found == {"flops": pytest.approx(1e12), "measured": "matmul 2048^3 in bfloat16, best of 3"}
+    assert found == {"flops": pytest.approx(1e12), "measured": "the fastest matmul of 2048^3 in bfloat16"}
     machine.measured_roof.cache_clear()
     monkeypatch.setattr(machine, "_product_seconds", lambda kind, dtype, side: 2 * side**3 / 1e9)
-    assert machine.measured_roof(torch.device("cpu"), None)["measured"] == "matmul 256^3 in float32, best of 3"
+    assert machine.measured_roof(torch.device("cpu"), None)["measured"] == "the fastest matmul of 256^3 in float32"
     machine.measured_roof.cache_clear()
     monkeypatch.undo()
     monkeypatch.setattr(machine, "ROOF_SIDE", 256)
     assert machine.measured_roof(torch.device("cpu"), None)["flops"] > 1e6
     machine.measured_roof.cache_clear()
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.fixture
+def slow_products(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """FLOP/s that the roofs' products reach, one roof after the other; the last one stays."""
+    monkeypatch.undo()
+    rates, sides = [1.0], []
+
+    def seconds(kind: torch.device, dtype: torch.dtype, side: int) -> float:
+        if side == 128 and sides:
+            rates[:-1] = rates[1:-1]
+        sides.append(side)
+        return 2 * side**3 / rates[0]
+
+    monkeypatch.setattr(machine, "_product_seconds", seconds)
+    machine.measured_roof.cache_clear()
+    yield rates
+    machine.measured_roof.cache_clear()
+
+
+def test_a_roof_that_the_run_passed_is_measured_again(data: Path, tmp_path: Path, slow_products: list[float]) -> None:
+    """Beside other programs a product of 128 had taken a hundred times as long as alone: 1,341 % were printed."""
+    slow_products[:] = [1.0, 2.0, 1e12]
+    train(config(data, tmp_path, max_duration="3ba"))
+    roof = cards.read(str(tmp_path))["roof"]
+    assert roof["flops"] == pytest.approx(1e12)
+    assert 0 < roof["share"] < 1
+
+
+def test_a_share_that_cannot_be_is_printed_nowhere(
+    data: Path, tmp_path: Path, slow_products: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = config(data, tmp_path, max_duration="3ba")
+    console = Console(made)
+    console.end(train(made, console.show))
+    assert "of the matmul roof: not known)" in capsys.readouterr().err
+    card = cards.read(str(tmp_path))
+    assert card["roof"]["share"] is None
+    assert cards.row(card, "foundry")["Measured roof (%)"] == cards.TOO_LOW
+    assert cards.TOO_LOW in (tmp_path / "run.html").read_text()
+    card["roof"]["share"] = 31.91  # as older versions wrote it
+    assert cards.row(card, "foundry")["Measured roof (%)"] == cards.TOO_LOW
+    monitor = {"gpu_flops_available": 1e3, "warmup": 0}
+    train(config(data, tmp_path / "mfu", max_duration="2ba", callbacks={"speed_monitor": monitor}))
+    card = cards.read(str(tmp_path / "mfu"))
+    assert card["peak"] is None
+    assert "speed_monitor.gpu_flops_available), so that is not the peak of this device" in card["no_peak"]
+    assert all(found["mfu"] is None and found["hfu"] is None for found in card["flops"].values())
 
 
 def test_the_console_shows_speed_against_something(
@@ -238,7 +287,7 @@ def test_a_row_has_llm_foundrys_columns(finished: Path) -> None:
         *("Model", "SeqLen (T)", "# Devices", "Device", "MFU", "HFU", "Model TFLOP/s/device", "MicroBatchSize")
     ]
     assert (found["MFU"], found["GlobalBatchSize (T)"], found["NumParams"]) == ("-", str(12 * LENGTH), "29056")
-    assert found["Measured roof (%)"].endswith(" of matmul 2048^3 in float32, best of 3")
+    assert found["Measured roof (%)"].endswith(" of the fastest matmul of 2048^3 in float32")
     assert cards.row(card, "matmul")["Model TFLOP/s/device"] != found["Model TFLOP/s/device"]
 
 
@@ -280,3 +329,53 @@ def test_what_is_no_card_is_said(text: str | None, said: str, tmp_path: Path) ->
         (tmp_path / cards.CARD).write_text(text)
     with pytest.raises(ConfigError, match=said):
         cards.read(str(tmp_path))
+
+
+def speeds(data: Path, folder: Path, seconds: list[float], world: int = 1, **monitor: Any) -> dict[str, Any]:
+    """The card's speeds of a run of 12 rows a step that goes on behind step 100, a tenth of each step spent waiting."""
+    made = config(data, folder, callbacks={"speed_monitor": monitor}, global_train_batch_size=12)
+    found = report.Report(made, _shape(), World(size=world))
+    for each in seconds:
+        found.step(each, each / 10)
+    run: Any = SimpleNamespace(progress=SimpleNamespace(step=100 + len(seconds)))
+    return found._speed(run)
+
+
+def test_speeds_are_of_the_steps_behind_the_first(data: Path, tmp_path: Path) -> None:
+    seconds = [50.0, 40.0, *(float(i) for i in range(1, 21))]
+    found = speeds(data, tmp_path, seconds, world=4)
+    assert found["tokens_per_s"] == pytest.approx(20 * 12 * LENGTH / 210)
+    assert found["tokens_per_s_per_device"] == pytest.approx(20 * 12 * LENGTH / 210 / 4)
+    assert found["rows_per_s"] == pytest.approx(20 * 12 / 210)
+    assert found["step_seconds"] == {"p50": 10.5, "p95": 19.0}
+    assert found["wait_share"] == pytest.approx(0.1)
+    assert (found["steps"], found["left_out"]["steps"]) == ([103, 122], 2)
+    assert found["elsewhere_share"] == 0.0, "no more time was counted than went by"
+    for warmup, steps in ((0, [101, 104]), (1, [102, 104]), (3, [104, 104]), (9, [104, 104])):
+        assert speeds(data, tmp_path, [4.0, 3.0, 2.0, 1.0], warmup=warmup)["steps"] == steps
+    assert speeds(data, tmp_path, [1.0], warmup=0)["elsewhere_share"] is None
+
+
+@pytest.mark.parametrize("processes", [1, 4])
+def test_the_share_is_of_all_devices_together(data: Path, tmp_path: Path, processes: int) -> None:
+    made = config(data, tmp_path)
+    found = report.Report(made, _shape(), World(size=processes))
+    found.roof = dict(ROOF)
+    assert found._share()["per_token_s"] == pytest.approx(found.flops["matmul"].hardware / (processes * 1e12))
+    found.peak = Peak(2.0, "a table")
+    assert found._share()["per_token_s"] == pytest.approx(found.flops["foundry"].model / (processes * 2.0))
+
+
+def test_shares_above_what_can_be_are_left_out(data: Path, tmp_path: Path) -> None:
+    found = report.Report(config(data, tmp_path), _shape(), World())
+    most = max(flops.hardware for flops in found.flops.values())
+    found.peak, found.roof = (
+        Peak(1e6 * most, "a table"),
+        {"flops": 1e6 * found.flops["matmul"].hardware, "measured": "m"},
+    )
+    for rate, is_known in ((1e6 * report.TOLERANCE * 0.999, True), (1e6 * report.TOLERANCE * 1.001, False)):
+        shares = found._shares(rate)
+        assert (shares["peak"] is not None) == is_known
+        assert (shares["roof"]["share"] is not None) == is_known
+        assert ("so that is not the peak" in str(shares["no_peak"])) != is_known
+    assert found._shares(5e5)["roof"]["share"] == pytest.approx(0.5)

@@ -4,6 +4,7 @@ As torchrun would start them, but forked from a process that has everything impo
 that is refused leaves `refused.txt` in its folder, with the message.
 """
 
+import atexit
 import json
 import os
 import signal
@@ -26,9 +27,9 @@ from roofline.train.run import loop
 start = parallel._start_group
 
 
-def start_once(world: World) -> None:
+def start_once(world: World, *rest: Any) -> None:
     if not dist.is_initialized():
-        start(world)
+        start(world, *rest)
     world.grouped = world.owner = True
 
 
@@ -56,6 +57,7 @@ def forked(*given: Any) -> int:
     if not pid:
         try:
             work(*given)
+            atexit._run_exitfuncs()  # what `python -m tools.mutants` has registered: the lines that ran here
             os._exit(0)
         except BaseException:
             traceback.print_exc()

@@ -62,11 +62,13 @@ def test_folder_with_one_gguf_is_that_file(write: Write) -> None:
 def test_missing_surplus_and_misshapen_tensors_are_named(write: Write) -> None:
     builder = tiny_llama()
     del builder.tensors[4]
-    with pytest.raises(ConfigError, match=r"layers\.0\.attn\.k\.weight.*missing \(1 of 20"):
+    with pytest.raises(ConfigError, match=r"layers\.0\.attn\.k\.weight.*missing; .* that are not there: 1 of 20$"):
         open_checkpoint(write(builder))
     builder = tiny_llama()
     builder.add("blk.0.attn_q.bias", np.zeros(64, np.float32))
-    with pytest.raises(ConfigError, match=r"layers\.0\.attn\.q\.bias.*not part of this model"):
+    with pytest.raises(
+        ConfigError, match=r"layers\.0\.attn\.q\.bias.*not part of this model; .* not part of it: 1 of 21$"
+    ):
         open_checkpoint(write(builder))
     builder = tiny_llama()
     builder.add("blk.0.attn_sinks.weight", np.zeros(64, np.float32))
@@ -166,24 +168,24 @@ def test_gguf_rope_divisors_that_are_something_else_are_refused() -> None:
         ({"general__architecture": "gemma3"}, UnsupportedError, "gemma3.*llama, qwen2, qwen3"),
         ({"general__architecture": ["llama"]}, ConfigError, "general.architecture"),
         ({"llama__block_count": None}, ConfigError, "llama.block_count"),
-        ({"llama__block_count": 0}, ConfigError, "layers"),
-        ({"llama__block_count": 2**32 - 1}, ConfigError, "layers"),
+        ({"llama__block_count": 0}, ConfigError, "llama.block_count: the number 0 is not from 1 to 16384"),
+        ({"llama__block_count": 2**32 - 1}, ConfigError, "block_count"),
         ({"llama__attention__head_count": 0}, ConfigError, "head_count"),
         ({"llama__attention__head_count": [4, 2]}, UnsupportedError, "head_count"),
         ({"llama__attention__head_count": "4"}, ConfigError, "head_count"),
-        ({"llama__attention__head_count_kv": 3}, ConfigError, "kv_heads"),
-        ({"llama__attention__key_length": 15}, (ConfigError, UnsupportedError), "head"),
+        ({"llama__attention__head_count_kv": 3}, ConfigError, "head_count_kv"),
+        ({"llama__attention__key_length": 15}, ConfigError, "key_length: 15 is odd"),
         ({"llama__attention__value_length": 8}, UnsupportedError, "value_length"),
         ({"llama__rope__dimension_count": 8}, UnsupportedError, "dimension_count"),
-        ({"llama__attention__layer_norm_rms_epsilon": 0.0}, ConfigError, "norm_eps"),
-        ({"llama__attention__layer_norm_rms_epsilon": math.nan}, ConfigError, "norm_eps"),
-        ({"llama__rope__freq_base": -1.0}, ConfigError, "rope_theta"),
+        ({"llama__attention__layer_norm_rms_epsilon": 0.0}, ConfigError, "layer_norm_rms_epsilon"),
+        ({"llama__attention__layer_norm_rms_epsilon": math.nan}, ConfigError, "is the number nan, not a finite"),
+        ({"llama__rope__freq_base": -1.0}, ConfigError, "rope.freq_base"),
         ({"llama__vocab_size": 51}, ConfigError, "vocab_size"),
         ({"llama__expert_count": 8}, UnsupportedError, "expert_count"),
         ({"llama__attention__clamp_kqv": 8.0}, UnsupportedError, "clamp_kqv"),
         ({"llama__something__new": 1}, UnsupportedError, "something.new"),
         ({"llama__rope__scaling__type": "longrope"}, UnsupportedError, "longrope"),
-        ({"llama__rope__scaling__type": "linear"}, ConfigError, "factor is missing"),
+        ({"llama__rope__scaling__type": "linear"}, ConfigError, "factor: is missing"),
         ({"llama__rope__scaling__type": 3}, ConfigError, "rope.scaling.type"),
         ({"llama__rope__scaling__attn_factor": 2.0}, UnsupportedError, "attn_factor"),
         ({"split__count": 3}, UnsupportedError, "several files"),
@@ -242,13 +244,13 @@ def test_hf_rope_old_and_new(key: str) -> None:
         ({"model_type": ...}, ConfigError, "model_type"),
         ({"model_type": "gpt2"}, UnsupportedError, "gpt2.*llama, mistral, qwen2, qwen3"),
         ({"hidden_size": ...}, ConfigError, "hidden_size"),
-        ({"hidden_size": "64"}, ConfigError, "num_attention_heads"),
-        ({"hidden_size": 2**40, "head_dim": 16}, ConfigError, "width"),
+        ({"hidden_size": "64"}, ConfigError, "hidden_size: is the string '64', not a whole number"),
+        ({"hidden_size": 2**40, "head_dim": 16}, ConfigError, "hidden_size"),
         ({"num_attention_heads": 0}, ConfigError, "num_attention_heads"),
-        ({"num_key_value_heads": 3}, ConfigError, "kv_heads"),
+        ({"num_key_value_heads": 3}, ConfigError, "num_key_value_heads"),
         ({"head_dim": 15}, ConfigError, "head_dim"),
-        ({"vocab_size": True}, ConfigError, "vocab"),
-        ({"rms_norm_eps": "1e-5"}, ConfigError, "norm_eps"),
+        ({"vocab_size": True}, ConfigError, "vocab_size: is true, not a whole number"),
+        ({"rms_norm_eps": "1e-5"}, ConfigError, "rms_norm_eps: is the string '1e-5', not a number"),
         ({"hidden_act": "gelu"}, UnsupportedError, "hidden_act = gelu"),
         ({"mlp_bias": True}, UnsupportedError, "mlp_bias"),
         ({"attention_bias": True}, UnsupportedError, "attention_bias"),
@@ -262,9 +264,9 @@ def test_hf_rope_old_and_new(key: str) -> None:
         ({"rope_parameters": [1]}, ConfigError, "rope_parameters"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, UnsupportedError, "dynamic"),
         ({"rope_scaling": {"type": "longrope"}}, UnsupportedError, "longrope"),
-        ({"rope_scaling": {"type": "linear"}}, ConfigError, "factor is missing"),
+        ({"rope_scaling": {"type": "linear"}}, ConfigError, "factor: is missing"),
         ({"rope_scaling": {"type": "linear", "factor": -1}}, ConfigError, "factor"),
-        ({"rope_scaling": {"type": "llama3", "factor": 8.0}}, ConfigError, "low_freq_factor is missing"),
+        ({"rope_scaling": {"type": "llama3", "factor": 8.0}}, ConfigError, "low_freq_factor: is missing"),
         ({"rope_theta": 0}, ConfigError, "rope_theta"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, UnsupportedError, "layer_types"),
         ({"layer_types": 3}, ConfigError, "layer_types"),
@@ -424,3 +426,46 @@ def test_a_file_of_another_kind_is_named_as_such(tmp_path):
     (tmp_path / "notes.md").write_text("# Notes\n")
     with pytest.raises(ConfigError, match=r"notes\.md is neither a GGUF file, a \.safetensors file nor a folder of"):
         open_checkpoint(tmp_path / "notes.md")
+
+
+def test_a_gguf_file_is_known_by_its_beginning(write: Write) -> None:
+    assert open_checkpoint(write(tiny_llama(), "model")).kind == "gguf"
+    assert open_checkpoint(write(tiny_llama(), "blob.bin")).kind == "gguf"
+    with pytest.raises(ConfigError, match="neither a GGUF file"):
+        open_checkpoint(write(b"GGUX" + tiny_llama().build()[4:], "other"))
+
+
+def test_many_gguf_files_are_named_in_part(tmp_path: Path) -> None:
+    for number in range(9):
+        (tmp_path / f"{number}.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ConfigError, match=r"holds 9 GGUF files; name one: .*0\.gguf.*7\.gguf'?$"):
+        open_checkpoint(tmp_path)
+
+
+def test_pickles_of_either_name_are_refused_as_such(tmp_path: Path) -> None:
+    for name in ("pytorch_model.bin", "model.pt", "model.pth"):
+        folder = tmp_path / name.replace(".", "-")
+        folder.mkdir()
+        (folder / name).write_bytes(b"x")
+        with pytest.raises(UnsupportedError, match="pickle"):
+            open_checkpoint(folder)
+
+
+def test_divisors_of_rope_in_a_file_are_read(write: Write) -> None:
+    builder = tiny_llama()
+    builder.add("rope_freqs.weight", np.full(8, 2, np.float32))
+    with pytest.raises(UnsupportedError, match=r"rope_freqs\.weight"):
+        open_checkpoint(write(builder))
+    builder = tiny_llama()
+    builder.add("rope_freqs.weight", np.ones(8, np.float32))
+    checkpoint = open_checkpoint(write(builder))
+    assert checkpoint.config["rope_scaling"] is None
+    assert "rope_freqs.weight" not in checkpoint.tensors
+
+
+def test_a_layer_s_number_has_up_to_six_digits() -> None:
+    for index in ("0", "9", "10", "999999"):
+        assert names.from_gguf(f"blk.{index}.attn_q.weight") == f"layers.{index}.attn.q.weight"
+        assert names.from_hf(names.to_hf("llama", f"layers.{index}.attn.q.bias")) == f"layers.{index}.attn.q.bias"
+    for index in ("", "00", "1000000", "x"):
+        assert names.from_gguf(f"blk.{index}.attn_q.weight") is None

@@ -1,6 +1,7 @@
 """The GGUF reader: right on good files, ConfigError with file and field on every bad one."""
 
 import struct
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from weights_builders import ARRAY, BOOL, F32, I32, STRING, U32, U64, GGUFBuilde
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.ops import formats
 from roofline.weights.checkpoint import open_checkpoint
+from roofline.weights.files import gguf
 from roofline.weights.files.gguf import GGUFFile
 from roofline.weights.files.gguf_strings import find_strings
 
@@ -205,9 +207,157 @@ def test_hostile_file_is_refused_by_file_and_field(case: str, write: Write) -> N
     assert str(path) in str(error.value)
 
 
-def test_foreign_tensor_type_is_unsupported_by_name(write: Write) -> None:
-    with pytest.raises(UnsupportedError, match=r"attn_q.*Q2_K.*Q4_K"):
-        GGUFFile(write(_tensor(2, 10)(tiny_llama())))
+def _refusal(path: Path) -> str:
+    """What the reader says of a file; nothing where it opens."""
+    try:
+        GGUFFile(path)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+U8 = 0
+
+
+def _alone(spoil: Callable[[GGUFBuilder], bytes]) -> bytes:
+    """A file with nothing in it but what `spoil` adds."""
+    return spoil(GGUFBuilder())
+
+
+def _value(raw: bytes) -> bytes:
+    """A file with the one key "x", whose type and value are these bytes."""
+    return _alone(_raw_value(raw))
+
+
+def _shortest_pair(key: str) -> bytes:
+    return text(key) + struct.pack("<IB", BOOL, 1)
+
+
+# Of each limit: a file just within it, what is said of that one ("": it opens), one just beyond, what is said of it.
+LIMITS: dict[str, tuple[bytes, str, bytes, str]] = {
+    "version": (_alone(_set(version=2)), "", _alone(_set(version=4)), "version: 4 is not 2 or 3"),
+    "key": (
+        _alone(_pair("k" * 65_535, U32, 2)),
+        "",
+        _alone(_pair("k" * 65_536, U32, 2)),
+        "longer than the 65535",
+    ),
+    "string": (
+        _value(struct.pack("<IQ", STRING, 1 << 26)),
+        "needs 67108864 bytes, 0 are left",
+        _value(struct.pack("<IQ", STRING, (1 << 26) + 1)),
+        "longer than the 67108864",
+    ),
+    "depth": (_value(_nested(3)), "", _value(_nested(4)), "nested deeper than 4"),
+    "elements": (
+        _value(struct.pack("<IIQ", ARRAY, U8, 1 << 24) + bytes(1 << 24)),
+        "",
+        _value(struct.pack("<IIQ", ARRAY, U8, (1 << 24) + 1) + bytes((1 << 24) + 1)),
+        "more than the 16777216 allowed in a file",
+    ),
+    "least alignment": (
+        _alone(_pair("general.alignment", U32, 8)),
+        "",
+        _alone(_pair("general.alignment", U32, 4)),
+        "4 is not a power of two from 8",
+    ),
+    "most alignment": (
+        _alone(_pair("general.alignment", U32, 1 << 20)),
+        "",
+        _alone(_pair("general.alignment", U32, 1 << 21)),
+        "2097152 is not a power of two from 8 to 1048576",
+    ),
+    "empty strings at the end": (
+        _value(struct.pack("<IIQ", ARRAY, STRING, 2) + bytes(16)),
+        "",
+        _value(struct.pack("<IIQ", ARRAY, STRING, 3) + bytes(23)),
+        "3 elements cannot fit in the 23 bytes left",
+    ),
+    "empty arrays at the end": (
+        _value(struct.pack("<IIQ", ARRAY, ARRAY, 2) + bytes(24)),
+        "",
+        _value(struct.pack("<IIQ", ARRAY, ARRAY, 3) + bytes(35)),
+        "3 elements cannot fit in the 35 bytes left",
+    ),
+    "numbers at the end": (
+        _value(struct.pack("<IIQ", ARRAY, U64, 2) + bytes(16)),
+        "",
+        _value(struct.pack("<IIQ", ARRAY, U64, 3) + bytes(23)),
+        "3 elements cannot fit in the 23 bytes left",
+    ),
+    "string at the end": (
+        _value(struct.pack("<IQ", STRING, 5) + b"whole"),
+        "",
+        _value(struct.pack("<IQ", STRING, 6) + b"whole"),
+        "'x': needs 6 bytes, 5 are left",
+    ),
+    # The shortest pair has 14 bytes: a key of one letter and a byte; the shortest row of the tensors' table has 33.
+    "pairs": (
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + b"".join(map(_shortest_pair, "ab")),
+        "",
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 3) + bytes(41),
+        "3 entries cannot fit in a file of 65 bytes",
+    ),
+    "tensors": (
+        b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + bytes(66),
+        "tensor name 0: is empty",
+        b"GGUF" + struct.pack("<IQQ", 3, 3, 0) + bytes(98),
+        "3 tensors cannot fit in a file of 122 bytes",
+    ),
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_limits_are_where_they_are_said_to_be(limit: str, write: Write) -> None:
+    within, said, beyond, said_beyond = LIMITS[limit]
+    refusal = _refusal(write(within))
+    assert said in refusal
+    assert bool(said) == bool(refusal)
+    assert said_beyond in _refusal(write(beyond))
+
+
+def test_elements_are_counted_over_all_arrays_of_a_file(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf, "MAX_ELEMENTS", 110)  # the tiny model has 100 in two arrays
+    assert _refusal(write(_pair("x", ARRAY, (I32, [1] * 10))(tiny_llama()))) == ""
+    assert "11 elements are more than the 110" in _refusal(write(_pair("x", ARRAY, (I32, [1] * 11))(tiny_llama())))
+
+
+def test_tensors_have_up_to_four_dimensions(write: Write) -> None:
+    builder = GGUFBuilder()
+    values = np.arange(8, dtype=np.float32)
+    for shape in ((8,), (2, 4), (2, 2, 2), (2, 1, 2, 2)):
+        builder.add(f"t{len(shape)}", values.reshape(shape))
+    file = GGUFFile(write(builder))
+    assert [info.shape for info in file.tensors.values()] == [(8,), (2, 4), (2, 2, 2), (2, 1, 2, 2)]
+    assert all(file.read(name).view("<f4").tolist() == values.tolist() for name in file.tensors)
+
+
+def test_values_have_the_type_that_their_number_says(write: Write) -> None:
+    scalars = {
+        0: ("<B", 200),
+        1: ("<b", -3),
+        2: ("<H", 60_000),
+        3: ("<h", -300),
+        4: ("<I", 1 << 31),
+        5: ("<i", -(1 << 20)),
+    }
+    scalars |= {6: ("<f", 0.5), 10: ("<Q", 1 << 63), 11: ("<q", -(1 << 40)), 12: ("<d", 0.1)}
+    for kind, (layout, value) in scalars.items():
+        raw = struct.pack(layout, value)
+        assert GGUFFile(write(_value(struct.pack("<I", kind) + raw))).metadata["x"] == value
+        twice = _value(struct.pack("<IIQ", ARRAY, kind, 2) + raw + raw)
+        assert GGUFFile(write(twice)).metadata["x"] == [value, value]
+
+
+def test_foreign_tensor_types_are_unsupported_by_name(write: Write) -> None:
+    """Every type that the format's own package knows is read, or refused by its name."""
+    types = pytest.importorskip("gguf.constants", reason="it lists the types").GGMLQuantizationType
+    read = {form.gguf_type for form in formats.FORMATS.values()}
+    for kind in types:
+        if kind.value in read:
+            continue
+        with pytest.raises(UnsupportedError, match=rf"attn_q.*type {kind.name} is not supported.*Q4_K"):
+            GGUFFile(write(_tensor(2, kind.value)(tiny_llama())))
 
 
 def test_string_array_that_is_not_utf8_is_refused_when_it_is_read(write: Write) -> None:
@@ -321,3 +471,40 @@ def test_strings_made_to_break_the_chain_stay_linear() -> None:
     found = find_strings(np.frombuffer(raw, np.uint8), 0, 200_000)
     assert found is not None
     assert time.perf_counter() - begin < 5  # 0.1 s on an idle machine; a window per string would take minutes
+
+
+def _calls(function: Callable[[], Any]) -> int:
+    """How many functions of C a call calls."""
+    calls = []
+    sys.setprofile(lambda frame, event, argument: calls.append(event) if event == "c_call" else None)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return len(calls)
+
+
+def test_a_vocabulary_is_located_and_decoded_whole_and_not_string_by_string() -> None:
+    """The number of calls is that of arrays and windows, whatever the number of strings."""
+    raw = b"".join(text("word" * (1 + i % 9)) for i in range(5000))
+    data = np.frombuffer(raw, np.uint8)
+    strings = find_strings(data, 0, 5000)
+    assert strings is not None
+    assert _calls(lambda: find_strings(data, 0, 5000)) < 100
+    assert _calls(strings.decode) < 100
+    with_nul = find_strings(np.frombuffer(raw + text("a\0b"), np.uint8), 0, 5001)
+    assert with_nul is not None
+    assert _calls(with_nul.decode) > 5000  # as a check of the count
+    assert with_nul.decode()[-2:] == ["word" * (1 + 4999 % 9), "a\0b"]
+
+
+def test_strings_at_the_edges_of_windows_and_of_the_file() -> None:
+    for last in (b"", b"z", b"y" * 300):
+        raw = b"".join(text("w" * 250) for _ in range(1100)) + text(last)  # 284 kB: more than one window
+        data = np.frombuffer(raw, np.uint8)
+        strings = find_strings(data, 0, 1101)
+        assert strings is not None
+        assert strings.end == len(raw)
+        assert strings.decode() == ["w" * 250] * 1100 + [last.decode()]
+        assert find_strings(data[: len(raw) - 1], 0, 1101) is None
+        assert find_strings(data, 0, 1102) is None

@@ -1,6 +1,7 @@
 """The safetensors reader: what the safetensors package writes, shards, and ConfigError on every bad file."""
 
 import contextlib
+import itertools
 import json
 import struct
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from roofline.common.errors import ConfigError
-from roofline.weights.files.safetensors import INDEX, SafetensorsFile, SafetensorsModel
+from roofline.weights.files.safetensors import _DTYPE_BITS, INDEX, SafetensorsFile, SafetensorsModel
 
 Write = Callable[..., Path]
 ENTRY = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
@@ -185,3 +186,28 @@ def test_bad_config_json_is_refused(folder: Path, content: str) -> None:
     (folder / "config.json").write_text(content)
     with pytest.raises(ConfigError, match=r"config\.json"):
         SafetensorsModel(folder)
+
+
+def test_limits_are_where_they_are_said_to_be(write: Write) -> None:
+    for length, said in ((100_000_000, "truncated"), (100_000_001, "are more than the 100000000 allowed")):
+        with pytest.raises(ConfigError, match=said):
+            SafetensorsFile(write(pack({}, length=length), "model.safetensors"))
+    assert SafetensorsFile(write(pack({}), "model.safetensors")).tensors == {}
+    with pytest.raises(ConfigError, match="header length: 3 bytes, 2 are left"):
+        SafetensorsFile(write(pack({}, length=3), "model.safetensors"))
+    with pytest.raises(ConfigError, match="the file has only 7 bytes"):
+        SafetensorsFile(write(bytes(7), "model.safetensors"))
+    with pytest.raises(ConfigError, match="does not begin"):  # eight bytes are a length
+        SafetensorsFile(write(bytes(8), "model.safetensors"))
+    assert SafetensorsFile(write(_with(shape=[1] * 7 + [6]), "m")).tensors["w"].shape == (1,) * 7 + (6,)
+    empty = pack({"w": {"dtype": "F32", "shape": [2**63 - 1, 0], "data_offsets": [0, 0]}})
+    assert SafetensorsFile(write(empty, "m")).tensors["w"].shape == (2**63 - 1, 0)
+    with pytest.raises(ConfigError, match="is not a list of at most 8 sizes"):
+        SafetensorsFile(write(empty.replace(str(2**63 - 1).encode(), str(2**63).encode()), "m"))
+
+
+@pytest.mark.parametrize("dtype", [*_DTYPE_BITS])
+def test_elements_have_the_bits_of_their_dtype_s_name(dtype: str, write: Write) -> None:
+    bits = 8 if dtype == "BOOL" else int("".join(itertools.takewhile(str.isdigit, dtype.lstrip("BCFIU"))))
+    good = pack({"w": {"dtype": dtype, "shape": [4], "data_offsets": [0, bits // 2]}}, bytes(bits // 2))
+    assert SafetensorsFile(write(good, "model.safetensors")).tensors["w"].nbytes == bits // 2

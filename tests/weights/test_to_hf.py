@@ -1,5 +1,7 @@
 """Configurations and weights as Hugging Face has them, there and back."""
 
+import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ from roofline.models import presets
 from roofline.weights import names
 from roofline.weights.checkpoint import open_checkpoint
 from roofline.weights.config.hf import from_hf
+from roofline.weights.files.safetensors import INDEX, SafetensorsFile
 from roofline.weights.random_weights import random_values
 from roofline.weights.to_hf import hf_config, write_folder
 
@@ -73,3 +76,61 @@ def test_every_name_goes_there_and_back() -> None:
             assert names.from_hf(names.to_hf(config["family"], ours)) == ours
     with pytest.raises(ConfigError, match=r"attn\.qkv"):
         names.to_hf("llama", "layers.0.attn.qkv.weight")
+
+
+def test_files_are_filled_to_their_limit_and_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = presets.preset("smollm2-135m") | SMALL["llama"] | {"max_position": 128}
+    shapes = names.parameter_shapes(config)
+    rows = [(name, shape, bytes(4 * math.prod(shape))) for name, shape in shapes.items()]
+    first, second = len(rows[0][2]), len(rows[1][2])
+    total = sum(len(raw) for _, _, raw in rows)
+    for limit, in_first in ((first + second, 2), (first + second - 1, 1), (1, 1), (total, len(rows))):
+        monkeypatch.setattr("roofline.weights.to_hf.FILE_BYTES", limit)
+        folder = tmp_path / "made" / f"out{limit}"
+        write_folder(folder, config, rows, "F32")
+        files = sorted(folder.glob("*.safetensors"))
+        assert len(SafetensorsFile(files[0]).tensors) == in_first
+        assert folder.stat().st_mode & 0o777 == 0o755
+        for file in files:
+            assert int.from_bytes(file.read_bytes()[:8], "little") % 8 == 0  # the data is aligned
+        if len(files) == 1:
+            assert files[0].name == "model.safetensors"
+            continue
+        index = json.loads((folder / INDEX).read_text())
+        assert '\n "weight_map": {\n  "' in (folder / INDEX).read_text()  # for people too
+        assert '\n "model_type": "llama",\n' in (folder / "config.json").read_text()
+        assert index["metadata"]["total_size"] == total
+        assert files[1].name == f"model-00002-of-{len(files):05d}.safetensors"
+        assert {*index["weight_map"].values()} == {file.name for file in files}
+        open_checkpoint(folder)
+
+
+def test_what_others_need_to_know_is_in_the_configuration() -> None:
+    llama = presets.preset("llama-3-8b")
+    for dtype, said in (("F32", "float32"), ("BF16", "bfloat16"), ("F16", "float16")):
+        assert hf_config(llama, dtype)["torch_dtype"] == said
+    written = hf_config(llama)
+    assert written["architectures"] == ["LlamaForCausalLM"]
+    assert (written["attention_bias"], written["mlp_bias"], written["hidden_act"]) == (False, False, "silu")
+    assert written["rope_parameters"] == {
+        "rope_theta": llama["rope_theta"],
+        **(llama["rope_scaling"] or {"rope_type": "default"}),
+    }
+    for name, config in CONFIGS.items():
+        if config["family"] != "mpt":
+            assert hf_config(config).get("rope_scaling") == config["rope_scaling"], name
+    assert "attention_bias" not in hf_config(CONFIGS["qwen2"])
+    assert [hf_config(CONFIGS[name])["model_type"] for name in ("mistral", "qwen2", "qwen3")] == [
+        "mistral",
+        "qwen2",
+        "qwen3",
+    ]
+    with pytest.raises(ConfigError, match="a gemma model has no config"):
+        hf_config(llama | {"family": "gemma"})
+    mpt = hf_config(presets.preset("mpt-125m"))
+    assert mpt["attn_config"] == {"alibi": False, "alibi_bias_max": 8}
+    assert (mpt["expansion_ratio"], type(mpt["expansion_ratio"])) == (4, int)
+    assert hf_config(CONFIGS["mpt with its own width of the MLP"])["expansion_ratio"] == 2000 / 768
+    interleaved = presets.preset("mpt-125m") | {"positions": "rope", "rope_style": "interleaved"}
+    with pytest.raises(ConfigError, match="rope_style 'interleaved'"):
+        hf_config(interleaved)

@@ -109,6 +109,14 @@ class Retraceable(Protocol):
 
 
 @runtime_checkable
+class FindsDamage(Protocol):
+    """Finds what makes logits no numbers."""
+
+    def damaged_tensor(self) -> str | None:
+        """A tensor that holds NaN or infinity, None where none does. Reads all weights."""
+
+
+@runtime_checkable
 class MeasuresRoofs(Protocol):
     """Measures the limits of the chip it runs on, and prices steps at them."""
 
@@ -136,6 +144,30 @@ class TimesOps(Protocol):
 
     def op_seconds(self) -> list[float]:
         """Seconds of each instruction of the last `forward` that ran with clocks."""
+
+
+class BackgroundCheck(Protocol):
+    """A comparison of weights with their hash that goes on beside the steps."""
+
+    pending: bool  # until it has ended, or was stopped
+    problem: str | None  # a sentence, where the weights are other ones
+
+    def stop(self) -> None:
+        """Give up, if it still goes on."""
+
+
+@runtime_checkable
+class ChecksWeights(Protocol):
+    """Has the bytes of a file of weights in memory as they lie on disk."""
+
+    weights_check: BackgroundCheck | None
+
+    def weights_hash(self, nbytes: int) -> str:
+        """SHA-256 of so many bytes of them, in hexadecimal."""
+
+    def check_weights(self, nbytes: int, sha256: str, problem: str, ended: Callable[[str | None], None]) -> None:
+        """Compares their hash in the background, as `weights_check`; problem: the sentence for weights with another
+        hash; ended: told that, or None."""
 
 
 @runtime_checkable

@@ -1,14 +1,18 @@
-"""What a backend reads of a checkpoint, and the hash that identifies its weights."""
+"""What a backend reads of a checkpoint, the hash that identifies its weights, and which of them is damaged."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from roofline.ops import formats
+from roofline.program.ir import Program
 from roofline.program.trace import TensorInfo
+
+VALUES = 1 << 22  # of a tensor that are widened at a time when damage is looked for
 
 
 class Tensors(Protocol):
@@ -33,6 +37,23 @@ class Checkpoint(Tensors, Protocol):
     @property
     def config(self) -> Mapping[str, object]:
         """The fields of its ModelConfig."""
+
+
+def damaged_tensor(program: Program, read: Callable[[str], np.ndarray]) -> str | None:
+    """A tensor that holds NaN or infinity among those that a Program is made from, None where none does. Reads all of
+    them, and widens some at a time. read: tensor name -> its bytes."""
+    for recipe in program.weights.values():
+        rows = max(1, VALUES // recipe.columns)
+        for piece in recipe.pieces:
+            raw = read(piece.tensor)
+            for start in range(piece.start, piece.stop, rows):
+                part = replace(piece, start=start, stop=min(start + rows, piece.stop))
+                shape = part.stop - start, recipe.columns
+                with np.errstate(all="ignore"):  # products of what is no number
+                    values = formats.get(piece.format).dequantize(part.bytes_of(raw, recipe.columns), shape)
+                if not np.isfinite(values).all():
+                    return piece.tensor
+    return None
 
 
 def weights_hash(checkpoint: Checkpoint) -> str:

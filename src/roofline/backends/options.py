@@ -45,6 +45,12 @@ class LoadOptions(Options):
         True, "Check the chosen kernels against the reference on the file's own bytes.",
         topic=COMPUTE, backends=("cpu",), elsewhere="ignored",
     )  # fmt: skip
+    check_weights: Literal["later", "first", "off"] = option(
+        "later",
+        "When a bundle's weights are compared with their hash. later: in the background, from 5 s after loading "
+        "on, which a short command does not live to see; first: before it answers.",
+        topic=COMPUTE, backends=("cpu",), elsewhere="ignored",
+    )  # fmt: skip
     exact: bool = option(
         False, "Results do not depend on what else is in a step: slower on a GPU, true anyway elsewhere.",
         topic=NUMBERS, backends=("gpu",), elsewhere="ignored",
@@ -82,7 +88,7 @@ class LoadOptions(Options):
     )  # fmt: skip
     max_model_len: int | None = option(
         None, "Longest prompt plus answer. Default: the model's own, cut to the cache.",
-        minimum=1, unit="tokens", topic=MEMORY, for_draft=False,
+        flags=("--max-model-len", "--context"), minimum=1, unit="tokens", topic=MEMORY, for_draft=False,
     )  # fmt: skip
     max_running: int | None = option(
         None, "Answers that are computed at the same time. Default: 64; on a GPU 256.",

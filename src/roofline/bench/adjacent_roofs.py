@@ -8,13 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from roofline.backends.base import Executable, MeasuresRoofs
-from roofline.common.errors import RooflineError, UnsupportedError
+from roofline.common.errors import UnsupportedError
 from roofline.common.json_types import JsonObject
-from roofline.hardware.roofs import Roofs, highest
+from roofline.hardware.roofs import Roofs, correction_note, highest, reachable
 from roofline.ops.batch import PAGE_TOKENS
-
-TOLERANCE = 1.02  # a larger share of the roof is an error of the measurement
-TRIES = 3  # other programs can only lower a measured roof, so measuring again may correct it
 
 
 @dataclass(frozen=True)
@@ -44,9 +41,10 @@ class Roof:
         roof = self.best.read_bytes_per_s(self.working_set)
         return {
             "share_of_roof": round(self.limit_seconds / seconds, 4),
-            "read_share": round(moved / seconds / roof, 4),
+            "read_share": round(min(1.0, moved / seconds / roof), 4),
             "read_roof_gb_s": round(roof / 1e9, 2),
             "working_set": self.working_set,
+            "correction": correction_note(self.best),
             "roofs": {"before": asdict(self.before), "after": asdict(self.after)},
         }
 
@@ -66,22 +64,17 @@ class AdjacentRoofs:
         self.working_set = self._executable.weight_bytes + kv_bytes
         self.before = self._measure()
 
-    def roof(self, name: str, seconds: float, works: Sequence[tuple[float, ...]]) -> Roof:
-        """Measures the roofs again, for steps of the sizes `works` that took `seconds`.
+    def roof(self, seconds: float, works: Sequence[tuple[float, ...]]) -> Roof:
+        """Measures the roofs again, for steps of the sizes `works` that took `seconds`; see `hardware.roofs.reachable`
+        where they were faster than that."""
 
-        Raises RooflineError when the steps were faster than the roofs allow: then one of the measurements is wrong.
-        """
+        def limit(roofs: Roofs) -> float:
+            return self._executable.limit_seconds(works, roofs, self.working_set)
+
         after = self._measure()
-        for _ in range(TRIES):
-            best = highest(self.before, after)
-            limit = self._executable.limit_seconds(works, best, self.working_set)
-            if limit <= seconds * TOLERANCE:
-                return Roof(self.working_set, self.before, after, limit)
-            after = highest(after, self._measure())
-        raise RooflineError(
-            f"{name} reached {limit / seconds:.0%} of the roofs measured beside it, which cannot be. "
-            "Other programs keep the machine busy: run it again on an idle one."
-        )
+        best = highest(self.before, after)
+        roofs = reachable(best, lambda roofs: limit(roofs) / seconds, self._measure)
+        return Roof(self.working_set, self.before, after if roofs is best else roofs, min(limit(roofs), seconds))
 
     def _measure(self) -> Roofs:
         return self._executable.measure_roofs((self.working_set,))

@@ -2,12 +2,14 @@
 
 import json
 import shlex
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from roofline.common.errors import RooflineError
 from roofline.common.json_types import JsonObject
+from roofline.common.units import human_seconds
 
 STDERR = 2
 LENGTH, BATCH = 2048, 8  # tokens of a row and rows of a batch, where nothing else is said
@@ -31,10 +33,15 @@ def bench_train(
         config = _config(what, changes, folder, steps, warmup)
         path = Path(place) / "config.json"
         path.write_text(json.dumps(config))
+        if show:
+            print(announcement(path, what, warmup + steps, processes), file=sys.stderr, flush=True)
         if processes > 1:
             from roofline.train.run.launch import launch
 
-            if launch(processes, path, [], out=STDERR):
+            status = launch(processes, path, [], out=STDERR)
+            if status > 128:
+                raise KeyboardInterrupt
+            if status:
                 raise RooflineError("one of the processes failed; what it said stands above")
         else:
             from roofline.train.config.read import read_config
@@ -42,12 +49,35 @@ def bench_train(
             from roofline.train.run.loop import train
 
             settings = read_config(path)
-            train(settings, Console(settings).show if show else None)
+            if train(settings, Console(settings).show if show else None).signal:
+                raise KeyboardInterrupt
         card = cards.read(str(folder))
     for name in ("command", "run"):  # of a folder that no longer exists
         card.pop(name, None)
     command = _command(what, changes, steps, warmup, processes)
     return {"bench": "train", "command": command, "card": card | {"run": f"bench {what}"}}
+
+
+def announcement(path: Path, what: str, steps: int, processes: int) -> str:
+    """What is about to be timed, and how long it takes at least: so many `steps` of the configuration in a file, at the
+    peak of the devices, or at their measured roof (0.1 s)."""
+    import torch
+
+    from roofline.train.config.read import read_config
+    from roofline.train.model.shapes import model_config
+    from roofline.train.parallel.processes import COMPUTE
+    from roofline.train.report import machine
+    from roofline.train.report.flops import per_token
+
+    config = read_config(path)
+    length, rows = config.max_seq_len, config.global_train_batch_size
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    peak, _ = machine.peak_of(device, config.precision, config.callbacks.speed_monitor.gpu_flops_available)
+    rate = peak.flops if peak else machine.measured_roof(device, COMPUTE[config.precision])["flops"]
+    devices = 1 if device.type == "cpu" else processes  # processes share the machine's cores
+    work = per_token(model_config(config.model, length), length)["matmul"].model * length * rows * steps
+    least = human_seconds(work / rate / devices)
+    return f"{what}: {steps} steps of {rows} rows of {length:,} random tokens, {least} at least; Ctrl-C stops it"
 
 
 def _config(what: str, changes: Sequence[str], folder: Path, steps: int, warmup: int) -> JsonObject:
@@ -58,6 +88,7 @@ def _config(what: str, changes: Sequence[str], folder: Path, steps: int, warmup:
     if what.endswith((".yaml", ".yml", ".json")):
         settled = read_config(Path(what), changes)
     else:
+        what = what.removeprefix("preset:")
         yaml_keys = {
             "run_name": f"bench-{what}",
             "max_seq_len": min(LENGTH, presets.preset(what)["max_position"]),

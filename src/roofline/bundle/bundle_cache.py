@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from roofline.bundle import manifest as names
 from roofline.bundle.manifest import BundleError, PlaceError
-from roofline.bundle.reader import Bundle, open_bundle
-from roofline.common import env, extensions
+from roofline.bundle.reader import Bundle, changed_reason, open_bundle
+from roofline.bundle.weights_checks import last_problem
+from roofline.common import env, extensions, files
 
 if TYPE_CHECKING:
     from roofline.bundle.writer import Written
@@ -50,10 +51,8 @@ def get(source: Path, compile_to: "Callable[[Path, str], Written]", say: Callabl
     bundle, reason = _usable(path, key)
     if bundle is not None:
         return bundle
-    from roofline.common.files import locked
-
     try:
-        with locked(env.home() / "locks" / f"bundle-{key[:16]}.lock", lambda: None):
+        with files.locked(env.home() / "locks" / f"bundle-{key[:16]}.lock", lambda: None):
             bundle, reason = _usable(path, key)  # another process may have compiled it while we waited
             if bundle is None:
                 if reason:
@@ -62,7 +61,7 @@ def get(source: Path, compile_to: "Callable[[Path, str], Written]", say: Callabl
                 say(f"Compiled {source} in {written.seconds:.1f} s into {path} ({written.nbytes / 1e6:.0f} MB)")
                 _forget_stale(source, path)
     except OSError as error:
-        raise PlaceError(f"{error.filename or _folder()}: {error.strerror}") from error
+        raise PlaceError(f"{error.filename or _folder()}: {files.cause_of(error)}") from error
     return bundle or _checked(path, key)
 
 
@@ -70,8 +69,7 @@ def entries() -> Iterator[Cached]:
     """What is in the cache."""
     from roofline.weights.storage import folder_bytes
 
-    folder = _folder()
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+    for path in files.entries(_folder()):
         if not path.is_dir() or path.name.startswith("."):
             continue
         try:
@@ -100,8 +98,8 @@ def key_of(source: Path) -> str:
     facts = names.FORMAT, _native.versions(), _native.build_id(), extensions.key()
     digest = hashlib.sha256(repr(facts).encode())
     source = source.resolve()
-    files = [source] if source.is_file() else sorted(f for f in source.iterdir() if f.is_file())
-    for file in files:
+    parts = [source] if source.is_file() else sorted(f for f in source.iterdir() if f.is_file())
+    for file in parts:
         status = file.stat()
         digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
         with file.open("rb") as stream:
@@ -121,7 +119,7 @@ def _compiler_files() -> list[Path]:
 
 def _usable(path: Path, key: str) -> tuple[Bundle | None, str]:
     """The bundle at a path, or why it is not to be used (empty: there is none)."""
-    if not path.is_dir():
+    if not os.path.isdir(path):  # not there, or where nothing can be read
         return None, ""
     try:
         return _checked(path, key), ""
@@ -133,6 +131,8 @@ def _checked(path: Path, key: str) -> Bundle:
     bundle = open_bundle(path)
     if bundle.manifest.source["key"] != key:
         raise BundleError(path, "it was compiled from something else")
+    if last_problem(path) is not None:
+        raise BundleError(path, changed_reason(names.WEIGHTS))
     return bundle
 
 

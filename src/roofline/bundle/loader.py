@@ -1,9 +1,10 @@
 """load(source): a model by name or path becomes something that runs, with its tokenizer and chat template."""
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,10 +13,13 @@ from roofline.backends import table
 from roofline.backends.backend import CompilesAhead, LoadRequest, Neighbours, Notes, RunsBundles
 from roofline.backends.options import LoadOptions
 from roofline.bundle.reader import Bundle
+from roofline.bundle.recommended import recommended_sampling
 from roofline.bundle.sources import Progress, open_checkpoint, open_source
 from roofline.bundle.text_side import load_text, text_of_folder
+from roofline.bundle.weights_checks import check_weights
 from roofline.common import log
 from roofline.common.errors import UnsupportedError
+from roofline.common.extras import named_packages
 from roofline.common.json_types import JsonMapping
 
 if TYPE_CHECKING:
@@ -36,7 +40,8 @@ class LoadedModel:
     """A model ready to run.
 
     settings: the fields of `config`; executable: see backends.base; tokenizer, chat_template: None when loaded with
-    text=False; notes: what was chosen automatically, and why; load_seconds: from call to ready.
+    text=False; notes: what was chosen automatically, and why; load_seconds: from call to ready; sampling: fields of
+    SamplingParams that the model's files recommend.
     """
 
     name: str
@@ -47,6 +52,7 @@ class LoadedModel:
     chat_template: "ChatTemplate | None"
     notes: Notes
     load_seconds: float
+    sampling: JsonMapping = field(default_factory=dict)
 
     @cached_property
     def config(self) -> "ModelConfig":
@@ -56,6 +62,7 @@ class LoadedModel:
         return ModelConfig.of(self.settings)
 
 
+@named_packages()
 def load(
     source: "str | Checkpoint" = "smollm2-135m",
     options: LoadOptions | None = None,
@@ -97,21 +104,22 @@ def load(
         if not isinstance(source, str):
             what, reason = "a checkpoint in memory on several ranks", "other processes cannot read it"
             raise UnsupportedError(what, reason, ("a path",))
-    path, model = open_source(source, options, progress)
+    path, model = open_source(source, options, progress, needs_text=text, warns=neighbours.replica == 0)
     if draft is not None:
         neighbours = replace(neighbours, draft=open_checkpoint(draft, LoadOptions(backend=options.backend)))
     if isinstance(model, Bundle):
         settings: JsonMapping = model.manifest.config
+        sampling: JsonMapping = model.manifest.generation.get("sampling", {})
         words, executable, notes = _load_bundle(model, backend, options, neighbours, text)
     else:
-        settings = model.config
+        settings, sampling = model.config, recommended_sampling(model)
         words, executable, notes = _load_checkpoint(str(source), model, backend, options, neighbours, text)
     name = source if isinstance(source, str) else str(path)
     name = name if options.weights is None else f"{name}+{options.weights}"
     seconds = time.perf_counter() - start
     log.get("bundle").info("%s ready in %.2f s: %s", name, seconds, "; ".join(f"{k}: {v}" for k, v in notes.items()))
     tokenizer, template = words
-    return LoadedModel(name, path, settings, executable, tokenizer, template, notes, seconds)
+    return LoadedModel(name, path, settings, executable, tokenizer, template, notes, seconds, sampling)
 
 
 def _load_bundle(
@@ -122,28 +130,26 @@ def _load_bundle(
     capacity = backend.capacity(options, bundle.manifest.config, neighbours.replicas)
     words: TextSide = bundle.text() if text else (None, None)
     with _completing(words[0]):
-        return words, *backend.make_from_bundle(bundle, mapping, options, capacity)
+        executable, notes = backend.make_from_bundle(bundle, mapping, options, capacity)
+    check_weights(bundle, executable, options.check_weights)
+    return words, executable, notes
 
 
 def _load_checkpoint(
     source: str, checkpoint: "Checkpoint", backend: "Backend", options: LoadOptions, neighbours: Neighbours, text: bool
 ) -> "Loaded":
-    from concurrent.futures import ThreadPoolExecutor
-
     from roofline.models.config import ModelConfig
 
     settings = checkpoint.config
     capacity = backend.capacity(options, settings, neighbours.replicas)
-    with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(load_text, checkpoint) if text else None
-        request = LoadRequest(checkpoint, ModelConfig.of(settings), options, capacity, neighbours)
-        if options.ranks == 1:
-            executable, notes = backend.make(request)
-        else:
-            from roofline.bundle.ranks import start_ranks
+    words: TextSide = load_text(checkpoint) if text else (None, None)  # before what takes longer: it may be refused
+    request = LoadRequest(checkpoint, ModelConfig.of(settings), options, capacity, neighbours)
+    if options.ranks == 1:
+        executable, notes = backend.make(request)
+    else:
+        from roofline.bundle.ranks import start_ranks
 
-            executable, notes = start_ranks(source, request)
-        words: TextSide = reading.result() if reading is not None else (None, None)
+        executable, notes = start_ranks(source, request)
     return words, executable, notes
 
 
@@ -166,9 +172,10 @@ def load_text_of(source: str, backend: str = "cpu") -> "tuple[Tokenizer, ChatTem
 
     A folder may hold the tokenizer alone.
     """
-    if (Path(source) / "tokenizer.json").is_file() and not any(Path(source).glob("*.safetensors")):
+    if os.path.isfile(Path(source) / "tokenizer.json") and not any(Path(source).glob("*.safetensors")):
         return text_of_folder(Path(source))
-    _, model = open_source(source, LoadOptions(backend=backend))
+    # What is not kept matters to who loads the weights, which beside a server are other processes.
+    _, model = open_source(source, LoadOptions(backend=backend), needs_text=True, warns=False)
     return model.text() if isinstance(model, Bundle) else load_text(model)
 
 

@@ -7,13 +7,36 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from roofline.bundle.recommended import FIELDS, is_possible
 from roofline.common.errors import ConfigError
+from roofline.common.fields import has_type
+from roofline.common.files import read_regular
 from roofline.common.json_types import JsonMapping
 
 FORMAT = 2  # of the directory and this file; libroofline's is in native/library/bundle.cpp
 MANIFEST, CODE, WEIGHTS, PROGRAM, TRUTH = "manifest.json", "code.bin", "weights.bin", "program.txt", "truth.bin"
 TOKENIZER, TEMPLATE = "tokenizer.bin", "template.jinja"
 MAX_MANIFEST = 64 << 20  # bytes
+_FILES = frozenset({CODE, WEIGHTS, PROGRAM, TRUTH, TOKENIZER, TEMPLATE})
+_SIZES = ("layers", "kv_heads", "head_dim", "max_position")  # of the configuration that a start reads
+# What the fields must be: a type, a list of some, a tuple of just these, names with values, {str: values of one kind}.
+_SHAPE: dict[str, Any] = {
+    **dict.fromkeys(("name", "made_by", "target", "weights_hash", "id"), str),
+    **dict.fromkeys(("format", "layout", "code"), int),
+    "files": {str: {"bytes": int, "sha256": str}},
+    "source": {"path": str, "kind": str, "key": str},
+    "config": dict.fromkeys(_SIZES, int),
+    "prices": {
+        "window": int,
+        "counts": [int],
+        "rates": [(str, int)],
+        **{name: [(int, int, int, int, int)] for name in ("flops", "weights", "kv")},
+    },
+    "truth": [(str, str, int, int, int, int)],
+    "checked": {"build": str, "chip": str, "isas": [str]},
+    "generation": {},
+}
+_WORDS = {"bos_token": str, "eos_token": str}  # of `generation`, where there is a tokenizer
 
 
 class BundleError(ConfigError):
@@ -27,6 +50,14 @@ class BundleError(ConfigError):
 
 class PlaceError(ConfigError):
     """The place of a bundle cannot be written."""
+
+
+@dataclass(frozen=True)
+class BundledTensor:
+    """What a bundle was packed from: a name of `ops.formats`, and (rows, cols), or (cols,) of a vector."""
+
+    format: str
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -44,6 +75,7 @@ class Manifest:
         checked: {"build", "chip", "isas"} for which the kernels were checked.
         generation: {"bos_id", "eos_ids", "add_bos", "bos_token", "eos_token", "outline"}, or {"missing": why no
             tokenizer}; outline: the chat template as plain data (`text.templates`), null where it is not so simple.
+            With either, "sampling": what the source's files recommend.
         id: of all the above.
     """
 
@@ -69,6 +101,11 @@ class Manifest:
         """Bytes of all files but the manifest."""
         return sum(int(entry["bytes"]) for entry in self.files.values())
 
+    @property
+    def tensor_infos(self) -> "dict[str, BundledTensor]":
+        """The source's tensors, as a Program is traced from them."""
+        return {name: BundledTensor(form, tuple(shape)) for name, (form, shape) in self.tensors.items()}
+
     def to_json(self) -> str:
         """The text of the file; `id` is computed."""
         values = asdict(self) | {"id": ""}
@@ -79,18 +116,82 @@ class Manifest:
 def read(path: Path) -> Manifest:
     """The manifest of a bundle's directory. Raises BundleError: missing, damaged, or of another format."""
     try:
-        with (path / MANIFEST).open("rb") as file:
-            values = json.loads(file.read(MAX_MANIFEST))
+        if not (path / MANIFEST).exists():
+            raise BundleError(path, f"{MANIFEST} is missing")
+        values = json.loads(read_regular(path / MANIFEST, MAX_MANIFEST))
         form = values.get("format")
         if form != FORMAT:
             raise BundleError(path, f"it has format {form}, this build reads format {FORMAT}")
         if values["id"] != _digest(values | {"id": ""}):
             raise BundleError(path, f"{MANIFEST} was changed or is damaged")
+        if problem := _problem(values):
+            raise BundleError(path, f"{MANIFEST} cannot be read ({problem})")
         return Manifest(**values)
-    except FileNotFoundError as error:
-        raise BundleError(path, f"{MANIFEST} is missing") from error
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except BundleError:
+        raise
+    except (
+        ConfigError,
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        RecursionError,
+        OverflowError,
+    ) as error:
         raise BundleError(path, f"{MANIFEST} cannot be read ({error})") from error
+
+
+def _problem(values: JsonMapping) -> str | None:
+    """What cannot be: whoever wrote the manifest could give it a right `id`."""
+    for name, shape in _SHAPE.items():
+        if not _fits(values.get(name), shape):
+            return f"{name} is not what it should be"
+    files, prices, generation = values["files"], values["prices"], values["generation"]
+    if not {CODE, WEIGHTS, PROGRAM, TRUTH} <= files.keys() <= _FILES:
+        return "files are missing, or others than those of a bundle"
+    if len({len(prices[name]) for name in ("counts", "rates", "flops", "weights", "kv")}) != 1:
+        return "prices have columns of several lengths"
+    if not all(roof in ("int8_ops", "bf16_flops", "f32_flops") and divisor > 0 for roof, divisor in prices["rates"]):
+        return "prices name a roof that is not there"
+    if min(values["config"][name] for name in _SIZES) < 1:
+        return "config has a size below 1"
+    words = TOKENIZER in files
+    if not _fits(generation, _WORDS if words else {"missing": str}) or (words and not _fits_outline(generation)):
+        return "generation is not what it should be"
+    sampling = generation.get("sampling", {})
+    if not _fits(sampling, {str: float}) or not sampling.keys() <= FIELDS:
+        return "generation has a sampling that is none"
+    if impossible := [name for name, value in sampling.items() if not is_possible(name, value)]:
+        return f"generation has a {impossible[0]} that sampling cannot have"
+    return None
+
+
+def _fits(value: object, shape: Any) -> bool:
+    """Whether a value of JSON is what `_SHAPE` says; mappings may hold more than the names that are asked for."""
+    if isinstance(shape, dict):
+        if not isinstance(value, dict):
+            return False
+        if str in shape:
+            return all(_fits(inner, shape[str]) for inner in value.values())
+        return all(name in value and _fits(value[name], inner) for name, inner in shape.items())
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(_fits(inner, shape[0]) for inner in value)
+    if isinstance(shape, tuple):
+        return isinstance(value, list) and len(value) == len(shape) and all(map(_fits, value, shape))
+    return has_type(value, shape) and (not isinstance(value, int) or -(1 << 63) <= value < 1 << 63)
+
+
+def _fits_outline(generation: JsonMapping) -> bool:
+    """Whether the outline is none, or a list in which loops are not nested: those would multiply."""
+
+    def loops(node: object) -> int:
+        inner = max(map(loops, node), default=0) if isinstance(node, list) else 0
+        return inner + (isinstance(node, list) and node[:1] == ["for"])
+
+    outline = generation.get("outline")
+    fits = outline is None or (isinstance(outline, list) and loops(outline) <= 1)
+    return "outline" in generation and fits
 
 
 def _digest(values: JsonMapping) -> str:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from roofline.bundle import manifest as names
 from roofline.bundle.manifest import BundleError, Manifest
-from roofline.common.errors import ConfigError
+from roofline.common.errors import ConfigError, RooflineError
+from roofline.common.fields import naming
 
 if TYPE_CHECKING:
     from roofline.backends.cpu.lowered import Identity, Lowered
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 def is_bundle(path: Path) -> bool:
     """Whether a path is meant to be a bundle, usable or not."""
-    return path.is_dir() and any((path / name).is_file() for name in (names.CODE, names.WEIGHTS))
+    return any(os.path.isfile(path / name) for name in (names.CODE, names.WEIGHTS))
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,18 @@ class Bundle:
         return PriceTable(**self.manifest.prices)
 
     def program(self) -> "Program":
-        """The Program as it was compiled."""
+        """The Program as it was compiled. Raises BundleError where the text is that of none."""
         from roofline.program.text import parse_program
+        from roofline.program.verify import verify
 
-        return parse_program(self.read(names.PROGRAM).decode())
+        try:
+            program = verify(parse_program(self._text(names.PROGRAM)))
+            if len(program.kv_groups) != 1 or len(program.tables) > 1:
+                raise ConfigError("it has not one cache, or several tables")
+        except (RooflineError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError) as error:
+            reason = f"{names.PROGRAM} is no program: {error}"
+            raise BundleError(self.path, reason, _source(self.manifest)) from error
+        return program
 
     def text(self) -> "tuple[Tokenizer, ChatTemplate]":
         """Tokenizer and chat template. Raises ConfigError where the source had none."""
@@ -60,18 +69,22 @@ class Bundle:
         from roofline.text.templates.template import ChatTemplate
         from roofline.text.tokenizers.tokenizer import Tokenizer
 
-        source = self.read(names.TEMPLATE).decode() if names.TEMPLATE in self.manifest.files else None
+        source = self._text(names.TEMPLATE) if names.TEMPLATE in self.manifest.files else None
         tokens = {name: self.manifest.generation[name] for name in ("bos_token", "eos_token", "outline")}
-        return Tokenizer.from_bytes(self.read(names.TOKENIZER)), ChatTemplate(source, **tokens)
+        stored = self.read(names.TOKENIZER)
+        with naming(self.path / names.TOKENIZER):
+            return Tokenizer.from_bytes(stored), ChatTemplate(source, **tokens)
 
     def samples(self) -> "list[Sample]":
-        """What the kernels are checked against."""
+        """What the kernels are checked against. Raises BundleError where a sample does not fit its files."""
         from roofline.backends.cpu.truth import Sample
 
         raw, start, samples = self.read(names.TRUTH), 0, []
         for form, tensor, rows, columns, address, size in self.manifest.truth:
             samples.append(Sample(form, tensor, rows, columns, address, raw[start : start + size]))
             start += size
+        if start != len(raw) or not all(sample.fits(self.lowered.nbytes) for sample in samples):
+            raise BundleError(self.path, f"{names.TRUTH} does not fit {names.WEIGHTS}", _source(self.manifest))
         return samples
 
     def checked(self, isa: str) -> bool:
@@ -82,12 +95,19 @@ class Bundle:
         facts = self.manifest.checked
         return isa in facts["isas"] and facts["build"] == _native.build_id() and facts["chip"] == detect().chip
 
-    def read(self, name: str) -> bytes:
-        """A whole file. Raises BundleError."""
+    def changed(self, name: str) -> BundleError:
+        """The error of a file that has not the hash it was written with."""
+        return _changed(self.path, name, self.manifest)
+
+    def _text(self, name: str) -> str:
         try:
-            return (self.path / name).read_bytes()
-        except OSError as error:
-            raise BundleError(self.path, f"{name} cannot be read ({error.strerror})", _source(self.manifest)) from error
+            return self.read(name).decode()
+        except UnicodeDecodeError as error:
+            raise BundleError(self.path, f"{name} is no UTF-8: {error}", _source(self.manifest)) from error
+
+    def read(self, name: str) -> bytes:
+        """A whole file, as it was written. Raises BundleError."""
+        return _read(self.path, name, self.manifest)
 
 
 def open_bundle(path: Path) -> Bundle:
@@ -108,11 +128,37 @@ def open_bundle(path: Path) -> Bundle:
             raise BundleError(path, f"{name} has {size:,} bytes instead of {entry['bytes']:,}", source)
     try:
         lowered, identity = from_bytes((path / names.CODE).read_bytes(), _native.versions())
+        _ = lowered.checked  # refused here, where the bundle can be named
     except (ConfigError, OSError) as error:
         raise BundleError(path, f"{names.CODE}: {error}", source) from error
     if lowered.nbytes != manifest.files[names.WEIGHTS]["bytes"]:
         raise BundleError(path, f"{names.CODE} belongs to another {names.WEIGHTS}", source)
+    shape = lowered.attention
+    if any(manifest.config[name] != getattr(shape, name) for name in ("layers", "kv_heads", "head_dim")):
+        raise BundleError(path, f"{names.MANIFEST} and {names.CODE} are of two models", source)
+    # The small files, whoever reads them later; the tokenizer's, of megabytes, is hashed where it is read.
+    for name in manifest.files.keys() - {names.WEIGHTS, names.TOKENIZER}:
+        _read(path, name, manifest)
     return Bundle(path, manifest, lowered, identity)
+
+
+def _read(path: Path, name: str, manifest: Manifest) -> bytes:
+    try:
+        data = (path / name).read_bytes()
+    except OSError as error:
+        raise BundleError(path, f"{name} cannot be read ({error.strerror})", _source(manifest)) from error
+    if hashlib.sha256(data).hexdigest() != manifest.files[name]["sha256"]:
+        raise _changed(path, name, manifest)
+    return data
+
+
+def _changed(path: Path, name: str, manifest: Manifest) -> BundleError:
+    return BundleError(path, changed_reason(name), _source(manifest))
+
+
+def changed_reason(name: str) -> str:
+    """What is wrong with a file that has not the hash it was written with."""
+    return f"{name} is not as it was written: its hash is wrong"
 
 
 def verify(path: Path) -> Bundle:
@@ -128,7 +174,7 @@ def verify(path: Path) -> Bundle:
                 digest.update(chunk)
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         if digest.hexdigest() != entry["sha256"]:
-            raise BundleError(path, f"{name} is not as it was written: its hash is wrong", _source(bundle.manifest))
+            raise _changed(path, name, bundle.manifest)
     return bundle
 
 

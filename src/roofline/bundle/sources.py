@@ -15,7 +15,7 @@ from roofline.backends.options import LoadOptions
 from roofline.bundle import bundle_cache
 from roofline.bundle.manifest import PlaceError
 from roofline.bundle.reader import Bundle, is_bundle, open_bundle
-from roofline.common import extensions, log
+from roofline.common import extensions, files, log
 from roofline.common.errors import CapacityError, ConfigError
 
 if TYPE_CHECKING:
@@ -26,9 +26,18 @@ Progress = Callable[[str, int, int | None], None]  # see weights.sources.pull
 
 
 def open_source(
-    source: "str | Checkpoint", options: LoadOptions, progress: Progress | None = None
+    source: "str | Checkpoint",
+    options: LoadOptions,
+    progress: Progress | None = None,
+    *,
+    needs_text: bool = False,
+    warns: bool = True,
 ) -> "tuple[Path, Bundle | Checkpoint]":
     """The model's path, and its bundle, where the backend runs bundles and one process runs it all, or its checkpoint.
+
+    Args:
+        needs_text: a tokenizer that cannot be read is an error before the weights are read.
+        warns: log where the cache of bundles cannot be written; False where another process of the program does.
 
     Raises ConfigError where the source cannot be read, or is a bundle and the options need a checkpoint.
     """
@@ -60,7 +69,8 @@ def open_source(
         return path, open_bundle(path)
     bundled = runs_bundles and weights is None and options.ranks == 1
     if bundled and bundle_cache.enabled() and extensions.key() is not None:
-        bundle = _cached_bundle(path, source)
+        with files.readable(path):
+            bundle = _cached_bundle(path, source, needs_text, warns)
         if bundle is not None:
             return path, bundle
     from roofline.weights import checkpoint
@@ -96,23 +106,29 @@ def compile_model(source: str, out: Path, *, threads: int | None = None, progres
     path = sources.resolve(source, fetch=progress is not None, progress=progress)
     if is_bundle(path):
         raise ConfigError(f"{path} is a bundle already; compile the model it was made from")
-    return _compile(path, source, out, bundle_cache.key_of(path), threads)
+    with files.readable(path):
+        key = bundle_cache.key_of(path)
+    return _compile(path, source, out, key, threads)
 
 
-def _compile(path: Path, name: str, out: Path, key: str, threads: int | None = None) -> "Written":
+def _compile(
+    path: Path, name: str, out: Path, key: str, threads: int | None = None, needs_text: bool = False
+) -> "Written":
     from roofline.backends.cpu.select import choose_threads
     from roofline.bundle.writer import write_bundle
     from roofline.weights import checkpoint
 
     count = int(choose_threads(threads).value)
-    return write_bundle(checkpoint.open_checkpoint(path), out, name=name, source=path, key=key, threads=count)
+    opened = checkpoint.open_checkpoint(path)
+    return write_bundle(opened, out, name=name, source=path, key=key, threads=count, needs_text=needs_text)
 
 
-def _cached_bundle(path: Path, name: str) -> Bundle | None:
-    """The cached bundle, compiled first; None, with the reason logged, where the cache cannot be written."""
+def _cached_bundle(path: Path, name: str, needs_text: bool, warns: bool) -> Bundle | None:
+    """The cached bundle, compiled first; None where the cache cannot be written."""
     say = partial(print, file=sys.stderr, flush=True)
     try:
-        return bundle_cache.get(path, lambda out, key: _compile(path, name, out, key), say)
+        return bundle_cache.get(path, lambda out, key: _compile(path, name, out, key, None, needs_text), say)
     except (PlaceError, CapacityError) as error:
-        log.get("bundle").warning("%s is loaded without a bundle: %s", name, error)
+        if warns:
+            log.get("bundle").warning("%s is loaded without a bundle: %s", name, error)
         return None

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 from roofline.bundle import manifest as names
 from roofline.bundle.manifest import Manifest, PlaceError
 from roofline.bundle.reader import is_bundle
+from roofline.bundle.recommended import recommended_sampling
 from roofline.bundle.text_side import load_text
 from roofline.common.errors import CapacityError, RooflineError
+from roofline.common.files import cause_of
 from roofline.common.json_types import JsonMapping, JsonObject
 
 if TYPE_CHECKING:
@@ -29,16 +31,6 @@ if TYPE_CHECKING:
 
 MAX_POSITIONS = 32768  # of the rope table; who serves more makes a longer table at load
 STALE_SECONDS = 60.0  # a temporary directory this old that nobody holds was left by a killed process
-_REMEDIES = {
-    errno.ENOSPC: "the disk is full; free some space",
-    errno.EDQUOT: "the disk quota is used up; free some space",
-    errno.EFBIG: "the limit on the size of files is reached; raise it (ulimit -f)",
-    errno.EACCES: "permission is missing; choose another folder",
-    errno.EPERM: "permission is missing; choose another folder",
-    errno.EROFS: "the file system is read-only; choose another folder",
-    errno.EEXIST: "a part of the path is a file; choose another folder",
-    errno.ENOTDIR: "a part of the path is a file; choose another folder",
-}
 
 
 @dataclass(frozen=True)
@@ -50,12 +42,15 @@ class Written:
     seconds: float
 
 
-def write_bundle(checkpoint: "Checkpoint", out: Path, *, name: str, source: Path, key: str, threads: int) -> Written:
+def write_bundle(
+    checkpoint: "Checkpoint", out: Path, *, name: str, source: Path, key: str, threads: int, needs_text: bool = False
+) -> Written:
     """Compile a checkpoint for the cpu backend into the directory `out`, replacing a bundle that is there.
 
     Args:
         name, source, key: for the manifest: what the model is called, where it is, and the identity of its files.
         threads: for packing.
+        needs_text: a tokenizer that cannot be read is an error, which is raised before the weights are read.
 
     Raises:
         ConfigError: the place cannot be written, or holds something that is no bundle.
@@ -65,6 +60,7 @@ def write_bundle(checkpoint: "Checkpoint", out: Path, *, name: str, source: Path
     from roofline.backends.checkpoint import weights_hash
     from roofline.backends.cpu.layout import lay_out
     from roofline.backends.cpu.lower import keep_operands, lower
+    from roofline.backends.cpu.truth import samples
     from roofline.backends.prices import PriceTable
     from roofline.models import registry
     from roofline.models.config import ModelConfig
@@ -77,21 +73,24 @@ def write_bundle(checkpoint: "Checkpoint", out: Path, *, name: str, source: Path
     planned = keep_operands(program)
     lowered = lower(planned, layout)
     with ThreadPoolExecutor(2) as pool, _place(out, layout.nbytes) as part:
-        identity, words = pool.submit(weights_hash, checkpoint), pool.submit(_text_files, checkpoint)
-        files = {names.WEIGHTS: _write_image(part / names.WEIGHTS, program, layout, checkpoint, threads)}
-        samples, checked = _check(part / names.WEIGHTS, program, layout, checkpoint)
+        words = pool.submit(_text_files, checkpoint, needs_text)
+        checks = samples(program, layout, checkpoint)
         contents, generation = words.result()
+        sampling = recommended_sampling(checkpoint)
+        identity = pool.submit(weights_hash, checkpoint)  # nothing is refused any more: now all weights are read
+        files = {names.WEIGHTS: _write_image(part / names.WEIGHTS, program, layout, checkpoint, threads)}
+        checked = _check(part / names.WEIGHTS, layout, checks)
         contents |= _program_files(program, lowered, generation, identity.result())
-        contents[names.TRUTH] = b"".join(sample.raw for sample in samples)
+        contents[names.TRUTH] = b"".join(sample.raw for sample in checks)
         files |= {file: _write(part / file, data) for file, data in contents.items()}
         manifest = Manifest(
             **_origin(checkpoint, files, identity.result()),
             name=name,
             source={"path": str(source.resolve()), "kind": checkpoint.kind, "key": key},
             prices=asdict(PriceTable.of(planned)),
-            truth=[[s.format, s.tensor, s.rows, s.columns, s.address, len(s.raw)] for s in samples],
+            truth=[[s.format, s.tensor, s.rows, s.columns, s.address, len(s.raw)] for s in checks],
             checked=checked,
-            generation=generation,
+            generation=generation | {"sampling": sampling},
         )
         _write(part / names.MANIFEST, manifest.to_json().encode())
     return Written(out, sum(f.stat().st_size for f in out.iterdir()), time.perf_counter() - start)
@@ -127,11 +126,13 @@ def _program_files(program: "Program", lowered: Any, generation: JsonMapping, we
     return {names.CODE: to_bytes(lowered, identity, _native.versions()), names.PROGRAM: text}
 
 
-def _text_files(source: "Checkpoint") -> tuple[dict[str, bytes], JsonObject]:
+def _text_files(source: "Checkpoint", needs_text: bool) -> tuple[dict[str, bytes], JsonObject]:
     """The files of the text side, and the manifest's `generation`, which says why where there is no tokenizer."""
     try:
         tokenizer, template = load_text(source)
     except RooflineError as error:
+        if needs_text:
+            raise
         return {}, {"missing": str(error)}
     files = {names.TOKENIZER: tokenizer.to_bytes()}
     if not template.is_default:
@@ -148,18 +149,18 @@ def _text_files(source: "Checkpoint") -> tuple[dict[str, bytes], JsonObject]:
     }
 
 
-def _check(path: Path, program: "Program", layout: "Layout", source: "Checkpoint") -> "tuple[list[Sample], JsonObject]":
-    """The kernels of every instruction set here, run on the written file; samples, and what was checked."""
+def _check(path: Path, layout: "Layout", checks: "list[Sample]") -> JsonObject:
+    """The kernels of every instruction set here, run on the written file; says what was checked."""
     from roofline import _native
     from roofline.backends.cpu.memory import map_image
-    from roofline.backends.cpu.truth import check_samples, samples
+    from roofline.backends.cpu.truth import check_samples
     from roofline.hardware.detect import detect
 
-    checks, isas = samples(program, layout, source), _native.isas()
+    isas = _native.isas()
     image = map_image(path, layout.nbytes)
     for isa in isas:
         check_samples(isa, image.address, checks)
-    return checks, {"build": _native.build_id(), "chip": detect().chip, "isas": isas}
+    return {"build": _native.build_id(), "chip": detect().chip, "isas": isas}
 
 
 def _write_image(path: Path, program: "Program", layout: "Layout", source: "Checkpoint", threads: int) -> JsonObject:
@@ -219,8 +220,8 @@ def _place(out: Path, nbytes: int) -> Iterator[Path]:
             finally:
                 shutil.rmtree(part, ignore_errors=True)  # not there any more when all went well
     except OSError as error:
-        cause = _REMEDIES.get(error.errno or 0, error.strerror or str(error))
-        raise PlaceError(f"{out} cannot be written: {cause}") from error
+        remedy = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "choose another folder"
+        raise PlaceError(f"{out} cannot be written: {cause_of(error)}; {remedy}") from error
 
 
 def _swap(part: Path, out: Path) -> None:

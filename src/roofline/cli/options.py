@@ -8,6 +8,7 @@ from roofline.cli.parser import Argument
 from roofline.common.options import Option, Options, declared, option
 
 MODEL_HELP = "A name from `roofline list`, hf:ORG/REPO[:FILE], or a path."
+SYSTEM_HELP, STOP_HELP = "The system message.", "End the answer before this text."
 
 ModelArgument = Annotated[str, Argument(MODEL_HELP)]
 AsJson = Annotated[bool, Option("Print one JSON object.", flags=("--json",))]
@@ -27,4 +28,6 @@ class ModelOptions(Options):
     )
 
 
+Stop = Annotated[list[str] | None, Option(STOP_HELP)]
+System = Annotated[str | None, Option(SYSTEM_HELP)]
 Draft = Annotated[str | None, declared(ModelOptions)["draft"]]

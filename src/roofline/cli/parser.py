@@ -6,6 +6,8 @@ which becomes one flag for each option in it. A name that several groups declare
 """
 
 import inspect
+import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,11 @@ from roofline.common.names import did_you_mean
 from roofline.common.options import Option, Options, declared
 
 Command = Callable[..., int | None]
+_FOREIGN = (  # patterns of what no option is named in: a path at the beginning of a message, and what is quoted
+    r"""^[^:'"]*/[^:'"]*:""",
+    r"""(?<!\w)'(?:[^'\\]|\\.)*'(?!\w)""",
+    r"""(?<!\w)"(?:[^"\\]|\\.)*"(?!\w)""",
+)
 
 
 class UsageError(RooflineError):
@@ -47,6 +54,10 @@ class Without:
         self.names = names
 
 
+class Named:
+    """In `Annotated[frozenset[str], Named()]`: the names of the options that the call names."""
+
+
 class Parser:
     """Reads the words of a command's call. name: of the command, for messages, such as "tune run"; command: the
     function that is called with what `parse` returns."""
@@ -56,8 +67,11 @@ class Parser:
         self.arguments: list[Option] = []
         self.options: dict[str, Option] = {}  # by the name of the parameter, or of the field of a group
         self.flags: dict[str, tuple[Option, bool]] = {}  # --flag -> its option, and what a switch of that name sets
+        self._typed: dict[str, str] = {}  # option or argument -> the flag, or the place, that the call gives it by
+        self._words: list[str] = []  # of the call, and what stands behind the = of --flag=VALUE
         self._command = command
         self._groups: list[tuple[str, type[Options], object]] = []  # parameter, class, default
+        self._names_parameter = ""
         self._grouped: set[str] = set()  # names of options that groups declare
         for parameter in inspect.signature(command).parameters.values():
             self._add(parameter)
@@ -90,17 +104,20 @@ class Parser:
         for extra in extras:
             if isinstance(extra, Argument):
                 self.arguments.append(Option(extra.help).bind(parameter.name, kind, default))
+            elif isinstance(extra, Named):
+                self._names_parameter = parameter.name
             elif isinstance(extra, Option):
                 self.options[parameter.name] = extra.bind(parameter.name, kind, default)
 
     def parse(self, words: Sequence[str]) -> dict[str, object]:
         """The command's keyword arguments. Raises UsageError, and what groups of options raise for their values."""
+        self._words = [*words, *(word.partition("=")[2] for word in words if word.startswith("-"))]
         values: dict[str, object] = {}
         places, rest, plain = list(self.arguments), list(words), False
         while rest:
             word = rest.pop(0)
             if not plain and word.startswith("-") and word not in ("-", "--"):
-                option, value = self._read_flag(word, rest)
+                option, flag, value = self._read_flag(word, rest)
             elif not plain and word == "--":
                 plain = True
                 continue
@@ -108,16 +125,42 @@ class Parser:
                 if not places:
                     raise UsageError(f"there is an argument too many: {word!r}")
                 option = places[0]
-                value = _read(option, option.name.upper(), word)
+                flag = option.name.upper()
+                value = _read(option, flag, word)
                 if not option.repeated:
                     places.pop(0)
+            before = self._typed.setdefault(option.name, flag)
+            if before != flag and not option.repeated and option.kinds != (bool,):
+                raise UsageError(f"{before} and {flag} say the same: leave one of the two out")
             if option.repeated:
                 value = [*values.get(option.name, ()), value]  # type: ignore[misc]  # a list, where it is there
             values[option.name] = value
         return self._keywords(values)
 
-    def _read_flag(self, word: str, rest: list[str]) -> tuple[Option, object]:
-        """The option that a word names, and its value, which may be the next word."""
+    def in_flags(self, message: str) -> str:
+        """An error's message, with options of this command, which the library names as a program does, as flags: as
+        they were typed, or else by the first of their flags. What is quoted, a path before the first colon, and words
+        of the call are other people's text, and stay as they are."""
+        words = {*self._words, *map(os.path.normpath, self._words)}
+        words = {word for word in words if self._flags_for_names(word) != word}
+        call = [rf"(?<!\w){re.escape(word)}(?!\w)" for word in sorted(words, key=len, reverse=True)]
+        parts = re.split(f"({'|'.join([*call, *_FOREIGN])})", message)
+        parts[::2] = map(self._flags_for_names, parts[::2])
+        return "".join(parts)
+
+    def _flags_for_names(self, text: str) -> str:
+        for name, option in self.options.items():
+            if option.kinds == (bool,):
+                continue
+            flag = self._typed.get(name) or next(_flags(option))[0]
+            start = rf"(?<![\w(/'\"-]){name}"  # not of a path or of Python
+            text = re.sub(f"{start}=", f"{flag} ", text)
+            if "_" in name:  # others are words
+                text = re.sub(rf"{start}(?![\w/])", flag, text)
+        return text
+
+    def _read_flag(self, word: str, rest: list[str]) -> tuple[Option, str, object]:
+        """The option that a word names, its flag, and its value, which may be the next word."""
         name, equals, text = word.partition("=")
         if name not in self.flags and word[:2] in self.flags and len(word) > 2:
             name, equals, text = word[:2], "=", word[2:]  # -mNAME
@@ -127,12 +170,12 @@ class Parser:
         if option.kinds == (bool,):
             if equals:
                 raise UsageError(f"{name} takes no value")
-            return option, on
+            return option, name, on
         if not equals:
             if not rest or rest[0].partition("=")[0] in (*self.flags, "--"):
                 raise UsageError(f"{name} needs a value: {option.remedy()}")
             text = rest.pop(0)
-        return option, _read(option, name, text)
+        return option, name, _read(option, name, text)
 
     def _keywords(self, values: dict[str, object]) -> dict[str, object]:
         own = [*self.arguments, *(option for name, option in self.options.items() if name not in self._grouped)]
@@ -141,6 +184,8 @@ class Parser:
             label = missing[0].name.upper() if missing[0] in self.arguments else next(_flags(missing[0]))[0]
             raise UsageError(f"{label} is missing: {missing[0].help}")
         keywords = {option.name: values[option.name] for option in own if option.name in values}
+        if self._names_parameter:
+            keywords[self._names_parameter] = frozenset(values)
         for parameter, kind, default in self._groups:
             options = declared(kind)
             changes = {name: value for name, value in values.items() if name in options}

@@ -1,6 +1,8 @@
 """The one list of environment variables. Nothing else in the project reads ``os.environ`` for its settings."""
 
 import os
+import stat
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +23,8 @@ class Variable:
 VARIABLES = (
     Variable(
         "ROOFLINE_HOME",
-        "folder of pulled models, compiled bundles, measured roofs and tunings (default ~/.cache/roofline)",
+        "folder of pulled models, compiled bundles, measured roofs and tunings (default ~/.cache/roofline, or "
+        "roofline-UID among the temporary files where that cannot be made)",
     ),
     Variable("ROOFLINE_BUNDLES", "`off`: models are not compiled into the cache on first use", ("on", "off")),
     Variable("ROOFLINE_TUNED", "`off`: kernel variants that `roofline tune` chose are not used", ("on", "off")),
@@ -55,12 +58,6 @@ def forget(name: str) -> None:
     os.environ.pop(name, None)
 
 
-def turn_off(name: str) -> None:
-    """Set a switch to `off` for this process and those it starts."""
-    assert "off" in next(v for v in VARIABLES if v.name == name).choices, f"{name} is not a switch"
-    os.environ[name] = "off"
-
-
 def quiet_numpy() -> None:
     """Call before importing numpy: keeps its BLAS, hardly used here, from starting threads that compete with ours."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -73,9 +70,32 @@ def printable_values() -> dict[str, str | None]:
 
 
 def home() -> Path:
-    """The folder that holds everything we keep between runs."""
-    chosen = read("ROOFLINE_HOME")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "roofline"
+    """The folder that holds everything we keep between runs: ROOFLINE_HOME, else ~/.cache/roofline, else, where that
+    is not there and cannot be made (containers), one of this user's among the temporary files."""
+    try:
+        chosen = read("ROOFLINE_HOME")
+        if chosen:
+            return Path(chosen).expanduser()
+        standard = Path.home() / ".cache" / "roofline"
+    except RuntimeError as error:  # neither HOME nor an entry in passwd
+        if chosen:
+            raise ConfigError(f"ROOFLINE_HOME={chosen!r}: this user has no home; name the whole path") from error
+        return _temporary_home()
+    there = next(folder for folder in (standard, *standard.parents) if os.path.lexists(folder))
+    return standard if there == standard or os.access(there, os.W_OK | os.X_OK) else _temporary_home()
+
+
+def _temporary_home() -> Path:
+    """A folder that survives until temporary files are removed. Raises ConfigError where another user has made it."""
+    import tempfile  # 10 ms
+
+    folder = Path(tempfile.gettempdir()) / f"roofline-{os.getuid()}"
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise ConfigError(f"{folder} is not this user's folder; set ROOFLINE_HOME to one that can be written")
+    return folder
 
 
 def threads() -> int | None:

@@ -16,6 +16,10 @@ class ConfigError(RooflineError):
     """A file, option or environment variable holds something that cannot be used; the message names it and field."""
 
 
+class SaidElsewhere(RooflineError):
+    """An error that another process of the same run says; this one only ends with it."""
+
+
 class UnsupportedError(RooflineError):
     """Something valid that this build, chip or model cannot do.
 

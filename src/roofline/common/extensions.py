@@ -1,4 +1,4 @@
-"""Extensions: packages of others that register ops, passes, model families, weight formats (docs/how-to/extending.md).
+"""Extensions: packages of others that register ops, passes, model families, callbacks (docs/how-to/extending.md).
 
 A package names a function in the entry-point group ``roofline.extensions``; it is called once in a process, before the
 first model is read. What was registered, here or by hand, is part of what a compiled bundle is kept under.
@@ -26,8 +26,8 @@ class Extension:
 
 @dataclass(frozen=True)
 class Registered:
-    """Something from outside the tree: "op", "pass", "model family", "weight format" or "backend", its name, its
-    module."""
+    """Something from outside the tree: "op", "pass", "model family", "weight format", "backend" or "callback", its
+    name, its module."""
 
     kind: str
     name: str
@@ -78,9 +78,9 @@ def key() -> str | None:
     """Hex identity of what is registered, by names and the sizes and times of the sources; "" when nothing is.
 
     None where something was registered by code that is in no file, which can change unseen: nothing may be kept then.
-    Backends do not count: what they compute from is the same for all.
+    Backends do not count, since what they compute from is the same for all, and callbacks belong to training.
     """
-    entries = {entry for entry in _registered if entry.kind != "backend"}
+    entries = {entry for entry in _registered if entry.kind not in ("backend", "callback")}
     if not entries:
         return ""
     digest = hashlib.sha256()

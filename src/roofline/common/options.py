@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.names import did_you_mean
@@ -44,6 +44,7 @@ class Option:
         instead: what else may help where a backend does not have it.
         for_draft: a draft model that is loaded beside the model inherits the value.
         command_line: whether commands offer it.
+        secret: its value is never shown.
 
     The rest is filled in from the field: its name, default (... where there is none), the types of its values,
     whether None is allowed and whether it is a list; texts that its type lists (Literal) are choices, or, beside a
@@ -62,6 +63,7 @@ class Option:
     instead: tuple[str, ...] = ()
     for_draft: bool = True
     command_line: bool = True
+    secret: bool = False
     name: str = ""
     default: object = ...
     kinds: tuple[type, ...] = ()
@@ -115,7 +117,8 @@ class Option:
             fits = Path in self.kinds and isinstance(value, Path)
         if not fits:
             near = did_you_mean(value, self.allowed()) if isinstance(value, str) else ""
-            raise ConfigError(f"{self.name}={value!r} cannot be used: {self.remedy()}{near}")
+            given = self.name if self.secret else f"{self.name}={value!r}"
+            raise ConfigError(f"{given} cannot be used: {self.remedy()}{'' if self.secret else near}")
 
     def check_backend(self, value: object, backend: str) -> None:
         """Raises UnsupportedError for a value other than the default where the backend does not have the option."""
@@ -149,12 +152,14 @@ def option(
     instead: tuple[str, ...] = (),
     for_draft: bool = True,
     command_line: bool = True,
+    secret: bool = False,
 ) -> T:
     """A field of an `Options` class; the arguments are those of `Option`."""
     about = Option(
         help, flags, choices, minimum, maximum, unit, topic, backends, elsewhere, instead, for_draft, command_line
     )
-    return field(default=default, metadata={"option": about})
+    about.secret = secret
+    return field(default=default, metadata={"option": about}, repr=not secret)
 
 
 def declared(kind: "type[Options]") -> Mapping[str, Option]:
@@ -180,7 +185,17 @@ def _bind_all(all_fields: tuple[Field[object], ...]) -> Mapping[str, Option]:
 
 @dataclass(frozen=True)
 class Options:
-    """Base of declared groups of options; values are checked at construction."""
+    """Base of declared groups of options; values are checked at construction.
+
+    elsewhere: names that other programs have for such options -> what to do here instead, for the error.
+    """
+
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+
+    def __new__(cls, *_: object, **keywords: object) -> Self:
+        # Before dataclass's own __init__, whose TypeError does not know what was meant.
+        _check_names(cls, keywords, cls.__name__)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for name, about in declared(type(self)).items():
@@ -192,10 +207,7 @@ class Options:
 
         owner: who takes the keywords, for the message; default the class.
         """
-        option_names = [f.name for f in fields(cls)]
-        for name in keywords:
-            if name not in option_names:
-                raise TypeError(f"{owner or cls.__name__} has no option {name!r}{did_you_mean(name, option_names)}")
+        _check_names(cls, keywords, owner or cls.__name__)
         return cls(**keywords)
 
     def changes(self) -> dict[str, Any]:
@@ -210,6 +222,15 @@ class Options:
     def _changed(self, about: Option) -> bool:
         value = getattr(self, about.name)
         return type(value) is not type(about.default) or value != about.default
+
+
+def _check_names(kind: "type[Options]", keywords: Mapping[str, object], owner: str) -> None:
+    names = kind.__dataclass_fields__
+    for name in keywords:
+        if name not in names:
+            instead = kind.elsewhere.get(name)
+            near = did_you_mean(name, names) if instead is None else f": {instead}"
+            raise TypeError(f"{owner} has no option {name!r}{near}")
 
 
 def split_keywords(keywords: Mapping[str, object], first: type[A], second: type[B], *, owner: str) -> tuple[A, B]:

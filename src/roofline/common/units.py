@@ -37,12 +37,14 @@ def human_rate(per_second: float, unit: str) -> str:
 
 
 def human_seconds(seconds: float) -> str:
-    """0.00123 -> '1.23 ms'."""
+    """0.00123 -> '1.23 ms', 754 -> '13 min'."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} us"
     if seconds < 1:
         return f"{seconds * 1e3:.2f} ms"
-    return f"{seconds:.1f} s"
+    if seconds < 600:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 36000 else f"{seconds / 3600:.0f} h"
 
 
 def human_count(amount: float) -> str:

@@ -18,6 +18,7 @@ from roofline.engine.params import SamplingParams
 
 if TYPE_CHECKING:
     from roofline.engine.local import LocalEngine
+    from roofline.engine.progress import ProgressBar
     from roofline.text.streaming.stops import TextStream
     from roofline.text.tokenizers.tokenizer import Tokenizer
 
@@ -139,10 +140,16 @@ class LocalAnswers:
         self._stepping, self._abandoned = False, list[tuple[str, int]]()
         self._process, self._closed = os.getpid(), False
 
-    def run(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams], at_start: bool) -> list[list[Answer]]:
+    def run(
+        self,
+        prompts: Sequence[list[int]],
+        params: Sequence[SamplingParams],
+        at_start: bool,
+        bar: "ProgressBar | None" = None,
+    ) -> list[list[Answer]]:
         """All answers to all prompts, computed in one batch. Raises as `LLM.generate`.
 
-        at_start: answers begin a text, as in chat; otherwise they go on from the prompt's.
+        at_start: answers begin a text, as in chat; otherwise they go on from the prompt's. bar: shows how far it is.
         """
         submitted: list[Builders] = []
         try:
@@ -151,7 +158,11 @@ class LocalAnswers:
                     submitted.append(self._submit(ids, each, at_start))
             while any(builder.running for builders in submitted for builder in builders.values()):
                 self._step()
+                if bar is not None:
+                    bar.update(lambda: sum(not any(b.running for b in each.values()) for each in submitted))
         finally:
+            if bar is not None:
+                bar.close()
             for builders in submitted:
                 self._drop(builders)
         return [[builder.result() for builder in builders.values()] for builders in submitted]
@@ -185,6 +196,9 @@ class LocalAnswers:
         if self._process != os.getpid():  # before the lock, which a thread that is not here may have held
             where = f"was loaded in process {self._process}, and this is its fork {os.getpid()}, without its threads"
             raise RooflineError(f"this model {where}: load it in the process that uses it, or start that by spawn")
+        if params.constraint is not None:
+            self._check_open()
+            self._engine.compile(params.constraint).result()  # other threads go on meanwhile
         with self._lock:
             self._check_open()
             request_id = self._engine.submit(ids, params, eos_ids=self._eos_ids)
@@ -192,7 +206,9 @@ class LocalAnswers:
             for index in range(params.n):
                 text = None
                 if self._tokenizer is not None:
-                    text = TextStream(self._tokenizer, params.stop, at_start=at_start)
+                    # Of a form every byte counts, also a space at the beginning.
+                    starts = at_start and params.constraint is None
+                    text = TextStream(self._tokenizer, params.stop, at_start=starts)
                 builders[request_id, index] = AnswerBuilder(text, params.logprobs is not None)
             self._open |= builders
             return builders

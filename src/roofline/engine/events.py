@@ -14,18 +14,48 @@ class TokenLogprob(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """Tokens of one answer: prompt, generated, how many prompt tokens came from the prefix cache, and the seed used."""
+    """Tokens of one answer: prompt, generated, how many prompt tokens came from the prefix cache, and the seed used.
+
+    In seconds of the executable's clock, None where it never came to that: `queue_seconds` until the first step that
+    computes it is scheduled, from when the engine took the request; `prefill_seconds` from there to the first id, and
+    `decode_seconds` from the first id to the last.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     seed: int
+    queue_seconds: float | None = None
+    prefill_seconds: float | None = None
+    decode_seconds: float | None = None
+
+    # No two computations of an answer take the same time, and it is the same answer: times are not compared.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Usage) and self[:4] == other[:4]
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self[:4])
+
+
+class Progress(NamedTuple):
+    """How far the prompt of an answer is: its tokens, how many of them came from the prefix cache, how many are done
+    with, and the seconds since the first step that computed it."""
+
+    total: int
+    cached: int
+    processed: int
+    seconds: float
 
 
 class Event(NamedTuple):
     """New ids of one answer (`index` of n). The event with a `finish_reason` is the last, and there is just one.
 
-    When an id ended the answer, it is the last of `ids` and stands in `stop_id`: it counts, but is not text.
+    When an id ended the answer, it is the last of `ids` and stands in `stop_id`: it counts, but is not text. A request
+    with a constraint has an event without ids once that is compiled. `refused`: the field of the request that is at
+    fault for the error. `progress`: in an event of its own, without ids, where the request wants it.
     """
 
     request_id: str
@@ -36,3 +66,5 @@ class Event(NamedTuple):
     stop_id: int | None = None
     error: str | None = None
     usage: Usage | None = None
+    refused: str | None = None
+    progress: Progress | None = None

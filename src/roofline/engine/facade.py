@@ -8,7 +8,7 @@ from roofline.engine.params import SamplingParams
 from roofline.engine.stats import EngineStats
 
 if TYPE_CHECKING:
-    from roofline.engine.process.messages import Ready
+    from roofline.engine.process.messages import Checked, Ready
     from roofline.engine.process.remote import RemoteEngine
     from roofline.engine.process.stream import Stream
 
@@ -28,12 +28,20 @@ class AsyncEngine(Protocol):
         """Whether requests are being computed now."""
 
     @property
+    def checked(self) -> "Checked | None":
+        """What came of comparing the weights with their hash; None: not known yet, or there is no hash."""
+
+    @property
     def engines(self) -> "Sequence[RemoteEngine]":
         """The engines that share the requests; none where a single one computes all."""
 
     @property
     def outstanding(self) -> int:
         """Tokens still to be computed, as far as is known here."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why no requests are computed at the moment; None: they are, or the model is being loaded the first time."""
 
     @property
     def restarts(self) -> int:
@@ -60,8 +68,19 @@ class AsyncEngine(Protocol):
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one answer of it, within one step. One that has ended, or never was, is left alone."""
 
+    def trouble(self, patience: float) -> str | None:
+        """Why no tokens can be expected though an engine is up: it has been asked for something and has computed
+        nothing for more than `patience` seconds, or what it computed last failed. None: they can."""
+
+    def prove(self, seconds: float) -> None:
+        """Have one token computed, unless something runs or any was computed within so many seconds. Whether it comes
+        is seen in `trouble`. Of several engines each does so."""
+
     def stats(self) -> EngineStats:
         """The counters after the last step of the present process or processes."""
+
+    async def failed(self) -> str:
+        """Wait until there is no engine any more and will be none; why."""
 
     async def close(self, timeout: float = 5.0) -> None:
         """End every request with one last event, and the engine; after `timeout` seconds by force."""

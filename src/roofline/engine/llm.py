@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from roofline.backends.options import LoadOptions
 from roofline.common.options import declared, split_keywords
+from roofline.engine import keywords
 from roofline.engine.answers import Answer, LocalAnswers
 from roofline.engine.config import EngineConfig
+from roofline.engine.conversation import plain_messages
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams, invalid
+from roofline.engine.progress import ProgressBar, bar_for
 from roofline.engine.stats import EngineStats
 
 if TYPE_CHECKING:
@@ -45,9 +48,11 @@ class LLM:
     Args:
         model: a catalogue name, a path, "hf:ORG/REPO[:FILE]", or a model that `roofline.bundle.load` returned.
         draft: a smaller model of the same vocabulary, for speculate="draft"; loaded with the same options.
-        options: settings of the engine (see `EngineConfig`) and of loading (see `roofline.bundle.load`).
+        options: settings of the engine (see `EngineConfig`) and of loading (see `roofline.bundle.load`). vLLM's names
+            of the same things are taken too (tensor_parallel_size, max_num_seqs, ...).
 
     Raises:
+        TypeError: a keyword that there is not, with the nearest, or what to give instead.
         ConfigError, UnsupportedError, CapacityError: with cause and remedy.
     """
 
@@ -62,6 +67,7 @@ class LLM:
             model = str(model)
         if isinstance(draft, Path):
             draft = str(draft)
+        options = keywords.ours(options)
         load_options, config = split_keywords(options, LoadOptions, EngineConfig, owner="LLM")
         draft_options = load_options.for_draft().changes()
         load_options = config.prepare_load(load_options)
@@ -85,7 +91,9 @@ class LLM:
         self.model = model
         self.tokenizer: Tokenizer = model.tokenizer
         self.chat_template: ChatTemplate = model.chat_template
-        self.engine = LocalEngine(model.executable, config, draft.executable if draft is not None else None)
+        draft_executable = draft.executable if draft is not None else None
+        tokenizer = model.tokenizer
+        self.engine = LocalEngine(model.executable, config, draft_executable, lambda: tokenizer)
         self.answers = LocalAnswers(self.engine, self.tokenizer, self.tokenizer.eos_ids)
 
     @property
@@ -99,6 +107,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         parse_special: bool = False,
+        use_tqdm: bool = True,
     ) -> list[Output]:
         """Complete texts, all in one batch, each as it stands (no chat template).
 
@@ -106,6 +115,7 @@ class LLM:
             prompts: one or several strings or lists of ids.
             params: for all prompts, or one each.
             parse_special: read special tokens inside strings as such.
+            use_tqdm: show how many of several prompts are answered, where stderr is a terminal (the name is vLLM's).
 
         Returns:
             one Output a prompt, in order.
@@ -120,16 +130,29 @@ class LLM:
         each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(listed)
         if len(each) != len(listed):
             raise invalid("params", f"{len(each)} for {len(listed)} prompts")
-        return self._outputs([self.encode(prompt, parse_special) for prompt in listed], each, at_start=False)
+        ids = [self.encode(prompt, parse_special) for prompt in listed]
+        return self._outputs(ids, each, at_start=False, bar=bar_for(len(ids)) if use_tqdm else None)
 
-    def chat(self, messages: Sequence[Message], params: SamplingParams | None = None, **template: Any) -> Output:
-        """Answer a conversation. Raises as `generate`.
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        chat_template: str | None = None,
+        **variables: Any,
+    ) -> Output:
+        """Answer a conversation. Raises as `generate`, and ConfigError for a chat_template that is no Jinja.
 
         Args:
-            messages: mappings with "role" and "content".
-            template: further variables of the chat template.
+            messages: mappings with "role" and "content": a text, or a list of parts {"type": "text", "text": ...}.
+            chat_template: Jinja to use instead of the model's own chat template.
+            variables: further variables of the chat template.
         """
-        ids = self.chat_template.encode_chat(self.tokenizer, messages, **template)
+        for name in keywords.CHAT.keys() & variables.keys():
+            if variables[name]:
+                raise invalid(name, keywords.CHAT[name])
+        template = self.chat_template if chat_template is None else self.chat_template.with_source(chat_template)
+        ids = template.encode_chat(self.tokenizer, plain_messages(messages), **variables)
         return self._outputs([ids], [params or SamplingParams()], at_start=True)[0]
 
     def stream(
@@ -145,7 +168,7 @@ class LLM:
             raise invalid("n", f"{params.n}: a stream has one answer")
         chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
         if chat:
-            ids = self.chat_template.encode_chat(self.tokenizer, prompt)  # type: ignore[arg-type]
+            ids = self.chat_template.encode_chat(self.tokenizer, plain_messages(prompt))
         else:
             ids = self.encode(prompt)  # type: ignore[arg-type]
         return self.answers.stream(ids, params, at_start=chat)
@@ -189,8 +212,10 @@ class LLM:
         """Free memory and threads. What other threads still wait for ends with an error; a second call does nothing."""
         self.answers.close()
 
-    def _outputs(self, prompts: list[list[int]], params: list[SamplingParams], at_start: bool) -> list[Output]:
-        pairs = zip(prompts, self.answers.run(prompts, params, at_start), strict=True)
+    def _outputs(
+        self, prompts: list[list[int]], params: list[SamplingParams], at_start: bool, bar: ProgressBar | None = None
+    ) -> list[Output]:
+        pairs = zip(prompts, self.answers.run(prompts, params, at_start, bar), strict=True)
         return [Output(**vars(answers[0]), prompt_ids=ids, answers=answers) for ids, answers in pairs]
 
     def __enter__(self) -> "LLM":

@@ -1,17 +1,18 @@
 """LocalEngine: token ids to token ids with an executable in this process."""
 
-import os
-from collections.abc import Iterable
-from typing import Unpack
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Unpack
 
 from roofline.backends.base import Executable
-from roofline.common.errors import ConfigError
+from roofline.common.errors import ConfigError, RequestError, describe_error
 from roofline.engine.cache.naive import NaiveCache
 from roofline.engine.cache.paged import PagedCache, root_key
 from roofline.engine.checks import RequestOptions, check_request, check_unused, request_parts
 from roofline.engine.config import EngineConfig, StepLimits, resolve
+from roofline.engine.constraint import Constraint
 from roofline.engine.events import Event
-from roofline.engine.params import SamplingParams
+from roofline.engine.params import SamplingParams, fresh_seed
 from roofline.engine.schedule import naive
 from roofline.engine.schedule.continuous import State, schedule
 from roofline.engine.schedule.sequence import Request
@@ -19,6 +20,13 @@ from roofline.engine.speculation.speculator import Drafter, Speculator
 from roofline.engine.stats import EngineStats, Meter
 from roofline.engine.step import Stepper
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from roofline.engine.constraints.grammars import Grammar, Grammars
+    from roofline.text.tokenizers.tokenizer import Tokenizer
+
+COMPILE_WAIT = 0.005  # seconds that a step waits for a constraint where there is nothing else to do
 SCHEDULERS = {"continuous": schedule, "naive": naive.schedule}
 
 
@@ -27,12 +35,17 @@ class LocalEngine:
 
     Args:
         draft: the executable of a smaller model with the same vocabulary, for speculate="draft"; closed with this one.
+        tokenizer: gives the model's, for constraints; called when the first one comes, by another thread.
 
     Raises ConfigError and CapacityError where the configuration does not fit the executable.
     """
 
     def __init__(
-        self, executable: Executable, config: EngineConfig | None = None, draft: Executable | None = None
+        self,
+        executable: Executable,
+        config: EngineConfig | None = None,
+        draft: Executable | None = None,
+        tokenizer: "Callable[[], Tokenizer] | None" = None,
     ) -> None:
         self.config = config or EngineConfig()
         self.executable = executable
@@ -47,11 +60,15 @@ class LocalEngine:
         self._stepper = Stepper(executable, self.state, scheduler, self._meter, measure, self._speculator, overlap)
         self._requests: dict[str, Request] = {}
         self._events: list[Event] = []
+        self._tokenizer = tokenizer
+        self._grammars: Grammars | None = None
+        self._grammars_lock = threading.Lock()
+        self._compiling: list[tuple[Request, Future[Grammar]]] = []
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to compute or to tell."""
-        return bool(self.state.running or self.state.waiting or self._events or self.under_way)
+        return bool(self.state.running or self.state.waiting or self._events or self.under_way or self._compiling)
 
     @property
     def under_way(self) -> bool:
@@ -64,30 +81,91 @@ class LocalEngine:
         return str(self._stepper.lost) if self._stepper.lost is not None else None
 
     def submit(
-        self, ids: Iterable[int], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+        self,
+        ids: Iterable[int],
+        params: SamplingParams | None = None,
+        answers: Mapping[int, list[int]] | None = None,
+        **options: Unpack[RequestOptions],
     ) -> str:
         """Queue a prompt and return the request's id. Raises RequestError for a field that cannot be used, and
-        CapacityError, with the numbers, where prompt and answer can never fit."""
+        CapacityError, with the numbers, where prompt and answer can never fit.
+
+        answers: of a request that another engine began, with this seed: the ids so far of each answer that has not
+        ended, by its index. Events bring what follows them. None: all answers, from their beginning.
+        """
         prompt, params, eos, name, salt = request_parts(ids, params, **options)
         check_unused(name, self._requests)
         max_tokens = check_request(prompt, params, eos, self.executable.vocab_size, self.limits.max_model_len)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos))
-        # A fresh seed has 53 bits: exact in any JSON reader.
-        seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(8), "little") >> 11
+        seed = params.seed if params.seed is not None else fresh_seed()
         root = root_key(self.executable.fingerprint, salt=salt)
-        request = Request(name, prompt, params, stop_ids, max_tokens, seed, root)
+        request = Request(name, prompt, params, stop_ids, max_tokens, seed, root, self.executable.clock.now())
+        if answers is not None:
+            request.resume(answers)
+        if params.constraint is None:
+            self.state.waiting.extend(request.sequences)
+        else:
+            grammar = self.compile(params.constraint)
+            if grammar.done():
+                self._queue_constrained(request, grammar.result())
+            else:
+                self._compiling.append((request, grammar))
         self._requests[name] = request
         self._meter.totals.requests += 1
-        self.state.waiting.extend(request.sequences)
         return name
+
+    def compile(self, constraint: Constraint) -> "Future[Grammar]":
+        """The compiled form of a constraint, in a thread of its own; its requests can be submitted before it is ready.
+
+        Any thread may call this. The result raises RequestError 400 for a constraint that cannot be compiled.
+        """
+        from roofline.engine.constraints.grammars import Grammars
+
+        with self._grammars_lock:
+            if self._grammars is None:
+                self._grammars = Grammars(self._tokenizer, self.executable.vocab_size)
+        return self._grammars.begin(constraint)
+
+    def _queue_constrained(self, request: Request, grammar: "Grammar") -> None:
+        params = request.params
+        for sequence in request.sequences:
+            sequence.matcher = grammar.matcher(request.stop_ids, params.min_tokens, params.ignore_eos)
+            for token in sequence.ids[sequence.prompt_length :]:  # of an answer that another engine began
+                sequence.matcher.take(token)
+        self.state.waiting.extend(request.sequences)
+        self._events.append(Event(request.id, 0, []))
+
+    def _queue_compiled(self) -> None:
+        """Queue the requests whose constraint is compiled by now, and end those whose constraint cannot be."""
+        if not self.state.running and not self.state.waiting and not self._events and not self.under_way:
+            from concurrent.futures import FIRST_COMPLETED, wait
+
+            wait([grammar for _, grammar in self._compiling], COMPILE_WAIT, FIRST_COMPLETED)
+        compiling, self._compiling = self._compiling, []
+        open_grammars = {grammar for request, grammar in compiling if not request.ended}
+        for request, grammar in compiling:
+            if request.ended:  # aborted meanwhile: what nobody waits for is not compiled
+                if grammar not in open_grammars:
+                    grammar.cancel()
+                continue
+            if not grammar.done():
+                self._compiling.append((request, grammar))
+            elif (error := grammar.exception()) is None:
+                self._queue_constrained(request, grammar.result())
+            else:
+                refused = error.param if isinstance(error, RequestError) else None
+                ended = self._stepper.end(request.sequences, "error", describe_error(error))
+                self._events += [event._replace(refused=refused) for event in ended]
 
     def step(self) -> list[Event]:
         """Run one step, if there is work, and return what happened since the last call."""
+        if self._compiling:
+            self._queue_compiled()
         events, self._events = self._events + self._stepper.step(), []
         for event in events:
             if event.finish_reason is not None:
                 request = self._requests.get(event.request_id)
-                if request is not None and all(s.finished is not None for s in request.sequences):
+                if request is not None and request.ended:
                     del self._requests[event.request_id]
         return events
 
@@ -114,6 +192,9 @@ class LocalEngine:
     def close(self) -> None:
         """Abort everything and close the executable."""
         self.abort_all()
+        self._stepper.close()
+        if self._grammars is not None:
+            self._grammars.close()
         if self._speculator is not None:
             self._speculator.drafter.close()
         self.executable.close()

@@ -1,15 +1,21 @@
 """What a request asks of sampling, checked once, at construction."""
 
 import math
+import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from roofline.common.errors import RequestError
 from roofline.common.options import Options, option
+from roofline.engine.constraint import Constraint
+from roofline.engine.keywords import CONSTRAINT_NAMES, constraint_of
+from roofline.engine.keywords import SAMPLING as SAMPLING_ELSEWHERE
 
 MAX_LOGPROBS = 20
 MAX_N = 128
 SEED_RANGE = 2**64
+PENALTIES = 1e-9, 1e9  # for repetition: with these, logits stay numbers of 32 bits
 SAMPLING = "Sampling"
 
 
@@ -17,8 +23,8 @@ SAMPLING = "Sampling"
 class SamplingParams(Options):
     """How to choose the next ids of a request.
 
-    Order of effects: logit bias, penalties, temperature, top-k, top-p, min-p, then Gumbel-max with noise that depends
-    on (seed, index of n, position, id) alone, so the same request gives the same ids in any batch.
+    Order of effects: logit bias, constraint, penalties, temperature, top-k, top-p, min-p, then Gumbel-max with noise
+    that depends on (seed, index of n, position, id) alone, so the same request gives the same ids in any batch.
 
     Args:
         top_k: -1 is another way to say 0.
@@ -27,21 +33,31 @@ class SamplingParams(Options):
         n: answers to the same prompt, 1 to 128.
         stop: a string or strings that end the answer, at any length, and are not part of it; found where ids become
             text. None: none.
+        prompt_progress: events tell how much of the prompt each step has computed.
         stop_token_ids: ids that end the answer, beside the model's own.
+        constraint: the form that the answer must have; it ends when it is complete, whatever min_tokens and ignore_eos
+            say. Log-probabilities stay those of the raw logits, as with a bias.
+        structured_outputs, guided_json, guided_regex, guided_choice, guided_grammar: vLLM's names, which become
+            `constraint`.
 
     Raises RequestError with status 400, whose `param` names the field.
     """
 
+    elsewhere: ClassVar[Mapping[str, str]] = SAMPLING_ELSEWHERE
     temperature: float = option(1.0, "0 takes the most likely token.", minimum=0, topic=SAMPLING)
     top_k: int = option(0, "Keep the k most likely tokens; 0 keeps all.", minimum=0, topic=SAMPLING)
-    top_p: float = option(1.0, "Keep the smallest set of tokens with this probability.", topic=SAMPLING)
+    top_p: float = option(
+        1.0, "Keep the smallest set of tokens with this probability, which is more than 0.",
+        minimum=0, maximum=1, topic=SAMPLING,
+    )  # fmt: skip
     min_p: float = option(
         0.0, "Drop tokens below this fraction of the most likely one's probability.",
         minimum=0, maximum=1, topic=SAMPLING,
     )  # fmt: skip
     repetition_penalty: float = option(
-        1.0, "Divides positive and multiplies negative logits of tokens in prompt or answer.", topic=SAMPLING
-    )
+        1.0, "Divides positive and multiplies negative logits of tokens in prompt or answer.",
+        minimum=PENALTIES[0], maximum=PENALTIES[1], topic=SAMPLING,
+    )  # fmt: skip
     presence_penalty: float = option(
         0.0, "Subtracted once from the logits of tokens in the answer.", minimum=-2, maximum=2, topic=SAMPLING
     )
@@ -60,9 +76,18 @@ class SamplingParams(Options):
     min_tokens: int = option(
         0, "The answer does not end by itself before it has this many tokens.", minimum=0, unit="tokens", topic=SAMPLING
     )
+    prompt_progress: bool = False
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = option(False, "Do not end at the model's own end-of-generation ids.", topic=SAMPLING)
+    constraint: Constraint | None = None
+    # Other names of `constraint`, None once it is set.
+    structured_outputs: object = field(default=None, repr=False, compare=False)
+    guided_decoding: object = field(default=None, repr=False, compare=False)
+    guided_json: object = field(default=None, repr=False, compare=False)
+    guided_regex: object = field(default=None, repr=False, compare=False)
+    guided_choice: object = field(default=None, repr=False, compare=False)
+    guided_grammar: object = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # A frozen dataclass normalises here and nowhere else.
@@ -74,7 +99,7 @@ class SamplingParams(Options):
         _number(self, "temperature", 0.0, math.inf)
         _number(self, "top_p", 0.0, 1.0, open_low=True)
         _number(self, "min_p", 0.0, 1.0)
-        _number(self, "repetition_penalty", 0.0, math.inf, open_low=True)
+        _number(self, "repetition_penalty", *PENALTIES)
         _number(self, "presence_penalty", -2.0, 2.0)
         _number(self, "frequency_penalty", -2.0, 2.0)
         _integer(self, "top_k", 0, 2**31 - 1)
@@ -83,18 +108,29 @@ class SamplingParams(Options):
         _integer(self, "n", 1, MAX_N)
         _integer(self, "max_tokens", 1, 2**31 - 1, optional=True)
         _integer(self, "min_tokens", 0, 2**31 - 1)
-        if not isinstance(self.ignore_eos, bool):
-            raise invalid("ignore_eos", f"{self.ignore_eos!r} is not true or false")
+        for name in ("ignore_eos", "prompt_progress"):
+            if not isinstance(getattr(self, name), bool):
+                raise invalid(name, f"{getattr(self, name)!r} is not true or false")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise invalid("min_tokens", f"{self.min_tokens} is more than max_tokens, {self.max_tokens}")
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _ids(self.stop_token_ids))
+        names = {name: getattr(self, name) for name in CONSTRAINT_NAMES}
+        if self.constraint is not None or any(value is not None for value in names.values()):
+            object.__setattr__(self, "constraint", constraint_of(self.constraint, names))
+            for name in names:
+                object.__setattr__(self, name, None)
 
     @property
     def uses_history(self) -> bool:
         """Whether sampling depends on which ids came before."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def fresh_seed() -> int:
+    """A seed for a request that names none: 53 bits, exact in any JSON reader."""
+    return int.from_bytes(os.urandom(8), "little") >> 11
 
 
 def invalid(field: str, problem: str) -> RequestError:

@@ -1,5 +1,6 @@
 """What the engine counts: cumulative figures, so that two readings give the figures of the time between."""
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
@@ -8,6 +9,9 @@ if TYPE_CHECKING:
     from roofline.backends.base import StepCost
     from roofline.engine.schedule.continuous import State, StepPlan
     from roofline.engine.speculation.speculator import Speculator
+
+COMPARED_SECONDS = 0.2  # of steps whose time together is compared with the roofs
+STEP_EDGES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)  # of `step_sizes`, in tokens; vLLM's
 
 
 @dataclass(slots=True)
@@ -21,7 +25,9 @@ class EngineStats:
     into decode steps; where a device computes meanwhile, it is not a part of the steps' time. Speculation: `drafts`
     were verified, of `draft_tokens` tokens together, and `accepted_tokens` of those were what was sampled;
     `draft_seconds`, a part of `python_seconds`, went into making them; `drafts_held` were left aside because they would
-    have lost time.
+    have lost time. `correction`: the factor by which the roofs are too low, as far as steps have shown; 1: none has.
+    `step_sizes`: how many steps computed at most as many tokens as each of STEP_EDGES, and more than the edge before;
+    the last counts those beyond all edges.
     """
 
     running: int = 0
@@ -39,6 +45,7 @@ class EngineStats:
     decode_python_seconds: float = 0.0
     priced_seconds: float = 0.0
     limit_seconds: float = 0.0
+    correction: float = 1.0
     flops: float = 0.0
     weight_bytes: float = 0.0
     kv_bytes: float = 0.0
@@ -51,6 +58,8 @@ class EngineStats:
     draft_seconds: float = 0.0
     drafts_held: int = 0
     requests: int = 0
+    step_tokens: int = 0
+    step_sizes: list[int] = field(default_factory=lambda: [0] * (len(STEP_EDGES) + 1))
     finished: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -75,8 +84,11 @@ class EngineStats:
 
     @property
     def share_of_roof(self) -> float | None:
-        """Time at the measured roofs / measured time, over the steps with a price; None when no roofs are known."""
-        return self.limit_seconds / self.priced_seconds if self.priced_seconds else None
+        """Time at the roofs / measured time, over the steps with a price; None when no roofs are known. Roofs that
+        steps have shown to be too low are raised to what these reached."""
+        if not self.priced_seconds:
+            return None
+        return min(1.0, self.limit_seconds / self.priced_seconds / self.correction)
 
     @property
     def acceptance(self) -> float | None:
@@ -85,11 +97,11 @@ class EngineStats:
 
     def since(self, earlier: "EngineStats") -> "EngineStats":
         """The figures of the time between two readings; gauges and per-reason counts as they are now."""
-        gauges = {"running", "waiting", "pages_used", "pages_total", "page_bytes", "finished"}
-        changes = {
-            f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self) if f.name not in gauges
-        }
-        return replace(self, **changes)
+        gauges = {"running", "waiting", "pages_used", "pages_total", "page_bytes", "finished", "correction"}
+        numbers = [f.name for f in fields(self) if f.name not in gauges | {"step_sizes"}]
+        sizes = [now - then for now, then in zip(self.step_sizes, earlier.step_sizes, strict=True)]
+        changes = {name: getattr(self, name) - getattr(earlier, name) for name in numbers}
+        return replace(self, **changes, step_sizes=sizes)
 
 
 def total(readings: Iterable[EngineStats]) -> EngineStats:
@@ -97,10 +109,12 @@ def total(readings: Iterable[EngineStats]) -> EngineStats:
     result = EngineStats()
     for reading in readings:
         for f in fields(EngineStats):
-            if f.name not in ("finished", "page_bytes"):
+            if f.name not in ("finished", "page_bytes", "correction", "step_sizes"):
                 setattr(result, f.name, getattr(result, f.name) + getattr(reading, f.name))
         for reason, count in reading.finished.items():
             result.finished[reason] = result.finished.get(reason, 0) + count
+        result.step_sizes = [a + b for a, b in zip(result.step_sizes, reading.step_sizes, strict=True)]
+        result.correction = max(result.correction, reading.correction)
         result.page_bytes = max(result.page_bytes, reading.page_bytes)  # of one model, so of one size
     return result
 
@@ -110,6 +124,7 @@ class Meter:
 
     def __init__(self, pages_total: int, page_bytes: int) -> None:
         self.totals = EngineStats(pages_total=pages_total, page_bytes=page_bytes)
+        self._limit = self._priced = 0.0  # seconds of the steps that are compared with the roofs together
 
     def step(
         self,
@@ -130,13 +145,15 @@ class Meter:
                     totals.draft_tokens += guesses
                     totals.accepted_tokens += min(guesses, max(0, ids - 1))
         totals.steps += 1
+        totals.step_tokens += plan.tokens
+        totals.step_sizes[bisect_left(STEP_EDGES, plan.tokens)] += 1
         totals.python_seconds += host_seconds
         if plan.decode_only:
             totals.decode_tokens += new
             totals.decode_seconds += seconds
             totals.decode_python_seconds += host_seconds
         else:
-            totals.prefill_tokens += plan.tokens - plan.decodes - plan.drafted
+            totals.prefill_tokens += plan.tokens - plan.decodes  # nothing is drafted beside a prompt
             totals.prefill_seconds += seconds
             totals.mixed_tokens += new
         if cost is not None:
@@ -146,6 +163,15 @@ class Meter:
             if cost.limit_seconds is not None:
                 totals.limit_seconds += cost.limit_seconds
                 totals.priced_seconds += seconds
+                self._compare(cost.limit_seconds, seconds)
+
+    def _compare(self, limit: float, seconds: float) -> None:
+        """Whether steps were faster than the roofs allow: of a single one the time is too uncertain to tell."""
+        self._limit += limit
+        self._priced += seconds
+        if self._priced >= COMPARED_SECONDS:
+            self.totals.correction = max(self.totals.correction, self._limit / self._priced)
+            self._limit = self._priced = 0.0
 
     def ended(self, reason: str) -> None:
         """Count an answer that ended."""
@@ -163,5 +189,6 @@ class Meter:
             preemptions=state.preemptions,
             draft_seconds=speculator.seconds if speculator else 0.0,
             drafts_held=speculator.drafts_held if speculator else 0,
+            step_sizes=list(self.totals.step_sizes),
             finished=dict(self.totals.finished),
         )

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
-from roofline.backends.base import Executable, LostError, Queueing, StepCost
+from roofline.backends.base import Executable, FindsDamage, LostError, Queueing, StepCost
 from roofline.backends.sampling import Sampled
 from roofline.common import log
-from roofline.engine.events import Event, FinishReason, TokenLogprob
+from roofline.engine.constraints.masks import MaskBuilder
+from roofline.engine.events import Event, FinishReason, Progress, TokenLogprob
 from roofline.engine.schedule import continuous as scheduler
 from roofline.engine.schedule.continuous import PendingCommit, State, StepPlan
 from roofline.engine.schedule.fill import BatchFiller
@@ -53,6 +55,7 @@ class Stepper:
         self.meter, self.measure, self.speculator = meter, measure, speculator
         self.lost: LostError | None = None  # why no step can succeed any more
         self._filler, self._rows = BatchFiller(executable.batch), RowBuilder()
+        self._masks = MaskBuilder(executable.vocab_size)
         self._queueing = executable if overlap and isinstance(executable, Queueing) else None
         self._flying: Flight | None = None
         self._landed = -math.inf
@@ -63,16 +66,20 @@ class Stepper:
         return self._awaited() is not None
 
     def step(self) -> list[Event]:
-        """One step and its events; [] when nothing can run. A failing backend ends the sequences of this step only.
+        """One step and its events; [] when nothing can run. A step that fails is computed again in parts, so that only
+        the sequences end that it fails for; the others get the ids that they would have got.
 
         Where the executable can queue, the step's events come with the next call, which first launches the step after
-        it: the device goes on while the host is at work. Unless that needs the ids: penalties count them.
+        it: the device goes on while the host is at work. Unless that needs the ids: penalties count them, and they
+        decide what may come next in an answer with a form.
         """
         before, self._flying = self._awaited(), None
         events: list[Event] = []
         if before is not None and before.counted:
             events, before = self._land(before), None
-        flight = self._launch()
+        flight = self._plan()
+        if flight is not None:
+            self._launch(flight, self._queueing if self.speculator is None else None)
         if before is not None:
             events += self._land(before)
         if flight is not None and flight.pending is not None:
@@ -86,10 +93,9 @@ class Stepper:
         flight = self._flying
         return flight if flight is not None and any(s.finished is None for s in flight.plan.sequences) else None
 
-    def _launch(self) -> Flight | None:
-        """Schedule a step and start it; None where nothing can run."""
-        executable, clock = self.executable, self.executable.clock
-        queueing = self._queueing if self.speculator is None else None
+    def _plan(self) -> Flight | None:
+        """Schedule a step; None where nothing can run."""
+        clock = self.executable.clock
         started = clock.now()
         if self.speculator is not None:
             self.speculator.draft(self.state)
@@ -97,50 +103,59 @@ class Stepper:
         if not plan.sequences:
             return None
         flight = Flight(plan, [len(s.draft) for s in plan.sampled], started, clock.now())
+        for sequence in plan.sequences[plan.decodes :]:  # whoever decodes has been scheduled before
+            if sequence.scheduled_at is None:
+                sequence.scheduled_at = flight.planned
+        return flight
+
+    def _launch(self, flight: Flight, queueing: Queueing | None) -> None:
+        """Give a step to the backend. What goes wrong is kept in the flight until it lands."""
+        executable, clock, plan = self.executable, self.executable.clock, flight.plan
         try:
             self._filler.fill(plan)
             rows = self._rows.build(plan.sampled)
+            masked = self._masks.start(plan.sampled)
             called = clock.now()
             executable.forward()
+            rows.mask = self._masks.finish() if masked else None
             if plan.sampled:
                 flight.sampled = (queueing.queue_sample if queueing is not None else executable.sample)(rows)
             returned = clock.now()
             flight.cost = executable.step_cost() if self.measure else None
         except Exception as error:  # whatever a backend raises, other requests live on
+            self._masks.drop()
             flight.error = error
-            return flight
+            return
         if queueing is not None:
-            flight.counted = self._rows.histories
+            flight.counted = self._rows.histories or masked
             flight.pending = scheduler.advance(plan)
-        flight.host_seconds = clock.now() - started - (returned - called)
-        return flight
+        flight.host_seconds = clock.now() - flight.started - (returned - called)
 
     def _land(self, flight: Flight) -> list[Event]:
         """Wait for a step's ids, commit it, and return its events."""
         plan, clock = flight.plan, self.executable.clock
         try:
-            if flight.error is not None:
-                raise flight.error
             sampled = flight.sampled() if callable(flight.sampled) else flight.sampled
             ids = self._checked(sampled)
         except Exception as error:
-            return self._fail(plan, error)
+            flight.error = error
+        if flight.error is not None:
+            return self._compute_in_parts(flight, flight.error)
         landed = clock.now()
+        events = _progress(flight, landed)
         alive = [sequence.finished is None for sequence in plan.sampled]
         if flight.pending is None:
             fresh = scheduler.commit(self.state, plan, ids)
         else:
             fresh = scheduler.settle(self.state, plan, flight.pending, ids)
-        events: list[Event] = []
         row = 0
         for sequence, lives, tokens, count in zip(plan.sampled, alive, fresh, flight.drafted, strict=True):
-            if sequence.sampling.history is not None:
-                for token in tokens:
-                    sequence.sampling.history.add(token)
+            if tokens:
+                sequence.last_at = landed
+                if sequence.first_at is None:
+                    sequence.first_at = landed
             if lives:
-                events += _events(sequence, tokens, row, sampled)
-                if sequence.finished is not None:
-                    self.meter.ended(sequence.finished)
+                events += self._tell(sequence, tokens, row, sampled)
             row += count + 1
         if self.speculator is not None:
             self.speculator.learn(plan, flight.drafted, fresh, clock.now() - flight.planned)
@@ -151,6 +166,23 @@ class Stepper:
         self._landed = now
         return events
 
+    def _tell(self, sequence: Sequence, tokens: list[int], row: int, sampled: Sampled | None) -> list[Event]:
+        """Take in the new ids of a sequence and return its events; what fails in that ends this sequence alone."""
+        try:
+            if sequence.sampling.history is not None:
+                for token in tokens:
+                    sequence.sampling.history.add(token)
+            cause = self._cause(sequence) if sequence.finished == "error" else None
+            events = _events(sequence, tokens, row, sampled, cause)
+        except Exception as error:
+            log.get("engine").error("an answer of request %s failed", sequence.request.id, exc_info=error)
+            scheduler.finish(self.state, [sequence], "error")
+            sequence.finished = "error"  # also where its last id had come
+            events = [_last(sequence, "error", f"{type(error).__name__}: {error}")]
+        if sequence.finished is not None:
+            self.meter.ended(sequence.finished)
+        return events
+
     def _checked(self, sampled: Sampled | None) -> list[int]:
         """The sampled ids, FAILED where one is outside the vocabulary: that row's sequence ends, the others go on."""
         ids: list[int] = sampled.ids.tolist() if sampled is not None else []
@@ -159,11 +191,45 @@ class Stepper:
             ids = [token if 0 <= token < size else scheduler.FAILED for token in ids]
         return ids
 
-    def _fail(self, plan: StepPlan, error: Exception) -> list[Event]:
+    def _cause(self, sequence: Sequence) -> str:
+        """Why a sequence failed that others of its step did not share."""
+        form = sequence.matcher.error if sequence.matcher is not None else None
+        return form if form is not None else self._no_numbers
+
+    @cached_property
+    def _no_numbers(self) -> str:
+        """Why no id could be sampled; the weights are looked through once, when that has happened."""
+        executable = self.executable
+        tensor = executable.damaged_tensor() if isinstance(executable, FindsDamage) else None
+        cause = f": tensor {tensor!r} of the model holds NaN or infinity, so its file is damaged" if tensor else ""
+        return f"no id could be sampled: the logits are not numbers{cause}"
+
+    def _compute_in_parts(self, flight: Flight, error: Exception) -> list[Event]:
+        """Compute a step that failed again, in two parts, and these as well if they fail: only a sequence that fails
+        alone ends. Exact, since what is computed of a sequence does not depend on the others.
+
+        All end where nothing can be computed any more, and where ids were lost that later steps build on.
+        """
         if isinstance(error, LostError):
             self.lost = error
+        plan = flight.plan
+        sequences = [sequence for sequence in plan.sequences if sequence.finished is None]
         log.get("engine").error("a step of %d sequences failed", len(plan.sequences), exc_info=error)
-        return self.end(plan.sequences, "error", f"{type(error).__name__}: {error}")
+        if self.lost is not None or flight.pending is not None or len(plan.sequences) == 1:
+            return self.end(sequences, "error", f"{type(error).__name__}: {error}")
+        events: list[Event] = []
+        middle = (len(sequences) + 1) // 2
+        for part in (plan.part(sequences[:middle]), plan.part(sequences[middle:])):
+            now = self.executable.clock.now()
+            again = Flight(part, [len(s.draft) for s in part.sampled], now, now)
+            if part.sequences:
+                self._launch(again, None)
+                events += self._land(again)
+        return events
+
+    def close(self) -> None:
+        """End the thread that makes masks."""
+        self._masks.close()
 
     def end(self, sequences: list[Sequence], reason: FinishReason, error: str | None = None) -> list[Event]:
         """End sequences from outside, free their pages, and return the last event of each that had not ended."""
@@ -172,10 +238,31 @@ class Stepper:
             self.meter.ended(reason)
         if ended and self.speculator is not None:
             self.speculator.drafter.keep(self.state.running)
-        return [Event(s.request.id, s.index, [], None, reason, None, error, s.usage()) for s in ended]
+        return [_last(sequence, reason, error) for sequence in ended]
 
 
-def _events(sequence: Sequence, tokens: list[int], row: int, sampled: Sampled | None) -> list[Event]:
+def _last(sequence: Sequence, reason: FinishReason, error: str | None) -> Event:
+    """The last event of a sequence that no id ended."""
+    return Event(sequence.request.id, sequence.index, [], None, reason, None, error, sequence.usage())
+
+
+def _progress(flight: Flight, landed: float) -> list[Event]:
+    """How far the prompts are with this step, before it is committed, for requests that want to know."""
+    plan, events = flight.plan, []
+    for at, sequence in enumerate(plan.sequences[plan.decodes :], plan.decodes):
+        request = sequence.request
+        if not request.params.prompt_progress or sequence.first_at is not None or sequence.finished is not None:
+            continue
+        # Where the next step is counted already, `sequence.computed` is ahead of this one.
+        computed = sequence.computed + plan.counts[at] if flight.pending is None else flight.pending.computed[at]
+        assert sequence.scheduled_at is not None, "it is in a step"
+        total, seconds = sequence.prompt_length, landed - sequence.scheduled_at
+        progress = Progress(total, sequence.cached_tokens, min(computed, total), seconds)
+        events.append(Event(request.id, sequence.index, [], progress=progress))
+    return events
+
+
+def _events(sequence: Sequence, tokens: list[int], row: int, sampled: Sampled | None, error: str | None) -> list[Event]:
     """What a sequence tells of a step: its new ids, of the logit rows from `row` on, and whether and why it ended."""
     request = sequence.request
     logprobs = None
@@ -185,11 +272,15 @@ def _events(sequence: Sequence, tokens: list[int], row: int, sampled: Sampled | 
     if sequence.finished is None:
         return [Event(request.id, sequence.index, tokens, logprobs)]
     if sequence.finished == "error":
-        error = "no id could be sampled: the logits are not numbers"
-        last = Event(request.id, sequence.index, [], None, "error", None, error, sequence.usage())
+        last = _last(sequence, "error", error)
         return [Event(request.id, sequence.index, tokens, logprobs), last] if tokens else [last]
-    stop_id = tokens[-1] if sequence.finished == "stop" else None
+    stop_id = tokens[-1] if sequence.finished == "stop" and _is_end(sequence, tokens[-1]) else None
     return [Event(request.id, sequence.index, tokens, logprobs, sequence.finished, stop_id, None, sequence.usage())]
+
+
+def _is_end(sequence: Sequence, token: int) -> bool:
+    """Whether an id only ends its answer. The last one of a form that is complete belongs to the text."""
+    return token in sequence.stop_ids or (sequence.matcher is not None and sequence.matcher.is_end(token))
 
 
 def _logprob(token: int, row: int, count: int, sampled: Sampled) -> TokenLogprob:

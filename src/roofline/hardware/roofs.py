@@ -1,18 +1,24 @@
-"""The measured limits of a chip, its roofs: the type, and the files that keep measurements between runs.
+"""The measured limits of a chip, its roofs: the type, the files that keep measurements, what a share of one may be.
 
 Backends measure them (`backends/cpu/roofs.py`).
 """
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from roofline.common import env
 from roofline.common.errors import ConfigError
-from roofline.common.files import write_atomically
+from roofline.common.files import where_possible, write_atomically
 
+T = TypeVar("T")
+TOLERANCE = 1.02  # a larger share of a roof is an error of the measurement
+TRIES = 3  # other programs can only lower a measured roof, so measuring again may correct it
 VERSION = 1  # of the file's layout and of what the loops measure: older files are measured again
+_unwritten: dict[Path, "Roofs"] = {}  # what this process measured and could not write
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,7 @@ class Roofs:
         threads, isa: what they were measured with; 0 and "" for a GPU.
         chip: the chip's name.
         measured: date and time, ISO 8601, UTC.
+        correction: the factor by which the figures were raised because work reached more than was measured; 1: none.
     """
 
     int8_ops: float | None
@@ -36,6 +43,7 @@ class Roofs:
     isa: str = ""
     chip: str = ""
     measured: str = ""
+    correction: float = 1.0
 
     def __post_init__(self) -> None:
         rates = [*(rate for _, rate in self.computes), *(rate for _, rate in self.reads)]
@@ -73,7 +81,51 @@ def highest(old: Roofs, new: Roofs) -> Roofs:
         bf16_flops=max(old.bf16_flops, new.bf16_flops),
         f32_flops=max(old.f32_flops, new.f32_flops),
         reads=tuple(sorted(rates.items())),
+        correction=max(old.correction, new.correction),
     )
+
+
+def reachable(roofs: Roofs, share: Callable[[Roofs], float], measure: Callable[[], Roofs]) -> Roofs:
+    """Roofs of which no share is above 1: what was measured while other programs kept the machine busy is too low.
+
+    Args:
+        share: the largest share of some roofs that work reached.
+        measure: measures the roofs again; the higher figures count. Where work is still faster after that, it has
+            reached more than any measurement, and the roofs are raised to it.
+    """
+    roofs, factor = confirmed(roofs, share, lambda before: highest(before, measure()))
+    if factor <= 1:
+        return roofs
+    return replace(
+        roofs,
+        int8_ops=None if roofs.int8_ops is None else roofs.int8_ops * factor,
+        bf16_flops=roofs.bf16_flops * factor,
+        f32_flops=roofs.f32_flops * factor,
+        reads=tuple((size, rate * factor) for size, rate in roofs.reads),
+        correction=roofs.correction * factor,
+    )
+
+
+def correction_note(roofs: Roofs) -> str:
+    """What is to be said beside shares of these roofs; empty where they are as they were measured."""
+    if roofs.correction <= TOLERANCE:
+        return ""
+    by = f"{roofs.correction - 1:.0%}"
+    return f"roofs raised by {by} to what was reached: the machine was busy when they were measured"
+
+
+def confirmed(roof: T, share: Callable[[T], float], again: Callable[[T], T]) -> tuple[T, float]:
+    """A roof and the share of it that was reached, after measuring again while that is more than can be.
+
+    again: the higher of a roof and of a new measurement. A share that is still above TOLERANCE is to be refused.
+    """
+    reached = share(roof)
+    for _ in range(TRIES):
+        if reached <= TOLERANCE:
+            break
+        roof = again(roof)
+        reached = share(roof)
+    return roof, reached
 
 
 def path(fingerprint: str, threads: int, isa: str) -> Path:
@@ -83,19 +135,24 @@ def path(fingerprint: str, threads: int, isa: str) -> Path:
 
 def load(fingerprint: str, threads: int, isa: str) -> Roofs | None:
     """The stored roofs, None when there are none (or an older version's)."""
+    target = path(fingerprint, threads, isa)
     try:
-        record = json.loads(path(fingerprint, threads, isa).read_text())
-        if record.pop("version", None) != VERSION:
-            return None
-        record["reads"] = tuple((int(size), float(rate)) for size, rate in record["reads"])
-        return Roofs(**record)
-    except (OSError, ValueError, TypeError, KeyError, ConfigError):
-        return None  # a damaged store costs a new measurement, nothing else
+        record = json.loads(target.read_text())
+        if record.pop("version", None) == VERSION:
+            record["reads"] = tuple((int(size), float(rate)) for size, rate in record["reads"])
+            return Roofs(**record)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, ConfigError):
+        pass  # a damaged store costs a new measurement, nothing else
+    return _unwritten.get(target)
 
 
 def store(roofs: Roofs, fingerprint: str) -> Path:
-    """Write `roofs` to their file, atomically. Returns its path."""
+    """Write `roofs` to their file, atomically; where that cannot be written, keep them in this process alone. Returns
+    the file's path."""
     target = path(fingerprint, roofs.threads, roofs.isa)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(target, json.dumps({"version": VERSION, **asdict(roofs)}, indent=1))
+    _unwritten[target] = roofs
+    with where_possible("measured roofs are", target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(target, json.dumps({"version": VERSION, **asdict(roofs)}, indent=1))
+        del _unwritten[target]
     return target

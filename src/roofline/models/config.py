@@ -9,6 +9,7 @@ from roofline.common.names import did_you_mean
 from roofline.ops.rope_tables import RopeTable
 
 POSITIONS = ("rope", "learned", "alibi")
+ACTIVATIONS = ("gelu", "gelu_tanh", "silu")
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,10 @@ class ModelConfig:
     rope_style: see ops.rope_tables; max_position: context it was trained for; tied: the head is the embedding;
     attention_bias: q, k, v have biases; qk_norm: RMS norm of each q and k head; sliding_window: None: full attention;
     positions: "rope", "learned" (a row of a table is added to each embedding) or "alibi"; bias: every linear layer and
-    norm has one.
+    layer norm has one.
+
+    Of mpt alone, as the other families have RMS norms and SwiGLU: rms: its norms are RMS norms, which have no bias;
+    gated: its MLP has a gate; activation: of the MLP or of its gate, "gelu" (exact), "gelu_tanh" or "silu".
     """
 
     family: str
@@ -41,6 +45,9 @@ class ModelConfig:
     sliding_window: int | None
     positions: str = "rope"
     bias: bool = False
+    rms: bool = False
+    gated: bool = False
+    activation: str = "gelu"
 
     def __post_init__(self) -> None:
         for name in ("width", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "max_position"):
@@ -55,6 +62,8 @@ class ModelConfig:
             raise ConfigError(f"model config: norm_eps={self.norm_eps}, rope_theta={self.rope_theta} must be above 0")
         if self.positions not in POSITIONS:
             raise ConfigError(f"model config: positions={self.positions!r} is not one of {', '.join(POSITIONS)}")
+        if self.activation not in ACTIVATIONS:
+            raise ConfigError(f"model config: activation={self.activation!r} is not one of {', '.join(ACTIVATIONS)}")
         if self.positions == "rope":
             _ = self.rope  # refuses the impossible
 

@@ -20,6 +20,9 @@ def check_rope(cfg: ModelConfig) -> None:
     if cfg.positions != "rope" or cfg.bias:
         what = f"positions={cfg.positions!r}, bias={cfg.bias} in a {cfg.family} model"
         raise UnsupportedError(what, "it turns q and k, and only q, k, v can have biases", ["family mpt"])
+    if cfg.rms or cfg.gated or cfg.activation != "gelu":
+        what = f"rms, gated or activation in a {cfg.family} model"
+        raise UnsupportedError(what, "its norms are RMS norms and its MLP is SwiGLU", ["family mpt"])
 
 
 def spec(cfg: ModelConfig) -> tuple[Param, ...]:

@@ -1,6 +1,8 @@
-"""MPT in both forms: the one MosaicML benchmarked (learned positions, biases) and the one it released (ALiBi, none).
+"""MPT as MosaicML benchmarked it (learned positions, biases), as it released it (ALiBi, no biases), and with what LLM
+Foundry switches on besides: rotary positions, grouped queries, a gated MLP, RMS norms.
 
-Sources: LLM Foundry's pretraining configurations (2023), the configuration of MPT-7B; Press et al. 2021 for ALiBi.
+Sources: LLM Foundry's pretraining configurations (2023), the configuration of MPT-7B; Press et al. 2021 for ALiBi,
+Su et al. 2021 for rotary positions, Ainslie et al. 2023 for grouped queries, Shazeer 2020 for gated MLPs.
 """
 
 from roofline import ops
@@ -13,8 +15,6 @@ from roofline.ops.symbol import Value
 
 def check(cfg: ModelConfig) -> None:
     """Raises UnsupportedError on what this family does not have."""
-    if cfg.positions == "rope":
-        raise UnsupportedError("rotary positions in an mpt model", "it has none", ["learned", "alibi"])
     if cfg.qk_norm or cfg.sliding_window is not None or cfg.attention_bias:
         what = "qk_norm, sliding_window or attention_bias in an mpt model"
         raise UnsupportedError(what, "its attention is plain, and its biases are everywhere or nowhere", ["bias"])
@@ -27,13 +27,14 @@ def spec(cfg: ModelConfig) -> tuple[Param, ...]:
     return (
         Param("embed.weight", (cfg.vocab, width), "vocab"),
         *((table,) if cfg.positions == "learned" else ()),
-        *_pair(cfg, "layers.{layer}.attn_norm", (width,), "replicate"),
+        *_norm_pair(cfg, "layers.{layer}.attn_norm"),
         *_pair(cfg, "layers.{layer}.attn.qkv", (q + 2 * kv, width), "column", (q, kv, kv)),
         *_pair(cfg, "layers.{layer}.attn.o", (width, q), "row"),
-        *_pair(cfg, "layers.{layer}.mlp_norm", (width,), "replicate"),
+        *_norm_pair(cfg, "layers.{layer}.mlp_norm"),
+        *(_pair(cfg, "layers.{layer}.mlp.gate", (ffn, width), "column") if cfg.gated else ()),
         *_pair(cfg, "layers.{layer}.mlp.up", (ffn, width), "column"),
         *_pair(cfg, "layers.{layer}.mlp.down", (width, ffn), "row"),
-        *_pair(cfg, "final_norm", (width,), "replicate"),
+        *_norm_pair(cfg, "final_norm"),
         Param("head.weight", (cfg.vocab, width), "vocab", tied_to="embed.weight" if cfg.tied else None),
     )
 
@@ -46,6 +47,11 @@ def _pair(
     return (Param(f"{name}.weight", shape, split, parts=parts), *((bias,) if cfg.bias else ()))
 
 
+def _norm_pair(cfg: ModelConfig, name: str) -> tuple[Param, ...]:
+    weight, *bias = _pair(cfg, name, (cfg.width,), "replicate")
+    return (weight, *(() if cfg.rms else bias))
+
+
 def embed(cfg: ModelConfig, w: Weights, batch: ForwardBatch) -> Value:
     """ids [tokens] -> x [tokens, width]."""
     x = ops.embed(batch.ids, w.embed.weight)
@@ -55,23 +61,33 @@ def embed(cfg: ModelConfig, w: Weights, batch: ForwardBatch) -> Value:
 def block(cfg: ModelConfig, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> Value:
     """One layer on x [tokens, width]; the step's k and v go into batch.cache."""
     x = x + attention(cfg, w.attn, _norm(cfg, x, w.attn_norm), layer, batch)
-    return x + mlp(w.mlp, _norm(cfg, x, w.mlp_norm))
+    return x + mlp(cfg, w.mlp, _norm(cfg, x, w.mlp_norm))
 
 
 def attention(cfg: ModelConfig, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> Value:
-    """Causal attention; q, k and v come from one product."""
+    """Causal grouped-query attention; q, k and v come from one product."""
     qkv = ops.linear(x, w.qkv.weight, w.qkv.bias)  # [tokens, q_width + 2 * kv_width]
     q_end, k_end = cfg.q_width, cfg.q_width + cfg.kv_width
     k, v = ops.split(qkv, q_end, k_end), ops.split(qkv, k_end, k_end + cfg.kv_width)
+    turned, alibi = cfg.positions == "rope", cfg.positions == "alibi"
+    k = ops.rope(k, batch.positions, cfg.rope, cfg.kv_heads) if turned else k
     batch.cache = ops.kv_write(batch.cache, k, v, layer)
-    alibi = cfg.positions == "alibi"
-    out = ops.attend(ops.split(qkv, 0, q_end), batch.cache, layer, cfg.heads, cfg.attention_scale, alibi=alibi)
+    q = ops.split(qkv, 0, q_end)
+    q = ops.rope(q, batch.positions, cfg.rope, cfg.heads) if turned else q
+    out = ops.attend(q, batch.cache, layer, cfg.heads, cfg.attention_scale, alibi=alibi)
     return ops.linear(out, w.o.weight, w.o.bias)
 
 
-def mlp(w: Weights, x: Value) -> Value:
-    """GELU, exact, between two layers."""
-    return ops.linear(ops.gelu(ops.linear(x, w.up.weight, w.up.bias), tanh=False), w.down.weight, w.down.bias)
+def mlp(cfg: ModelConfig, w: Weights, x: Value) -> Value:
+    """The activation between two layers; gated, it is that of the gate, and the upper layer is multiplied by it."""
+    first, silu, tanh = w.gate if cfg.gated else w.up, cfg.activation == "silu", cfg.activation == "gelu_tanh"
+    inner = ops.linear(x, first.weight, first.bias)
+    if cfg.gated:
+        up = ops.linear(x, w.up.weight, w.up.bias)
+        inner = ops.silu_mul(inner, up) if silu else ops.gelu_mul(inner, up, tanh=tanh)
+    else:
+        inner = ops.silu(inner) if silu else ops.gelu(inner, tanh=tanh)
+    return ops.linear(inner, w.down.weight, w.down.bias)
 
 
 def head(cfg: ModelConfig, w: Weights, x: Value, batch: ForwardBatch) -> Value:
@@ -80,4 +96,6 @@ def head(cfg: ModelConfig, w: Weights, x: Value, batch: ForwardBatch) -> Value:
 
 
 def _norm(cfg: ModelConfig, x: Value, w: Weights) -> Value:
+    if cfg.rms:
+        return ops.rms_norm(x, w.weight, cfg.norm_eps)
     return ops.layer_norm(x, w.weight, w.bias, eps=cfg.norm_eps)

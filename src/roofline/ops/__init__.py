@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from roofline.ops.experts import combine, expert_linear, route
     from roofline.ops.fused import (
         add_norm,
+        gelu_mul_quantize,
         gelu_quantize,
         layer_norm_quantize,
         linear_add,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         qkv_write,
         rope_kv_write,
         silu_mul_quantize,
+        silu_quantize,
     )
     from roofline.ops.matmul import Q8Rows, linear, quantize_rows
     from roofline.ops.norms import layer_norm, rms_norm
@@ -32,8 +34,8 @@ __all__ += ["attend", "kv_write", "rope"]
 __all__ += ["all_gather", "all_reduce"]
 __all__ += ["add", "cast", "embed", "scale", "soft_cap", "split", "take_rows"]
 __all__ += ["combine", "expert_linear", "route"]
-__all__ += ["add_norm", "gelu_quantize", "layer_norm_quantize", "linear_add", "norm_quantize"]
-__all__ += ["qkv_write", "rope_kv_write", "silu_mul_quantize"]
+__all__ += ["add_norm", "gelu_mul_quantize", "gelu_quantize", "layer_norm_quantize", "linear_add", "norm_quantize"]
+__all__ += ["qkv_write", "rope_kv_write", "silu_mul_quantize", "silu_quantize"]
 __all__ += ["Q8Rows", "linear", "quantize_rows"]
 __all__ += ["layer_norm", "rms_norm"]
 _MODULES = ("activations", "attention", "collectives", "elementwise", "experts", "fused", "matmul", "norms")

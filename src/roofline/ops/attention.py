@@ -138,18 +138,26 @@ def quantize_heads(x: "Tensor") -> "tuple[Tensor, Tensor]":
     """x [..., head_dim] as whole numbers (float32 [..., head_dim], -127 to 127) and scales (float32 [...]): x is about
     their product.
 
-    scale = max |x| / 127; q = round-half-even(x * (127 / max |x|)), 0 where the scale is; each step rounded to float32.
-    A head that holds NaN or infinity has the scale NaN and q = 0.
+    scale = max |x| / 127, 0 where that is below the smallest normal number, which cores flush to 0; q =
+    round-half-even(x * (127 / max |x|)), 0 where the scale is; each step rounded to float32. A head that holds NaN or
+    infinity has the scale NaN and q = 0.
     """
     import torch
 
     x = x.float()
     finite = torch.isfinite(x).all(dim=-1)
     amax = torch.where(finite, x.abs().amax(dim=-1), 0.0)
-    scale = amax / 127.0
+    scale = flushed(amax / 127.0)
     inverse = torch.where(scale > 0, torch.full_like(amax, 127.0) / amax, 0.0)  # 127 / amax would round twice
-    q = torch.round(torch.where(finite[..., None], x, 0.0) * inverse[..., None]).clamp(-127, 127)
+    q = torch.round(torch.where(finite[..., None], x, 0.0) * inverse[..., None])
     return q, torch.where(finite, scale, torch.nan)
+
+
+def flushed(x: "Tensor") -> "Tensor":
+    """float32 with 0 for what is smaller than the smallest normal number."""
+    import torch
+
+    return torch.where(x.abs() < torch.finfo(torch.float32).tiny, 0.0, x)
 
 
 def _attend_type(call: Call) -> Type:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from roofline.common.errors import ConfigError
-from roofline.ops.attention import round_to
+from roofline.ops.attention import flushed, round_to
 from roofline.ops.cost import Affine
 from roofline.ops.elementwise import per_element
 from roofline.ops.registry import Call, op
@@ -105,8 +105,8 @@ def quantize_rows(x: "Tensor", group: int = Q8_GROUP, bits: int = 8) -> Q8Rows:
     """Symmetric integer rows with one scale for each (row, group of inputs).
 
     top = 127 for 8 bits, 127 * 128 for 15 (two 8-bit digits: q = 128 * high + low, so that integer products of bytes
-    serve both); amax = max |x|; scale = amax / top; inverse = top / amax, 0 where amax is 0; q = round-half-even(x *
-    inverse) clamped to +-top: every step rounded to float32.
+    serve both); amax = max |x|; scale = amax / top, 0 where that is below the smallest normal number, which cores flush
+    to 0; inverse = top / amax, 0 where the scale is; q = round-half-even(x * inverse): every step rounded to float32.
     """
     import torch
 
@@ -114,6 +114,7 @@ def quantize_rows(x: "Tensor", group: int = Q8_GROUP, bits: int = 8) -> Q8Rows:
     rows, width = x.shape
     grouped = x.float().view(rows, width // group, group)
     amax = grouped.abs().amax(dim=2)
-    inverse = torch.where(amax > 0, torch.full_like(amax, top) / amax, 0.0)  # top / amax would round twice
-    q = torch.round(grouped * inverse[:, :, None]).clamp(-top, top).to(torch.int8 if bits == 8 else torch.int16)
-    return Q8Rows(q.view(rows, width), amax / top)
+    scale = flushed(amax / top)
+    inverse = torch.where(scale > 0, torch.full_like(amax, top) / amax, 0.0)  # top / amax would round twice
+    q = torch.round(grouped * inverse[:, :, None]).to(torch.int8 if bits == 8 else torch.int16)
+    return Q8Rows(q.view(rows, width), scale)

@@ -14,7 +14,7 @@ from typing import Any
 from roofline.common.errors import ConfigError
 from roofline.ops.cost import Affine
 from roofline.ops.rope_tables import RopeTable
-from roofline.ops.symbol import Type
+from roofline.ops.symbol import ELEMENT_BYTES, Q_BYTES, Type
 from roofline.program import ir
 from roofline.program.ir import WHOLE, Instr, KvGroup, Piece, Place, Program, Recipe, Value
 
@@ -151,6 +151,8 @@ def _parse_values(text: str) -> list[Value]:
     values = []
     for name, dtype, shape in re.findall(rf"({NAME}): (\w+)\[([^\]]*)\]", text):
         dims = [d.strip() for d in shape.split(",") if d.strip()]
+        if dtype not in (*ELEMENT_BYTES, *Q_BYTES, "cache"):
+            raise ValueError(f"{dtype} is no type of values")
         leading = dims.pop(0) if dims and dims[0] in ir.SYMBOLS else None
         values.append(Value(name, Type(dtype, leading, tuple(int(d) for d in dims))))
     if ", ".join(_value(v) for v in values) != text:

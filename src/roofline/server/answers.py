@@ -1,91 +1,102 @@
 """From a validated request to pieces of text: submit every prompt, build the answers, count and time them."""
 
 import asyncio
+import math
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from roofline.common import log
 from roofline.common.errors import RequestError
 from roofline.common.json_types import JsonObject
 from roofline.engine.answers import AnswerBuilder, Piece
-from roofline.engine.events import Event
+from roofline.engine.events import Event, Progress, Usage
+from roofline.server.admission import Queue, Ticket
+from roofline.server.body import renamed
 from roofline.server.context import Context
 from roofline.server.errors import ENGINE_FAILED, Overloaded
-from roofline.server.validate import Generation
+from roofline.server.generation import Generation
+from roofline.server.keys import NOBODY, Principal
 
 LOG = log.get("server")
-
-
-@dataclass
-class Queue:
-    """How many requests wait for their first token, and how fast such waits end."""
-
-    waiting: int = 0
-    first_tokens: list[float] = field(default_factory=list)  # times of the latest ones
-
-    def admit(self, limit: int) -> None:
-        """Count one in. Raises Overloaded when the queue is full."""
-        if self.waiting >= limit:
-            raise Overloaded(f"{self.waiting} requests are already waiting.", self.retry_after())
-        self.waiting += 1
-
-    def leave(self, with_token: bool) -> None:
-        self.waiting -= 1
-        if with_token:
-            self.first_tokens = [*self.first_tokens[-31:], time.monotonic()]
-
-    def retry_after(self) -> int:
-        """Seconds in which half of the queue should have moved on, at the latest pace; 1 to 60."""
-        times = self.first_tokens
-        if len(times) < 2:
-            return 5
-        pace = (len(times) - 1) / max(time.monotonic() - times[0], 1e-3)
-        return int(min(60, max(1, self.waiting / 2 / pace)))
+ACCEPTED = (0, Piece(""))
 
 
 class Answers:
     """The choices of one request: prompts x n, in that order. Iterate `pieces` once; leaving it aborts what runs."""
 
-    def __init__(self, context: Context, generation: Generation, queue: Queue) -> None:
-        self.context, self.generation, self.queue = context, generation, queue
+    def __init__(
+        self,
+        context: Context,
+        generation: Generation,
+        queue: Queue,
+        principal: Principal = NOBODY,
+        timeout: float | None = None,
+    ) -> None:
+        self.context, self.generation, self.queue, self.principal = context, generation, queue, principal
+        self._timeout = timeout  # the client's, in seconds
         self.id = uuid.uuid4().hex
         self.arrived = time.monotonic()
         self.cached_tokens = 0
+        self.usages: list[Usage] = []  # what the engine said of each answer that it is done with
+        self.first_token_seconds: float | None = None  # from the arrival, of whichever choice was the first
         params = generation.params
         self.choices = [
-            AnswerBuilder(context.text.stream(params.stop, at_start=generation.at_start), params.logprobs is not None)
+            AnswerBuilder(
+                context.text.stream(
+                    params.stop,
+                    at_start=generation.at_start and params.constraint is None,  # of a form every byte counts
+                    shown=generation.shown,
+                    include_stop=generation.include_stop,
+                ),
+                params.logprobs is not None,
+            )
             for _ in range(len(generation.prompts) * params.n)
         ]
         self._token_times: dict[AnswerBuilder, float] = {}  # when the latest token of a choice came
-        self._queued = False
+        self._ticket: Ticket | None = None
         sizes = len(generation.prompts), generation.prompt_tokens, params.n
         LOG.debug("%s: prompts %d, prompt tokens %d, n %d, stream %s", self._label(), *sizes, generation.stream)
 
     def usage(self) -> JsonObject:
         """What is billed: ids that became text or ended an answer; surplus ids after a stop string are not."""
         prompt, completion = self.generation.prompt_tokens, sum(len(choice.ids) for choice in self.choices)
+        cut = {"truncated_tokens": self.generation.cut_tokens} if self.generation.cut_tokens else {}
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens} | cut,
         }
 
-    async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
-        """(choice, piece) as they come; each choice ends with a piece that has a finish reason. Raises RequestError."""
+    async def pieces(self) -> AsyncGenerator[tuple[int, Piece | Progress], None]:
+        """(choice, piece) as they come; each choice ends with a piece that has a finish reason. Before its first, where
+        the request wants it, how far its prompt is. Raises RequestError.
+
+        The engine has taken all prompts once the first comes, which is ACCEPTED where that is before the first token.
+        """
         context, n = self.context, self.generation.params.n
-        self.queue.admit(context.limits.queued)
-        self._queued = True
-        events: asyncio.Queue[tuple[int, Event | Exception | None]] = asyncio.Queue()
+        ticket = self._ticket = self._enter()
+        context.metrics.request_taken(n, self.generation.params.max_tokens)
+        events: asyncio.Queue[tuple[int, Event | Exception | str | None]] = asyncio.Queue()
+
+        def end(error: RequestError) -> None:
+            events.put_nowait((0, error))
+
+        self.queue.ends.add(end)
+        timers = self._timers(end)
         tasks = [
             asyncio.create_task(self._listen(i, prompt, events)) for i, prompt in enumerate(self.generation.prompts)
         ]
         try:
-            open_prompts = len(tasks)
+            open_prompts = unsubmitted = len(tasks)
             while open_prompts:
                 prompt, event = await events.get()
+                if isinstance(event, str):
+                    unsubmitted -= 1
+                    if unsubmitted == 0:
+                        yield ACCEPTED
+                    continue
                 if event is None:
                     open_prompts -= 1
                     if any(choice.finish_reason is None for choice in self._choices_of(prompt)):
@@ -93,12 +104,18 @@ class Answers:
                     continue
                 if isinstance(event, Exception):
                     raise event
+                if event.progress is not None:
+                    yield prompt * n + event.index, event.progress
+                    continue
                 piece = self._piece(prompt, event)
                 if piece.text or piece.logprobs or piece.finish_reason:
                     yield prompt * n + event.index, piece
             context.metrics.request_ended(self.generation.prompt_tokens, time.monotonic() - self.arrived)
         finally:
-            self._leave_queue(with_token=False)
+            self.queue.ends.discard(end)
+            ticket.leave()
+            for timer in timers:
+                timer.cancel()
             for task in tasks:
                 task.cancel()
             for i in range(len(tasks)):
@@ -112,7 +129,8 @@ class Answers:
         """The choices in order, each as a single piece: all of `pieces` joined."""
         parts: list[list[Piece]] = [[] for _ in self.choices]
         async for choice, piece in self.pieces():
-            parts[choice].append(piece)
+            if isinstance(piece, Piece):
+                parts[choice].append(piece)
         return [
             Piece(
                 "".join(piece.text for piece in pieces),
@@ -124,11 +142,22 @@ class Answers:
         ]
 
     async def _listen(self, prompt: int, ids: Sequence[int], events: asyncio.Queue) -> None:
-        """Submit a prompt and pass its events on; at their end None, or what went wrong."""
+        """Submit a prompt in its turn, say so, and pass its events on; at their end None, or what went wrong."""
+        assert self._ticket is not None, "it was admitted"
         try:
-            stream = await self.context.engine.submit(
-                ids, self.generation.params, eos_ids=self.context.text.eos_ids, request_id=self._request_id(prompt)
-            )
+            await self._ticket.turn()
+            if self.generation.params.constraint is not None:
+                self._ticket.prepare(under_way=True)
+            with renamed({"constraint": self.generation.form_field}):
+                stream = await self.context.engine.submit(
+                    ids,
+                    self.generation.params,
+                    eos_ids=self.context.text.eos_ids,
+                    request_id=self._request_id(prompt),
+                    salt=self._salt(),
+                )
+            self._ticket.prepare(under_way=False)
+            events.put_nowait((prompt, "submitted"))
             try:
                 async for event in stream:
                     events.put_nowait((prompt, event))
@@ -137,6 +166,47 @@ class Answers:
             events.put_nowait((prompt, None))
         except Exception as error:
             events.put_nowait((prompt, error))
+
+    def _enter(self) -> Ticket:
+        """A place in the queue. Raises RequestError, as the queue does."""
+        key, tokens, counts = self.principal.name, self.generation.prompt_tokens, self.context.key_metrics
+        try:
+            ticket = self.queue.enter(self.principal, tokens, self._priority())
+        except Overloaded:
+            counts.refused(key)
+            raise
+        counts.admitted(key, tokens)
+        return ticket
+
+    def _priority(self) -> int:
+        """Of this request among those of its key. Raises RequestError for one that the key may not name."""
+        least, named = self.principal.priority, self.generation.priority
+        if named is not None and named < least:
+            message = f"priority: {named} is more urgent than {least}, the most urgent one of this key."
+            raise RequestError(403, "priority_not_allowed", message, param="priority")
+        return max(0, least) if named is None else named
+
+    def _timers(self, end: Callable[[RequestError], None]) -> list[asyncio.TimerHandle]:
+        """What ends the request when its first token, or its last one, takes too long."""
+        limits, loop = self.context.limits, asyncio.get_running_loop()
+        spent = time.monotonic() - self.arrived
+        total = min(self._timeout or math.inf, limits.total_seconds or math.inf)
+        timers = []
+        if total < math.inf:
+            message = f"The answer was not complete within {total:g} seconds."
+            late = RequestError(504, "deadline_exceeded", message)
+            timers.append(loop.call_later(max(0, total - spent), end, late))
+        if limits.first_token_seconds:
+            message = f"No token was computed within {limits.first_token_seconds:g} seconds."
+            none = RequestError(503, "first_token_timeout", message)
+            wait = max(0, limits.first_token_seconds - spent)
+            timers.append(loop.call_later(wait, lambda: end(none) if self.first_token_seconds is None else None))
+        return timers
+
+    def _salt(self) -> str:
+        """What prefixes in the cache are shared under: nobody's but this key's, and of those this salt's."""
+        own = self.generation.cache_salt
+        return f"{self.principal.salt}/{own}" if own else self.principal.salt
 
     def _request_id(self, prompt: int) -> str:
         return f"{self.id}-{prompt}"
@@ -148,7 +218,8 @@ class Answers:
     def _label(self) -> str:
         """This request in a log line; %r keeps line breaks of a client's label out of the log."""
         user = self.generation.user
-        return f"request {self.id}" if user is None else f"request {self.id} of {user!r}"
+        key = f" with key {self.principal.name}" if self.principal.salt else ""
+        return f"request {self.id}{key}" + ("" if user is None else f" of {user!r}")
 
     def _piece(self, prompt: int, event: Event) -> Piece:
         """Apply one event of the engine, and count and time what it adds."""
@@ -161,6 +232,10 @@ class Answers:
             raise RequestError(503, "engine_failed", ENGINE_FAILED)
         if unfinished and event.usage is not None and event.index == 0:
             self.cached_tokens += event.usage.cached_tokens
+            self._charge(-event.usage.cached_tokens)
+        if event.usage is not None:
+            self.usages.append(event.usage)
+            self.context.metrics.answer_computed(event.usage)
         if piece.tokens:
             self._count(choice, piece.tokens)
         if piece.finish_reason is not None:
@@ -173,14 +248,18 @@ class Answers:
         now, metrics, before = time.monotonic(), self.context.metrics, self._token_times.get(choice)
         if before is None:
             metrics.first_token(now - self.arrived)
-            self._leave_queue(with_token=True)
+            if self.first_token_seconds is None:
+                self.first_token_seconds = now - self.arrived
+            if self._ticket is not None:
+                self._ticket.began()
         else:
             for _ in range(tokens):  # those of one step share its time
                 metrics.next_token((now - before) / tokens)
         self._token_times[choice] = now
         metrics.sent(tokens)
+        self.context.key_metrics.generated(self.principal.name, tokens)
+        self._charge(tokens)
 
-    def _leave_queue(self, with_token: bool) -> None:
-        if self._queued:
-            self._queued = False
-            self.queue.leave(with_token)
+    def _charge(self, tokens: int) -> None:
+        if self._ticket is not None:
+            self._ticket.charge(tokens)

@@ -1,48 +1,65 @@
 """The application: routes, one error form, the gate around everything."""
 
+import asyncio
+from collections.abc import Callable
+
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from roofline.common.errors import RequestError, RooflineError
-from roofline.server.answers import Queue
+from roofline.server import access_log
+from roofline.server.admission import Queue
 from roofline.server.context import Context
-from roofline.server.errors import from_exception
+from roofline.server.errors import error_form, from_exception
 from roofline.server.gate import Gate
-from roofline.server.routes import chat, completions, status
+from roofline.server.record import Recorder, RequestRecord
+from roofline.server.routes import apis, page, status
+from roofline.server.routes.apis import ERROR_FORMS
+from roofline.server.routes.openai import chat, completions
+from roofline.server.scopes import ScopeTable, unknown_route
 
-CODES = {404: "not_found", 405: "method_not_allowed"}
+# Of two that have a path and method, the first answers: the page before what else asks for `HEAD /`.
+ROUTERS = (chat.router, completions.router, page.router, *apis.ROUTERS, status.router)
 
 
-def create_app(context: Context) -> FastAPI:
-    """The ASGI application over `context`."""
+def create_app(context: Context, spans: Callable[[RequestRecord], None] | None = None) -> FastAPI:
+    """The ASGI application over `context`. spans: told of each request that has ended."""
     app = FastAPI(title="Roofline", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    app.state.context, app.state.queue = context, Queue()
+    app.state.context, app.state.queue = context, Queue(context.limits, context.window)
+    app.state.large_bodies = asyncio.Semaphore(1)
     context.metrics.bind(context.name)
-    for room in (chat, completions, status):
-        app.include_router(room.router)
+    routers = [router for router in ROUTERS if context.page or router is not page.router]
+    for router in routers:
+        app.include_router(router)
     app.add_exception_handler(RooflineError, _refuse)
     app.add_exception_handler(RequestValidationError, _bad_request)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_middleware(Gate, context=context)
+    app.add_middleware(Gate, context=context, error_forms=ERROR_FORMS, scopes=ScopeTable(routers))
+    sinks = [sink for sink in (access_log.write if context.access_log else None, spans) if sink is not None]
+    app.add_middleware(Recorder, sinks=sinks)
     return app
 
 
-async def _refuse(_: Request, error: Exception) -> Response:
-    return from_exception(error)
+async def _refuse(request: Request, error: Exception) -> Response:
+    return from_exception(error, error_form(request.scope["path"], ERROR_FORMS))
 
 
-async def _bad_request(_: Request, error: Exception) -> Response:
-    return from_exception(RequestError(400, "invalid_request", "The request could not be read."))
+async def _bad_request(request: Request, error: Exception) -> Response:
+    return await _refuse(request, RequestError(400, "invalid_request", "The request could not be read."))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    route = f"{request.method[:16]} {request.url.path[:200]}"
-    message = {404: f"There is no route {route}.", 405: f"{route} is not a method of this route."}.get(
-        status, "The request could not be answered."
-    )
-    response = from_exception(RequestError(status, CODES.get(status, "http_error"), message))
-    if status == 405 and isinstance(error, HTTPException) and error.headers:
+    assert isinstance(error, HTTPException), "it handles no other"
+    status = error.status_code
+    method, path = request.method, request.scope["path"]
+    problem = RequestError(status, "http_error", "The request could not be answered.")
+    if status == 404:
+        problem = unknown_route(method, path)
+    elif status == 405:
+        route = f"{method[:16]} {path[:200]}"
+        problem = RequestError(405, "method_not_allowed", f"{route} is not a method of this route.")
+    response = await _refuse(request, problem)
+    if status == 405 and error.headers:
         response.headers.update(error.headers)
     return response

@@ -7,6 +7,8 @@ from starlette.requests import Request
 from roofline.common.errors import RequestError
 from roofline.engine.facade import AsyncEngine
 from roofline.engine.process.messages import Ready
+from roofline.server.key_metrics import KeyMetrics
+from roofline.server.keys import Keys, Principal
 from roofline.server.limits import Limits
 from roofline.server.metrics import Metrics
 from roofline.server.text_side import TextSide
@@ -21,9 +23,22 @@ class Context:
     name: str  # of the model: requests must give it
     created: int  # Unix time of the start, as /v1/models reports it
     host: str = "127.0.0.1"  # the server's address; on a loopback one without a key only local Host names are served
-    api_key: str | None = None  # None leaves all routes open
+    stall_seconds: float = 10.0  # without a step while something waits: the engine is not ready
+    canary_seconds: float = 0.0  # without a token: /ready asks for one; 0: never
+    access_log: bool = False  # a line for each request
+    page: bool = True  # whether the chat page is served
+    ping_seconds: float = 15.0  # of silence in a stream, before a comment is sent; 0: never
+    keys: Keys = field(default_factory=Keys)  # none leave all routes open
+    allowed_origins: frozenset[str] = frozenset()  # of pages of other sites that may read answers
     limits: Limits = field(default_factory=Limits)
     metrics: Metrics = field(default_factory=Metrics)
+    key_metrics: KeyMetrics = field(default_factory=KeyMetrics)
+
+    def window(self) -> int:
+        """Prompt tokens that the engines are given before the first tokens of their answers: those of two steps, so
+        that the next step is there when one ends, and all else waits here in the order of fair shares."""
+        description = self.engine.description
+        return 2 * (description.step_tokens if description else 512) * max(1, len(self.engine.engines))
 
     def loaded(self) -> Ready:
         """The description of the loaded model. Raises RequestError 503 while no engine is ready."""
@@ -36,3 +51,8 @@ class Context:
 def of(request: Request) -> Context:
     """The context of the app that got `request`."""
     return request.app.state.context
+
+
+def principal_of(request: Request) -> Principal:
+    """Who sent `request`, as the gate identified them."""
+    return request.state.principal

@@ -1,4 +1,9 @@
-"""OpenAI-shaped errors: the only way an error leaves the server. Causes that are ours are logged, not sent."""
+"""The only way an error leaves the server, in the form of the API that was called; OpenAI's where no other is.
+
+Causes that are ours are logged, not sent.
+"""
+
+from collections.abc import Callable, Mapping
 
 import msgspec
 from starlette.responses import Response
@@ -15,8 +20,8 @@ ENGINE_FAILED = "The engine failed while this request was running; it was not co
 class Overloaded(RequestError):
     """429 with the seconds after which a retry makes sense."""
 
-    def __init__(self, message: str, retry_after: int) -> None:
-        super().__init__(429, "overloaded", message)
+    def __init__(self, message: str, retry_after: int, code: str = "overloaded") -> None:
+        super().__init__(429, code, message)
         self.retry_after = retry_after
 
 
@@ -27,7 +32,26 @@ def error_body(error: RequestError) -> JsonObject:
     return {"error": {"message": str(error)[:2048], "type": kind, "param": param, "code": error.code}}
 
 
-def from_exception(error: Exception) -> Response:
+def message_of(error: RequestError) -> str:
+    """What is told in forms that have no place for the name of the field: the name comes first, unless it is there."""
+    message = str(error)
+    if error.param and error.param not in message:
+        message = f"{error.param[:256]}: {message}"
+    return message[:2048]
+
+
+ErrorForm = Callable[[RequestError], JsonObject]  # how an API writes an error
+ErrorForms = Mapping[str, ErrorForm]  # by a path, or with * at its end by all that begin so
+
+
+def error_form(path: str, forms: ErrorForms) -> ErrorForm:
+    """How errors of this path are written."""
+    if path in forms:
+        return forms[path]
+    return next((form for name, form in forms.items() if name[-1] == "*" and path.startswith(name[:-1])), error_body)
+
+
+def from_exception(error: Exception, form: ErrorForm = error_body) -> Response:
     """The response of an exception."""
     reason = as_request_error(error)
     headers = {}
@@ -37,7 +61,9 @@ def from_exception(error: Exception) -> Response:
         headers["Retry-After"] = "1"
     elif reason.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    content = msgspec.json.encode(error_body(reason))
+    if reason.status in (408, 413):  # the rest of the body is not waited for
+        headers["Connection"] = "close"
+    content = msgspec.json.encode(form(reason))
     return Response(content, reason.status, headers, media_type="application/json")
 
 

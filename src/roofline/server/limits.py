@@ -1,26 +1,47 @@
 """Every bound of the HTTP side in one place. All are on by default."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from typing import TypeVar
+
+from roofline.common.json_types import JsonObject
+
+T = TypeVar("T", int, float)
+
+
+def limit(default: T, unit: str, about: str) -> T:
+    """A field of `Limits`: how many of what, of what at most."""
+    return field(default=default, metadata={"unit": unit, "about": about})
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes in bytes, times in seconds, the rest in pieces."""
+    """What one request, and all together, may ask for. GET /limits lists all, with what they are of."""
 
-    body_bytes: int = 8 << 20
-    header_bytes: int = 16 << 10
-    json_depth: int = 32
-    messages: int = 1024
-    prompts: int = 64  # in one completion request
-    n: int = 16
-    choices: int = 128  # prompts x n
-    logprobs: int = 20
-    stop_strings: int = 16
-    stop_string_bytes: int = 256
-    stop_token_ids: int = 64
-    logit_bias: int = 1024
-    user_characters: int = 256
-    queued: int = 256  # requests that wait for their first token
-    read_seconds: float = 30.0  # silence while a request is being received
-    drain_seconds: int = 30  # what runs may finish after SIGTERM
-    error_bytes: int = 8 << 10
+    body_bytes: int = limit(8 << 20, "bytes", "a request's body")
+    header_bytes: int = limit(16 << 10, "bytes", "a request's headers together")
+    json_depth: int = limit(32, "levels", "nesting of the JSON of a body")
+    messages: int = limit(1024, "messages", "in one conversation")
+    prompts: int = limit(64, "prompts", "in one completion request")
+    tools: int = limit(128, "tools", "that one request describes")
+    tool_name_characters: int = limit(64, "characters", "the name of a tool")
+    n: int = limit(16, "answers", "to each prompt")
+    choices: int = limit(128, "answers", "of one request: prompts times n")
+    logprobs: int = limit(20, "tokens", "alternatives whose log-probability is told")
+    temperature: float = limit(2.0, "", "the largest one")
+    stop_strings: int = limit(16, "strings", "that end an answer")
+    stop_string_bytes: int = limit(256, "bytes", "one of them")
+    stop_token_ids: int = limit(64, "ids", "that end an answer")
+    logit_bias: int = limit(1024, "ids", "that are biased")
+    user_characters: int = limit(256, "characters", "a label of the client's: user, safety_identifier, cache_salt")
+    prompt_tokens: int = limit(1 << 20, "tokens", "the prompts of one request together; each must fit the context")
+    queued: int = limit(256, "requests", "that wait for their first token, of all keys")
+    streams: int = limit(256, "requests", "that a key may have open at a time, unless its entry says otherwise")
+    first_token_seconds: float = limit(1800.0, "seconds", "until the first token; 0: no limit")
+    total_seconds: float = limit(7200.0, "seconds", "until an answer is complete; 0: no limit")
+    read_seconds: float = limit(30.0, "seconds", "silence while a request is being received")
+    body_seconds: float = limit(120.0, "seconds", "until a request's body is complete")
+    drain_seconds: int = limit(30, "seconds", "that answers may still take when the server is told to end")
+
+    def listed(self) -> JsonObject:
+        """Each limit by name, with its unit and what it is of."""
+        return {each.name: {"limit": getattr(self, each.name), **each.metadata} for each in fields(self)}

@@ -1,17 +1,32 @@
 """Prometheus families under vLLM's names, so that existing dashboards work unchanged, and our own beside them."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.exposition import generate_latest
 
 from roofline.common.json_types import JsonObject
+from roofline.engine.events import Usage
 from roofline.engine.facade import AsyncEngine
+from roofline.engine.stats import STEP_EDGES
+from roofline.ops.batch import PAGE_TOKENS
 
 # vLLM's own bucket edges (seconds; tokens), for the same reason.
-FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0)
-BETWEEN_TOKENS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-WHOLE_REQUEST = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0)
+FIRST_TOKEN = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
+    640.0, 2560.0,
+)  # fmt: skip
+BETWEEN_TOKENS = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+WHOLE_REQUEST = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+    1920.0, 7680.0,
+)  # fmt: skip
+ANSWERS = (1, 2, 5, 10, 20)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000)
 
 # family: (meaning, field of the engine's statistics)
@@ -21,22 +36,32 @@ GAUGES = {
 }
 COUNTERS = {
     "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", "prefix_queries"),
-    "vllm:prefix_cache_hits": ("Prompt tokens found there.", "prefix_hits"),
+    "vllm:prefix_cache_hits": ("Prompt tokens found in the prefix cache.", "prefix_hits"),
     "vllm:spec_decode_num_drafts": ("Drafts that were verified.", "drafts"),
-    "vllm:spec_decode_num_draft_tokens": ("Tokens in them.", "draft_tokens"),
-    "vllm:spec_decode_num_accepted_tokens": ("Those of them that were right.", "accepted_tokens"),
+    "vllm:spec_decode_num_draft_tokens": ("Tokens of the drafts that were verified.", "draft_tokens"),
+    "vllm:spec_decode_num_accepted_tokens": ("Tokens of drafts that were right.", "accepted_tokens"),
     "roofline:spec_decode_num_held": ("Drafts left aside because they would have lost time.", "drafts_held"),
     "vllm:num_preemptions": ("Answers that lost their pages and were computed again.", "preemptions"),
 }
-
+# Of an answer, by the engine's clock; in the order of `Metrics.answer_computed`.
+PARTS = {
+    "vllm:request_queue_time_seconds": "The engine has it, to the first step that computes it.",
+    "vllm:request_prefill_time_seconds": "First step that computes it, to its first token.",
+    "vllm:request_decode_time_seconds": "First token to last, of an answer.",
+    "vllm:request_inference_time_seconds": "First step that computes it, to its last token.",
+}
+STEP_TOKENS = "vllm:iteration_tokens_total", "Tokens that a step computed."
 
 # Of each of several engines that share the requests; the families above are of all together.
 REPLICA_GAUGES = {
-    "roofline:replica_up": ("1 while this engine answers.", "ready"),
-    "roofline:replica_requests_running": ("Answers in its running batch.", "running"),
-    "roofline:replica_requests_waiting": ("Answers that wait for room there.", "waiting"),
-    "roofline:replica_outstanding_tokens": ("Tokens it has to compute, as far as known.", "outstanding_tokens"),
-    "roofline:replica_restarts": ("Processes it lost.", "restarts"),
+    "roofline:replica_up": ("1 while this replica answers.", "ready"),
+    "roofline:replica_requests_running": ("Answers in the running batch of a replica.", "running"),
+    "roofline:replica_requests_waiting": ("Answers that wait for room in a replica.", "waiting"),
+    "roofline:replica_outstanding_tokens": (
+        "Tokens that a replica has to compute, as far as known.",
+        "outstanding_tokens",
+    ),
+    "roofline:replica_restarts": ("Processes that a replica lost.", "restarts"),
 }
 
 
@@ -45,7 +70,9 @@ def engine_figures(engine: AsyncEngine) -> JsonObject:
     stats = engine.stats()
     rates = ("generated_tokens", "prefill_tokens_per_second", "decode_tokens_per_second", "share_of_roof", "acceptance")
     figures = asdict(stats) | {name: getattr(stats, name) for name in rates}
-    figures |= {"restarts": engine.restarts, "pid": engine.pid}
+    loaded = engine.description
+    cache = {"pages": loaded.num_pages, "page_bytes": loaded.page_bytes} if loaded is not None else None
+    figures |= {"restarts": engine.restarts, "pid": engine.pid, "cache": cache}
     replicas = [
         {**engine_figures(each), "ready": each.ready, "failure": each.failure, "outstanding_tokens": each.outstanding}
         for each in engine.engines
@@ -74,6 +101,10 @@ class Metrics:
         self._replica_gauges = {name: gauge(name, meaning, "replica") for name, (meaning, _) in REPLICA_GAUGES.items()}
         self._counters = {name: counter(name, meaning) for name, (meaning, _) in COUNTERS.items()}
         self._cache = gauge("vllm:kv_cache_usage_perc", "Used part of the key-value cache; 1 is full.")
+        cache_labels = "engine", "block_size", "num_gpu_blocks", "block_bytes"
+        self._caches = gauge(
+            "vllm:cache_config_info", "Sizes of the key-value cache, as labels; always 1.", *cache_labels
+        )
         self._share = gauge("roofline:share_of_roof", "Time of all steps at the measured roofs / measured time.")
         self._up = gauge("roofline:engine_up", "1 while an engine answers.")
         self._prompt = counter("vllm:prompt_tokens", "Prompt tokens of finished requests.")
@@ -83,6 +114,18 @@ class Metrics:
         self._first = histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN)
         self._between = histogram("vllm:inter_token_latency_seconds", "Token to next token.", BETWEEN_TOKENS)
         self._latency = histogram("vllm:e2e_request_latency_seconds", "Arrival to last token.", WHOLE_REQUEST)
+        self._parts = {name: histogram(name, meaning, WHOLE_REQUEST) for name, meaning in PARTS.items()}
+        self._per_token = histogram(
+            "vllm:request_time_per_output_token_seconds",
+            "First token to last, by the tokens after the first; of answers with more than one.",
+            BETWEEN_TOKENS,
+        )
+        self._n = histogram("vllm:request_params_n", "Answers that a request asks for to each prompt.", ANSWERS)
+        self._max_tokens = histogram(
+            "vllm:request_params_max_tokens", "Longest answer that a request allows, where it says so.", TOKENS
+        )
+        self._steps = _StepSizes()
+        self.registry.register(self._steps)
         self._prompt_size = histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", TOKENS)
         self._answer_size = histogram("vllm:request_generation_tokens", "Generated tokens of an answer.", TOKENS)
 
@@ -91,10 +134,18 @@ class Metrics:
         self._model = model
         for family in (*self._gauges.values(), *self._counters.values(), self._prompt, self._generated, self._failed):
             family.labels(model)
-        for histogram in (self._first, self._between, self._latency, self._prompt_size, self._answer_size):
+        sizes = self._prompt_size, self._answer_size, self._n, self._max_tokens
+        for histogram in (self._first, self._between, self._latency, self._per_token, *self._parts.values(), *sizes):
             histogram.labels(model)
+        self._steps.model = model
         for reason in ("stop", "length", "abort"):
             self._success.labels(model, reason)
+
+    def request_taken(self, n: int, max_tokens: int | None) -> None:
+        """A request was checked and goes to the engine."""
+        self._n.labels(self._model).observe(n)
+        if max_tokens is not None:
+            self._max_tokens.labels(self._model).observe(max_tokens)
 
     def first_token(self, seconds: float) -> None:
         self._first.labels(self._model).observe(seconds)
@@ -113,6 +164,16 @@ class Metrics:
             self._success.labels(self._model, reason).inc()
         self._answer_size.labels(self._model).observe(tokens)
 
+    def answer_computed(self, usage: Usage) -> None:
+        """The engine is done with an answer: what it says of the times of it."""
+        queue, prefill, decode = usage.queue_seconds, usage.prefill_seconds, usage.decode_seconds
+        inference = None if prefill is None or decode is None else prefill + decode
+        for family, seconds in zip(self._parts.values(), (queue, prefill, decode, inference), strict=True):
+            if seconds is not None:
+                family.labels(self._model).observe(seconds)
+        if decode is not None and usage.completion_tokens > 1:
+            self._per_token.labels(self._model).observe(decode / (usage.completion_tokens - 1))
+
     def request_ended(self, prompt_tokens: int, seconds: float) -> None:
         """All answers of a request ended."""
         self._prompt.labels(self._model).inc(prompt_tokens)
@@ -129,12 +190,22 @@ class Metrics:
         if stats.get("share_of_roof") is not None:
             self._share.labels(self._model).set(stats["share_of_roof"])
         replicas = stats.get("replicas", [])
+        self._show_caches(replicas or [stats])
         for number, each in enumerate(replicas):
             for name, (_, field) in REPLICA_GAUGES.items():
                 self._replica_gauges[name].labels(self._model, str(number)).set(each[field])
         for number, each in enumerate(replicas or [stats]):
             self._count(number, each)
+            self._steps.count(number, each)
         return generate_latest(self.registry)
+
+    def _show_caches(self, engines: Sequence[JsonObject]) -> None:
+        """The label set of each engine's cache, once it is known."""
+        for number, each in enumerate(engines):
+            if each.get("cache") is not None:
+                pages, page_bytes = each["cache"]["pages"], each["cache"]["page_bytes"]
+                labels = str(number), str(PAGE_TOKENS), str(pages), str(page_bytes)
+                self._caches.labels(self._model, *labels).set(1)
 
     def _count(self, number: int, stats: JsonObject) -> None:
         """What one engine has counted since it was asked last."""
@@ -144,3 +215,31 @@ class Metrics:
             # A fresh engine counts from 0; a counter of ours never goes back.
             self._counters[name].labels(self._model).inc(now - before if now >= before else now)
             self._last[number, name] = now
+
+
+class _StepSizes:
+    """A histogram that engines have counted already; a fresh engine counts from 0, this goes on."""
+
+    def __init__(self) -> None:
+        self.model = ""
+        self._sizes, self._tokens = [0] * (len(STEP_EDGES) + 1), 0
+        self._last: dict[int, tuple[list[int], int]] = {}
+
+    def count(self, number: int, stats: JsonObject) -> None:
+        """What one engine has counted since it was asked last."""
+        if "step_sizes" not in stats:
+            return
+        now = list(stats["step_sizes"]), int(stats["step_tokens"])
+        before = self._last.get(number, ([0] * len(now[0]), 0))
+        if sum(now[0]) < sum(before[0]):
+            before = [0] * len(now[0]), 0
+        self._sizes = [count + new - old for count, new, old in zip(self._sizes, now[0], before[0], strict=True)]
+        self._tokens += now[1] - before[1]
+        self._last[number] = now
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """As the registry asks for it."""
+        edges = [*(str(float(edge)) for edge in STEP_EDGES), "+Inf"]
+        family = HistogramMetricFamily(*STEP_TOKENS, labels=["model_name"])
+        family.add_metric([self.model], list(zip(edges, accumulate(self._sizes), strict=True)), self._tokens)
+        yield family

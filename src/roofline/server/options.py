@@ -1,7 +1,10 @@
 """The options of serving a model over HTTP. Cheap to import: the engine process is started before HTTP is."""
 
 import contextlib
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from roofline.backends.options import DEFAULT_MODEL, LoadOptions
 from roofline.common.errors import ConfigError
@@ -9,7 +12,13 @@ from roofline.common.options import Options, option
 from roofline.engine.config import EngineConfig
 from roofline.server.limits import Limits
 
+if TYPE_CHECKING:
+    from roofline.text.replies.reply_format import ReplyFormat
+
 TOPIC = "Serving"
+SECURITY = "Who may use the server"
+ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")  # as browsers send it
+KEY = re.compile(r"[!-~]{1,1024}")  # what a header can hold
 
 
 @dataclass(frozen=True)
@@ -25,8 +34,73 @@ class ServeOptions(Options):
     model: str = DEFAULT_MODEL
     host: str = option("127.0.0.1", "Address to listen on.", topic=TOPIC)
     port: int = option(8000, "Port; 0 takes a free one.", minimum=0, maximum=65535, topic=TOPIC)
-    api_key: str | None = option(None, "Needed on every route but /health. Default: ROOFLINE_API_KEY.", topic=TOPIC)
+    api_key: str | None = option(
+        None,
+        "Needed on every route but /health and the chat page. Default: ROOFLINE_API_KEY.",
+        topic=SECURITY,
+        secret=True,
+    )
     served_model_name: str | None = option(None, "The name that requests give. Default: MODEL.", topic=TOPIC)
+    page: bool = option(True, "Serve a chat page at /, which needs no key itself.", topic=TOPIC)
+    api_keys: Path | None = option(
+        None, "File of named keys (`roofline keys new`), read again when it changes.", topic=SECURITY
+    )
+    tls_certificate: Path | None = option(
+        None,
+        "Certificate (PEM, with its chain): speak TLS, with --tls-key. Read again when it changes.",
+        topic=SECURITY,
+    )
+    tls_key: Path | None = option(None, "Private key of --tls-certificate (PEM).", topic=SECURITY)
+    allow_origin: list[str] | None = option(
+        None, "Origin whose pages in browsers may use the API, such as https://chat.example.org.", topic=SECURITY
+    )
+    max_queued_requests: int = option(
+        Limits.queued, "Requests that may wait for their first token; more are answered with 429 and Retry-After.",
+        minimum=1, unit="requests", topic=TOPIC,
+    )  # fmt: skip
+    stall_seconds: float = option(
+        10.0, "/ready answers 503 once requests have waited so long without a step of the engine.",
+        minimum=0.1, unit="seconds", topic=TOPIC,
+    )  # fmt: skip
+    canary_seconds: float = option(
+        30.0, "Where no token was computed for so long, /ready has the engine compute one; 0: never.",
+        minimum=0, unit="seconds", topic=TOPIC,
+    )  # fmt: skip
+    access_log: bool = option(
+        True, "A log line for each request, whatever ROOFLINE_LOG says; those of probes that succeed at debug.",
+        topic=TOPIC,
+    )  # fmt: skip
+    ping_seconds: float = option(
+        15.0, "A stream that is silent for so long says `: ping`, so that proxies leave it open; 0: never.",
+        minimum=0, unit="seconds", topic=TOPIC,
+    )  # fmt: skip
+    tool_call_parser: str = option(
+        "auto", "How the model writes calls of tools: auto tells it from the chat template.",
+        choices=("auto", "hermes", "llama3", "mistral", "json"), topic=TOPIC,
+    )  # fmt: skip
+    reasoning_parser: str = option(
+        "auto", "How the model writes reasoning: think, between <think> marks; auto: where its chat template has them.",
+        choices=("auto", "think", "none"), topic=TOPIC,
+    )  # fmt: skip
+    otlp_endpoint: str | None = option(
+        None, "Collector of OpenTelemetry that is sent a span for each request, as http://localhost:4318. "
+        "Default: what OTEL_EXPORTER_OTLP_ENDPOINT says.",
+        topic=TOPIC,
+    )  # fmt: skip
+    max_streams: int = option(
+        Limits.streams, "Requests that a key may have open at a time, unless its entry says otherwise; more: 429.",
+        flags=("--max-streams-per-key",), minimum=1, unit="requests", topic=TOPIC,
+    )  # fmt: skip
+    first_token_timeout: float = option(
+        Limits.first_token_seconds, "A request without a token so long is ended with 503; 0: never.",
+        minimum=0, unit="seconds", topic=TOPIC,
+    )  # fmt: skip
+    request_timeout: float = option(
+        Limits.total_seconds,
+        "A request that is not complete by then is ended with 504, or an error event; 0: never. A request's own "
+        "X-Request-Timeout shortens it.",
+        minimum=0, unit="seconds", topic=TOPIC,
+    )  # fmt: skip
     data_parallel: int = option(
         1, "Replicas of the model that share the requests, and the cores.",
         flags=("--data-parallel", "--dp"), minimum=1, unit="replicas", topic="Several ranks",
@@ -40,14 +114,42 @@ class ServeOptions(Options):
         super().__post_init__()
         if (self.engine.speculate == "draft") != (self.draft is not None):
             raise ConfigError("speculating with a draft model needs both --speculate draft and --draft MODEL")
-        if self.api_key is not None and (not self.api_key.strip() or not self.api_key.isascii()):
-            raise ConfigError("the API key must be ASCII and not empty")
+        if self.api_key is not None and not KEY.fullmatch(self.api_key):
+            raise ConfigError("the API key must be 1 to 1024 visible ASCII characters")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ConfigError("TLS needs both --tls-certificate and --tls-key")
+        for origin in self.allow_origin or ():
+            if not ORIGIN.fullmatch(origin):  # `*` and `null` are none
+                raise ConfigError(f"allow_origin={origin!r} is no origin: give it as https://name or https://name:port")
+
+    def reply_format(self, template: str) -> "ReplyFormat":
+        """How a model with this chat template writes reasoning and calls of tools."""
+        from roofline.text.replies.reply_format import reply_format
+
+        calls = None if self.tool_call_parser == "auto" else self.tool_call_parser
+        thinks = None if self.reasoning_parser == "auto" else self.reasoning_parser == "think"
+        return reply_format(template, calls, thinks)
+
+    def effective_limits(self) -> Limits:
+        """`limits` with those that are options of their own."""
+        return replace(
+            self.limits,
+            queued=self.max_queued_requests,
+            streams=self.max_streams,
+            first_token_seconds=self.first_token_timeout,
+            total_seconds=self.request_timeout,
+        )
 
     @property
     def local(self) -> bool:
         """Whether only this machine can reach the address."""
-        import ipaddress
+        return is_loopback(self.host)
 
-        with contextlib.suppress(ValueError):
-            return ipaddress.ip_address(self.host).is_loopback
-        return self.host == "localhost"
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is reached from its own machine alone."""
+    import ipaddress
+
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"

@@ -1,9 +1,13 @@
 """uvicorn's HTTP/1.1 reader with a bound on what may be held before the headers are complete, and on how long."""
 
 import asyncio
+from http import HTTPStatus
 
+import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from roofline.common.errors import RequestError
+from roofline.server.errors import error_body
 from roofline.server.limits import Limits
 
 
@@ -25,7 +29,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._pending += len(data)
         super().data_received(data)
         if self._pending > self.limits.header_bytes + 64 and not self.transport.is_closing():
-            self._refuse(b"431 Request Header Fields Too Large")
+            self._refuse(431, "headers_too_large", f"The headers are larger than {self.limits.header_bytes} bytes.")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -55,8 +59,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _expire(self) -> None:
         if not self.transport.is_closing():
-            self._refuse(b"408 Request Timeout")
+            self._refuse(408, "request_timeout", f"No request came within {self.limits.read_seconds:g} seconds.")
 
-    def _refuse(self, status: bytes) -> None:
-        self.transport.write(b"HTTP/1.1 " + status + b"\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, "invalid_http", "This is not a request of HTTP/1.1.")
+
+    def _refuse(self, status: int, code: str, message: str) -> None:
+        body = msgspec.json.encode(error_body(RequestError(status, code, message)))
+        head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+        self.transport.write(f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
         self.transport.close()

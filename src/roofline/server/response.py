@@ -9,15 +9,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from roofline.common.errors import RequestError
 from roofline.common.json_types import JsonObject
-from roofline.server.errors import as_request_error, error_body
+from roofline.server.errors import as_request_error
 
-DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"
 
 
-def sse(content: JsonObject) -> bytes:
-    """One server-sent event."""
-    return b"data: " + msgspec.json.encode(content) + b"\n\n"
+def sse(content: JsonObject, event: str | None = None) -> bytes:
+    """One server-sent event; `event`: its type, where the API names types."""
+    name = b"" if event is None else b"event: " + event.encode() + b"\n"
+    return name + b"data: " + msgspec.json.encode(content) + b"\n\n"
 
 
 def json_response(content: JsonObject) -> Response:
@@ -28,7 +30,13 @@ def json_response(content: JsonObject) -> Response:
 class CancelledWithClient(Response):
     """Sends what `content` returns, or what `chunks` yields; a client that disconnects cancels the work on it.
 
-    The status line of a stream waits for its first chunk, so that a request that fails before it gets a real status.
+    The status line of a stream waits for its first chunk, which may be empty: a request that is refused before gets a
+    real status, and one that is taken has its headers before its first token.
+
+    Args:
+        failure: the last bytes of a stream that cannot be completed.
+        media_type: of a stream.
+        ping_seconds: of silence in a stream of events, before it says that it is there; 0: never.
     """
 
     def __init__(
@@ -36,10 +44,16 @@ class CancelledWithClient(Response):
         request: Request,
         content: Callable[[], Awaitable[JsonObject]] | None = None,
         chunks: Callable[[], AsyncIterator[bytes]] | None = None,
+        failure: Callable[[RequestError], bytes] = lambda error: b"",
+        media_type: str = "text/event-stream",
+        ping_seconds: float = 0.0,
     ) -> None:
         super().__init__()
         assert (content is None) != (chunks is None)
-        self._request, self._content, self._chunks = request, content, chunks
+        self._request, self._content, self._chunks, self._failure = request, content, chunks, failure
+        is_events = media_type == "text/event-stream"  # other streams have no comments
+        self._ping_seconds = ping_seconds if is_events else 0.0
+        self._stream_headers = [(b"content-type", f"{media_type}; charset=utf-8".encode()), *STREAM_HEADERS]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         send_all = self._send_content(scope, receive, send) if self._content else self._send_chunks(send)
@@ -64,25 +78,60 @@ class CancelledWithClient(Response):
         assert self._chunks is not None
         started = False
         chunks = self._chunks()
+        stream = KeptAlive(send, self._ping_seconds)
         try:
             async for chunk in chunks:
                 if not started:
                     started = True
-                    await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    await send({"type": "http.response.start", "status": 200, "headers": self._stream_headers})
+                await stream.send(chunk)
         except Exception as error:
             if not started:
                 raise
-            failure = sse(error_body(as_request_error(error))) + DONE
-            await send({"type": "http.response.body", "body": failure, "more_body": True})
+            await stream.send(self._failure(as_request_error(error)))
         finally:
+            stream.stop()
             with contextlib.suppress(RuntimeError):
                 await chunks.aclose()  # type: ignore[attr-defined]
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+class KeptAlive:
+    """A stream that says `: ping` whenever it was silent for so many seconds: proxies cut what is silent for a minute,
+    and clients skip comments. Use it around all that is sent after the headers; chunks must be complete events.
+
+    seconds: 0: never.
+    """
+
+    def __init__(self, send: Send, seconds: float) -> None:
+        self._send, self._seconds = send, seconds
+        self._loop = asyncio.get_running_loop()
+        self._sent_at = self._loop.time()
+        self._pinging: asyncio.Task[None] | None = None
+
+    async def send(self, chunk: bytes) -> None:
+        """Send a part of the stream."""
+        if self._pinging is None and self._seconds:
+            self._pinging = asyncio.create_task(self._ping())
+        self._sent_at = self._loop.time()
+        if chunk:
+            await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    def stop(self) -> None:
+        """No ping comes after this."""
+        if self._pinging is not None:
+            self._pinging.cancel()
+
+    async def _ping(self) -> None:
+        while True:
+            silent = self._loop.time() - self._sent_at
+            if silent >= self._seconds:
+                await self.send(PING)
+            else:
+                await asyncio.sleep(self._seconds - silent)
+
+
 STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]

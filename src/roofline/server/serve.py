@@ -1,14 +1,12 @@
 """Two processes started together: the engine loads its model while this one parses the tokenizer and imports HTTP."""
 
 import asyncio
-import contextlib
 import ctypes
 import gc
-import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
 
     from roofline.engine.facade import AsyncEngine
     from roofline.server.text_side import TextSide
+    from roofline.server.tracing import Tracing
 
 LOG = log.get("server")
 
@@ -39,7 +38,7 @@ def serve(options: ServeOptions) -> None:
     def read_text() -> "TextSide":
         from roofline.server.text_side import load_text
 
-        return load_text(options.model, options.load.backend)
+        return load_text(options.model, options.load.backend, options.reply_format)
 
     _run(_serve(options, listening, engine, started, read_text, _settle))
 
@@ -95,19 +94,28 @@ async def _serve(
     read_text: "Callable[[], TextSide]",
     settle: Callable[[], None],
 ) -> None:
-    loading = asyncio.create_task(engine.start())
+    loading, failing = asyncio.create_task(engine.start()), asyncio.create_task(engine.failed())
+    spans: Tracing | None = None
     try:
         text = read_text()
-        server = _http_server(options, engine, text)
+        spans = _tracing(options.otlp_endpoint)
+        server = _http_server(options, engine, text, spans)
         settle()
         loading.add_done_callback(lambda task: _loaded(task, server, started, text.complete))
+        failing.add_done_callback(lambda _: setattr(server, "should_exit", True))
         await server.serve(sockets=[listening])
     finally:
+        failed = failing.done()  # whoever restarts servers sees a status, and others not a server without an engine
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)
         await engine.close()
+        failing.cancel()
+        if spans is not None:
+            spans.close()
     if not loading.cancelled() and (failure := loading.exception()) is not None:
         raise failure
+    if failed:
+        raise RooflineError(f"the engine is gone: {failing.result()}")
 
 
 def _settle() -> None:
@@ -120,28 +128,51 @@ def _settle() -> None:
         libc.malloc_trim(0)
 
 
-def _http_server(options: ServeOptions, engine: "AsyncEngine", text: "TextSide") -> "uvicorn.Server":
+def _tracing(endpoint: str | None) -> "Tracing | None":
+    from roofline.server.tracing import tracing
+
+    return tracing(endpoint)
+
+
+def _http_server(
+    options: ServeOptions, engine: "AsyncEngine", text: "TextSide", spans: "Tracing | None" = None
+) -> "uvicorn.Server":
     import uvicorn
 
+    from roofline.server import access_log
     from roofline.server.app import create_app
     from roofline.server.context import Context
+    from roofline.server.drain import DrainingServer
+    from roofline.server.keys import Keys
     from roofline.server.protocol import BoundedProtocol
+    from roofline.server.tls import Certificate
 
+    keys = Keys(options.api_key, options.api_keys)
+    limits = options.effective_limits()
     context = Context(
         engine=engine,
         text=text,
         name=options.served_model_name or options.model,
         created=int(time.time()),
         host=options.host,
-        api_key=options.api_key,
-        limits=options.limits,
+        stall_seconds=options.stall_seconds,
+        canary_seconds=options.canary_seconds,
+        access_log=options.access_log,
+        page=options.page,
+        ping_seconds=options.ping_seconds,
+        keys=keys,
+        allowed_origins=frozenset(options.allow_origin or ()),
+        limits=limits,
     )
+    if options.access_log:
+        access_log.show()
+    app = create_app(context, spans)
 
     class Protocol(BoundedProtocol):
-        limits = options.limits
+        limits = context.limits
 
     config = uvicorn.Config(
-        create_app(context),
+        app,
         http=Protocol,
         ws="none",
         loop="none",  # we are inside one
@@ -149,21 +180,15 @@ def _http_server(options: ServeOptions, engine: "AsyncEngine", text: "TextSide")
         access_log=False,
         server_header=False,
         timeout_keep_alive=30,
-        timeout_graceful_shutdown=options.limits.drain_seconds,
     )
 
-    class Server(uvicorn.Server):
-        """Leaves our signals to us: uvicorn would raise one again once it has stopped, before the engine is closed."""
-
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            loop = asyncio.get_running_loop()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                # The first stops accepting and lets running requests finish; a second SIGINT does not wait for them.
-                loop.add_signal_handler(number, self.handle_exit, number, None)
-            yield
-
-    return Server(config)
+    refreshes = [keys.refresh] if options.api_keys is not None else []
+    if options.tls_certificate is not None and options.tls_key is not None:
+        certificate = Certificate(options.tls_certificate, options.tls_key)
+        config.load()
+        config.ssl = certificate.context
+        refreshes.append(certificate.refresh)
+    return DrainingServer(config, app.state.queue, limits.drain_seconds, refreshes)
 
 
 def _loaded(task: asyncio.Task, server: "uvicorn.Server", started: float, complete: Callable[[], None]) -> None:
@@ -188,7 +213,7 @@ def _later(complete: Callable[[], None]) -> None:
 
 def _listen(options: ServeOptions) -> socket.socket:
     """Bind before anything is loaded: an address that is taken should cost nothing. Warns of one that is open."""
-    if not options.local and options.api_key is None:
+    if not options.local and options.api_key is None and options.api_keys is None:
         LOG.warning("%s can be reached from other machines and there is no --api-key", options.host)
     try:
         family = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0][0]
@@ -200,7 +225,8 @@ def _listen(options: ServeOptions) -> socket.socket:
             f"cannot listen on {options.host}:{options.port}: {error.strerror or error}. Choose another --port."
         ) from error
     host = f"[{options.host}]" if family == socket.AF_INET6 else options.host
-    say(f"Listening on http://{host}:{listening.getsockname()[1]}")
+    scheme = "http" if options.tls_certificate is None else "https"
+    say(f"Listening on {scheme}://{host}:{listening.getsockname()[1]}")
     return listening
 
 

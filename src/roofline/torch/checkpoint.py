@@ -11,13 +11,14 @@ from torch import Tensor
 
 from roofline.bundle import with_template
 from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.common.fields import shorten
 from roofline.text.templates.template import ChatTemplate
 from roofline.text.tokenizers.from_json import from_json
 from roofline.text.tokenizers.tokenizer import Tokenizer
 from roofline.weights import names
 from roofline.weights.checkpoint import Checkpoint, stored_names
 from roofline.weights.config.hf import from_hf
-from roofline.weights.files.mapped import TensorInfo, shorten
+from roofline.weights.files.mapped import TensorInfo
 
 PretrainedModel = Any  # transformers' class of that name; transformers itself is not imported here
 PretrainedTokenizer = Any

@@ -31,7 +31,7 @@ def serve(
         tokenizer: transformers' tokenizer for the model.
         host, port: address to listen on; port 0 takes a free one.
         name: what requests call the model; None takes the model's own name.
-        api_key: needed on every route but /health when given.
+        api_key: needed on every route but /health and the chat page when given.
         options: as `from_model`'s.
 
     Raises:

@@ -2,9 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from roofline.common.files import write_atomically
 from roofline.common.json_types import JsonObject
+
+if TYPE_CHECKING:
+    from roofline.train.config.schema import TrainConfig
 
 LOG = "log.jsonl"  # a line for each step and each evaluation
 PROBES = "probes.jsonl"  # figures of activations and gradients at checkpoints
@@ -12,6 +16,19 @@ CONFIG = "config.json"  # the checked configuration
 RELAY = "relay.json"  # the legs of `roofline train relay`
 CARD = "card.json"  # speed and memory, with what they are measured against
 PAGE = "run.html"
+OWNER = "owner.json"  # who trains here, while it does; also beside checkpoints
+
+
+def folder_of(config: "TrainConfig") -> Path:
+    """The folder of a run."""
+    return Path(config.run_folder or f"runs/{config.run_name}")
+
+
+def checkpoints_of(config: "TrainConfig") -> str:
+    """The folder or URL of a run's checkpoints."""
+    if config.save_folder:
+        return config.save_folder.replace("{run_name}", config.run_name or "")
+    return str(folder_of(config) / "checkpoints")
 
 
 def read_lines(path: Path) -> list[JsonObject]:

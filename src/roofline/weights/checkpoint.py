@@ -1,5 +1,6 @@
 """`Checkpoint`: a model's tensors under our models' names, and its configuration, from whatever kind of file."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,6 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.common.fields import naming, refuse, shorten
+from roofline.common.files import check_readable, readable
+from roofline.common.json_files import read_json_file
 from roofline.ops import formats
 from roofline.weights import names
 from roofline.weights.config.canonical import Config
@@ -14,8 +18,8 @@ from roofline.weights.config.gguf import from_gguf
 from roofline.weights.config.hf import from_hf
 from roofline.weights.files.float8 import Float8Tensors
 from roofline.weights.files.gguf import GGUFFile
-from roofline.weights.files.mapped import JsonObject, TensorInfo, map_file, refuse, shorten
-from roofline.weights.files.safetensors import SafetensorsModel, read_json_file
+from roofline.weights.files.mapped import JsonObject, TensorInfo, map_file
+from roofline.weights.files.safetensors import SafetensorsModel
 
 
 @dataclass(eq=False)
@@ -54,10 +58,13 @@ class Checkpoint:
         names = dict.fromkeys(expected)
         missing = [name for name in names if name not in self.tensors]
         if missing:
-            refuse(self.path, f"tensor {missing[0]!r}", f"is missing ({len(missing)} of {len(names)} are)")
+            count = f"{len(missing):,} of {len(names):,}"
+            refuse(self.path, f"tensor {missing[0]!r}", f"is missing; tensors of the model that are not there: {count}")
         surplus = [name for name in self.tensors if name not in names]
         if surplus:
-            refuse(self.path, f"tensor {surplus[0]!r}", f"is not part of this model ({len(surplus)} are not)")
+            count = f"{len(surplus):,} of {len(self.tensors):,}"
+            reason = f"is not part of this model; tensors that are there and not part of it: {count}"
+            refuse(self.path, f"tensor {surplus[0]!r}", reason)
         if isinstance(expected, Mapping):
             for name, shape in expected.items():
                 if self.tensors[name].shape != tuple(shape):
@@ -71,16 +78,21 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     shape, and no other. Raises ConfigError naming file and field, UnsupportedError for what we do not read.
     """
     path = Path(path)
-    if path.is_dir():
-        path = _file_of_folder(path)
-    if not path.exists():
+    if not os.path.lexists(path):
         raise ConfigError(f"{path}: there is no such file or folder")
+    check_readable(path)
+    with readable(path):
+        checkpoint = _open(_file_of_folder(path) if path.is_dir() else path)
+    with naming(path):
+        checkpoint.check_names(names.parameter_shapes(checkpoint.config))
+    return checkpoint
+
+
+def _open(path: Path) -> Checkpoint:
     is_gguf = path.is_file() and (path.suffix == ".gguf" or map_file(path)[:4] == b"GGUF")
     if path.is_file() and not is_gguf and path.suffix not in (".safetensors", ".json"):
         raise ConfigError(f"{path} is neither a GGUF file, a .safetensors file nor a folder of them")
-    checkpoint = _open_gguf(path) if is_gguf else _open_safetensors(path)
-    checkpoint.check_names(names.parameter_shapes(checkpoint.config))
-    return checkpoint
+    return _open_gguf(path) if is_gguf else _open_safetensors(path)
 
 
 def read_config(path: str | Path) -> Config:
@@ -103,7 +115,9 @@ def _file_of_folder(folder: Path) -> Path:
     if len(ggufs) == 1:
         return ggufs[0]
     if ggufs:
-        refuse(folder, "folder", f"holds {len(ggufs)} GGUF files; name one: {', '.join(p.name for p in ggufs[:8])}")
+        refuse(
+            folder, "folder", f"holds {len(ggufs)} GGUF files; name one: {', '.join(repr(p.name) for p in ggufs[:8])}"
+        )
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
         reason = "pickled weights can run code, so they are never loaded"
         raise UnsupportedError(f"{folder}: a pickled checkpoint", reason, ("the same model as safetensors or GGUF",))

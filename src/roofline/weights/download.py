@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roofline.common.errors import ConfigError, RooflineError
-from roofline.weights.files.mapped import shorten
+from roofline.common.fields import shorten
 from roofline.weights.storage import folder_bytes, need_space, sha256_of
 
 if TYPE_CHECKING:

@@ -33,6 +33,7 @@ _MPT_LAYER = {
     "attn.Wqkv": "attn.qkv",
     "attn.out_proj": "attn.o",
     "norm_2": "mlp_norm",
+    "ffn.gate": "mlp.gate",
     "ffn.up_proj": "mlp.up",
     "ffn.down_proj": "mlp.down",
 }

@@ -82,7 +82,7 @@ def preset_checkpoint(source: str, weights: str | None) -> Checkpoint:
     """Random weights in a named shape: "preset:NAME", a name of `models.presets`. Raises ConfigError."""
     config = preset(source.removeprefix(PRESET))
     if weights is None:
-        raise ConfigError(f"{source} is a shape without weights: say weights='random:SEED' (--weights random:SEED)")
+        raise ConfigError(f"{source} is a shape without weights: say weights='random:SEED'")
     return random_checkpoint(config, *parse(weights))
 
 

@@ -6,16 +6,19 @@ a verified file, whole files from a hub); pip cannot resume half a wheel, so tha
 """
 
 import json
+import os
 import shutil
 import tomllib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from roofline.common import env
-from roofline.common.errors import ConfigError
-from roofline.common.files import locked, write_atomically
+from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.common.files import check_readable, entries, locked, readable, write_atomically
 from roofline.common.units import now_utc
 from roofline.weights.storage import disk_errors, sha256_of
 
@@ -59,9 +62,34 @@ class StoredModel:
 
 
 def catalog() -> dict[str, CatalogEntry]:
-    """Short name -> entry."""
-    text = Path(__file__).with_name("catalog.toml").read_text("utf-8")
-    return {name: CatalogEntry(name=name, **fields) for name, fields in tomllib.loads(text).items()}
+    """Short name -> entry, of what pip brings."""
+    tables = ((name, fields) for name, fields in _tables().items() if name not in ("hub", "refused"))
+    return {name: CatalogEntry(name=name, **fields) for name, fields in tables}
+
+
+def hub_names() -> dict[str, str]:
+    """Short name -> ``hf:ORG/REPO``."""
+    return {name: f"hf:{repo}" for name, repo in _tables()["hub"].items()}
+
+
+def full_name(name: str) -> str:
+    """The name that a model is stored under: a hub id for the short name of one, else `name` itself.
+
+    Raises UnsupportedError for the name of a model that is known not to run, ConfigError for ``preset:NAME``.
+    """
+    if name.startswith("preset:"):
+        from roofline.models.presets import preset
+
+        preset(name.removeprefix("preset:"))  # an unknown one is answered with the names of presets
+        raise ConfigError(f"{name} is a shape without weights and tokenizer: name a model, or a path, to run one")
+    if (reason := _tables()["refused"].get(name)) is not None:
+        raise UnsupportedError(f"model {name!r}", reason, ("a name from `roofline list`",))
+    return hub_names().get(name, name)
+
+
+@cache
+def _tables() -> Mapping[str, Mapping[str, Any]]:
+    return tomllib.loads(Path(__file__).with_name("catalog.toml").read_text("utf-8"))
 
 
 def resolve(name_or_path: str, *, fetch: bool = False, progress: "Progress | None" = None) -> Path:
@@ -73,17 +101,20 @@ def resolve(name_or_path: str, *, fetch: bool = False, progress: "Progress | Non
 
     Raises ConfigError with the nearest name for an unknown one.
     """
+    name_or_path = full_name(name_or_path)
     if not name_or_path:
         raise ConfigError("the name of the model is empty; `roofline list` shows the models that are here")
     if not _is_remote(name_or_path):
-        path = Path(name_or_path).expanduser()
-        if path.exists():
-            return path
+        path = Path(os.path.expanduser(name_or_path))
+        with readable(path):
+            if path.exists():
+                check_readable(path)
+                return path
         if "/" in name_or_path or path.suffix in (".gguf", ".safetensors"):
             is_repository = name_or_path.count("/") == 1 and not name_or_path.startswith((".", "/", "~"))
             hint = f"; a repository of Hugging Face is named hf:{name_or_path}" if is_repository else ""
             raise ConfigError(f"{name_or_path}: there is no such file or folder{hint}")
-        raise _unknown(name_or_path, [*catalog(), *(m.name for m in list_models())])
+        raise _unknown(name_or_path, [*catalog(), *hub_names(), *(m.name for m in list_models())])
     path_or_none = stored_path(name_or_path)
     if path_or_none is not None:
         return path_or_none
@@ -94,6 +125,7 @@ def resolve(name_or_path: str, *, fetch: bool = False, progress: "Progress | Non
 
 def stored_path(name: str) -> Path | None:
     """Where a pulled model is, None when it is missing or incomplete."""
+    name = full_name(name)
     folder = _folder(name)
     manifest = _read_manifest(folder)
     if manifest is None:
@@ -112,13 +144,15 @@ def pull(name: str, progress: "Progress | None" = None) -> Path:
 
     Raises ConfigError: unknown name (with the nearest), no network, wrong hash, full disk, missing permission.
     """
+    name = full_name(name)
     if not _is_remote(name):
-        raise _unknown(name, list(catalog()))
+        raise _unknown(name, [*catalog(), *hub_names()])
     report = progress or (lambda stage, done, total: None)
     folder = _folder(name)
+    if (path := stored_path(name)) is not None:  # asked before the lock: it may be where nothing can be written
+        return path
     with disk_errors(folder), locked(_lock(folder), lambda: report("waiting", 0, None)):
-        path = stored_path(name)  # another process may have pulled it while we waited
-        if path is not None:
+        if (path := stored_path(name)) is not None:  # another process may have pulled it while we waited
             return path
         manifest = _pull_hub(name, folder, report) if name.startswith("hf:") else _pull_catalog(name, folder, report)
         write_atomically(folder / _MANIFEST, json.dumps(asdict(manifest), indent=1))
@@ -127,13 +161,13 @@ def pull(name: str, progress: "Progress | None" = None) -> Path:
 
 def list_models() -> list[StoredModel]:
     """The pulled models, by name."""
-    folders = sorted(_models().iterdir()) if _models().is_dir() else []
-    manifests = (_read_manifest(folder) for folder in folders)
+    manifests = (_read_manifest(folder) for folder in entries(_models()))
     return sorted((m for m in manifests if m is not None), key=lambda m: m.name)
 
 
 def remove(name: str) -> int:
     """Delete a pulled model; returns the bytes freed. Raises ConfigError when there is none of that name."""
+    name = full_name(name)
     folder = _folder(name)
     if not folder.is_dir():
         raise _unknown(name, [m.name for m in list_models()])
@@ -149,7 +183,7 @@ def find_tokenizer_files(path: Path) -> dict[str, Path]:
     folder = path if path.is_dir() else path.parent
     if path.suffix == ".gguf":
         return {}
-    return {name: folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()}
+    return {name: folder / name for name in _TOKENIZER_FILES if os.path.isfile(folder / name)}
 
 
 def _pull_catalog(name: str, folder: Path, report: "Progress") -> StoredModel:

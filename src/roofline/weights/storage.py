@@ -9,15 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from roofline.common.errors import CapacityError, ConfigError
+from roofline.common.files import cause_of
 
 _CHUNK = 1 << 20
-_REMEDIES = {
-    errno.ENOSPC: "the disk is full; free some space",
-    errno.EDQUOT: "the disk quota is used up; free some space",
-    errno.EACCES: "permission is missing",
-    errno.EPERM: "permission is missing",
-    errno.EROFS: "the file system is read-only",
-}
 
 
 @contextmanager
@@ -26,9 +20,9 @@ def disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        cause = _REMEDIES.get(error.errno or 0, error.strerror or str(error))
+        remedy = "Free some space, or set" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Set"
         where = error.filename or path
-        raise ConfigError(f"{where}: {cause}, or set ROOFLINE_HOME to another folder") from error
+        raise ConfigError(f"{where}: {cause_of(error)}. {remedy} ROOFLINE_HOME to another folder.") from error
 
 
 def sha256_of(path: Path, progress: Callable[[int], None]) -> str:

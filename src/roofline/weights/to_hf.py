@@ -55,18 +55,39 @@ def hf_config(config: JsonObject, dtype: str = "F32") -> dict[str, object]:
 
 
 def _mpt(config: JsonObject) -> dict[str, object]:
-    alibi, ratio = config["positions"] == "alibi", Fraction(config["ffn"], config["width"])
-    return {
+    """LLM Foundry's names; transformers' own MPT has neither rope nor grouped queries, gated MLPs or RMS norms."""
+    positions, ratio = config["positions"], Fraction(config["ffn"], config["width"])
+    attention: dict[str, object] = {"alibi": positions == "alibi", "alibi_bias_max": 8}
+    if config["kv_heads"] != config["heads"]:
+        attention |= {"attn_type": "grouped_query_attention", "kv_n_heads": config["kv_heads"]}
+    if positions == "rope":
+        attention |= {"rope": True, "rope_theta": config["rope_theta"]} | _mpt_rope(config)
+    fields: dict[str, object] = {"norm_type": "low_precision_rmsnorm"} if config.get("rms") else {}
+    if config.get("gated") or config.get("activation", "gelu") != "gelu":
+        kind, activation = "mptglu" if config.get("gated") else "mptmlp", config.get("activation", "gelu")
+        ffn = {"ffn_type": kind, "ffn_hidden_size": config["ffn"], "ffn_act_fn": mpt.ACTIVATIONS[activation]}
+        fields["ffn_config"] = ffn
+    return fields | {
         "architectures": ["MPTForCausalLM"],
         "model_type": "mpt",
         **{theirs: config[ours] for theirs, ours in mpt.REQUIRED.items()},
         "expansion_ratio": ratio.numerator if ratio.denominator == 1 else float(ratio),
         "max_seq_len": config["max_position"],
         "no_bias": not config["bias"],
-        "learned_pos_emb": not alibi,
+        "learned_pos_emb": positions == "learned",
         "layer_norm_epsilon": config["norm_eps"],
-        "attn_config": {"alibi": alibi, "alibi_bias_max": 8},
+        "attn_config": attention,
     }
+
+
+def _mpt_rope(config: JsonObject) -> dict[str, object]:
+    """What LLM Foundry calls the scaling of rope. Raises ConfigError where it has none such."""
+    scaling = dict(config["rope_scaling"] or {"rope_type": "no_scaling"})
+    kind = scaling.pop("rope_type")
+    if kind not in ("no_scaling", "linear", "llama3") or config["rope_style"] != "half":
+        what = f"rope scaling {kind!r} with rope_style {config['rope_style']!r}"
+        raise ConfigError(f"an mpt model with {what} has no config.json that others read")
+    return {"rope_impl": "dail" if kind == "no_scaling" else "hf", "rope_hf_config": {"type": kind, **scaling}}
 
 
 def write_folder(

@@ -3,8 +3,9 @@
 The interpreter keeps bf16 as 16-bit integers and multiplies those in tl.dot. Here operands are widened, and added up in
 float64: a row's result then depends on that row alone, as on a chip, and not on how numpy cuts a product into blocks.
 Its narrowing of floats cuts digits off (bf16) or loses a carry (8 bits); torch's rounds to nearest even as GPUs do. It
-does not know MI300's 8 bits. And it replaces the whole language anew for each call of a function inside a kernel, which
-took it two thirds of its time: here once a launch.
+does not know MI300's 8 bits. In Triton 3.6 it takes an array of one element for a number, which numpy 2.4 refuses. And
+it replaces the whole language anew for each call of a function inside a kernel, which took it two thirds of its time:
+here once a launch. A missing barrier changes none of its results: gpu_races.py finds those.
 """
 
 import contextlib
@@ -24,8 +25,16 @@ del os.environ["TRITON_INTERPRET"]
 sys.path.insert(0, str(Path(__file__).parent))  # gpu_planted, which compiling processes import by name
 
 
+@pytest.fixture(scope="session")
+def races():
+    """Watches every program of the interpreter; its count of barriers."""
+    from gpu_races import Races
+
+    return Races()
+
+
 @pytest.fixture(scope="session", autouse=True)
-def interpreted():
+def interpreted(races):
     """Skips without triton; mends the interpreter's bf16 product and its 8- and 16-bit floats."""
     os.environ["TRITON_INTERPRET"] = "1"
     triton = pytest.importorskip("triton", reason="triton is not installed")
@@ -82,12 +91,21 @@ def interpreted():
         scope.restore = restored
         return scope
 
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch_tensor_of_any_numpy(tensor, scope):
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+
+    interpreter._patch_lang_tensor = patch_tensor_of_any_numpy
     interpreter._patch_lang = patch_once
     builder.create_dot, interpreter._convert_float = mended_dot, mended_convert
     tl.float8e4b8.to_ir = lambda builder: builder.get_fp8e4b8_ty()
+    undo = races.watch(builder)
     yield triton
+    undo()
     builder.create_dot, interpreter._convert_float = create_dot, convert_float
-    interpreter._patch_lang = patch_lang
+    interpreter._patch_lang, interpreter._patch_lang_tensor = patch_lang, patch_tensor
     del tl.float8e4b8.to_ir
     del os.environ["TRITON_INTERPRET"]
 

@@ -55,6 +55,17 @@ def test_any_step(seed):
     assert error(run(step, prepared(step, 2, programs=1))[0], expected(step, 2)) < TOLERANCE["f32"]
 
 
+@pytest.mark.parametrize(("window", "exact"), [(0, False), (70, True)])
+def test_chunks_that_start_anywhere(window, exact):
+    """At each position modulo a tile's 64 keys: a block that some row does not see all of is never taken unmasked."""
+    starts = range(window, window + 64)  # with a window: so that it has left the first keys
+    step = paged([(3, start + 3) for start in starts], 1, 1, 8)
+    launch = prepared(step, 1, window, exact=exact, programs=1)
+    sizes = {**launch.tile.sizes, "BLOCK_M": 16, "BLOCK_N": 64, "PEEL": True}
+    launch = replace(launch, tile=replace(launch.tile, sizes=sizes))
+    assert error(run(step, launch)[0], expected(step, 1, window)) < TOLERANCE["f32"]
+
+
 @pytest.mark.parametrize("chip", ["sm_80", "gfx942", "gfx1100", "gfx1201"])
 @pytest.mark.parametrize(("queries", "dim"), [(1, 64), (1, 128), (1, 256), (5, 128), (20, 64), (20, 128)])
 def test_tiles_of_chips(chip, queries, dim):
@@ -183,6 +194,21 @@ def test_workspace_has_a_limit():
                 if exact and launch.splits > 1:
                     assert launch.splits == -(-context // 256)
     assert {1, 16, 512} <= seen
+
+
+def test_splits_reach_every_key_of_a_window():
+    """The earliest key that a segment's first query sees, wherever in its split it lies."""
+    from roofline.backends.gpu.kernels.attend_launches import prepare
+    from roofline.hardware.chips import chips
+
+    shape = {"heads": 1, "kv_heads": 1, "head_dim": 8, "tokens": 16, "segments": 1, "exact": True, "programs": 1 << 20}
+    for window in (1, 2, 255, 256, 257, 400):
+        for queries in (1, 2, 16):
+            for context in range(queries, 1100, 7):
+                sizes = {"max_query": queries, "max_context": context, "window": window}
+                splits = prepare(chips.get("sm_90"), **shape, **sizes).splits
+                first = max(0, context - queries - window + 1)
+                assert splits >= len({key // 256 for key in range(first, context)})
 
 
 FAULTS = {

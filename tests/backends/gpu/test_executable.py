@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from gpu_models import LIMITS, LLAMA, distance, exact_whole, logits, steps, time_ops
 
+from roofline.backends.base import FindsDamage
 from roofline.backends.sampling import SampleRows
 from roofline.engine.config import EngineConfig
 from roofline.engine.local import LocalEngine
@@ -24,6 +25,8 @@ MODELS = {
     "qwen3": ({**LLAMA, "family": "qwen", "qk_norm": True, "width": 256, "heads": 8}, "Q4_K"),
     "llama3": ({**LLAMA, "tied": False}, "E4M3"),
     "mpt": ({**LLAMA, "family": "mpt", "kv_heads": 4, "positions": "alibi", "bias": True}, "F16"),
+    "mpt-rope": ({**LLAMA, "family": "mpt", "rms": True, "gated": True, "bias": True}, "BF16"),  # gated by gelu
+    "mpt-silu": ({**LLAMA, "family": "mpt", "rms": True, "activation": "silu"}, "BF16"),
 }
 
 
@@ -52,6 +55,23 @@ def test_steps_equal_the_reference(name):
     for step in steps():
         got, want = logits(gpu, step), logits(reference, step)
         assert distance(got, want) < 0.02, distance(got, want)
+
+
+@pytest.mark.parametrize(("name", "damage"), [("llama", 0x7FC0), ("llama", 0xFF80), ("qwen3", 0x7C00)])
+def test_the_tensor_that_holds_no_numbers_is_found(name, damage):
+    gpu, _ = models(name)
+    assert isinstance(gpu, FindsDamage)
+    assert gpu.damaged_tensor() is None
+    read, damaged = gpu.weights.read, "layers.1.mlp.down.weight"
+
+    def broken(tensor):
+        raw = read(tensor).copy()
+        if tensor == damaged:
+            raw.view(np.uint16)[-144 // 2 if name == "qwen3" else -1] = damage  # of blocks of 144 bytes, a scale
+        return raw
+
+    gpu.weights.read = broken
+    assert gpu.damaged_tensor() == damaged
 
 
 def test_exact_steps_do_not_depend_on_company_or_chunks():

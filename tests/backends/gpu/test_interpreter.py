@@ -1,4 +1,4 @@
-"""What the set-up of these tests mends in Triton's interpreter: products of bf16, and narrowing to nearest even."""
+"""What the set-up of these tests mends in the interpreter: products of bf16, narrowing to nearest even; and races."""
 
 import pytest
 
@@ -21,7 +21,15 @@ def kernels(interpreted):
         tile = tl.load(x + at)
         tl.store(y + at, tl.dot(tile, tile))
 
-    return cast, square
+    @triton.jit
+    def turn(x, y, scratch, BLOCK: tl.constexpr, BARRIER: tl.constexpr):
+        at = tl.arange(0, BLOCK)
+        tl.store(scratch + at, tl.load(x + at))
+        if BARRIER:
+            tl.debug_barrier()
+        tl.store(y + at, tl.load(scratch + BLOCK - 1 - at))
+
+    return cast, square, turn
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn", "float8_e4m3fnuz"])
@@ -37,3 +45,12 @@ def test_products_of_bf16(kernels):
     x, y = torch.randn(16, 16).bfloat16(), torch.zeros(16, 16)
     kernels[1][(1,)](x, y, SIDE=16)
     assert (y - x.float() @ x.float()).abs().max() < 1e-5
+
+
+def test_a_load_of_what_was_stored_needs_a_barrier(kernels, races):
+    x, y, scratch = (torch.arange(16.0) for _ in range(3))
+    races.barriers = 0
+    kernels[2][(3,)](x, y, scratch, BLOCK=16, BARRIER=True)
+    assert (y.tolist(), races.barriers) == (x.flip(0).tolist(), 3)
+    with pytest.raises(Exception, match="a race"):
+        kernels[2][(1,)](x, y, scratch, BLOCK=16, BARRIER=False)

@@ -1,8 +1,9 @@
 """Every kernel, with the tile chosen for each chip, compiles, passes its gates and keeps its limits.
 
-The default run compiles for one chip the heaviest case of each kernel and tile; `-m slow` every case for three chips
-and the heaviest for the others: what differs between chips of a family is their tiles and their compilers.
-`write_kernel_limits.py` compiles every case for all of them.
+The default run compiles, for a chip of each vendor, one case of each kernel that multiplies matrices: that with least
+room. `-m slow` compiles every case for three chips, and for the others the heaviest of each kernel and tile: what
+differs between chips of a family is their tiles and their compilers. `write_kernel_limits.py` compiles every case for
+all of them.
 """
 
 import kernel_limits
@@ -11,6 +12,7 @@ import pytest
 from roofline.backends.gpu.ahead import check, kernel_list
 from roofline.hardware.chips import chips
 
+DEFAULT = ("gfx942", "sm_90")
 COMPLETE = ("gfx942", "gfx1201", "sm_90")
 # (chip, whether every case is compiled)
 RUNS = [(name, name in COMPLETE) for name in chips.chips()]
@@ -20,6 +22,26 @@ LIMITS = kernel_limits.read()
 def heaviest(chip):
     """The (kernel, case) of a chip that every run compiles."""
     return {key for key, limit in LIMITS[chip].items() if limit.heaviest}
+
+
+def tightest(chip):
+    """Of each kernel with the chip's matrix instruction the heaviest case that leaves fewest waves resident."""
+    cases = {}
+    for (kernel, case), limit in LIMITS[chip].items():
+        if limit.heaviest and limit.matrix:
+            cases[kernel] = min(cases.get(kernel, (limit.waves, case)), (limit.waves, case))
+    return {(kernel, case) for kernel, (_, case) in cases.items()}
+
+
+def test_the_tightest_kernels_pass_their_gates_and_keep_their_limits(kernel_cache):
+    only = {(chip, *key) for chip in DEFAULT for key in tightest(chip)}
+    assert {(chip, kernel) for chip, kernel, _ in only} >= {(c, k) for c in DEFAULT for k in ("attend", "linear_quant")}
+    proofs = list(check.prove([chips.get(name) for name in DEFAULT], only=only, folder=kernel_cache))
+    assert not [str(violation) for proof in proofs for violation in proof.violations]
+    for chip in DEFAULT:
+        limits = {key: LIMITS[chip][key] for key in tightest(chip)}
+        of_chip = [proof for proof in proofs if proof.chip == chip]
+        assert not kernel_limits.broken(limits, of_chip, chips.get(chip)), kernel_limits.WRITE
 
 
 @pytest.fixture(scope="session")

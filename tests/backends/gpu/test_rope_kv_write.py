@@ -125,6 +125,7 @@ def test_rope_kv_write(case):
     batch, slots, _ = step([5, 1, 2], [0, 20, 9], capacity=11)
     width = (heads + 2 * kv_heads) * head_dim
     qkv = (3 * torch.randn(11, width + 16)).to(qkv_dtype)[:, :width]  # rows that lie apart
+    qkv[1] *= 1e-3  # so small that a norm's eps counts
     norms = (torch.randn(head_dim), torch.randn(head_dim)) if with_norms else None
     table = RopeTable(dim, 1e4, style) if dim else None
     turns = tuple(map(torch.from_numpy, cos_sin(table, np.arange(32)))) if table else None

@@ -91,42 +91,42 @@ void layer_norms(Checker& check) {
             }
 }
 
-void gelus(Checker& check) {
+void activations(Checker& check) {
+    using roofline::Activation;
     Random random(8);
-    for (int64_t n : {1, 16, 31, 3000}) {
-        std::vector<float> x = random.reals(n, 7.0f);
-        const float special[] = {0.0f, -0.0f, 200.0f, -200.0f, kInfinity, -kInfinity, kNan,
-                                 1e-30f, -1e-39f, 1e-39f, 1e30f, -1e30f, -13.1f, 6.0f, -6.0f};
-        for (int64_t i = 0; i < std::min<int64_t>(n, 15); i++) x[i] = special[i];
-        for (bool tanh : {false, true})
-            check(std::string(tanh ? "gelu tanh " : "gelu ") + std::to_string(n),
-                  [&](const Kernels& kernels, Output& out) {
-                      std::vector<float> y(n + 16, 7.0f);
-                      kernels.gelu(x.data(), n, tanh, y.data());
-                      out.floats(y.data(), n + 16);
-                      std::vector<float> own = x;
-                      kernels.gelu(own.data(), n, tanh, own.data());
-                      out.floats(own.data(), n);
-                  });
-        const std::vector<float> other = random.reals(n);
+    const std::pair<Activation, const char*> kinds[] = {
+        {Activation::Silu, "silu "}, {Activation::Gelu, "gelu "}, {Activation::GeluTanh, "gelu tanh "}};
+    for (int64_t n : {1, 16, 31, 3000})
+        for (const auto& [kind, name] : kinds) {
+            std::vector<float> x = random.reals(n, kind == Activation::Silu ? 50.0f : 7.0f);
+            const std::vector<float> up = random.reals(n);
+            const float special[] = {0.0f,   -0.0f,  200.0f, -200.0f, kInfinity, -kInfinity, kNan,    1e-30f, -1e-39f,
+                                     1e-39f, 1e30f,  -1e30f, -13.1f,  6.0f,      -6.0f,      -87.34f, 126.0f};
+            for (int64_t i = 0; i < std::min<int64_t>(n, 17); i++) x[i] = special[i];
+            const Activation activation = kind;
+            check(name + std::to_string(n), [&](const Kernels& kernels, Output& out) {
+                std::vector<float> y(n + 16, 7.0f);
+                kernels.activate(activation, x.data(), nullptr, n, y.data());
+                out.floats(y.data(), n + 16);
+                std::vector<float> own = x;
+                kernels.activate(activation, own.data(), nullptr, n, own.data());
+                out.floats(own.data(), n);
+            });
+            check(std::string("gated by ") + name + std::to_string(n), [&](const Kernels& kernels, Output& out) {
+                std::vector<float> y(n + 16, 7.0f);
+                kernels.activate(activation, x.data(), up.data(), n, y.data());
+                out.floats(y.data(), n + 16);
+            });
+        }
+}
+
+void sums(Checker& check) {
+    Random random(3);
+    for (int64_t n : {1, 16, 31, 1000}) {
+        const std::vector<float> x = random.reals(n, 50.0f), other = random.reals(n);
         check("add " + std::to_string(n), [&](const Kernels& kernels, Output& out) {
             std::vector<float> y(n + 16, 7.0f);
             kernels.add(x.data(), other.data(), n, y.data());
-            out.floats(y.data(), n + 16);
-        });
-    }
-}
-
-void gates(Checker& check) {
-    Random random(3);
-    for (int64_t n : {1, 16, 31, 1000}) {
-        std::vector<float> gate = random.reals(n, 50.0f);
-        const std::vector<float> up = random.reals(n);
-        const float special[] = {0.0f, -0.0f, 200.0f, -200.0f, kInfinity, -kInfinity, kNan, 1e-30f, -87.34f, 126.0f};
-        for (int64_t i = 0; i < std::min<int64_t>(n, 10); i++) gate[i] = special[i];
-        check("gated " + std::to_string(n), [&](const Kernels& kernels, Output& out) {
-            std::vector<float> y(n + 16, 7.0f);
-            kernels.gated(gate.data(), up.data(), n, y.data());
             out.floats(y.data(), n + 16);
         });
     }
@@ -220,8 +220,8 @@ void rows(Checker& check) {
     quantises(check);
     norms(check);
     layer_norms(check);
-    gelus(check);
-    gates(check);
+    activations(check);
+    sums(check);
     ropes(check);
     heads_in_bytes(check);
     conversions(check);

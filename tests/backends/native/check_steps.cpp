@@ -1,7 +1,9 @@
 // Small programs of two layers through Executable on pools of one to four threads: prompts, decodes, both together. One
 // is a Llama; the other has what MPT has, both ways it knows positions at once.
-// The records are those that backends/cpu/lower.py writes and Executable::parse reads.
-#include <memory>
+// The records are those that backends/cpu/lower.py writes and Code checks.
+#include <cstring>
+#include <string>
+#include <vector>
 
 #include "check.h"
 #include "executable.h"
@@ -11,25 +13,27 @@ using namespace roofline;
 namespace {
 
 constexpr int kWidth = 256, kHeads = 4, kKvHeads = 2, kDim = 64, kFfn = 512, kVocab = 300, kLayers = 2;
+constexpr Ref kNone{-1, 0, 0, 0};
+constexpr int64_t kLine = 64;  // bytes: of a cache line
 constexpr int kQkv = (kHeads + 2 * kKvHeads) * kDim, kTokens = 64, kCachePages = 80, kTablePositions = 640;
-
-struct Value {
-    int64_t id, base;
-};
 
 class Model {
   public:
     explicit Model(bool mpt = false)
-        : random_(500), table_(random_.reals(kTablePositions * kDim, 0.7f)), arena_(1 << 20), mpt_(mpt) {
-        const Value x = value(kWidth * 4), normed = value(kWidth * 4), quantised = value(kFfn * 4),
-                    qkv = value(kQkv * 4), q = value(kHeads * kDim * 2);
-        const Value attended = value(kWidth * 4), middle = value(2 * kFfn * 4), gated = value(kFfn * 4),
-                    taken = value(kWidth * 4);
-        logits_ = value(kVocab * 4);
-        const Matrix* head = matrix(Format::Q8_0, kVocab, kWidth);
-        record("embed", {-1, 0}, x, kWidth, kWidth, {{Format::Q8_0, head, kVocab, kWidth, 0}});
+        : random_(500), mpt_(mpt) {
+        const std::vector<float> table = random_.reals(kTablePositions * kDim, 0.7f);
+        if (!mpt) table_ = place(table.data(), table.size() * 4);
+        const float slopes[kHeads] = {0.7213475f, 0.36067376f, 0.18033688f, 0.09016844f};
+        const int64_t of_heads = place(slopes, sizeof slopes);
+        const Ref x = value(kWidth * 4), normed = value(kWidth * 4), quantised = value(kFfn * 4),
+                  qkv = value(kQkv * 4), q = value(kHeads * kDim * 2), attended = value(kWidth * 4),
+                  middle = value(2 * kFfn * 4), gated = value(kFfn * 4);
+        const Ref taken = row_value(kWidth * 4), digits = row_value(kWidth * 4);
+        logits_ = row_value(kVocab * 4);
+        const int64_t head = matrix(Format::Q8_0, kVocab, kWidth);
+        record("embed", kNone, x, kWidth, kWidth, {{Format::Q8_0, head, kVocab, kWidth, 0}});
         if (mpt) {
-            record("embed_positions", {-1, 0}, normed, kWidth, kWidth,
+            record("embed_positions", kNone, normed, kWidth, kWidth,
                    {{Format::F16, matrix(Format::F16, kTablePositions, kWidth), kTablePositions, kWidth, 0}});
             residual_ = normed;
             record("add", x, x, kWidth, kWidth, {});
@@ -44,9 +48,9 @@ class Model {
                     {qk, matrix(qk, kKvHeads * kDim, kWidth), kKvHeads * kDim, kWidth, kHeads * kDim},
                     {v, matrix(v, kKvHeads * kDim, kWidth), kKvHeads * kDim, kWidth, (kHeads + kKvHeads) * kDim}});
             layer_ = layer;
-            q_norm_ = first ? nullptr : vector(kDim);
+            q_norm_ = first ? -1 : vector(kDim);
             record("rope_write", qkv, q, kQkv, kQkv, {});
-            if (mpt) norm_weight_ = slopes_;
+            if (mpt) norm_weight_ = of_heads;
             record("attend", q, attended, kWidth, kWidth, {});
             record("quantise", attended, quantised, kWidth, kWidth, {});
             residual_ = x;
@@ -55,15 +59,17 @@ class Model {
             norm(x, quantised, true);
             if (mpt) mlp(first, quantised, middle, gated);
             else gated_mlp(first, quantised, middle, gated);
-            bias_ = mpt ? vector(kWidth) : nullptr;
+            bias_ = mpt ? vector(kWidth) : -1;
             residual_ = x;
             record("linear", quantised, x, kFfn, kWidth,
                    {{Format::Q5_K, matrix(Format::Q5_K, kWidth, kFfn), kWidth, kFfn, 0}});
         }
         record("take_rows", x, taken, kWidth, kWidth, {}, true);
         norm_weight_ = vector(kWidth);
-        record("norm_quantise", taken, quantised, kWidth, kWidth, {}, true, 2);
-        record("linear", quantised, logits_, kWidth, kVocab, {{Format::Q8_0, head, kVocab, kWidth, 0}}, true, 2);
+        record("norm_quantise", taken, digits, kWidth, kWidth, {}, true, 2);
+        record("linear", digits, logits_, kWidth, kVocab, {{Format::Q8_0, head, kVocab, kWidth, 0}}, true, 2);
+        image_.resize(bytes_.size() + kLine);
+        std::memcpy(aligned(image_), bytes_.data(), bytes_.size());
     }
 
     // Logits of every step, from a cache whose pages hold a prefix of sequence 2 and otherwise NaN.
@@ -71,10 +77,11 @@ class Model {
         const int64_t head_bytes = page_head_bytes(kDim, int8), page_bytes = 2 * kKvHeads * head_bytes;
         std::vector<uint8_t> cache(kCachePages * kLayers * page_bytes, 0xff);
         Random random(600);
-        for (int page = 40; page < 40 + 34;
-             page++)  // 530 keys are there before its first step, and a few that are not read
+        // 530 keys are there before its first step, and a few that are not read.
+        for (int page = 40; page < 40 + 34; page++)
             for (int64_t i = 0; i < kLayers * 2 * kKvHeads; i++) {
-                uint8_t* head = cache.data() + page * kLayers * page_bytes + i * head_bytes;
+                const int64_t layer = i / (2 * kKvHeads), at = layer * kCachePages + page;
+                uint8_t* head = cache.data() + at * page_bytes + i % (2 * kKvHeads) * head_bytes;
                 for (int64_t j = 0; j < kDim * 16; j++) {
                     const uint16_t half = (uint16_t)(bits_of(random.real()) >> 16);
                     if (int8)
@@ -87,17 +94,19 @@ class Model {
                     std::memcpy(head + kDim * 16 + slot * 4, &scale, 4);
                 }
             }
-        Attention a;
-        a.heads = kHeads, a.kv_heads = kKvHeads, a.head_dim = kDim, a.window = window, a.interleaved = interleaved;
-        a.q_scale = 0.18033688f, a.eps = 1e-6f, a.table = mpt_ ? nullptr : table_.data();
-        a.cache = cache.data(), a.int8 = int8, a.page_stride = kLayers * page_bytes, a.layer_stride = page_bytes;
+        ModelShape shape;
+        shape.image_bytes = (int64_t)bytes_.size(), shape.table = table_, shape.positions = kTablePositions;
+        shape.vocab = kVocab, shape.logits = logits_, shape.arena[1] = token_bytes_, shape.arena[2] = row_bytes_;
+        shape.layers = kLayers, shape.heads = kHeads, shape.kv_heads = kKvHeads, shape.head_dim = kDim;
+        shape.window = window, shape.interleaved = interleaved, shape.q_scale = 0.18033688, shape.eps = 1e-6;
+        const Code code(code_, shape, false);
         std::vector<int32_t> batch(kFieldCount * 128);
-        std::vector<int64_t> fields;
-        for (int f = 0; f < kFieldCount; f++) fields.push_back(f * 128);
-        std::vector<float> arena(arena_.size() / 4 + 16);
-        uint8_t* memory = (uint8_t*)(((uintptr_t)arena.data() + 63) / 64 * 64);
-        Executable executable(&kernels, threads, code_, nullptr, a, batch.data(), fields, memory,
-                              {logits_.id, logits_.base, 0, 0}, kVocab);
+        std::vector<uint8_t> arena(code.arena_bytes(kTokens, kTokens) + kLine);
+        Places places{aligned(image_), nullptr, aligned(arena), cache.data(), int8, batch.data(), {}};
+        if (!mpt_) places.table = (const float*)(places.image + table_);
+        for (int f = 0; f < kFieldCount; f++) places.fields.push_back(f * 128);
+        Executable executable(&kernels, threads, code, places,
+                              {kTokens, 127, kTokens, 128, kCachePages, kTablePositions});
         struct Part {
             int sequence, first, count;
         };
@@ -132,23 +141,23 @@ class Model {
   private:
     struct Piece {
         Format format;
-        const Matrix* weight;
+        int64_t weight;
         int64_t rows, k, column;
     };
     using Segments = std::vector<Piece>;
 
-    void norm(Value x, Value y, bool quantise) {
+    void norm(Ref x, Ref y, bool quantise) {
         norm_weight_ = vector(kWidth);
-        bias_ = mpt_ ? vector(kWidth) : nullptr;
+        bias_ = mpt_ ? vector(kWidth) : -1;
         record(std::string(mpt_ ? "layer_norm" : "norm") + (quantise ? "_quantise" : ""), x, y, kWidth, kWidth, {});
     }
-    void gated_mlp(bool first, Value x, Value middle, Value gated) {
+    void gated_mlp(bool first, Ref x, Ref middle, Ref gated) {
         const Segments up = {{Format::Q4_0, matrix(Format::Q4_0, kFfn, kWidth), kFfn, kWidth, 0},
                              {Format::Q4_0, matrix(Format::Q4_0, kFfn, kWidth), kFfn, kWidth, first ? 0 : kFfn}};
         record(first ? "linear_gated" : "linear", x, first ? gated : middle, kWidth, first ? kFfn : 2 * kFfn, up);
         record(first ? "quantise" : "gated_quantise", first ? gated : middle, x, kFfn, kFfn, {});
     }
-    void mlp(bool first, Value x, Value middle, Value gated) {
+    void mlp(bool first, Ref x, Ref middle, Ref gated) {
         bias_ = vector(kFfn);
         record("linear", x, middle, kWidth, kFfn,
                {{Format::Q4_0, matrix(Format::Q4_0, kFfn, kWidth), kFfn, kWidth, 0}});
@@ -156,22 +165,31 @@ class Model {
         record("gelu_tanh", middle, gated, kFfn, kFfn, {});
         record("quantise", gated, x, kFfn, kFfn, {});
     }
-    Value value(int64_t row_bytes) {  // room for every token of a step; digits and scales of a row fit into its floats
-        const Value v{next_id_++, arena_used_};
-        arena_used_ += (row_bytes * kTokens + 63) / 64 * 64;
-        arena_.resize(arena_used_);
-        return v;
+    // Room for a row of each token, or of each logit row; digits and scales of a row fit into its floats.
+    Ref value(int64_t bytes) {
+        token_bytes_ += (bytes + kLine - 1) / kLine * kLine;
+        return {next_id_++, 0, token_bytes_ - (bytes + kLine - 1) / kLine * kLine, 0};
     }
-    const Matrix* matrix(Format f, int64_t rows, int64_t k) {
-        matrices_.push_back(std::make_unique<Matrix>(f, rows, k, random_));
-        return matrices_.back().get();
+    // To be called after all calls of `value`: these lie behind the tokens' values.
+    Ref row_value(int64_t bytes) {
+        row_bytes_ += (bytes + kLine - 1) / kLine * kLine;
+        return {next_id_++, 0, token_bytes_, row_bytes_ - (bytes + kLine - 1) / kLine * kLine};
     }
-    const float* vector(int n) {
-        vectors_.push_back(std::make_unique<std::vector<float>>(random_.reals(n)));
-        return vectors_.back()->data();
+    int64_t matrix(Format f, int64_t rows, int64_t k) {
+        const Matrix packed(f, rows, k, random_);
+        return place(packed.tiles(), (rows + kTileRows - 1) / kTileRows * tile_bytes(f, k));
     }
-    static int64_t place(const void* address) { return address ? (int64_t)address : -1; }  // from address 0 here
-    static Ref ref(Value v) { return {v.id, v.base, 0, 0}; }
+    int64_t vector(int n) { return place(random_.reals(n).data(), n * sizeof(float)); }
+    // Where a copy of the data lies in the image.
+    int64_t place(const void* data, size_t count) {
+        const size_t at = (bytes_.size() + kLine - 1) / kLine * kLine;
+        bytes_.resize(at + count);
+        std::memcpy(bytes_.data() + at, data, count);
+        return (int64_t)at;
+    }
+    static uint8_t* aligned(std::vector<uint8_t>& memory) {
+        return (uint8_t*)(((uintptr_t)memory.data() + kLine - 1) / kLine * kLine);
+    }
     static int64_t number(const std::string& name) {
         int64_t n = 0;
         while (kOperations[n].name != name) n++;
@@ -179,15 +197,15 @@ class Model {
     }
     // Appends the record of an operation by its name in records.h. Takes the norm weight, bias, q and k norm and
     // residual that were set for it.
-    void record(const std::string& name, Value x, Value y, int64_t width, int64_t stride, const Segments& pieces,
+    void record(const std::string& name, const Ref& x, const Ref& y, int64_t width, int64_t stride, const Segments& pieces,
                 bool over_rows = false, int digits = 1) {
-        append(Record{number(name), over_rows, digits, ref(x), ref(y), ref(residual_), width, stride, place(norm_weight_),
-                      place(bias_), 1e-5, layer_, place(q_norm_), place(q_norm_), (int64_t)pieces.size()});
+        append(Record{number(name), over_rows, digits, x, y, residual_, width, stride, norm_weight_, bias_, 1e-5, layer_,
+                      q_norm_, q_norm_, (int64_t)pieces.size()});
         for (const Piece& p : pieces)
-            append(roofline::Piece{(int64_t)p.format, place(p.weight->tiles()), p.rows, p.k, p.column});
-        norm_weight_ = bias_ = nullptr;
-        if (name != "rope_write") q_norm_ = nullptr;
-        residual_ = {-1, 0};
+            append(roofline::Piece{(int64_t)p.format, p.weight, p.rows, p.k, p.column});
+        norm_weight_ = bias_ = -1;
+        if (name != "rope_write") q_norm_ = -1;
+        residual_ = kNone;
     }
     template <class T>
     void append(const T& part) {
@@ -197,17 +215,13 @@ class Model {
     }
 
     Random random_;
-    std::vector<float> table_;
-    std::vector<uint8_t> arena_;
-    int64_t next_id_ = 0, arena_used_ = 0;
-    int layer_ = 0;
     const bool mpt_;
-    const float slopes_[kHeads] = {0.7213475f, 0.36067376f, 0.18033688f, 0.09016844f};
-    const float *norm_weight_ = nullptr, *bias_ = nullptr, *q_norm_ = nullptr;
-    Value residual_{-1, 0}, logits_{};
+    int64_t next_id_ = 0, token_bytes_ = 0, row_bytes_ = 0;  // of the arena
+    int64_t table_ = -1, norm_weight_ = -1, bias_ = -1, q_norm_ = -1;
+    int layer_ = 0;
+    Ref residual_ = kNone, logits_ = kNone;
     std::vector<int64_t> code_;
-    std::vector<std::unique_ptr<Matrix>> matrices_;
-    std::vector<std::unique_ptr<std::vector<float>>> vectors_;
+    std::vector<uint8_t> bytes_, image_;  // the same, the second from a cache line on
 };
 
 }  // namespace

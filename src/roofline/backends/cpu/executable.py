@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -11,11 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import roofline._native as _native
-from roofline.backends.base import Clock, MonotonicClock, StepCost
+from roofline.backends.base import BackgroundCheck, Clock, MonotonicClock, StepCost
 from roofline.backends.capacity import Capacity
 from roofline.backends.cpu.lowered import Identity, Lowered
+from roofline.backends.cpu.weights_check import StepEdges, WeightsCheck
 from roofline.backends.prices import PriceTable, StepPrices
 from roofline.backends.sampling import MAX_LOGPROBS, Sampled, SampleRows
+from roofline.common.errors import CapacityError
+from roofline.hardware.detect import detect
 from roofline.hardware.roofs import Roofs
 from roofline.ops.batch import FIELDS, PAGE_TOKENS, Batch, BatchLimits
 from roofline.ops.symbol import kv_head_bytes
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
     from roofline.backends.cpu.memory import Image
     from roofline.ops.collectives import Group
     from roofline.program.ir import Program
+
+SMALL_ARENA = 1 << 30  # bytes; every machine has so many
 
 
 @dataclass(frozen=True)
@@ -71,37 +77,33 @@ class CpuExecutable:
         exchange: "Callable[[np.ndarray, Batch], dict[int, Exchange]] | None" = None,
     ) -> None:
         lowered, limits, num_pages = model.lowered, capacity.limits, capacity.num_pages
+        code = lowered.checked  # before any of its numbers is used
         self.isa, self.threads, self.limits = isa, threads, limits
         self.max_context, self.num_pages = capacity.max_context, num_pages
         self.clock: Clock = MonotonicClock()
         self.batch = Batch(limits)
         self.vocab_size = lowered.vocab
         self.image, self._model = image, model
-        constant, per_token, per_row = lowered.arena
-        self._arena = _native.Memory(constant + per_token * limits.tokens + per_row * limits.rows + 64)
+        self.weights_check: BackgroundCheck | None = None
+        self._steps = StepEdges()
+        self._arena = _native.Memory(_arena_bytes(lowered, limits) + 64)
         self._exchanges = exchange(self._arena.view(), self.batch) if exchange is not None else {}
         shape = lowered.attention
         layer_page = 2 * shape.kv_heads * PAGE_TOKENS * kv_head_bytes(model.kv_dtype, shape.head_dim)  # K and V
         self.page_bytes = layer_page * shape.layers
         self._cache = _native.Memory(self.page_bytes * num_pages)
-        attention: dict[str, object] = vars(shape) | {
-            "table": self._rope_table(),
-            "cache": self._cache.address,
-            "int8": model.kv_dtype == "int8",
-            "page_stride": layer_page,
-            "layer_stride": layer_page * num_pages,
-        }
         self._core = _native.Executable(
             isa,
             threads,
-            lowered.code,
-            image.address,
-            attention,
+            code,
+            image.view(),
+            self._rope_table(),
+            self._arena,
+            self._cache,
+            model.kv_dtype == "int8",
             self.batch.buffer,
             [self.batch.offsets[name] for name in FIELDS],
-            self._arena.address,
-            list(lowered.logits),
-            self.vocab_size,
+            [limits.tokens, limits.segments, limits.rows, limits.pages, num_pages, self.max_context],
         )
         self.fingerprint = _fingerprint(model, isa)
         self.program_hash = model.identity.program_hash
@@ -179,6 +181,11 @@ class CpuExecutable:
 
         return lay_out(self.program, self._model.lowered.positions)
 
+    def damaged_tensor(self) -> str | None:
+        from roofline.backends.cpu.truth import damaged_tensor
+
+        return damaged_tensor(self)
+
     def choose(self, ops: Iterable[int], regime: int, variant: str) -> None:
         """How these ops (indices into the Program) are computed in steps of that regime (select.REGIMES).
 
@@ -189,10 +196,14 @@ class CpuExecutable:
 
     def forward(self) -> None:
         """Run the step in `batch`; the GIL is free meanwhile."""
-        at = self._core.forward()
-        while exchange := self._exchanges.get(at):
-            exchange()
-            at = self._core.forward(at + 1)
+        self._steps.count += 1
+        try:
+            at = self._core.forward()
+            while exchange := self._exchanges.get(at):
+                exchange()
+                at = self._core.forward(at + 1)
+        finally:
+            self._steps.count += 1
 
     def run(self, carried: "Mapping[str, Tensor]") -> "Tensor":
         """As `forward`, for ranks: the step's logits, a view valid until the next."""
@@ -234,20 +245,39 @@ class CpuExecutable:
     def op_seconds(self) -> list[float]:
         return self._core.op_seconds()
 
+    def weights_hash(self, nbytes: int) -> str:
+        return hashlib.sha256(self.image.view()[:nbytes].data).hexdigest()
+
+    def check_weights(self, nbytes: int, sha256: str, problem: str, ended: Callable[[str | None], None]) -> None:
+        self.weights_check = WeightsCheck(self.image, nbytes, sha256, problem, self._steps, ended)
+        weakref.finalize(self, self.weights_check.stop)  # a model that nobody has any more need not be checked
+
     def close(self) -> None:
+        if self.weights_check is not None:
+            self.weights_check.stop()
         del self._core, self.image, self._arena, self._cache
 
-    def _rope_table(self) -> int:
-        """Address of the rope table (0: none): the image's, or our own where more positions are served than it has."""
-        if self._model.lowered.table < 0:
-            return 0
-        if self.max_context <= self._model.lowered.positions:
-            return int(self.image.address + self._model.lowered.table)
+    def _rope_table(self) -> np.ndarray | None:
+        """A rope table of our own where more positions are served than the image's has."""
+        lowered = self._model.lowered
+        if lowered.table < 0 or self.max_context <= lowered.positions:
+            return None
         from roofline.backends.cpu.memory import rope_array
 
         (table,) = self.program.tables.values()
-        self._table = rope_array(table, self.max_context, self._model.lowered.attention.head_dim)
-        return int(self._table.ctypes.data)
+        return rope_array(table, self.max_context, lowered.attention.head_dim)
+
+
+def _arena_bytes(lowered: Lowered, limits: BatchLimits) -> int:
+    """Raises CapacityError where the largest step needs more memory than is free."""
+    constant, per_token, per_row = lowered.arena
+    needed = constant + per_token * limits.tokens + per_row * limits.rows
+    if needed <= SMALL_ARENA:
+        return needed  # to look for free memory would take a part of a millisecond
+    free = detect().memory_available
+    if free is not None and needed > free:
+        raise CapacityError("a step", needed, free, "bytes", "Lower max_batch_tokens or max_running.")
+    return needed
 
 
 def _model(planned: "Program", lowered: Lowered, identity: Identity) -> CpuModel:

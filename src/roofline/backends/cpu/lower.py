@@ -35,6 +35,10 @@ _OPERATIONS = {
     "attend": "attend",
     "silu_mul": "gated",
     "silu_mul_quantize": "gated_quantise",
+    "silu": "silu",
+    "silu_quantize": "silu_quantise",
+    "gelu_mul": "gelu_gated",
+    "gelu_mul_quantize": "gelu_gated_quantise",
     "gelu": "gelu",
     "gelu_quantize": "gelu_quantise",
     "add": "add",
@@ -42,7 +46,12 @@ _OPERATIONS = {
     "all_reduce": "exchange",
     "all_gather": "exchange",
 }
-_TANH = {"gelu": "gelu_tanh", "gelu_quantise": "gelu_tanh_quantise"}
+_TANH = {
+    "gelu": "gelu_tanh",
+    "gelu_quantise": "gelu_tanh_quantise",
+    "gelu_gated": "gelu_tanh_gated",
+    "gelu_gated_quantise": "gelu_tanh_gated_quantise",
+}
 Ref = tuple[int, int, int, int]
 NONE: Ref = (-1, 0, 0, 0)
 NO_KERNEL = (
@@ -117,6 +126,7 @@ def lower(program: Program, layout: Layout) -> Lowered:
         positions=layout.positions,
         matrix_bytes=layout.matrix_bytes,
         nbytes=layout.nbytes,
+        exchanges=any(instr.exchanges for instr in program.body),
     )
 
 

@@ -3,10 +3,15 @@
 import struct
 import zlib
 from dataclasses import astuple, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from roofline.common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from roofline import _native
 
 MAGIC = b"RLBUNDLE"
 BYTE_ORDER = 0x0102030405060708
@@ -38,7 +43,7 @@ class Lowered:
 
     code: int64 records; logits: reference to their value; arena: bytes as (constant, a token, a row); table: place of
     the rope table in the image, -1: none; positions: its own, or what a model without one serves; matrix_bytes, nbytes:
-    of the image (see layout.py).
+    of the image (see layout.py); exchanges: whether ranks share the model, which those of a bundle never do.
     """
 
     code: np.ndarray
@@ -50,6 +55,20 @@ class Lowered:
     positions: int
     matrix_bytes: int
     nbytes: int
+    exchanges: bool = False
+
+    @cached_property
+    def checked(self) -> "_native.Code":
+        """What the core runs: every record checked, as a file may say anything.
+
+        Raises ConfigError with the number of the operation and the field that cannot be.
+        """
+        from roofline import _native
+
+        try:
+            return _native.Code(self.code, vars(self) | vars(self.attention), self.exchanges)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -98,8 +117,17 @@ def from_bytes(data: bytes, versions: tuple[int, int]) -> tuple[Lowered, Identit
     layers, heads, kv_heads, head_dim, window, interleaved, q_scale, eps = f[12:20]
     attention = Attention(layers, heads, kv_heads, head_dim, window, bool(interleaved), q_scale, eps)
     eos_at, eos_count, bos, code_at, code_count = f[20:25]
-    code_numbers = np.frombuffer(data, "<i8", code_count, code_at)
     nbytes, matrix_bytes, table, positions, vocab = f[:5]
+    code_numbers = _numbers(data, code_at, code_count)
     lowered = Lowered(code_numbers, f[5:9], f[9:12], attention, vocab, table, positions, matrix_bytes, nbytes)
-    eos = tuple(np.frombuffer(data, "<i8", eos_count, eos_at).tolist())
+    eos = tuple(_numbers(data, eos_at, eos_count).tolist())
+    if not all(0 <= i < vocab for i in eos) or not -1 <= bos < vocab:
+        raise ConfigError("it has a special id outside the vocabulary")
     return lowered, Identity(f[25].hex(), f[26].hex(), None if bos < 0 else bos, eos)
+
+
+def _numbers(data: bytes, start: int, count: int) -> np.ndarray:
+    """int64: so many numbers of the file from byte `start` on."""
+    if start < 0 or start % 8 or not 0 <= count <= (len(data) - start) // 8:
+        raise ConfigError("it names a place outside itself")
+    return np.frombuffer(data, "<i8", count, start)

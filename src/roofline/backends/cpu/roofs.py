@@ -27,7 +27,7 @@ def measure_roofs(
     machine = detect.detect()
     room = max((machine.memory_available or 512 * MIB) // 4, MIB)
     if reads is None:
-        reads = [size for size in READ_SIZES if size <= 100 * MIB or not quick]
+        reads = _read_sizes(quick)
     sizes = [size for size in reads if size <= room] or [min(reads[0], room)]
     seconds = 0.08 if quick else 0.3
     ops = {kind: _native.roof_ops(kind, isa, threads, seconds) for kind in ("int8", "bf16", "f32")}
@@ -60,7 +60,12 @@ def ensure_roofs(
     stored = stored_roofs(threads=threads, isa=isa)
     if stored is not None and not again:
         return stored
-    fresh = measure_roofs(quick=quick, threads=threads, isa=isa)
+    kept = () if stored is None else (size for size, _ in stored.reads)  # any of them may be too low
+    fresh = measure_roofs(quick=quick, threads=threads, isa=isa, reads=sorted({*_read_sizes(quick), *kept}))
     roofs = fresh if stored is None else highest(stored, fresh)
     store.store(roofs, detect.detect().fingerprint)
     return roofs
+
+
+def _read_sizes(quick: bool) -> list[int]:
+    return [size for size in READ_SIZES if size <= 100 * MIB or not quick]

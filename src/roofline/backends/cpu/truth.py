@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from roofline.common.errors import RooflineError
+from roofline.common.errors import ConfigError, RooflineError
 from roofline.ops import formats
 
 if TYPE_CHECKING:
-    from roofline.backends.checkpoint import Tensors
+    from roofline.backends.checkpoint import Checkpoint
     from roofline.backends.cpu.executable import CpuExecutable
     from roofline.backends.cpu.layout import Layout
     from roofline.program.ir import Program
@@ -33,9 +33,21 @@ class Sample:
     address: int
     raw: bytes
 
+    def fits(self, nbytes: int) -> bool:
+        """Whether it is of a known format, and its packed tile lies in an image of so many bytes."""
+        from roofline import _native
 
-def samples(program: "Program", layout: "Layout", source: "Tensors") -> list[Sample]:
-    """One Sample for each weight format of a Program."""
+        packed = formats.packed(self.format)
+        if packed.name not in _native.format_names() or not 1 <= self.rows <= ROWS or not 1 <= self.columns < 1 << 24:
+            return False
+        if self.columns % packed.block or len(self.raw) != formats.get(self.format).nbytes((self.rows, self.columns)):
+            return False
+        size = _native.tile_bytes(_native.format_names().index(packed.name), self.columns)
+        return 0 <= self.address <= nbytes - size and self.address % 64 == 0
+
+
+def samples(program: "Program", layout: "Layout", source: "Checkpoint") -> list[Sample]:
+    """One Sample for each weight format of a Program. Raises ConfigError where one is not all numbers."""
     by_format: dict[str, Sample] = {}
     for name, pieces in layout.matrices.items():
         for piece, packed in zip(program.weights[name].pieces, pieces, strict=True):
@@ -44,11 +56,37 @@ def samples(program: "Program", layout: "Layout", source: "Tensors") -> list[Sam
             rows = min(ROWS, packed.rows)
             first = replace(piece, stop=piece.start + rows)
             raw = first.bytes_of(source.read(piece.tensor), packed.columns).tobytes()
+            values = formats.get(piece.format).dequantize(np.frombuffer(raw, np.uint8), (rows, packed.columns))
+            if not np.isfinite(values).all():
+                damage = "holds NaN or infinity, so the file is damaged"
+                raise ConfigError(f"{source.path}: tensor {piece.tensor!r}: {damage}")
             by_format[piece.format] = Sample(piece.format, piece.tensor, rows, packed.columns, packed.address, raw)
     return list(by_format.values())
 
 
-def check_kernels(executable: "CpuExecutable", source: "Tensors") -> list[str]:
+def damaged_tensor(executable: "CpuExecutable") -> str | None:
+    """A tensor of the image that holds NaN or infinity, None where none does. Reads all weights once, as a step does:
+    a matrix is multiplied by ones, which needs no knowledge of how it is packed."""
+    import ctypes
+
+    from roofline import _native
+
+    program, layout, base = executable.program, executable.layout, executable.image.address
+    for name, place in layout.vectors.items():
+        size = program.weights[name].shape[0]
+        if not np.isfinite(np.ctypeslib.as_array((ctypes.c_float * size).from_address(base + place))).all():
+            return program.weights[name].pieces[0].tensor
+    for name, pieces in layout.matrices.items():
+        for piece, packed in zip(program.weights[name].pieces, pieces, strict=True):
+            x, y = np.ones((1, packed.columns), np.float32), np.empty((1, packed.rows), np.float32)
+            at = base + packed.address
+            _native.kernels.linear(executable.isa, packed.format, at, packed.rows, packed.columns, x, y)
+            if not np.isfinite(y).all():
+                return piece.tensor
+    return None
+
+
+def check_kernels(executable: "CpuExecutable", source: "Checkpoint") -> list[str]:
     """`check_samples` for an executable whose file is at hand. Returns the formats that were checked."""
     checked = samples(executable.program, executable.layout, source)
     check_samples(executable.isa, executable.image.address, checked)

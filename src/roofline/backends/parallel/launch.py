@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from roofline.backends.parallel.ranks import RankError
 from roofline.common import log
+from roofline.common.processes import describe_end
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -100,6 +101,5 @@ class Launched:
                 return f"rank {rank} of {self.size} failed: {self.store.get(f'failed/{rank}').decode()}"
             status = process.poll()
             if status not in (None, LOST):
-                how = f"signal {-status}" if status < 0 else f"exit status {status}"
-                return f"rank {rank} of {self.size} ended ({how})"
+                return f"rank {rank} of {self.size} ended ({describe_end(status)})"
         return None

@@ -157,6 +157,9 @@ class Ranks:
 
         if dist.is_initialized():
             dist.destroy_process_group()
+            # The threads of gloo end with the last reference: one that releases a tensor while the interpreter ends
+            # would abort the process.
+            del self._stages, self._tensor
 
     def _all(self, x: "Tensor") -> "list[Tensor]":
         import torch

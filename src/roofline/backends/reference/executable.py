@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from roofline.backends.base import Clock, MonotonicClock, StepCost
-from roofline.backends.checkpoint import Tensors
+from roofline.backends.checkpoint import Tensors, damaged_tensor
 from roofline.backends.prices import PriceTable, StepPrices
 from roofline.backends.reference.cache import PagedCache
 from roofline.backends.reference.interpreter import Interpreter
@@ -88,6 +88,9 @@ class ReferenceExecutable:
 
     def sample_of(self, logits: "Tensor", rows: SampleRows) -> Sampled:
         return sample(logits.numpy(), rows)
+
+    def damaged_tensor(self) -> str | None:
+        return damaged_tensor(self.program, self.read)
 
     def step_cost(self) -> StepCost:
         return self._prices.of(self.batch)

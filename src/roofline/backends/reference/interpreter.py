@@ -104,7 +104,7 @@ class Interpreter:
     def _op_linear_silu_mul(self, instr: Instr, x: "Tensor | Q8Rows") -> "Tensor":
         gate, up = halves(self._op_linear(instr, x), None)
         if instr.attr("gate_order") == "exp2":
-            return orders.silu_mul_exp2(gate, up)
+            return orders.silu_exp2(gate) * up
         return registry.get("silu_mul").reference(gate, up)
 
     def _op_rms_norm(self, instr: Instr, x: "Tensor", heads: int | None = None, weight: int = 0) -> "Tensor":
@@ -126,9 +126,20 @@ class Interpreter:
         exact = instr.attr("order") == "exp2"
         return orders.gelu_exp2(x, instr.attr("tanh")) if exact else self._by_reference(instr, [x])
 
+    def _op_silu(self, instr: Instr, x: "Tensor") -> "Tensor":
+        return orders.silu_exp2(x) if instr.attr("order") == "exp2" else self._by_reference(instr, [x])
+
     def _op_silu_mul(self, instr: Instr, gate: "Tensor", up: "Tensor | None" = None) -> "Tensor":
-        exact = instr.attr("order") == "exp2"
-        return orders.silu_mul_exp2(*halves(gate, up)) if exact else self._by_reference(instr, [gate, up])
+        if instr.attr("order") != "exp2":
+            return self._by_reference(instr, [gate, up])
+        gate, up = halves(gate, up)
+        return orders.silu_exp2(gate) * up
+
+    def _op_gelu_mul(self, instr: Instr, gate: "Tensor", up: "Tensor | None" = None) -> "Tensor":
+        if instr.attr("order") != "exp2":
+            return self._by_reference(instr, [gate, up])
+        gate, up = halves(gate, up)
+        return orders.gelu_exp2(gate, instr.attr("tanh")) * up
 
     def _op_rope(self, instr: Instr, x: "Tensor", positions: "Tensor", heads: int | None = None) -> "Tensor":
         import torch

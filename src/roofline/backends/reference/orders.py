@@ -112,9 +112,9 @@ def gelu_exp2(x: "Tensor", tanh: bool) -> "Tensor":
     return fma(0.0 - a, normal_tail(a), torch.where(x < 0, torch.zeros_like(x), x))
 
 
-def silu_mul_exp2(gate: "Tensor", up: "Tensor") -> "Tensor":
-    """Order "exp2": (gate / (1 + 2^(-gate * log2 e))) * up."""
-    return (gate / (1.0 + exp2_signed(-gate * LOG2E))) * up
+def silu_exp2(x: "Tensor") -> "Tensor":
+    """Order "exp2": x / (1 + 2^(-x * log2 e))."""
+    return x / (1.0 + exp2_signed(-x * LOG2E))
 
 
 @dataclass

@@ -12,13 +12,16 @@ _MASK64 = (1 << 64) - 1
 
 
 def sample(logits: np.ndarray, rows: SampleRows) -> Sampled:
-    """One id for each row of float32 logits [rows, vocab]."""
+    """One id for each row of float32 logits [rows, vocab]; -1 for a row that holds NaN."""
     ids = np.zeros(rows.rows, np.int32)
     logprob = np.full(rows.rows, np.nan, np.float32)
     top_ids = np.full((rows.rows, MAX_LOGPROBS), -1, np.int32)
     top_logprobs = np.full((rows.rows, MAX_LOGPROBS), np.nan, np.float32)
     for row in range(rows.rows):
         raw = logits[row].astype(np.float32)
+        if np.isnan(raw).any():
+            ids[row] = -1
+            continue
         ids[row] = choose(raw, rows, row)
         count = int(rows.logprobs[row])
         if count >= 0:

@@ -9,11 +9,11 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from roofline.bench.adjacent_roofs import TOLERANCE
 from roofline.bench.latency.limits import Limit
 from roofline.bench.latency.runners import Opened, Runner
 from roofline.common.errors import ConfigError, describe_error
 from roofline.common.json_types import JsonObject
+from roofline.hardware.roofs import TOLERANCE
 
 NEW = 32  # tokens that a decode cell makes
 
@@ -108,9 +108,9 @@ def row(cell: Cell, times: Sequence[Times], eager: Sequence[Times] | None, limit
     latency = spread([each.latency for each in repeats])
     tpots = [each.tpot for each in repeats if each.tpot is not None]
     timed = statistics.median(tpots) * (cell.new - 1) if tpots else latency["median"]
-    share: JsonObject = {"share": round(limit.seconds / timed, 4)}
+    share: JsonObject = {"share": round(min(1.0, limit.seconds / timed), 4)}
     if limit.seconds > timed * TOLERANCE:
-        why = f"{limit.seconds / timed:.0%} of the roofs measured beside it, which cannot be: measure again"
+        why = "it was faster than the roofs measured beside it: the machine was busy meanwhile, measure again"
         share = {"share": None, "no_share": why}
     figures: JsonObject = {
         "first_s": first.latency,

@@ -156,6 +156,12 @@ def _of_ours(rung: Rung, here: Here, backends: Sequence[str], native: bool) -> l
     ]
 
 
+def _beyond_transformers(config: JsonMapping) -> bool:
+    """Whether an MPT has a switch that transformers' would ignore."""
+    switched = any(config.get(name) for name in ("rms", "gated")) or config.get("activation", "gelu") != "gelu"
+    return switched or config.get("positions") == "rope" or config.get("kv_heads") != config.get("heads")
+
+
 def _of_torch(rung: Rung, here: Here, config: JsonMapping) -> list[tuple[bool, str]]:
     """The same of torch's model."""
     techniques, cpu, family = rung.techniques, here.device == "cpu", config["family"]
@@ -168,6 +174,7 @@ def _of_torch(rung: Rung, here: Here, config: JsonMapping) -> list[tuple[bool, s
         *((not here.has(name), f"{name} is not installed: pip install {name}") for name in ("torch", "transformers")),
         (own_attention, f"transformers has one attention for {family} models, which cannot be chosen"),
         (config.get("positions") == "learned", f"transformers' {family} has no learned positions"),
+        (family == "mpt" and _beyond_transformers(config), "transformers' mpt has only ALiBi, one MLP and layer norms"),
         ("compile" in techniques and not here.compiler, f"torch.compile needs {compiler}"),
         ("sdpa" in techniques and cpu, "torch has no memory-efficient kernel for CPUs; flash runs there"),
         ("xformers" in techniques and cpu, "xformers has kernels for GPUs alone"),

@@ -9,17 +9,17 @@ On a GPU ops are timed on the device, and whole steps on the host: from filling 
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from roofline import bundle
 from roofline.backends.base import Executable, MeasuresRoofs, TimesOps
 from roofline.backends.options import LoadOptions
 from roofline.backends.sampling import SampleRows
-from roofline.bench.adjacent_roofs import TOLERANCE, TRIES
 from roofline.bench.workloads import token_ids
-from roofline.common.errors import CapacityError, RooflineError, UnsupportedError
+from roofline.common.errors import CapacityError, UnsupportedError
 from roofline.common.json_types import JsonObject
-from roofline.hardware.roofs import Roofs, highest
+from roofline.hardware.roofs import Roofs, highest, reachable
 from roofline.ops.batch import PAGE_TOKENS, Segment
 from roofline.program.overview import Label, labels
 from roofline.program.passes.price import Work, amount, arithmetic, price, seconds, segment_work
@@ -135,6 +135,11 @@ class Profile:
         return self.limit_seconds / self.step_seconds
 
     @property
+    def highest_share(self) -> float:
+        """Of the roof: of an op, or of the step."""
+        return max(self.share, *(op.share for op in self.ops))
+
+    @property
     def unexplained_seconds(self) -> float:
         """What the timed run took outside of its ops: starting threads, planning the step, Python; on a device gaps
         between ops, and less than nothing where its graphs are faster than the list that is timed."""
@@ -174,10 +179,7 @@ def working_set(program: "Program", step: Step) -> int:
 def summarise(
     program: "Program", step: Step, timings: Sequence[Timing], plain: Sequence[float], roofs: Roofs
 ) -> Profile:
-    """The figures of a step from its runs with clocks and its runs without (seconds each).
-
-    Raises RooflineError where a share of the roof is above 100 %.
-    """
+    """The figures of a step from its runs with clocks and its runs without (seconds each)."""
     best = fastest(timings)
     untimed = sorted(plain)[: counted(len(plain))]
     (group,) = program.kv_groups.values()
@@ -202,9 +204,7 @@ def summarise(
     if not on_device:
         step_seconds = min(step_seconds, best.total)  # clocks can only slow a step: the rest is noise
     timed, runs = step_seconds if on_device else best.total, len(plain) + len(timings)
-    profile = Profile(step, tuple(ops), step_seconds, timed, runs, touched, roofs, on_device)
-    _refuse_above_the_roof(profile)
-    return profile
+    return Profile(step, tuple(ops), step_seconds, timed, runs, touched, roofs, on_device)
 
 
 def _merged(program: "Program", step: Step) -> list[Label]:
@@ -223,19 +223,6 @@ def _total(calls: Sequence[OpTime]) -> OpTime:
     names = ("calls", "seconds", "flops", "weight_bytes", "kv_bytes", "act_bytes", "limit_seconds")
     sums = {name: sum(getattr(call, name) for call in calls) for name in names}
     return replace(longest, **sums, bound=longest.bound if longest.limit_seconds >= LATENCY else "latency")
-
-
-def _refuse_above_the_roof(profile: Profile) -> None:
-    for what, share in (*((op.op, op.share) for op in profile.ops), ("the step", profile.share)):
-        if share > TOLERANCE:
-            raise AboveRoofError(
-                f"{profile.step.name}: {what} reached {share:.0%} of the measured roof, which cannot be: "
-                "something else kept this machine busy while the roofs were measured. Try again when it is idle."
-            )
-
-
-class AboveRoofError(RooflineError):
-    """A share of the roof above 100 %: one of two measurements is wrong."""
 
 
 @runtime_checkable
@@ -258,10 +245,8 @@ def fill(executable: Executable, step: Step) -> None:
 
 
 def profile_step(executable: Profilable, step: Step, budget: float = BUDGET) -> Profile:
-    """Run a step with clocks and without, in turn, and measure the roofs in between.
-
-    Raises RooflineError where a share stays above 100 % although the roofs were measured again.
-    """
+    """Run a step with clocks and without, in turn, and measure the roofs in between; see `hardware.roofs.reachable`
+    where a share of them is above 100 %."""
     sizes = sorted({MIB, working_set(executable.program, step)})  # what a core's own cache holds, and the step's
 
     def measured() -> Roofs:
@@ -278,13 +263,13 @@ def profile_step(executable: Profilable, step: Step, budget: float = BUDGET) -> 
             plain.append(run(executable, step, False).total)
             timings.append(run(executable, step, True))
         roofs = highest(roofs, measured())
-    for attempt in range(TRIES):
-        try:
-            return summarise(executable.program, step, timings, plain, roofs)
-        except AboveRoofError:
-            time.sleep(PAUSE * attempt)  # what keeps the machine busy may have ended by then
-            roofs = highest(roofs, measured())
-    return summarise(executable.program, step, timings, plain, roofs)
+    summary = partial(summarise, executable.program, step, timings, plain)
+
+    def later() -> Roofs:
+        time.sleep(PAUSE)  # what keeps the machine busy may have ended by then
+        return measured()
+
+    return summary(reachable(roofs, lambda roofs: summary(roofs).highest_share, later))
 
 
 def run(executable: Profilable, step: Step, clocks: bool) -> Timing:

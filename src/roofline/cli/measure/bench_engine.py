@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from roofline.backends.options import DEFAULT_MODEL
 from roofline.cli.measure.timed import TimedLoad
 from roofline.cli.options import AsJson, Draft, ModelArgument
-from roofline.cli.output import plain_table, print_json
+from roofline.cli.output import console, plain_table, print_json
 from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonObject
 from roofline.common.options import Option, declared
@@ -65,19 +65,21 @@ def _show(record: JsonObject) -> None:
         rates = name.removesuffix("_tok_s"), f"{record[name]:.1f}", repeats
         rows.append([*rates, *moved, f"{row['gop_s']:.0f}", share])
     headings = ("row", "tok/s", "all repeats", "MB/token", "GB/s", "of reads", "Gop/s", "share of roof")
-    notes = f"loaded in {record['load_s']:.2f} s; prefix cache and speculation are off; roofs as beside each row"
-    _print(record, headings, rows, notes)
+    notes = [f"loaded in {record['load_s']:.2f} s; prefix cache and speculation are off; roofs as beside each row"]
+    for name, row in record["rows"].items():
+        if row["correction"]:
+            notes.append(f"{name.removesuffix('_tok_s')}: {row['correction']}")
+    _print(record, headings, rows, "\n".join(notes))
 
 
 def _print(record: JsonObject, headings: Sequence[str], rows: Sequence[Sequence[str]], notes: str) -> None:
     """What was timed, the table, and what its figures are."""
-    from rich.console import Console
 
-    chosen, console = record["chosen"], Console()
+    chosen, out = record["chosen"], console()
     if "device" in chosen:
-        console.print(f"{record['model']} on {chosen['device']}")
+        out.print(f"{record['model']} on {chosen['device']}")
     else:
         chip = record["machine"]["chip"]
-        console.print(f"{record['model']} on {chip}: isa {chosen['isa']}; threads {chosen['threads']}")
-    console.print(plain_table(headings, rows))
-    console.print(notes)
+        out.print(f"{record['model']} on {chip}: isa {chosen['isa']}; threads {chosen['threads']}")
+    out.print(plain_table(headings, rows))
+    out.print(notes)

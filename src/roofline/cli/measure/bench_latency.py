@@ -7,8 +7,7 @@ from typing import Annotated
 
 from roofline.bench.latency.options import LatencyOptions
 from roofline.cli.options import AsJson, Threads
-from roofline.cli.output import print_json, ruled_table
-from roofline.common.errors import ConfigError
+from roofline.cli.output import check_output, console, print_json, ruled_table
 from roofline.common.json_types import JsonObject
 from roofline.common.options import Option
 from roofline.common.units import human_seconds
@@ -31,8 +30,7 @@ def command(
     from roofline.bench.latency.grid import bench_latency
     from roofline.common.files import write_atomically
 
-    if out is not None and not out.parent.is_dir():
-        raise ConfigError(f"--out {out}: there is no folder {out.parent}")
+    check_output(out)
     record = bench_latency(
         options,
         threads=threads,
@@ -54,46 +52,44 @@ def _explain(options: LatencyOptions) -> dict[str, JsonObject]:
 
 
 def _show_rungs(rungs: dict[str, JsonObject]) -> None:
-    from rich.console import Console
 
-    console = Console()
+    out = console()
     for name, rung in rungs.items():
-        console.print(f"[bold]{name}[/] helps {' and '.join(dict.fromkeys(rung['phases']))}", highlight=False)
-        console.print(f"  {rung['why']}", highlight=False, markup=False)
+        out.print(f"[bold]{name}[/] helps {' and '.join(dict.fromkeys(rung['phases']))}", highlight=False)
+        out.print(f"  {rung['why']}", highlight=False, markup=False)
         if "missing" in rung:
-            console.print(f"  not here: {rung['missing']}", style="yellow", highlight=False, markup=False)
+            out.print(f"  not here: {rung['missing']}", style="yellow", highlight=False, markup=False)
 
 
 def show(record: JsonObject) -> None:
     """A table for each cell, then what is missing, and what the figures are."""
-    from rich.console import Console
 
-    console = Console(highlight=False, markup=False)
+    out = console(highlight=False, markup=False)
     device, model = record["device"], record["model"]
-    console.print(f"{model['name']} in {model['dtype']}, random weights, on {device['name']}")
+    out.print(f"{model['name']} in {model['dtype']}, random weights, on {device['name']}")
     if record["smaller"]:
-        console.print(record["smaller"])
+        out.print(record["smaller"])
     for cell in record["cells"]:
-        console.print()
+        out.print()
         limit = cell["limit"]
         least = f"{limit['of']} take at least {human_seconds(limit['seconds'])}, bound by {limit['bound']}"
-        console.print(f"{cell['cell']}: {least}", style="bold")
+        out.print(f"{cell['cell']}: {least}", style="bold")
         table = ruled_table(None, ("ms", *COLUMNS), left_aligned=("ms",))
         for name, row in cell["rungs"].items():
             table.add_row(name, *_figures(row))
-        console.print(table)
+        out.print(table)
         for name, why in cell["failed"].items():
-            console.print(f"{name} failed: {why}", style="yellow")
+            out.print(f"{name} failed: {why}", style="yellow")
         for name, row in cell["rungs"].items():
             if "no_share" in row:
-                console.print(f"{name}: {row['no_share']}", style="yellow")
-    console.print()
+                out.print(f"{name}: {row['no_share']}", style="yellow")
+    out.print()
     for name, rung in record["rungs"].items():
         if "missing" in rung:
-            console.print(f"{name} is missing: {rung['missing']}")
+            out.print(f"{name} is missing: {rung['missing']}")
     for name, text in record["definitions"].items():
-        console.print(f"{name}: {text}", style="dim")
-    console.print(f"roofs: {record['cells'][-1]['roofs']['source']}", style="dim")
+        out.print(f"{name}: {text}", style="dim")
+    out.print(f"roofs: {record['cells'][-1]['roofs']['source']}", style="dim")
 
 
 def _figures(row: JsonObject) -> list[str]:

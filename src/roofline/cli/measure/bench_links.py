@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roofline.cli.options import AsJson
-from roofline.cli.output import plain_table, print_json
+from roofline.cli.output import console, plain_table, print_json
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.json_types import JsonObject
 from roofline.common.options import Options, option
@@ -89,16 +89,15 @@ def _here(names: str | None) -> "tuple[Links, list[int]]":
 
 
 def _show(record: JsonObject) -> None:
-    from rich.console import Console
 
-    console = Console()
+    out = console()
     if record["topology"]["links"]:
-        console.print(_matrix(record["topology"]))
+        out.print(_matrix(record["topology"]))
     for at, (size, members) in enumerate(record["best"].items()):
-        console.print(f"all-reduce of {human_bytes(int(size))}", style="bold")
-        console.print(_ranking(record["sets"], at))
+        out.print(f"all-reduce of {human_bytes(int(size))}", style="bold")
+        out.print(_ranking(record["sets"], at))
         how = f"measured with {record['library']}" if record["library"] else "by the model alone"
-        console.print(f"best {how}: {', '.join(members)}\n")
+        out.print(f"best {how}: {', '.join(members)}\n")
 
 
 def _matrix(topology: JsonObject) -> "Table":

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 from roofline.cli.options import AsJson
-from roofline.cli.output import print_json
+from roofline.cli.output import check_output, print_json
 from roofline.cli.parser import Argument
 from roofline.cli.training.card import Convention
 from roofline.common.options import Option
@@ -25,11 +25,12 @@ def command(
     from roofline.bench.train import bench_train
     from roofline.cli.training.card import show
 
+    check_output(out)
     record = bench_train(what, changes or [], steps=steps, warmup=warmup, processes=nproc)
-    if out is not None:
-        out.write_text(json.dumps(record, indent=1) + "\n")
     if as_json:
         print_json(record)
     else:
         show([record["card"]], [what], convention)
         print(f"again: {record['command']}")
+    if out is not None:
+        out.write_text(json.dumps(record, indent=1) + "\n")

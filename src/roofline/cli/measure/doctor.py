@@ -1,12 +1,13 @@
 """roofline doctor: what this machine is, what it can do at best, which kernels were chosen and why, and its GPUs."""
 
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from roofline.cli.options import AsJson, Isa, Threads
-from roofline.cli.output import plain_table, print_json
-from roofline.common.errors import UnsupportedError
+from roofline.cli.output import console, plain_table, print_json
+from roofline.common.errors import ConfigError, RooflineError, UnsupportedError
 from roofline.common.json_types import JsonObject
 from roofline.common.options import Option
 from roofline.common.units import human_bytes, human_rate
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 
 def command(
     as_json: AsJson = False,
-    measure: Annotated[bool, Option("Measure the roofs again (about 4 s).")] = False,
+    measure: Annotated[
+        bool, Option("Measure the roofs again (about 4 s), as after they were measured on a busy machine.")
+    ] = False,
     verify: Annotated[Path | None, Option("Only compare every hash of the bundle in this directory.")] = None,
     threads: Threads = None,
     isa: Isa = None,
@@ -31,8 +34,11 @@ def command(
 
 
 def _verify(path: Path, as_json: bool) -> None:
-    from roofline.bundle.reader import verify
+    from roofline.bundle.reader import is_bundle
+    from roofline.bundle.weights_checks import verify
 
+    if not is_bundle(path):
+        raise ConfigError(_no_bundle(path))
     manifest = verify(path).manifest
     if as_json:
         facts = {"bundle": str(path), "id": manifest.id, "bytes": manifest.nbytes, "source": dict(manifest.source)}
@@ -41,11 +47,29 @@ def _verify(path: Path, as_json: bool) -> None:
         print(f"{path}: whole, {len(manifest.files)} files, {human_bytes(manifest.nbytes)}, made from {manifest.name}")
 
 
+def _no_bundle(path: Path) -> str:
+    from roofline.bundle import bundle_cache
+    from roofline.weights import sources
+
+    if path.exists():
+        return f"{path} is no bundle; `roofline list --json` has the directories of those in the cache"
+    name = str(path)
+    try:
+        stored = sources.stored_path(name)
+    except RooflineError:
+        return f"{path}: there is no such directory, nor a model of this name"
+    sought = stored and stored.resolve()
+    places = [str(entry.path) for entry in bundle_cache.entries() if sought and entry.source == sought]
+    bundles = f"its bundle is {' or '.join(places)}" if places else "no bundle of it is in the cache"
+    return f"{name} is the name of a model, --verify takes the directory of a bundle: {bundles}"
+
+
 def examine(measure: bool, threads: int | None, isa: str | None) -> JsonObject:
     """Everything doctor knows, as plain values."""
     import roofline
     from roofline.backends.cpu.roofs import ensure_roofs
     from roofline.backends.cpu.select import choose_isa, choose_threads, describe
+    from roofline.bundle.weights_checks import outcomes
     from roofline.common import env, extensions
     from roofline.hardware import detect
 
@@ -58,13 +82,13 @@ def examine(measure: bool, threads: int | None, isa: str | None) -> JsonObject:
         "roofs": asdict(ensure_roofs(threads=threads, isa=isa, again=measure)),
         "kernels": describe(),
         "gpus": examine_gpus(),
+        "weights": [asdict(outcome) for outcome in outcomes()],
         "extensions": [asdict(extension) for extension in extensions.load()],
         "environment": env.printable_values(),
     }
 
 
 def _show(report: JsonObject) -> None:
-    from rich.console import Console
 
     machine, roofs = report["machine"], report["roofs"]
 
@@ -88,17 +112,26 @@ def _show(report: JsonObject) -> None:
         ("huge pages", machine["huge_pages"] or "not known"),
         *((f"{name} roof", human_rate(roofs[field], "op")) for name, field in computes),
         ("read roofs", ", ".join(f"{human_bytes(b)}: {human_rate(rate, 'B')}" for b, rate in roofs["reads"])),
-        ("measured", f"{roofs['measured']} with {roofs['threads']} threads, {roofs['isa']}"),
+        ("measured", f"{roofs['measured']} with {roofs['threads']} threads, {roofs['isa']}; again: doctor --measure"),
         *((f"kernels: {name}", _text(value)) for name, value in report["kernels"].items()),
         *gpu_rows(report["gpus"]),
+        *((f"weights: {Path(one['bundle']).name}", _weights_line(one)) for one in report["weights"]),
         ("extensions", loaded or "none"),
         *((name, value or "not set") for name, value in report["environment"].items()),
     ]
-    console = Console()
-    console.print(plain_table((), rows, show_header=False, padding=(0, 2, 0, 0)))
+    from rich.markup import escape
+
+    out = console()
+    out.print(plain_table((), rows, show_header=False, padding=(0, 2, 0, 0)))
     mends = [f"{finding['cause']} Mend: {finding['remedy']}" for finding in report["gpus"]["findings"]]
-    for warning in (*machine["warnings"], *mends):
-        console.print(f"[bold yellow]warning[/] {warning}")
+    changed = [one["problem"] for one in report["weights"] if one["problem"]]
+    for warning in (*machine["warnings"], *changed, *mends):
+        out.print(f"[bold yellow]warning[/] {escape(warning)}")
+
+
+def _weights_line(outcome: JsonObject) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(outcome["time"]))
+    return f"{'CHANGED since they were written' if outcome['problem'] else 'as they were written'}, compared {when}"
 
 
 def _choice(choice: JsonObject) -> str:

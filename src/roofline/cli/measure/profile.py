@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from roofline.backends.options import DEFAULT_MODEL
 from roofline.cli.measure.timed import TimedLoad
 from roofline.cli.options import AsJson, ModelArgument
-from roofline.cli.output import print_json, ruled_table
+from roofline.cli.output import check_output, console, print_json, ruled_table
 from roofline.common.options import Option
 from roofline.common.units import human_bytes, human_count, human_rate, human_seconds
 
@@ -36,6 +36,7 @@ def command(
     steps += [profile.Step(tokens, 0, batch) for tokens in prefill or ()]
     if not steps:
         steps = [profile.Step(1, 8, batch), profile.Step(1, 1024, batch), profile.Step(512, 0, batch)]
+    check_output(svg)
     profiled = profile.profile_model(model, steps, load)
     if svg is not None:
         from roofline.bench.profile.plot import draw
@@ -54,13 +55,12 @@ def command(
 
 
 def _show(model: str, profiles: "Sequence[Profile]") -> None:
-    from rich.console import Console
 
-    console = Console()
+    out = console()
     for profile in profiles:
-        console.print(_table(f"{model.rpartition('/')[2]}: {profile.step.name}", profile))
-        console.print(_footer(profile), highlight=False)
-        console.print()
+        out.print(_table(f"{model.rpartition('/')[2]}: {profile.step.name}", profile))
+        out.print(_footer(profile), highlight=False)
+        out.print()
 
 
 def _table(title: str, profile: "Profile") -> "Table":
@@ -98,6 +98,8 @@ def _us(seconds: float) -> str:
 
 
 def _footer(profile: "Profile") -> str:
+    from roofline.hardware.roofs import correction_note
+
     roofs = profile.roofs
     reads = human_rate(roofs.read_bytes_per_s(profile.working_set), "B")
     clocks = "they are timed on the device" if profile.on_device else f"clocks slow it by {profile.clock_cost:.1%}"
@@ -106,6 +108,8 @@ def _footer(profile: "Profile") -> str:
         f"at the roofs {human_seconds(profile.limit_seconds)}: reads of {human_bytes(profile.working_set)} at {reads},",
         ", ".join(f"{name} {human_rate(rate, 'op')}" for name, rate in roofs.computes),
     ]
+    if note := correction_note(roofs):
+        lines.append(f"[bold yellow]warning[/] {note}")
     if profile.explained < 0.95:
         lines.append("[bold yellow]warning[/] something outside of the ops takes more than 5 % of the step")
     return "\n".join(lines)

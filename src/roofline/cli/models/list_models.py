@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from roofline.cli.options import AsJson
-from roofline.cli.output import plain_table, print_json
+from roofline.cli.output import console, plain_table, print_json, print_table
 from roofline.common.units import human_bytes
 
 
@@ -24,14 +24,17 @@ def command(as_json: AsJson = False) -> None:
             records.append({"name": other.path.name, "size": other.nbytes, **about})
         print_json(records, indent=1)
         return
-    from rich.console import Console
 
     bundle_sizes = {name: human_bytes(size) if size else "" for name, size in sizes.items()}
     rows = [[m.name, human_bytes(m.size), bundle_sizes[m.name], m.licence, m.pulled_at[:10], m.source] for m in models]
     unpulled = [entry for entry in sources.catalog().values() if entry.name not in sizes]
     rows += [[entry.name, human_bytes(entry.size), "", entry.licence, "no", entry.source] for entry in unpulled]
+    elsewhere = [(name, hub) for name, hub in sources.hub_names().items() if hub not in sizes]
+    rows += [[name, "", "", "", "no", hub] for name, hub in elsewhere]
     rows += [[b.path.name, "", human_bytes(b.nbytes), "", "", str(b.source or "damaged")] for b in unowned]
-    Console().print(plain_table(("model", "size", "bundle", "licence", "pulled", "source"), rows))
+    headings = ("model", "size", "bundle", "licence", "pulled", "source")
+    table = plain_table(headings, rows, figures=("size", "bundle", "pulled"))
+    print_table(console(), table, dispensable=("licence", "source", "pulled", "bundle"))
 
 
 def _of(source: Path | None, stored: Path | None) -> bool:

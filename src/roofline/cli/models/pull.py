@@ -9,12 +9,15 @@ def command(
     name: Annotated[str, Argument("A short name, or hf:ORG/REPO[:FILE]. Default: the default model.")] = "",
 ) -> None:
     """Download a model into the cache, verified; what an interrupted pull had finished is kept."""
+    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
     from roofline.weights import sources
 
     name = name or sources.DEFAULT_MODEL
-    with Progress(TextColumn("{task.description:>11}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()) as bars:
+    columns = TextColumn("{task.description:>11}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    terminal = Console(stderr=True)
+    with Progress(*columns, console=terminal, disable=not terminal.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
 
         def report(stage: str, done: int, total: int | None) -> None:

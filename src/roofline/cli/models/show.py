@@ -1,9 +1,10 @@
 """roofline show: one layer of a model on one screen, each op beside what it must move and compute."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-from roofline.cli.options import KvCacheDtype
-from roofline.cli.output import ruled_table
+from roofline.cli.options import AsJson, KvCacheDtype
+from roofline.cli.output import console, print_json, print_table, ruled_table
 from roofline.cli.parser import Argument
 from roofline.common.errors import ConfigError
 from roofline.common.options import Option
@@ -21,15 +22,16 @@ if TYPE_CHECKING:
 
 def command(
     model: Annotated[
-        str, Argument("A name from `roofline list`, a path, or preset:NAME. Default: the default model.")
+        str,
+        Argument("A name from `roofline list`, a path (of a bundle too), preset:NAME. Default: the default model."),
     ] = "",
     tokens: Annotated[int, Option("Query tokens of the step: 1 is decoding.", minimum=1)] = 1,
     context: Annotated[int, Option("Tokens already in the cache.", minimum=0)] = 1024,
     kv_cache_dtype: KvCacheDtype = "auto",
     after: Annotated[str, Option("Print the program's text after this pass instead.", flags=("--pass",))] = "",
+    as_json: AsJson = False,
 ) -> None:
     """Show one layer: op, shape, format, bytes, operations, microseconds at this machine's measured roof, share."""
-    from rich.console import Console
 
     from roofline.backends.capacity import host_kv_dtype
     from roofline.backends.cpu.roofs import stored_roofs
@@ -50,16 +52,23 @@ def command(
     work = Work(tokens, 1, *segment_work(context, tokens, cfg.sliding_window or 0))
     roofs = stored_roofs()
     view = overview(programs["plan"], work, roofs)
-    console = Console()
+    if as_json:
+        print_json({"model": name, "work": asdict(work), "roofs": roofs and asdict(roofs), **asdict(view)}, indent=1)
+        return
+    out = console()
     step = "decode 1 token" if tokens == 1 else f"prefill {tokens:,} tokens"
-    console.print(_table(view, f"{name.rpartition('/')[2]}: {step} after {context:,} in the cache"))
-    console.print(_footer(view, roofs), highlight=False)
+    table = _table(view, f"{name.rpartition('/')[2]}: {step} after {context:,} in the cache")
+    print_table(out, table, dispensable=("shape", "format", "FLOPs", "of the bytes", "of the step"))
+    out.print(_footer(view, roofs), highlight=False)
 
 
 def compile_stages(
     model: str, target: "Target", weights: str | None = None
 ) -> "tuple[ModelConfig, dict[str, Program]]":
     """A model's configuration, and its Program after each pass. weights: of a preset; nobody reads them here."""
+    from pathlib import Path
+
+    from roofline.bundle.reader import is_bundle, open_bundle
     from roofline.common import extensions
     from roofline.models.registry import configure
     from roofline.program.compile import stages
@@ -68,6 +77,10 @@ def compile_stages(
     from roofline.weights.random_weights import PRESET, preset_checkpoint
 
     extensions.load()
+    if is_bundle(Path(model)):
+        manifest = open_bundle(Path(model)).manifest
+        family, config = configure(manifest.config)
+        return config, dict(stages(family, config, manifest.tensor_infos, target))
     preset = model.startswith(PRESET)
     checkpoint = preset_checkpoint(model, weights or "random:0") if preset else open_checkpoint(sources.resolve(model))
     family, config = configure(checkpoint.config)

@@ -1,13 +1,14 @@
 """roofline chat: a conversation in the terminal, or piped through stdin line by line."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from roofline.backends.options import LoadOptions
-from roofline.cli.options import ModelOptions
+from roofline.backends.options import DEFAULT_MODEL, LoadOptions
+from roofline.cli.options import ModelArgument, ModelOptions, Stop, System
+from roofline.cli.parser import Named
+from roofline.cli.streams import checked, read_line
 from roofline.common.errors import ConfigError, RooflineError
-from roofline.common.options import Option
 from roofline.engine.config import EngineConfig
 from roofline.engine.params import SamplingParams
 
@@ -28,14 +29,21 @@ def command(
     engine: EngineConfig,
     models: ModelOptions,
     params: SamplingParams,
-    system: Annotated[str | None, Option("The system message.")] = None,
-) -> None:
-    """Talk to a model; answers stream. Type /help for commands."""
-    from roofline.cli.run.prepare import load_llm
+    model: ModelArgument = DEFAULT_MODEL,
+    system: System = None,
+    stop: Stop = None,
+    named: Annotated[frozenset[str], Named()] = frozenset(),
+) -> int:
+    """Talk to a model; answers stream. Type /help for commands.
 
-    session = Session(lambda name: load_llm(name, load, engine, models.draft), models.model, params, system)
+    What is not said of sampling is what the model's files recommend, or else temperature 0.7 and top-p 0.9.
+    """
+    from roofline.cli.run.prepare import load_llm, sampling, system_message
+
+    session = Session(lambda name: load_llm(name, load, engine, models.draft), models.model, system_message(system))
+    session.params = sampling(session.llm, params, named, stop)
     try:
-        session.run()
+        return session.run()
     finally:
         session.close()
 
@@ -45,10 +53,11 @@ class Session:
 
     Args:
         load: makes an LLM from a model's name.
+        start: the messages that it begins with.
     """
 
-    def __init__(self, load: "Callable[[str], LLM]", model: str, params: SamplingParams, system: str | None) -> None:
-        self.load, self.model, self.params, self.system = load, model, params, system
+    def __init__(self, load: "Callable[[str], LLM]", model: str, start: Sequence[Mapping[str, str]] = ()) -> None:
+        self.load, self.model, self.params, self.start = load, model, SamplingParams(), start
         self.llm = load(model)
         self._commands = {
             "help": lambda _: print(HELP), "stats": self._stats, "reset": self._reset, "reload": self._reload,
@@ -56,8 +65,9 @@ class Session:
         }  # fmt: skip
         self._reset("")
 
-    def run(self) -> None:
-        """Read and answer until /exit or the end of the input."""
+    def run(self) -> int:
+        """Read and answer until /exit or the end of the input; the exit status: 1 where a line from a pipe failed."""
+        status = 0
         interactive = sys.stdin.isatty()
         if interactive:
             import readline  # noqa: F401  line editing for input()
@@ -65,18 +75,19 @@ class Session:
             print(f"{self.llm.name}: type /help for commands, /exit to leave.")
         while True:
             try:
-                line = input("> " if interactive else "").strip()
+                line = (input("> ") if interactive else read_line()).strip()
             except EOFError:
-                return
+                return status
             except KeyboardInterrupt:
                 print("\nType /exit to leave.")
                 continue
             if line == "/exit":
-                return
+                return status
             try:
-                self._command(line) if line.startswith("/") else self._answer(line)
+                self._command(line) if line.startswith("/") else self._answer(checked(line, "the line"))
             except RooflineError as error:
                 print(f"roofline: {error}", file=sys.stderr)
+                status = 0 if interactive else 1
 
     def close(self) -> None:
         """Free the model."""
@@ -109,12 +120,12 @@ class Session:
         self.messages.append({"role": "assistant", "content": "".join(answer)})
 
     def _stats(self, _: str) -> None:
-        from roofline.cli.run.prepare import figures_line
+        from roofline.cli.run.prepare import confirm_roofs, figures_line
 
-        print(figures_line(self.llm.stats().since(self._since)))
+        print(figures_line(confirm_roofs(self.llm, self.llm.stats().since(self._since))))
 
     def _reset(self, _: str) -> None:
-        self.messages = [] if self.system is None else [{"role": "system", "content": self.system}]
+        self.messages = [dict(message) for message in self.start]
         self._since = self.llm.stats()
 
     def _reload(self, name: str) -> None:

@@ -1,18 +1,54 @@
 """roofline generate: answer one prompt."""
 
 import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from roofline.backends.options import LoadOptions
-from roofline.cli.options import AsJson, ModelOptions
+from roofline.cli.options import STOP_HELP, SYSTEM_HELP, AsJson, ModelOptions
 from roofline.cli.output import print_json
-from roofline.cli.parser import Argument
-from roofline.common.options import Option
+from roofline.cli.parser import Argument, Named
+from roofline.cli.streams import checked, read_text
+from roofline.common.errors import ConfigError
+from roofline.common.files import read_regular
+from roofline.common.options import Options, option
 from roofline.engine.config import EngineConfig
+from roofline.engine.constraint import MAX_TEXT, Constraint
 from roofline.engine.params import SamplingParams
 
 if TYPE_CHECKING:
     from roofline.engine.llm import LLM, Output
+
+
+FORM = "Form of the answer"
+
+
+@dataclass(frozen=True)
+class TextOptions(Options):
+    """What is answered, and how the answer is printed."""
+
+    system: str | None = option(None, SYSTEM_HELP)
+    stop: list[str] | None = option(None, STOP_HELP)
+    raw: bool = option(False, "Continue the text as it is, without the chat template.")
+    stream: bool = option(True, "Print the text as it comes.")
+    schema: Path | None = option(None, "Answer with JSON that the JSON schema in this file is valid for.", topic=FORM)
+    regex: str | None = option(None, "Answer with a text that this regex matches as a whole.", topic=FORM)
+    choice: list[str] | None = option(None, "Answer with this text, or with one of several.", topic=FORM)
+    grammar: Path | None = option(None, "Answer with a text of the Lark grammar in this file.", topic=FORM)
+
+    def constraint(self) -> Constraint | None:
+        """The form that the answer must have. Raises ConfigError for files that cannot be read, and more than one."""
+        names = [name for name in ("schema", "regex", "choice", "grammar") if getattr(self, name) is not None]
+        if len(names) > 1:
+            raise ConfigError(f"--{names[0]} and --{names[1]} both give the answer's form: leave one of the two out")
+        if self.schema is not None:
+            return Constraint.of_json_schema(_text_of(self.schema))
+        if self.grammar is not None:
+            return Constraint.of_lark(_text_of(self.grammar))
+        if self.regex is not None:
+            return Constraint.of_regex(checked(self.regex, "--regex"))
+        return None if self.choice is None else Constraint.of_choice(checked(each, "--choice") for each in self.choice)
 
 
 def command(
@@ -21,31 +57,46 @@ def command(
     engine: EngineConfig,
     models: ModelOptions,
     params: SamplingParams = SamplingParams(max_tokens=256),
-    raw: Annotated[bool, Option("Continue the text as it is, without the chat template.")] = False,
-    stream: Annotated[bool, Option("Print the text as it comes.")] = True,
+    text: TextOptions = TextOptions(),
+    named: Annotated[frozenset[str], Named()] = frozenset(),
     as_json: AsJson = False,
 ) -> None:
-    """Answer PROMPT, then print tokens a second and the share of the roof (on stderr)."""
-    from roofline.cli.run.prepare import figures_line, load_llm
+    """Answer PROMPT, then print tokens a second and the share of the roof (on stderr).
 
-    text = sys.stdin.read() if prompt == "-" else prompt
-    messages = [{"role": "user", "content": text}]
+    What is not said of sampling is what the model's files recommend, or else temperature 0.7 and top-p 0.9.
+    """
+    from roofline.cli.run.prepare import confirm_roofs, figures_line, load_llm, sampling, system_message
+
+    if text.raw and text.system is not None:
+        raise ConfigError("--raw continues a text as it is, which has no system message: leave one of the two out")
+    constraint = text.constraint()
+    words = read_text() if prompt == "-" else checked(prompt, "the prompt")
+    messages = [*system_message(text.system), {"role": "user", "content": words}]
     with load_llm(models.model, load, engine, models.draft) as llm:
-        if as_json or not stream:
-            output = llm.generate(text, params)[0] if raw else llm.chat(messages, params)
+        params = replace(sampling(llm, params, named, text.stop), constraint=constraint)
+        if as_json or not text.stream:
+            output = llm.generate(words, params)[0] if text.raw else llm.chat(messages, params)
             if as_json:
                 _print_json(llm, output)
                 return
             print(output.text)
         else:
-            for piece in llm.stream(text if raw else messages, params):
+            for piece in llm.stream(words if text.raw else messages, params):
                 print(piece, end="", flush=True)
             print()
-        print(figures_line(llm.stats()), file=sys.stderr)
+        print(figures_line(confirm_roofs(llm, llm.stats())), file=sys.stderr)
+
+
+def _text_of(path: Path) -> str:
+    data = read_regular(path, MAX_TEXT)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8: {error.reason} after {error.start} bytes") from error
 
 
 def _print_json(llm: "LLM", output: "Output") -> None:
-    from roofline.cli.run.prepare import figures
+    from roofline.cli.run.prepare import confirm_roofs, figures
 
     record = {
         "model": llm.name,
@@ -56,6 +107,6 @@ def _print_json(llm: "LLM", output: "Output") -> None:
         "finish_reason": output.finish_reason,
         "usage": output.usage._asdict(),
         "load_seconds": round(llm.model.load_seconds, 3),
-        "stats": figures(llm.stats()),
+        "stats": figures(confirm_roofs(llm, llm.stats())),
     }
     print_json(record)

@@ -1,15 +1,21 @@
 """What commands that run a model do first: the model is here, this chip's roofs are known."""
 
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from roofline.cli.streams import checked
 from roofline.common import env
 
 if TYPE_CHECKING:
     from roofline.backends.options import LoadOptions
     from roofline.engine.config import EngineConfig
     from roofline.engine.llm import LLM
+    from roofline.engine.params import SamplingParams
     from roofline.engine.stats import EngineStats
+
+TEMPERATURE, TOP_P = 0.7, 0.9  # of a command, where neither its call nor the model's files say anything
 
 
 def prepare(model: str, threads: int | None = None, isa: str | None = None, backend: str = "cpu") -> None:
@@ -53,6 +59,45 @@ def load_llm(model: str, load: "LoadOptions", engine: "EngineConfig", draft: str
     for name in filter(None, (model, draft)):
         prepare(name, load.threads, load.isa, load.backend)
     return LLM(model, draft=draft, **{**engine.changes(), **load.changes()})
+
+
+def system_message(text: str | None) -> list[dict[str, str]]:
+    """The beginning of a conversation. Raises ConfigError where the text is none."""
+    return [] if text is None else [{"role": "system", "content": checked(text, "the system message")}]
+
+
+def sampling(
+    llm: "LLM", params: "SamplingParams", named: frozenset[str], stop: Sequence[str] | None
+) -> "SamplingParams":
+    """How a command samples: as its call says by the options `named`, as the model's files recommend where it does not,
+    and by TEMPERATURE and TOP_P where they recommend nothing: people are to see what the model can do."""
+    values = {name: getattr(params, name) for name in named & vars(params).keys()}
+    defaults = {"temperature": TEMPERATURE, "top_p": TOP_P}
+    recommended = dict(llm.model.sampling)
+    if "temperature" in recommended:
+        defaults = {}
+    stop = params.stop if stop is None else tuple(stop)
+    return replace(params, **{**defaults, **recommended, **values, "stop": stop})
+
+
+def confirm_roofs(llm: "LLM", stats: "EngineStats") -> "EngineStats":
+    """`stats`; where their steps were faster than the stored roofs allow, those are measured again (1 s) and stored,
+    and the share is one of the new roofs. Says so on stderr."""
+    from roofline.hardware.roofs import TOLERANCE
+
+    if stats.correction <= TOLERANCE:
+        return stats
+    from roofline.backends.cpu.executable import CpuExecutable
+    from roofline.backends.cpu.roofs import ensure_roofs
+
+    executable = llm.engine.executable
+    if not isinstance(executable, CpuExecutable):
+        return stats
+    print("This was faster than the stored roofs allow: measuring them again (1 s)", file=sys.stderr)
+    last = executable.step_cost()
+    roofs = ensure_roofs(quick=True, threads=executable.threads, isa=executable.isa, again=True)
+    ratio = executable.limit_seconds([last.work], roofs, executable.weight_bytes) / (last.limit_seconds or 1.0)
+    return replace(stats, limit_seconds=stats.limit_seconds * ratio, correction=max(1.0, stats.correction * ratio))
 
 
 def figures(stats: "EngineStats") -> dict[str, float | None]:

@@ -1,4 +1,4 @@
-"""roofline serve: the OpenAI protocol over HTTP."""
+"""roofline serve: a model over HTTP, in the protocols of OpenAI and of other servers."""
 
 from dataclasses import replace
 
@@ -15,14 +15,18 @@ def command(
     model: ModelArgument = DEFAULT_MODEL,
     draft: Draft = None,
 ) -> None:
-    """Serve a model: /v1/chat/completions, /v1/completions, /v1/models, /health, /ready, /metrics, /stats."""
+    """Serve a model: a chat page at /, /v1/chat/completions, /v1/completions, /v1/models, /ready, /metrics, /stats."""
     from roofline.cli.run.prepare import prepare
     from roofline.common import env
+    from roofline.common.processes import hide_argument
     from roofline.hardware.cores import pinned_to
     from roofline.server.serve import serve
 
     env.quiet_numpy()
     key = options.api_key if options.api_key is not None else env.read("ROOFLINE_API_KEY")
+    env.forget("ROOFLINE_API_KEY")  # the processes of engines, which read files of strangers, need no key
+    if key is not None:
+        hide_argument(key)
     options = replace(options, model=model, draft=draft, load=load, engine=engine, api_key=key)
     cores, threads = list[int](), load.threads
     if options.data_parallel > 1:  # the roofs to measure are those of what the first replica has

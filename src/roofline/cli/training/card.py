@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from roofline.cli.options import AsJson
-from roofline.cli.output import plain_table, print_json
+from roofline.cli.output import console, plain_table, print_json
 from roofline.cli.parser import Argument
 from roofline.common.json_types import JsonObject
 from roofline.common.options import Option
@@ -34,17 +34,16 @@ def command(
 
 def show(records: Sequence[JsonObject], names: Sequence[str], convention: str) -> None:
     """A line for each figure and a column for each card: twenty columns fit no terminal."""
-    from rich.console import Console
 
     from roofline.train.report.cards import row
     from roofline.train.report.flops import CONVENTIONS
 
     columns = [row(card, convention) for card in records]
-    console = Console()
-    console.print(plain_table(("", *names), [[name, *(each[name] for each in columns)] for name in columns[0]]))
-    console.print(f"FLOPs as {convention}: {CONVENTIONS[convention]}", highlight=False)
+    out = console()
+    out.print(plain_table(("", *names), [[name, *(each[name] for each in columns)] for name in columns[0]]))
+    out.print(f"FLOPs as {convention}: {CONVENTIONS[convention]}", highlight=False)
     for card, name in zip(records, names, strict=True):
         first, last = card["speed"]["steps"]
         left_out = card["speed"]["left_out"]["steps"]
         against = card["peak"]["source"] if card["peak"] else f"no MFU: {card['no_peak']}"
-        console.print(f"{name}: steps {first} to {last}, the {left_out} before left out; {against}", highlight=False)
+        out.print(f"{name}: steps {first} to {last}, the {left_out} before left out; {against}", highlight=False)

@@ -56,7 +56,8 @@ def learn_vocabulary(
 def verify_order(a: Folder, b: Folder) -> int:
     """Prove that two runs saw the same samples in the same order, or name the first that differs.
 
-    Each run's receipts are first checked against its own order. Exits with 1 where anything differs.
+    Each run's receipts are first checked against its own order. Exits with 1 where anything differs, or where a run of
+    an older version did not record what its rows held.
     """
     from roofline.train.data.receipts import compare, read, verify
 
@@ -68,6 +69,13 @@ def verify_order(a: Folder, b: Folder) -> int:
             return 1
     comparison = compare(*runs)
     lengths = " and ".join(f"{len(run.receipts):,}" for run in runs)
+    if comparison.step is None and comparison.unproven:
+        print(
+            f"not proven: the sample numbers agree in all {comparison.steps:,} steps that both took ({lengths}), but "
+            f"of {comparison.unproven:,} of them a run of an older version recorded no digest of its rows: that both "
+            "read the same data set cannot be told; a run that is repeated records them"
+        )
+        return 1
     if comparison.step is None:
         print(f"the same samples in the same order in all {comparison.steps:,} steps that both took ({lengths})")
         return 0
@@ -76,6 +84,9 @@ def verify_order(a: Folder, b: Folder) -> int:
         place, *samples = comparison.sample
         for folder, run, sample in zip((a, b), runs, samples, strict=True):
             print(f"{folder}: place {place} of that batch is {_describe(run.order, sample)}")
+    elif comparison.content:
+        index = runs[0].order.difference(runs[1].order) or "the indexes do not tell them apart"
+        print(f"the sample numbers agree, but not what their rows held: the data sets are others ({index})")
     return 1
 
 

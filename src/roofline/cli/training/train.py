@@ -20,8 +20,10 @@ def run(
 ) -> int:
     """Train a model as a YAML file says."""
     from roofline.train.config.read import read_config
+    from roofline.train.run import preflight
 
-    settings = read_config(config, changes or [])  # what is wrong with it is said once, not by each process
+    # What is wrong with it is said once, not by each process.
+    settings = read_config(config, changes or [], preflight.faults)
     if nproc > 1:
         from roofline.train.run.launch import launch
 
@@ -30,8 +32,9 @@ def run(
     from roofline.train.run.loop import train
 
     console = Console(settings)
-    console.end(train(settings, console.show))
-    return 0
+    finished = train(settings, console.show)
+    console.end(finished)
+    return finished.status
 
 
 def export(

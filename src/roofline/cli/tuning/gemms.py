@@ -86,6 +86,6 @@ def _tune_kernels(products: "Sequence[Gemm]", chip: "Chip", device: str, until: 
             print(f"{len(new) - done + 1} are left: run the same command again to go on")
             return
         record = linear_tuning.tune(linear_tuning.Trial(gemm, chip), setting)
-        tunings.save(tunings.Tunings(stored.backend, stored.chip, device, {record.key: record}))
+        tunings.save_where_possible(tunings.Tunings(stored.backend, stored.chip, device, {record.key: record}))
         rest = human_seconds((time.monotonic() - start) / done * (len(new) - done))
         print(f"{choice(record)}; {len(new) - done} left, about {rest}", flush=True)

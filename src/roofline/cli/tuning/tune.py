@@ -43,13 +43,16 @@ def run(
     stored = tunings.load("cpu", machine.fingerprint, machine.chip)
     tuner = Tuner(executable, model, stored, budget=budget, again=again)
     plan = tuner.plan()
-    _announce(plan, budget)
+    saves = tunings.save_where_possible(stored)  # said before the work where it cannot be
+    _announce(model, plan, budget)
     with _interrupts() as stop:
         stopped = _work(tuner, plan, stop)
     if stopped or any(contest.outcome is None for contests in plan.contests.values() for contest in contests):
-        print("stopped before all was measured; what was is kept: run the same command again to go on")
+        again_from = "what was is kept: run the same command again to go on" if saves else "nothing is kept of it"
+        print(f"stopped before all was measured; {again_from}")
     _show(stored, executable)
-    print(f"stored in {tunings.path('cpu', machine.fingerprint)}")
+    if saves:
+        print(f"stored in {tunings.path('cpu', machine.fingerprint)}")
 
 
 def explain(
@@ -82,11 +85,11 @@ def _executable(model: str, load: LoadOptions) -> "CpuExecutable":
     return loaded.executable
 
 
-def _announce(plan: "Plan", budget: float | None) -> None:
+def _announce(model: str, plan: "Plan", budget: float | None) -> None:
     count = sum(len(contests) for contests in plan.contests.values())
     reused = f"; {plan.settled} are known already" if plan.settled else ""
     within = f", within the budget of {human_seconds(budget)}" if budget else ""
-    print(f"{count} pairs of shape and regime to measure{reused}: about {human_seconds(plan.seconds)}{within}")
+    print(f"{model}: {count} pairs of shape and regime to measure{reused}: about {human_seconds(plan.seconds)}{within}")
     sys.stdout.flush()
 
 

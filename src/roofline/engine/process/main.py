@@ -5,7 +5,6 @@ has arrived, so an abort holds from the next step on; with nothing to do it slee
 closes the socket, or dies.
 """
 
-import ctypes
 import gc
 import os
 import select
@@ -14,19 +13,39 @@ import socket
 import sys
 import time
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from roofline.backends.base import BackgroundCheck, ChecksWeights
 from roofline.common import log
-from roofline.common.errors import RooflineError
+from roofline.common.errors import RequestError, RooflineError
+from roofline.common.processes import die_with_parent
+from roofline.engine.checks import RequestOptions
 from roofline.engine.events import Event
 from roofline.engine.local import LocalEngine
 from roofline.engine.process import messages
-from roofline.engine.process.messages import Abort, Close, EngineSpec, Ready, Report, Submit, ToEngine, ToOwner
+from roofline.engine.process.messages import (
+    Abort,
+    Checked,
+    Close,
+    EngineSpec,
+    Lost,
+    Ping,
+    Pong,
+    Ready,
+    Report,
+    Submit,
+    ToEngine,
+    ToOwner,
+)
 from roofline.hardware.cores import pin_to
 
-PR_SET_PDEATHSIG = 1
+if TYPE_CHECKING:
+    from roofline.text.tokenizers.tokenizer import Tokenizer
+
 UNSENT_LIMIT = 1 << 26  # bytes of reports that may wait for a slow owner before the engine waits too
+CHECK_SECONDS = 1.0  # between looks at whether the weights have been checked, where there is nothing else to do
 
 
 class Channel:
@@ -51,15 +70,16 @@ class Channel:
         while self._out and not self.closed:
             self._wait_writable()
 
-    def receive(self, wait: bool) -> list[ToEngine]:
-        """All messages that have arrived; with `wait`, at least one, unless the owner is gone (`closed`)."""
+    def receive(self, wait: bool, seconds: float | None = None) -> list[ToEngine]:
+        """All messages that have arrived; with `wait`, at least one, unless the owner is gone (`closed`) or so many
+        seconds passed."""
         while True:
             self._flush()
             self._poll.modify(self._sock, select.POLLIN | (select.POLLOUT if self._out else 0))
-            if self._poll.poll(None if wait else 0):
+            if self._poll.poll(0 if not wait else None if seconds is None else seconds * 1000):
                 self._read()
             received = self._take()
-            if received or self.closed or not wait:
+            if received or self.closed or not wait or seconds is not None:
                 return received
 
     def _read(self) -> None:
@@ -104,7 +124,7 @@ class Channel:
 
 def main(arguments: list[str]) -> int:
     """Run until the owner is done. Exit status 0, or 1 when nothing could be loaded."""
-    _die_with_parent()
+    die_with_parent()  # a backstop to the closed socket
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # sent to a whole group, they are for the owner, which may drain first
     log.configure()
@@ -147,12 +167,14 @@ def ready(name: str, engine: LocalEngine, load_seconds: float) -> Ready:
         load_seconds=load_seconds,
         pid=os.getpid(),
         exact=executable.exact,
+        step_tokens=engine.limits.tokens,
     )
 
 
 def work(channel: Channel, engine: LocalEngine, arrived: list[ToEngine]) -> None:
     """Turn messages into reports until the owner closes, or nothing can be computed any more. arrived: the first
     messages."""
+    check = _weights_check(engine)
     while not channel.closed:
         rejected: list[Event] = []
         for message in arrived:
@@ -161,48 +183,62 @@ def work(channel: Channel, engine: LocalEngine, arrived: list[ToEngine]) -> None
                     rejected += _submit(engine, message)
                 case Abort(request_id, index):
                     engine.abort(request_id, index)
+                case Ping():
+                    channel.send(Pong())
                 case Close():
                     engine.abort_all()
                     channel.send(Report(engine.step(), engine.stats()))
                     channel.finish()
                     return
         if engine.has_work or rejected:
-            channel.send(Report(rejected + engine.step(), engine.stats()))
-        if engine.lost is not None:  # the owner starts a fresh process
+            events = engine.step()
+            if engine.lost is not None:  # what the lost step would have computed, a fresh process does
+                events = [event for event in events if event.finish_reason != "error"]
+            channel.send(Report(rejected + events, engine.stats()))
+        if engine.lost is not None:
+            channel.send(Lost(engine.lost))
             channel.finish()
             return
-        arrived = channel.receive(wait=not engine.has_work)
+        if check is not None and not check.pending:
+            channel.send(Checked(check.problem))
+            check = None
+        arrived = channel.receive(not engine.has_work, None if check is None else CHECK_SECONDS)
+
+
+def _weights_check(engine: LocalEngine) -> BackgroundCheck | None:
+    executable = engine.executable
+    return executable.weights_check if isinstance(executable, ChecksWeights) else None
 
 
 def _submit(engine: LocalEngine, message: Submit) -> list[Event]:
     """Queue a request; what is wrong with it becomes the last event of each of its answers."""
-    name, answers = message.request_id, range(message.params.n)
+    name = message.request_id
     try:
-        engine.submit(message.ids, message.params, eos_ids=message.eos_ids, request_id=name, salt=message.salt)
+        options = RequestOptions(eos_ids=message.eos_ids, request_id=name, salt=message.salt)
+        engine.submit(message.ids, message.params, message.answers, **options)
         return []
-    except RooflineError as error:
-        return [Event(name, index, [], finish_reason="error", error=str(error)) for index in answers]
+    except Exception as error:  # of this request alone
+        if not isinstance(error, RooflineError):
+            log.get("engine").error("request %s cannot be taken", name, exc_info=error)
+        text = str(error) if isinstance(error, RooflineError) else f"{type(error).__name__}: {error}"
+        refused = error.param if isinstance(error, RequestError) else None
+        return [Event(name, index, [], finish_reason="error", error=text, refused=refused) for index in message.answers]
 
 
 def _load(spec: EngineSpec) -> tuple[str, LocalEngine]:
     name, _, function = spec.factory.partition(":")
     module = import_module(name)
     load = getattr(module, function)
+
+    def tokenizer() -> "Tokenizer":
+        words: Tokenizer = module.load_text_of(spec.source, spec.options.get("backend", "cpu"))[0]
+        return words
+
     if spec.draft is None:
         loaded = load(spec.source, **spec.options)
-        return loaded.name, LocalEngine(loaded.executable, spec.config)
+        return loaded.name, LocalEngine(loaded.executable, spec.config, None, tokenizer)
     loaded, draft = module.load_with_draft(spec.source, spec.options, spec.draft, spec.draft_options)
-    return loaded.name, LocalEngine(loaded.executable, spec.config, draft.executable)
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel for SIGKILL when the owner dies, even in the middle of a step: a backstop to the closed socket.
-
-    The kernel means the thread that spawned us, so owners spawn from a thread that lives as long as they do.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    return loaded.name, LocalEngine(loaded.executable, spec.config, draft.executable, tokenizer)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """What the engine process and its owner say to each other: typed messages in MessagePack, each after its length.
 
-owner -> engine   EngineSpec, then Submit, Abort, Close
-engine -> owner   Ready or Refused, then one Report a step
+owner -> engine   EngineSpec, then Submit, Abort, Ping, Close
+engine -> owner   Ready or Refused, then one Report a step, and Checked once the weights were compared with their hash;
+                  a Pong for each Ping; Lost, if it has to end
 """
 
 import struct
@@ -36,13 +37,17 @@ class EngineSpec(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A request, as for `LocalEngine.submit`."""
+    """A request, as for `LocalEngine.submit`, with a seed and a `max_tokens`, so that any process gives the same ids.
+
+    answers: the ids so far of each answer that has not ended, by its index.
+    """
 
     request_id: str
     ids: list[int]
     params: SamplingParams
     eos_ids: list[int]
     salt: str
+    answers: dict[int, list[int]]
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -50,6 +55,14 @@ class Abort(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     request_id: str
     index: int | None = None
+
+
+class Ping(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Asks for a Pong, which comes between two steps."""
+
+
+class Pong(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The engine is there."""
 
 
 class Close(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -68,6 +81,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     load_seconds: float
     pid: int
     exact: bool
+    step_tokens: int = 512  # that one step computes at most
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -84,8 +98,20 @@ class Report(msgspec.Struct, frozen=True, tag=True, array_like=True):
     stats: EngineStats
 
 
-ToEngine = EngineSpec | Submit | Abort | Close
-ToOwner = Ready | Refused | Report
+class Lost(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The process ends, because it can compute nothing any more: why. Its requests go on in a fresh one."""
+
+    reason: str
+
+
+class Checked(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The weights were compared with their hash; problem: the sentence about weights that were changed, None: none."""
+
+    problem: str | None
+
+
+ToEngine = EngineSpec | Submit | Abort | Ping | Close
+ToOwner = Ready | Refused | Report | Checked | Lost | Pong
 
 encoder = msgspec.msgpack.Encoder()
 engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -1,8 +1,12 @@
 """RemoteEngine: `facade.AsyncEngine` over one engine in a process, or a thread, of its own.
 
     submit ──> Stream <── events ── one Report a step <── engine process
-                 │                                          │ dies
-                 └── one error event an open answer <───────┴──> a fresh process, after a pause
+                                                            │ dies
+               open requests, with their ids so far ──> a fresh process
+
+Streams see a pause. A process that answers nothing any more is ended, which makes it one that died. One that died
+without an id is followed by one that must first answer a request of ours: so what ends processes is told from what
+cannot compute at all, which is given up in the end.
 
 The pair of sockets has no name: nothing on disk to protect, to collide with, or to clean up.
 """
@@ -11,22 +15,43 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Iterable
-from typing import NoReturn, Unpack
+from array import array
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Unpack
+
+import msgspec
 
 from roofline.common import log
 from roofline.common.errors import RequestError, RooflineError
+from roofline.common.processes import describe_end
 from roofline.engine.checks import RequestOptions, check_request, check_unused, request_parts
-from roofline.engine.events import Event
-from roofline.engine.params import SamplingParams
+from roofline.engine.params import SamplingParams, fresh_seed
 from roofline.engine.process import messages
-from roofline.engine.process.messages import Abort, Close, EngineSpec, Ready, Refused, Report, Submit, ToOwner
+from roofline.engine.process.canary import Canary
+from roofline.engine.process.messages import (
+    Abort,
+    Checked,
+    Close,
+    EngineSpec,
+    Lost,
+    Ping,
+    Pong,
+    Ready,
+    Refused,
+    Report,
+    Submit,
+    ToOwner,
+)
+from roofline.engine.process.recovery import OpenRequest, Recovery
 from roofline.engine.process.stream import Stream
+from roofline.engine.process.watchdog import Stall, Watchdog, tree_time
 from roofline.engine.process.worker import ProcessWorker, Worker
 from roofline.engine.stats import EngineStats
 
 DIED = "the engine process died"
 CLOSED = "the engine was closed"
+MAX_PAUSE = 1.0  # seconds before a restart
 
 
 class RemoteEngine:
@@ -37,22 +62,37 @@ class RemoteEngine:
     Args:
         worker: where the engine runs; None: a process of its own.
         max_restarts: restarts in a row, without a token between them, before giving up.
-        backoff: seconds before the first restart; doubled for each further one in a row.
+        backoff: seconds before the first restart; doubled for each further one in a row, up to MAX_PAUSE.
+        ping_seconds: after this much silence a process is asked for an answer.
     """
 
     def __init__(
-        self, spec: EngineSpec, *, worker: Worker | None = None, max_restarts: int = 5, backoff: float = 0.2
+        self,
+        spec: EngineSpec,
+        *,
+        worker: Worker | None = None,
+        max_restarts: int = 10,
+        backoff: float = 0.2,
+        ping_seconds: float = 5.0,
     ) -> None:
         self.spec, self.max_restarts, self.backoff = spec, max_restarts, backoff
         self.description: Ready | None = None
         self.restarts = 0
         self.last_token_at: float | None = None  # time.monotonic()
+        self._ready_at = 0.0  # the same clock: when the present process had its model
         self.failure: str | None = None  # why no process will be started any more
+        self.problem: str | None = None  # why there is no process at the moment, after the first one
+        self.checked: Checked | None = None  # what came of comparing the weights with their hash; None: not known yet
         self.engines: tuple[RemoteEngine, ...] = ()
+        self.heir: Callable[[], RemoteEngine | None] | None = None  # chooses who goes on when this one is given up
         self._worker = worker or ProcessWorker(spec)
+        self._stall, self._canary = Stall(), Canary()
+        self._watchdog = Watchdog(ping_seconds, lambda: tree_time(self.pid))
         self._stats = EngineStats()
-        self.streams: dict[str, Stream] = {}  # the requests that have not ended, by id
+        self._recovery = Recovery()
+        self._productive = False  # whether the present process has given an id
         self._settled = asyncio.Event()  # set while ready, and for good once closed or given up
+        self._given_up = asyncio.Event()
         self.ready = self._closing = False
         self._socket: socket.socket | None = None  # our end to a process that no event loop reads from yet
         self._writer: asyncio.StreamWriter | None = None
@@ -64,11 +104,20 @@ class RemoteEngine:
 
     @property
     def outstanding(self) -> int:
-        return sum(stream.outstanding for stream in self.streams.values())
+        return sum(request.stream.outstanding for request in self.requests.values())
+
+    @property
+    def requests(self) -> dict[str, OpenRequest]:
+        """Those that have not ended, by id."""
+        return self._recovery.requests
 
     async def settled(self) -> None:
         """Wait until requests are computed, or never will be any more (`failure`)."""
         await self._settled.wait()
+
+    async def failed(self) -> str:
+        await self._given_up.wait()
+        return self.failure or CLOSED
 
     def launch(self) -> None:
         with contextlib.suppress(OSError):  # `start` tries again, and reports
@@ -86,17 +135,55 @@ class RemoteEngine:
         prompt, params, eos, name, salt = request_parts(ids, params, **options)
         assert self._supervisor is not None, "start comes before submit"
         await self.settled()
+        while not self.ready and self.failure is None and not self._closing:  # it died again in the same moment
+            await asyncio.sleep(0)
+            await self.settled()
         if not self.ready or self.description is None or self._writer is None:
             raise RequestError(503, "engine_unavailable", self.failure or CLOSED)
-        check_request(prompt, params, eos, self.description.vocab_size, self.description.max_model_len)
-        check_unused(name, self.streams)
-        stream = self.streams[name] = Stream(self.abort, name, params.n, len(prompt))
-        self._writer.write(messages.frame(Submit(name, prompt, params, eos, salt)))
+        longest = check_request(prompt, params, eos, self.description.vocab_size, self.description.max_model_len)
+        check_unused(name, self.requests)
+        stream = Stream(self.abort, name, params.n, len(prompt))
+        params = replace(params, seed=fresh_seed() if params.seed is None else params.seed, max_tokens=longest)
+        self._recovery.add(OpenRequest(array("i", prompt), params, eos, salt, stream))
+        self._send(self._recovery.due())
+        if params.constraint is not None:
+            await stream.taken()
         return stream
 
+    @property
+    def _busy(self) -> bool:
+        """Whether ids are expected."""
+        return bool(self.requests) or self._canary.runs
+
+    def _send(self, requests: Iterable[Submit]) -> None:
+        for request in requests:
+            if self._writer is not None:
+                self._stall.asked()
+                self._writer.write(messages.frame(request))
+
+    def trouble(self, patience: float) -> str | None:
+        waited = self._stall.seconds
+        if self.ready and waited > patience:
+            waiting = f"{len(self.requests)} requests wait" if self.requests else "it was asked for a sign of life"
+            return f"the engine has computed nothing for {waited:.0f} s while {waiting}"
+        return self._canary.problem
+
+    def prove(self, seconds: float) -> None:
+        latest = max(self._ready_at, self.last_token_at or 0.0)
+        if self.ready and not self._busy and time.monotonic() - latest >= seconds:
+            self._send([self._canary.request()])
+
     def abort(self, request_id: str, index: int | None = None) -> None:
-        if request_id in self.streams and self.ready and self._writer is not None:
+        if self._recovery.abort(request_id, index) and self._writer is not None:
             self._writer.write(messages.frame(Abort(request_id, index)))
+
+    def adopt(self, requests: Iterable[OpenRequest]) -> None:
+        """Go on with requests of another engine, which computes the same and is given up."""
+        for request in requests:
+            request.stream.move(self.abort)
+            self._recovery.add(request)
+        if self.ready:
+            self._send(self._recovery.due())
 
     def stats(self) -> EngineStats:
         return self._stats
@@ -108,6 +195,8 @@ class RemoteEngine:
             await self._reap()
             return
         self._closing = True
+        for request_id in list(self.requests):
+            self._recovery.abort(request_id)  # those that no process computes end here, the others by Close
         if self.ready and self._writer is not None:
             self._writer.write(messages.frame(Close()))
             await asyncio.wait([self._supervisor], timeout=timeout)
@@ -124,49 +213,86 @@ class RemoteEngine:
         failures = 0
         try:
             while not self._closing:
-                reason, productive = await self._life(first)
+                reason = await self._life(first, doubtful=failures > 0 and not self._productive)
                 self.ready = False
                 if self._closing:
                     return
                 self._settled.clear()
                 status = await self._reap()
-                reason += f" (exit status {status})"
-                self._fail_streams(reason)
-                failures = 1 if productive else failures + 1
+                if reason.startswith(DIED):
+                    reason += f" ({describe_end(status)})"
+                self.problem = reason
+                failures = 1 if self._productive else failures + 1
                 if self.description is None:  # what cannot be loaded the first time is not tried again
                     return self._give_up(reason)
+                self._recovery.outlive(reason)
                 if failures > self.max_restarts:
                     return self._give_up(f"{reason}; given up after {self.max_restarts} restarts")
-                log.get("engine").error("%s, restart %d", reason, failures)
-                await asyncio.sleep(self.backoff * 2 ** (failures - 1))
+                log.get("engine").error("%s, restart %d, %d requests wait", reason, failures, len(self.requests))
+                await asyncio.sleep(min(MAX_PAUSE, self.backoff * 2 ** (failures - 1)))
                 self.restarts += 1
+        except Exception as error:  # whatever it is: no stream may be left waiting
+            log.get("engine").exception("the engine process is not looked after any more")
+            self._worker.kill()
+            self._give_up(f"the engine process is not looked after any more: {type(error).__name__}: {error}")
         finally:
             if not first.done():
                 first.set_exception(RooflineError(self.failure or CLOSED))
 
-    async def _life(self, first: asyncio.Future[Ready]) -> tuple[str, bool]:
-        """One process from start to end: why it ended, and whether it produced a token."""
+    async def _life(self, first: asyncio.Future[Ready], doubtful: bool) -> str:
+        """One process from start to end: why it ended. doubtful: it must first give a token to the canary."""
+        self._productive = False
         try:
             reader, self.description = await self._connect()
         except RooflineError as error:
             if self.description is None:
                 first.set_exception(error)
-                return f"the model could not be loaded: {error}", False
-            return f"the model could not be loaded again: {error}", False
+                return f"the model could not be loaded: {error}"
+            return f"the model could not be loaded again: {error}"
         except (OSError, asyncio.IncompleteReadError):
-            return f"{DIED} while loading", False
-        self.ready, self._stats = True, EngineStats()
-        self._settled.set()
-        if not first.done():
-            first.set_result(self.description)
-        produced = self.last_token_at
+            return f"{DIED} while loading"
+        except msgspec.MsgspecError as error:  # of another version than this process, say
+            self._worker.kill()
+            return f"the engine's first message cannot be read: {error}"
+        self._stats, self.checked = EngineStats(), None
+        self._ready_at = time.monotonic()
+        self._stall.settled()
+        self._canary = Canary()
+        watch = asyncio.create_task(self._watch())
         try:
-            await self._pump(reader)
+            if doubtful:
+                self._send([self._canary.request()])
+            else:
+                self._open()
+            if not first.done():
+                first.set_result(self.description)
+            return await self._pump(reader)
         except (OSError, asyncio.IncompleteReadError):
-            return DIED, self.last_token_at != produced
+            return watch.result() if watch.done() and watch.exception() is None else DIED
         except Exception as error:  # a message that cannot be read: no stream may be left waiting
             log.get("engine").exception("the engine's messages cannot be read")
-            return f"the engine's messages cannot be read: {error}", False
+            return f"the engine's messages cannot be read: {error}"
+        finally:
+            watch.cancel()
+
+    def _open(self) -> None:
+        """Requests are computed from now on, those of the process before first."""
+        self.ready, self.problem = True, None
+        self._send(self._recovery.due())
+        self._settled.set()
+
+    async def _watch(self) -> str:
+        """Ends a process that answers nothing any more, and says so. One without a process id is left alone."""
+        self._watchdog.heard()
+        while True:
+            await asyncio.sleep(self._watchdog.tick_seconds)
+            reason = self._watchdog.tick() if self.pid is not None else None
+            if reason is not None:
+                self._worker.kill()
+                return reason
+            if self._watchdog.silent == 1 and self._writer is not None:
+                self._stall.asked()
+                self._writer.write(messages.frame(Ping()))
 
     async def _connect(self) -> tuple[asyncio.StreamReader, Ready]:
         """A fresh process, or the one launched before, with its model loaded."""
@@ -178,20 +304,38 @@ class RemoteEngine:
         assert isinstance(message, Ready), "the engine's first message is Ready or Refused"
         return reader, message
 
-    async def _pump(self, reader: asyncio.StreamReader) -> NoReturn:
-        """Deliver reports; ends by the exception that the end of the stream raises."""
+    async def _pump(self, reader: asyncio.StreamReader) -> str:
+        """Deliver reports until the process says why it ends; raises what the end of the stream raises."""
         while True:
             report = await _read(reader)
+            self._watchdog.heard()
+            if isinstance(report, Pong):
+                if not self._busy:
+                    self._stall.settled()
+                continue
+            if isinstance(report, Checked):
+                self.checked = report
+                continue
+            if isinstance(report, Lost):
+                return f"the engine process ended itself: {report.reason}"
             assert isinstance(report, Report), "a ready engine sends reports"
-            self._stats = report.stats
-            for event in report.events:
-                if event.ids:
-                    self.last_token_at = time.monotonic()
-                stream = self.streams.get(event.request_id)
-                if stream is not None:
-                    stream.deliver(event)
-                    if not stream.open:
-                        del self.streams[event.request_id]
+            self._take(report)
+
+    def _take(self, report: Report) -> None:
+        stepped, self._stats = report.stats.steps > self._stats.steps, report.stats
+        for event in report.events:
+            if event.ids:
+                self.last_token_at, self._productive = time.monotonic(), True
+            self._canary.told(event)
+            self._recovery.take(event)
+        if not self._busy:
+            self._stall.settled()
+        elif stepped:
+            self._stall.computed()
+        if not self.ready and not self._canary.runs:  # it has answered
+            self._open()
+        else:
+            self._send(self._recovery.due())
 
     async def _reap(self) -> int | None:
         """Close the connection and wait for the worker's end; its exit status."""
@@ -203,15 +347,12 @@ class RemoteEngine:
             self._socket = None
         return await asyncio.to_thread(self._worker.end)
 
-    def _fail_streams(self, error: str) -> None:
-        streams, self.streams = self.streams, {}
-        for stream in streams.values():
-            for index in sorted(stream.open):
-                stream.deliver(Event(stream.request_id, index, [], finish_reason="error", error=error))
-
     def _give_up(self, reason: str) -> None:
-        self.ready, self.failure = False, reason
-        self._fail_streams(reason)
+        self.ready, self.failure, self.problem = False, reason, reason
+        if self.heir is not None and not self._closing and (heir := self.heir()) is not None:
+            heir.adopt(self._recovery.leave())
+        self._recovery.fail(reason)
+        self._given_up.set()
         self._settled.set()
 
 

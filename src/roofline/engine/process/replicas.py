@@ -14,7 +14,7 @@ from roofline.common.errors import RequestError, UnsupportedError
 from roofline.engine.checks import RequestOptions, check_request, check_unused, request_parts
 from roofline.engine.params import SamplingParams
 from roofline.engine.process.dispatch import Candidate, choose, keys_of
-from roofline.engine.process.messages import Ready
+from roofline.engine.process.messages import Checked, Ready
 from roofline.engine.process.remote import CLOSED, RemoteEngine
 from roofline.engine.process.stream import Stream
 from roofline.engine.stats import EngineStats, total
@@ -31,6 +31,8 @@ class Replicas:
         self._candidates = [Candidate(engine) for engine in self.engines]
         config = self.engines[0].spec.config
         self._prefixes = config.prefix_cache and config.cache == "paged"  # caches find pages by their content
+        for engine in self.engines:
+            engine.heir = self._least_busy
         self._closing = False
         self._started = asyncio.Event()  # set once all are loaded, and for good when closed
         self._turn = 0
@@ -47,6 +49,17 @@ class Replicas:
     def ready(self) -> bool:
         """Whether any computes requests now."""
         return self._started.is_set() and any(engine.ready for engine in self.engines)
+
+    @property
+    def checked(self) -> Checked | None:
+        """What is wrong with the weights of one, or, once all have compared theirs, that nothing is."""
+        known = [engine.checked for engine in self.engines if engine.checked is not None]
+        wrong = next((each for each in known if each.problem is not None), None)
+        return wrong or (Checked(None) if len(known) == len(self.engines) else None)
+
+    @property
+    def problem(self) -> str | None:
+        return None if self.ready else next((each.problem for each in self.engines if each.problem), None)
 
     @property
     def restarts(self) -> int:
@@ -84,7 +97,7 @@ class Replicas:
         assert description is not None, "all were loaded"
         check_request(prompt, params, eos, description.vocab_size, description.max_model_len)
         for engine in self.engines:
-            check_unused(name, engine.streams)
+            check_unused(name, engine.requests)
         keys = keys_of(prompt, salt) if self._prefixes else []
         chosen, uncomputed = choose(candidates, prompt, keys)
         stream = await chosen.engine.submit(prompt, params, eos_ids=eos, request_id=name, salt=salt)
@@ -96,13 +109,30 @@ class Replicas:
         for engine in self.engines:
             engine.abort(request_id, index)
 
+    def trouble(self, patience: float) -> str | None:
+        troubles = [engine.trouble(patience) for engine in self.engines if engine.ready]
+        return None if None in troubles else next(iter(troubles), None)
+
+    def prove(self, seconds: float) -> None:
+        for engine in self.engines:
+            engine.prove(seconds)
+
     def stats(self) -> EngineStats:
         return total(engine.stats() for engine in self.engines)
+
+    async def failed(self) -> str:
+        reasons = await asyncio.gather(*(engine.failed() for engine in self.engines))
+        return reasons[0]
 
     async def close(self, timeout: float = 5.0) -> None:
         self._closing = True
         await asyncio.gather(*(engine.close(timeout) for engine in self.engines))
         self._started.set()
+
+    def _least_busy(self) -> RemoteEngine | None:
+        """Who goes on with the requests of one that is given up; None: they all are."""
+        hoped = [engine for engine in self.engines if engine.failure is None and engine.description is not None]
+        return min(hoped, key=lambda engine: (not engine.ready, engine.outstanding), default=None)
 
     async def _up(self) -> list[Candidate]:
         """Those that compute now; waits while there is none. Raises RequestError when there will be none."""

@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
+from roofline.common.errors import RequestError
 from roofline.engine.events import Event
 
 # The tokens that an unfinished answer counts for, since its length is not known. A conversation of some hundred tokens
@@ -44,10 +45,31 @@ class Stream:
                 self._waiter = None
         return self._events.popleft()
 
+    async def taken(self) -> None:
+        """Wait until the engine has compiled the request's constraint. Raises RequestError where it cannot be; this
+        stream is closed then, as it is where the caller is cancelled."""
+        if not self._events and self.open:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            except BaseException:
+                await self.aclose()
+                raise
+            finally:
+                self._waiter = None
+        if self._events and (field := self._events[0].refused) is not None:
+            message = self._events[0].error or ""
+            await self.aclose()
+            raise RequestError(400, "invalid_value", message, param=field)
+
     def abort(self, index: int | None = None) -> None:
         """End the request, or one answer; the stream still delivers the last events."""
         if self.open if index is None else index in self.open:
             self._abort(self.request_id, index)
+
+    def move(self, abort: Callable[[str, int | None], None]) -> None:
+        """Another engine computes the request from now on."""
+        self._abort = abort
 
     async def aclose(self) -> None:
         """Stop listening; what is unfinished is aborted and its pages are free after the engine's current step."""

@@ -7,6 +7,7 @@ pre-emption), so the oldest always advances and every request ends. Nothing here
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from roofline.engine.cache.paged import Cache
@@ -51,6 +52,21 @@ class StepPlan:
     def decode_only(self) -> bool:
         """Whether no prompt token is computed."""
         return self.decodes == len(self.sequences)
+
+    def part(self, sequences: Iterable[Sequence]) -> "StepPlan":
+        """The plan of some of its sequences alone."""
+        chosen = set(sequences)
+        rows = [(i, s, count) for i, (s, count) in enumerate(zip(self.sequences, self.counts, strict=True))]
+        rows = [row for row in rows if row[1] in chosen]
+        return StepPlan(
+            sequences=[s for _, s, _ in rows],
+            counts=[count for _, _, count in rows],
+            sampled=[s for s in self.sampled if s in chosen],
+            tokens=sum(count for _, _, count in rows),
+            table_pages=sum(len(s.pages) for s in chosen),
+            decodes=sum(i < self.decodes for i, _, _ in rows),
+            drafted=sum(len(s.draft) for s in chosen),
+        )
 
     def add(self, sequence: Sequence, count: int) -> None:
         self.sequences.append(sequence)
@@ -176,9 +192,9 @@ def place(state: State, sequence: Sequence, headroom: int, table_room: int) -> b
     sequence.computed, sequence.published = len(pages) * PAGE_TOKENS, len(pages)
     if not sequence.started:
         sequence.started = True
-        sequence.cached_tokens = sequence.computed
+        sequence.cached_tokens = min(sequence.computed, sequence.prompt_length)  # a resumed one has its answer too
         state.prefix_queries += sequence.prompt_length
-        state.prefix_hits += sequence.computed
+        state.prefix_hits += sequence.cached_tokens
     grown = cache.grow(pages, len(sequence.ids))
     assert grown, "pages counted as available were not"
     sequence.pages = pages
@@ -282,10 +298,18 @@ def _accept(sequence: Sequence, ids: list[int]) -> list[int]:
         if token == FAILED:
             sequence.finished = "error"
             break
+        # An answer that is complete ends, though it could be longer.
+        verdict = sequence.matcher.take(token) if sequence.matcher is not None else None
+        if verdict == "error":
+            sequence.finished = verdict
+            break
         sequence.ids.append(token)
         accepted.append(token)
         if token in sequence.stop_ids and sequence.generated >= sequence.request.params.min_tokens:
             sequence.finished = "stop"
+            break
+        if verdict is not None:
+            sequence.finished = verdict
             break
         if len(sequence.ids) >= sequence.end:
             sequence.finished = "length"

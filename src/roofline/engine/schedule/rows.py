@@ -72,11 +72,17 @@ class RowState:
 
     def __init__(self, sequence: Sequence) -> None:
         params = sequence.request.params
-        self.history = History(sequence.ids) if params.uses_history else None
+        self.history: History | None = None
+        if params.uses_history:
+            self.history = History(sequence.ids[: sequence.prompt_length])
+            for token in sequence.ids[sequence.prompt_length :]:  # of a resumed answer
+                self.history.add(token)
         bias = dict(params.logit_bias)
         self.bias = _pairs(bias)
         # An id both biased and banned is banned; each id stands once in a row's list.
-        banned = bias | dict.fromkeys(sequence.stop_ids, -np.inf) if params.min_tokens > 0 else bias
+        # Of a sequence with a form its mask has the bans, because it knows whether anything else is left.
+        bans = params.min_tokens > 0 and sequence.matcher is None
+        banned = bias | dict.fromkeys(sequence.stop_ids, -np.inf) if bans else bias
         self.banned = _pairs(banned)
         self.min_tokens = params.min_tokens
 

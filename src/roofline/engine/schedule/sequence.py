@@ -1,18 +1,23 @@
 """A request and its sequences: integers that the scheduler and the cache work on."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roofline.engine.cache.paged import PageKeys
 from roofline.engine.events import FinishReason, Usage
 from roofline.engine.params import SamplingParams
+
+if TYPE_CHECKING:
+    from roofline.engine.constraints.matcher import Matcher
 
 
 @dataclass(slots=True, eq=False)
 class Request:
     """A prompt with its parameters and its n sequences.
 
-    `max_tokens` and `seed` are resolved; `stop_ids` are all ids that end an answer.
+    `max_tokens` and `seed` are resolved; `stop_ids` are all ids that end an answer; `submitted_at`: in seconds of the
+    executable's clock.
     """
 
     id: str
@@ -22,10 +27,23 @@ class Request:
     max_tokens: int
     seed: int
     root: bytes  # of the keys of its pages
-    sequences: "list[Sequence]" = field(init=False)
+    submitted_at: float = 0.0
+    sequences: "list[Sequence]" = field(init=False)  # those that have not ended at the start
 
     def __post_init__(self) -> None:
         self.sequences = [Sequence(self, index) for index in range(self.params.n)]
+
+    @property
+    def ended(self) -> bool:
+        """Whether all of its answers have ended."""
+        return all(sequence.finished is not None for sequence in self.sequences)
+
+    def resume(self, answers: Mapping[int, list[int]]) -> None:
+        """Go on from the ids so far of each answer that has not ended: they are computed as after a pre-emption."""
+        self.sequences = [Sequence(self, index) for index in sorted(answers)]
+        for sequence in self.sequences:
+            sequence.ids += answers[sequence.index]
+            sequence.resumed = bool(answers[sequence.index])
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +63,12 @@ class Sequence:
     pages: list[int] = field(default_factory=list)  # its page table, empty unless running
     finished: FinishReason | None = None  # why it ended
     started: bool = False
+    resumed: bool = False  # another engine has begun it, so nobody here knows its times
+    scheduled_at: float | None = None  # when the first step that computes it was; these are set by the stepper
+    first_at: float | None = None  # when its first id came
+    last_at: float = 0.0  # when its latest id came, where there is one
     draft: list[int] = field(default_factory=list)  # ids guessed to follow `ids`, to be verified by the next step
+    matcher: "Matcher | None" = None  # of the form that the answer must have
     sampling: Any = None  # what the row builder keeps for it
     speculation: Any = None  # what the speculator keeps for it
 
@@ -62,4 +85,10 @@ class Sequence:
 
     def usage(self) -> Usage:
         """What the last event reports."""
-        return Usage(self.prompt_length, self.generated, self.cached_tokens, self.request.seed)
+        queue = prefill = decode = None
+        if self.scheduled_at is not None and not self.resumed:
+            queue = self.scheduled_at - self.request.submitted_at
+            if self.first_at is not None:
+                prefill, decode = self.first_at - self.scheduled_at, self.last_at - self.first_at
+        counts = self.prompt_length, self.generated, self.cached_tokens
+        return Usage(*counts, self.request.seed, queue, prefill, decode)

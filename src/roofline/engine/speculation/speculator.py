@@ -6,7 +6,7 @@ output without drafts, bit for bit, greedy or sampled (compare Leviathan et al. 
 distribution). What remains is a question of time, answered here from measured steps.
 """
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -50,7 +50,7 @@ class StepTimes:
     def __init__(self) -> None:
         self._plain: dict[int, deque[float]] = {}
         self._verify: dict[int, deque[tuple[int, float]]] = {}
-        self._since_plain: dict[int, int] = {}
+        self._since_plain: Counter[int] = Counter()
         self._before = 0  # sequences of the step before, if that was a plain one
 
     def other(self) -> None:
@@ -62,7 +62,7 @@ class StepTimes:
         before, self._before = self._before, 0 if drafted else sequences
         if drafted:
             self._verify.setdefault(sequences, deque(maxlen=WINDOW)).append((drafted, seconds))
-            self._since_plain[sequences] = self._since_plain.get(sequences, 0) + 1
+            self._since_plain[sequences] += 1
         elif before == sequences:
             self._plain.setdefault(sequences, deque(maxlen=WINDOW)).append(seconds)
             self._since_plain[sequences] = 0
@@ -70,8 +70,7 @@ class StepTimes:
     def price(self, sequences: int) -> float | None:
         """What a drafted token adds, as a share of the plain step. None: plain steps must be measured first."""
         plain = self._plain.get(sequences)
-        since = self._since_plain.get(sequences, 0)
-        if not plain or since >= REFRESH:
+        if not plain or (since := self._since_plain[sequences]) >= REFRESH:
             return None
         from statistics import median  # here: a process that does not speculate starts without it
 
@@ -143,7 +142,8 @@ class Speculator:
             return
         if state.waiting and not self.drafter.free:  # a prompt may join the step, and the drafts would be in vain
             return
-        most = [min(self.tokens, s.end - len(s.ids) - 1) for s in running]
+        # What follows a token of an answer with a form is known when that token is.
+        most = [min(self.tokens, s.end - len(s.ids) - 1) if s.matcher is None else 0 for s in running]
         able = [(s, count) for s, count in zip(running, most, strict=True) if count > 0]
         if self.drafter.free:
             self._make(able)
@@ -198,18 +198,14 @@ class Speculator:
             price = None
         if price is None:
             return [(s, 0) for s, _ in able]
+        # Of tokens that are equally likely the earlier stands first: without it a later one cannot be chosen.
         likely = sorted(
-            (
-                (chance**j, i, j)
-                for i, (s, count) in enumerate(able)
-                for chance in (s.speculation.chance,)
-                for j in range(1, count + 1)
-            ),
-            reverse=True,
+            (-(s.speculation.chance**j), i, j) for i, (s, count) in enumerate(able) for j in range(1, count + 1)
         )
         chosen = [0] * len(able)
         tokens, expected = 0, float(sequences)
-        for chance, i, j in likely:
+        for negative, i, j in likely:
+            chance = -negative
             record: Record = able[i][0].speculation
             margin = MARGIN if record.drafts else AGAIN
             if chosen[i] != j - 1 or chance <= margin * price * expected / (1.0 + tokens * price):

@@ -16,7 +16,7 @@ from typing import Any
 
 from roofline.common import log
 from roofline.common.errors import ConfigError
-from roofline.common.files import locked, write_atomically
+from roofline.common.files import locked, where_possible, write_atomically
 from roofline.hardware.tuning.location import path
 
 JsonObject = Mapping[str, Any]  # values are checked where they are read
@@ -144,27 +144,41 @@ def save(tunings: Tunings) -> Path:
 
     `unfinished` is taken as it is here: entries of None are removed. Raises ConfigError where nothing can be written.
     """
-    target = path(tunings.backend, tunings.chip)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with locked(target.with_suffix(".lock")):
-            stored = load(tunings.backend, tunings.chip, tunings.name)
-            stored.records |= tunings.records
-            stored.verdicts |= tunings.verdicts
-            stored.unfinished |= tunings.unfinished
-            unfinished = {key: value for key, value in stored.unfinished.items() if value is not None}
-            raw = {
-                "version": VERSION,
-                "backend": tunings.backend,
-                "chip": tunings.chip,
-                "name": tunings.name or stored.name,
-                "records": [asdict(record) for record in stored.records.values()],
-                "verdicts": [asdict(verdict) for verdict in stored.verdicts.values()],
-                "unfinished": unfinished,
-            }
-            write_atomically(target, json.dumps(raw, indent=1))
+        return _write(tunings)
     except OSError as error:
+        target = path(tunings.backend, tunings.chip)
         raise ConfigError(f"{target} cannot be written: {error}; set ROOFLINE_HOME to a folder that can") from error
+
+
+def save_where_possible(tunings: Tunings) -> bool:
+    """`save`, for results that are of use without a file too: where nothing can be written, a warning says so, once.
+    Whether they were saved."""
+    with where_possible("what is tuned is", path(tunings.backend, tunings.chip)):
+        _write(tunings)
+        return True
+    return False
+
+
+def _write(tunings: Tunings) -> Path:
+    target = path(tunings.backend, tunings.chip)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with locked(target.with_suffix(".lock")):
+        stored = load(tunings.backend, tunings.chip, tunings.name)
+        stored.records |= tunings.records
+        stored.verdicts |= tunings.verdicts
+        stored.unfinished |= tunings.unfinished
+        unfinished = {key: value for key, value in stored.unfinished.items() if value is not None}
+        raw = {
+            "version": VERSION,
+            "backend": tunings.backend,
+            "chip": tunings.chip,
+            "name": tunings.name or stored.name,
+            "records": [asdict(record) for record in stored.records.values()],
+            "verdicts": [asdict(verdict) for verdict in stored.verdicts.values()],
+            "unfinished": unfinished,
+        }
+        write_atomically(target, json.dumps(raw, indent=1))
     return target
 
 

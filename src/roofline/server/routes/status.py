@@ -1,4 +1,5 @@
-"""GET /v1/models: what is served. GET /health, /ready: whether it answers. GET /metrics, /stats: what was counted."""
+"""GET /v1/models: what is served. GET /health, /ready: whether it answers. GET /metrics, /stats: what was counted.
+GET /limits: what may be asked for."""
 
 from dataclasses import asdict
 
@@ -8,19 +9,23 @@ from roofline.common.errors import RequestError
 from roofline.common.json_types import JsonObject
 from roofline.server import context
 from roofline.server.context import Context
+from roofline.server.keys import ADMIN, UNLIMITED
 from roofline.server.metrics import engine_figures
 from roofline.server.response import json_response
+from roofline.server.scopes import OPEN, USE, needs
 
 router = APIRouter()
 
 
 @router.get("/v1/models")
+@needs(USE)
 async def list_models(request: Request) -> Response:
     """The one model served here."""
     return json_response({"object": "list", "data": [_card(context.of(request))]})
 
 
 @router.get("/v1/models/{name:path}")
+@needs(USE)
 async def get_model(name: str, request: Request) -> Response:
     """The card of a model; 404 unless it is the one served here."""
     served = context.of(request)
@@ -41,36 +46,79 @@ def _card(served: Context) -> JsonObject:
 
 
 @router.get("/health")
+@needs(OPEN)
 async def health() -> Response:
     """200 while this process runs; needs no key, tells nothing else."""
     return json_response({"status": "alive"})
 
 
 @router.get("/ready")
+@needs(USE)
 async def ready(request: Request) -> Response:
-    """200 while an engine is up, else 503. exact: an answer does not depend on what else the engine computes; replicas:
-    which of several engines are up."""
+    """200 while an engine is up and computes what it is asked for, else 503, as where the weights turned out not to be
+    those that were written. An engine that has computed nothing lately is given a token to compute.
+    weights_checked: whether they were compared with their hash; exact: an answer does not depend on what else the
+    engine computes; replicas: which of several engines are up."""
     served = context.of(request)
-    loaded, engines = served.loaded(), served.engine.engines
+    if not served.engine.ready and served.engine.problem is not None:
+        raise RequestError(503, "engine_not_ready", f"The engine is not ready: {served.engine.problem}.")
+    loaded, engines, checked = served.loaded(), served.engine.engines, served.engine.checked
+    trouble = served.engine.trouble(served.stall_seconds)
+    if served.canary_seconds:
+        served.engine.prove(served.canary_seconds)
+    if trouble is not None:
+        raise RequestError(503, "engine_stalled", f"The engine is not ready: {trouble}.")
+    if checked is not None and checked.problem is not None:
+        raise RequestError(503, "weights_changed", checked.problem)
     body = {
         "status": "ready",
         "model": served.name,
         "max_model_len": loaded.max_model_len,
         "system_fingerprint": loaded.fingerprint,
         "exact": loaded.exact,
+        "weights_checked": checked is not None,
     }
-    return json_response(body | ({"replicas": [engine.ready for engine in engines]} if engines else {}))
+    up = [engine.ready and engine.trouble(served.stall_seconds) is None for engine in engines]
+    return json_response(body | ({"replicas": up} if engines else {}))
 
 
 @router.get("/metrics")
+@needs(USE)
 async def metrics(request: Request) -> Response:
-    """All families in Prometheus' text form, under vLLM's names where vLLM has one."""
+    """All families in Prometheus' text form, under vLLM's names where vLLM has one; those by key, which tell the names
+    of all keys, for an administrator alone."""
     served = context.of(request)
-    text = served.metrics.exposition(engine_figures(served.engine), served.engine.ready)
+    up = served.engine.ready and served.engine.trouble(served.stall_seconds) is None
+    figures = engine_figures(served.engine)
+    waiting = figures["waiting"]
+    assert isinstance(waiting, int), "a count"
+    figures["waiting"] = waiting + request.app.state.queue.held  # wherever they wait
+    text = served.metrics.exposition(figures, up)
+    if ADMIN in context.principal_of(request).scopes:
+        text += served.key_metrics.exposition()
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
+@router.get("/limits")
+@needs(USE)
+async def limits(request: Request) -> Response:
+    """What requests may ask for, by name, and what the key that asks may do."""
+    served, principal = context.of(request), context.principal_of(request)
+    description = served.engine.description
+    streams = served.limits.streams if principal.streams is None else principal.streams
+    key = {
+        "name": principal.name,
+        "scopes": sorted(principal.scopes),
+        "streams": None if streams == UNLIMITED else streams,
+        "priority": principal.priority,
+        "weight": principal.weight,
+    }
+    context_tokens = description.max_model_len if description else None
+    return json_response({"limits": served.limits.listed(), "context_tokens": context_tokens, "key": key})
+
+
 @router.get("/stats")
+@needs(USE)
 async def stats(request: Request) -> Response:
     """As JSON: the engine's statistics since it started, with tokens a second and the share of the roof; the limits."""
     served = context.of(request)

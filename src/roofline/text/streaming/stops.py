@@ -1,7 +1,7 @@
 """Ids to text while they are generated: whole characters, up to a stop string, also one that spans several tokens."""
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from roofline.text.tokenizers.tokenizer import Tokenizer
@@ -14,11 +14,12 @@ class Detokenizer:
     are left out; bytes that can never become a character give U+FFFD.
 
     at_start: the ids begin a text, so SentencePiece's first space is dropped; False: they go on from a prompt.
+    shown: special tokens that are not left out.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, at_start: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, at_start: bool = True, shown: Collection[int] = frozenset()) -> None:
         self._spell = tokenizer.token_bytes
-        self._skipped = tokenizer.special_ids if skip_special else frozenset()
+        self._skipped = tokenizer.special_ids.difference(shown) if shown else tokenizer.special_ids
         self._drop_space = tokenizer.strip_space and at_start
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
@@ -92,13 +93,19 @@ class Delta:
 class TextStream:
     """The text of one answer: detokenising and stop strings together.
 
-    include_stop: end the text with the stop string instead of before it; at_start: see `Detokenizer`.
+    include_stop: end the text with the stop string instead of before it; at_start, shown: see `Detokenizer`.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stops: Sequence[str] = (), *, include_stop: bool = False, at_start: bool = True
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str] = (),
+        *,
+        include_stop: bool = False,
+        at_start: bool = True,
+        shown: Collection[int] = frozenset(),
     ) -> None:
-        self._detokenizer = Detokenizer(tokenizer, at_start=at_start)
+        self._detokenizer = Detokenizer(tokenizer, at_start=at_start, shown=shown)
         self._stops = StopStrings(stops)
         self._has_stops = bool(stops)
         self._include_stop = include_stop

@@ -91,6 +91,6 @@ def check_items(count: int) -> None:
 
 def check_width(size: int | str) -> None:
     """Refuses field widths and precisions above `MAX_WIDTH`, and those that come from arguments."""
-    widths = [size] if isinstance(size, int) else [int(digits[:9]) for digits in _WIDTH.findall(size)]
+    widths = [size] if isinstance(size, int) else [int(digits) for digits in _WIDTH.findall(size)]
     if any(width > MAX_WIDTH for width in widths) or (isinstance(size, str) and ("*" in size or "{" in size)):
         raise over_budget(f"pads a field to more than {MAX_WIDTH} characters")

@@ -49,7 +49,7 @@ def render(
     parts: list[tuple[str, bool]] = []
     try:
         _run(body, variables, parts)
-    except (Unsure, RecursionError):
+    except (Unsure, RecursionError, LookupError, TypeError, ValueError, AssertionError):  # or it is no outline
         return None
     return parts if sum(len(text) for text, _ in parts) <= MAX_RENDERED else None
 
@@ -85,10 +85,11 @@ def _text(expression: Outline, variables: Mapping[str, object]) -> tuple[tuple[s
 
 def _value(expression: Outline, variables: Mapping[str, object]) -> object:
     kind, *rest = expression
-    if kind == "text":
-        return ((rest[0], True),)
-    if kind == "int":
-        return rest[0]
+    if kind in ("text", "int"):
+        constant = rest[0]
+        if type(constant) is not (str if kind == "text" else int):  # a bundle may hold anything
+            raise Unsure
+        return ((constant, True),) if kind == "text" else constant
     if kind == "none":
         return None
     if kind == "name":

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from roofline.common.errors import ConfigError
@@ -64,6 +65,12 @@ class ChatTemplate:
         if outline is None:
             self.complete()
 
+    def with_source(self, source: str) -> "ChatTemplate":
+        """Another template for the same model. Raises ConfigError when it is none."""
+        if not isinstance(source, str):
+            raise ConfigError(f"a chat template is a {type(source).__name__}; give its Jinja as a string")
+        return ChatTemplate(source, bos_token=self.bos_token, eos_token=self.eos_token, seconds=self._seconds)
+
     def render(
         self, messages: Objects, *, tools: Objects | None = None, add_generation_prompt: bool = True, **kwargs: object
     ) -> list[Part]:
@@ -96,9 +103,19 @@ class ChatTemplate:
 
         No BOS is added: templates write their own, as in transformers. Raises as `render` does.
         """
-        parts = self._rendered(messages, tools, add_generation_prompt, kwargs)
+        return tokenizer.encode_marked(*self.marked(messages, tools, add_generation_prompt, kwargs))
+
+    def marked(
+        self,
+        messages: Objects,
+        tools: Objects | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, object] = MappingProxyType({}),
+    ) -> tuple[str, bytes]:
+        """The rendered chat, and for each character 1 where the template wrote it. Raises as `render` does."""
+        parts = self._rendered(messages, tools, add_generation_prompt, variables)
         mask = b"".join(bytes([trusted]) * len(text) for text, trusted in parts)
-        return tokenizer.encode_marked("".join(text for text, _ in parts), mask)
+        return "".join(text for text, _ in parts), mask
 
     def complete(self) -> None:
         """Compile the template for Jinja now, so that no later call has to. Raises ConfigError when it is none."""

@@ -5,6 +5,7 @@ separated text, scores (float64), where each token begins in its section (uint32
 """
 
 import json
+import re
 import struct
 import sys
 from array import array
@@ -13,8 +14,11 @@ from dataclasses import asdict, fields
 from typing import overload
 
 from roofline.common.errors import ConfigError
+from roofline.common.fields import Fields, describe
+from roofline.common.json_files import parse_object
+from roofline.text.tokenizers.patterns import least_length
 from roofline.text.tokenizers.short_text import ShortTextEncoder, little, tables
-from roofline.text.tokenizers.vocabulary import AddedToken, Vocabulary
+from roofline.text.tokenizers.vocabulary import MAX_ID, Vocabulary, added_token
 
 _MAGIC = b"RLTOK2\n"
 _TEXTS = ("tokens", "lefts", "rights")
@@ -58,30 +62,65 @@ def from_bytes(data: bytes | memoryview) -> tuple[Vocabulary, ShortTextEncoder |
     try:
         at = len(_MAGIC) + 4
         (length,) = struct.unpack("<I", data[len(_MAGIC) : at])
-        header = json.loads(bytes(data[at : at + length]))
+        fields = Fields("the stored tokenizer", parse_object("the stored tokenizer", bytes(data[at : at + length])))
         at += length
-        separator, counts, sizes = header.pop("separator"), header.pop("counts"), header.pop("bytes")
-        quick = header.pop("quick")
-        if at + sum(sizes) != len(data):
-            raise ValueError(f"{len(data)} bytes instead of {at + sum(sizes)}")
         sections = []
-        for size in sizes:
+        for size in _numbers(fields, "bytes", len(_TEXTS) + 4):
             sections.append(data[at : at + size])
             at += size
-        *texts, scores, starts, pairs, results = sections
-        for name, count, section in zip(_TEXTS, counts, texts, strict=True):
-            header[name] = Texts(name, section, separator, count, starts if name == "tokens" else None)
-        header["scores"] = _floats(scores)
-        header["added"] = [AddedToken(**token) for token in header["added"]]
-        for name in ("eos_ids", "prefix", "suffix"):
-            header[name] = tuple(header[name])
-        encoder = None
-        if quick is not None and sys.byteorder == "little":
-            patterns, bytes_ids = quick
-            encoder = ShortTextEncoder(patterns, bytes_ids, pairs, results)
-        return Vocabulary(**header), encoder
-    except (ValueError, TypeError, KeyError, IndexError, struct.error) as error:
+        if at != len(data):
+            raise ValueError(f"{len(data)} bytes instead of {at}")
+        return _vocabulary(fields, sections), _encoder(fields, *sections[-2:])
+    except ConfigError:
+        raise
+    except (ValueError, TypeError, KeyError, IndexError, OverflowError, struct.error, re.error) as error:
         raise ConfigError(f"the stored tokenizer is damaged: {error}") from error
+
+
+def _vocabulary(fields: Fields, sections: Sequence[memoryview]) -> Vocabulary:
+    *texts, scores, starts, _, _ = sections
+    counts, separator = _numbers(fields, "counts", len(_TEXTS)), fields.need("separator", str)
+    tokens, lefts, rights = (
+        Texts(name, section, separator, count, starts if name == "tokens" else None)
+        for name, count, section in zip(_TEXTS, counts, texts, strict=True)
+    )
+    kind = fields.need("model", str)
+    if kind not in ("BPE", "Unigram"):
+        fields.refuse("model", f"is {describe(kind)}, not BPE or Unigram")
+    around = {name: tuple(fields.elements(name, int) or ()) for name in ("eos_ids", "prefix", "suffix")}
+    return Vocabulary(
+        model="BPE" if kind == "BPE" else "Unigram",
+        tokens=tokens,
+        lefts=lefts,
+        rights=rights,
+        scores=_floats(scores),
+        options=fields.need("options", dict),
+        pipeline=fields.need("pipeline", dict),
+        added=[added_token(entry, MAX_ID) for entry in fields.objects("added")],
+        byte_level=fields.need("byte_level", bool),
+        strip_space=fields.need("strip_space", bool),
+        bos_id=fields.get("bos_id", int),
+        **around,
+    )
+
+
+def _encoder(fields: Fields, pairs: memoryview, results: memoryview) -> ShortTextEncoder | None:
+    quick = fields.get("quick", list)
+    if quick is None or sys.byteorder != "little":
+        return None
+    patterns, ids = quick
+    for pattern in patterns:
+        least_length(pattern)  # Python's own patterns have no limit of tries
+    starts = _numbers(Fields(fields.path, {"quick[1]": ids}), "quick[1]", 256, least=-1)
+    return ShortTextEncoder(patterns, starts, pairs, results)
+
+
+def _numbers(fields: Fields, key: str, count: int, least: int = 0) -> list[int]:
+    """A list of so many whole numbers, none below `least`."""
+    numbers = fields.elements(key, int)
+    if numbers is None or len(numbers) != count or min(numbers) < least:
+        fields.refuse(key, f"is not a list of {count} numbers of at least {least}")
+    return numbers
 
 
 class Texts(Sequence[str]):

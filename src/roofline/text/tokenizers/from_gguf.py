@@ -1,18 +1,22 @@
 """Builds a tokenizer from the metadata of a GGUF file."""
 
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import TypeVar
 
-from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.common.errors import UnsupportedError
+from roofline.common.fields import Fields, shorten
 from roofline.text.tokenizers.pretokenizers import ADDS_BOS, IGNORE_MERGES, byte_level_pipeline
 from roofline.text.tokenizers.tokenizer import SPACE, Tokenizer
-from roofline.text.tokenizers.vocabulary import AddedToken, JsonObject, Vocabulary, end_ids
+from roofline.text.tokenizers.vocabulary import AddedToken, JsonObject, Vocabulary, checked_id, end_ids
+
+T = TypeVar("T")
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # values of tokenizer.ggml.token_type
 
 
-def from_gguf(metadata: JsonObject) -> Tokenizer:
-    """The tokenizer that a GGUF file's key-value pairs describe.
+def from_gguf(metadata: JsonObject, path: Path | str = "the GGUF file") -> Tokenizer:
+    """The tokenizer that a GGUF file's key-value pairs describe; errors name it by `path`.
 
     Byte-level BPE ("gpt2") is split as its ``tokenizer.ggml.pre`` says. SentencePiece ("llama") follows sentencepiece
     itself: its dummy prefix is put before every text and after every special token, as Llama's reference code does.
@@ -21,57 +25,66 @@ def from_gguf(metadata: JsonObject) -> Tokenizer:
         ConfigError: a key is missing or does not fit another; the message names it.
         UnsupportedError: a kind of tokenizer or splitting rule we do not know; lists the known.
     """
-    kind = _get(metadata, "model", str)
+    within = "tokenizer.ggml."
+    values = {key.removeprefix(within): metadata[key] for key in metadata if key.startswith(within)}
+    fields = Fields(path, values, within)
+    kind = fields.need("model", str)
     makers = {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _unigram}
     if kind not in makers:
-        raise UnsupportedError(f"tokenizer.ggml.model = {kind!r}", "no such tokenizer is built here", sorted(makers))
-    tokens = _get(metadata, "tokens", Sequence)
-    types = _get(metadata, "token_type", Sequence, default=[1] * len(tokens))
+        what = f"{path}: tokenizer.ggml.model = {shorten(kind)!r}"
+        raise UnsupportedError(what, "no such tokenizer is built here", sorted(makers))
+    tokens = _needed(fields, "tokens", str)
+    types = fields.elements("token_type", int)
+    types = [1] * len(tokens) if types is None else types
     if not tokens or len(types) != len(tokens):
-        raise ConfigError(f"tokenizer.ggml.token_type has {len(types)} entries, tokenizer.ggml.tokens {len(tokens)}")
+        fields.refuse("token_type", f"has {len(types)} entries, {within}tokens {len(tokens)}")
+    if min(types) < 0 or max(types) > _BYTE:
+        fields.refuse("token_type", f"has an entry that is none of 0 to {_BYTE}")
     added = [
         AddedToken(i, tokens[i], special=types[i] == _CONTROL)
         for i in range(len(tokens))
         if types[i] in (_CONTROL, _USER_DEFINED) and tokens[i]
     ]
-    ids = {key: _token_id(metadata, key, len(tokens)) for key in ("bos", "eos", "eot", "eom", "unknown")}
-    adds_bos = kind == "llama" or (kind == "gpt2" and metadata.get("tokenizer.ggml.pre") in ADDS_BOS)
-    prefix = ids["bos"] if metadata.get("tokenizer.ggml.add_bos_token", adds_bos) else None
-    suffix = ids["eos"] if metadata.get("tokenizer.ggml.add_eos_token", kind == "t5") else None
-    parts = makers[kind](metadata, list(tokens), types, ids["unknown"])
-    return Tokenizer(
-        Vocabulary(
-            tokens=list(tokens),
-            **parts,
-            added=added,
-            bos_id=ids["bos"],
-            eos_ids=end_ids((ids["eos"], ids["eot"], ids["eom"]), added),
-            prefix=() if prefix is None else (prefix,),
-            suffix=() if suffix is None else (suffix,),
-        )
+    ids = {key: _token_id(fields, key, len(tokens)) for key in ("bos", "eos", "eot", "eom", "unknown")}
+    adds_bos = kind == "llama" or (kind == "gpt2" and fields.get("pre", str) in ADDS_BOS)
+    prefix = ids["bos"] if fields.get("add_bos_token", bool, adds_bos) else None
+    suffix = ids["eos"] if fields.get("add_eos_token", bool, kind == "t5") else None
+    vocabulary = Vocabulary(
+        tokens=tokens,
+        **makers[kind](fields, tokens, types, ids["unknown"]),
+        added=added,
+        bos_id=ids["bos"],
+        eos_ids=end_ids((ids["eos"], ids["eot"], ids["eom"]), added),
+        prefix=() if prefix is None else (prefix,),
+        suffix=() if suffix is None else (suffix,),
     )
+    return Tokenizer.of_file(path, vocabulary)
 
 
-def _byte_level(metadata: JsonObject, tokens: list[str], types: Sequence[int], unknown: int | None) -> JsonObject:
-    merges = _get(metadata, "merges", Sequence)
-    pairs = [merge.partition(" ") for merge in merges]
-    if not all(pair[2] for pair in pairs):
-        raise ConfigError("tokenizer.ggml.merges holds an entry that is not two tokens with a space between")
-    kind = _get(metadata, "pre", str, default="default")
+def _byte_level(fields: Fields, tokens: list[str], types: Sequence[int], unknown: int | None) -> JsonObject:
+    pairs = _merges(fields)
+    kind = fields.get("pre", str, "default")
     return {
         "model": "BPE",
         "lefts": [pair[0] for pair in pairs],
-        "rights": [pair[2] for pair in pairs],
+        "rights": [pair[1] for pair in pairs],
         "options": {"ignore_merges": kind in IGNORE_MERGES},
         "pipeline": byte_level_pipeline(kind),
     }
 
 
-def _sentencepiece(metadata: JsonObject, tokens: list[str], types: Sequence[int], unknown: int | None) -> JsonObject:
-    if "tokenizer.ggml.merges" in metadata:
-        pairs = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
+def _merges(fields: Fields) -> list[tuple[str, str]]:
+    pairs = [merge.partition(" ") for merge in _needed(fields, "merges", str)]
+    if not all(pair[2] for pair in pairs):
+        fields.refuse("merges", "holds an entry that is not two tokens with a space between")
+    return [(pair[0], pair[2]) for pair in pairs]
+
+
+def _sentencepiece(fields: Fields, tokens: list[str], types: Sequence[int], unknown: int | None) -> JsonObject:
+    if "merges" in fields.values:
+        pairs = _merges(fields)
     else:
-        pairs = _merges_from_scores(tokens, types, _scores(metadata, len(tokens)))
+        pairs = _merges_from_scores(tokens, types, _scores(fields, len(tokens)))
     options: dict[str, object] = {"byte_fallback": _BYTE in types, "fuse_unk": True}
     if unknown is not None:
         options["unk_token"] = tokens[unknown]
@@ -80,26 +93,25 @@ def _sentencepiece(metadata: JsonObject, tokens: list[str], types: Sequence[int]
         "lefts": [pair[0] for pair in pairs],
         "rights": [pair[1] for pair in pairs],
         "options": options,
-        **_visible_spaces(metadata),
+        **_visible_spaces(fields),
     }
 
 
-def _unigram(metadata: JsonObject, tokens: list[str], types: Sequence[int], unknown: int | None) -> JsonObject:
-    if metadata.get("tokenizer.ggml.precompiled_charsmap"):
-        raise UnsupportedError(
-            "tokenizer.ggml.precompiled_charsmap", "its normalisation is not built", ("llama", "gpt2")
-        )
+def _unigram(fields: Fields, tokens: list[str], types: Sequence[int], unknown: int | None) -> JsonObject:
+    if fields.get("precompiled_charsmap", list):
+        what = f"{fields.path}: tokenizer.ggml.precompiled_charsmap"
+        raise UnsupportedError(what, "its normalisation is not built", ("llama", "gpt2"))
     return {
         "model": "Unigram",
-        "scores": _scores(metadata, len(tokens)),
+        "scores": _scores(fields, len(tokens)),
         "options": {"unk_id": unknown, "byte_fallback": _BYTE in types},
-        **_visible_spaces(metadata),
+        **_visible_spaces(fields),
     }
 
 
-def _visible_spaces(metadata: JsonObject) -> JsonObject:
+def _visible_spaces(fields: Fields) -> JsonObject:
     """How SentencePiece spells spaces, and the one that it may put before a text."""
-    prefixed = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    prefixed = fields.get("add_space_prefix", bool, True)
     prepend = [{"type": "Prepend", "prepend": SPACE}] if prefixed else []
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     pipeline = {"normalizer": {"type": "Sequence", "normalizers": [*prepend, replace]}}
@@ -123,28 +135,20 @@ def _merges_from_scores(tokens: list[str], types: Sequence[int], scores: Sequenc
     return [(merge[5], merge[6]) for merge in merges]
 
 
-def _scores(metadata: JsonObject, count: int) -> list[float]:
-    scores = _get(metadata, "scores", Sequence)
+def _scores(fields: Fields, count: int) -> list[float]:
+    scores = _needed(fields, "scores", float)
     if len(scores) != count:
-        raise ConfigError(f"tokenizer.ggml.scores has {len(scores)} entries, tokenizer.ggml.tokens {count}")
-    return [float(score) for score in scores]
+        fields.refuse("scores", f"has {len(scores)} entries, tokenizer.ggml.tokens {count}")
+    return scores
 
 
-def _token_id(metadata: JsonObject, name: str, count: int) -> int | None:
-    value = metadata.get(f"tokenizer.ggml.{name}_token_id")
-    if value is None:
-        return None
-    if not 0 <= int(value) < count:
-        raise ConfigError(f"tokenizer.ggml.{name}_token_id = {value} is not one of the {count} tokens")
-    return int(value)
+def _token_id(fields: Fields, name: str, count: int) -> int | None:
+    key = f"{name}_token_id"
+    value = fields.get(key, int)
+    return None if value is None else checked_id(fields, key, value, count)
 
 
-def _get(metadata: JsonObject, name: str, kind: type, default: object = None) -> Any:
-    value = metadata.get(f"tokenizer.ggml.{name}", default)
-    if value is None:
-        raise ConfigError(f"the file has no tokenizer.ggml.{name}")
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if not isinstance(value, kind):
-        raise ConfigError(f"tokenizer.ggml.{name} is a {type(value).__name__}, not a {kind.__name__}")
-    return value
+def _needed(fields: Fields, key: str, kind: type[T]) -> list[T]:
+    """The list at a key that must be there."""
+    values = fields.elements(key, kind)
+    return fields.need(key, list) if values is None else values

@@ -1,18 +1,19 @@
 """Builds a tokenizer from a tokenizer.json, as Hugging Face writes it."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 
-from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.common.errors import UnsupportedError
+from roofline.common.fields import Fields, describe, has_type
+from roofline.common.json_files import parse_object, read_json_file
+from roofline.text.tokenizers.steps import checked_steps
 from roofline.text.tokenizers.tokenizer import SPACE, Tokenizer
-from roofline.text.tokenizers.vocabulary import AddedToken, JsonObject, Vocabulary, end_ids
+from roofline.text.tokenizers.vocabulary import MAX_ID, JsonObject, Vocabulary, added_token, checked_id, end_ids
 
-_BPE_OPTIONS = (
-    *("unk_token", "continuing_subword_prefix", "end_of_word_suffix"),
-    *("fuse_unk", "byte_fallback", "ignore_merges"),
-)
+_FLAGS = ("fuse_unk", "byte_fallback", "ignore_merges")
+_AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
+_ROOM = 1 << 16  # ids without a token that a small vocabulary may have
+_SPARSE = 16  # times as many ids as tokens that a large one may have
 
 
 def from_json(source: str | Path | bytes, config: JsonObject) -> Tokenizer:
@@ -23,117 +24,185 @@ def from_json(source: str | Path | bytes, config: JsonObject) -> Tokenizer:
         config: the keys of tokenizer_config.json and generation_config.json in one mapping, of which are read:
             bos_token, eos_token, add_bos_token, add_eos_token, and eos_token_id (one or several).
     Raises:
-        ConfigError: the file cannot be read, or its parts do not fit together.
-        UnsupportedError: a model or decoder that is neither byte-level nor SentencePiece's.
+        ConfigError: the file cannot be read, its parts do not fit together, or the library could not work with it
+            within bounds of time and memory; the message names file and key.
+        UnsupportedError: a model, a step or a decoder that is not built here.
     """
     name = "tokenizer.json" if isinstance(source, bytes) else str(source)
-    try:
-        data = json.loads(source if isinstance(source, bytes) else Path(source).read_bytes())
-        model = data["model"]
-        added = [_added(entry) for entry in data["added_tokens"]]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{name} cannot be read as a tokenizer: {type(error).__name__}: {error}") from error
-    byte_level, strip_space = _spelling(name, data)
-    ids = _ids(model, added)
-    bos = ids.get(_content(config.get("bos_token")))
-    eos = ids.get(_content(config.get("eos_token")))
-    prefix, suffix = _around(data.get("post_processor"))
-    prefix = _switch(prefix, config.get("add_bos_token"), bos)
-    suffix = _switch(suffix, config.get("add_eos_token"), eos)
+    data = parse_object(name, source) if isinstance(source, bytes) else read_json_file(Path(source))
+    file, settings = Fields(name, data), Fields("tokenizer_config.json", config)
+    check_settings(settings)
+    model = Fields(name, file.need("model", dict), "model.")
+    parts = _model_parts(model)
+    file.need("added_tokens", list)
+    room = _room(len(parts["tokens"]))
+    added = [added_token(entry, room) for entry in file.objects("added_tokens")]
+    for part in ("normalizer", "pre_tokenizer"):
+        checked_steps(file, part)
+    byte_level, strip_space = _spelling(file)
+    ids = {token: i for i, token in enumerate(parts["tokens"]) if token}
+    ids.update((token.content, token.id) for token in added)
+    bos, eos = ids.get(_content(settings, "bos_token")), ids.get(_content(settings, "eos_token"))
+    prefix, suffix = _around(file)
+    prefix = _switch(prefix, settings.get("add_bos_token", bool), bos)
+    suffix = _switch(suffix, settings.get("add_eos_token", bool), eos)
     if bos is None and prefix:
         bos = prefix[0]
-    eos_ids = config.get("eos_token_id")
-    listed = list(eos_ids) if isinstance(eos_ids, (list, tuple)) else [eos_ids]
-    return Tokenizer(
-        Vocabulary(
-            **_model_parts(name, model),
-            pipeline={key: data.get(key) for key in ("normalizer", "pre_tokenizer", "decoder")},
-            added=added,
-            byte_level=byte_level,
-            strip_space=strip_space,
-            bos_id=bos,
-            eos_ids=end_ids((eos, *listed), added),
-            prefix=prefix,
-            suffix=suffix,
-        )
+    vocabulary = Vocabulary(
+        **parts,
+        pipeline={key: data.get(key) for key in ("normalizer", "pre_tokenizer", "decoder")},
+        added=added,
+        byte_level=byte_level,
+        strip_space=strip_space,
+        bos_id=bos,
+        eos_ids=end_ids((eos, *_ids(settings, "eos_token_id")), added),
+        prefix=prefix,
+        suffix=suffix,
     )
+    return Tokenizer.of_file(name, vocabulary)
 
 
-def _added(entry: JsonObject) -> AddedToken:
-    return AddedToken(**{field.name: entry[field.name] for field in fields(AddedToken)})
+def check_settings(settings: Fields) -> None:
+    """Raise ConfigError where what is read of a tokenizer_config.json or generation_config.json has a wrong type."""
+    for key in ("bos_token", "eos_token"):
+        _content(settings, key)
+    for key in ("add_bos_token", "add_eos_token"):
+        settings.get(key, bool)
+    _ids(settings, "eos_token_id")
 
 
-def _model_parts(name: str, model: JsonObject) -> JsonObject:
-    kind = model.get("type") or ("BPE" if "merges" in model else None)
-    try:
-        if kind == "BPE":
-            tokens = [""] * (max(model["vocab"].values(), default=-1) + 1)
-            for token, token_id in model["vocab"].items():
-                tokens[token_id] = token
-            pairs = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"]]
-            options = {key: model[key] for key in _BPE_OPTIONS if model.get(key) not in (None, "")}
-            lefts, rights = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-            return {"model": kind, "tokens": tokens, "lefts": lefts, "rights": rights, "options": options}
-        if kind == "Unigram":
-            options = {"unk_id": model.get("unk_id"), "byte_fallback": model.get("byte_fallback", False)}
-            tokens, scores = [entry[0] for entry in model["vocab"]], [entry[1] for entry in model["vocab"]]
-            return {"model": kind, "tokens": tokens, "scores": scores, "options": options}
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{name}: malformed vocab or merges: {type(error).__name__}: {error}") from error
-    raise UnsupportedError(f"{name}: model type {kind!r}", "it is not built here", ("BPE", "Unigram"))
+def _content(settings: Fields, key: str) -> str:
+    """The text of a token that is written as it is or as an object; "" where there is none."""
+    if isinstance(settings.values.get(key), Mapping):
+        return settings.inside(key).need("content", str)
+    return settings.get(key, str, "")
 
 
-def _spelling(name: str, data: JsonObject) -> tuple[bool, bool]:
+def _ids(settings: Fields, key: str) -> list[int]:
+    """One id or several."""
+    ids = settings.elements(key, int) if has_type(settings.values.get(key), list) else [settings.get(key, int)]
+    return [checked_id(settings, key, i, MAX_ID) for i in ids or () if i is not None]
+
+
+def _model_parts(model: Fields) -> JsonObject:
+    kind = model.get("type", str) or ("BPE" if "merges" in model.values else model.need("type", str))
+    if kind == "BPE":
+        options: dict[str, object] = {key: True for key in _FLAGS if model.get(key, bool)}
+        if model.get("unk_token", str):
+            options["unk_token"] = model.need("unk_token", str)
+        for key in _AFFIXES:
+            if model.get(key, str):
+                what = f"{model.path}: {model.within}{key} = {model.values[key]!r}"
+                raise UnsupportedError(what, "how its tokens are spelt is not built here", ('""', "null"))
+        pairs = _pairs(model)
+        lefts, rights = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        return {"model": kind, "tokens": _tokens(model), "lefts": lefts, "rights": rights, "options": options}
+    if kind == "Unigram":
+        tokens, scores = _scored(model)
+        unknown = model.get("unk_id", int)
+        if unknown is not None:
+            checked_id(model, "unk_id", unknown, len(tokens))
+        options = {"unk_id": unknown, "byte_fallback": model.get("byte_fallback", bool, False)}
+        return {"model": kind, "tokens": tokens, "scores": scores, "options": options}
+    found = f"{model.path}: model type {describe(model.values.get('type'))}"
+    raise UnsupportedError(found, "it is not built here", ("BPE", "Unigram"))
+
+
+def _room(count: int) -> int:
+    """How many ids a vocabulary of `count` tokens may have."""
+    return min(MAX_ID, _ROOM + _SPARSE * count)
+
+
+def _tokens(model: Fields) -> list[str]:
+    """The tokens of BPE by their ids. An id far beyond their number would ask for memory without bounds."""
+    vocab = model.need("vocab", dict)
+    inside, room = model.inside("vocab"), _room(len(vocab))
+    if set(map(type, vocab.values())) - {int} or (vocab and not 0 <= min(vocab.values()) <= max(vocab.values()) < room):
+        for token, token_id in vocab.items():
+            checked_id(inside, token, inside.checked(token, token_id, int), room)
+    tokens = [""] * (max(vocab.values(), default=-1) + 1)
+    for token, token_id in vocab.items():
+        tokens[token_id] = token
+    return tokens
+
+
+def _pairs(model: Fields) -> list[list[str]]:
+    """The merges, each written as two tokens with a space between or as a list of two."""
+    merges = model.need("merges", list)
+    pairs = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in merges]
+    for i, pair in enumerate(pairs):
+        if type(pair) is not list or len(pair) != 2 or type(pair[0]) is not str or type(pair[1]) is not str:
+            model.refuse(f"merges[{i}]", f"is {describe(merges[i])}, not two tokens")
+    return pairs
+
+
+def _scored(model: Fields) -> tuple[list[str], list[float]]:
+    """The tokens of Unigram and their scores, written as pairs."""
+    entries = model.elements("vocab", list)
+    if entries is None:
+        model.need("vocab", list)
+    for i, entry in enumerate(entries or ()):
+        if len(entry) != 2 or not isinstance(entry[0], str) or not has_type(entry[1], float):
+            model.refuse(f"vocab[{i}]", "is not a list of a token and its score")
+    return [entry[0] for entry in entries or ()], [float(entry[1]) for entry in entries or ()]
+
+
+def _spelling(file: Fields) -> tuple[bool, bool]:
     """Whether tokens are spelt in bytes, and whether decoding drops a first space."""
-    steps = list(_flatten(data.get("decoder"), "decoders"))
-    kinds = {step.get("type") for step in steps}
+    steps = [step.values for step in checked_steps(file, "decoder")]
+    kinds = {step["type"] for step in steps}
     if kinds == {"ByteLevel"}:
         return True, False
-    supported = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
     spaces = [s for s in steps if s["type"] == "Metaspace" or (s["type"] == "Replace" and s.get("content") == " ")]
-    if not kinds <= supported or not spaces:
-        what = f"{name}: decoder {sorted(map(str, kinds))}"
-        raise UnsupportedError(what, "its byte spelling is unknown", ("ByteLevel", *sorted(supported)))
-    strip = any(s["type"] == "Strip" and s.get("start", 0) > 0 for s in steps)
+    if "ByteLevel" in kinds or not spaces:
+        what = f"{file.path}: decoder {sorted(map(str, kinds))}"
+        raise UnsupportedError(what, "its byte spelling is unknown", ("ByteLevel", "Metaspace", "Replace"))
+    strip = any(s["type"] == "Strip" and s["start"] for s in steps)
     metaspace = any(s["type"] == "Metaspace" and s.get("prepend_scheme", "always") != "never" for s in steps)
     if any(s.get("replacement", SPACE) != SPACE for s in spaces):
-        raise UnsupportedError(f"{name}: a Metaspace with another sign than {SPACE}", "it is not built here")
+        raise UnsupportedError(f"{file.path}: a Metaspace with another sign than {SPACE}", "it is not built here")
     return False, strip or metaspace
 
 
-def _flatten(part: JsonObject | None, key: str) -> list[JsonObject]:
-    if part is None:
-        return []
-    if part.get("type") == "Sequence":
-        return [step for inner in part[key] for step in _flatten(inner, key)]
-    return [part]
-
-
-def _ids(model: JsonObject, added: list[AddedToken]) -> dict[str | None, int]:
-    vocab = model.get("vocab", {})
-    ids: dict[str | None, int] = dict(vocab) if isinstance(vocab, dict) else {e[0]: i for i, e in enumerate(vocab)}
-    ids.update((token.content, token.id) for token in added)
-    return ids
-
-
-def _content(token: JsonObject | str | None) -> str | None:
-    return token.get("content") if isinstance(token, Mapping) else token
-
-
-def _around(processor: JsonObject | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids a post-processor's template puts before and after a text."""
+def _around(file: Fields) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids a post-processor puts before and after a text."""
     before: list[int] = []
     after: list[int] = []
-    for step in _flatten(processor, "processors"):
-        if step.get("type") != "TemplateProcessing":
-            continue
-        side = before
-        for piece in step["single"]:
-            if "Sequence" in piece:
-                side = after
-            else:
-                side += step["special_tokens"][piece["SpecialToken"]["id"]]["ids"]
+    for step in checked_steps(file, "post_processor"):
+        kind = step.need("type", str)
+        if kind == "TemplateProcessing":
+            first, last = _template(step)
+            before, after = [*before, *first], [*after, *last]
+        elif kind in ("BertProcessing", "RobertaProcessing"):  # each around what those before it put there
+            before, after = [_token_of(step, "cls"), *before], [*after, _token_of(step, "sep")]
     return tuple(before), tuple(after)
+
+
+def _token_of(step: Fields, key: str) -> int:
+    """The id of a token that is written as a list of its text and its id."""
+    pair = step.need(key, list)
+    if len(pair) != 2 or not isinstance(pair[0], str) or not has_type(pair[1], int):
+        step.refuse(key, "is not a list of a token and its id")
+    return checked_id(step, key, pair[1], MAX_ID)
+
+
+def _template(step: Fields) -> tuple[list[int], list[int]]:
+    before: list[int] = []
+    after: list[int] = []
+    texts, tokens = 0, step.inside("special_tokens")
+    for piece in step.objects("single"):
+        if "Sequence" in piece.values:
+            piece.need("Sequence", dict)
+            texts += 1
+            continue
+        name = piece.inside("SpecialToken").need("id", str)
+        token = Fields(tokens.path, tokens.need(name, dict), f"{tokens.within}{name}.")
+        token.need("ids", list)
+        ids = [checked_id(token, "ids", i, MAX_ID) for i in token.elements("ids", int) or ()]
+        (after if texts else before).extend(ids)
+    if texts != 1:
+        step.refuse("single", f"has {texts} places for the text, not 1")
+    return before, after
 
 
 def _switch(ids: tuple[int, ...], enabled: bool | None, token_id: int | None) -> tuple[int, ...]:

@@ -1,19 +1,24 @@
 """`Tokenizer`: text to ids and back, on the `tokenizers` library and, for short texts, without it."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roofline.common.errors import RequestError
-from roofline.text.tokenizers.vocabulary import AddedToken, JsonObject, Vocabulary, byte_alphabet
+from roofline.common.errors import ConfigError, RequestError
+from roofline.text.tokenizers.density import Density, density_of
+from roofline.text.tokenizers.vocabulary import AddedToken, JsonObject, Vocabulary, byte_alphabet, library_errors
 
 if TYPE_CHECKING:
     import tokenizers
 
+    from roofline.text.tokenizers.cover import Cover
     from roofline.text.tokenizers.short_text import ShortTextEncoder
 
 SPACE = "▁"  # SentencePiece's visible space
+_PROBE = "a 1\n\0\U0010fffd"  # among them what no vocabulary has, for which some need a token of its own
+LARGE_TEXT = 1 << 14  # characters, which take milliseconds
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -49,6 +54,24 @@ class Tokenizer:
             self.complete()
 
     @classmethod
+    def of_file(cls, path: Path | str, vocabulary: Vocabulary) -> "Tokenizer":
+        """The tokenizer of a file, which errors name; what no file may contain is tried out first.
+
+        Raises ConfigError where the library cannot build it, or not encode every text with it.
+        """
+        try:
+            for token_id in (*vocabulary.prefix, *vocabulary.suffix):
+                if token_id >= vocabulary.size:
+                    raise ConfigError(f"{token_id}, which is put around texts, is none of {vocabulary.size} tokens")
+            tokenizer = cls(vocabulary)
+            tokenizer.encode(_PROBE, add_special=False)
+        except ConfigError as error:
+            unknown = vocabulary.options.get("unk_token")
+            lost = unknown is not None and unknown not in vocabulary.tokens
+            raise ConfigError(f"{path}: {f'unk_token {unknown!r}: ' if lost else ''}{error}") from error
+        return tokenizer
+
+    @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> "Tokenizer":
         """Reads the fast form that `to_bytes` wrote; `complete` is left to the caller.
 
@@ -68,6 +91,20 @@ class Tokenizer:
         from roofline.text.tokenizers.binary_file import to_bytes
 
         return to_bytes(self.vocabulary)
+
+    @cached_property
+    def density(self) -> Density | None:
+        """How much text a token stands for at the most; None where that has no bound."""
+        return density_of(self.vocabulary)
+
+    @cached_property
+    def cover(self) -> "Cover | None":
+        """What tells that a text has too many tokens; None where nothing does. Built in a second, when first needed."""
+        from roofline.text.tokenizers.cover import cover_of
+
+        if self.density is None:
+            return None
+        return cover_of(self.vocabulary, self.density, (self._spell(each) for each in range(self.vocab_size)))
 
     def complete(self) -> None:
         """Build the library's tables now (tens of milliseconds), so that no later call has to."""
@@ -125,6 +162,16 @@ class Tokenizer:
             spelling = self._bytes[token_id] = self._spell(token_id) if 0 <= token_id < self.vocab_size else b""
         return spelling
 
+    def token_string(self, token_id: int) -> str:
+        """How the vocabulary writes a token, say "Ġthe"; empty for an id outside of it."""
+        if token_id in self._added:
+            return self._added[token_id].content
+        return self.vocabulary.tokens[token_id] if 0 <= token_id < len(self.vocabulary.tokens) else ""
+
+    def special_spans(self, text: str) -> Iterator[tuple[int, int]]:
+        """Where the text of special tokens stands in `text`: (start, end) in characters."""
+        return (match.span() for match in self._special_pattern.finditer(text))
+
     def token_id(self, content: str) -> int | None:
         """The id of a token by its content, None when there is none."""
         return self._parsing.token_to_id(content)
@@ -132,7 +179,7 @@ class Tokenizer:
     def _spell(self, token_id: int) -> bytes:
         if token_id in self._added:
             return self._added[token_id].content.encode("utf-8")
-        token = self.vocabulary.tokens[token_id] if token_id < len(self.vocabulary.tokens) else ""
+        token = self.token_string(token_id)
         if self.vocabulary.byte_level:
             if all(c in self._alphabet for c in token):
                 return bytes(map(self._alphabet.__getitem__, token))
@@ -179,8 +226,12 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise RequestError(400, "invalid_unicode", f"half a surrogate pair in the text: {error.reason}") from error
-        # str(): the library would take a subclass apart differently
-        return view.encode(str.__str__(text), add_special_tokens=False).ids
+        with library_errors("the tokenizer cannot encode this text"):
+            text = str.__str__(text)  # the library would take a subclass apart differently
+            if len(text) < LARGE_TEXT:
+                return view.encode(text, add_special_tokens=False).ids
+            # Only the library's batches leave the interpreter to other threads meanwhile.
+            return view.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def _encode_plain(self, view: "tokenizers.Tokenizer", text: str) -> list[int]:
         """Ids without special ones, even of a vocabulary whose merges spell a special token."""

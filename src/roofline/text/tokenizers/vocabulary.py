@@ -5,16 +5,19 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from dataclasses import fields as fields_of
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 from roofline.common.errors import ConfigError
+from roofline.common.fields import Fields, describe, shorten
 
 if TYPE_CHECKING:
     import tokenizers
     from tokenizers import models
 
 JsonObject = Mapping[str, Any]  # of a file: tokenizer.json, or the metadata of a GGUF file; checked where it is read
+MAX_ID = 1 << 24  # more tokens than any model has rows
 # tokenizer.json with nothing in it: the pipeline is parsed by the library, the model is set afterwards (5x faster)
 _SKELETON = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
 
@@ -100,16 +103,13 @@ class Vocabulary:
         """The library's model. Raises ConfigError when vocabulary and merges do not fit together."""
         from tokenizers import models
 
-        with _no_garbage_collection():  # 100,000 fresh tuples would set it off dozens of times
-            try:
-                if self.model == "Unigram":
-                    return models.Unigram(list(zip(self.tokens, self.scores, strict=True)), **self.options)
-                ids = dict(zip(self.tokens, range(len(self.tokens)), strict=True))
-                ids.pop("", None)
-                merges = list(zip(self.lefts, self.rights, strict=True))
-                return models.BPE(vocab=ids, merges=merges, **self.options)
-            except Exception as error:  # the library raises bare Exceptions
-                raise ConfigError(f"the tokenizer's vocabulary and merges do not fit together: {error}") from error
+        with _no_garbage_collection(), library_errors("the tokenizer's vocabulary and merges do not fit together"):
+            if self.model == "Unigram":
+                return models.Unigram(list(zip(self.tokens, self.scores, strict=True)), **self.options)
+            ids = dict(zip(self.tokens, range(len(self.tokens)), strict=True))
+            ids.pop("", None)
+            merges = list(zip(self.lefts, self.rights, strict=True))
+            return models.BPE(vocab=ids, merges=merges, **self.options)
 
     def assemble(self, model: "models.Model", pipeline: JsonObject) -> "tokenizers.Tokenizer":
         """A tokenizer of the library around `model`, which several tokenizers share (the library counts references).
@@ -118,10 +118,12 @@ class Vocabulary:
         """
         import tokenizers
 
-        try:
+        from roofline.text.tokenizers.steps import checked_steps
+
+        for part in pipeline:
+            checked_steps(Fields("tokenizer", pipeline), part)
+        with library_errors("normalizer, pre-tokenizer or decoder cannot be built"):
             built = tokenizers.Tokenizer.from_str(json.dumps({**_SKELETON, **pipeline}))
-        except Exception as error:
-            raise ConfigError(f"normalizer, pre-tokenizer or decoder cannot be built: {error}") from error
         built.model = model
         for special, run in groupby(self.added, key=lambda token: token.special):
             add = built.add_special_tokens if special else built.add_tokens
@@ -133,6 +135,30 @@ class Vocabulary:
                     f"but its place in the vocabulary is {built.token_to_id(token.content)}"
                 )
         return built
+
+
+@contextmanager
+def library_errors(what: str) -> Iterator[None]:
+    """What the library raises becomes a ConfigError: bare Exceptions, and its panics, which are not even those."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ConfigError(f"{what}: {shorten(str(error))}") from error
+
+
+def checked_id(fields: Fields, key: str, token_id: int, count: int) -> int:
+    """The id itself. Raises ConfigError unless it is one of `count`."""
+    if not 0 <= token_id < count:
+        fields.refuse(key, f"{describe(token_id)} is no id from 0 to {count - 1}")
+    return token_id
+
+
+def added_token(entry: Fields, count: int) -> AddedToken:
+    """The token that an object of a file describes, its id below `count`. Raises ConfigError naming file and key."""
+    flags = {f.name: entry.need(f.name, bool) for f in fields_of(AddedToken) if f.name not in ("id", "content")}
+    return AddedToken(checked_id(entry, "id", entry.need("id", int), count), entry.need("content", str), **flags)
 
 
 def end_ids(file_ids: Iterable[int | None], added: Iterable[AddedToken]) -> tuple[int, ...]:

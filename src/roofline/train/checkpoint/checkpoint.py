@@ -11,12 +11,14 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from roofline.common import log
 from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.train.checkpoint.manifest import MANIFEST, encode, folder, read, step_of, steps
@@ -27,6 +29,7 @@ State = Mapping[str, torch.Tensor | Pieces]  # full tensors, or what this rank h
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _TYPES = (*_FLOATS, torch.uint8, torch.int32, torch.int64, torch.bool)
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _TYPES}
+_log = log.get("train")
 PATIENCE = 1800.0  # seconds that rank 0 waits for the files of the others
 
 
@@ -141,6 +144,42 @@ def load(store: Store, step: int, state: State, grouped: bool = False) -> None:
     for failure in failures:
         if failure is not None:
             raise failure
+
+
+def check(store: Store, step: int) -> None:
+    """Read all of a checkpoint. Raises ConfigError if something is missing or is not what was written."""
+    for name, tensor in read(store, step)["tensors"].items():
+        for piece in tensor["pieces"]:
+            _read(store, folder(step), name, piece)
+
+
+def last_intact(store: Store, steps: Sequence[int]) -> int | None:
+    """The last of these steps whose checkpoint is what was written, after reading all of it."""
+    for step in reversed(steps):
+        try:
+            check(store, step)
+        except ConfigError as error:
+            _log.warning("%s", error)
+        else:
+            return step
+    return None
+
+
+def damage(store: Store, step: int, error: ConfigError, remedy: str) -> str | None:
+    """The message for a checkpoint that is damaged, with the last good one before it; None if it is what was written.
+
+    error: what its loading raised. remedy: how to take the other one.
+    """
+    complete = steps(store)
+    if step not in complete:
+        return None
+    with suppress(ConfigError):
+        check(store, step)
+        return None
+    previous = last_intact(store, [other for other in complete if other < step])
+    if previous is None:
+        return f"{error}. No checkpoint before it is whole"
+    return f"{error}. The one before it that is whole is {store.url}/{folder(previous)}: {remedy}"
 
 
 def _pieces(value: torch.Tensor | Pieces) -> Pieces:

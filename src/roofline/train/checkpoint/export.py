@@ -1,5 +1,7 @@
 """Exports the weights of a checkpoint as a Hugging Face folder, from which a bundle can be compiled."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -37,21 +39,34 @@ def export(place: str, folder: Path, dtype: str = "BF16", tokenizer: str | None 
     Raises ConfigError, UnsupportedError.
     """
     store, step = locate(place)
-    facts = manifest.facts(store, step)
+    with _previous_named(store, step):
+        facts = manifest.facts(store, step)
     config = facts["model"]
     family, cfg = configure(config)
     table = [param for param in expand(family.spec(cfg), cfg.layers) if param.tied_to is None]
     source = tokenizer or (facts["config"]["tokenizer"] or {}).get("name")
-    files = {name: path.read_bytes() for name, path in _tokenizer_files(source).items()} if source else {}
+    files = {name: path.read_bytes() for name, path in tokenizer_files(source).items()} if source else {}
     tensors = {param.name: torch.empty(param.shape) for param in table}
-    checkpoint.load(store, step, {f"{WEIGHTS}{to_hf(cfg.family, name)}": tensor for name, tensor in tensors.items()})
+    with _previous_named(store, step):
+        state = {f"{WEIGHTS}{to_hf(cfg.family, name)}": tensor for name, tensor in tensors.items()}
+        checkpoint.load(store, step, state)
     kind = DTYPES[dtype]
     rows = ((n, tuple(t.shape), t.to(kind).view(torch.uint8).numpy().reshape(-1)) for n, t in tensors.items())
     write_folder(folder, config, rows, dtype, files)
     return step
 
 
-def _tokenizer_files(name: str) -> dict[str, Path]:
+@contextmanager
+def _previous_named(store: Store, step: int) -> Iterator[None]:
+    """Where the checkpoint is damaged, the error names the last good one before it."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(checkpoint.damage(store, step, error, "export that one") or str(error)) from error
+
+
+def tokenizer_files(name: str) -> dict[str, Path]:
+    """The files of the tokenizer of a model or folder, by name. Raises ConfigError where there are none."""
     folder = Path(name)
     path = folder if folder.is_dir() else resolve(name)
     files = find_tokenizer_files(path)

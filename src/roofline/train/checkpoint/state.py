@@ -1,22 +1,30 @@
 """The state of a run that a checkpoint holds: tensors by name, and facts as plain data."""
 
+import base64
 import hashlib
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
+from roofline.common import log
 from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonMapping, JsonObject
+from roofline.train.data.loader import read_batch
 from roofline.train.data.order import Order
+from roofline.train.data.row_digest import BYTES, row_digest, row_sums
 from roofline.train.model.tensor_parallel import Part, Pieces, part, pieces
 
 if TYPE_CHECKING:
     from roofline.train.run.loop import Run
 
 WEIGHTS, RANDOM = "model.", "random.cpu"
+EVALUATION_ROWS = 8  # that tell a data set from another one
+_REMEDY = "Put back what was trained on, or begin a new run with load_path and load_weights_only=true"
+_log = log.get("train")
 
 
 def weights(run: "Run") -> dict[str, Pieces]:
@@ -60,7 +68,9 @@ def facts(run: "Run") -> JsonObject:
         "step": run.progress.step,
         "tokens": run.progress.tokens,
         "receipt": run.progress.receipt,
+        "rows": base64.b64encode(run.progress.digests).decode(),
         "order": run.order.record(),
+        "evaluations": _evaluations(run),
         "loss_scale": [scaler.scale, scaler.good] if scaler else None,
         "microbatch": run.gradients.size,
         "fingerprint": f"{fingerprint(run):016x}",
@@ -73,14 +83,17 @@ def facts(run: "Run") -> JsonObject:
 def restore(run: "Run", saved: JsonMapping, tensors: Mapping[str, Pieces]) -> None:
     """Continue from a checkpoint's facts. tensors: the checkpoint's, already loaded into the run's own.
 
-    Raises ConfigError if the order of samples differs (ReceiptLog checks that it leads to the receipt), or if the state
-    is not bit for bit what was saved.
+    Raises ConfigError if the order of samples, the rows of the last step (ReceiptLog checks that order and rows lead to
+    the receipt) or the data set of an evaluation differ, or if the state is not bit for bit what was saved.
     """
-    order = Order.from_record(saved["order"])
-    if order != run.order:
-        raise ConfigError(f"the checkpoint's run reads another order of samples: {_difference(order, run.order)}")
+    difference = Order.from_record(saved["order"]).difference(run.order)
+    if difference is not None:
+        raise ConfigError(f"the checkpoint's run reads another order of samples: {difference}. {_REMEDY}")
     progress = run.progress
     progress.step, progress.tokens, progress.receipt = saved["step"], saved["tokens"], saved["receipt"]
+    progress.digests = bytearray(base64.b64decode(saved.get("rows", "")))
+    _check_rows(run)
+    run.world.first(lambda: _check_evaluations(run, saved))
     if run.gradients.scaler is not None and saved["loss_scale"]:
         run.gradients.scaler.scale, run.gradients.scaler.good = saved["loss_scale"]
     torch.set_rng_state(tensors[RANDOM].chunks[0][1])
@@ -94,12 +107,56 @@ def restore(run: "Run", saved: JsonMapping, tensors: Mapping[str, Pieces]) -> No
         )
 
 
-def _difference(theirs: Order, ours: Order) -> str:
-    for key in ("seed", "global_batch"):
-        a, b = getattr(theirs, key), getattr(ours, key)
-        if a != b:
-            return f"{key} is {a} there and {b} here"
-    return "its data sets are others (shards, weights or shuffling)"
+def _check_rows(run: "Run") -> None:
+    """Read the checkpoint's last batch once more. Raises ConfigError if its rows are not what the run had read."""
+    progress = run.progress
+    if not progress.step:
+        return
+    if not progress.digests:
+        if run.world.rank == 0:
+            _log.warning(
+                "the checkpoint of step %d is of a version that recorded no rows: that the data set is still the same "
+                "cannot be checked",
+                progress.step,
+            )
+        return
+    batch = read_batch(run.source, run.order, run.shares, progress.step - 1)
+    if row_digest(run.world.sum(batch.sums.tolist())) != progress.digests[-BYTES:]:
+        raise ConfigError(
+            f"the rows of step {progress.step} are not those that the checkpoint's run read: its data set was changed. "
+            f"{_REMEDY}"
+        )
+
+
+def _evaluations(run: "Run") -> JsonObject:
+    """By label, what tells the data set of an evaluation from others: its index, and what its first rows hold.
+
+    The index alone does not: those of mosaicml-streaming may be without hashes.
+    """
+    described: JsonObject = {}
+    for label, source in run.held_out.items():
+        first = np.arange(min(len(source), EVALUATION_ROWS))
+        streams = source.order(1, 0).record()["streams"] if len(source) else []
+        index = [{"shards": list(stream["shards"]), "identity": stream["identity"]} for stream in streams]
+        digest = row_digest(row_sums(source.rows(first)[0], None, first).tolist())
+        described[label] = {"index": index, "rows": digest.hex()}
+    return described
+
+
+def _check_evaluations(run: "Run", saved: JsonMapping) -> None:
+    """Raise ConfigError if an evaluation's data set is not the one that the checkpoint's run had under its label.
+
+    Checkpoints of older versions say nothing of it. Evaluations may come and go.
+    """
+    before = saved.get("evaluations") or {}
+    for label, described in _evaluations(run).items():
+        if label in before and before[label] != described:
+            what = "rows" if before[label]["index"] == described["index"] else "shards"
+            name = "eval_loader" if label == "eval" else f"the eval_loader labelled {label}"
+            raise ConfigError(
+                f"{name} has other {what} than in the checkpoint's run, so its losses would not go together with those "
+                "before. Put back what was evaluated, or give the new data set another label"
+            )
 
 
 def fingerprint(run: "Run") -> int:

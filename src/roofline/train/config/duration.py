@@ -20,14 +20,25 @@ class Batches:
     total: int | None = None  # batches of the run, once they are known
 
 
-def batches(key: str, text: str, run: Batches) -> int:
-    """A duration in batches, rounded up, so a run of one epoch sees all of it. Raises ConfigError naming the key."""
+def parse(text: str) -> tuple[Fraction, str]:
+    """The number and the unit of a duration. Raises ValueError."""
     match = _FORM.fullmatch(text.strip())
     if not match:
-        raise ConfigError(f"{key}: {text!r} is no duration such as 200ba, 1ep, 512sp, 1e9tok or 0.1dur")
+        raise ValueError(f"{text!r} is no duration such as 200ba, 1ep, 512sp, 1e9tok or 0.1dur")
     count, unit = Fraction(match[1]), match[2]  # with floats 0.07dur of 100 batches would be 8
-    if unit == "dur" and (run.total is None or count > 1):
-        raise ConfigError(f"{key}: {text!r} is a part of the run: it is from 0dur to 1dur, and not its whole length")
+    if unit == "dur" and count > 1:
+        raise ValueError(f"{text!r} is a part of the run: it is from 0dur to 1dur")
+    return count, unit
+
+
+def batches(key: str, text: str, run: Batches) -> int:
+    """A duration in batches, rounded up, so a run of one epoch sees all of it. Raises ConfigError naming the key."""
+    try:
+        count, unit = parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}") from error
+    if unit == "dur" and run.total is None:
+        raise ConfigError(f"{key}: {text!r} is a part of the run, and not its whole length")
     per_batch: dict[str, int | Fraction] = {
         "sp": run.samples,
         "ep": Fraction(run.samples, run.epoch),

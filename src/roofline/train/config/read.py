@@ -3,23 +3,35 @@
 import copy
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import ValidationError
 
+from roofline.common import env
 from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonMapping, JsonObject
-from roofline.common.names import did_you_mean
+from roofline.train.config.conflicts import conflicts
+from roofline.train.config.faults import Fault, error_of, faults_of, names_key, new_faults, without
 from roofline.train.config.schema import TrainConfig
 
+Check = Callable[[TrainConfig], Iterable[Fault]]
+# In place of keys that every configuration has, while the others are checked.
+_STAND_INS: JsonObject = {
+    "max_seq_len": 2,
+    "model": {"name": "mpt_causal_lm"},
+    "train_loader": {"name": "synthetic"},
+    "optimizer": {"name": "adamw", "lr": 1},
+    "max_duration": "1ba",
+    "global_train_batch_size": 1,
+}
 
-def read_config(path: Path, changes: Sequence[str] = ()) -> TrainConfig:
+
+def read_config(path: Path, changes: Sequence[str] = (), further: Check | None = None) -> TrainConfig:
     """The configuration in a YAML file, with changes such as "optimizer.lr=1e-3".
 
-    Raises ConfigError that names the key and what is wrong with it.
+    further: what else must hold, such as `run.preflight.faults`. Raises ConfigError that names every fault with its
+    key, and the change that it comes from.
     """
     import yaml
 
@@ -33,27 +45,82 @@ def read_config(path: Path, changes: Sequence[str] = ()) -> TrainConfig:
         raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(mapping, dict):
         raise ConfigError(f"{path} holds no keys")
-    return parse_config(mapping, str(path), changes)
+    return parse_config(mapping, str(path), changes, further)
 
 
-def parse_config(mapping: JsonMapping, where: str = "configuration", changes: Sequence[str] = ()) -> TrainConfig:
+def parse_config(
+    mapping: JsonMapping, where: str = "configuration", changes: Sequence[str] = (), further: Check | None = None
+) -> TrainConfig:
     """The configuration in a parsed file, after changes.
 
     `${name}` is replaced by that key's value; top-level keys that only such references use are variables and are taken
-    out. where: the file's name, for messages. Raises ConfigError.
+    out. where: the file's name, for messages. further: as for `read_config`. Raises ConfigError.
     """
     changed = copy.deepcopy(dict(mapping))
     for change in changes:
         _change(changed, change)
-    filled, variables = _interpolate(changed, where)
+    # LLM Foundry's files leave it blank, and may refer to it.
+    name = env.foreign("RUN_NAME") or os.path.splitext(os.path.basename(where))[0]
+    if changed.get("run_name") is None:
+        changed["run_name"] = name
+    filled, variables, faults = _interpolate(changed)
     values = {key: value for key, value in filled.items() if key in TrainConfig.model_fields or key not in variables}
     values.pop("variables", None)
     if values.get("run_name") is None:
-        values["run_name"] = os.path.splitext(os.path.basename(where))[0]
-    try:
-        return TrainConfig.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(f"{where}: {_first_fault(error, values, TrainConfig)}") from error
+        values["run_name"] = name
+    config, absent = _checked(values, faults)
+    for check in (conflicts, further):
+        if check is not None and config is not None:
+            faults += new_faults(check(config), [*faults, *absent])
+    if faults or config is None:
+        raise error_of(faults, lambda fault: _origin(fault, changed, changes) or where)
+    return config
+
+
+def _checked(values: JsonMapping, faults: list[Fault]) -> tuple[TrainConfig | None, list[Fault]]:
+    """The configuration of those values that are right by themselves; the faults of the others are added to `faults`.
+
+    Also the sections that stand-ins are in place of. None if right and wrong values cannot be told apart, as with a key
+    that is no text.
+    """
+    absent: list[Fault] = []
+    while True:
+        try:
+            return TrainConfig.model_validate(values), absent
+        except ValidationError as error:
+            more = faults_of(error, values, TrainConfig)
+            faults += new_faults(more, faults)
+            right = without(values, more, _STAND_INS)
+        if right == values:
+            return None, absent
+        absent += [Fault(key, "") for key, value in _STAND_INS.items() if right[key] is value]
+        values = right
+
+
+def _origin(fault: Fault, mapping: JsonMapping, changes: Sequence[str]) -> str | None:
+    """The last change that a fault comes from: of its key, of what that refers to, or of a key that it names."""
+    for change in reversed(changes):
+        key = change.partition("=")[0]
+        inner = key.startswith(f"{fault.key}.") and names_key(fault.text, key.rpartition(".")[2])
+        if key == fault.key or fault.key.startswith(f"{key}.") or inner or key in _references(mapping, fault):
+            return f"--set {change}"
+    return None
+
+
+def _references(mapping: JsonMapping, fault: Fault) -> set[str]:
+    """The keys that ${...} names in the value at a fault, or in those values of its section that it names."""
+    names: set[str] = set()
+    pending = [fault.key]
+    while pending:
+        node: object = mapping
+        for step in pending.pop().split("."):
+            node = node.get(step) if isinstance(node, Mapping) else None
+        for name, value in node.items() if isinstance(node, Mapping) else [("", node)]:
+            if isinstance(value, str) and (not name or names_key(fault.text, name)):
+                fresh = set(re.findall(r"\$\{([\w.]+)\}", value)) - names
+                names |= fresh
+                pending += fresh
+    return names
 
 
 def _change(mapping: JsonObject, change: str) -> None:
@@ -77,81 +144,38 @@ def _change(mapping: JsonObject, change: str) -> None:
         raise ConfigError(f"--set {change}: the value is no YAML") from error
 
 
-def _interpolate(mapping: JsonMapping, where: str) -> tuple[JsonObject, set[str]]:
-    """The mapping with every ${a.b} replaced by that key's value, and the top-level names that were referred to."""
+def _interpolate(mapping: JsonMapping) -> tuple[JsonObject, set[str], list[Fault]]:
+    """The mapping with every ${a.b} replaced by that key's value, the top-level names that were referred to, and the
+    references that lead nowhere, in whose place there is null."""
     used: set[str] = set()
+    faults: list[Fault] = []
 
-    def value_of(name: str, parents: tuple[str, ...]) -> object:
-        if name in parents:
-            raise ConfigError(f"{where}: ${{{name}}} leads to itself")
+    def value_of(name: str, parents: tuple[str, ...], key: str) -> object:
+        used.add(name.split(".")[0])
         node: object = mapping
         for step in name.split("."):
             if not isinstance(node, Mapping) or step not in node:
-                raise ConfigError(f"{where}: ${{{name}}} names a key that is not there")
+                faults.append(Fault(key, f"{key}: ${{{name}}} names a key that is not there"))
+                return None
             node = node[step]
-        used.add(name.split(".")[0])
-        return fill(node, (*parents, name))
+        if name in parents:
+            faults.append(Fault(key, f"{key}: ${{{name}}} leads to itself"))
+            return None
+        return fill(node, (*parents, name), key)
 
-    def fill(node: object, parents: tuple[str, ...] = ()) -> object:
+    def fill(node: object, parents: tuple[str, ...], key: str) -> object:
         if isinstance(node, Mapping):
-            return {key: fill(value, parents) for key, value in node.items()}
+            return {name: fill(value, parents, f"{key}.{name}") for name, value in node.items()}
         if isinstance(node, list):
-            return [fill(value, parents) for value in node]
+            return [fill(value, parents, key) for value in node]
         if not isinstance(node, str):
             return node
         if reference := re.fullmatch(r"\$\{([\w.]+)\}", node):
-            return value_of(reference[1], parents)
+            return value_of(reference[1], parents, key)
         if other := re.search(r"\$\{(?![\w.]+\})[^}]*\}?", node):
-            raise ConfigError(f"{where}: {other[0]} is no key: only ${{name}} and ${{name.name}} are filled in")
-        return re.sub(r"\$\{([\w.]+)\}", lambda m: str(value_of(m[1], parents)), node)
+            text = f"{key}: {other[0]} is no key: only ${{name}} and ${{name.name}} are filled in"
+            faults.append(Fault(key, text))
+            return None
+        return re.sub(r"\$\{([\w.]+)\}", lambda m: str(value_of(m[1], parents, key)), node)
 
-    return {key: fill(value) for key, value in mapping.items()}, used
-
-
-def _first_fault(error: ValidationError, values: JsonMapping, root: type[BaseModel]) -> str:
-    """The first fault of `values` as a `root`: the key, what is wrong with it, and the nearest known key.
-
-    A value of a union type has a fault for each of its types: their messages are joined.
-    """
-    fault, *rest = error.errors()
-    path = _path(fault, values)
-    key = ".".join(path)
-    if fault["type"] == "extra_forbidden":
-        return f"unknown key {key}{did_you_mean(path[-1], _section_keys(path[:-1], root))}"
-    if fault["type"] == "missing":
-        return f"{key} is missing"
-    same_key = [other for other in rest if _path(other, values) == path]
-    texts = dict.fromkeys(f"{each['msg'][0].lower()}{each['msg'][1:]}" for each in (fault, *same_key))
-    more = f" (and {len(rest) - len(same_key)} more)" if len(rest) > len(same_key) else ""
-    value = "" if fault["input"] is None else f" = {str(fault['input'])[:80]}"
-    return f"{key}{value}: {', or '.join(texts)}{more}"
-
-
-def _path(fault: ErrorDetails, values: JsonMapping) -> list[str]:
-    """The keys that lead to a fault, without the names of types that pydantic puts between them."""
-    *steps, last = fault["loc"]
-    missing = fault["type"] == "missing"
-    path: list[str] = []
-    node: object = values
-    for step in steps if missing else (*steps, last):
-        try:
-            node = node[step]  # type: ignore[index]
-        except (KeyError, IndexError, TypeError):
-            continue
-        path.append(str(step))
-    return [*path, str(last)] if missing else path
-
-
-def _section_keys(path: Sequence[str], root: type[BaseModel]) -> list[str]:
-    """The keys of the section at a path."""
-    section, steps = root, iter(path)
-    for step in steps:
-        field = section.model_fields.get(step)
-        options = [field.annotation, *get_args(field.annotation)] if field is not None else []
-        inner = next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
-        if field is None or inner is None:
-            return []
-        section = inner
-        if get_origin(field.annotation) is dict:
-            next(steps, None)
-    return list(section.model_fields)
+    return {key: fill(value, (), str(key)) for key, value in mapping.items()}, used, faults

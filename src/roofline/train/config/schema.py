@@ -7,14 +7,12 @@ that describes what we do (a `Literal` with one value).
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from roofline.common.json_types import JsonObject
-
-
-def _epochs(value: object) -> object:
-    """A duration; a bare number counts epochs, as in Composer."""
-    return f"{value}ep" if isinstance(value, int) and not isinstance(value, bool) else value
+from roofline.train.config.data_sets import EvalLoaders, EvalLoaderSection, LoaderSection
+from roofline.train.config.observers import CallbacksSection, LoggersSection
+from roofline.train.config.section import Bytes, Duration, RunLength, Section
 
 
 def _not_zero(value: int) -> int:
@@ -23,21 +21,7 @@ def _not_zero(value: int) -> int:
     return value
 
 
-Duration = Annotated[str, BeforeValidator(_epochs)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
-
-
-class Section(BaseModel):
-    """Part of a configuration: unknown keys are refused, and a null stands for the default."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, values: object) -> object:
-        if not isinstance(values, Mapping):
-            return values
-        return {key: value for key, value in values.items() if value is not None or key not in cls.model_fields}
 
 
 class InitSection(Section):
@@ -56,10 +40,23 @@ class InitSection(Section):
     init_nonlinearity: Literal["relu"] = "relu"
 
 
-class AttnSection(Section):
-    """attn_impl: all three mean torch's scaled_dot_product_attention, which picks a kernel for the device."""
+class RopeDailSection(Section):
+    """xpos_scale_base: of xpos, which is not here; files that name every default have it."""
 
-    attn_type: Literal["multihead_attention"] = "multihead_attention"
+    type: Literal["original"] = "original"
+    pos_idx_in_fp32: Literal[True] = True
+    xpos_scale_base: Literal[512] = 512
+
+
+class AttnSection(Section):
+    """attn_impl: all three mean torch's scaled_dot_product_attention, which picks a kernel for the device.
+
+    kv_n_heads: heads of k and v of grouped_query_attention. rope: rotary positions; of rope_impl "hf", rope_hf_config
+    has a type: no_scaling, linear with a factor, or llama3 with its four numbers.
+    """
+
+    attn_type: Literal["multihead_attention", "grouped_query_attention", "multiquery_attention"] = "multihead_attention"
+    kv_n_heads: Annotated[int, Field(ge=1)] | None = None
     attn_impl: Literal["flash", "torch", "triton"] = "torch"
     attn_pdrop: Literal[0] = 0
     alibi: bool = False
@@ -68,7 +65,23 @@ class AttnSection(Section):
     clip_qkv: None = None
     softmax_scale: None = None
     qk_ln: Literal[False] = False
+    qk_gn: Literal[False] = False
+    rope: bool = False
+    rope_theta: Annotated[float, Field(gt=0)] = 10000
+    rope_impl: Literal["dail", "hf"] = "dail"
+    rope_dail_config: RopeDailSection = RopeDailSection()
+    rope_hf_config: JsonObject = Field(default_factory=lambda: {"type": "no_scaling", "factor": 1.0})
     prefix_lm: Literal[False] = False
+
+
+class FfnSection(Section):
+    """ffn_hidden_size: replaces expansion_ratio * d_model. ffn_act_fn: {name: gelu} (also with approximate: tanh) or
+    {name: silu}; of mptglu it is the gate's."""
+
+    ffn_type: Literal["mptmlp", "mptglu"] = "mptmlp"
+    ffn_hidden_size: Annotated[int, Field(ge=1)] | None = None
+    ffn_act_fn: JsonObject | None = None
+    fc_type: Literal["torch"] = "torch"
 
 
 class ModelSection(Section):
@@ -82,68 +95,40 @@ class ModelSection(Section):
     """
 
     name: str
-    d_model: int | None = None
-    n_heads: int | None = None
-    n_layers: int | None = None
-    expansion_ratio: float = 4
+    d_model: Annotated[int, Field(ge=1)] | None = None
+    n_heads: Annotated[int, Field(ge=1)] | None = None
+    n_layers: Annotated[int, Field(ge=1)] | None = None
+    expansion_ratio: Annotated[float, Field(gt=0)] = 4
     max_seq_len: int | None = None
-    vocab_size: int | None = None
+    vocab_size: Annotated[int, Field(ge=1)] | None = None
     no_bias: bool = False
     learned_pos_emb: bool = True
     tie_word_embeddings: bool = True
     attn_config: AttnSection = AttnSection()
+    ffn_config: FfnSection = FfnSection()
     init_config: InitSection = InitSection()
     loss_fn: Literal["fused_crossentropy", "torch_crossentropy"] = "fused_crossentropy"
-    norm_type: Literal["low_precision_layernorm", "layernorm"] = "layernorm"
+    norm_type: Literal["low_precision_layernorm", "layernorm", "low_precision_rmsnorm", "rmsnorm"] = "layernorm"
     resid_pdrop: Literal[0] = 0
     emb_pdrop: Literal[0] = 0
     init_device: Literal["meta", "cpu", "mixed"] = "meta"
     pretrained_model_name_or_path: str | None = None
     pretrained: bool = True
     use_auth_token: Literal[False] = False
-    config_overrides: JsonObject = {}
+    use_flash_attention_2: bool = False
+    config_overrides: JsonObject = Field(default_factory=dict)
 
 
 class TokenizerSection(Section):
-    """name: the model or folder whose tokenizer belongs to the run; it is copied into exports."""
+    """name: the model or folder whose tokenizer belongs to the run; it is copied into exports. Rows are tokenized
+    already, so `kwargs` can say only what holds of them: model_max_length is at least max_seq_len."""
+
+    class Kwargs(Section):
+        model_max_length: Annotated[int, Field(ge=1)] | None = None
+        use_fast: Literal[True] = True
 
     name: str
-    kwargs: JsonObject = {}
-
-
-class StreamSection(Section):
-    """One data set: a folder (local), or a URL (remote) with a folder as its cache (local)."""
-
-    local: str | None = None
-    remote: str | None = None
-    split: str | None = None
-    proportion: int | float | str = 1
-
-
-class DatasetSection(StreamSection):
-    """A data set, or several under `streams`. shuffle_seed: default the run's seed; cache_limit: bytes or "20gb"."""
-
-    streams: dict[str, StreamSection] = {}
-    shuffle: bool = False
-    shuffle_seed: int | None = None
-    shuffle_block_size: int | None = None
-    max_seq_len: int | None = None
-    eos_token_id: int | None = None
-    cache_limit: int | str | None = None
-    predownload: int | None = None
-
-
-class LoaderSection(Section):
-    """name: "synthetic" stands for random ids instead of a data set. num_workers: threads that read ahead."""
-
-    name: Literal["text", "synthetic"] = "text"
-    dataset: DatasetSection = DatasetSection()
-    drop_last: bool = True
-    num_workers: Annotated[int, Field(ge=0)] = 1
-    pin_memory: bool = True
-    persistent_workers: bool = True
-    prefetch_factor: Annotated[int, Field(ge=1)] = 2
-    timeout: float = 0
+    kwargs: Kwargs = Kwargs()
 
 
 class SchedulerSection(Section):
@@ -166,15 +151,25 @@ class SchedulerSection(Section):
 
 class OptimizerSection(Section):
     """decoupled_adamw: weight decay follows the schedule but not the learning rate, as in Composer; adamw: torch's;
-    muon: Muon for hidden matrices (Jordan et al. 2024), adamw with adamw_lr (default lr) for the rest."""
+    muon: Muon for hidden matrices (Jordan et al. 2024), adamw with adamw_lr (default lr) for the rest; decoupled_lionw:
+    Lion with such a decay, and betas of 0.9 and 0.99 by default."""
 
-    name: Literal["decoupled_adamw", "adamw", "muon"]
+    name: Literal["decoupled_adamw", "adamw", "muon", "decoupled_lionw"]
     lr: Annotated[float, Field(gt=0)]
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: Annotated[float, Field(gt=0)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
     adamw_lr: float | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_lion(cls, values: object) -> object:
+        if not isinstance(values, Mapping) or values.get("name") != "decoupled_lionw":
+            return values
+        if values.get("eps") is not None:
+            raise ValueError("decoupled_lionw has no eps: leave it out")
+        return {**values, "betas": values.get("betas") or (0.9, 0.99)}
 
 
 class ClippingSection(Section):
@@ -209,6 +204,7 @@ class FsdpSection(Section):
     limit_all_gathers: Literal[True] = True
     use_orig_params: Literal[True] = True
     sync_module_states: Literal[True] = True
+    backward_prefetch: Literal["BACKWARD_PRE"] = "BACKWARD_PRE"
     state_dict_type: Literal["sharded"] = "sharded"
     verbose: Literal[False] = False
 
@@ -221,76 +217,16 @@ class ElasticSection(Section):
 
 
 class CompileSection(Section):
-    """Options of torch.compile; the model is compiled if this section exists."""
+    """Options of torch.compile; the model is compiled if this section exists. mode: of the backend inductor."""
 
-    mode: str | None = None
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = None
     backend: str = "inductor"
 
-
-class CallbacksSection(Section):
-    """Options of what is always measured. speed_monitor: window_size: steps that displayed speeds average over; warmup:
-    first steps that the card leaves out; gpu_flops_available: the device's peak in FLOP/s, instead of the known one."""
-
-    class Speed(Section):
-        window_size: Annotated[int, Field(ge=1)] = 10
-        warmup: Annotated[int, Field(ge=0)] = 2
-        gpu_flops_available: Annotated[float, Field(gt=0)] | None = None
-
-    class Nothing(Section):
-        pass
-
-    speed_monitor: Speed = Speed()
-    lr_monitor: Nothing | None = None
-    memory_monitor: Nothing | None = None
-    runtime_estimator: Nothing | None = None
-
-
-class Logger(Section):
-    """Options of one logger."""
-
-    rank_zero_only: Literal[True] = True
-
-
-class TensorboardLogger(Logger):
-    """log_dir: default RUN_FOLDER/tensorboard; flush_interval: seconds between writes at the most."""
-
-    log_dir: str | None = None
-    flush_interval: Annotated[int, Field(ge=1)] = 120
-
-
-class WandbLogger(Logger):
-    """Options of wandb.init. name: default the run's; dir: default the run's folder; id: of a run to continue."""
-
-    project: str | None = None
-    entity: str | None = None
-    name: str | None = None
-    group: str | None = None
-    job_type: str | None = None
-    tags: tuple[str, ...] = ()
-    notes: str | None = None
-    dir: str | None = None
-    id: str | None = None
-    mode: Literal["online", "offline", "disabled"] | None = None
-    log_artifacts: Literal[False] = False
-
-
-class MlflowLogger(Logger):
-    """tracking_uri: default MLflow's own; experiment_name; run_name: default the run's; flush_interval: seconds."""
-
-    tracking_uri: str | None = None
-    experiment_name: str = "roofline"
-    run_name: str | None = None
-    tags: dict[str, str] = {}
-    flush_interval: Annotated[float, Field(ge=0)] = 10
-    log_system_metrics: Literal[False] = False
-
-
-class LoggersSection(Section):
-    """Each logger that has a section gets every number of the log; null: it is not used."""
-
-    tensorboard: TensorboardLogger | None = None
-    wandb: WandbLogger | None = None
-    mlflow: MlflowLogger | None = None
+    @model_validator(mode="after")
+    def _mode_is_inductors(self) -> "CompileSection":
+        if self.mode is not None and self.backend != "inductor":
+            raise ValueError(f"mode={self.mode} belongs to the backend inductor, not to {self.backend}")
+        return self
 
 
 class TrainConfig(Section):
@@ -301,6 +237,8 @@ class TrainConfig(Section):
     computes in 16 bits with float32 parameters. run_folder: for logs, receipts and, without save_folder, checkpoints.
     memory_limit: bytes ("8gb") that a process may use on a CPU. tensor_parallel: ranks that share each matrix. probes:
     record, at the start and at each checkpoint, the figures by which `roofline parity` finds a diverging layer.
+    dist_timeout: seconds that a process waits for the others in an exchange. expandable_segments: a GPU's memory is
+    taken in segments that grow, so that less of it is lost between tensors.
     """
 
     run_name: str | None = None
@@ -309,11 +247,11 @@ class TrainConfig(Section):
     model: ModelSection
     tokenizer: TokenizerSection | None = None
     train_loader: LoaderSection
-    eval_loader: LoaderSection | None = None
+    eval_loader: EvalLoaders | None = None
     scheduler: SchedulerSection = SchedulerSection()
     optimizer: OptimizerSection
     algorithms: AlgorithmsSection = AlgorithmsSection()
-    max_duration: Duration
+    max_duration: RunLength
     stop_after: Duration | None = None
     eval_interval: Duration = "0ba"
     eval_first: bool = False
@@ -329,10 +267,13 @@ class TrainConfig(Section):
     tensor_parallel: Annotated[int, Field(ge=1)] = 1
     elastic: ElasticSection | None = None
     compile_config: CompileSection | None = None
-    memory_limit: int | str | None = None
+    memory_limit: Bytes | None = None
+    expandable_segments: bool = False
+    dist_timeout: Annotated[float, Field(gt=0)] = 1800
     device: Literal["auto", "cpu", "gpu"] = "auto"
     progress_bar: bool = True
     log_to_console: bool = False
+    log_config: Literal[True] = True
     console_log_interval: Duration = "1ba"
     probes: bool = True
     callbacks: CallbacksSection = CallbacksSection()
@@ -341,9 +282,11 @@ class TrainConfig(Section):
     save_folder: str | None = None
     save_num_checkpoints_to_keep: Annotated[int, Field(ge=-1), AfterValidator(_not_zero)] = -1
     save_overwrite: bool = False
+    save_weights_only: Literal[False] = False
     load_path: str | None = None
     load_weights_only: bool = False
-    autoresume: bool = False
+    load_strict_model_weights: Literal[True] = True
+    autoresume: bool | Literal["previous"] = False
 
     @model_validator(mode="before")
     @classmethod
@@ -356,3 +299,9 @@ class TrainConfig(Section):
         ):
             return {**values, "save_interval": "1dur"}
         return values
+
+    @property
+    def evaluations(self) -> dict[str, EvalLoaderSection]:
+        """The loaders of evaluations by their labels."""
+        loaders = self.eval_loader or ()
+        return {each.label or "eval": each for each in (loaders if isinstance(loaders, tuple) else (loaders,))}

@@ -1,19 +1,22 @@
 """Reads the rows of token ids of each step ahead of time; `order` says which rows they are."""
 
+import math
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 
 from roofline.common.errors import ConfigError
 from roofline.common.units import parse_bytes
-from roofline.train.config.schema import DatasetSection, LoaderSection, StreamSection
+from roofline.train.config.data_sets import DatasetSection, LoaderSection, StreamSection
 from roofline.train.data.mds import Shards
 from roofline.train.data.order import BLOCK, Order, Stream, share
+from roofline.train.data.row_digest import WORDS, row_sums
 from roofline.train.data.synthetic import Synthetic
 from roofline.train.storage.open import open_store
 
@@ -25,12 +28,14 @@ class Rows:
     """The rows of a step that this rank computes.
 
     ids: the sample numbers of the whole global batch, in order. parts: this rank's shares of it, in order: tokens
-    int64 [rows, length] and, if documents are kept apart, the document of each token, int64 [rows, length].
+    int64 [rows, length] and, if documents are kept apart, the document of each token, int64 [rows, length]. sums: of
+    the hashes of this rank's rows (`row_digest.row_sums`).
     """
 
     step: int
     ids: np.ndarray
     parts: tuple[tuple[np.ndarray, np.ndarray | None], ...]
+    sums: np.ndarray = field(default_factory=lambda: np.zeros(WORDS, np.uint64))
 
 
 class Source:
@@ -53,7 +58,11 @@ class Source:
         streams = list(section.streams.values()) or [section]
         limit = parse_bytes("cache_limit", section.cache_limit) if section.cache_limit is not None else None
         self.shards = [_shards(stream, stream.split or section.split, limit) for stream in streams]
-        self.weights = [str(stream.proportion) for stream in streams]
+        self._of_epoch = [_samples(*each) for each in zip(streams, self.shards, strict=True)]
+        proportions = [stream.proportion for stream in streams]
+        # A data set alone has all of each batch, and the weight that its receipts have had in all versions.
+        shares = ["1"] if len(streams) == 1 else self._of_epoch
+        self.weights = [str(share if own is None else own) for own, share in zip(proportions, shares, strict=True)]
         self._starts = np.cumsum([0, *(len(shards) for shards in self.shards)])
         self._lock = threading.Lock()  # no thread may close shards that another one reads
 
@@ -73,12 +82,18 @@ class Source:
     def order(self, global_batch: int, seed: int) -> Order:
         """The order in which a run reads these data sets."""
         seed = self.section.shuffle_seed if self.section.shuffle_seed is not None else seed
-        block = self.section.shuffle_block_size or BLOCK
+        blocks = {"py1b": self.section.shuffle_block_size or BLOCK, "py1s": 1}  # naive: all samples
+        algorithm = self.section.shuffle_algo
         streams = [
-            Stream(s.counts, weight, self.section.shuffle, block)
+            Stream(s.counts, weight, self.section.shuffle, blocks.get(algorithm) or len(s), s.identity)
             for s, weight in zip(self.shards, self.weights, strict=True)
         ]
         return Order(tuple(streams), global_batch, seed)
+
+    @property
+    def epoch(self) -> int:
+        """The samples that an epoch of the run counts: epoch_size, or what the data sets give together."""
+        return self.section.epoch_size or math.ceil(sum(self._of_epoch))
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -141,6 +156,16 @@ def open_source(section: LoaderSection, length: int, documents: bool) -> Source 
     return Synthetic(length, documents) if section.name == "synthetic" else Source(section.dataset, length, documents)
 
 
+def read_batch(source: Source | Synthetic, order: Order, shares: Sequence[Share], step: int) -> Rows:
+    """The rows of a step that a rank with these shares of each global batch computes."""
+    ids = order.batch(step)
+    parts, sums = [], np.zeros(WORDS, np.uint64)
+    for index, count in shares:
+        parts.append(source.rows(share(ids, index, count)))
+        sums += row_sums(*parts[-1], share(np.arange(len(ids)), index, count))
+    return Rows(step, ids, tuple(parts), sums)
+
+
 class Loader:
     """An iterator over the rows of each step from `step` on; threads read ahead while earlier steps are computed.
 
@@ -171,12 +196,10 @@ class Loader:
         self._pool.shutdown(cancel_futures=True)
 
     def _read(self, step: int) -> Rows:
-        ids = self._order.batch(step)
         if self._fetched_steps:
             coming = [self._order.batch(step + 1 + offset) for offset in range(self._fetched_steps)]
             self._source.prefetch(np.concatenate([share(batch, *part) for batch in coming for part in self._shares]))
-        parts = tuple(self._source.rows(share(ids, index, count)) for index, count in self._shares)
-        return Rows(step, ids, parts)
+        return read_batch(self._source, self._order, self._shares, step)
 
 
 def in_turn(
@@ -191,6 +214,11 @@ def in_turn(
     for start in range(0, rows, batch * world):
         numbers = np.arange(start, min(start + batch * world, rows))
         yield source.rows(share(numbers, rank, world))
+
+
+def _samples(section: StreamSection, shards: Shards) -> Fraction:
+    """The samples that a data set gives to an epoch."""
+    return Fraction(section.choose or len(shards) * Fraction(str(section.repeat or 1)))
 
 
 def _shards(section: StreamSection, split: str | None, limit: int | None) -> Shards:

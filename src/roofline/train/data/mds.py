@@ -28,6 +28,7 @@ from roofline.train.storage.open import open_store
 from roofline.train.storage.store import MissingError, Store
 
 SIZE_LIMIT = 1 << 26  # default bytes of a shard
+OFFSETS = 1 << 32  # bytes that the offsets of a shard reach: it is smaller
 OPEN_SHARDS = 64  # most shards that are mapped at a time
 OPEN_SHARE = 16  # mapped shards take at most 1/16 of a limited cache: each process keeps its own from removal
 
@@ -75,6 +76,16 @@ class Shards:
     def counts(self) -> tuple[int, ...]:
         """The number of samples in each shard, as `order.Stream` takes them."""
         return tuple(shard.samples for shard in self.shards)
+
+    @property
+    def identity(self) -> str:
+        """A hash of what the index says of the samples: counts, columns, sizes and hashes of the unpacked shards.
+
+        It is the same for a folder and its copy in a store. Without hashes in the index, other samples of equal sizes
+        have the same.
+        """
+        raws = [(s.samples, s.columns, s.raw.size, sorted(s.raw.hashes.items())) for s in self.shards]
+        return hashlib.sha256(json.dumps(raws).encode()).hexdigest()
 
     @cached_property
     def _ends(self) -> np.ndarray:
@@ -226,9 +237,9 @@ class ShardWriter:
         parts = [(kind.encode(sample[name]), kind.size) for name, kind in self._encodings.items()]
         sizes = [len(data) for data, size in parts if size is None]
         data = np.array(sizes, "<u4").tobytes() + b"".join(data for data, _ in parts)
-        if self._fixed + 4 + len(data) >= 1 << 32:
+        if self._fixed + 4 + len(data) >= OFFSETS:
             raise ConfigError(f"a sample of {len(data):,} bytes: a shard holds less than 4 GiB")
-        if self._samples and self._bytes + 4 + len(data) > min(self._about["size_limit"], (1 << 32) - 1):
+        if self._samples and self._bytes + 4 + len(data) > min(self._about["size_limit"], OFFSETS - 1):
             self._flush()
         self._samples.append(data)
         self._bytes += 4 + len(data)

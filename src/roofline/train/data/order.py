@@ -12,7 +12,7 @@ import hashlib
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from math import lcm
@@ -40,12 +40,15 @@ class Stream:
         shuffle: False: the order of the index in every epoch.
         block: shards are put in random order, then groups of neighbours with at least this many samples are shuffled
             together. So a reader needs only the shards of one group at a time.
+        identity: a hash of what the index says of the samples (`mds.Shards.identity`); "" where it is not known. It
+            does not change which numbers a batch has, so orders that differ in it alone are equal.
     """
 
     shards: tuple[int, ...]
     weight: str = "1"
     shuffle: bool = True
     block: int = BLOCK
+    identity: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shards", tuple(self.shards))
@@ -84,7 +87,7 @@ class Order:
             _check_fields(mapping, ("streams", "global_batch", "seed"), "order")
             streams = [dict(stream) for stream in mapping["streams"]]
             for stream in streams:
-                _check_fields(stream, ("shards", "weight", "shuffle", "block"), "stream")
+                _check_fields(stream, ("shards", "weight", "shuffle", "block", "identity"), "stream")
             return cls(tuple(Stream(**s) for s in streams), int(mapping["global_batch"]), int(mapping["seed"]))
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"this is no order of samples: {error!r}") from error
@@ -92,6 +95,19 @@ class Order:
     def record(self) -> JsonObject:
         """The order as plain data, for JSON."""
         return asdict(self)
+
+    def difference(self, other: "Order") -> str | None:
+        """What makes `other` read other samples, as far as the orders tell; None: nothing."""
+        for key in ("seed", "global_batch"):
+            a, b = getattr(self, key), getattr(other, key)
+            if a != b:
+                return f"{key} is {a} there and {b} here"
+        if self != other:
+            return "its data sets are others (shards, weights or shuffling)"
+        for index, (a, b) in enumerate(zip(self.streams, other.streams, strict=True)):
+            if a.identity and b.identity and a.identity != b.identity:
+                return f"the index of data set {index} is another one, though it has as many samples"
+        return None
 
     def batch(self, step: int) -> NDArray[np.int64]:
         """The sample numbers of global batch `step`, counted from 0, in order: int64 [global_batch]."""

@@ -19,6 +19,7 @@ class Synthetic:
 
     vocab: int | None = None
     remote = False
+    epoch = SAMPLES
 
     def __init__(self, length: int, documents: bool) -> None:
         self.length, self.documents = length, documents

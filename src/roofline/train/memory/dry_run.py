@@ -35,13 +35,14 @@ class Usage:
 
 
 def dry_run(
-    config: TrainConfig, shape: JsonMapping, world: World, dtype: torch.dtype, rows: int, several: bool
+    config: TrainConfig, shape: JsonMapping, world: World, dtype: torch.dtype, rows: int, several: bool | None = None
 ) -> Usage:
     """The memory of one microbatch of `rows` rows, without compilation.
 
     Args:
         shape: the canonical configuration. dtype: of the parameters as blocks use them.
-        several: count the second microbatch of a step, which finds the gradients of the first.
+        several: count the second microbatch of a step, which finds the gradients of the first; None: a forward pass
+            of an evaluation.
     """
     kind, compute = world.device.type, COMPUTE[config.precision]
     with torch._subclasses.fake_tensor.FakeTensorMode():
@@ -54,15 +55,16 @@ def dry_run(
             parameter.register_post_accumulate_grad_hook(partial(_count_gradient, ledger, world.grouped))
         model.compute = partial(_watch_first_block, ledger, model.compute)
         model.head_loss = partial(_count_as_logits, ledger, model.head_loss)
-        with ledger:
-            for _ in range(1 + several):
+        with ledger, torch.set_grad_enabled(several is not None):
+            for _ in range(1 + bool(several)):
                 ledger.begin()
                 ids = torch.zeros(rows, config.max_seq_len, dtype=torch.int64, device=kind)
                 documents = torch.zeros_like(ids) if config.model.attn_config.attn_uses_sequence_id else None
                 with torch.autocast(kind, compute) if compute is not None else nullcontext():
                     loss = model(ids, torch.zeros_like(ids), documents)
                 ledger.part = PASSING
-                loss.backward()  # type: ignore[no-untyped-call]
+                if several is not None:
+                    loss.backward()  # type: ignore[no-untyped-call]
                 del loss, ids, documents
     return ledger.usage
 
@@ -71,7 +73,7 @@ class Ledger(TorchDispatchMode):
     """Counts the bytes of the storages that ops return, until they are freed.
 
     Attributes:
-        part: what new storages count as. usage: since `begin`.
+        part: what new storages count as. usage, chunks: since `begin`; chunks: of logits.
     """
 
     def __init__(self) -> None:
@@ -82,7 +84,7 @@ class Ledger(TorchDispatchMode):
 
     def begin(self) -> None:
         """Start to count a microbatch."""
-        self.part = ACTIVATIONS
+        self.part, self.chunks = ACTIVATIONS, 0
         self.usage = Usage(dict(self._now), dict(self._now))
 
     def leave_out(self, tensor: Tensor) -> None:
@@ -138,9 +140,14 @@ def _watch_first_block(
     return compute(rows, x, *rest)
 
 
-def _count_as_logits(ledger: Ledger, head_loss: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+def _count_as_logits(
+    ledger: Ledger, head_loss: Callable[..., Tensor], targets: Tensor, x: Tensor, *weights: Tensor
+) -> Tensor:
     ledger.part = LOGITS
-    return head_loss(*tensors)
+    ledger.chunks += 1
+    if ledger.chunks > 2:
+        return x.float().sum()  # what the first leaves behind, the second has shown; each takes many ops
+    return head_loss(targets, x, *weights)
 
 
 def _count_gradient(ledger: Ledger, sharded: bool, parameter: Tensor) -> None:

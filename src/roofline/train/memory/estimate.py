@@ -17,15 +17,15 @@ from roofline.models.spec import expand
 from roofline.train.config.schema import FsdpSection, TrainConfig
 from roofline.train.memory.dry_run import ACTIVATIONS, GRADIENTS, LOGITS, PASSING, Usage, dry_run
 from roofline.train.memory.meter import Meter
-from roofline.train.model.chunked_loss import chunk_rows
 from roofline.train.model.modules import Model
 from roofline.train.model.optim import is_hidden_matrix
 from roofline.train.model.tensor_parallel import part
 from roofline.train.parallel.processes import COMPUTE, World
 
 # Resident bytes for each byte in use of glibc's heap: freed blocks stay, and an aligned block does not fit into the
-# hole that one of its size has left. From runs of MPT and Llama shapes with glibc 2.36: 1.5 to 1.85, and 1.0 to 1.4.
-HEAP, COMPILED_HEAP = 1.6, 1.3  # compiled blocks allocate fewer pieces
+# hole that one of its size has left. From runs of MPT and Llama shapes with glibc 2.36: 1.4 to 1.65, where logits are
+# the most up to 2.3, and 1.0 to 1.4.
+HEAP, COMPILED_HEAP = 1.55, 1.3  # compiled blocks allocate fewer pieces
 LIBRARIES = 35 << 20  # what the first steps of torch and oneDNN leave in a process on a CPU
 COMPILER = 170 << 20  # and Inductor, with what it compiled
 
@@ -82,10 +82,31 @@ class Memory:
         several = self._several_parts or rows < self._most_rows
         try:
             self._usage = dry_run(self.config, self.shape, self.world, dtype, rows, several)
+            if self.config.eval_loader is not None:
+                evaluation = dry_run(self.config, self.shape, self.world, dtype, self.config.device_eval_batch_size)
+                self._usage = max(self._usage, evaluation, key=lambda usage: sum(usage.parts.values()))
         except Exception as error:  # an op that cannot run without data may raise anything; the run itself may work
             _log.warning("memory is not predicted: %s", " ".join(str(error).split())[:300] or type(error).__name__)
             return
         self._combine(self._usage)
+
+    def rows_for(self, available: int) -> int | None:
+        """Rows of a microbatch that are predicted to fit, from halving; None if nothing is predicted, or all fit.
+
+        What is predicted afterwards is for that many rows. Memory grows linearly with them.
+        """
+        rows, most = self.rows, self.predicted
+        if most is None or most.total <= available or rows == 1:
+            return None
+        self.predict(1)
+        if self.predicted is None:
+            return None
+        least = self.predicted.total
+        per_row = max(1.0, (most.total - least) / (rows - 1))
+        while rows > 1 and least + per_row * (rows - 1) > available:
+            rows = (rows + 1) // 2
+        self.predict(rows)
+        return rows
 
     def measure_compiled_block(self, model: Model) -> None:
         """Predict again from what a block of the compiled model keeps for its backward pass."""
@@ -102,17 +123,10 @@ class Memory:
         self.predicted = Prediction(self.rows, _parts(self.config, self.shape, self.world, usage))
 
     def _compiled_usage(self, usage: Usage, block_bytes: int) -> Usage:
-        """The usage if each block keeps `block_bytes` bytes, and logits become their own gradients.
-
-        A compiled head has one tensor of logits in the compute type, an uncompiled one three in float32.
-        """
-        vocab, rows = self.shape["vocab"], self.rows * self.config.max_seq_len
-        logits = vocab * (rows if self.config.model.loss_fn == "torch_crossentropy" else min(rows, chunk_rows(vocab)))
-        itemsize = (COMPUTE[self.config.precision] or torch.float32).itemsize
-        head = max(0, usage.most.get(LOGITS, 0) - 3 * 4 * logits) + itemsize * logits
+        """The usage if each block keeps `block_bytes` bytes."""
         activations = usage.first + self.shape["layers"] * block_bytes
-        gradients = usage.parts.get(GRADIENTS, 0)
-        return replace(usage, parts={ACTIVATIONS: activations, LOGITS: head, GRADIENTS: gradients, PASSING: 0})
+        rest = {LOGITS: usage.most.get(LOGITS, 0), GRADIENTS: usage.parts.get(GRADIENTS, 0), PASSING: 0}
+        return replace(usage, parts={ACTIVATIONS: activations, **rest})
 
     def peak(self) -> int | None:
         """The most bytes so far on any rank; None if the system does not tell. All ranks must call it together."""
@@ -128,7 +142,7 @@ class Memory:
 def _parts(config: TrainConfig, shape: JsonMapping, world: World, usage: Usage) -> dict[str, int]:
     """The parts of a prediction that are not zero."""
     family, cfg = configure(shape)
-    muon = config.optimizer.name == "muon"
+    muon, lion = config.optimizer.name == "muon", config.optimizer.name == "decoupled_lionw"
     # The mesh is [..., shard, tensor].
     shards = int(world.mesh.mesh.shape[-2]) if world.grouped and world.mesh is not None else 1
     parameters = states = block = outer = 0  # bytes of this rank's share; elements of a full block, and outside blocks
@@ -138,7 +152,7 @@ def _parts(config: TrainConfig, shape: JsonMapping, world: World, usage: Usage) 
         local = part(param, world.tensor).local
         size = 4 * -(-local[0] // shards) * math.prod(local[1:])
         parameters += size
-        states += size if muon and is_hidden_matrix(param) else 2 * size
+        states += size if lion or (muon and is_hidden_matrix(param)) else 2 * size
         if param.name.startswith("layers.0."):
             block += math.prod(local)
         elif not param.name.startswith("layers."):
@@ -149,9 +163,11 @@ def _parts(config: TrainConfig, shape: JsonMapping, world: World, usage: Usage) 
         parts |= _sharded(config, block, outer, outer + cfg.layers * block, parameters, _gathered_dtype(config, world))
     if world.device.type == "cpu":
         compiled = config.compile_config is not None
-        parts["checkpoint"] = parameters + states if config.save_interval not in ("0ba", "0") else 0
+        parts["checkpoint"] = parameters + states if config.save_interval != "0ba" else 0
         parts["libraries"] = LIBRARIES + (COMPILER if compiled else 0)
-        parts["allocator"] = int(((COMPILED_HEAP if compiled else HEAP) - 1) * sum(usage.parts.values()))
+        freed = int(((COMPILED_HEAP if compiled else HEAP) - 1) * sum(usage.parts.values()))
+        # Chunks of probes, steps and evaluations differ in size, so one may not fit where another was.
+        parts["allocator"] = freed if compiled else max(freed, parts[LOGITS])
     return {name: size for name, size in parts.items() if size}
 
 

@@ -24,10 +24,8 @@ class Meter:
         self.device = device
         self._before = self._stale_peak = 0
         if device.type == "cpu":
-            # Give back what an earlier run of this process has freed, if the C library can.
-            trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-            if trim is not None:
-                trim(0)
+            # What an earlier run of this process has freed is not this one's.
+            give_back()
             self._before = _status().get("RssAnon", 0)
         self.restart()
 
@@ -63,6 +61,24 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def grow_segments(device: torch.device) -> None:
+    """From now on torch takes a GPU's memory in segments that grow. Other devices have no segments."""
+    if device.type == "cuda":
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+
+
+def give_back() -> None:
+    """Return memory that was freed on a CPU to the system, if the C library can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def data_bytes() -> int:
+    """The bytes of this process that a limit of its data (RLIMIT_DATA) counts; 0 if the system does not tell."""
+    return _status().get("VmData", 0)
 
 
 def _status() -> dict[str, int]:

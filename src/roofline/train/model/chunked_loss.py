@@ -1,6 +1,6 @@
 """A loss over many rows whose logits are never all in memory at once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -18,31 +18,38 @@ def chunk_rows(vocab: int) -> int:
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """Computes a loss chunk by chunk; the forward pass already takes the gradients of each chunk.
+    """Computes a loss chunk by chunk; the forward pass already takes the gradients of each chunk, if `trains`.
+
+    The caller says whether it does: inside a forward pass torch shows neither no_grad nor what is behind it.
 
     This saves memory as Liger's fused linear cross-entropy does (Hsu et al. 2024), for any family's head.
     """
 
     @staticmethod
     def forward(
-        ctx: Context, loss: Callable[..., Tensor], chunk: int, x: Tensor, targets: Tensor, *weights: Tensor
+        ctx: Context,
+        loss: Callable[..., Tensor],
+        chunk: int,
+        trains: bool,
+        x: Tensor,
+        targets: Tensor,
+        *weights: Tensor,
     ) -> Tensor:
-        needs_grad = any(ctx.needs_input_grad)
+        needs_grad = trains and any(ctx.needs_input_grad)
         total = torch.zeros((), device=x.device)
         into_x = torch.empty_like(x) if needs_grad else None
         # In float32: parameters in 16 bits would lose what is small beside the sum.
         into_weights = [torch.zeros_like(w, dtype=torch.float32) for w in weights] if needs_grad else []
+        # Once for all chunks: autocast keeps a copy in 16 bits of each tensor that it meets until the microbatch ends.
+        leaves = [w.detach().requires_grad_(needs_grad) for w in weights]
         for start in range(0, len(x), chunk):
             part = slice(start, start + chunk)
+            inputs = [x[part].detach().requires_grad_(needs_grad), *leaves]
             with torch.enable_grad() if needs_grad else nullcontext():
-                inputs = [tensor.detach().requires_grad_(needs_grad) for tensor in (x[part], *weights)]
                 part_loss = loss(targets[part], *inputs)
             total += part_loss.detach()
             if into_x is not None:
-                into_x[part], *grads = torch.autograd.grad(part_loss, inputs, allow_unused=True)
-                for sum_, grad in zip(into_weights, grads, strict=True):
-                    if grad is not None:
-                        sum_ += grad
+                into_x[part] = _add_gradients(part_loss, inputs, into_weights)
         sums = [sum_.to(w.dtype) for sum_, w in zip(into_weights, weights, strict=False)]
         ctx.save_for_backward(*([into_x, *sums] if into_x is not None else []))
         return total
@@ -50,4 +57,13 @@ class ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
         into_x, *into_weights = [saved.mul_(grads[0]) for saved in ctx.saved_tensors]
-        return None, None, into_x, None, *into_weights
+        return None, None, None, into_x, None, *into_weights
+
+
+def _add_gradients(loss: Tensor, inputs: Sequence[Tensor], sums: Sequence[Tensor]) -> Tensor:
+    """The gradient of the first input; those of the others are added to `sums`, and freed before the next chunk."""
+    into_x, *grads = torch.autograd.grad(loss, inputs, allow_unused=True)
+    for sum_, grad in zip(sums, grads, strict=True):
+        if grad is not None:
+            sum_ += grad
+    return into_x

@@ -14,7 +14,6 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch._functorch import config as functorch_config
-from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from roofline.common.json_types import JsonMapping
@@ -27,10 +26,10 @@ from roofline.ops.attention import rope_angles
 from roofline.ops.rows import Rows, TurnedPositions, score_bias
 from roofline.train.model.blocked_attention import attend
 from roofline.train.model.chunked_loss import ChunkedLoss, chunk_rows
+from roofline.train.model.cross_entropy import IGNORED, cross_entropy
 from roofline.train.model.tensor_parallel import Part, Ranks, family_form, local_config, part
 from roofline.weights.names import to_hf
 
-IGNORED = -100  # a target that adds nothing to the loss
 BUDGET = 0.95  # of what torch.compile would keep for the backward pass; casts and gates are recomputed instead
 
 Device = str | torch.device
@@ -73,6 +72,7 @@ class Model(nn.Module):
         blocks: the Blocks, in order. family, cfg: the family, and the shape of the model on all ranks together.
         chunk_logits: compute the loss from `chunk_rows` rows at a time instead of from all.
         compute, head_loss: the functions that every block, and the head with its loss, go through; may be wrapped.
+        watch: called before and behind every block in both passes, and before each chunk of logits; may raise.
     """
 
     def __init__(
@@ -89,6 +89,7 @@ class Model(nn.Module):
         self._outer_names = tuple(p.name for p in outer)
         self.head_loss: Callable[..., Tensor] = partial(_head_loss, self.family, self.cfg, self._outer_names)
         self.chunk_logits = True
+        self.watch: Callable[[], None] | None = None
         self.blocks: list[Block] = []
         for layer in range(self.cfg.layers):
             rows = [(to_hf(self.cfg.family, p.name.format(layer=layer)), part(p, self.ranks)) for p in layered]
@@ -107,32 +108,55 @@ class Model(nn.Module):
                 name = to_hf(self.cfg.family, param.name)
                 yield name, param, parameters[name]
 
-    def forward(self, ids: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        ids: Tensor,
+        targets: Tensor | None = None,
+        documents: Tensor | None = None,
+        places: Tensor | None = None,
+    ) -> Tensor:
         """The sum of the losses of all tokens, float32; without targets the logits [rows, length, vocab].
 
         ids, targets: int [rows, length]; a target of IGNORED does not count. documents: int [rows, length], the
-        document of each token, if tokens of one document must not see those of another.
+        document of each token, if tokens of one document must not see those of another. places: int [n], the tokens
+        behind which logits are computed, [n, vocab], counted through all rows; without targets.
         """
         rows, length = ids.shape
         shared = self.shared(rows, length, ids.device, documents)
         outer = [getattr(node, kind) for node, kind in self._outer]
         w = _outer_weights(self.family, self.cfg, self._outer_names, outer)
         w.layers = self.blocks  # type: ignore[attr-defined]
-        batch = ForwardBatch(ids.reshape(-1), shared[0], slice(None), None)
+        batch = ForwardBatch(ids.reshape(-1), shared[0], slice(None) if places is None else places, None)
 
         def call_block(_: object, __: object, block: Block, x: Tensor, *rest: object) -> Tensor:
-            return block(x, (rows, length), *shared)
+            return self._watched(block(x, (rows, length), *shared))
 
         def call_head(
             head: Callable[..., Tensor], cfg: ModelConfig, w: Weights, x: Tensor, batch: ForwardBatch
         ) -> Tensor:
             if targets is None:
-                return head(cfg, w, x, batch).view(rows, length, -1)
+                logits = head(cfg, w, x, batch)
+                return logits.view(rows, length, -1) if places is None else logits
             if not self.chunk_logits:
                 return self.head_loss(targets.reshape(-1), x, *outer)
-            return ChunkedLoss.apply(self.head_loss, chunk_rows(cfg.vocab), x, targets.reshape(-1), *outer)
+            trains = torch.is_grad_enabled()
+            return ChunkedLoss.apply(self._chunk_loss, chunk_rows(cfg.vocab), trains, x, targets.reshape(-1), *outer)
 
         return run(self.family, self.cfg, w, batch, call_block, call_head)  # type: ignore[return-value]  # of tensors
+
+    def _chunk_loss(self, *tensors: Tensor) -> Tensor:
+        if self.watch is not None:
+            self.watch()
+        return self.head_loss(*tensors)
+
+    def _watched(self, x: Tensor) -> Tensor:
+        """x itself; `watch` is called now, and when its gradient is there."""
+        watch = self.watch
+        if watch is not None:
+            watch()
+            if x.requires_grad:
+                x.register_hook(lambda grad: watch())
+        return x
 
     def logits(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
         """The logits [n, vocab] of rows x [n, width], from the weights that `head_loss` is called with."""
@@ -198,7 +222,9 @@ def _head_loss(
     family: Family, cfg: ModelConfig, names: Sequence[str], targets: Tensor, x: Tensor, *weights: Tensor
 ) -> Tensor:
     logits = _logits(family, cfg, names, x, weights)
-    return cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="sum")
+    if torch.compiler.is_compiling():  # the compiler fuses torch's own, and needs one tensor of logits, too
+        return nn.functional.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="sum")
+    return cross_entropy(logits, targets)
 
 
 def _logits(family: Family, cfg: ModelConfig, names: Sequence[str], x: Tensor, weights: Sequence[Tensor]) -> Tensor:

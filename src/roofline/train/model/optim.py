@@ -6,6 +6,7 @@ import torch
 
 from roofline.models.spec import Param
 from roofline.train.config.schema import OptimizerSection
+from roofline.train.model.lion import DecoupledLionW
 from roofline.train.model.modules import Model
 
 
@@ -66,6 +67,9 @@ def optimizer(section: OptimizerSection, model: Model, exact: bool = False) -> O
     decoupled_adamw is AdamW whose decay follows the schedule and not the learning rate (Loshchilov and Hutter 2019,
     line 12 of their algorithm 2). torch's AdamW multiplies the decay by lr, so it is given decay / lr.
     """
+    if section.name == "decoupled_lionw":
+        everything = [tensor for _, _, tensor in model.canonical()]
+        return Optimizer({"lion": DecoupledLionW(everything, section.lr, section.betas, section.weight_decay)})
     muon = section.name == "muon"
     hidden = [tensor for _, param, tensor in model.canonical() if muon and is_hidden_matrix(param)]
     rest = [tensor for _, param, tensor in model.canonical() if not (muon and is_hidden_matrix(param))]

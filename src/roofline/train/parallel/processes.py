@@ -1,7 +1,10 @@
 """The processes of a run: their ranks, the collectives between them, and the sharding of a model over them."""
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
 from typing import TypeVar, cast
 
 import torch
@@ -16,7 +19,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
 )
 
 from roofline.common import env
-from roofline.common.errors import ConfigError
+from roofline.common.errors import ConfigError, RooflineError, SaidElsewhere
 from roofline.train.config.schema import FsdpSection, TrainConfig
 from roofline.train.model.modules import Model
 from roofline.train.model.tensor_parallel import Ranks
@@ -99,6 +102,32 @@ class World:
         dist.broadcast_object_list(box, src=0, device=self.device)
         return box[0]
 
+    def raise_together(self, error: RooflineError | None) -> None:
+        """Raise rank 0's error, if it has one, on all ranks; a user sees it once."""
+        error = self.share(error)
+        if error is not None:
+            raise error if self.rank == 0 else SaidElsewhere(str(error))
+
+    def first(self, act: Callable[[], T]) -> T | None:
+        """What `act` gives on rank 0, None elsewhere; its RooflineError is raised on all ranks."""
+        result: T | None = None
+        error: RooflineError | None = None
+        if self.rank == 0:
+            try:
+                result = act()
+            except RooflineError as caught:
+                error = caught
+        self.raise_together(error)
+        return result
+
+    def collect(self, value: T) -> list[T]:
+        """The values of all ranks on rank 0, plain data or tensors on the CPU; elsewhere nothing."""
+        if not self.grouped:
+            return [value]
+        values: list[T] | None = [value] * self.size if self.rank == 0 else None
+        dist.gather_object(value, values)
+        return values or []
+
     def barrier(self) -> None:
         """Wait for all ranks."""
         if self.grouped:
@@ -112,10 +141,11 @@ class World:
         return reduced.tolist()
 
 
-def join(config: TrainConfig) -> World:
+def join(config: TrainConfig, store: Path | None = None) -> World:
     """This process's World from torchrun's environment variables, with a process group if one is needed.
 
-    An existing group, such as Ray Train's, is used and not destroyed.
+    An existing group, such as Ray Train's, is used and not destroyed. store: a file through which the processes find
+    each other, instead of MASTER_ADDR.
     """
     rank, size, local = (int(env.foreign(name) or fallback) for name, fallback in _PLACE)
     if dist.is_initialized():
@@ -132,7 +162,7 @@ def join(config: TrainConfig) -> World:
         if dist.is_initialized():
             world.grouped = True
         else:
-            _start_group(world)
+            _start_group(world, store, timedelta(seconds=config.dist_timeout))
         _lay_out(world, config)
     elif config.tensor_parallel > 1:
         raise ConfigError(f"tensor_parallel={config.tensor_parallel} on one process: start more of them")
@@ -140,10 +170,19 @@ def join(config: TrainConfig) -> World:
 
 
 def leave(world: World) -> None:
-    """Destroy the process group if this run has created it."""
+    """Destroy the process group if this run has created it, and end its threads if nothing else uses it.
+
+    A thread of gloo that releases a tensor while the interpreter ends aborts the process ("terminate called without
+    an active exception"). They end with the last reference to the group: torch's caches keep the mesh, which keeps
+    the group, and FSDP's states are cycles.
+    """
     if world.owner:
         dist.destroy_process_group()
+        if world.mesh is not None:
+            world.mesh._pg_registry.clear()
+        gc.collect()
     world.grouped = world.owner = False
+    world.mesh, world.tensor = None, Ranks()
 
 
 def shard(model: Model, world: World, config: TrainConfig) -> None:
@@ -221,11 +260,19 @@ def _lay_out(world: World, config: TrainConfig) -> None:
         world.tensor = Ranks(world.rank % tensor, tensor, world.mesh["tensor"].get_group())
 
 
-def _start_group(world: World) -> None:
+def _start_group(world: World, store: Path | None, timeout: timedelta) -> None:
     kind = world.device.type
     backend = "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:nccl"
-    if env.foreign("MASTER_ADDR"):
-        dist.init_process_group(backend, rank=world.rank, world_size=world.size)
+    if store is not None:
+        dist.init_process_group(
+            backend,
+            timeout=timeout,
+            store=dist.FileStore(str(store), world.size),
+            rank=world.rank,
+            world_size=world.size,
+        )
+    elif env.foreign("MASTER_ADDR"):
+        dist.init_process_group(backend, timeout=timeout, rank=world.rank, world_size=world.size)
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1)
     world.grouped = world.owner = True

@@ -17,7 +17,7 @@ from roofline.train.parity import layers as parity_layers
 from roofline.train.parity.findings import Difference, HandOver, Joint, Noise, Pair, Parity, Samples
 from roofline.train.parity.layers import Layers
 from roofline.train.parity.recorded_run import RecordedRun
-from roofline.train.parity.statistics import Series, change, jumps, mean
+from roofline.train.parity.statistics import Series, change, jumps, mean, spike
 from roofline.train.parity.verdict import FEWEST, decide, notes
 
 MARGIN = 0.01  # nats: 1 % of perplexity
@@ -76,6 +76,7 @@ def compare(
     noise = _noise(a, repeats, runs) if repeats else None
     enough = len(runs.loss) >= FEWEST
     changed = change(runs.loss) if enough else None
+    spiked = spike(runs.loss, max(margin, noise.largest if noise else 0.0)) if enough else None
     layers, obstacle = _layers(a, b, repeats)
     parity = Parity(
         verdict="",
@@ -92,6 +93,8 @@ def compare(
         noise=noise,
         change=changed,
         change_at=int(runs.steps[changed.at - 1]) if changed is not None else None,
+        spike=spiked,
+        spike_at=int(runs.steps[spiked.at]) if spiked is not None else None,
         handovers=_handovers(runs, (a, b), handovers),
         layers=layers,
         joints=tuple(joint for run in (a, b) for joint in _joints(run)),
@@ -117,7 +120,7 @@ def _samples(a: RecordedRun, b: RecordedRun) -> Samples | None:
     if a.order is None or b.order is None:
         return None
     comparison = receipts.compare(a.order, b.order)
-    return Samples(comparison.steps, comparison.step)
+    return Samples(comparison.steps, comparison.step, comparison.content, comparison.unproven)
 
 
 def _difference(runs: Pair, noise: Noise | None) -> Difference:
@@ -161,6 +164,7 @@ def _noise(a: RecordedRun, repeats: Sequence[RecordedRun], compared: Pair) -> No
         len(pairs),
         float(np.sqrt(np.square(everything).mean())),
         float(np.quantile(np.abs(everything), 0.95)),
+        float(np.abs(everything).max()),
         _spread(loss),
         _spread(ends),
         tuple(bands),

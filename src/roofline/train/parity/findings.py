@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from roofline.common.json_types import JsonObject
 from roofline.train.parity.layers import Layers
-from roofline.train.parity.statistics import Change, Jump, Mean, Series
+from roofline.train.parity.statistics import Change, Jump, Mean, Series, Spike
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,15 @@ class Difference:
 class Noise:
     """How far A and its repeats differ from each other, over all pairs of them, in nats.
 
-    quantile: 95 % of the single absolute differences are below it. mean, quarter: the root mean square of the pairs'
-    mean differences, over all steps and over the last quarter. bands: (first step, last step, quantile in between).
+    quantile, largest: 95 % and all of the single absolute differences are at most that. mean, quarter: the root mean
+    square of the pairs' mean differences, over all steps and over the last quarter. bands: (first step, last step,
+    quantile in between).
     """
 
     pairs: int
     sd: float
     quantile: float
+    largest: float
     mean: float
     quarter: float
     bands: tuple[tuple[int, int, float], ...]
@@ -46,10 +48,16 @@ class Noise:
 
 @dataclass(frozen=True)
 class Samples:
-    """What the order receipts show: over `steps` steps, the samples differ from `step` on (None: nowhere)."""
+    """What the order receipts show: over `steps` steps, the samples differ from `step` on (None: nowhere).
+
+    content: the numbers of the samples agree there, but not what their rows held. unproven: steps of which a run has
+    not recorded what the rows held.
+    """
 
     steps: int
     step: int | None
+    content: bool
+    unproven: int
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,8 @@ class Parity:
     """All findings; None stands for what the runs have not recorded.
 
     a, b: folders. why: a sentence with the figures that decided. steps, first, last: the common steps. margin: nats.
-    norm: the logarithm of B's gradient norms over A's. change_at: the last step before `change`. layers: at the first
+    norm: the logarithm of B's gradient norms over A's. change_at: the last step before `change`. spike, spike_at: a
+    single step whose difference is far from those around it, and its number. layers: at the first
     step with probes of both runs. joints: where a run was stopped and resumed. settings: (key, A's, B's) of those that
     differ, except names and places.
     """
@@ -93,6 +102,8 @@ class Parity:
     noise: Noise | None
     change: Change | None
     change_at: int | None
+    spike: Spike | None
+    spike_at: int | None
     handovers: tuple[HandOver, ...]
     layers: Layers | None
     joints: tuple[Joint, ...]

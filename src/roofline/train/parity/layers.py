@@ -104,7 +104,7 @@ def _layers(
 
 
 def _layer(x: JsonMapping, y: JsonMapping, difference: float, limit: float, length: float | None) -> Layer:
-    change = _ratio(_size(y), _size(x)) - 1
+    change = _ratio(_size(y) - _size(x), _size(x))
     # Written as "not inside" so that nan is beyond.
     beyond = not difference <= limit or (length is not None and not abs(change) <= length)
     return Layer(x["name"], difference, limit, change, length, beyond)

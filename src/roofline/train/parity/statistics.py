@@ -19,6 +19,8 @@ MOST_WAVES = 40  # cosine coefficients of a mean's error
 BATCHES, FEWEST_BATCHES = 20, 8  # of a test for changes
 PERMUTATIONS = 1999
 WINDOW = 20  # steps on either side of a hand-over
+OUTLIER = 12.0  # times the scatter of its neighbours that a single observation must be off
+MOST_OUTLIERS = 100  # of the farthest observations that are looked at
 LEG = 40  # least average steps of a leg; in shorter ones correlated noise looks like jumps
 
 
@@ -72,6 +74,38 @@ class Jump:
     jump: float
     error: float
     p: float
+
+
+@dataclass(frozen=True)
+class Spike:
+    """A single observation that is far from its neighbours.
+
+    at: its index. size: its distance from the median of WINDOW observations on either side. scatter: of the noisier
+    side about that median, as a standard deviation.
+    """
+
+    at: int
+    size: float
+    scatter: float
+
+
+def spike(x: Series, least: float) -> Spike | None:
+    """The farthest single observation that is off by more than `least` and OUTLIER times its neighbours' scatter.
+
+    Neighbours without any scatter, as of bit-equal runs, leave `least` alone to decide.
+    """
+    far = np.abs(x - np.median(x))
+    found: Spike | None = None
+    for at in np.argsort(far)[::-1][:MOST_OUTLIERS].tolist():
+        sides = [x[max(0, at - WINDOW) : at], x[at + 1 : at + 1 + WINDOW]]
+        middle = float(np.median(np.concatenate(sides)))
+        # Of the noisier side: runs that were equal bit by bit up to here scatter from here on.
+        scatter = max(1.4826 * float(np.median(np.abs(side - middle))) for side in sides if len(side))
+        each = Spike(at, float(x[at]) - middle, scatter)
+        is_far = abs(each.size) > max(least, OUTLIER * each.scatter)
+        if is_far and (found is None or abs(each.size) > abs(found.size)):
+            found = each
+    return found
 
 
 def correlation_time(x: Series) -> float:
@@ -129,7 +163,7 @@ def change(x: Series) -> Change | None:
     trends, steps = _statistics(shuffled)
     slack = 1e-9 * float(np.abs(y).max())
     at, stepped = _strongest(x)
-    time = np.arange(n) - (n - 1) / 2
+    time = _centred_time(n)
     return Change(
         p_trend=(1 + int((trends >= trend - slack).sum())) / (1 + PERMUTATIONS),
         p_step=(1 + int((steps >= step - slack).sum())) / (1 + PERMUTATIONS),
@@ -176,10 +210,15 @@ def _statistics(y: Series) -> tuple[Series, Series]:
     """The strength of the trend, and of the strongest step, in each row of batch means [rows, batches]."""
     count = y.shape[1]
     y = y - y.mean(1, keepdims=True)
-    trend = np.abs(y @ (np.arange(count) - (count - 1) / 2))
+    trend = np.abs(y @ np.arange(count))
     cut = np.arange(2, count - 1)
     sums = np.cumsum(y, 1)[:, 1:-2]
     return trend, np.abs(sums / np.sqrt(cut * (count - cut) / count)).max(1)
+
+
+def _centred_time(n: int) -> Series:
+    """The numbers of n observations less their mean."""
+    return np.arange(n, dtype=np.float64) - (n - 1) / 2
 
 
 def _strongest(x: Series) -> tuple[int, bool]:
@@ -190,7 +229,7 @@ def _strongest(x: Series) -> tuple[int, bool]:
     gain = np.square(np.cumsum(y)[:-1]) * n / (cut * (n - cut))
     edge = max(1, n // 50)  # near the ends a single outlier looks like a step
     at = edge + int(np.argmax(gain[edge - 1 : n - edge]))
-    time = np.arange(n) - (n - 1) / 2
+    time = _centred_time(n)
     return at, float(gain[at - 1]) > float(np.square(time @ y) / (time @ time))
 
 
@@ -199,7 +238,7 @@ def _without_trend(x: Series) -> Series:
     at, stepped = _strongest(x)
     if stepped:
         return np.concatenate([x[:at] - x[:at].mean(), x[at:] - x[at:].mean()])
-    time = np.arange(len(x)) - (len(x) - 1) / 2
+    time = _centred_time(len(x))
     return x - x.mean() - time * float(time @ x / (time @ time))
 
 
@@ -223,7 +262,7 @@ def t_quantile(p: float, freedom: float) -> float:
 def _incomplete_beta(a: float, b: float, x: float) -> float:
     """The regularised incomplete beta function, as a continued fraction (Abramowitz and Stegun 26.5.8, Lentz)."""
     if not 0 < x < 1:
-        return min(1.0, max(0.0, x))
+        return x
     if x > (a + 1) / (a + b + 2):
         return 1 - _incomplete_beta(b, a, 1 - x)
     front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)) / a

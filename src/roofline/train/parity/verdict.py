@@ -18,10 +18,14 @@ Verdict = tuple[str, str]  # identical, equivalent, drifting, different or undec
 def decide(parity: Parity, pair: Pair, obstacle: str | None) -> Verdict:
     """The verdict: first what rules out the same run, then what the losses show."""
     if parity.samples is not None and parity.samples.step is not None:
+        if parity.samples.content:
+            rows = "the sample numbers agree, but not what their rows held"
+            return "different", f"from step {parity.samples.step:,} on the runs read another data set ({rows})"
         hint = "`roofline data verify-order` names the first"
         return "different", f"from step {parity.samples.step:,} on the runs read other samples ({hint})"
     if pair.bits:
-        order = "" if parity.samples is None else ", and they read the same samples in the same order"
+        proven = parity.samples is not None and not parity.samples.unproven
+        order = ", and they read the same samples in the same order" if proven else ""
         steps = f"the {parity.steps:,} common steps"
         return "identical", f"all losses and gradient norms of {steps} are equal bit by bit{order}"
     if obstacle is not None:
@@ -47,6 +51,11 @@ def notes(parity: Parity, obstacle: str | None) -> Iterator[str]:
     loss, changed = parity.loss, parity.change
     if parity.samples is None:
         yield "one of the runs has no order receipts: that they read the same samples is not shown"
+    elif parity.samples.unproven:
+        yield (
+            f"the receipts of {parity.samples.unproven:,} steps bind the numbers of the samples, not what their rows "
+            "held: that both runs read the same data set is not shown"
+        )
     if obstacle is None and parity.layers is None:
         yield "no probes of a common step: layers were not compared (`probes: true` records them)"
     if parity.layers is not None and not parity.layers.judged:
@@ -88,8 +97,14 @@ def _layer(layers: Layers) -> str | None:
 
 
 def _other_losses(parity: Parity, loss: Difference) -> Verdict | None:
-    """The verdict if the losses jump, drift, step or differ by more than the margin."""
-    changed, margin = parity.change, parity.margin
+    """The verdict if the losses leap, jump, drift, step or differ by more than the margin."""
+    changed, margin, spike = parity.change, parity.margin, parity.spike
+    if spike is not None:
+        scatter = f"scatter by {spike.scatter:.1g}" if spike.scatter else "are equal"
+        return "different", (
+            f"at step {parity.spike_at:,} alone the difference leaps by {_signed(spike.size)} nats, more than the "
+            f"margin of {margin:g}, where the steps around it {scatter}"
+        )
     for handover in parity.handovers:
         jump = handover.jump
         if jump is not None and jump.p <= ALARM and abs(jump.jump) > margin:

@@ -7,9 +7,11 @@ from pathlib import Path
 from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.common.units import human_bytes
+from roofline.hardware.roofs import TOLERANCE
 from roofline.train.run_folder import CARD
 
 VERSION = 1
+TOO_LOW = "no share: the run was faster than the roof, however often that was measured"
 
 
 def read(place: str) -> JsonObject:
@@ -47,7 +49,7 @@ def row(card: JsonMapping, convention: str) -> dict[str, str]:
 
 
 def _share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.2f}"
+    return "-" if value is None or value > TOLERANCE else f"{100 * value:.2f}"
 
 
 def _per_device(card: JsonMapping, rate: float, form: str) -> str:
@@ -65,7 +67,11 @@ def _predicted(card: JsonMapping) -> str:
 
 
 def _roof(card: JsonMapping) -> str:
-    return "-" if card["roof"] is None else f"{100 * card['roof']['share']:.1f} of {card['roof']['measured']}"
+    roof = card["roof"]
+    if roof is None:
+        return "-"
+    impossible = roof["share"] is None or roof["share"] > TOLERANCE  # the latter in cards of older versions
+    return TOO_LOW if impossible else f"{100 * roof['share']:.1f} of {roof['measured']}"
 
 
 _COLUMNS: dict[str, Callable[[JsonMapping, JsonMapping], str]] = {

@@ -1,7 +1,9 @@
 """Shows the progress of a run: a bar, or a line every few steps with the remaining time."""
 
 import datetime
+import json
 import math
+import signal
 import sys
 import time
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from roofline.common.json_types import JsonObject
 from roofline.common.units import human_bytes
+from roofline.hardware.roofs import TOLERANCE
 from roofline.train.config.schema import TrainConfig
 from roofline.train.report import cards
 
@@ -16,6 +19,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from roofline.train.run.loop import Finished
+
+
+NOT_SAVED = "not saved: the place of its checkpoints holds those of another run, and no save_interval is set"
 
 
 class Console:
@@ -49,13 +55,19 @@ class Console:
         if "about" in line:
             self.begin(line["about"])
             return
+        if "samples" in line:
+            self._show_samples(line)
+            return
         evaluated, step, steps = "eval_loss" in line, line["step"], self.about["steps"]
         if evaluated:
-            text = f"held-out loss {line['eval_loss']:.4f}, perplexity {line['perplexity']:.2f}"
+            of = f" of {line['label']}" if "label" in line else ""
+            text = f"held-out loss{of} {line['eval_loss']:.4f}, perplexity {line['perplexity']:.2f}"
         else:
             share = self.about["share"]
-            against = f" ({line['tokens_per_s'] * share['per_token_s']:.1%} {share['name']})"
-            text = f"loss {line['loss']:.4f}, lr {line['lr']:.3g}, {line['tokens_per_s']:,.0f} tokens/s{against}"
+            reached = line["tokens_per_s"] * share["per_token_s"]
+            # The roof was measured before the first step, perhaps beside other programs: the card measures it again.
+            against = f"{reached:.1%} {share['name']}" if reached <= TOLERANCE else f"{share['name']}: not known"
+            text = f"loss {line['loss']:.4f}, lr {line['lr']:.3g}, {line['tokens_per_s']:,.0f} tokens/s ({against})"
         if self._bar is not None and evaluated:
             self._bar.console.print(text)
         elif self._bar is not None:
@@ -65,14 +77,35 @@ class Console:
             remaining = "" if evaluated else self._remaining(line)
             print(f"step {step}/{steps}: {text}{remaining}", file=sys.stderr)
 
+    def _show_samples(self, line: JsonObject) -> None:
+        for each in line["samples"]:
+            text = f"step {line['step']}: {json.dumps(each['prompt'])} -> {json.dumps(each['text'])}"
+            if self._bar is not None:
+                self._bar.console.print(text, markup=False, highlight=False)
+            else:
+                print(text, file=sys.stderr)
+
     def end(self, finished: "Finished") -> None:
         """Show the result of the run."""
         if self._bar is not None:
             self._bar.stop()
-        if math.isnan(finished.loss):
-            print(f"{finished.folder}: all {finished.steps:,} steps were done already")
+        if finished.signal:
+            print(
+                f"{signal.Signals(finished.signal).name}: stopped after step {finished.steps:,}, "
+                + (f"saved in {finished.saved}; autoresume=true goes on from there" if finished.saved else NOT_SAVED)
+            )
             return
-        held_out = "" if finished.evaluation is None else f", held-out loss {finished.evaluation:.4f}"
+        if finished.reason is not None:
+            print(f"ended after step {finished.steps:,} by {finished.reason}")
+        if math.isnan(finished.loss):
+            if finished.reason is None:
+                print(f"{finished.folder}: all {finished.steps:,} steps were done already")
+            return
+        several = len(finished.evaluations) > 1
+        held_out = "".join(
+            f", held-out loss{f' of {label}' if several else ''} {loss:.4f}"
+            for label, loss in finished.evaluations.items()
+        )
         print(
             f"{finished.steps:,} steps, loss {finished.loss:.4f}{held_out}, {_memory(finished.folder)}{finished.folder}"
         )

@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -20,8 +20,9 @@ class RunLog:
 
     The line of a step has: step (steps done), tokens (so far), loss (mean over the global batch's tokens, in nats), lr,
     grad_norm (before clipping), seconds, wait (for data, part of seconds), microbatch (rows), tokens_per_s (over
-    speed_monitor's window). That of an evaluation: step, eval_loss, perplexity, eval_tokens, seconds. A number that is
-    not finite is null in the file. The last line has the predicted and the measured memory.
+    speed_monitor's window). That of an evaluation: step, label (if its loader has one), eval_loss, perplexity,
+    eval_tokens, seconds. That of samples: step, samples (each a prompt and the text after it), seconds. A number that
+    is not finite is null in the file. The last line has the predicted and the measured memory.
     """
 
     def __init__(
@@ -46,16 +47,26 @@ class RunLog:
         """Write the first line, which describes the run."""
         self._write({"about": facts})
 
-    def step(self, step: int, tokens: int, **figures: object) -> None:
-        """Write the line of a step."""
+    def step(self, step: int, tokens: int, **figures: object) -> JsonObject:
+        """Write the line of a step, and return it."""
         self._window.append((time.perf_counter(), tokens))
         (begin, before), (end, after) = self._window[0], self._window[-1]
-        self._write({"step": step, "tokens": tokens, **figures, "tokens_per_s": (after - before) / (end - begin)})
+        return self._write(
+            {"step": step, "tokens": tokens, **figures, "tokens_per_s": (after - before) / (end - begin)}
+        )
 
-    def evaluation(self, step: int, loss: float, tokens: int, seconds: float) -> None:
-        """Write the line of an evaluation."""
-        line = {"eval_loss": loss, "perplexity": math.exp(min(loss, 700.0)), "eval_tokens": tokens}
-        self._write({"step": step, **line, "seconds": seconds})
+    def evaluation(self, label: str | None, step: int, loss: float, tokens: int, seconds: float) -> JsonObject:
+        """Write the line of an evaluation, and return it."""
+        line: JsonObject = {"label": label} if label is not None else {}
+        line |= {"eval_loss": loss, "perplexity": math.exp(min(loss, 700.0)), "eval_tokens": tokens}
+        written = self._write({"step": step, **line, "seconds": seconds})
+        self.pause()
+        return written
+
+    def samples(self, step: int, texts: Sequence[tuple[str, str]], seconds: float) -> None:
+        """Write the line of what the model wrote after each prompt."""
+        answers = [{"prompt": prompt, "text": text} for prompt, text in texts]
+        self._write({"step": step, "samples": answers, "seconds": seconds})
         self.pause()
 
     def pause(self) -> None:
@@ -76,7 +87,7 @@ class RunLog:
         if self._loggers is not None:
             self._loggers.close()
 
-    def _write(self, line: JsonObject) -> None:
+    def _write(self, line: JsonObject) -> JsonObject:
         if self._file is not None:
             self._file.write(_text(line))
             self._file.flush()
@@ -84,6 +95,7 @@ class RunLog:
                 self._loggers.put(line)
             if self.watch is not None:
                 self.watch(line)
+        return line
 
 
 def _text(line: JsonObject) -> str:

@@ -13,15 +13,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
-from roofline.common import log
+from roofline.common import env, log
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.files import write_atomically
 from roofline.common.json_types import JsonMapping
 from roofline.train.config.flatten import flatten
-from roofline.train.config.schema import LoggersSection, MlflowLogger, TensorboardLogger, TrainConfig, WandbLogger
+from roofline.train.config.observers import LoggersSection, MlflowLogger, TensorboardLogger, WandbLogger
+from roofline.train.config.schema import TrainConfig
 
 IDS = "loggers.json"  # in the run's folder: the ids of its runs in other loggers
-PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}
+PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
+MLFLOW_REMEDY = (
+    "MLflow keeps runs on this machine in a database, which the package mlflow has and mlflow-skinny has not: "
+    "pip install mlflow, or set tracking_uri to the URL of a server"
+)
 _log = log.get("train")
 
 
@@ -39,6 +44,8 @@ def check(section: LoggersSection) -> None:
     """Raise UnsupportedError for a configured logger whose package is not installed."""
     for name, package in PACKAGES.items():
         if getattr(section, name) is not None and find_spec(name) is None:
+            if section.mlflow is not None and name == "mlflow" and _is_server(section.mlflow.tracking_uri):
+                package = "mlflow-skinny"
             what = f"loggers.{name}"
             raise UnsupportedError(what, f"the package {package} is not installed", [f"pip install {package}"])
 
@@ -61,16 +68,17 @@ class Loggers:
                 self._sinks[name] = make(section, config, folder, step, earlier_ids.get(name))
             except Exception as error:  # the packages may raise anything
                 self.close()
-                raise ConfigError(f"loggers.{name} cannot start: {_one_line(error)}") from error
+                remedy = f". {MLFLOW_REMEDY}" if name == "mlflow" and not _is_server(section.tracking_uri) else ""
+                raise ConfigError(f"loggers.{name} cannot start: {_one_line(error)}{remedy}") from error
         ids = {name: sink.id for name, sink in self._sinks.items() if sink.id is not None}
         if ids:
             write_atomically(folder / IDS, json.dumps(ids) + "\n")
 
     def put(self, line: JsonMapping) -> None:
-        """Send the numbers of a log line with a step, named train/NAME or eval/NAME."""
-        if "step" not in line:
+        """Send the numbers of a log line with a step, named train/NAME, eval/NAME or eval/LABEL/NAME."""
+        if "step" not in line or "samples" in line:
             return
-        kind = "eval" if "eval_loss" in line else "train"
+        kind = "/".join(["eval", line["label"]] if "label" in line else ["eval" if "eval_loss" in line else "train"])
         numbers = {
             f"{kind}/{key.removeprefix('eval_')}": float(value)
             for key, value in line.items()
@@ -186,6 +194,12 @@ def _ids(folder: Path) -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     return {name: value for name, value in ids.items() if isinstance(value, str)} if isinstance(ids, dict) else {}
+
+
+def _is_server(uri: str | None) -> bool:
+    """Whether runs go to a server, which mlflow-skinny reaches; without a URI, MLflow takes its variable's."""
+    uri = uri or env.foreign("MLFLOW_TRACKING_URI") or ""
+    return uri.startswith(("http:", "https:", "databricks"))
 
 
 def _one_line(error: BaseException) -> str:

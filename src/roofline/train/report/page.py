@@ -12,11 +12,12 @@ from roofline.common.files import write_atomically
 from roofline.common.json_types import JsonMapping
 from roofline.common.units import human_bytes, human_seconds
 from roofline.train.config.flatten import flatten
+from roofline.train.report import cards
 from roofline.train.report.flops import CONVENTIONS
 from roofline.train.run_folder import CARD, CONFIG, LOG, PAGE, read_lines
 
 POINTS = 1500  # of a curve; with more steps each point is the mean of several
-CURVES = ("loss", "lr", "grad_norm", "tokens_per_s", "eval_loss")
+CURVES = ("loss", "lr", "grad_norm", "tokens_per_s", "eval_loss")  # the last also as "eval_loss LABEL"
 Row = tuple[str, ...]
 
 
@@ -38,7 +39,7 @@ def page(lines: Sequence[JsonMapping], card: JsonMapping, config: JsonMapping) -
         about=html.escape(" · ".join(about)),
         taken="<p>Dashed lines: the run was stopped there and taken up again.</p>" if _resume_steps(lines) else "",
         tiles="".join(_tile(*tile) for tile in _tiles(lines, card)),
-        tables="".join(_tables(card)),
+        tables="".join([*_tables(card), *_samples(lines)]),
         configuration=_table(
             [
                 (key, json.dumps(value) if isinstance(value, list) else str(value))
@@ -56,7 +57,8 @@ def _series(lines: Iterable[JsonMapping]) -> dict[str, list[list[float]]]:
     for line in lines:
         for name in CURVES:
             if isinstance(line.get(name), int | float):
-                curves[name].append([line["step"], line[name]])
+                label = f" {line['label']}" if "label" in line else ""
+                curves.setdefault(name + label, []).append([line["step"], line[name]])
     return {name: _means(points) for name, points in curves.items()}
 
 
@@ -75,15 +77,14 @@ def _resume_steps(lines: Iterable[JsonMapping]) -> list[int]:
 
 def _tiles(lines: Sequence[JsonMapping], card: JsonMapping) -> list[tuple[str, str]]:
     steps = [line for line in lines if line.get("loss") is not None]
-    evaluations = [line for line in lines if line.get("eval_loss") is not None]
+    evaluations = {line.get("label"): line["eval_loss"] for line in lines if line.get("eval_loss") is not None}
     foundry, memory = card["flops"]["foundry"], card["memory"]["measured"]
     tiles = [("steps", f"{steps[-1]['step']:,}"), ("loss", f"{steps[-1]['loss']:.4f}")] if steps else []
-    if evaluations:
-        tiles.append(("held-out loss", f"{evaluations[-1]['eval_loss']:.4f}"))
+    tiles += [(f"held-out loss{f', {label}' if label else ''}", f"{loss:.4f}") for label, loss in evaluations.items()]
     tiles.append(("tokens/s", f"{card['speed']['tokens_per_s']:,.0f}"))
     if foundry["mfu"] is not None:
         tiles.append(("MFU (foundry)", f"{foundry['mfu']:.1%}"))
-    elif card["roof"] is not None:
+    elif card["roof"] is not None and card["roof"]["share"] is not None:
         tiles.append(("of the matmul roof", f"{card['roof']['share']:.1%}"))
     return [*tiles, *([("peak memory", human_bytes(memory))] if memory is not None else [])]
 
@@ -107,14 +108,26 @@ def _tables(card: JsonMapping) -> list[str]:
         ("peak", against),
     ]
     if roof:
-        rows.append(("measured roof", f"{roof['flops'] / 1e9:,.0f} GFLOP/s, {roof['measured']}"))
+        slower = "" if roof["share"] is not None else f"; {cards.TOO_LOW}"
+        rows.append(("measured roof", f"{roof['flops'] / 1e9:,.0f} GFLOP/s, {roof['measured']}{slower}"))
     rows += [(name, str(value)) for name, value in card["versions"].items() if value is not None]
+    if card.get("ended_by"):
+        rows.append(("ended by", card["ended_by"]))
     rows.append(("again", card["command"]))
     return [
         f"<section><h2>Card</h2>{_table(rows)}</section>",
         f"<div><section><h2>FLOPs by convention</h2>{_utilization(card)}</section>"
         f"<section><h2>Memory of a process</h2>{_memory(memory)}</section></div>",
     ]
+
+
+def _samples(lines: Sequence[JsonMapping]) -> list[str]:
+    """The last texts that the model wrote, if the run has any."""
+    last = next((line for line in reversed(lines) if "samples" in line), None)
+    if last is None:
+        return []
+    rows = [(each["prompt"], each["text"]) for each in last["samples"]]
+    return [f"<section><h2>Samples of step {last['step']:,}</h2>{_table(rows)}</section>"]
 
 
 def _utilization(card: JsonMapping) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from roofline.common.files import write_atomically
 from roofline.common.json_types import JsonMapping, JsonObject
+from roofline.hardware.roofs import TOLERANCE, confirmed
 from roofline.models import presets
 from roofline.train.config.schema import FsdpSection, TrainConfig
 from roofline.train.memory.estimate import Memory
@@ -71,6 +72,7 @@ class Report:
     def write(self, run: "Run", done: bool = False) -> None:
         """Write the card and the page; all ranks must call it. A run without a step changes nothing."""
         measured = self.memory.peak()
+        self._confirm_roof(run)
         if self.world.rank != 0 or not self._seconds:
             return
         if self.memory.predicted is not None and 0 < (run.gradients.size or 0) < self.memory.rows:
@@ -83,6 +85,38 @@ class Report:
             self._next_page = time.perf_counter() + (time.perf_counter() - started) / PAGE_SHARE
         if done:
             run.log.memory(card["memory"])
+
+    def _confirm_roof(self, run: "Run") -> None:
+        """Measure the roof again, on all ranks, while the run is faster than it allows."""
+        if self.roof is None or not self._seconds:
+            return
+        flops, kind, dtype = self.flops["matmul"].hardware, self.world.device, COMPUTE[self.config.precision]
+        rate = self._speed(run)["tokens_per_s_per_device"]
+
+        def share(roof: JsonObject) -> float:
+            return self.world.share(rate * flops / float(roof["flops"]))
+
+        def again(roof: JsonObject) -> JsonObject:
+            self.world.barrier()
+            return machine.higher_roof(roof, kind, dtype)
+
+        self.roof = confirmed(self.roof, share, again)[0]
+
+    def _shares(self, rate: float) -> JsonObject:
+        """The card's peak and roof at that many tokens/s of a device; a share that cannot be is left out, and why.
+
+        Neither a table nor a configuration can be measured again: such a peak is another device's.
+        """
+        peak, no_peak, roof = self.peak, self.no_peak, self.roof
+        if peak is not None:
+            reached = rate * max(flops.hardware for flops in self.flops.values()) / peak.flops
+            if reached > TOLERANCE:
+                no_peak = f"the run reached {reached:.0%} of {peak.flops / 1e12:,.1f} TFLOP/s ({peak.source})"
+                peak, no_peak = None, f"{no_peak}, so that is not the peak of this device"
+        if roof is not None:
+            share = rate * self.flops["matmul"].hardware / roof["flops"]
+            roof = {**roof, "share": share if share <= TOLERANCE else None}
+        return {"peak": None if peak is None else asdict(peak), "no_peak": no_peak, "roof": roof}
 
     def _share(self) -> JsonObject:
         """The factor from tokens/s to the share of peak or roof that is shown with them, and the share's name."""
@@ -99,9 +133,7 @@ class Report:
         speed = self._speed(run)
         rate = speed["tokens_per_s_per_device"]
         rows = -(-config.global_train_batch_size // world.data_size)
-        roof = self.roof
-        if roof is not None:
-            roof = {**roof, "share": rate * self.flops["matmul"].hardware / roof["flops"]}
+        shares = self._shares(rate)
         again = ["roofline", "train", str(run.folder / CONFIG), "--set", f"run_folder={run.folder}-again"]
         again += ["--nproc", str(world.size)] if world.size > 1 else []
         keys = ("family", "layers", "width", "heads", "kv_heads", "head_dim", "ffn", "vocab")
@@ -111,6 +143,7 @@ class Report:
             "run": config.run_name,
             "written": datetime.now(UTC).isoformat(timespec="seconds"),
             "done": done,
+            "ended_by": run.reason,  # a callback's words; null where it was the length of the run
             "model": {"name": self._name(), "parameters": presets.parameter_count(shape)} | {k: shape[k] for k in keys},
             "seq_len": config.max_seq_len,
             "global_batch": config.global_train_batch_size,
@@ -126,11 +159,10 @@ class Report:
             "checkpointing": self.checkpointing,
             "compile": None if config.compile_config is None else config.compile_config.model_dump(),
             "optimizer": config.optimizer.name,
+            "evaluations": run.evaluations,
             "speed": speed,
-            "flops": self._utilization(rate),
-            "peak": None if self.peak is None else asdict(self.peak),
-            "no_peak": self.no_peak,
-            "roof": roof,
+            "flops": self._utilization(rate, shares["peak"]),
+            **shares,
             "memory": {
                 "predicted": None if predicted is None else {"total": predicted.total, "parts": predicted.parts},
                 "measured": measured,
@@ -166,7 +198,7 @@ class Report:
             "left_out": {"steps": left_out, "why": "the first steps compile, allocate and find the microbatch"},
         }
 
-    def _utilization(self, rate: float) -> JsonObject:
+    def _utilization(self, rate: float, peak: JsonMapping | None) -> JsonObject:
         shares = {}
         for name, flops in self.flops.items():
             model, hardware = rate * flops.model, rate * flops.hardware
@@ -174,8 +206,8 @@ class Report:
                 "model_flops_per_token": flops.model,
                 "hardware_flops_per_token": flops.hardware,
                 "tflops_per_device": model / 1e12,
-                "mfu": None if self.peak is None else model / self.peak.flops,
-                "hfu": None if self.peak is None else hardware / self.peak.flops,
+                "mfu": None if peak is None else model / peak["flops"],
+                "hfu": None if peak is None else hardware / peak["flops"],
             }
         return shares
 

@@ -1,20 +1,20 @@
 """Computes the gradients of a global batch in microbatches, which become smaller when memory runs out."""
 
 import math
-import re
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from roofline.common.errors import CapacityError
 from roofline.train.data.loader import Rows
+from roofline.train.data.row_digest import row_digest
+from roofline.train.memory.exhausted import OneDnn, is_out_of_memory, out_of_memory
+from roofline.train.memory.meter import give_back
 from roofline.train.model.modules import IGNORED, Model
 from roofline.train.parallel.elastic import TreeSum
 from roofline.train.parallel.processes import COMPUTE, OutOfMemory, World, fsdp
 
-_OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|DefaultCPUAllocator", re.IGNORECASE)
 LARGEST_SCALE, GROWTH = 2.0**24, 2000
 SETTLED = 2  # steps that must fit before ranks stop checking on each other before each collective
 
@@ -48,7 +48,8 @@ class Gradients:
 
     Attributes:
         size: rows of a microbatch now, None before the first step. halved: how often it was halved.
-        scaler: for fp16, else None.
+        scaler: for fp16, else None. row_digest: of the rows of the last global batch.
+        predicted: bytes that the run is predicted to take, for an error's text.
     """
 
     def __init__(
@@ -58,6 +59,9 @@ class Gradients:
         self.auto, self.tree, self.halved, self._fitted = size is None, tree, 0, 0
         self.compute = COMPUTE[precision]
         self.scaler = Scaler() if precision == "amp_fp16" else None
+        self.row_digest = b""
+        self.predicted: int | None = None
+        model.watch = OneDnn().check if world.device.type == "cpu" else None
 
     def backward(self, rows: Rows) -> tuple[float, int]:
         """Leave the gradients of a global batch in the parameters; returns its sum of losses and the tokens that count.
@@ -69,7 +73,8 @@ class Gradients:
         if self.size is None or (self.auto and self.size > most):
             self.size = most
         counts = [int((targets(*part) != IGNORED).sum()) for part in rows.parts]
-        tokens = int(self.world.sum([sum(counts)])[0])
+        total, *row_sums = self.world.sum([sum(counts), *rows.sums.tolist()])
+        tokens, self.row_digest = int(total), row_digest(row_sums)
         while True:
             self.world.watching = self.auto and self.world.grouped and self._fitted < SETTLED
             try:
@@ -137,6 +142,8 @@ class Gradients:
                 loss = self.loss(tokens[rows], None if documents is None else documents[rows])
                 (loss * scale).backward()  # type: ignore[no-untyped-call]
                 loss_sum += loss.detach()
+                if self.model.watch is not None:
+                    self.model.watch()
             except (RuntimeError, MemoryError) as error:
                 if not self.auto or not is_out_of_memory(error) or (self.world.grouped and not self.world.watching):
                     raise
@@ -153,11 +160,12 @@ class Gradients:
             fsdp(self.model).reset_iter_state()  # type: ignore[attr-defined]
             self.model.zero_grad(set_to_none=True)
         if self.size == 1:
-            remedy = f"Shard over more ranks, or lower max_seq_len: {' '.join(message.split())}"
-            raise CapacityError("a microbatch of one row", 1, 0, "rows", remedy)
+            raise out_of_memory("a microbatch of one row", message, self.predicted)
         self.size = (self.size + 1) // 2
         self.halved += 1
-        if self.world.device.type != "cpu":
+        if self.world.device.type == "cpu":
+            give_back()
+        else:
             torch.accelerator.empty_cache()
 
 
@@ -168,18 +176,3 @@ def targets(tokens: np.ndarray, documents: np.ndarray | None) -> np.ndarray:
     if documents is not None:
         goals[:, :-1][documents[:, :-1] != documents[:, 1:]] = IGNORED
     return goals
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the memory of a GPU (of any vendor) or of this process ran out."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
-
-
-def limit_memory(size: int) -> None:
-    """Limit the memory of this process to `size` bytes: beyond it allocations raise."""
-    import resource
-
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (size if hard == resource.RLIM_INFINITY else min(size, hard), hard))

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -15,91 +15,132 @@ from roofline.common.files import write_atomically
 from roofline.common.json_types import JsonObject
 from roofline.common.units import parse_bytes
 from roofline.models import presets
-from roofline.train.checkpoint import state
+from roofline.train.checkpoint import manifest, state
 from roofline.train.checkpoint.checkpoint import Saver
 from roofline.train.checkpoint.resume import resume
 from roofline.train.config.duration import Batches, batches
 from roofline.train.config.schema import TrainConfig
-from roofline.train.data.loader import Loader, in_turn, open_source
+from roofline.train.data.loader import Loader, Share, Source, in_turn, open_source
 from roofline.train.data.receipts import START, ReceiptLog
-from roofline.train.memory.meter import keep_freed_memory
+from roofline.train.data.synthetic import Synthetic
+from roofline.train.memory.exhausted import limit_memory, room
+from roofline.train.memory.meter import grow_segments, keep_freed_memory
 from roofline.train.model import build
 from roofline.train.model.modules import Model
 from roofline.train.model.optim import optimizer
+from roofline.train.model.shapes import model_config
 from roofline.train.parallel.elastic import check, rounds
 from roofline.train.parallel.processes import World, join, leave, reshard, shard
 from roofline.train.report import loggers
 from roofline.train.report.log import RunLog
 from roofline.train.report.summary import Report
+from roofline.train.run import preflight
+from roofline.train.run.callbacks import Callbacks
 from roofline.train.run.clip import clip
 from roofline.train.run.determinism import deterministic
-from roofline.train.run.gradients import Gradients, limit_memory
+from roofline.train.run.failures import explained
+from roofline.train.run.gradients import Gradients
+from roofline.train.run.owner import Ownership
 from roofline.train.run.probe import Probe
+from roofline.train.run.recurring import recurring
 from roofline.train.run.schedule import schedule
-from roofline.train.run_folder import CONFIG
+from roofline.train.run.signals import Signals
+from roofline.train.run_folder import CONFIG, checkpoints_of, folder_of
 from roofline.train.storage.open import open_store
 
 
 @dataclass
 class Progress:
-    """How far a run is: the steps and tokens it has done, and its order receipt."""
+    """How far a run is: the steps and tokens it has done, its order receipt, and the digests of its rows so far."""
 
     step: int = 0
     tokens: int = 0
     receipt: str = START
+    digests: bytearray = field(default_factory=bytearray)
 
 
 @dataclass(frozen=True)
 class Finished:
-    """The result of a run. loss: of the last step; evaluation: the last held-out loss, if one was computed."""
+    """The result of a run. loss: of the last step; evaluations: the last held-out losses that were computed, by label.
+
+    signal: SIGTERM or SIGINT (Ctrl-C), if that stopped it; saved: then the place of the checkpoint, if it was saved.
+    reason: why a callback ended it, if one did.
+    """
 
     steps: int
     loss: float
-    evaluation: float | None
+    evaluations: dict[str, float]
     folder: Path
+    signal: int = 0
+    saved: str | None = None
+    reason: str | None = None
+
+    @property
+    def status(self) -> int:
+        """The exit status, as a shell gives it."""
+        return 128 + self.signal if self.signal else 0
 
 
 Watch = Callable[[JsonObject], None]
 
 
-def train(config: TrainConfig, watch: Watch | None = None) -> Finished:
+def train(config: TrainConfig, watch: Watch | None = None, store: Path | None = None) -> Finished:
     """Train as configured, in a process group if torchrun's environment variables are set.
 
-    watch: on rank 0, called with each line of the log. Raises ConfigError, UnsupportedError, CapacityError.
+    SIGTERM and SIGINT stop the run after its step, with a checkpoint; the second one does what it did before.
+
+    watch: on rank 0, called with each line of the log. store: as for `join`. Raises ConfigError, UnsupportedError,
+    CapacityError.
     """
     if config.deterministic_mode or config.elastic is not None:
         deterministic()
     if config.elastic is not None:
         check(config)
         torch.set_num_threads(config.elastic.threads)
-    world = join(config)
+    world = join(config, store)
+    if config.expandable_segments:
+        grow_segments(world.device)
     if config.memory_limit is not None:
         limit_memory(parse_bytes("memory_limit", config.memory_limit))
     try:
-        with closing(Run(config, world, watch)) as run:
-            return run.fit()
+        return _fit(config, world, watch)
+    except (RuntimeError, MemoryError, OSError) as error:
+        cause = explained(error, config, world)
+        if cause is None:
+            raise
+        raise cause from error
     finally:
         leave(world)
+
+
+def _fit(config: TrainConfig, world: World, watch: Watch | None) -> Finished:
+    """Apart from `train`, so that nothing of the run is left when its process group is destroyed."""
+    world.first(lambda: preflight.check(config))
+    with closing(Ownership(config, world)) as owner, closing(Run(config, world, watch, owner)) as run:
+        return run.fit()
 
 
 class Run:
     """A run's state, built from its configuration and, if it continues, from a checkpoint."""
 
-    def __init__(self, config: TrainConfig, world: World, watch: Watch | None = None) -> None:
+    def __init__(
+        self, config: TrainConfig, world: World, watch: Watch | None = None, owner: Ownership | None = None
+    ) -> None:
         loggers.check(config.loggers)
-        self.config, self.world = config, world
-        self.folder = Path(config.run_folder or f"runs/{config.run_name}")
+        self.config, self.world, self.owner = config, world, owner
+        self.folder, self.save_folder = folder_of(config), checkpoints_of(config)
         length, apart = config.max_seq_len, config.model.attn_config.attn_uses_sequence_id
         self.source = open_source(config.train_loader, length, apart)
-        self.held_out = open_source(config.eval_loader, length, apart) if config.eval_loader else None
+        self.held_out = {label: open_source(each, length, apart) for label, each in config.evaluations.items()}
         self.order = self.source.order(config.global_train_batch_size, config.seed)
         self._durations()
-        self.shape = build.model_config(config.model, length)
+        self.shape = model_config(config.model, length)
         self.source.vocab_limit = self.shape["vocab"]
-        if self.held_out is not None:
-            self.held_out.vocab_limit = self.shape["vocab"]
-        if world.device.type == "cpu":
+        for source in self.held_out.values():
+            source.vocab_limit = self.shape["vocab"]
+        if world.device.type == "cpu" and config.memory_limit is None:  # what is kept counts against a limit
             keep_freed_memory()
+        available = room()
         self.report = Report(config, self.shape, world)
         self.model = self._model()
         elastic, section = config.elastic is not None, config.fsdp_config
@@ -115,7 +156,16 @@ class Run:
             sync_last=elastic or (section is not None and section.sharding_strategy == "SHARD_GRAD_OP"),
             tree=elastic,
         )
+        if size == "auto" and available is not None:  # what does not fit is not tried: libraries fail in many ways
+            rows = self.report.memory.rows_for(available) if world.rank == 0 else None
+            self.gradients.size = world.share(rows)
+        predicted = self.report.memory.predicted
+        self.gradients.predicted = predicted.total if predicted is not None else None
         self.progress = Progress()
+        self.saved_step: int | None = None
+        self.reason: str | None = None
+        self.evaluations: dict[str, JsonObject] = {}  # the last of each label, as the card has them
+        self.callbacks = Callbacks(config.callbacks, self.units, world)
         torch.manual_seed(config.seed)  # nothing uses it yet, but checkpoints contain the generator's state
         self.log = RunLog(self.folder, world, config, watch)
         self.receipts: ReceiptLog | None = None
@@ -123,30 +173,37 @@ class Run:
         self.probe: Probe | None = None
         self.saver = Saver(open_store(self.save_folder), config.save_num_checkpoints_to_keep, world.grouped)
         resume(self)
+        self.recurring = recurring(self)
 
     def fit(self) -> Finished:
         """Train to the end; the folder then has the log, the receipts and the checkpoints."""
-        config, loss, held_out_loss = self.config, math.nan, None
+        config, loss = self.config, math.nan
         self.begin()
         if config.probes and self.progress.step < self.stop:
             self.probe = Probe(self)
             self.probe.record()
-        if config.eval_first and self.held_out is not None and self.progress.step < self.stop:
-            held_out_loss = self.evaluate()
-        while self.progress.step < self.stop:
-            loss = self.step()
-            last = self.progress.step == self.stop
-            evaluates = self.held_out is not None and self._is_due(self.eval_every)
-            if evaluates:
-                held_out_loss = self.evaluate()
-            saves = self._is_due(self.save_every)
-            if saves:
-                self.save()
-            if (evaluates or saves) and not last:
-                self.report.write(self)
+        if config.eval_first and self.progress.step < self.stop:
+            self.evaluate()
+        with Signals() as signals:
+            while self.progress.step < self.stop and not signals.any(self.world):
+                loss = self.step()
+                evaluates = bool(self.held_out) and self._is_due(self.eval_every)
+                if evaluates:
+                    self.evaluate()
+                saves = self._is_due(self.save_every)
+                if saves:
+                    self.save()
+                for each in self.recurring:
+                    if self._is_due(each.every):
+                        each.record()
+                if (evaluates or saves) and self.progress.step < self.stop:
+                    self.report.write(self)
+            stopped = signals.number if self.progress.step < self.stop else 0
+            saved = self._save_early() if stopped else None
         self.saver.wait()
         self.report.write(self, done=True)
-        return Finished(self.progress.step, loss, held_out_loss, self.folder)
+        losses = {label: figures["loss"] for label, figures in self.evaluations.items()}
+        return Finished(self.progress.step, loss, losses, self.folder, stopped, saved, self.reason)
 
     def begin(self) -> None:
         """Open the log and the receipts where the run continues, and start to read rows."""
@@ -154,6 +211,7 @@ class Run:
         self.receipts = self._receipts()
         reported = self.report.begin(self)
         self.log.open(self.progress.step, self.progress.tokens)
+        self._heed(self.callbacks.begin(self.folder, self.progress.step))
         self.log.about(
             step=self.progress.step,
             steps=self.total,
@@ -164,10 +222,13 @@ class Run:
             show_every=max(1, self.show_every),
             **reported,
         )
-        world, elastic = self.world, config.elastic
-        rank, count = world.data_rank, world.data_size
-        shares = rounds(elastic.virtual_shards, rank, count) if elastic else [(rank, count)]
-        self._loader = Loader(self.source, self.order, config.train_loader, shares, self.progress.step)
+        self._loader = Loader(self.source, self.order, config.train_loader, self.shares, self.progress.step)
+
+    @property
+    def shares(self) -> list[Share]:
+        """The parts of each global batch that this process computes."""
+        elastic, rank, count = self.config.elastic, self.world.data_rank, self.world.data_size
+        return rounds(elastic.virtual_shards, rank, count) if elastic else [(rank, count)]
 
     def step(self) -> float:
         """Train on one global batch; returns its mean loss."""
@@ -193,11 +254,12 @@ class Run:
         self.optimizer.zero_grad()
         self.progress.step += 1
         self.progress.tokens += rows.ids.size * self.config.max_seq_len
+        self.progress.digests += self.gradients.row_digest
         if self.receipts is not None:
-            self.progress.receipt = self.receipts.add(rows.ids)
+            self.progress.receipt = self.receipts.add(rows.ids, self.gradients.row_digest)
         seconds = time.perf_counter() - started
         self.report.step(seconds, waited)
-        self.log.step(
+        line = self.log.step(
             step=self.progress.step,
             tokens=self.progress.tokens,
             loss=loss,
@@ -208,39 +270,68 @@ class Run:
             microbatch=self.gradients.size or 0,
             **({"loss_scale": scaler.scale} if scaler else {}),
         )
+        self._heed(self.callbacks.step(line))
         return loss
 
     def save(self) -> None:
-        """Save a checkpoint; it is stored in the background."""
+        """Save a checkpoint; it is stored in the background. Raises ConfigError if its place has another owner now."""
+        if self.owner is not None:
+            self.world.first(self.owner.check)
+        self.saved_step = self.progress.step
         self.saver.save(self.progress.step, state.tensors(self), state.facts(self))
         if self.probe is not None:
             self.probe.record()
 
-    def evaluate(self) -> float:
-        """Compute the mean loss on the held-out text."""
-        assert self.held_out is not None
+    def _save_early(self) -> str | None:
+        """Save where a signal stops the run; the checkpoint's place, None if it holds those of another run."""
+        if self.saved_step != self.progress.step:
+            # Without a save_interval nobody was asked what is to become of checkpoints that are there.
+            permitted = self.save_every or self.config.autoresume or self.saved_step is not None
+            if not permitted and self.world.share(manifest.steps(self.saver.store)):
+                return None
+            self.save()
+        self.saver.wait()
+        return f"{self.saver.store.url}/{manifest.folder(self.progress.step)}"
+
+    def evaluate(self) -> None:
+        """Compute the mean loss on each held-out text."""
+        for label, source in self.held_out.items():
+            started = time.perf_counter()
+            loss, tokens = self._held_out_loss(label, source)
+            name = self.config.evaluations[label].label
+            line = self.log.evaluation(name, self.progress.step, loss, tokens, time.perf_counter() - started)
+            self.evaluations[label] = {"step": self.progress.step, "loss": loss, "perplexity": line["perplexity"]}
+            self._heed(self.callbacks.evaluation(line))
+
+    def _held_out_loss(self, label: str, source: Source | Synthetic) -> tuple[float, int]:
+        """The mean loss on a held-out text, and the tokens it was taken over."""
         self.model.eval()
         config, total, tokens = self.config, 0.0, 0
-        started = time.perf_counter()
         with torch.no_grad():
             limit, batch = config.eval_subset_num_batches, config.device_eval_batch_size
-            for rows in in_turn(self.held_out, batch, self.world.data_rank, self.world.data_size, limit):
+            for rows in in_turn(source, batch, self.world.data_rank, self.world.data_size, limit):
                 loss, count = self.gradients.held_out(*rows)
                 total, tokens = total + loss, tokens + count
         self.model.train()
         reshard(self.model, self.world)
         total, all_tokens = self.world.sum([total, tokens])
         if not all_tokens:
-            raise ConfigError("eval_loader holds no row")
-        self.log.evaluation(self.progress.step, total / all_tokens, int(all_tokens), time.perf_counter() - started)
-        return total / all_tokens
+            name = "eval_loader" if label == "eval" else f"the eval_loader labelled {label}"
+            raise ConfigError(f"{name} holds no row")
+        return total / all_tokens, int(all_tokens)
 
     def close(self) -> None:
         """Close files and threads; a checkpoint that is being stored is waited for."""
+        sources = (self.source, *self.held_out.values())
         with ExitStack() as stack:  # closes all even if one fails, the last one first
-            for each in (self.source, self.held_out, self.log, self.receipts, self._loader, self.saver):
+            for each in (*sources, self.log, self.receipts, self._loader, self.callbacks, self.saver):
                 if each is not None:
                     stack.callback(each.close)
+
+    def _heed(self, reason: str | None) -> None:
+        """End the run after this step if a callback has said why."""
+        if reason is not None:
+            self.reason, self.stop = reason, self.progress.step
 
     def _is_due(self, interval: int) -> bool:
         """Whether something happens after this step that happens every `interval` steps and at the end; 0: never."""
@@ -249,22 +340,14 @@ class Run:
     def _durations(self) -> None:
         """Convert the configured durations to steps."""
         config = self.config
-        units = Batches(config.global_train_batch_size, config.max_seq_len, len(self.source))
+        units = Batches(config.global_train_batch_size, config.max_seq_len, self.source.epoch)
         self.total = batches("max_duration", config.max_duration, units)
-        if self.total < 1:
-            raise ConfigError(f"max_duration={config.max_duration} is no batch")
         self.units = replace(units, total=self.total)
         self.eval_every = batches("eval_interval", config.eval_interval, self.units)
         self.save_every = batches("save_interval", config.save_interval, self.units)
         self.show_every = batches("console_log_interval", config.console_log_interval, self.units)
         stop = batches("stop_after", config.stop_after, self.units) if config.stop_after else self.total
         self.stop = min(stop, self.total)
-
-    @property
-    def save_folder(self) -> str:
-        """The folder or URL of the run's checkpoints."""
-        folder = self.config.save_folder
-        return folder.replace("{run_name}", self.config.run_name or "") if folder else str(self.folder / "checkpoints")
 
     def _model(self) -> Model:
         config, world = self.config, self.world
@@ -284,7 +367,8 @@ class Run:
         """Open the receipts and write the configuration on rank 0; the others wait until the folder is ready."""
         log = None
         if self.world.rank == 0:
-            log = ReceiptLog(self.folder, self.order, self.progress.step, self.progress.receipt)
+            progress = self.progress
+            log = ReceiptLog(self.folder, self.order, progress.step, progress.receipt, progress.digests)
             described = json.dumps(self.config.model_dump(mode="json"), indent=1)
             write_atomically(self.folder / CONFIG, described + "\n")
         self.world.barrier()

@@ -15,6 +15,7 @@ from roofline.common.files import write_atomically
 from roofline.train.config.read import read_config
 from roofline.train.data import receipts
 from roofline.train.run.launch import launch
+from roofline.train.run.signals import STOP_SIGNALS
 from roofline.train.run_folder import LOG, RELAY, read_lines
 
 
@@ -96,13 +97,17 @@ def relay(
         read_config(path, [*changes, *runner.changes])  # reports errors before the first leg
     legs = _earlier_legs(folder)
     total, step = _total_steps(folder) if legs else None, legs[-1].last if legs else 0
-    common = ["autoresume=true", "save_interval=1dur", "eval_first=true"]
+    resumes = "previous" if config.autoresume == "previous" else "true"
+    common = [f"autoresume={resumes}", "save_interval=1dur", "eval_first=true"]
     if config.eval_interval == "0ba" and config.eval_loader is not None:
         common.append("eval_interval=1dur")  # at the end of a leg, to compare with the next one's start
     while total is None or step < total:
         runner = runners[len(legs) % len(runners)]
         say(f"leg {len(legs) + 1}, {runner.name}: from step {step}")
-        if launch(runner.processes, path, [*changes, *runner.changes, *common, f"stop_after={step + every}ba"]):
+        status = launch(runner.processes, path, [*changes, *runner.changes, *common, f"stop_after={step + every}ba"])
+        if status in (128 + number for number in STOP_SIGNALS):
+            raise ConfigError(f"leg {len(legs) + 1} ({runner.name}) was stopped; the same command goes on with it")
+        if status:
             raise ConfigError(f"leg {len(legs) + 1} ({runner.name}) failed; what it said stands above")
         legs.append(_leg(folder, runner, step))
         total, step = _total_steps(folder), legs[-1].last

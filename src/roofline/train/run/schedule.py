@@ -3,9 +3,12 @@
 import math
 from collections.abc import Callable
 
+from roofline.common import log
 from roofline.common.errors import ConfigError
 from roofline.train.config.duration import Batches, batches
 from roofline.train.config.schema import SchedulerSection
+
+_log = log.get("train")
 
 
 def schedule(section: SchedulerSection, run: Batches) -> Callable[[int], float]:
@@ -14,13 +17,16 @@ def schedule(section: SchedulerSection, run: Batches) -> Callable[[int], float]:
     After the warmup: constant_with_warmup stays 1. cosine_with_warmup (Loshchilov and Hutter 2017) and
     linear_decay_with_warmup fall from 1 to alpha_f at t_max. inv_sqrt_with_warmup is sqrt(t_scale / step), at least
     alpha_f (Vaswani et al. 2017). warmup_stable_decay stays 1, then falls over the last t_decay to alpha_f by cosine,
-    linearly or by 1 - sqrt (Hägele et al. 2024). Raises ConfigError on durations that do not fit.
+    linearly or by 1 - sqrt (Hägele et al. 2024). A run may end inside its warmup, as short trials of a file do, which
+    is logged. Raises ConfigError on durations that do not fit.
     """
     warmup = batches("scheduler.t_warmup", section.t_warmup, run)
     end = batches("scheduler.t_max", section.t_max, run)
     decay = batches("scheduler.t_decay", section.t_decay, run)
     scale = max(1, batches("scheduler.t_scale", section.t_scale, run))
-    if warmup > end or (warmup == end and section.name != "constant_with_warmup"):
+    if run.total is not None and warmup > run.total == end:
+        _log.warning("the run of %d batches ends inside its warmup of %d: lower scheduler.t_warmup", end, warmup)
+    elif warmup > end or (warmup == end and section.name != "constant_with_warmup"):
         raise ConfigError(f"scheduler.t_warmup: {warmup} batches of warmup leave nothing of {end}")
     last = section.alpha_f
 

@@ -130,6 +130,22 @@ class ObjectStore:
         part = max(PART, -(-len(data) // MOST_PARTS // BLOCK) * BLOCK)
         self._call(checked_name(name), lambda client: client.put(name, data, chunk_size=part, max_concurrency=4))
 
+    def create(self, name: str, data: Data) -> bool:
+        """Write an object unless there is one of that name; returns whether it was written.
+
+        A server that knows no conditional writes may let two of them through: read it again to know who was the last.
+        """
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        def write(client: "Client") -> bool:
+            try:
+                client.put(name, data, mode="create", use_multipart=False)
+            except (AlreadyExistsError, PreconditionError):
+                return False
+            return True
+
+        return self._call(checked_name(name), write)
+
     def list(self, prefix: str = "") -> Sequence[Entry]:
         folder = checked_name(prefix, "prefix") if prefix else None
         objects = self._call(prefix, lambda client: client.list(folder, chunk_size=1000).collect())

@@ -3,79 +3,92 @@
 The mapping has these keys: family ("llama" | "qwen" | "mpt"), width, layers, heads, kv_heads, head_dim, ffn, vocab,
 norm_eps, rope_theta, rope_scaling (None, or a mapping with Hugging Face's keys and "rope_type" linear | llama3 | yarn),
 rope_style ("half" | "interleaved"), max_position, tied, attention_bias (on q, k, v), qk_norm, sliding_window (or None),
-and of mpt positions and bias: the fields of `models.config.ModelConfig`.
+and of mpt positions and bias, and rms, gated and activation where these are not ModelConfig's defaults: the fields of
+`models.config.ModelConfig`.
 """
 
-import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from roofline.common.errors import UnsupportedError
+from roofline.common.fields import Fields, describe, shorten
 from roofline.ops.rope_tables import NEEDED, OPTIONAL
-from roofline.weights.files.mapped import JsonObject, refuse, shorten
 
 Config = dict[str, Any]
 
 # Upper bounds far above any model, so that a damaged field is named here and not met as a failed allocation.
 _INTEGERS = {
-    **dict.fromkeys(("layers", "heads", "kv_heads", "head_dim"), 1 << 14),
-    **{"width": 1 << 20, "ffn": 1 << 22, "vocab": 1 << 24, "max_position": 1 << 30},
+    "width": 1 << 20,
+    "ffn": 1 << 22,
+    "vocab": 1 << 24,
+    "max_position": 1 << 30,
+    **dict.fromkeys(("layers", "heads", "kv_heads", "head_dim"), 1 << 14),  # the last may have been derived
 }
 
 
-def checked(path: Path, config: Config) -> Config:
-    """The same mapping, its values within reason. Raises ConfigError naming file and field."""
+def checked(fields: Fields, config: Config, spelled: Mapping[str, str]) -> Config:
+    """The same mapping, its values within reason.
+
+    spelled: what the file calls those that a reader takes from it, for the ConfigError that names file and key.
+    """
     for key, largest in _INTEGERS.items():
-        value = config[key]
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
-            refuse(path, key, f"{value!r} is not a whole number from 1 to {largest}")
+        value = fields.checked(spelled.get(key, key), config[key], int)
+        if not 1 <= value <= largest:
+            fields.refuse(spelled.get(key, key), f"{describe(value)} is not from 1 to {largest}")
     for key in ("norm_eps", "rope_theta"):
-        config[key] = _positive(path, key, config[key])
+        config[key] = fields.checked(spelled.get(key, key), config[key], float)
+        if config[key] <= 0:
+            fields.refuse(spelled.get(key, key), f"{config[key]!r} is not above 0")
     if config["heads"] % config["kv_heads"]:
-        refuse(path, "kv_heads", f"{config['kv_heads']} does not divide the {config['heads']} heads")
-    if config["head_dim"] % 2:
-        refuse(path, "head_dim", f"{config['head_dim']} is odd; rope turns pairs")
+        reason = f"{config['kv_heads']} does not divide the {config['heads']} heads"
+        fields.refuse(spelled.get("kv_heads", "kv_heads"), reason)
+    if config.get("positions", "rope") == "rope" and config["head_dim"] % 2:
+        fields.refuse(spelled.get("head_dim", "head_dim"), f"{config['head_dim']} is odd; rope turns pairs")
     window = config["sliding_window"]
-    if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
-        refuse(path, "sliding_window", f"{window!r} is not a whole number of at least 1")
+    if window is not None and fields.checked("sliding_window", window, int) < 1:
+        fields.refuse("sliding_window", f"{describe(window)} is not at least 1")
     return config
 
 
-def refuse_unless_neutral(path: Path, fields: JsonObject, neutral: Mapping[str, tuple[object, ...]]) -> None:
+def refuse_unless_neutral(fields: Fields, neutral: Mapping[str, tuple[object, ...]]) -> None:
     """Raise UnsupportedError for the first field with a value that changes the mathematics.
 
-    neutral: fields -> the values at which they change nothing; an absent field and null never do.
+    neutral: fields -> the values at which they change nothing, all of one type; an absent field and null never do.
     """
     for key, values in neutral.items():
-        value = fields.get(key)
-        if value is not None and value not in values:
-            what = f"{path}: {key} = {shorten(str(value))}"
+        if fields.values.get(key) is None:
+            continue
+        value = fields.values[key]
+        if values:
+            value = fields.checked(key, value, float if type(values[0]) is int else type(values[0]))
+        if value not in values:
+            what = f"{fields.path}: {fields.within}{key} = {shorten(str(value))}"
             raise UnsupportedError(what, "it changes the mathematics and we do not have it")
 
 
-def checked_rope_scaling(path: Path, kind: str, fields: JsonObject) -> Config | None:
-    """The canonical rope scaling of a kind; values become floats. Raises ConfigError or UnsupportedError by field."""
+def checked_rope_scaling(fields: Fields, kind: str, spelled: Mapping[str, str] | None = None) -> Config | None:
+    """The canonical rope scaling of a kind; numbers become floats. Raises ConfigError or UnsupportedError by field.
+
+    spelled: what the file calls Hugging Face's keys, where it has other names.
+    """
     if kind in ("default", "none"):
         return None
     if kind not in NEEDED:
         reason = "only scalings fixed at load by the configuration give equal numbers for equal prefixes"
-        raise UnsupportedError(f"{path}: rope scaling {kind!r}", reason, tuple(NEEDED))
+        raise UnsupportedError(f"{fields.path}: rope scaling {shorten(kind)!r}", reason, tuple(NEEDED))
+    names = dict(spelled or {})
     scaling: Config = {"rope_type": kind}
     for key in NEEDED[kind]:
-        if fields.get(key) is None:
-            refuse(path, f"rope scaling {kind!r}", f"{key} is missing")
-        scaling[key] = _positive(path, f"rope scaling {key}", fields[key])
+        value = fields.positive(names.get(key, key))
+        if value is None:
+            fields.refuse(names.get(key, key), f"is missing, and rope scaling {kind!r} needs it")
+        scaling[key] = value
     for key in OPTIONAL.get(kind, ()):
-        value = fields.get(key)
-        if value is not None:
-            scaling[key] = bool(value) if key == "truncate" else _positive(path, f"rope scaling {key}", value)
+        name = names.get(key, key)
+        if key == "truncate" and name in fields.values:
+            scaling[key] = fields.need(name, bool)  # transformers reads null as false, so null is no default here
+        elif fields.get(name, float) is not None:
+            scaling[key] = fields.positive(name)
     if kind == "llama3" and scaling["high_freq_factor"] <= scaling["low_freq_factor"]:
-        refuse(path, "rope scaling 'llama3'", "high_freq_factor is not above low_freq_factor")
+        fields.refuse("high_freq_factor", "is not above low_freq_factor")
     return scaling
-
-
-def _positive(path: Path, field: str, value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not (0 < value < math.inf):
-        refuse(path, field, f"{value!r} is not a positive number")
-    return float(value)

@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from roofline.common.errors import UnsupportedError
+from roofline.common.fields import refuse, shorten
 from roofline.ops import formats
 from roofline.ops.formats.float8 import BLOCK, join
-from roofline.weights.files.mapped import JsonObject, TensorInfo, refuse, shorten
+from roofline.weights.files.mapped import JsonObject, TensorInfo
 from roofline.weights.files.safetensors import SafetensorsModel
 
 STORED = "F8_E4M3"  # as safetensors calls the dtype
@@ -36,7 +37,8 @@ def check_config(path: Path, quantization: object) -> None:
     if method == "fp8":
         block = quantization.get("weight_block_size")
         if block is not None and block != [BLOCK, BLOCK]:
-            raise UnsupportedError(f"{what}: blocks of {shorten(str(block))}", "we read those of 128 x 128", supported)
+            what = f"{what}: weight_block_size = {shorten(str(block))}"
+            raise UnsupportedError(what, "we read blocks of 128 x 128", supported)
         if quantization.get("fmt", "e4m3") != "e4m3":
             raise UnsupportedError(f"{what}: fmt {shorten(str(quantization['fmt']))}", "we read e4m3", supported)
     elif method == "compressed-tensors":
@@ -110,6 +112,6 @@ def _shapes(rows: int, columns: int) -> tuple[tuple[int, ...], ...]:
 
 def _spread(scale: np.ndarray, rows: int, groups: int) -> np.ndarray:
     """Scales of any of these shapes as one for each 128 elements of a row: float32 [rows, groups]."""
-    if scale.ndim == 2 and scale.shape == (-(-rows // BLOCK), groups) and scale.size > 1:
+    if scale.shape == (-(-rows // BLOCK), groups):
         scale = np.repeat(scale, BLOCK, axis=0)[:rows]
     return np.broadcast_to(scale.reshape(-1, scale.shape[-1] if scale.ndim == 2 else 1), (rows, groups))

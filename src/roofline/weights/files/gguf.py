@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.common.fields import refuse, shorten
 from roofline.ops.formats import FORMATS
 from roofline.weights.files.gguf_strings import StringArray, find_strings
-from roofline.weights.files.mapped import TensorInfo, as_bytes, map_file, refuse, shorten
+from roofline.weights.files.mapped import TensorInfo, as_bytes, map_file
 
 MAX_KEY_BYTES = 65_535  # the specification's own limit
 MAX_STRING_BYTES = 1 << 26
@@ -34,7 +35,7 @@ _MIN_TENSOR = 8 + 1 + 4 + 8 + 4 + 8
 _FOREIGN = {
     **{6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS"},
     **{19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64"},
-    **{28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4"},
+    **{28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0"},
 }
 
 

@@ -88,10 +88,9 @@ def _walk(data: np.ndarray, position: int, count: int) -> tuple[np.ndarray, int]
     buffer, size, unpack = data.data, len(data), _LENGTH.unpack_from
     starts: list[int] = []
     for _ in range(count):
-        if position + 8 > size:
-            return np.array(starts, np.int64), size + 1
-        starts.append(position + 8)
-        position += 8 + unpack(buffer, position)[0]
+        position += 8
         if position > size:
-            return np.array(starts, np.int64), size + 1
+            break
+        starts.append(position)
+        position += unpack(buffer, position - 8)[0]
     return np.array(starts, np.int64), position

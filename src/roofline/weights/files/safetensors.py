@@ -5,19 +5,18 @@ offsets must tile the bytes without overlap, hole or end beyond the file, and ea
 dtype need.
 """
 
-import json
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from roofline.common.errors import ConfigError
-from roofline.weights.files.mapped import JsonObject, TensorInfo, as_bytes, map_file, refuse, shorten
+from roofline.common.fields import refuse, shorten
+from roofline.common.json_files import parse_json, read_json_file
+from roofline.weights.files.mapped import JsonObject, TensorInfo, as_bytes, map_file
 
 MAX_HEADER_BYTES = 100_000_000  # the reference implementation's cap
-MAX_JSON_BYTES = 64 << 20
 MAX_DIMS = 8
 INDEX = "model.safetensors.index.json"
 
@@ -27,36 +26,6 @@ _DTYPE_BITS = {
     **{"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8},
     **{"F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64},
 }
-
-
-def parse_json(path: Path, field: str, text: bytes) -> object:
-    """JSON without repeated keys. Raises ConfigError naming file and field, also for nesting without end."""
-
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        parsed = dict(pairs)
-        if len(parsed) != len(pairs):
-            earlier: set[str] = set()
-            twice = next(key for key, _ in pairs if key in earlier or earlier.add(key))  # type: ignore[func-returns-value]
-            refuse(path, field, f"the key {shorten(twice)!r} appears twice")
-        return parsed
-
-    try:
-        return json.loads(text, object_pairs_hook=unique)
-    except RecursionError:
-        refuse(path, field, "is nested too deeply")
-    except ValueError as error:  # not JSON, not UTF-8, or a number of absurd length
-        refuse(path, field, f"is not JSON: {shorten(str(error))}")
-
-
-def read_json_file(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of bounded size. Raises ConfigError."""
-    mapped = map_file(path)
-    if len(mapped) > MAX_JSON_BYTES:
-        refuse(path, "file", f"{len(mapped)} bytes are more than the {MAX_JSON_BYTES} allowed for JSON")
-    parsed = parse_json(path, "file", mapped[:])
-    if not isinstance(parsed, dict):
-        refuse(path, "file", "does not hold a JSON object")
-    return parsed
 
 
 class SafetensorsFile:

@@ -291,7 +291,7 @@ class Tuner:
         for contest in contests:
             if contest.outcome is None:
                 self.tunings.unfinished[self._key(contest.group, regime)] = contest.state()
-        store.save(self.tunings)
+        store.save_where_possible(self.tunings)
 
     def _store_outcomes(self, regime: int, contests: Sequence[Contest]) -> None:
         for contest in contests:
@@ -301,7 +301,7 @@ class Tuner:
                 self.tunings.records[record.key] = record
                 self.tunings.unfinished[self._key(contest.group, regime)] = None
         if contests:
-            store.save(self.tunings)
+            store.save_where_possible(self.tunings)
 
     def _as_record(self, contest: Contest, regime: int, outcome: Outcome) -> Record:
         group = contest.group
@@ -374,4 +374,4 @@ class Tuner:
         where = (self.executable.program_hash, self.model, REGIMES[regime], self.setting)
         verdict = Verdict(*where, choices, wins, reason, figures, now_utc())
         self.tunings.verdicts[verdict.key] = verdict
-        store.save(self.tunings)
+        store.save_where_possible(self.tunings)

@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -108,8 +108,7 @@ def ensure_op_roofs(device: str, name: str) -> Roofs | None:
     except CapacityError:
         return None
     give_back(device)  # the device is about to be filled with weights
-    with suppress(OSError):
-        store.store(fresh, key)
+    store.store(fresh, key)
     return fresh
 
 

@@ -54,7 +54,7 @@ class DeviceWeights:
     def __init__(
         self, program: Program, read: Read, dtype: "torch.dtype", device: str, hosted: Collection[int] = ()
     ) -> None:
-        self._recipes, self._read, self._dtype, self._device = program.weights, read, dtype, device
+        self._recipes, self.read, self._dtype, self._device = program.weights, read, dtype, device
         self.matrices: dict[str, tuple[Part, ...]] = {}
         self.vectors: dict[str, Tensor] = {}  # float32 [length]
         with ThreadPoolExecutor(usable_cores(cores_allowed(), cpu_quota())) as several:
@@ -123,7 +123,7 @@ class DeviceWeights:
     def _quantised(self, recipe: Recipe, pieces: tuple[Piece, ...], form: str) -> "Packed[Tensor] | Float8Weight":
         from roofline.backends.gpu.kernels.float8 import Float8Weight
 
-        raw = [formats.packed_bytes(p.format, p.bytes_of(self._read(p.tensor), recipe.columns)) for p in pieces]
+        raw = [formats.packed_bytes(p.format, p.bytes_of(self.read(p.tensor), recipe.columns)) for p in pieces]
         rows = sum(piece.stop - piece.start for piece in pieces)
         if form == "E4M3":
             return Float8Weight.of(np.concatenate(raw), rows, self._device)
@@ -136,7 +136,7 @@ class DeviceWeights:
         parts = []
         for piece in pieces:
             form = formats.packed(piece.format).name
-            raw = formats.packed_bytes(piece.format, piece.bytes_of(self._read(piece.tensor), recipe.columns))
+            raw = formats.packed_bytes(piece.format, piece.bytes_of(self.read(piece.tensor), recipe.columns))
             bits = torch.from_numpy(np.ascontiguousarray(raw)).view(kinds[form])
             parts.append(bits.view(-1, recipe.columns).to(self._device).to(dtype or torch.float32))
         return torch.cat(parts) if len(parts) > 1 else parts[0]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from roofline.backends.base import Clock, MonotonicClock, StepCost
+from roofline.backends.checkpoint import damaged_tensor
 from roofline.backends.gpu.devices import give_back
 from roofline.backends.gpu.memory.weights import DeviceWeights, Read
 from roofline.backends.gpu.runtime.device_errors import told_if_lost
@@ -251,6 +252,9 @@ class GpuExecutable:
                 return fetch()
 
         return fetched
+
+    def damaged_tensor(self) -> str | None:
+        return damaged_tensor(self.program, self.weights.read)
 
     def step_cost(self) -> StepCost:
         return self._prices.of(self.batch)

@@ -142,7 +142,13 @@ def dtypes() -> "dict[str, torch.dtype]":
     import torch
 
     return {
-        **{"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "e4m3fn": torch.float8_e4m3fn},
-        **{"e4m3fnuz": torch.float8_e4m3fnuz, "i64": torch.int64, "i32": torch.int32, "i8": torch.int8},
+        "f32": torch.float32,
+        "bf16": torch.bfloat16,
+        "f16": torch.float16,
+        "e4m3fn": torch.float8_e4m3fn,
+        "e4m3fnuz": torch.float8_e4m3fnuz,
+        "i64": torch.int64,
+        "i32": torch.int32,
+        "i8": torch.int8,
         "u8": torch.uint8,
     }

@@ -1,0 +1,51 @@
+// The code of a model, checked: what a bundle or the lowering says is not believed, whoever wrote it. An Executable
+// runs nothing else, so no record can make it touch memory outside the arena, the image, the cache and the step's
+// buffer.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "formats.h"
+#include "records.h"
+
+namespace roofline {
+
+// What code is told beside its records; bytes and places as in docs/reference/bundle.md.
+struct ModelShape {
+    int64_t image_bytes = 0, matrix_bytes = 0;
+    int64_t table = -1, positions = 0;  // of the rope table; place -1: none, nothing is rotated
+    int64_t vocab = 0;
+    Ref logits{};
+    int64_t arena[3] = {};  // bytes: constant, per token, per row
+    int64_t layers = 0, heads = 0, kv_heads = 0, head_dim = 0, window = 0;
+    bool interleaved = false;
+    double q_scale = 0, eps = 0;
+};
+
+class Code {
+  public:
+    struct Entry {
+        const Operation* operation;
+        Record record;
+        std::vector<Piece> pieces;
+    };
+
+    // exchanges: whether ranks share the model; a bundle is of a whole one. Throws std::invalid_argument with the
+    // number of the operation and the field that cannot be.
+    Code(const std::vector<int64_t>& numbers, const ModelShape& shape, bool exchanges);
+
+    const ModelShape& shape() const { return shape_; }
+    const std::vector<Entry>& entries() const { return entries_; }
+    // Bytes of the arena for steps of so many tokens and logit rows.
+    int64_t arena_bytes(int64_t tokens, int64_t rows) const {
+        return shape_.arena[0] + shape_.arena[1] * tokens + shape_.arena[2] * rows;
+    }
+    // Bytes of K and V of all heads in a page of one layer.
+    int64_t page_bytes(bool int8) const;
+
+  private:
+    ModelShape shape_;
+    std::vector<Entry> entries_;
+};
+
+}  // namespace roofline

@@ -1,0 +1,1 @@
+"""What an OpenAI-compatible server promises, checked from outside: `roofline conform URL`."""

@@ -1,0 +1,42 @@
+"""JSON of untrusted files: of bounded size and depth, without repeated keys."""
+
+import json
+from pathlib import Path
+
+from roofline.common.fields import refuse, shorten
+from roofline.common.files import read_regular
+from roofline.common.json_types import JsonObject
+
+MAX_JSON_BYTES = 1 << 27
+
+
+def parse_json(path: Path | str, field: str, text: bytes) -> object:
+    """JSON without repeated keys. Raises ConfigError naming file and field, also for nesting without end."""
+
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        parsed = dict(pairs)
+        if len(parsed) != len(pairs):
+            earlier: set[str] = set()
+            twice = next(key for key, _ in pairs if key in earlier or earlier.add(key))  # type: ignore[func-returns-value]
+            refuse(path, field, f"the key {shorten(twice)!r} appears twice")
+        return parsed
+
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except RecursionError:
+        refuse(path, field, "is nested too deeply")
+    except ValueError as error:  # not JSON, not UTF-8, or a number of absurd length
+        refuse(path, field, f"is not JSON: {shorten(str(error))}")
+
+
+def parse_object(path: Path | str, text: bytes) -> JsonObject:
+    """The JSON object that a file holds. Raises ConfigError."""
+    parsed = parse_json(path, "file", text)
+    if not isinstance(parsed, dict):
+        refuse(path, "file", "does not hold a JSON object")
+    return parsed
+
+
+def read_json_file(path: Path) -> JsonObject:
+    """A JSON object from a file of bounded size. Raises ConfigError."""
+    return parse_object(path, read_regular(path, MAX_JSON_BYTES))

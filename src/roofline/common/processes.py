@@ -1,0 +1,54 @@
+"""What a process knows of the one that started it, and of those that it started."""
+
+import ctypes
+import os
+import signal
+
+_PR_SET_PDEATHSIG = 1
+_MEANINGS = {  # of signals that nobody sends on purpose
+    signal.SIGBUS: "a file that it had mapped was truncated, or could not be read from its disk",
+    signal.SIGKILL: "the system may have run out of memory",
+}
+
+
+def describe_end(status: int | None) -> str:
+    """How a process ended, by its status as subprocess gives it: "exit status 1", or the signal and what that means."""
+    if status is None or status >= 0:
+        return f"exit status {status}"
+    try:
+        number = signal.Signals(-status)
+    except ValueError:  # a real-time signal
+        return f"signal {-status}"
+    return f"{number.name}: {_MEANINGS[number]}" if number in _MEANINGS else number.name
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Ask the kernel for SIGKILL when the process that started this one dies, even in the middle of a step.
+
+    The kernel means the thread that spawned us, so parents spawn from a thread that lives as long as they do.
+
+    Args:
+        parent: its process id, if known: then this process also ends if it has died before this call.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if parent is not None and os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hide_argument(secret: str) -> None:
+    """Overwrite a value among this process's arguments, which every user of the machine can list (Linux)."""
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc_pid_stat(5)
+    except (OSError, IndexError, ValueError):
+        return
+    if not 0 < start < end:  # 0 where the kernel does not tell
+        return
+    value, at = secret.encode(), start
+    for argument in ctypes.string_at(start, end - start).split(b"\0"):
+        if argument == value or (argument.startswith(b"-") and argument.endswith(b"=" + value)):
+            ctypes.memset(at + len(argument) - len(value), ord("*"), len(value))
+        at += len(argument) + 1

@@ -1,0 +1,143 @@
+"""Keywords of `LLM` and `SamplingParams` as other engines call them: some are taken, the others named with ours."""
+
+from collections.abc import Callable, Mapping
+
+from roofline.common.errors import RequestError
+from roofline.engine.constraint import Constraint
+
+# vLLM's and llama.cpp's name -> ours, where any value means the same.
+_SAME = {
+    "tensor_parallel_size": "tensor_parallel",
+    "pipeline_parallel_size": "pipeline_parallel",
+    "max_num_seqs": "max_running",
+    "max_num_batched_tokens": "max_batch_tokens",
+    "enable_prefix_caching": "prefix_cache",
+    "n_ctx": "max_model_len",
+    "n_threads": "threads",
+}
+# Name -> (values that ask for nothing here, what to do instead of another).
+_OTHER: dict[str, tuple[tuple[object, ...], str]] = {
+    "dtype": (("auto",), "the file says what its weights are in, and the backend what it computes in"),
+    "torch_dtype": (("auto", None), "the file says what its weights are in, and the backend what it computes in"),
+    "device_map": ((None,), "backend='gpu' computes on a GPU, device=... says on which, tensor_parallel=N on how many"),
+    "load_in_8bit": ((False,), "the file says what its weights are in; give a GGUF file of 8-bit weights"),
+    "load_in_4bit": ((False,), "the file says what its weights are in; give a GGUF file of 4-bit weights"),
+    "quantization": ((None,), "the file says what its weights are in"),
+    "load_format": (("auto",), "the file says what it is"),
+    "gpu_memory_utilization": ((), "cache_tokens=N is the size of the cache"),
+    "kv_cache_memory_bytes": ((None,), "cache_tokens=N is the size of the cache"),
+    "swap_space": ((0,), "a sequence that loses its pages is computed again"),
+    "cpu_offload_gb": ((0,), "offload=N leaves that many layers in the host's memory"),
+    "n_gpu_layers": ((), "offload=N leaves that many layers in the host's memory"),
+    "enforce_eager": ((False,), "graphs=False captures none"),
+    "seed": ((None,), "give SamplingParams(seed=N)"),
+    "tokenizer": ((None,), "the tokenizer is the one in the model's file or folder"),
+    "tokenizer_mode": (("auto",), "there is one tokenizer for a model"),
+    "trust_remote_code": ((False,), "no code of a model's repository is run"),
+    "revision": ((None,), "hf:ORG/REPO is its main revision; give a folder for another"),
+    "download_dir": ((None,), "set ROOFLINE_HOME"),
+    "task": (("auto", "generate"), "an LLM generates"),
+}
+
+
+_NO_BEAMS = "there is no beam search; temperature=0 takes the most likely token"
+_NO_SPECIAL = "leave it out: special tokens are never in an answer's text, its ids have them"
+# What a `SamplingParams` elsewhere has and ours has not -> what to do instead.
+SAMPLING = {
+    "max_new_tokens": "give max_tokens=N",
+    "do_sample": "temperature=0 takes the most likely token, a higher one samples",
+    "best_of": "give n=N, and choose among the answers",
+    "use_beam_search": _NO_BEAMS,
+    "num_beams": _NO_BEAMS,
+    "beam_width": _NO_BEAMS,
+    "length_penalty": _NO_BEAMS,
+    "early_stopping": _NO_BEAMS,
+    "response_format": "give constraint=Constraint.of_json_schema(schema), or Constraint.of_json()",
+    "skip_special_tokens": _NO_SPECIAL,
+    "spaces_between_special_tokens": _NO_SPECIAL,
+    "include_stop_str_in_output": "a stop string is never part of an answer",
+    "detokenize": "leave it out: an answer has its text and its ids",
+    "prompt_logprobs": "logprobs=N is of the answer's tokens, and there are none of the prompt's",
+    "logits_processors": "logit_bias={id: value} changes the logits of single ids",
+    "bad_words": "logit_bias={id: -100} keeps a token out of the answer",
+    "allowed_token_ids": "logit_bias={id: value} changes the logits of single ids",
+    "truncate_prompt_tokens": "a prompt is never cut; shorten it before",
+    "eos_token_id": "give stop_token_ids=[id]",
+}
+# What `LLM.chat` elsewhere takes, and no template reads -> what to do instead.
+CHAT = {
+    "chat_template_kwargs": "give each variable of the template as a keyword of its own",
+    "continue_final_message": "an answer is a message of its own; give generate a text to go on from",
+}
+# vLLM's names of `constraint`, of which the first two hold the others' fields.
+CONSTRAINT_NAMES = (
+    *("structured_outputs", "guided_decoding"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+)
+
+
+def ours(options: Mapping[str, object]) -> dict[str, object]:
+    """Keywords under our names. Raises TypeError for another engine's that cannot be honoured, naming what can."""
+    result: dict[str, object] = {}
+    for name, value in options.items():
+        if name in _OTHER:
+            neutral, instead = _OTHER[name]
+            if not any(type(value) is type(each) and value == each for each in neutral):
+                raise TypeError(f"LLM has no option {name!r}: {instead}")
+            continue
+        target = _SAME.get(name, name)
+        if target in result:
+            other = name if name != target else next(each for each in options if _SAME.get(each) == target)
+            raise TypeError(
+                f"LLM has one option {target!r} of which {other!r} is another name: leave one of the two out"
+            )
+        result[target] = value
+    return result
+
+
+def constraint_of(constraint: Constraint | None, names: Mapping[str, object]) -> Constraint | None:
+    """The one form that a request asks for, by ours or by one of vLLM's names. Raises RequestError for more than one.
+
+    `structured_outputs` and `guided_decoding` are mappings or objects with `json`, `regex`, `choice`, `grammar` and
+    `json_object`; their further fields are refused unless they ask for nothing.
+    """
+    forms = [] if constraint is None else [("constraint", constraint)]
+    if constraint is not None and not isinstance(constraint, Constraint):
+        raise _refused(
+            "constraint", f"{type(constraint).__name__} is no Constraint; Constraint.of_json_schema makes one"
+        )
+    for name, value in names.items():
+        if value is None:
+            continue
+        if name.startswith("guided_") and name != "guided_decoding":
+            forms.append((name, _form(name, name.removeprefix("guided_"), value)))
+        else:
+            fields = value if isinstance(value, Mapping) else getattr(value, "__dict__", None)
+            if fields is None:
+                raise _refused(name, "is neither a mapping nor an object with fields")
+            forms += [(name, _form(name, field, each)) for field, each in fields.items() if each not in (None, False)]
+    if len(forms) > 1:
+        raise _refused(forms[1][0], f"an answer has one form; {forms[0][0]} gives another")
+    return forms[0][1] if forms else None
+
+
+def _form(name: str, field: str, value: object) -> Constraint:
+    makers: dict[str, Callable[..., Constraint]] = {
+        "json": Constraint.of_json_schema,
+        "regex": Constraint.of_regex,
+        "choice": Constraint.of_choice,
+        "grammar": Constraint.of_lark,
+        "json_object": lambda _: Constraint.of_json(),
+    }
+    if field not in makers:
+        raise _refused(name, f"{field} is not supported; {', '.join(makers)} are")
+    if hasattr(value, "model_json_schema"):  # a class of pydantic's, which vLLM takes too
+        value = value.model_json_schema()
+    try:
+        return makers[field](value)
+    except RequestError as error:
+        raise _refused(name, error.message.partition(": ")[2]) from None
+
+
+def _refused(name: str, problem: str) -> RequestError:
+    return RequestError(400, "invalid_value", f"{name}: {problem}", param=name)

@@ -1,0 +1,37 @@
+"""A request of ours that shows whether an engine computes, an idle one or one whose last process gave no token: one
+token, greedy, of a prompt of one token."""
+
+import os
+
+from roofline.engine.events import Event
+from roofline.engine.params import SamplingParams
+from roofline.engine.process.messages import Submit
+
+SALT = "canary"  # shares no prefix with anybody
+
+
+class Canary:
+    """Of one engine process: makes the request, and remembers what came of the latest one."""
+
+    def __init__(self) -> None:
+        self.problem: str | None = None  # why the latest one failed, until any token is computed
+        self._id: str | None = None  # of the one that runs
+
+    @property
+    def runs(self) -> bool:
+        """Whether one waits for its token."""
+        return self._id is not None
+
+    def request(self) -> Submit:
+        """A fresh one."""
+        self._id = os.urandom(16).hex()
+        return Submit(self._id, [0], SamplingParams(temperature=0, max_tokens=1), [], SALT, {0: []})
+
+    def told(self, event: Event) -> None:
+        """An event of any request."""
+        if event.ids:
+            self.problem = None
+        if event.request_id == self._id and event.finish_reason is not None:
+            self._id = None
+            if event.finish_reason == "error":
+                self.problem = f"the engine could not compute a token: {event.error}"

@@ -1,0 +1,225 @@
+"""Who begins next: requests wait here, by key, and are handed to the engine in the order of fair shares.
+
+    enter ──> held, by key ──turn──> ahead: the engine has it, no token yet ──began──> running ──leave──>
+                 └── pushed out: 429, where a key with a smaller share of the queue needs the place
+
+The engine computes what it has in the order of arrival, so it is given only what its next steps have room for. Each key
+has a clock of tokens: prompts when they are handed over, generated tokens as they come, divided by the key's weight.
+The key with the lowest clock is next, so keys that always have requests waiting get shares in proportion to their
+weights, whatever the sizes of their requests; the clock of a key that had none waiting is set to the lowest of the
+others first, so that nobody saves up. Within a key the lowest priority comes first, and of equal ones the oldest.
+"""
+
+import asyncio
+import time
+from bisect import insort
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from roofline.common.errors import RequestError
+from roofline.server.errors import Overloaded
+from roofline.server.keys import NOBODY, Principal
+from roofline.server.limits import Limits
+
+LEAST_AHEAD = 8  # requests that the engine may have without a token, however long their prompts are
+LEAST_TOKENS = 16  # what a request counts as at least: a step has room for so many only
+MAX_IDLE_KEYS = 1024  # whose clocks are remembered
+
+
+class Pace:
+    """How fast something happens, by the latest times that it did."""
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque(maxlen=32)
+
+    def note(self) -> None:
+        self._times.append(time.monotonic())
+
+    def seconds(self, count: float) -> int:
+        """In how many seconds it should have happened so often; 1 to 60, and 5 while that is not known."""
+        if len(self._times) < 2:
+            return 5
+        pace = (len(self._times) - 1) / max(time.monotonic() - self._times[0], 1e-3)
+        return int(min(60, max(1, count / pace)))
+
+
+@dataclass(eq=False)
+class KeyQueue:
+    """The requests of one key. clock: tokens that were computed for it, divided by its weight."""
+
+    principal: Principal
+    clock: float = 0.0
+    held: "list[Ticket]" = field(default_factory=list)  # the next one first
+    open: int = 0
+    ends: Pace = field(default_factory=Pace)
+
+    def share(self, more: int = 0) -> float:
+        """Its part of the queue, with so many more requests, in relation to its weight."""
+        return (len(self.held) + more) / self.principal.weight
+
+
+class Ticket:
+    """The place of one request; `leave` whatever happens."""
+
+    def __init__(self, queue: "Queue", key: KeyQueue, tokens: int, priority: int, number: int) -> None:
+        self._queue, self.key, self.tokens = queue, key, max(tokens, LEAST_TOKENS)
+        self.order = priority, number
+        self._decided = asyncio.Event()
+        self._refusal: Overloaded | None = None
+        self.waits, self.ahead, self.left = True, False, False
+        self.takes_room = False  # among what the engine has been given
+
+    async def turn(self) -> None:
+        """Wait until the engine is to have the request. Raises Overloaded for one that is pushed out."""
+        await self._decided.wait()
+        if self._refusal is not None:
+            raise self._refusal
+
+    def charge(self, tokens: int) -> None:
+        """Count tokens that were computed for it; negative: that the cache had after all."""
+        self.key.clock += tokens / self.key.principal.weight
+
+    def prepare(self, under_way: bool) -> None:
+        """Its form is being compiled: meanwhile the engine has room for others. May be called again."""
+        if self.ahead and self.waits:
+            self._queue.count(self, not under_way)
+
+    def began(self) -> None:
+        """Its first token has come. May be called again."""
+        if self.waits:
+            self._queue.begin(self)
+
+    def leave(self) -> None:
+        """It has ended, however. May be called again."""
+        if not self.left:
+            self._queue.end(self)
+
+    def hand_over(self) -> None:
+        self.ahead = True
+        self._decided.set()
+
+    def push_out(self, error: Overloaded) -> None:
+        self._refusal = error
+        self._decided.set()
+
+
+class Queue:
+    """Counts requests, holds those that the engine has no room for, and ends all that run when the server ends.
+
+    window: how many tokens of prompts the engine is given before the first token of their answers.
+    """
+
+    def __init__(self, limits: Limits = Limits(), window: Callable[[], int] = lambda: 1024) -> None:
+        self._limits, self._window = limits, window
+        self.waiting = 0  # requests without a first token, those that are ahead too
+        self.stopped = False
+        self.ends: set[Callable[[RequestError], None]] = set()  # one for each request that runs
+        self._keys: dict[str, KeyQueue] = {}
+        self._clock = 0.0  # of the key that was served last
+        self._number = self._ahead = self._ahead_tokens = 0
+        self._begins = Pace()
+
+    def stop(self) -> None:
+        """End all requests with an error, so that no answer looks complete that is not, and admit no more."""
+        self.stopped = True
+        for end in self.ends:
+            end(_stopping())
+
+    def enter(self, principal: Principal = NOBODY, tokens: int = 0, priority: int = 0) -> Ticket:
+        """A place for a request of so many prompt tokens. Raises Overloaded when there is none."""
+        if self.stopped:
+            raise _stopping()
+        key = self._key(principal)
+        streams = principal.streams if principal.streams is not None else self._limits.streams
+        if key.open >= streams:
+            message = f"This key has {key.open} requests open, and may have {streams}."
+            raise Overloaded(message, key.ends.seconds(1), "too_many_streams")
+        if self.waiting >= self._limits.queued:
+            self._make_room(key)
+        self._number += 1
+        ticket = Ticket(self, key, tokens, priority, self._number)
+        if not key.held:
+            clocks = [other.clock for other in self._keys.values() if other.held]
+            key.clock = max(key.clock, min(clocks, default=self._clock))
+        insort(key.held, ticket, key=lambda each: each.order)
+        key.open += 1
+        self.waiting += 1
+        self._hand_over()
+        return ticket
+
+    @property
+    def held(self) -> int:
+        """Requests that the engine has no room for yet."""
+        return sum(len(key.held) for key in self._keys.values())
+
+    def retry_after(self) -> int:
+        """Seconds in which half of the queue should have moved on, at the latest pace."""
+        return self._begins.seconds(self.waiting / 2)
+
+    def begin(self, ticket: Ticket) -> None:
+        self._begins.note()
+        self._no_longer_waits(ticket)
+        self._hand_over()
+
+    def end(self, ticket: Ticket) -> None:
+        ticket.left, key = True, ticket.key
+        if ticket.waits:
+            self._no_longer_waits(ticket)
+        key.open -= 1
+        key.ends.note()
+        self._hand_over()
+
+    def _no_longer_waits(self, ticket: Ticket) -> None:
+        ticket.waits = False
+        self.waiting -= 1
+        self._count(ticket, False)
+        if not ticket.ahead:
+            ticket.key.held.remove(ticket)
+
+    def count(self, ticket: Ticket, takes_room: bool) -> None:
+        """Whether a ticket that is ahead takes room of the engine."""
+        self._count(ticket, takes_room)
+        self._hand_over()
+
+    def _count(self, ticket: Ticket, takes_room: bool) -> None:
+        if ticket.takes_room != takes_room:
+            sign = 1 if takes_room else -1
+            self._ahead += sign
+            self._ahead_tokens += sign * ticket.tokens
+        ticket.takes_room = takes_room
+
+    def _hand_over(self) -> None:
+        """Give the engine what it has room for."""
+        while self._ahead < LEAST_AHEAD or self._ahead_tokens < self._window():
+            key = min((key for key in self._keys.values() if key.held), key=lambda key: key.clock, default=None)
+            if key is None:
+                return
+            ticket = key.held.pop(0)
+            self._count(ticket, True)
+            self._clock = max(self._clock, key.clock)
+            ticket.charge(ticket.tokens)
+            ticket.hand_over()
+
+    def _make_room(self, key: KeyQueue) -> None:
+        """Push out the last request of the key with the largest share of the queue, unless that is this one, or would
+        be. Raises Overloaded then."""
+        refusal = Overloaded(f"{self.waiting} requests are already waiting.", self.retry_after())
+        largest = max(self._keys.values(), key=KeyQueue.share)
+        if largest.share() <= key.share(1) or not largest.held:
+            raise refusal
+        ticket = largest.held[-1]
+        self._no_longer_waits(ticket)
+        ticket.push_out(refusal)
+
+    def _key(self, principal: Principal) -> KeyQueue:
+        """The queue of a key, which has the principal's present weight and limits."""
+        if len(self._keys) >= MAX_IDLE_KEYS and principal.name not in self._keys:
+            self._keys = {name: key for name, key in self._keys.items() if key.open}
+        key = self._keys.setdefault(principal.name, KeyQueue(principal))
+        key.principal = principal
+        return key
+
+
+def _stopping() -> RequestError:
+    return RequestError(503, "server_stopping", "The server stopped before this answer was complete.")

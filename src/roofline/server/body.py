@@ -1,0 +1,111 @@
+"""Bytes of a request's body -> fields of a JSON object -> a typed body, or a RequestError that names the field."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import from_json
+
+from roofline.common.errors import RequestError
+from roofline.common.json_depth import json_depth_within
+from roofline.server.limits import Limits
+
+MAX_PROBLEMS = 1000
+
+
+class Body(BaseModel):
+    """No field is guessed at: unknown names, other types and infinities are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+AnyBody = TypeVar("AnyBody", bound=Body)
+
+
+def invalid(field: str, problem: str) -> RequestError:
+    """A field with a value that cannot be used."""
+    return RequestError(400, "invalid_value", f"{field}: {problem}.", param=field)
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors of fields name them as the API does. names: from ours to the API's."""
+    try:
+        yield
+    except RequestError as error:
+        name = names.get(error.param or "")
+        if name is None or error.param is None:
+            raise
+        message = name + str(error).removeprefix(error.param) if str(error).startswith(error.param) else str(error)
+        raise RequestError(error.status, error.code, message, param=name) from None
+
+
+def fields_of(raw: bytes, limits: Limits) -> dict[str, object]:
+    """The JSON object that a body is. Raises RequestError."""
+    if not json_depth_within(raw, limits.json_depth):
+        raise RequestError(400, "invalid_json", f"The body is not JSON nested at most {limits.json_depth} deep.")
+    try:
+        fields = from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        raise RequestError(400, "invalid_json", "The body is not JSON.") from error
+    if not isinstance(fields, dict):
+        raise RequestError(400, "invalid_json", "The body must be a JSON object.")
+    return fields
+
+
+def refuse_unsupported(
+    fields: dict[str, object],
+    neutral: Mapping[str, tuple[object, ...]],
+    instead: Mapping[str, str],
+    where: str = "",
+) -> None:
+    """Take out fields at values that ask for nothing; refuse other values by name, and say what to do instead."""
+    for name in [name for name in neutral if name in fields]:
+        value = fields.pop(name)
+        # `1 == True` in Python: the types must agree too.
+        if not any(type(value) is type(allowed) and value == allowed for allowed in neutral[name]):
+            remedy = f" {instead[name]}." if name in instead else ""
+            message = f"{where}{name} is not supported.{remedy}"
+            raise RequestError(400, "unsupported_parameter", message, param=where + name)
+
+
+def typed(kind: type[AnyBody], fields: dict[str, object]) -> AnyBody:
+    """The fields as a body of that kind. Raises RequestError for the first field that it cannot have."""
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        # The first problem is enough; the value is not repeated, so an error is never larger than its cause.
+        raise _field_error(error) from None
+
+
+def _field_error(error: ValidationError) -> RequestError:
+    if error.error_count() > MAX_PROBLEMS:  # telling them apart would cost more than the request is worth
+        return RequestError(400, "invalid_value", f"The body has more than {MAX_PROBLEMS} problems.")
+    # Where several forms are allowed each has its error: the one that got furthest into the value says most.
+    problems = error.errors(include_url=False, include_input=False, include_context=False)
+    first = max(problems, key=lambda problem: len(problem["loc"]))
+    # Unions put the tried type into the path: keep names of fields and positions of lists only.
+    names = frozenset(_field_names(Body))
+    path = [str(part) for part in first["loc"] if isinstance(part, int) or str(part) in names]
+    if first["type"] == "extra_forbidden":
+        name = str(first["loc"][-1])[:100]
+        param = ".".join([*path, name] if name not in path else path)
+        return RequestError(400, "unknown_parameter", f"Unknown field: {param}.", param=param)
+    param = ".".join(path) or "body"
+    if first["type"] == "missing":
+        return RequestError(400, "missing_parameter", f"{param} is missing.", param=param)
+    return invalid(param, first["msg"].rstrip("."))
+
+
+def _field_names(kind: type[Body]) -> Iterator[str]:
+    """Names of the fields of every kind of body there is, as bodies have them."""
+    for each in kind.__subclasses__():
+        yield from (field.alias or name for name, field in each.model_fields.items())
+        yield from _field_names(each)
+
+
+def within(field: str, value: int | None, least: int, most: int) -> None:
+    """Raises RequestError for a number outside these bounds; None stands for a default."""
+    if value is not None and not least <= value <= most:
+        raise invalid(field, f"{value} is not within {least} and {most}")

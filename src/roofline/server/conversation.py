@@ -1,0 +1,106 @@
+"""A conversation to be answered, whichever API it came by, and the prompt it becomes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from roofline.common.errors import RequestError
+from roofline.engine.constraint import Constraint
+from roofline.server.body import invalid, renamed, within
+from roofline.server.forced_calls import forced_calls
+from roofline.server.limits import Limits
+from roofline.server.text_side import TextSide
+from roofline.text.replies.parser import FirstCall, ReplyParser
+
+Message = Mapping[str, object]
+NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages and tools as chat templates read them.
+
+    Args:
+        messages: mappings with role and content (a text, or None beside calls). An assistant's may have
+            `reasoning_content` and `tool_calls`, whose `function` has a name and arguments as a mapping; a tool's has
+            `tool_call_id`.
+        tools: {"type": "function", "function": {"name", "description", "parameters"}}.
+        tool_choice: "auto"; "none" leaves the tools out of the prompt; "required": the answer calls one at least.
+        named_tool: the answer is a call of this one.
+        one_call: an answer has at most one call; of more, the first is kept.
+        variables: further ones of the chat template.
+        continues: the last message is the assistant's, and the answer goes on from it.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[Message] = ()
+    tool_choice: str = "auto"
+    named_tool: str | None = None
+    one_call: bool = False
+    variables: Mapping[str, object] = field(default_factory=dict)
+    continues: bool = False
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """The ids of a conversation, what its answers are taken apart by, the special tokens that this looks for, and what
+    the answers are held to."""
+
+    ids: Sequence[int]
+    parser: Callable[[], ReplyParser]
+    shown: frozenset[int]
+    constraint: Constraint | None = None
+
+
+def prompt_of(conversation: Conversation, text: TextSide, room: int | None) -> ChatPrompt:
+    """The prompt of a conversation. room: tokens of the context. Raises RequestError."""
+    tools = () if conversation.tool_choice == "none" else conversation.tools
+    ids = text.encode_chat(
+        conversation.messages, room, tools=tools, variables=conversation.variables, continues=conversation.continues
+    )
+    names = frozenset(_function(tool)["name"] for tool in tools)
+    form, thinking = text.reply_format, not conversation.continues and text.ends_thinking(ids)
+    shown = text.special_ids(form.marks(tools=bool(names)))
+
+    def parser() -> ReplyParser:
+        parser = form.parser(names, thinking=thinking)
+        return FirstCall(parser) if conversation.one_call else parser
+
+    constraint = None
+    if names and (conversation.tool_choice == "required" or conversation.named_tool is not None):
+        named = [tool for tool in tools if conversation.named_tool in (None, _function(tool)["name"])]
+        several = conversation.named_tool is None and not conversation.one_call
+        with renamed({"constraint": "tools"}):
+            constraint = forced_calls(form.calls, named, several=several, thinking=thinking)
+    return ChatPrompt(ids, parser, shown, constraint)
+
+
+def check_tools(tools: Sequence[Message], limits: Limits) -> None:
+    """Raises RequestError for more tools than allowed, or for names that calls cannot tell apart."""
+    within("tools", len(tools), 0, limits.tools)
+    seen = set[str]()
+    for number, tool in enumerate(tools):
+        where, name = f"tools.{number}.function.name", _function(tool)["name"]
+        if not 1 <= len(name) <= limits.tool_name_characters or not NAME_CHARACTERS.issuperset(name):
+            most = limits.tool_name_characters
+            raise invalid(where, f"must be 1 to {most} letters, digits, underscores, hyphens or dots")
+        if name in seen:
+            raise invalid(where, f"{name!r} is there twice")
+        seen.add(name)
+
+
+def check_turns(messages: Sequence[Message]) -> None:
+    """Raises RequestError for the answer of a tool that nobody called."""
+    called = set[object]()
+    for number, message in enumerate(messages):
+        calls = message.get("tool_calls")
+        if isinstance(calls, list):
+            called |= {call.get("id") for call in calls}
+        elif message.get("role") == "tool" and message.get("tool_call_id") not in called:
+            problem = "names no call of an earlier message"
+            raise RequestError(400, "invalid_value", f"messages.{number}.tool_call_id: {problem}.", param="messages")
+
+
+def _function(tool: Message) -> Mapping[str, str]:
+    function = tool["function"]
+    assert isinstance(function, Mapping), "the reader of the API has checked it"
+    return function

@@ -1,0 +1,71 @@
+"""The end of a server: what runs may finish, up to a time; what cannot is ended with an error that its client sees."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator, Sequence
+
+import uvicorn
+
+from roofline.server.admission import Queue
+
+LAST_EVENTS_SECONDS = 1.0  # for the errors of answers that are cut off to be sent
+
+
+class DrainingServer(uvicorn.Server):
+    """Stops accepting at the first signal and lets answers finish for `drain_seconds`, or until a second SIGINT.
+
+    refreshes: called with False each second, and with True at SIGHUP: what they have read of files is to be read again
+    where the files changed, or in any case. Without any, SIGHUP ends the process as usual.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        queue: Queue,
+        drain_seconds: float,
+        refreshes: Sequence[Callable[[bool], None]] = (),
+    ) -> None:
+        super().__init__(config)
+        self._queue, self._drain_seconds, self._refreshes = queue, drain_seconds, refreshes
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves our signals to us: uvicorn would raise one again once it has stopped, before the engine is closed."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        if self._refreshes:
+            loop.add_signal_handler(signal.SIGHUP, self._refresh, True)
+        yield
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called by uvicorn ten times a second; whether to end."""
+        if counter % 10 == 0:
+            self._refresh(False)
+        return await super().on_tick(counter)
+
+    def _refresh(self, force: bool) -> None:
+        for refresh in self._refreshes:
+            refresh(force)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """In place of uvicorn's, which cancels what runs: a cut-off answer then has no last event."""
+        for each in (*self.servers, *(sockets or ())):
+            each.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        await self._drained(self._drain_seconds, heed_force=True)
+        self._queue.stop()
+        await self._drained(LAST_EVENTS_SECONDS, heed_force=False)
+        for task in self.server_state.tasks:  # of clients that do not read what they are sent
+            task.cancel()
+        await self.lifespan.shutdown()
+
+    async def _drained(self, seconds: float, heed_force: bool) -> None:
+        """Wait until no request runs and all answers are sent, at most so long."""
+        loop, state = asyncio.get_running_loop(), self.server_state
+        end = loop.time() + seconds
+        while (state.tasks or state.connections) and loop.time() < end and not (heed_force and self.force_exit):
+            await asyncio.sleep(0.02)

@@ -1,0 +1,125 @@
+"""A request that will be answered, whatever API it came by, and the checks that every API needs.
+
+Each API reads its own bodies (`routes/*/`) and ends here: after `generation_of` nothing is checked again, every field
+was honoured or refused, and every prompt fits.
+"""
+
+from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from typing import Literal
+
+from roofline.common.errors import RequestError
+from roofline.engine.params import SamplingParams
+from roofline.engine.process.messages import Ready
+from roofline.server.body import invalid, within
+from roofline.server.context import Context
+from roofline.server.limits import Limits
+from roofline.text.replies.parser import PlainReply, ReplyParser
+
+Usage = Literal["none", "last", "every"]  # events of a stream that tell the usage
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Every prompt's ids, and how to answer them. `params.stop` is looked for on this side.
+
+    parser: of each answer's text, into what a model says, thinks and calls.
+    """
+
+    prompts: tuple[tuple[int, ...], ...]
+    params: SamplingParams
+    model: str
+    fingerprint: str
+    stream: bool = False
+    usage: Usage = "none"
+    at_start: bool = False  # the answer begins a text of its own, as in chat; else it goes on from the prompt
+    user: str | None = None  # whoever the client says it asks for: a label in log lines
+    parser: Callable[[], ReplyParser] = PlainReply
+    shown: frozenset[int] = frozenset()  # special tokens that are text, as the parser looks for them
+    priority: int | None = None  # of this request among those of its key: the lowest is computed first
+    cache_salt: str = ""  # the client's: its prefixes are shared only among requests of the same salt and key
+    include_stop: bool = False  # the stop string that ends an answer is part of its text
+    echo: tuple[str, ...] = ()  # the text of each prompt, where answers begin with it
+    best: int | None = None  # of each prompt's answers only so many are told, those with the likeliest tokens
+    hides_logprobs: bool = False  # they were computed to find the best
+    with_ids: bool = False  # answers tell the ids of prompt and answer
+    form_field: str = "constraint"  # what the API calls `params.constraint`
+    cut_tokens: int = 0  # that stood before the prompts, and were left out because the request says so
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(prompt) for prompt in self.prompts)
+
+
+def check_model(name: str, context: Context) -> None:
+    """Raises RequestError 404 for a model that is not served here."""
+    if name != context.name:
+        message = f"The model {name[:100]!r} is not served here; {context.name!r} is."
+        raise RequestError(404, "model_not_found", message, param="model")
+
+
+def sampling_params(values: Mapping[str, object], limits: Limits) -> SamplingParams:
+    """Parameters of sampling from those of a request; None stands for the default. Raises RequestError.
+
+    values: fields of SamplingParams, as JSON has them: `stop` may be a string, keys of `logit_bias` are strings.
+    """
+    values = {name: value for name, value in values.items() if value is not None}
+    stop, bias = values.get("stop"), values.get("logit_bias")
+    strings = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
+    within("stop", len(strings), 0, limits.stop_strings)
+    for text in strings:
+        if len(text.encode("utf-8", "surrogatepass")) > limits.stop_string_bytes:
+            raise invalid("stop", f"a stop string may have at most {limits.stop_string_bytes} bytes")
+    for name, most in (("stop_token_ids", limits.stop_token_ids), ("logit_bias", limits.logit_bias)):
+        several = values.get(name)
+        within(name, len(several) if isinstance(several, Sized) else None, 0, most)
+    within("n", _integer(values.get("n")), 1, limits.n)
+    temperature = values.get("temperature")
+    if isinstance(temperature, int | float) and temperature > limits.temperature:
+        raise invalid("temperature", f"must be at most {limits.temperature:g}")
+    if isinstance(bias, dict):
+        values["logit_bias"] = _bias(bias)
+    return SamplingParams(**values)  # type: ignore[arg-type]  # which checks the types of all
+
+
+def _integer(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _bias(bias: Mapping[str, float]) -> dict[int, float]:
+    for name in bias:
+        if not (name.isascii() and name.isdigit() and len(name) <= 10):
+            raise invalid("logit_bias", "its keys must be token ids")
+    return {int(name): value for name, value in bias.items()}
+
+
+def check_prompts(
+    field: str,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    loaded: Ready,
+    answer_field: str = "max_tokens",
+) -> None:
+    """Raises RequestError for prompts that cannot be computed with their answers, and for ids that do not exist.
+
+    field, answer_field: what the API calls the prompt, and the longest answer.
+    """
+    answer = params.max_tokens if params.max_tokens is not None else max(1, params.min_tokens)
+    for prompt in prompts:
+        _check_prompt(field, prompt, answer, loaded, answer_field)
+    for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", [i for i, _ in params.logit_bias])):
+        if any(i >= loaded.vocab_size for i in ids):
+            raise invalid(name, f"has an id outside the vocabulary of {loaded.vocab_size}")
+
+
+def _check_prompt(field: str, prompt: Sequence[int], answer: int, loaded: Ready, answer_field: str) -> None:
+    if not prompt:
+        raise invalid(field, "has no tokens")
+    if not 0 <= min(prompt) <= max(prompt) < loaded.vocab_size:
+        raise invalid(field, f"has an id outside the vocabulary of {loaded.vocab_size}")
+    needed, most = len(prompt) + answer, loaded.max_model_len
+    if needed > most:
+        sizes = f"The prompt has {len(prompt)} tokens and the answer {answer}: together {needed}"
+        remedy = f"but this server's context is {most}. Shorten the prompt or lower {answer_field}."
+        param = field if len(prompt) >= most else answer_field
+        raise RequestError(400, "context_length_exceeded", f"{sizes}, {remedy}", param=param)

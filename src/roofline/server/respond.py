@@ -1,0 +1,120 @@
+"""What all generating routes share: read the body, then answer with one object or a stream, in the form of the API."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from typing import ClassVar, Protocol, TypeVar, runtime_checkable
+
+from fastapi import Request, Response
+
+from roofline.common.errors import RequestError
+from roofline.common.json_types import JsonObject
+from roofline.engine.answers import Piece
+from roofline.engine.events import Progress
+from roofline.server import context
+from roofline.server.answers import ACCEPTED, Answers
+from roofline.server.context import Context
+from roofline.server.generation import Generation
+from roofline.server.record import record_of
+from roofline.server.response import CancelledWithClient
+
+TIMEOUT = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+# Larger bodies take milliseconds to parse and encode: on a thread, so that open streams go on meanwhile.
+INLINE_BYTES = 16 << 10
+LARGE_BYTES = 1 << 20  # encoding takes some three hundred times a text's size in memory: of such bodies one at a time
+
+
+class AnswerForm(Protocol):
+    """How an API writes the answers to one request: as one object, or as a stream of bytes."""
+
+    media_type: ClassVar[str]  # of a stream
+
+    def complete(self, pieces: Sequence[Piece]) -> JsonObject:
+        """The object of all choices, each of which is a single piece."""
+
+    def begin(self) -> bytes:
+        """What a stream says before its first token, as soon as the engine has the request; may be empty."""
+
+    def add(self, index: int, piece: Piece) -> bytes:
+        """What a piece of a choice adds to a stream; may be empty."""
+
+    def end(self) -> bytes:
+        """What a stream ends with when all choices are complete."""
+
+    def failure(self, error: RequestError) -> bytes:
+        """What a stream ends with when an answer cannot be completed."""
+
+
+@runtime_checkable
+class ShowsProgress(Protocol):
+    """An AnswerForm of an API in whose streams requests can ask for the progress of their prompts."""
+
+    def progress(self, index: int, progress: Progress) -> bytes:
+        """What a stream says of a choice whose prompt is so far."""
+
+
+ReadBody = Callable[[bytes, Context], Generation]
+Result = TypeVar("Result")
+
+
+async def respond(request: Request, read: ReadBody, make_form: Callable[[Answers], AnswerForm]) -> Response:
+    """The response to a generation request. Raises RequestError for anything that cannot be honoured."""
+    server = context.of(request)
+    timeout = _timeout(request.headers.get("x-request-timeout"))
+    generation = await on_thread_if_large(request, await request.body(), read)
+    if generation.prompt_tokens > server.limits.prompt_tokens:
+        sizes = f"have {generation.prompt_tokens} tokens together, and may have {server.limits.prompt_tokens}"
+        raise RequestError(400, "prompts_too_large", f"The prompts {sizes}.", param="prompt")
+    answers = record_of(request).answers = Answers(
+        server, generation, request.app.state.queue, context.principal_of(request), timeout
+    )
+    form = make_form(answers)
+    if not generation.stream:
+
+        async def content() -> JsonObject:
+            return form.complete(await answers.complete())
+
+        return CancelledWithClient(request, content=content)
+    return CancelledWithClient(
+        request,
+        chunks=lambda: _chunks(answers, form),
+        failure=form.failure,
+        media_type=form.media_type,
+        ping_seconds=server.ping_seconds,
+    )
+
+
+def _timeout(text: str | None) -> float | None:
+    """The seconds that a client gives its request. Raises RequestError for what is no time."""
+    if text is None:
+        return None
+    if not TIMEOUT.fullmatch(text) or float(text) == 0:
+        raise RequestError(400, "invalid_header", "X-Request-Timeout is not a number of seconds above 0.")
+    return float(text)
+
+
+async def on_thread_if_large(request: Request, raw: bytes, read: Callable[[bytes, Context], Result]) -> Result:
+    """What `read` makes of a body, without holding up open streams. Raises as `read` does."""
+    server = context.of(request)
+    if len(raw) <= INLINE_BYTES:
+        return read(raw, server)
+    if len(raw) <= LARGE_BYTES:
+        return await asyncio.to_thread(read, raw, server)
+    async with request.app.state.large_bodies:
+        return await asyncio.to_thread(read, raw, server)
+
+
+async def _chunks(answers: Answers, form: AnswerForm) -> AsyncIterator[bytes]:
+    begun = False
+    async with aclosing(answers.pieces()) as pieces:
+        async for each in pieces:
+            if not begun:
+                begun = True
+                yield form.begin()  # status and headers need not wait for the first token
+            index, piece = each
+            if isinstance(piece, Progress):
+                yield form.progress(index, piece) if isinstance(form, ShowsProgress) else b""
+            elif each is not ACCEPTED:
+                yield form.add(index, piece)
+    yield form.end()

@@ -1,0 +1,123 @@
+"""POST /api/chat, /api/generate, /api/show; GET /api/tags, /api/ps, /api/version; HEAD /"""
+
+import time
+from hashlib import sha256
+
+from fastapi import APIRouter, Request, Response
+
+import roofline
+from roofline.common.json_types import JsonObject
+from roofline.server import context
+from roofline.server.body import fields_of, invalid, typed
+from roofline.server.context import Context
+from roofline.server.keys import USE
+from roofline.server.respond import respond
+from roofline.server.response import json_response
+from roofline.server.routes.ollama import read
+from roofline.server.routes.ollama.form import ChatForm, GenerateForm, timestamp
+from roofline.server.routes.ollama.schema import ShowRequest
+from roofline.server.scopes import OPEN, needs
+
+router = APIRouter()
+NEVER = "9999-12-31T23:59:59Z"
+
+
+@router.post("/api/chat")
+@needs(USE)
+async def chat(request: Request) -> Response:
+    """Answer a conversation. Body, lines and errors are Ollama's."""
+    model = read.model_to_load(await request.body(), context.of(request), "messages")
+    if model is not None:
+        return _loaded(model, {"message": {"role": "assistant", "content": ""}})
+    return await respond(request, read.chat, ChatForm)
+
+
+@router.post("/api/generate")
+@needs(USE)
+async def generate(request: Request) -> Response:
+    """Answer a prompt, or go on from a raw one."""
+    model = read.model_to_load(await request.body(), context.of(request), "prompt")
+    if model is not None:
+        return _loaded(model, {"response": ""})
+    return await respond(request, read.generate, GenerateForm)
+
+
+@router.head("/")
+@needs(OPEN)
+async def heartbeat() -> Response:
+    """Ollama's command line asks this first."""
+    return Response()
+
+
+@router.get("/api/version")
+@needs(USE)
+async def version() -> Response:
+    """Roofline's version."""
+    return json_response({"version": roofline.__version__})
+
+
+@router.get("/api/tags")
+@needs(USE)
+async def tags(request: Request) -> Response:
+    """The one model served here."""
+    return json_response({"models": [_card(context.of(request))]})
+
+
+@router.get("/api/ps")
+@needs(USE)
+async def running(request: Request) -> Response:
+    """The one model served here, which is always loaded."""
+    served = context.of(request)
+    card = {**_card(served), "expires_at": NEVER, "context_length": served.loaded().max_model_len}
+    return json_response({"models": [card]})
+
+
+@router.post("/api/show")
+@needs(USE)
+async def show(request: Request) -> Response:
+    """The model's template, sizes and abilities."""
+    served = context.of(request)
+    body = typed(ShowRequest, fields_of(await request.body(), served.limits))
+    name = body.model if body.model is not None else body.name
+    if name is None:
+        raise invalid("model", "is missing")
+    read.served_name(name, served)
+    loaded, text = served.loaded(), served.text
+    return json_response(
+        {
+            "modified_at": timestamp(served.created),
+            "modelfile": f"FROM {served.name}\n",
+            "parameters": "",
+            "template": text.template.source,
+            "details": _details(),
+            "model_info": {
+                "general.architecture": "roofline",
+                "general.basename": served.name,
+                "roofline.context_length": loaded.max_model_len,
+                "roofline.vocab_size": loaded.vocab_size,
+            },
+            "capabilities": ["completion", "tools", *(["thinking"] if text.reply_format.thinks else [])],
+        }
+    )
+
+
+def _loaded(model: str, answer: JsonObject) -> Response:
+    """What is told of a model that was to be loaded, and is."""
+    head = {"model": model, "created_at": timestamp(time.time())}
+    return json_response({**head, **answer, "done": True, "done_reason": "load"})
+
+
+def _card(served: Context) -> JsonObject:
+    """What is known of the model in this process; its size and family are not."""
+    return {
+        "name": served.name,
+        "model": served.name,
+        "modified_at": timestamp(served.created),
+        "digest": sha256(served.loaded().fingerprint.encode()).hexdigest(),
+        "details": _details(),
+    }
+
+
+def _details() -> JsonObject:
+    names = ("parent_model", "format", "family", "parameter_size", "quantization_level")
+    return {**dict.fromkeys(names, ""), "families": []}

@@ -1,0 +1,94 @@
+"""POST /v1/chat/completions"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from hashlib import sha256
+
+from fastapi import APIRouter, Request, Response
+
+from roofline.common.json_types import JsonObject
+from roofline.engine.answers import Piece
+from roofline.engine.events import TokenLogprob
+from roofline.server.answers import Answers
+from roofline.server.logprobs import token_logprobs
+from roofline.server.respond import respond
+from roofline.server.routes.openai import read
+from roofline.server.routes.openai.form import OpenAIForm
+from roofline.server.scopes import USE, needs
+from roofline.text.replies.parser import CallDelta, Delta, ReasoningDelta, Reply, ReplyParser, TextDelta, parse_more
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions")
+@needs(USE)
+async def chat_completions(request: Request) -> Response:
+    """Answer a conversation. Body and answer are OpenAI's, with the extensions of `openai.schema.Sampling`."""
+    return await respond(request, read.chat, ChatForm)
+
+
+class ChatForm(OpenAIForm):
+    """OpenAI's chat completions; in a stream the role comes first and the finish reason last."""
+
+    id_prefix, object_name, event_object_name = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, answers: Answers) -> None:
+        super().__init__(answers)
+        self._parsers: dict[int, ReplyParser] = {}  # of the choices of a stream that have begun
+        self._calls: dict[int, int] = {}  # how many tools each of them has called
+
+    def choice(self, index: int, piece: Piece) -> JsonObject:
+        reply = Reply()
+        reply.add(parse_more(self.answers.generation.parser(), piece.text, last=True))
+        message: JsonObject = {"role": "assistant", "content": reply.text, "refusal": None}
+        if reply.reasoning:
+            message["reasoning_content"] = reply.reasoning
+        if reply.calls:
+            message["content"] = reply.text or None
+            message["tool_calls"] = [
+                {"id": self._call_id(index, number), "type": "function", "function": asdict(call)}
+                for number, call in enumerate(reply.calls)
+            ]
+        reason = "tool_calls" if reply.calls and piece.finish_reason == "stop" else piece.finish_reason
+        logprobs = self._logprobs(piece.logprobs)
+        return {"index": index, "finish_reason": reason, "message": message, "logprobs": logprobs}
+
+    def deltas(self, index: int, piece: Piece) -> Iterator[JsonObject]:
+        def event(delta: JsonObject, finish_reason: str | None = None, logprobs: object = None) -> JsonObject:
+            return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+
+        if index not in self._parsers:
+            self._parsers[index] = self.answers.generation.parser()
+            yield event({"role": "assistant", "content": ""})
+        parts = parse_more(self._parsers[index], piece.text, last=piece.finish_reason is not None)
+        logprobs = self._logprobs(piece.logprobs)
+        if not parts and piece.logprobs:
+            yield event({"content": ""}, logprobs=logprobs)
+        for part in parts:
+            yield event(self._delta(index, part), logprobs=logprobs)
+            logprobs = None  # those of a piece stand with its first part
+        if piece.finish_reason is not None:
+            called = self._calls.get(index) and piece.finish_reason == "stop"
+            yield event({}, "tool_calls" if called else piece.finish_reason)
+
+    def _delta(self, index: int, part: Delta) -> JsonObject:
+        if isinstance(part, TextDelta):
+            return {"content": part.text}
+        if isinstance(part, ReasoningDelta):
+            return {"reasoning_content": part.text}
+        assert isinstance(part, CallDelta), "there is no fourth kind"
+        call: JsonObject = {"index": part.number, "function": {"arguments": part.arguments}}
+        if part.name is not None:
+            self._calls[index] = part.number + 1
+            function = {"name": part.name, "arguments": part.arguments}
+            call |= {"id": self._call_id(index, part.number), "type": "function", "function": function}
+        return {"tool_calls": [call]}
+
+    def _call_id(self, index: int, number: int) -> str:
+        """Nine letters and digits, as Mistral's templates ask for."""
+        return sha256(f"{self.answers.id} {index} {number}".encode()).hexdigest()[:9]
+
+    def _logprobs(self, tokens: Iterable[TokenLogprob]) -> JsonObject | None:
+        if not self.with_logprobs:
+            return None
+        return {"content": token_logprobs(self.text, tokens), "refusal": None}

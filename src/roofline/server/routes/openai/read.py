@@ -1,0 +1,174 @@
+"""Bodies of the OpenAI routes -> requests that will be answered. What becomes of fields that clients send along:
+
+user, safety_identifier    honoured: the log names the request by them
+name                       of a message: given to the chat template
+store, metadata, service_tier, ...
+                           taken at values that ask for nothing (schema.NEUTRAL_*), refused by name at others
+anything unknown           refused by name
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from roofline.engine.keywords import CONSTRAINT_NAMES
+from roofline.engine.params import SamplingParams
+from roofline.engine.process.messages import Ready
+from roofline.server.body import fields_of, invalid, refuse_unsupported, renamed, typed, within
+from roofline.server.context import Context
+from roofline.server.conversation import prompt_of
+from roofline.server.forms import response_format
+from roofline.server.generation import Generation, check_model, check_prompts, sampling_params
+from roofline.server.keys import PRIORITIES
+from roofline.server.limits import Limits
+from roofline.server.routes.openai.messages import conversation_of
+from roofline.server.routes.openai.schema import (
+    INSTEAD,
+    NEUTRAL_CHAT,
+    NEUTRAL_COMPLETION,
+    NEUTRAL_MESSAGE,
+    ChatBody,
+    CompletionBody,
+    Sampling,
+    StreamOptions,
+)
+
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default on this route
+SAMPLING_NAMES = Sampling.model_fields.keys() & SamplingParams.__dataclass_fields__.keys()
+
+
+def chat(raw: bytes, context: Context) -> Generation:
+    """A body of /v1/chat/completions."""
+    fields = fields_of(raw, context.limits)
+    refuse_unsupported(fields, NEUTRAL_CHAT, INSTEAD)
+    refuse_in_messages(fields)
+    body = typed(ChatBody, fields)
+    within("messages", len(body.messages), 1, context.limits.messages)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise invalid("top_logprobs", "needs logprobs to be true")
+    within("top_logprobs", body.top_logprobs, 0, context.limits.logprobs)
+    if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
+        raise invalid("max_tokens", "differs from max_completion_tokens; give one of the two")
+    most = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    loaded = _loaded(body, context)
+    params = _params(body, context, most, (body.top_logprobs or 0) if body.logprobs else None)
+    room = None if body.truncate_prompt_tokens else loaded.max_model_len
+    conversation = conversation_of(body, context.limits)
+    if params.constraint is not None and conversation.tools and conversation.tool_choice != "none":
+        raise invalid(
+            _form_field(body),
+            "an answer with a form calls no tools; give tool_choice none, or leave one of the two out",
+        )
+    prompt = prompt_of(conversation, context.text, room)
+    if prompt.constraint is not None:
+        params = replace(params, constraint=prompt.constraint)
+    generation = _generation(body, [prompt.ids], params, loaded, context)
+    shown, at_start = generation.shown | prompt.shown, not body.continue_final_message
+    return replace(generation, parser=prompt.parser, shown=shown, at_start=at_start)
+
+
+def completion(raw: bytes, context: Context) -> Generation:
+    """A body of /v1/completions."""
+    fields = fields_of(raw, context.limits)
+    refuse_unsupported(fields, NEUTRAL_COMPLETION, INSTEAD)
+    body = typed(CompletionBody, fields)
+    within("logprobs", body.logprobs, 0, context.limits.logprobs)
+    loaded = _loaded(body, context)
+    most = body.max_tokens if body.max_tokens is not None else COMPLETION_MAX_TOKENS
+    params = _params(body, context, most, body.logprobs)
+    best = _best(body, params, context.limits)
+    if best is not None and body.best_of is not None:  # which of them are best is told by their log-probabilities
+        params = replace(params, n=body.best_of, logprobs=params.logprobs or 0)
+    if body.echo and body.logprobs is not None:
+        raise invalid("echo", "cannot be combined with logprobs: those of the prompt are not computed")
+    many = _prompts(body.prompt)
+    within("prompt", len(many), 1, context.limits.prompts)
+    within("n", len(many) * params.n, 1, context.limits.choices)
+    room = None if body.truncate_prompt_tokens else loaded.max_model_len
+    special = body.add_special_tokens is not False
+    prompts = [
+        context.text.encode(prompt, room, add_special=special) if isinstance(prompt, str) else prompt for prompt in many
+    ]
+    generation = _generation(body, prompts, params, loaded, context)
+    echo = tuple(prompt if isinstance(prompt, str) else context.text.decode(prompt) for prompt in many)
+    hides = body.logprobs is None
+    return replace(generation, best=best, hides_logprobs=hides, echo=echo if body.echo else ())
+
+
+def _best(body: CompletionBody, params: SamplingParams, limits: Limits) -> int | None:
+    """How many of `best_of` answers are told; None: all that are computed."""
+    within("best_of", body.best_of, 1, limits.n)
+    if body.best_of is None or body.best_of == params.n:
+        return None
+    if body.best_of < params.n:
+        raise invalid("best_of", f"{body.best_of} is less than n, {params.n}")
+    if body.stream:
+        raise invalid("best_of", "cannot be streamed: the best answer is known when all are complete")
+    return params.n
+
+
+def _loaded(body: Sampling, context: Context) -> Ready:
+    check_model(body.model, context)
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options", "needs stream to be true")
+    if body.return_progress and not body.stream:
+        raise invalid("return_progress", "needs stream to be true")
+    for field in ("user", "safety_identifier", "cache_salt"):
+        if len(getattr(body, field) or "") > context.limits.user_characters:
+            raise invalid(field, f"may have at most {context.limits.user_characters} characters")
+    within("priority", body.priority, -PRIORITIES, PRIORITIES)
+    return context.loaded()
+
+
+def _params(body: Sampling, context: Context, most: int | None, logprobs: int | None) -> SamplingParams:
+    values = {name: getattr(body, name) for name in SAMPLING_NAMES}
+    values |= {"max_tokens": most, "logprobs": logprobs, "constraint": response_format(body.response_format)}
+    values["prompt_progress"] = bool(body.return_progress)
+    with renamed({"constraint": "response_format"}):
+        return sampling_params(values, context.limits)
+
+
+def _form_field(body: Sampling) -> str:
+    """The field that gives the answer's form."""
+    names = ("response_format", *CONSTRAINT_NAMES)
+    return next((name for name in names if getattr(body, name, None)), "tools")
+
+
+def _prompts(prompt: Any) -> Sequence[str | Sequence[int]]:
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+        return [prompt]
+    return prompt
+
+
+def refuse_in_messages(fields: Mapping[str, object]) -> None:
+    """Take out fields of messages at values that ask for nothing. Raises RequestError for other values."""
+    messages = fields.get("messages")
+    for i, message in enumerate(messages if isinstance(messages, list) else ()):
+        if isinstance(message, dict):
+            refuse_unsupported(message, NEUTRAL_MESSAGE, INSTEAD, f"messages.{i}.")
+
+
+def _generation(
+    body: Sampling, prompts: Sequence[Sequence[int]], params: SamplingParams, loaded: Ready, context: Context
+) -> Generation:
+    within("truncate_prompt_tokens", body.truncate_prompt_tokens, 1, 1 << 31)
+    cut = [prompt[-body.truncate_prompt_tokens :] if body.truncate_prompt_tokens else prompt for prompt in prompts]
+    cut_tokens = sum(map(len, prompts)) - sum(map(len, cut))
+    prompts, options = cut, body.stream_options or StreamOptions()
+    check_prompts("messages" if isinstance(body, ChatBody) else "prompt", prompts, params, loaded)
+    return Generation(
+        prompts=tuple(tuple(prompt) for prompt in prompts),
+        params=params,
+        model=context.name,
+        fingerprint=loaded.fingerprint,
+        stream=bool(body.stream),
+        priority=body.priority,
+        cache_salt=body.cache_salt or "",
+        usage="none" if not options.include_usage else "every" if options.continuous_usage_stats else "last",
+        shown=context.text.special_ids() if body.skip_special_tokens is False else frozenset(),
+        include_stop=bool(body.include_stop_str_in_output),
+        with_ids=bool(body.return_token_ids),
+        cut_tokens=cut_tokens,
+        form_field=_form_field(body),
+        user=body.safety_identifier if body.safety_identifier is not None else body.user,
+    )

@@ -1,0 +1,1 @@
+"""The API of Hugging Face's Text Generation Inference: /generate, /generate_stream, /info."""

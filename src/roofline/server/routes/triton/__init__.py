@@ -1,0 +1,1 @@
+"""Triton Inference Server's generate extension, and the health routes of its protocol."""

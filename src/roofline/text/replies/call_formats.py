@@ -1,0 +1,296 @@
+"""The formats in which models write calls of tools, each a parser of what is left of a reply without its reasoning.
+
+What looks like a call and is none, because it is no JSON or names no tool of the request, is text. White space next to
+a call is dropped, and so is what follows within a call that stops being JSON after its name.
+"""
+
+from collections.abc import Collection
+
+from roofline.text.replies.call_reader import CallReader
+from roofline.text.replies.json_scanner import SPACES, JsonScanner
+from roofline.text.replies.parser import CallDelta, Delta, TextDelta
+
+
+class CallFormat:
+    """What the formats share: text up to something that may be a call, and the call itself.
+
+    A subclass says in `_begin` where calls begin, and in `_after` what may follow one.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._pending = ""
+        self._calls = 0
+        self._reader: CallReader | None = None
+        self._mark = ""  # what introduced the present call
+        self._state = "text"
+        self._strips = False  # white space that comes next stands beside a call
+        self._deltas: list[Delta] = []
+
+    def push(self, text: str) -> list[Delta]:
+        self._pending += text
+        while self._advance():
+            pass
+        return self._take()
+
+    def finish(self) -> list[Delta]:
+        reader = self._reader
+        if reader is not None and reader.state == "undecided":
+            self._tell(self._mark + reader.raw)
+        if reader is None and self._state == "text":
+            self._tell(self._pending.lstrip() if self._strips else self._pending)
+        self._pending = ""
+        return self._take()
+
+    def _advance(self) -> bool:
+        """Go on with the pending text; False: the rest waits for more."""
+        if self._reader is not None:
+            return self._read(self._reader)
+        return self._begin() if self._state == "text" else self._after()
+
+    def _begin(self) -> bool:
+        raise NotImplementedError
+
+    def _after(self) -> bool:
+        raise NotImplementedError
+
+    def _read(self, reader: CallReader) -> bool:
+        """Give the reader of a call its characters."""
+        for at, character in enumerate(self._pending, 1):
+            reader.feed(character)
+            if reader.ended:
+                self._pending = self._pending[at:]
+                self._end_call(reader)
+                return True
+        self._pending = ""
+        self._deltas += reader.take()
+        return False
+
+    def _end_call(self, reader: CallReader) -> None:
+        self._reader = None
+        if reader.state == "text":
+            self._tell(self._mark + reader.raw)
+            self._state = "text"
+        else:
+            self._deltas += reader.take()
+            self._calls += 1
+            self._strips = True
+            self._state = "after" if reader.state == "complete" else "broken"
+
+    def _call(self, mark: str) -> bool:
+        """The pending text is a call that `mark` introduced."""
+        self._reader, self._mark = CallReader(self._names, self._calls), mark
+        return bool(self._pending)
+
+    def _tell(self, text: str) -> None:
+        if text:
+            self._deltas.append(TextDelta(text))
+            self._strips = False
+
+    def _tell_before(self, mark: str) -> bool:
+        """Tell the text before a mark and take the mark off; False: no mark is complete, and what is sure was told."""
+        pending = self._pending.lstrip() if self._strips else self._pending
+        at = pending.find(mark)
+        if at >= 0:
+            self._tell(pending[:at].rstrip())
+            self._pending = pending[at + len(mark) :]
+            return True
+        sure = pending[: len(pending) - _begun(pending, mark)].rstrip()
+        self._tell(sure)
+        self._pending = pending[len(sure) :]
+        return False
+
+    def _take(self) -> list[Delta]:
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+
+class HermesCalls(CallFormat):
+    """Nous Hermes, Qwen, and models without a format of their own: an object between <tool_call> and </tool_call>."""
+
+    open, close = "<tool_call>", "</tool_call>"
+
+    def _begin(self) -> bool:
+        if not self._tell_before(self.open):
+            return False
+        self._state = "opened"
+        return True
+
+    def _after(self) -> bool:
+        self._pending = self._pending.lstrip(SPACES)
+        if not self._pending:
+            return False
+        if self._state == "opened":
+            return self._call(self.open)
+        if self._state == "broken":
+            at = self._pending.find(self.close)
+            self._pending = self._pending[at:] if at >= 0 else self._pending[-len(self.close) :]
+            if at < 0:
+                return False
+            self._state = "after"
+        if self.close.startswith(self._pending) and self._pending != self.close:
+            return False
+        self._pending = self._pending.removeprefix(self.close)
+        self._state = "text"
+        return bool(self._pending)
+
+    def finish(self) -> list[Delta]:
+        if self._state == "opened" and self._reader is None:
+            self._tell(self.open)
+            self._state = "ended"
+        return super().finish()
+
+
+class ObjectCalls(CallFormat):
+    """Llama 3 and others: the reply is an object or a list of objects, {"name": ..., "parameters": ...}, and no text.
+
+    prefix: a mark that may stand before the first.
+    """
+
+    prefix = "<|python_tag|>"
+
+    def _begin(self) -> bool:
+        self._pending = self._pending.lstrip(SPACES) if not self._mark else self._pending
+        if not self._pending or (self.prefix.startswith(self._pending) and self._pending != self.prefix):
+            return False
+        if self._pending.startswith(self.prefix):
+            self._pending, self._mark = self._pending[len(self.prefix) :], self.prefix
+            return bool(self._pending)
+        if self._pending.lstrip(SPACES)[:1] in ("{", "["):
+            self._pending = self._pending.lstrip(SPACES)
+            mark = self._mark
+            if self._pending[0] == "[":
+                mark, self._pending = mark + "[", self._pending[1:].lstrip(SPACES)
+            self._state = "first"
+            self._mark = mark
+            return self._after()
+        if self._pending.isspace():
+            return False
+        self._state = "plain"
+        self._tell(self._mark)
+        return True
+
+    def _after(self) -> bool:
+        if self._state == "plain":
+            self._tell(self._pending)
+            self._pending = ""
+            return False
+        if self._state == "broken":
+            self._pending = ""
+            return False
+        self._pending = self._pending.lstrip(SPACES if self._state == "first" else SPACES + ";,]")
+        if not self._pending:
+            return False
+        if self._pending[0] == "{":
+            return self._call(self._mark if self._state == "first" else "")
+        if self._state == "first":
+            self._tell(self._mark)
+        self._state = "plain"
+        return True
+
+    def _end_call(self, reader: CallReader) -> None:
+        super()._end_call(reader)
+        if self._state == "text":
+            self._state = "plain"
+
+    def finish(self) -> list[Delta]:
+        if self._state == "first" and self._reader is None:
+            self._tell(self._mark)
+            self._state = "ended"
+        return super().finish()
+
+
+class MistralCalls(CallFormat):
+    """Mistral: [TOOL_CALLS] and a list of objects, or, since the eleventh tokenizer, name[ARGS]{...} or name{...}."""
+
+    open, separator = "[TOOL_CALLS]", "[ARGS]"
+    name_characters = 256
+
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__(names)
+        self._in_list = False
+        self._arguments: JsonScanner | None = None
+
+    def _begin(self) -> bool:
+        if not self._tell_before(self.open):
+            return False
+        self._state, self._in_list = "opened", False
+        return True
+
+    def _after(self) -> bool:
+        if self._state == "arguments":
+            return self._read_arguments()
+        if self._state == "broken":
+            self._pending = ""
+            return False
+        self._pending = self._pending.lstrip(SPACES)
+        if not self._pending:
+            return False
+        if self._state == "opened":
+            return self._first()
+        return self._next()
+
+    def _first(self) -> bool:
+        if self._pending[0] == "[":
+            self._pending, self._in_list, self._state = self._pending[1:], True, "element"
+            return bool(self._pending)
+        if self._pending[0] == "{":
+            return self._call(self.open)
+        at = self._pending.find("{")
+        name = self._pending[:at].strip(SPACES).removesuffix(self.separator).strip(SPACES) if at >= 0 else ""
+        if at < 0 and len(self._pending) <= self.name_characters:
+            return False
+        if at < 0 or name not in self._names:
+            self._tell(self.open)
+            self._state = "text"
+            return True
+        self._pending, self._state, self._arguments = self._pending[at:], "arguments", JsonScanner()
+        self._deltas.append(CallDelta(self._calls, name, ""))
+        self._calls += 1
+        self._strips = True
+        return True
+
+    def _next(self) -> bool:
+        if self._in_list:
+            self._pending = self._pending.lstrip(SPACES + ",")
+            if not self._pending:
+                return False
+            if self._pending[0] == "{":
+                return self._call(self.open + "[" if self._state == "element" else "")
+            if self._state == "element":
+                self._tell(self.open + "[")
+            self._in_list = False
+            self._pending = self._pending.removeprefix("]") if self._state == "after" else self._pending
+        if not self._pending:
+            return False
+        self._state = "text"
+        return True
+
+    def _read_arguments(self) -> bool:
+        scanner = self._arguments
+        assert scanner is not None, "the state says so"
+        for at, character in enumerate(self._pending):
+            valid = scanner.feed(character)
+            if not valid or scanner.complete:
+                end = at + 1 if valid else at
+                self._tell_arguments(self._pending[:end])
+                self._pending, self._state = self._pending[end:], "after" if valid else "broken"
+                return bool(self._pending)
+        self._tell_arguments(self._pending)
+        self._pending = ""
+        return False
+
+    def _tell_arguments(self, text: str) -> None:
+        if text:
+            self._deltas.append(CallDelta(self._calls - 1, None, text))
+
+    def finish(self) -> list[Delta]:
+        if self._state in ("opened", "element") and self._reader is None:
+            self._tell(self.open + ("[" if self._state == "element" else "") + self._pending)
+            self._state = "ended"
+        return super().finish()
+
+
+def _begun(text: str, mark: str) -> int:
+    """Length of the longest end of a text that begins a mark."""
+    return next((length for length in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:length])), 0)

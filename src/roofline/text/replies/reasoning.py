@@ -1,0 +1,74 @@
+"""Reasoning between <think> and </think> at the beginning of a reply, which some templates open in the prompt."""
+
+from roofline.text.replies.json_scanner import SPACES
+from roofline.text.replies.parser import Delta, ReasoningDelta, ReplyParser
+
+OPEN, CLOSE = "<think>", "</think>"
+
+
+class ThinkingReply:
+    """Tells reasoning apart, and passes the rest of a reply on. White space around the reasoning is dropped.
+
+    Args:
+        rest: parses what follows the reasoning.
+        open: the prompt has opened the reasoning already.
+    """
+
+    def __init__(self, rest: ReplyParser, *, open: bool) -> None:
+        self._rest = rest
+        self._pending = ""
+        self._state = "thinking" if open else "start"
+        self._begun = False  # whether any reasoning was told
+
+    def push(self, text: str) -> list[Delta]:
+        if self._state == "rest":
+            return self._rest.push(text)
+        self._pending += text
+        if self._state == "start" and not self._started():
+            return []
+        deltas: list[Delta] = []
+        if self._state == "thinking":
+            deltas = self._think()
+        if self._state == "after":
+            self._pending = self._pending.lstrip(SPACES)
+            if self._pending:
+                self._state = "rest"
+        if self._state == "rest":
+            pending, self._pending = self._pending, ""
+            deltas += self._rest.push(pending)
+        return deltas
+
+    def finish(self) -> list[Delta]:
+        pending, self._pending = self._pending, ""
+        if self._state == "thinking":
+            text = pending.strip(SPACES) if not self._begun else pending.rstrip(SPACES)
+            return [ReasoningDelta(text)] if text else []
+        if self._state == "start" and pending:
+            return [*self._rest.push(pending), *self._rest.finish()]
+        return self._rest.finish()
+
+    def _started(self) -> bool:
+        """Whether it is known if the reply begins with reasoning."""
+        begin = self._pending.lstrip(SPACES)
+        if len(begin) < len(OPEN) and OPEN.startswith(begin):
+            return False
+        if begin.startswith(OPEN):
+            self._state, self._pending = "thinking", begin.removeprefix(OPEN)
+        else:
+            self._state = "rest"
+        return True
+
+    def _think(self) -> list[Delta]:
+        if not self._begun:
+            self._pending = self._pending.lstrip(SPACES)
+        thought, closed, after = self._pending.partition(CLOSE)
+        if closed:
+            self._state, self._pending = "after", after
+        else:
+            keep = next((n for n in range(len(CLOSE) - 1, 0, -1) if thought.endswith(CLOSE[:n])), 0)
+            thought = thought[: len(thought) - keep]
+        text = thought.rstrip(SPACES)
+        if not closed:
+            self._pending = self._pending[len(text) :]
+        self._begun = self._begun or bool(text)
+        return [ReasoningDelta(text)] if text else []

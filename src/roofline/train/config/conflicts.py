@@ -1,0 +1,30 @@
+"""What keys of a configuration say against each other, across its sections."""
+
+from collections.abc import Iterator
+
+from roofline.train.config.faults import Fault
+from roofline.train.config.schema import TrainConfig
+
+
+def conflicts(config: TrainConfig) -> Iterator[Fault]:
+    """Each fault of a configuration whose sections are right by themselves."""
+    most = config.tokenizer.kwargs.model_max_length if config.tokenizer is not None else None
+    if most is not None and most < config.max_seq_len:
+        key = "tokenizer.kwargs.model_max_length"
+        yield Fault(key, f"rows of {config.max_seq_len} tokens are longer than {key}={most}")
+    if isinstance(config.eval_loader, tuple):
+        labels = [each.label for each in config.eval_loader]
+        if not labels or None in labels or len({*labels}) < len(labels):
+            yield Fault("eval_loader.label", "eval_loader: each of several needs a label of its own")
+    if config.callbacks.samples is not None and config.tokenizer is None:
+        text = "callbacks.generate_callback needs the tokenizer of its prompts: tokenizer.name is missing"
+        yield Fault("tokenizer", text)
+    stopper = config.callbacks.early_stopper
+    if stopper is None or stopper.dataloader_label == "train":
+        return
+    missing = {"eval_loader": not config.evaluations, "eval_interval": config.eval_interval == "0ba"}
+    for key in (key for key, is_missing in missing.items() if is_missing):
+        yield Fault(key, f"callbacks.early_stopper watches evaluations: {key} is missing")
+    if config.evaluations and stopper.label not in config.evaluations:
+        key, choices = "callbacks.early_stopper.dataloader_label", ", ".join(["train", *config.evaluations])
+        yield Fault(key, f"{key}={stopper.dataloader_label} is none of {choices}")

@@ -1,0 +1,93 @@
+"""What must hold before a run begins: the model's shape, the tokenizer, and the places that the run reads from."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from roofline.bundle import load_text_of
+from roofline.common import log
+from roofline.common.errors import RooflineError
+from roofline.train.checkpoint import manifest
+from roofline.train.config.data_sets import LoaderSection
+from roofline.train.config.faults import Fault, error_of, names_key
+from roofline.train.config.schema import TokenizerSection, TrainConfig
+from roofline.train.data.mds_index import INDEX
+from roofline.train.model.shapes import model_config
+
+_log = log.get("train")
+
+
+def check(config: TrainConfig) -> None:
+    """Raise an error that names every fault; warn of what cannot be checked here."""
+    faults_here = list(faults(config))
+    if faults_here:
+        raise error_of(faults_here, lambda fault: "")
+    name = config.tokenizer.name if config.tokenizer is not None else ""
+    if _is_repository(name):
+        _log.warning("tokenizer.name=%s is not here: whether its ids fit the model's vocabulary is not checked", name)
+
+
+def faults(config: TrainConfig) -> Iterator[Fault]:
+    """Each fault of a configuration whose values are right by themselves."""
+    vocab: int | None = None
+    try:
+        vocab = model_config(config.model, config.max_seq_len)["vocab"]
+    except RooflineError as error:
+        yield Fault("model", str(error) if names_key(str(error), "model") else f"model: {error}")
+    if config.tokenizer is not None:
+        yield from _tokenizer(config.tokenizer, vocab)
+    yield from _data("train_loader", config.train_loader)
+    several = isinstance(config.eval_loader, tuple)
+    for number, loader in enumerate(config.evaluations.values()):
+        yield from _data(f"eval_loader.{number}" if several else "eval_loader", loader)
+    if config.load_path is not None and not config.autoresume and "://" not in config.load_path:
+        store, step = manifest.open_place(config.load_path)
+        complete = manifest.steps(store)
+        if not complete:
+            yield Fault("load_path", f"load_path: {store.url} holds no complete checkpoint")
+        elif step is not None and step not in complete:
+            yield Fault("load_path", f"load_path: {store.url} has no complete checkpoint of step {step}")
+
+
+def _tokenizer(section: TokenizerSection, vocab: int | None) -> Iterator[Fault]:
+    """vocab: of the model, if it is known."""
+    if _is_repository(section.name):
+        return
+    stem = f"tokenizer.name = {section.name}"
+    try:
+        ids = load_text_of(section.name)[0].vocab_size
+    except RooflineError as error:
+        yield Fault("tokenizer.name", f"{stem}: {error}")
+        return
+    if vocab is not None and ids > vocab:
+        text = (
+            f"{stem}: its {ids:,} ids are more than the model's vocabulary of {vocab:,}: train a model with that many"
+        )
+        yield Fault("tokenizer.name", text)
+
+
+def _is_repository(name: str) -> bool:
+    """Whether it names a repository of Hugging Face, as LLM Foundry's files do, and no folder here."""
+    return name.count("/") == 1 and not name.startswith((".", "/", "~", "hf:")) and not Path(name).exists()
+
+
+def _data(key: str, loader: LoaderSection) -> Iterator[Fault]:
+    """Data sets in folders; those in object stores are not looked for."""
+    if loader.name == "synthetic":
+        return
+    of_loader = loader.dataset
+    streams = {f"{key}.dataset.streams.{name}": each for name, each in of_loader.streams.items()}
+    for stem, stream in (streams or {f"{key}.dataset": of_loader}).items():
+        if stream.remote is not None:
+            continue
+        if stream.local is None:
+            text = f"{stem}: local is missing, the folder of shards, or remote, their URL"
+            yield Fault(stem, text)
+            continue
+        split = stream.split or of_loader.split
+        folder = Path(stream.local, split or "")
+        if not (folder / INDEX).is_file():
+            what = (
+                f"{folder} is no folder of shards: {INDEX} is missing" if folder.is_dir() else "there is no such folder"
+            )
+            named = f" with split = {split}" if split else ""
+            yield Fault(stem, f"{stem}.local = {stream.local}{named}: {what}")

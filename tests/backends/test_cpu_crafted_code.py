@@ -1,0 +1,243 @@
+"""The core runs no code and no step that would touch memory outside what it was given, whoever wrote them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+native = pytest.importorskip("roofline._native", reason="the C++ core is not built")
+sys.path.insert(0, str(Path(__file__).parent))
+
+from crafted_code import LIMITS, MODELS, PAGES, Subject, attempt, choosing, subject  # noqa: E402
+
+from roofline.backends.capacity import Capacity  # noqa: E402
+from roofline.backends.cpu.executable import CpuExecutable  # noqa: E402
+from roofline.backends.cpu.lowered import from_bytes  # noqa: E402
+from roofline.backends.sampling import SampleRows  # noqa: E402
+from roofline.common.errors import CapacityError, ConfigError  # noqa: E402
+from roofline.ops.batch import Segment  # noqa: E402
+
+RECORD = [name for name, text in native.record_fields() for _ in range(4 if text.startswith("(4,)") else 1)]
+
+
+@pytest.fixture(scope="module")
+def llama() -> Subject:
+    return subject("llama", "Q8_0", "bf16")
+
+
+def spoilt(of: Subject, operation: str, field: str, value: int, at: int = 0) -> Any:
+    """The model's `Lowered` with a number of the first record of that operation changed; at: of a reference's four, or
+    of the numbers of the first piece."""
+    lowered, _ = from_bytes(of.code, native.versions())
+    numbers, start = lowered.code.copy(), 0
+    while native.operations()[numbers[start]] != operation:
+        start += len(RECORD) + int(numbers[start + RECORD.index("pieces")]) * len(native.piece_fields())
+    place = len(RECORD) if field == "piece" else RECORD.index(field)
+    numbers[start + place + at] = value
+    vars(lowered)["code"] = numbers
+    return lowered
+
+
+@pytest.mark.parametrize(
+    ("operation", "field", "at", "value", "message"),
+    [
+        ("norm_quantise", "operation", 0, 99, "is an operation that this build does not know"),
+        ("norm_quantise", "operation", 0, native.operations().index("exchange"), "that this build does not know"),
+        ("norm_quantise", "over_rows", 0, 2, "over_rows is a number that cannot be"),
+        ("norm_quantise", "digits", 0, 0, "digits is a number that cannot be"),
+        ("norm_quantise", "width", 0, 0, "width is a number that cannot be"),
+        ("norm_quantise", "width", 0, 1 << 23, "x is a place outside the arena"),
+        ("norm_quantise", "x", 2, 1 << 30, "x is a place outside the arena"),
+        ("norm_quantise", "y", 1, -64, "y is a place outside the arena"),
+        ("norm_quantise", "y", 0, -1, "y is no value"),
+        ("norm_quantise", "x", 2, 1, "x is no multiple of 64 bytes"),
+        ("norm_quantise", "weight", 0, -1, "weight is a place outside weights.bin"),
+        ("norm_quantise", "weight", 0, 1 << 45, "weight is a place outside weights.bin"),
+        ("embed", "over_rows", 0, 1, "over_rows is over logit rows"),
+        ("take_rows", "over_rows", 0, 0, "over_rows is over tokens"),
+        ("embed", "layer", 0, -1, "layer is a number that cannot be"),
+        ("rope_write", "layer", 0, 2, "layer is a layer that is not there"),
+        ("rope_write", "stride", 0, 64, "stride is a number that cannot be"),
+        ("rope_write", "q_norm", 0, 1 << 45, "q_norm is a place outside weights.bin"),
+        ("attend", "operation", 0, native.operations().index("gated"), "operation does not follow what it belongs to"),
+        ("attend", "layer", 0, 1 << 40, "layer is a layer that is not there"),
+        ("linear", "x", 0, 12345, "x is not the rows of integers that were made last"),
+        ("linear", "digits", 0, 2, "x is "),
+        ("linear", "bias", 0, 1 << 45, "bias is a place outside weights.bin"),
+        ("linear", "pieces", 0, 1 << 40, "its pieces are cut off"),
+        ("linear", "piece", 0, 99, "pieces have a weight format that this build does not know"),
+        ("linear", "piece", 0, 0, "pieces"),
+        ("linear", "piece", 1, 1 << 45, "pieces is a place outside weights.bin"),
+        ("linear", "piece", 2, 0, "pieces have rows that cannot be"),
+        ("linear", "piece", 3, 512, "pieces do not have the inputs of the operation"),
+        ("linear", "piece", 4, 512, "pieces write outside a row of the result"),
+        ("linear_gated", "piece", 2, 16, "pieces are not those of gate and up"),
+    ],
+)
+def test_a_record_that_lies(llama: Subject, operation: str, field: str, at: int, value: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^operation [0-9]+.*{message}"):
+        _ = spoilt(llama, operation, field, value, at).checked
+
+
+# What operations have no use for: their records may hold anything there.
+IGNORED = {
+    "embed": "digits x residual stride weight bias eps q_norm k_norm",
+    "embed_positions": "digits x residual stride weight bias eps q_norm k_norm",
+    "norm": "digits residual stride bias layer q_norm k_norm",
+    "norm_quantise": "residual stride bias layer q_norm k_norm",
+    "layer_norm": "digits residual stride layer q_norm k_norm",
+    "layer_norm_quantise": "residual stride layer q_norm k_norm",
+    "linear": "weight eps layer q_norm k_norm",
+    "linear_gated": "weight eps layer q_norm k_norm",
+    "rope_write": "digits residual width weight bias eps",
+    "attend": "digits residual width bias eps q_norm k_norm",
+    "quantise": "residual stride weight bias eps layer q_norm k_norm",
+    "gelu": "digits residual stride weight bias eps layer q_norm k_norm",
+    "silu": "digits residual stride weight bias eps layer q_norm k_norm",
+    "silu_quantise": "residual stride weight bias eps layer q_norm k_norm",
+    "gelu_tanh_gated": "digits residual stride weight bias eps layer q_norm k_norm",
+    "gelu_tanh_gated_quantise": "residual stride weight bias eps layer q_norm k_norm",
+    "gelu_quantise": "residual stride weight bias eps layer q_norm k_norm",
+    "take_rows": "digits residual stride weight bias eps layer q_norm k_norm",
+    "add": "digits stride weight bias eps layer q_norm k_norm",
+}
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model[0])
+def test_every_field_that_an_operation_uses_is_checked(model: tuple[str, str, str]) -> None:
+    """Each number of each record, far outside, is refused, but for the names of values and what is not used at all."""
+    of = subject(*model)
+    numbers, start = from_bytes(of.code, native.versions())[0].code, 0
+    while start < len(numbers):
+        operation = native.operations()[numbers[start]]
+        ignored = set()
+        for at, field in enumerate(RECORD):
+            if field in RECORD[at - 1 : at] or field not in ("x", "y", "residual"):
+                lowered, changed = from_bytes(of.code, native.versions())[0], numbers.copy()
+                changed[start + at] = 0x7FF0000000000000 if field == "eps" else (1 << 62) + 1
+                vars(lowered)["code"] = changed
+                try:
+                    _ = lowered.checked
+                except ConfigError:
+                    continue
+                ignored.add(field)
+        # A residual that is no value is not read.
+        absent = {"residual"} if numbers[start + RECORD.index("residual")] < 0 else set()
+        assert ignored == set(IGNORED[operation].split()) | absent
+        start += len(RECORD) + int(numbers[start + RECORD.index("pieces")]) * len(native.piece_fields())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("positions", 0),
+        ("vocab", 1 << 40),
+        ("table", 1 << 45),
+        ("nbytes", 0),
+        ("arena", (0, 64, 64)),
+        ("logits", (1, 0, 0, -64)),
+    ],
+)
+def test_sizes_that_lie(llama: Subject, field: str, value: Any) -> None:
+    lowered, _ = from_bytes(llama.code, native.versions())
+    vars(lowered)[field] = value
+    with pytest.raises(ConfigError, match=r"cannot be|a place outside"):
+        _ = lowered.checked
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("kv_heads", 0), ("kv_heads", 3), ("head_dim", 0), ("head_dim", 1024), ("layers", -1)]
+)
+def test_shapes_that_lie(llama: Subject, field: str, value: int) -> None:
+    lowered, _ = from_bytes(llama.code, native.versions())
+    vars(lowered.attention)[field] = value
+    with pytest.raises(ConfigError, match="cannot be"):
+        _ = lowered.checked
+
+
+def test_a_step_that_needs_more_than_the_memory(llama: Subject) -> None:
+    lowered, identity = from_bytes(llama.code, native.versions())
+    vars(lowered)["arena"] = (1 << 40, 1 << 40, 1 << 40)
+    model = llama.executable._model
+    lies = type(model)(lowered, identity, model.prices, model.program, model.kv_dtype)
+    with pytest.raises(CapacityError, match="Lower max_batch_tokens or max_running"):
+        CpuExecutable(lies, llama.executable.image, Capacity(LIMITS, 128, PAGES), isa="portable", threads=1)
+
+
+@pytest.mark.parametrize(
+    ("field", "at", "value"),
+    [
+        ("header", 0, LIMITS.tokens + 1),
+        ("header", 0, -1),
+        ("header", 1, LIMITS.segments + 1),
+        ("header", 2, LIMITS.rows + 1),
+        ("pages", 1, PAGES),
+        ("pages", 0, -1),
+        ("positions", 3, 4),
+        ("positions", 3, 1 << 30),
+        ("context_len", 0, 200),
+        ("context_len", 0, 1 << 30),
+        ("seg_start", 1, 41),
+        ("seg_start", 0, 1),
+        ("page_start", 1, 1),
+        ("page_start", 1, 1 << 20),
+        ("logit_rows", 0, 40),
+        ("logit_rows", 0, -1),
+    ],
+)
+def test_a_step_outside_the_limits_is_refused(llama: Subject, field: str, at: int, value: int) -> None:
+    """A wrong count or page would be a write outside the cache."""
+    batch = llama.executable.batch
+    batch.fill([Segment(list(range(40)), 0, [3, 4, 5])], [39])
+    getattr(batch, field)[at] = value
+    with pytest.raises(ValueError, match="the step"):
+        llama.executable.forward()
+    batch.fill([Segment(list(range(40)), 0, [3, 4, 5])], [39])
+    llama.executable.forward()
+
+
+def test_ids_of_sampling_lie_in_the_vocabulary(llama: Subject) -> None:
+    executable = llama.executable
+    executable.batch.fill([Segment([1, 2], 0, [0])], [0, 1])
+    executable.forward()
+    assert (executable.sample(choosing(2, 300)).ids >= 0).all()
+    for field, values in (
+        ("hist_ids", [0, 300]),
+        ("hist_ids", [-1, 0]),
+        ("hist_start", [0, 1, 3]),
+        ("hist_start", [0, 2, 1]),
+    ):
+        rows: SampleRows = choosing(2, 300)
+        setattr(rows, field, np.array(values, np.int32))
+        with pytest.raises(ValueError, match="not in the vocabulary, or lists that do not fit"):
+            executable.sample(rows)
+    with pytest.raises(ValueError, match="one entry for each logit row"):
+        executable.sample(choosing(3, 300))
+
+
+def crafted(tries: int, seed: int) -> None:
+    """In a process of its own, which may die."""
+    script = Path(__file__).with_name("crafted_code.py")
+    command = [sys.executable, str(script), "--tries", str(tries), "--seed", str(seed)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(" 0 failed") == len(MODELS)
+
+
+def test_crafted_code_is_refused_or_runs() -> None:
+    crafted(200, 0)
+
+
+@pytest.mark.slow
+def test_much_crafted_code_is_refused_or_runs() -> None:
+    crafted(10_000, 1)
+
+
+def test_a_model_as_it_was_compiled_runs(llama: Subject) -> None:
+    assert attempt(llama, llama.code) == "run"

@@ -1,0 +1,31 @@
+"""How the end of a process is told."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from roofline.common.processes import describe_end
+
+
+def test_a_file_that_is_truncated_while_it_is_mapped_is_named_as_the_cause(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_bytes(bytes(1 << 16))
+    code = (
+        "import mmap, os, sys\n"
+        "with open(sys.argv[1], 'r+b') as file:\n"
+        "    data = mmap.mmap(file.fileno(), 0)\n"
+        "os.truncate(sys.argv[1], 0)\n"
+        "data[1 << 15]\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "weights")], capture_output=True)
+    assert describe_end(done.returncode).startswith("SIGBUS: a file that it had mapped was truncated")
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [(3, "exit status 3"), (None, "exit status None"), (-signal.SIGSEGV, "SIGSEGV"), (-40, "signal 40")],
+)
+def test_other_ends(status: int | None, text: str) -> None:
+    assert describe_end(status) == text

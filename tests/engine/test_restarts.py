@@ -1,0 +1,97 @@
+"""How often, and after which pauses, an engine that dies is started again."""
+
+import asyncio
+import os
+import signal
+import socket
+
+import pytest
+from engine_streams import collect
+
+from roofline.engine.events import Event
+from roofline.engine.params import SamplingParams
+from roofline.engine.process.messages import EngineSpec, Ready, Refused, Report, frame
+from roofline.engine.process.remote import RemoteEngine
+from roofline.engine.stats import EngineStats
+
+
+class Lives:
+    """A worker whose engines say what they are told to, one list of messages a life, and die."""
+
+    pid = None
+
+    def __init__(self, *lives):
+        self.lives = list(lives)
+
+    def spawn(self):
+        ours, theirs = socket.socketpair()
+        with theirs:
+            for message in self.lives.pop(0):
+                theirs.sendall(message if isinstance(message, bytes) else frame(message))
+        return ours
+
+    def kill(self):
+        """It is dead already."""
+
+    def end(self):
+        return None
+
+
+PING_SECONDS = 7.0
+READY = Ready("toy", 50, 512, "fake", 64, 1024, 0.1, 7, exact=True)
+TOKEN = Report([Event("a", 0, [1])], EngineStats(steps=1))
+NO_TOKEN = Report([Event("a", 0, [])], EngineStats(steps=1))
+
+
+@pytest.mark.parametrize(
+    ("lives", "pauses", "failure"),
+    [
+        ([[READY]] * 6, [0.2, 0.4, 0.8, 1.0, 1.0], "given up after 5 restarts"),
+        ([[READY, NO_TOKEN]] * 6, [0.2, 0.4, 0.8, 1.0, 1.0], "given up after 5 restarts"),
+        # A token begins the count anew; it is one failure still.
+        ([*[[READY]] * 2, [READY, TOKEN], *[[READY]] * 5], [0.2, 0.4, 0.2, 0.4, 0.8, 1.0, 1.0], "given up after 5"),
+        ([[READY, TOKEN, b"\x01\0\0\0x"], *[[READY]] * 5], [0.2, 0.4, 0.8, 1.0, 1.0], "given up after 5"),
+        ([[READY], *[[]] * 5], [0.2, 0.4, 0.8, 1.0, 1.0], "died while loading"),
+        ([[READY], *[[Refused("ConfigError", ["wrong"])]] * 5], [0.2, 0.4, 0.8, 1.0, 1.0], "again: wrong"),
+    ],
+)
+def test_each_restart_without_a_token_waits_twice_as_long_up_to_a_second(monkeypatch, lives, pauses, failure):
+    waits, sleep = [], asyncio.sleep
+
+    async def pause(seconds):
+        if seconds == PING_SECONDS:  # of who looks whether the process answers
+            return await sleep(seconds)
+        waits.append(seconds)
+        await sleep(0)
+
+    async def body():
+        engine = RemoteEngine(EngineSpec(source="toy"), worker=Lives(*lives), max_restarts=5, ping_seconds=PING_SECONDS)
+        monkeypatch.setattr(asyncio, "sleep", pause)
+        await engine.start()
+        async with asyncio.timeout(10):
+            await engine._supervisor
+        assert waits == pytest.approx(pauses)
+        assert engine.restarts == len(pauses)
+        assert failure in engine.failure
+        assert not engine.ready
+        await engine.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.e2e
+@pytest.mark.usefixtures("fakes_everywhere")
+def test_signals_to_the_whole_group_are_for_the_owner():
+    async def body():
+        spec = EngineSpec(source="toy", options={"step_seconds": 0.005}, factory="engine_fakes:load_fake")
+        engine = RemoteEngine(spec)
+        await engine.start()
+        stream = await engine.submit([1, 2, 3], SamplingParams(max_tokens=20))
+        await anext(stream)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(engine.pid, number)
+        _, last = await collect(stream)
+        assert (last[0].finish_reason, engine.restarts) == ("length", 0)
+        await engine.close()
+
+    asyncio.run(body())

@@ -1,0 +1,141 @@
+"""Fields of OpenAI's and vLLM's that change what is told: echo, best_of, ids, stop strings, truncation, usage."""
+
+import json
+
+import pytest
+
+from roofline.engine.events import TokenLogprob
+
+TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+PROMPT = {"model": "tiny", "prompt": "Say"}
+TURN = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+def events(response) -> list[dict]:
+    lines = response.text.split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+
+def test_an_echoed_prompt_begins_every_choice_once(call):
+    body = {**PROMPT, "prompt": ["A", "B"], "n": 2, "echo": True}
+    texts = [choice["text"] for choice in call("POST", TEXT, json=body).json()["choices"]]
+    assert texts == ["AHello, world."] * 2 + ["BHello, world."] * 2
+    streamed = [""] * 4
+    for event in events(call("POST", TEXT, json={**body, "stream": True})):
+        streamed[event["choices"][0]["index"]] += event["choices"][0]["text"]
+    assert streamed == texts
+    ids = call("POST", TEXT, json={**PROMPT, "prompt": [65, 66], "echo": True}).json()["choices"][0]["text"]
+    assert ids == "ABHello, world."
+
+
+def test_echo_has_no_log_probabilities(call):
+    error = call("POST", TEXT, json={**PROMPT, "echo": True, "logprobs": 1}).json()["error"]
+    assert (error["param"], error["code"]) == ("echo", "invalid_value")
+
+
+def test_the_best_of_several_answers_are_told(call, engine, monkeypatch):
+    """The likelier of an answer's tokens, the better it is: here the third is, then the second."""
+    event = engine._event
+
+    def graded(request_id, index, step, limit, params, prompt):
+        made = event(request_id, index, step, limit, params, prompt)
+        return made._replace(ids=[65 + index] if made.stop_id is None else made.ids, logprobs=[
+            TokenLogprob(made.ids[0], (-3.0, -2.0, -1.0)[index])
+        ])  # fmt: skip
+
+    monkeypatch.setattr(engine, "_event", graded)
+    body = {**PROMPT, "prompt": ["x", "y"], "max_tokens": 2}
+    answer = call("POST", TEXT, json={**body, "best_of": 3, "n": 2}).json()
+    assert [choice["text"] for choice in answer["choices"]] == ["CC", "BB"] * 2
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert [choice["logprobs"] for choice in answer["choices"]] == [None] * 4
+    assert answer["usage"]["completion_tokens"] == 2 * 3 * 2  # all of them were computed
+    one = call("POST", TEXT, json={**body, "prompt": "x", "best_of": 3, "logprobs": 0, "echo": False}).json()["choices"]
+    assert [choice["logprobs"]["token_logprobs"] for choice in one] == [[-1.0, -1.0]]
+    echoed = call("POST", TEXT, json={**body, "best_of": 3, "n": 1, "echo": True}).json()["choices"]
+    assert [choice["text"] for choice in echoed] == ["xCC", "yCC"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"best_of": 0}, "best_of"),
+        ({"best_of": 17}, "best_of"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ],
+)
+def test_refusals(call, fields, param):
+    response = call("POST", TEXT, json={**PROMPT, **fields})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+def test_best_of_n_is_n(call, engine):
+    assert len(call("POST", TEXT, json={**PROMPT, "best_of": 2, "n": 2, "stream": True}).text) > 0
+    assert engine.submitted[0][1].logprobs is None
+
+
+@pytest.mark.parametrize("path", [TEXT, CHAT])
+def test_ids_of_prompt_and_answer(call, path):
+    body = {**(PROMPT if path == TEXT else TURN), "return_token_ids": True, "max_tokens": 3}
+    (choice,) = call("POST", path, json=body).json()["choices"]
+    prompt = "Say" if path == TEXT else "<user>Hi"
+    assert (choice["token_ids"], choice["prompt_token_ids"]) == (list(b"Hel"), list(prompt.encode()))
+    choices = [event["choices"][0] for event in events(call("POST", path, json={**body, "stream": True}))]
+    assert [token for each in choices for token in each.get("token_ids", [])] == list(b"Hel")
+    assert [each["prompt_token_ids"] for each in choices if "prompt_token_ids" in each] == [list(prompt.encode())]
+    assert "token_ids" not in call("POST", path, json={**body, "return_token_ids": False}).text
+
+
+@pytest.mark.parametrize(("wanted", "text"), [(True, "Hello,"), (False, "Hello"), (None, "Hello")])
+def test_the_stop_string_is_told_where_it_is_wanted(call, wanted, text):
+    body = {**PROMPT, "stop": ",", "include_stop_str_in_output": wanted}
+    assert call("POST", TEXT, json=body).json()["choices"][0]["text"] == text
+
+
+def test_special_tokens_are_text_where_they_are_wanted(call, make_context):
+    context, shown = make_context(), []
+    stream = context.text.stream
+    context.text.stream = lambda *args, **options: (shown.append(options["shown"]), stream(*args, **options))[1]
+    for wanted in (None, True, False):
+        call("POST", TEXT, json={**PROMPT, "skip_special_tokens": wanted}, context=context)
+    assert shown == [frozenset(), frozenset(), frozenset([256])]
+
+
+def test_a_prompt_without_the_model_s_own_beginning(make_context, call):
+    context, seen = make_context(), []
+    context.text.encode = lambda text, most, *, add_special: (seen.append((most, add_special)), [1])[1]
+    for wanted in (None, True, False):
+        call("POST", TEXT, json={**PROMPT, "add_special_tokens": wanted}, context=context)
+    assert seen == [(1000, True), (1000, True), (1000, False)]
+
+
+def test_a_prompt_is_cut_where_the_request_says_so_and_the_usage_tells(call, engine):
+    usage = call("POST", TEXT, json={**PROMPT, "prompt": ["abcdef", "gh"], "truncate_prompt_tokens": 3}).json()["usage"]
+    assert [bytes(ids) for ids, _ in engine.submitted] == [b"def", b"gh"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 0, "truncated_tokens": 3}
+    usage = call("POST", TEXT, json={**PROMPT, "truncate_prompt_tokens": 3}).json()["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+    long = {**TURN, "messages": [{"role": "user", "content": "x" * 5000}], "truncate_prompt_tokens": 10}
+    assert call("POST", CHAT, json=long).status_code == 200
+    assert bytes(engine.submitted[-1][0]) == b"x" * 10
+
+
+def test_every_event_tells_the_usage_where_it_is_wanted(call):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    told = events(call("POST", TEXT, json={**PROMPT, "max_tokens": 3, "stream": True, "stream_options": options}))
+    assert [event["usage"]["completion_tokens"] for event in told] == [1, 2, 3, 3]
+    options["continuous_usage_stats"] = False
+    told = events(call("POST", TEXT, json={**PROMPT, "max_tokens": 3, "stream": True, "stream_options": options}))
+    assert [event["usage"] for event in told[:-1]] == [None] * 3
+
+
+@pytest.mark.parametrize("path", [TEXT, CHAT])
+def test_ids_whose_text_is_kept_back_are_told_with_the_next(call, engine, path):
+    """Bytes of one character come a token at a time, and only the last of them makes text."""
+    engine.answer = "a😀b".encode()
+    body = {**(PROMPT if path == TEXT else TURN), "return_token_ids": True, "max_tokens": 6, "stream": True}
+    choices = [event["choices"][0] for event in events(call("POST", path, json=body))]
+    assert [token for each in choices for token in each.get("token_ids", [])] == list(engine.answer)

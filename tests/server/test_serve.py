@@ -1,0 +1,325 @@
+"""A start and an end of the server without sockets or models: what is closed, raised and said, and in which order."""
+
+import asyncio
+import ctypes
+import gc
+import json
+import os
+import queue
+import re
+import signal
+import socket
+import threading
+import time
+import weakref
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+from roofline.backends.options import LoadOptions
+from roofline.common.errors import ConfigError, RooflineError
+from roofline.engine.config import EngineConfig
+from roofline.engine.process.remote import RemoteEngine
+from roofline.engine.process.replicas import Replicas
+from roofline.server import serve as module
+from roofline.server import text_side
+from roofline.server.limits import Limits
+from roofline.server.options import ServeOptions
+
+
+class Engine:
+    """Starts once `loaded` says so, with what `outcome` is."""
+
+    def __init__(self, steps, outcome=None):
+        self.steps, self.outcome, self.loaded, self.gone = steps, outcome, asyncio.Event(), asyncio.Event()
+
+    async def start(self):
+        await self.loaded.wait()
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+    async def failed(self):
+        await self.gone.wait()
+        return "it died (SIGSEGV); given up after 5 restarts"
+
+    async def close(self):
+        self.steps.append("close")
+
+
+class Server:
+    """Serves until it is told to stop, or all is built; `at_start` is called first."""
+
+    def __init__(self, steps, at_start):
+        self.steps, self.at_start, self.should_exit = steps, at_start, False
+
+    async def serve(self, sockets):
+        self.steps.append("serve")
+        self.at_start(self)
+        while not self.should_exit and "complete" not in self.steps:
+            await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """run(outcome, at_start(server, engine)) -> what happened, in order."""
+
+    def once(outcome, at_start):
+        steps = []
+
+        async def serving():
+            engine = Engine(steps, outcome)
+            server = Server(steps, lambda server: at_start(server, engine))
+            monkeypatch.setattr(module, "_http_server", lambda *_: server)
+            text = SimpleNamespace(complete=lambda: steps.append("complete"))
+            options, settle = ServeOptions(), lambda: steps.append("settle")
+            await module._serve(options, None, engine, time.perf_counter(), lambda: text, settle)
+
+        try:
+            asyncio.run(serving())
+        except RooflineError as error:
+            steps.append(str(error))
+        return steps
+
+    return once
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_error(run):
+    steps = run(ConfigError("there is no such model"), lambda server, engine: engine.loaded.set())
+    assert steps == ["settle", "serve", "close", "there is no such model"]
+
+
+def test_a_loaded_model_is_announced_and_the_rest_built(run, capsys):
+    ready, began = SimpleNamespace(name="tiny", max_model_len=1000), time.perf_counter()
+    steps = run(ready, lambda server, engine: engine.loaded.set())
+    assert steps == ["settle", "serve", "complete", "close"]
+    told = re.fullmatch(r"Ready: tiny, 1,000 tokens of context, after (\d+\.\d\d) s\n", capsys.readouterr().err)
+    assert told is not None
+    assert float(told[1]) <= time.perf_counter() - began + 0.01
+
+
+def test_a_server_that_ends_while_it_loads_ends_in_peace(run, capsys):
+    steps = run(None, lambda server, engine: setattr(server, "should_exit", True))
+    assert steps == ["settle", "serve", "close"]
+    assert "Ready" not in capsys.readouterr().err
+
+
+def test_an_engine_that_is_given_up_ends_the_server_with_the_reason(run):
+    steps = run(None, lambda server, engine: engine.gone.set())
+    assert steps == ["settle", "serve", "close", "the engine is gone: it died (SIGSEGV); given up after 5 restarts"]
+
+
+@pytest.fixture
+def free():
+    """A port of this machine that is taken while the test runs, and its socket."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield taken.getsockname()[1]
+
+
+def test_a_taken_address_is_a_mistake_of_the_user(free):
+    with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{free}: .*Choose another --port"):
+        module._listen(ServeOptions(port=free))
+
+
+@pytest.mark.parametrize(
+    ("host", "key", "warned"),
+    [
+        *(("127.0.0.1", None, False), ("127.8.8.8", None, False), ("localhost", None, False)),
+        *(("0.0.0.0", None, True), ("0.0.0.0", "k", False)),
+    ],
+)
+def test_an_open_address_without_a_key_is_warned_of(host, key, warned, caplog, capsys):
+    with module._listen(ServeOptions(host=host, port=0, api_key=key)) as listening:
+        port = listening.getsockname()[1]
+        assert listening.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)  # a server may be started again at once
+    assert ("can be reached from other machines" in caplog.text) == warned
+    assert f"Listening on http://{host}:{port}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"api_key": ""}, {"api_key": "  "}, {"api_key": "ключ"}, {"port": -1}, {"data_parallel": 0}),
+        *({"draft": "m"}, {"engine": EngineConfig(speculate="draft")}),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(fields):
+    with pytest.raises(ConfigError):
+        ServeOptions(**fields)
+
+
+def test_options_that_fit_are_taken():
+    assert ServeOptions(api_key="k").api_key == "k"
+    assert ServeOptions(draft="m", engine=EngineConfig(speculate="draft")).draft == "m"
+    defaults = ServeOptions()
+    assert (defaults.host, defaults.port, defaults.data_parallel, defaults.local) == ("127.0.0.1", 8000, 1, True)
+
+
+def test_ports_have_their_ends():
+    assert (ServeOptions(port=0).port, ServeOptions(port=65535).port) == (0, 65535)
+    with pytest.raises(ConfigError):
+        ServeOptions(port=65536)
+
+
+def test_one_engine_loads_what_the_options_say():
+    load, config = LoadOptions(threads=2, max_running=3), EngineConfig(speculate="ngram", speculate_tokens=3)
+    engine = module._engine(ServeOptions("m", load=load, engine=config))
+    assert isinstance(engine, RemoteEngine)
+    spec = engine.spec
+    assert (spec.source, spec.config, spec.draft, spec.cores) == ("m", config, None, [])
+    assert spec.options == {"threads": 2, "max_running": 3, "draft_tokens": 3, "text": False}
+    assert spec.draft_options == {"threads": 2, "max_running": 3}
+
+
+def test_each_of_several_engines_has_a_place_of_its_own():
+    engines = module._engine(ServeOptions("m", data_parallel=2, load=LoadOptions(threads=2)))
+    assert isinstance(engines, Replicas)
+    share = {"threads": 1, "text": False}
+    assert [each.spec.options for each in engines.engines] == [share | {"replica": (n, 2)} for n in (0, 1)]
+    assert [each.spec.draft_options["replica"] for each in engines.engines] == [(0, 2), (1, 2)]
+
+
+@pytest.fixture
+def outcome_of_visit(monkeypatch):
+    """outcome_of_visit(start, visit) -> what visit(client) returned in a thread while start() served in this one, until
+    the SIGTERM that visit sends."""
+
+    def fail(*_):
+        raise AssertionError("the signal did not reach the server")
+
+    before = signal.signal(signal.SIGTERM, fail)
+    lines = queue.Queue()
+    monkeypatch.setattr(module, "say", lines.put)
+    outcome = []
+
+    def visiting(visit):
+        try:
+            address = re.fullmatch(r"Listening on (\S+)", lines.get(timeout=10))[1]
+            assert lines.get(timeout=10).startswith("Ready: ")
+            with httpx.Client(base_url=address, transport=httpx.HTTPTransport(retries=5)) as client:
+                outcome.append(visit(client))
+        except BaseException:
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise
+
+    def run(start, visit):
+        visitor = threading.Thread(target=visiting, args=(visit,))
+        visitor.start()
+        start()
+        visitor.join(10)
+        return outcome[0]
+
+    yield run
+    signal.signal(signal.SIGTERM, before)
+
+
+def visit(client):
+    """The names of the models, the headers of an answer, and the last lines of a stream that the signal falls into."""
+    models = client.get("/v1/models")
+    body = {"model": "shown", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+    with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        lines = response.iter_lines()
+        next(lines)
+        os.kill(os.getpid(), signal.SIGTERM)
+        rest = list(lines)
+    return [model["id"] for model in models.json()["data"]], models.headers, rest
+
+
+def test_a_signal_ends_the_server_after_the_answers_that_run(outcome_of_visit, engine, make_context, capfd):
+    engine.delay = 0.01
+    options = ServeOptions("m", port=0, served_model_name="shown")
+    names, headers, rest = outcome_of_visit(lambda: module.serve_engine(options, engine, make_context().text), visit)
+    assert names == ["shown"]
+    assert "server" not in headers
+    assert "".join(capfd.readouterr()) == ""  # no line for each request
+    assert rest[-2] == "data: [DONE]"
+    assert '"finish_reason":"stop"' in rest[-4]
+    assert engine.steps == ["start", "close"]
+
+
+def test_the_engine_is_launched_first_and_collections_wait_for_the_end_of_the_start(
+    outcome_of_visit, engine, make_context, monkeypatch
+):
+    engine.delay = 0.01
+    collects = []
+    monkeypatch.setattr(engine, "launch", lambda: collects.append(("launch", gc.isenabled())), raising=False)
+
+    def load_text(model, backend, form):
+        collects.append((model, backend, gc.isenabled()))
+        return make_context().text
+
+    monkeypatch.setattr(text_side, "load_text", load_text)
+    monkeypatch.setattr(module, "_engine", lambda _: engine)
+    monkeypatch.setattr(module, "_settle", lambda: (collects.append("settle"), gc.enable()))
+    names, _, _ = outcome_of_visit(lambda: module.serve(ServeOptions("shown", port=0)), visit)
+    assert names == ["shown"]
+    assert collects == [("launch", False), ("shown", "cpu", False), "settle"]
+
+
+def test_what_the_start_left_is_given_back_and_what_it_made_is_kept_out_of_collections(monkeypatch):
+    class Node:
+        pass
+
+    garbage = Node()
+    garbage.itself, reference, trims = garbage, weakref.ref(garbage), []
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(malloc_trim=trims.append))
+    gc.disable()
+    try:
+        del garbage
+        module._settle()
+        assert reference() is None
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+        gc.enable()
+    assert trims == [0]  # all of it
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace())  # not every C library has it
+    module._settle()
+    gc.unfreeze()
+
+
+@pytest.mark.parametrize(("signals", "seconds"), [([signal.SIGTERM], 0), ([signal.SIGINT, signal.SIGINT], 30)])
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_that_is_cut_off_says_so(outcome_of_visit, engine, make_context, signals, seconds, stream):
+    engine.delay, engine.answer = 0.01, b"x" * 900
+    options = ServeOptions("m", port=0, served_model_name="shown", limits=Limits(drain_seconds=seconds))
+
+    def visit_of_one_who_is_cut_off(client):
+        body = {"model": "shown", "messages": [{"role": "user", "content": "Hi"}], "stream": stream}
+        for pause, number in enumerate(signals, 1):  # signals that come at once are one
+            threading.Timer(0.3 * pause, os.kill, (os.getpid(), number)).start()
+        response = client.post("/v1/chat/completions", json=body)
+        return response.status_code, response.text
+
+    start = lambda: module.serve_engine(options, engine, make_context().text)  # noqa: E731
+    status, text = outcome_of_visit(start, visit_of_one_who_is_cut_off)
+    if not stream:
+        assert (status, json.loads(text)["error"]["code"]) == (503, "server_stopping")
+        return
+    *tokens, error, done = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert (status, done, json.loads(error)["error"]["code"]) == (200, "[DONE]", "server_stopping")
+    assert len(tokens) > 2
+    assert {json.loads(each)["choices"][0]["finish_reason"] for each in tokens} == {None}
+    assert not engine.open
+
+
+def test_the_length_of_the_queue_is_an_option(outcome_of_visit, engine, make_context):
+    options = ServeOptions("m", port=0, max_queued_requests=1, limits=Limits(drain_seconds=0))
+
+    def visit_of_two(client):
+        engine.gate.clear()
+        body, path = {"model": "m", "prompt": "Hi"}, "/v1/completions"
+        with client.stream("POST", path, json={**body, "stream": True}) as waiting:
+            refused = client.post(path, json=body)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return refused, waiting.read()
+
+    start = lambda: module.serve_engine(options, engine, make_context().text)  # noqa: E731
+    refused, cut_off = outcome_of_visit(start, visit_of_two)
+    assert refused.status_code == 429
+    assert int(refused.headers["retry-after"]) >= 1
+    assert b"server_stopping" in cut_off

@@ -1,0 +1,271 @@
+"""Tools and reasoning in chats: what the model reads, and how its answers are told, all at once and in a stream."""
+
+import json
+from random import Random
+
+import openai
+import pytest
+
+from roofline.server.forced_calls import forced_calls
+from roofline.server.text_side import TextSide
+from roofline.text.replies.parser import Reply
+from roofline.text.replies.reply_format import CALL_FORMATS, ReplyFormat, reply_format
+from roofline.text.templates.template import ChatTemplate
+from roofline.text.templates.tools import with_tools_as_text
+
+PATH = "/v1/chat/completions"
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": "Does it.", "parameters": {"type": "object"}}}
+    for name in ("weather", "add")
+]
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "tools": TOOLS}
+CALLS = (
+    '<think>Hm.</think>I look. <tool_call>{"name": "weather", "arguments": {"city": "Köln"}}</tool_call>\n'
+    '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+)
+
+
+def streamed(call, engine, text: str, **fields) -> tuple[dict, list]:
+    """(the message that the deltas of a stream make, its finish reasons)"""
+    engine.answer = text.encode()
+    lines = call("POST", PATH, json={**CHAT, "stream": True, **fields}).text.split("\n\n")
+    message: dict = {"content": "", "reasoning_content": "", "tool_calls": []}
+    reasons = []
+    for line in lines[:-2]:
+        (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+        delta = choice["delta"]
+        for name in ("content", "reasoning_content"):
+            message[name] += delta.get(name, "")
+        for part in delta.get("tool_calls", ()):
+            if part["index"] == len(message["tool_calls"]):
+                message["tool_calls"].append({"id": part["id"], "name": part["function"]["name"], "arguments": ""})
+            message["tool_calls"][part["index"]]["arguments"] += part["function"]["arguments"]
+        reasons.append(choice["finish_reason"])
+    return message, reasons
+
+
+def test_an_answer_with_reasoning_text_and_two_calls(call, engine):
+    engine.answer = CALLS.encode()
+    (choice,) = call("POST", PATH, json=CHAT).json()["choices"]
+    message = choice["message"]
+    assert (message["content"], message["reasoning_content"]) == ("I look.", "Hm.")
+    functions = [each["function"] for each in message["tool_calls"]]
+    assert functions == [{"name": "weather", "arguments": '{"city": "Köln"}'}, {"name": "add", "arguments": "{}"}]
+    assert choice["finish_reason"] == "tool_calls"
+    ids = [each["id"] for each in message["tool_calls"]]
+    assert len(set(ids)) == 2
+    assert all(len(name) == 9 and name.isalnum() for name in ids)  # which Mistral's templates ask for
+
+
+def test_a_stream_tells_the_same(call, engine):
+    message, reasons = streamed(call, engine, CALLS)
+    assert (message["content"], message["reasoning_content"]) == ("I look.", "Hm.")
+    told = [(each["name"], each["arguments"]) for each in message["tool_calls"]]
+    assert told == [("weather", '{"city": "Köln"}'), ("add", "{}")]
+    assert reasons == [None] * (len(reasons) - 1) + ["tool_calls"]
+
+
+def test_an_answer_that_is_cut_within_a_call_says_so(call, engine):
+    engine.answer = CALLS.encode()
+    body = {**CHAT, "max_tokens": len(CALLS.encode()) - 5}
+    assert call("POST", PATH, json=body).json()["choices"][0]["finish_reason"] == "length"
+    assert streamed(call, engine, CALLS, max_tokens=len(CALLS.encode()) - 5)[1][-1] == "length"
+
+
+def test_a_call_alone_has_no_content(call, engine):
+    engine.answer = b'<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    assert call("POST", PATH, json=CHAT).json()["choices"][0]["message"]["content"] is None
+
+
+@pytest.mark.parametrize("fields", [{"tools": None}, {"tools": []}, {"tool_choice": "none"}])
+def test_without_tools_marks_are_text(call, engine, fields):
+    engine.answer = b'<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    (choice,) = call("POST", PATH, json={**CHAT, **fields}).json()["choices"]
+    assert choice["message"]["content"] == engine.answer.decode()
+    assert (choice["finish_reason"], "tool_calls" in choice["message"]) == ("stop", False)
+    assert b"[weather]" not in bytes(engine.submitted[0][0])
+
+
+def test_one_call_is_enough_where_parallel_ones_are_not_wanted(call, engine):
+    engine.answer = CALLS.encode()
+    message = call("POST", PATH, json={**CHAT, "parallel_tool_calls": False}).json()["choices"][0]["message"]
+    assert [each["function"]["name"] for each in message["tool_calls"]] == ["weather"]
+    assert [each["name"] for each in streamed(call, engine, CALLS, parallel_tool_calls=False)[0]["tool_calls"]] == [
+        "weather"
+    ]
+
+
+def test_log_probabilities_stay_complete_while_a_call_is_kept_back(call, engine):
+    engine.answer = CALLS.encode()
+    lines = call("POST", PATH, json={**CHAT, "stream": True, "logprobs": True}).text.split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+    tokens = [entry for chunk in chunks for entry in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]
+    assert b"".join(bytes(entry["bytes"]) for entry in tokens) == CALLS.encode()
+
+
+def test_the_openai_client_goes_round_with_what_it_got(live, engine):
+    client = openai.OpenAI(base_url=f"{live()}/v1", api_key="x")
+    engine.answer = CALLS.encode()
+    first = client.chat.completions.create(**CHAT).choices[0].message
+    answers = [{"role": "tool", "tool_call_id": each.id, "content": "7"} for each in first.tool_calls]
+    engine.answer = b"Done."
+    messages = [*CHAT["messages"], first, *answers]
+    again = client.chat.completions.create(model="tiny", tools=TOOLS, messages=messages)
+    assert again.choices[0].message.content == "Done."
+    with client.chat.completions.create(**CHAT, stream=True) as stream:
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "Done."
+
+
+class Tokens:
+    """A tokenizer of characters."""
+
+    eos_ids = ()
+    density = None
+
+    def encode_marked(self, text, mask):
+        assert len(text) == len(mask)
+        return [ord(character) for character in text]
+
+    def decode(self, ids, skip_special):
+        return "".join(map(chr, ids))
+
+
+NATIVE = """{% for t in tools or [] %}{{ t.function.name }};{% endfor -%}
+{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{% for c in m.tool_calls or [] -%}
+[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}</>{% endfor -%}
+{% if add_generation_prompt %}<assistant>{% if thinking %}<think>\n{% endif %}{% endif %}"""
+PLAIN = """{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor -%}
+{% if add_generation_prompt %}<assistant>{% endif %}"""
+TURNS = [
+    {"role": "user", "content": "Hi"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "a", "type": "function", "function": {"name": "add", "arguments": {"x": 1}}}],
+    },
+    {"role": "tool", "content": "1", "tool_call_id": "a"},
+]
+
+
+def prompt(template: str, messages=TURNS, **options) -> str:
+    text = TextSide(Tokens(), ChatTemplate(template))
+    return "".join(map(chr, text.encode_chat(messages, **options)))
+
+
+def test_a_template_that_knows_tools_gets_them():
+    expected = 'weather;add;<user>Hi</><assistant>[add {"x": 1}]</><tool>1</><assistant>'
+    assert prompt(NATIVE, tools=TOOLS) == expected
+
+
+def test_for_others_tools_are_text():
+    text = prompt(PLAIN, tools=TOOLS)
+    assert text.startswith("<system>You can call these functions")
+    assert json.dumps(TOOLS[0]["function"]) in text
+    call = '<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>'
+    answer = "<tool_response>\n1\n</tool_response>"
+    assert text.endswith(f"<user>Hi</><assistant>{call}</><user>{answer}</><assistant>")
+    assert "You can call" not in prompt(PLAIN)
+    system = [{"role": "system", "content": "Be brief."}, *TURNS]
+    assert prompt(PLAIN, system, tools=TOOLS).startswith("<system>Be brief.\n\nYou can call")
+    assert with_tools_as_text(TURNS[:1], []) == TURNS[:1]
+
+
+def test_an_answer_goes_on_from_its_beginning():
+    begun = [*TURNS[:1], {"role": "assistant", "content": "Once upon "}]
+    assert prompt(PLAIN, begun, continues=True) == "<user>Hi</><assistant>Once upon"
+    with pytest.raises(Exception, match="does not write the last message"):
+        prompt("{% for m in messages %}{{ m.content | upper }}{% endfor %}", begun, continues=True)
+
+
+def test_a_prompt_that_opens_the_reasoning_is_noticed():
+    text = TextSide(Tokens(), ChatTemplate(NATIVE))
+    assert text.ends_thinking(text.encode_chat(TURNS, variables={"thinking": True}))
+    assert not text.ends_thinking(text.encode_chat(TURNS))
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (NATIVE, ReplyFormat("hermes", True, True)),
+        (PLAIN, ReplyFormat("hermes", False, False)),
+        ("{{ tools }} <tool_call>", ReplyFormat("hermes", False, True)),
+        ("{{ tools }} [TOOL_CALLS] <tool_call>", ReplyFormat("mistral", False, True)),
+        ('{{ tools }} {"name": n, "parameters": p}', ReplyFormat("llama3", False, True)),
+        ("{{ tools }} <|python_tag|>", ReplyFormat("llama3", False, True)),
+        ("[TOOL_CALLS]", ReplyFormat("hermes", False, False)),
+    ],
+)
+def test_the_format_is_told_from_the_template(template, expected):
+    assert reply_format(template) == expected
+    assert reply_format(template, "json", thinks=True) == ReplyFormat("json", True, expected.takes_tools)
+
+
+def test_chat_completions_go_on_from_an_answer_too(call, engine):
+    messages = [*CHAT["messages"], {"role": "assistant", "content": "Once"}]
+    body = {"model": "tiny", "messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+    assert call("POST", PATH, json=body).status_code == 200
+    assert bytes(engine.submitted[0][0]) == b"<user>Hi<assistant>Once"
+
+
+def grammar(engine) -> str:
+    """What the last request's answers are held to."""
+    constraint = engine.submitted[-1][1].constraint
+    assert constraint.kind == "lark"
+    return constraint.text
+
+
+def test_a_required_call_is_held_to_the_tools(call, engine):
+    assert call("POST", PATH, json={**CHAT, "tool_choice": "auto"}).status_code == 200
+    assert engine.submitted[-1][1].constraint is None
+    assert call("POST", PATH, json={**CHAT, "tool_choice": "required"}).status_code == 200
+    required = grammar(engine)
+    assert "call: call_0 | call_1\n" in required
+    assert "call)*" in required
+    call("POST", PATH, json={**CHAT, "tool_choice": "required", "parallel_tool_calls": False})
+    assert "call)*" not in grammar(engine)
+    call("POST", PATH, json={**CHAT, "tool_choice": {"type": "function", "function": {"name": "add"}}})
+    named = grammar(engine)
+    assert "call: call_0\n" in named
+    assert '\\"add\\"' in named
+    assert "weather" not in named
+    assert b"[weather]" in bytes(engine.submitted[-1][0])  # the prompt tells all of them
+
+
+SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize("form", CALL_FORMATS)
+@pytest.mark.parametrize("thinking", [False, True])
+def test_what_the_grammar_allows_is_what_the_parser_reads(form, thinking):
+    """Any text that the grammar takes, written by a matcher that chooses bytes at random, is calls and nothing else."""
+    llguidance = pytest.importorskip("llguidance")
+    functions = [{"function": {"name": name, "parameters": SCHEMA}} for name in ("weather", "add")]
+    constraint = forced_calls(form, functions, several=True, thinking=thinking)
+    words = llguidance.LLTokenizer("byte")
+    for seed in range(5):
+        matcher = llguidance.LLMatcher(words, llguidance.LLMatcher.grammar_from_lark(constraint.text))
+        text = written(matcher, Random(seed), b"Hm.</think>" if thinking else b"")
+        reply, parser = Reply(), ReplyFormat(form, thinking, True).parser({"weather", "add"}, thinking=thinking)
+        reply.add([*parser.push(text), *parser.finish()])
+        assert reply.text == ""
+        assert reply.calls
+        for each in reply.calls:
+            assert list(json.loads(each.arguments)) == ["x"]
+
+
+def written(matcher, random: Random, begin: bytes) -> str:
+    """A text of the grammar: its beginning, then random bytes that are allowed, with a liking for what ends soon."""
+    text = bytearray(begin)
+    assert matcher.consume_tokens(list(begin))
+    while not matcher.is_stopped():
+        assert len(text) < 4000
+        mask = matcher.compute_logit_bias()
+        allowed = [token for token in range(len(mask)) if mask[token] and token < 256]
+        if matcher.is_accepting() and (not allowed or random.random() < 0.3):
+            break
+        closing = [token for token in allowed if token in b'"}]0x']
+        token = random.choice(closing or allowed)
+        assert matcher.consume_token(token)
+        text.append(token)
+    assert not matcher.get_error()
+    return text.decode("utf-8", "replace")

@@ -1,0 +1,183 @@
+"""Replies of models taken apart: text, reasoning and calls of tools, the same however the text is cut."""
+
+import json
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from roofline.text.replies.call_formats import HermesCalls, MistralCalls, ObjectCalls
+from roofline.text.replies.json_scanner import JsonScanner
+from roofline.text.replies.parser import CallDelta, PlainReply, Reply, ReplyParser, ToolCall
+from roofline.text.replies.reasoning import ThinkingReply
+
+NAMES = {"weather", "add"}
+FORMATS = {
+    "plain": PlainReply,
+    "hermes": lambda: HermesCalls(NAMES),
+    "object": lambda: ObjectCalls(NAMES),
+    "mistral": lambda: MistralCalls(NAMES),
+    "thinking hermes": lambda: ThinkingReply(HermesCalls(NAMES), open=False),
+    "open thinking object": lambda: ThinkingReply(ObjectCalls(NAMES), open=True),
+}
+CALL = '{"name": "weather", "arguments": {"city": "Ulm", "days": [1, 2.5e3]}}'
+LATE_NAME = '{"arguments": {"a": "}"}, "name": "add"}'
+ARGUMENTS = '{"city": "Ulm", "days": [1, 2.5e3]}'
+
+
+def parsed(parser: ReplyParser, pieces) -> Reply:
+    reply = Reply()
+    for piece in pieces:
+        reply.add(parser.push(piece))
+    reply.add(parser.finish())
+    return reply
+
+
+def whole(name: str, text: str) -> Reply:
+    return parsed(FORMATS[name](), [text])
+
+
+MARKS = "<tool_call> </tool_call> <tool_ call> [TOOL_CALLS] [ARGS] [TOOL <|python_tag|> <think> </think>"
+LETTERS = '[ ] { } , ; " \\ é weather add{}'
+OBJECTS = [
+    CALL, CALL[:30], CALL[20:], LATE_NAME, '{"name": "add"}', '{"name": "none", "arguments": {}}',
+    '{"name": "add", "parameters": "{\\"a\\": 1}"}', '{"name": "add", "arguments": {"x": nul}}',
+]  # fmt: skip
+LONGER = [
+    f"[TOOL_CALLS] [{CALL}, ", f"[TOOL_CALLS]weather[ARGS]{ARGUMENTS}", f"<tool_call>\n{CALL}\n", f"[{CALL}, {CALL}",
+    f"{CALL}; {CALL}", f"<think>a\n</think>\n{CALL}",
+]  # fmt: skip
+PIECES = st.sampled_from([*MARKS.split(), *LETTERS.split(), *OBJECTS, *LONGER, " ", "\n", "a b", "\x00"])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(max_examples=100, deadline=None)
+@given(st.lists(PIECES, max_size=12), st.data())
+def test_a_reply_does_not_depend_on_how_it_is_cut(name, pieces, data):
+    text = "".join(pieces)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=20)))
+    parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    expected = whole(name, text)
+    assert parsed(FORMATS[name](), parts) == expected
+    assert parsed(FORMATS[name](), text) == expected  # a character at a time
+    for call in expected.calls:
+        assert call.name in NAMES
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(max_examples=25, deadline=None)
+@given(st.text(st.characters(blacklist_characters="<[{"), max_size=40))
+def test_text_without_marks_is_passed_on(name, text):
+    reply = whole(name, text)
+    told = reply.reasoning if name.startswith("open") else reply.text
+    assert told == text.strip(" \t\n\r") if name.startswith("open") else told.strip() == text.strip()
+    assert not reply.calls
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        (
+            "hermes",
+            f"I look.\n<tool_call>\n{CALL}\n</tool_call>",
+            Reply("I look.", "", [ToolCall("weather", ARGUMENTS)]),
+        ),
+        (
+            "hermes",
+            f"<tool_call>{CALL}</tool_call>\n<tool_call>\n" + LATE_NAME + "</tool_call>\nOk.",
+            Reply("Ok.", "", [ToolCall("weather", ARGUMENTS), ToolCall("add", '{"a": "}"}')]),
+        ),
+        ("hermes", '<tool_call>{"name": "add"}', Reply("", "", [ToolCall("add", "{}")])),
+        ("hermes", "<tool_call>", Reply("<tool_call>")),
+        ("hermes", "<tool_call>no json</tool_call>", Reply("<tool_call>no json</tool_call>")),
+        (
+            "hermes",
+            '<tool_call>{"name": "none", "arguments": {}}</tool_call>',
+            Reply('<tool_call>{"name": "none", "arguments": {}}</tool_call>'),
+        ),
+        ("hermes", f"{CALL} <tool_ca", Reply(f"{CALL} <tool_ca")),
+        ("hermes", '<tool_call>{"name": "add", "arguments": {x', Reply("", "", [ToolCall("add", "{")])),
+        (
+            "hermes",
+            '<tool_call>{"name": "add", "arguments": {x</tool_call> Sorry.',
+            Reply("Sorry.", "", [ToolCall("add", "{")]),
+        ),
+        ("object", f" {CALL}\n", Reply("", "", [ToolCall("weather", ARGUMENTS)])),
+        ("object", f"<|python_tag|>{CALL}; {CALL}", Reply("", "", [ToolCall("weather", ARGUMENTS)] * 2)),
+        ("object", f"[{CALL}, {CALL}]", Reply("", "", [ToolCall("weather", ARGUMENTS)] * 2)),
+        ("object", '{"name": "add", "parameters": "{\\"a\\": 1}"}', Reply("", "", [ToolCall("add", '{"a": 1}')])),
+        ("object", '{"answer": 42, "name": "add"}', Reply('{"answer": 42, "name": "add"}')),
+        ("object", f"Here: {CALL}", Reply(f"Here: {CALL}")),
+        ("object", "<|python_tag|>search.call()", Reply("<|python_tag|>search.call()")),
+        ("object", "[1, 2]", Reply("[1, 2]")),
+        ("mistral", f"[TOOL_CALLS] [{CALL}, {CALL}]", Reply("", "", [ToolCall("weather", ARGUMENTS)] * 2)),
+        ("mistral", 'A [TOOL_CALLS]add[ARGS]{"a": 1}', Reply("A", "", [ToolCall("add", '{"a": 1}')])),
+        (
+            "mistral",
+            '[TOOL_CALLS]add{"a": 1}[TOOL_CALLS]weather{}',
+            Reply("", "", [ToolCall("add", '{"a": 1}'), ToolCall("weather", "{}")]),
+        ),
+        ("mistral", "[TOOL_CALLS]other{}", Reply("[TOOL_CALLS]other{}")),
+        ("mistral", "[TOOL_CALLS] [", Reply("[TOOL_CALLS][")),
+        ("thinking hermes", "<think>\nHm.\n\nYes.\n</think>\n\nNo.", Reply("No.", "Hm.\n\nYes.")),
+        ("thinking hermes", "No <think>", Reply("No <think>")),
+        ("thinking hermes", "<thi", Reply("<thi")),
+        ("thinking hermes", f"<think>a</think><tool_call>{CALL}", Reply("", "a", [ToolCall("weather", ARGUMENTS)])),
+        ("open thinking object", "Hm.", Reply("", "Hm.")),
+        ("open thinking object", f"Hm. </think>{CALL}", Reply("", "Hm.", [ToolCall("weather", ARGUMENTS)])),
+    ],
+)
+def test_formats(name, text, expected):
+    assert whole(name, text) == expected
+    assert parsed(FORMATS[name](), text) == expected
+
+
+def test_arguments_stream_as_soon_as_the_name_is_known():
+    parser = HermesCalls(NAMES)
+    assert parser.push('<tool_call>{"name": "weather"') == [CallDelta(0, "weather", "")]
+    assert parser.push(', "arguments": {"city": "U') == [CallDelta(0, None, '{"city": "U')]
+    assert parser.push('lm"}}') == [CallDelta(0, None, 'lm"}')]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(st.text(), JSON, max_size=4), st.booleans(), st.sampled_from([None, 2]))
+def test_the_scanner_takes_all_json_and_arguments_come_through_unchanged(value, ascii_only, indent):
+    text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
+    scanner = JsonScanner()
+    assert all(scanner.feed(character) for character in text)
+    assert scanner.complete
+    for reply in (
+        whole("hermes", f'<tool_call>{{"name": "add", "arguments": {text}}}</tool_call>'),
+        whole("mistral", f"[TOOL_CALLS]add{text}"),
+    ):
+        assert reply == Reply("", "", [ToolCall("add", text)])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(st.sampled_from('{}[]",:0123456789.-+eEtrufalsn\\ub \n'), max_size=14))
+@example('{"a": 01}')
+@example('{"a": "\n"}')
+@example('{"a" 1}')
+@example('{"a": 1,}')
+@example('{"a": "\\x"}')
+@example('{"a": "\\u00g0"}')
+@example('{"a":.5}')
+@example("[1}")
+@example('{"a": tru}')
+def test_the_scanner_takes_nothing_else(text):
+    text = "{" + text
+    scanner = JsonScanner()
+    fits = all(scanner.feed(character) for character in text)
+    try:
+        value = json.loads(text)
+    except ValueError:
+        assert not (fits and scanner.complete)
+    else:
+        assert fits == isinstance(value, dict)

@@ -1,0 +1,493 @@
+"""Every key that the other readers of a file take into the forward pass is honoured here, or refused: none is lost."""
+
+import contextlib
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from weights_builders import CONFIG
+
+from roofline.common.errors import ConfigError, RooflineError, UnsupportedError
+from roofline.common.fields import Fields
+from roofline.models.config import ModelConfig
+from roofline.ops.rope_tables import frequencies
+from roofline.weights.config.canonical import checked
+from roofline.weights.config.gguf import from_gguf
+from roofline.weights.config.hf import from_hf
+
+HF: dict[str, Any] = {
+    **{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50},
+    **{"num_key_value_heads": 2, "intermediate_size": 96, "max_position_embeddings": 512, "rms_norm_eps": 1e-5},
+}
+MPT: dict[str, Any] = {"model_type": "mpt", "d_model": 64, "n_layers": 2, "n_heads": 4, "vocab_size": 50}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+ORIGINAL = "original_max_position_embeddings"
+
+
+def _hf(changes: dict[str, Any], base: dict[str, Any] = HF) -> dict[str, Any]:
+    return from_hf(Path("config.json"), {**base, **changes})
+
+
+def _is_honoured_or_refused(changes: dict[str, Any], base: dict[str, Any]) -> bool:
+    try:
+        return _hf(changes, base) != _hf({}, base)
+    except RooflineError:
+        return True
+
+
+# --- config.json ---------------------------------------------------------------------------------------------------
+
+# What transformers' and LLM Foundry's classes have beside it says nothing about the logits of a text.
+_HARMLESS = {
+    *("initializer_range", "use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "pretraining_tp"),
+    *("attention_dropout", "resid_pdrop", "emb_pdrop", "init_device", "embedding_fraction", "attn_pdrop", "attn_impl"),
+}
+_CHANGED: dict[str, Any] = {
+    **{"vocab_size": 51, "hidden_size": 128, "intermediate_size": 97, "num_hidden_layers": 3, "num_attention_heads": 2},
+    **{"num_key_value_heads": 1, "hidden_act": "gelu", "max_position_embeddings": 513, "rms_norm_eps": 1e-4},
+    **{"tie_word_embeddings": True, "rope_parameters": YARN, "attention_bias": True, "mlp_bias": True, "head_dim": 32},
+    **{"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 0, "layer_types": ["sliding_attention"]},
+    # of MPT
+    **{"d_model": 128, "n_heads": 2, "n_layers": 3, "expansion_ratio": 2, "max_seq_len": 512, "no_bias": False},
+    **{"layer_norm_epsilon": 1e-4, "learned_pos_emb": False, "logit_scale": 2.0, "norm_type": "rmsnorm"},
+    **{"attn_type": "multiquery_attention", "clip_qkv": 8.0, "softmax_scale": 0.5, "prefix_lm": True, "qk_ln": True},
+    **{"attn_uses_sequence_id": True, "alibi": False, "alibi_bias_max": 16},
+}
+# Keys that say something only beside another one.
+_BESIDE: dict[str, dict[str, Any]] = {
+    "max_window_layers": {"use_sliding_window": True, "sliding_window": 8},
+    "sliding_window": {"use_sliding_window": True, "max_window_layers": 0},
+    "use_sliding_window": {"max_window_layers": 0, "sliding_window": 8},
+    "learned_pos_emb": {"attn_config": {"alibi": False}},
+}
+# Of every class, beside what these say themselves: any model may say it, and transformers' shared code reads it.
+_SHARED = {"is_causal": False, "per_layer_config": {"0": {"head_dim": 8}}, "attention_chunk_size": 4}
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "mpt"])
+def test_every_key_of_transformers_is_honoured_or_refused(kind: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="its classes list the keys")
+    known = set(transformers.CONFIG_MAPPING[kind].__annotations__)
+    base = {**(MPT if kind == "mpt" else HF), "model_type": kind}
+    known -= {"model_type", "keys_to_ignore_at_inference", "base_model_tp_plan", "base_model_pp_plan", *_HARMLESS}
+    known -= {"sub_configs", "attribute_map", "attn_config"}
+    assert known <= set(_CHANGED), "a new key: does it change the logits?"
+    for key in known:
+        if kind == "llama" and key in ("sliding_window", "layer_types"):
+            continue
+        value = False if (kind, key) == ("mpt", "tie_word_embeddings") else _CHANGED[key]
+        assert _is_honoured_or_refused({key: value}, {**base, **_BESIDE.get(key, {})}), key
+    for key, value in _SHARED.items():
+        assert _is_honoured_or_refused({key: value}, base), key
+    if kind == "mpt":
+        inner = transformers.CONFIG_MAPPING["mpt"].sub_configs["attn_config"].__annotations__
+        for key in set(inner) - _HARMLESS - {"base_config_key", "model_type"}:
+            assert _is_honoured_or_refused({"attn_config": {key: _CHANGED[key]}}, base), key
+
+
+def test_mpt_says_nothing_twice_and_differently() -> None:
+    assert _hf({"norm_eps": 1e-3}, MPT)["norm_eps"] == 1e-3  # LLM Foundry's name
+    assert _hf({"norm_eps": 1e-3, "layer_norm_epsilon": 1e-3, "hidden_size": 64}, MPT)["norm_eps"] == 1e-3
+    for other in ({"norm_eps": 1e-3, "layer_norm_epsilon": 1e-4}, {"hidden_size": 32}, {"num_attention_heads": 2}):
+        with pytest.raises(ConfigError, match=next(iter(other))):
+            _hf(other, MPT)
+
+
+def _ropes() -> list[dict[str, Any]]:
+    """Old, new and mixed spellings: of theta, of the original context, of the kind, of the table and of two tables."""
+    linear = {"type": "linear", "factor": 2.0}
+    both = {"rope_type": "default", "type": "linear", "factor": 2.0}
+    tables: list[dict[str, Any] | None] = [None, {}, linear, both, {**linear, "rope_theta": 3e4}]
+    tables += [{**YARN, "rope_theta": 2e4}, {**YARN, "type": "linear"}, {**YARN, ORIGINAL: 64}, LLAMA3]
+    tables += [{"rope_type": "yarn", "factor": 2.0, "beta_fast": 16, "beta_slow": 2, "truncate": False}]
+    tables += [{**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}, {**YARN, "attention_factor": 1.5}]
+    tables += [{"rope_type": "default", "rope_theta": 7e4}]
+    outside: list[dict[str, Any]] = [{}, {"rope_theta": 5e4}, {ORIGINAL: 96}]
+    pairs = itertools.product(tables, tables, outside)
+    return [{"rope_parameters": new, "rope_scaling": old, **beside} for new, old, beside in pairs]
+
+
+def test_rope_is_read_as_transformers_reads_it() -> None:
+    """Each spelling alone and beside each other one: the frequencies of transformers' own code, or a refusal."""
+    transformers = pytest.importorskip("transformers", reason="its code computes what is expected")
+    import copy
+
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    honoured = 0
+    for rope in _ropes():
+        try:
+            ours = ModelConfig.of(_hf(rope))
+        except (ConfigError, UnsupportedError):
+            assert rope["rope_scaling"], rope  # what stands alone is never refused here
+            continue
+        theirs = transformers.LlamaConfig(**copy.deepcopy({**HF, **rope}))
+        scaling = theirs.rope_parameters
+        if scaling["rope_type"] == "default":
+            expected, factor = scaling["rope_theta"] ** (-np.arange(0, 16, 2) / 16), 1.0
+        else:
+            inverse, factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](theirs, "cpu")
+            expected = inverse.double().numpy()
+        mine, my_factor = frequencies(ours.rope)
+        assert np.allclose(mine, expected, rtol=1e-5, atol=0), rope
+        assert my_factor == pytest.approx(factor), rope
+        honoured += 1
+    assert honoured > 300
+
+
+def test_theta_that_transformers_would_lose_is_refused() -> None:
+    tables = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rope_scaling": YARN}
+    with pytest.raises(ConfigError, match=r"config\.json: rope_parameters\.rope_theta: 1000000\.0 is not read beside"):
+        _hf(tables)
+    assert _hf({**tables, "rope_theta": 1e6})["rope_theta"] == 1e6
+
+
+# --- GGUF ----------------------------------------------------------------------------------------------------------
+
+METADATA: dict[str, Any] = {
+    **{"general.architecture": "llama", "llama.block_count": 2, "llama.context_length": 512},
+    **{"llama.embedding_length": 64, "llama.feed_forward_length": 96, "llama.attention.head_count": 4},
+    **{"llama.attention.head_count_kv": 2, "llama.attention.layer_norm_rms_epsilon": 1e-5},
+}
+
+
+def _gguf(changes: dict[str, Any]) -> dict[str, Any]:
+    return from_gguf(Path("m.gguf"), METADATA | changes, {"embed.weight": (50, 64)}, None)
+
+
+def test_every_key_of_gguf_is_honoured_or_refused() -> None:
+    """All keys of an architecture that the format's own package lists, at a value that is nobody's default."""
+    constants = pytest.importorskip("gguf.constants", reason="it lists the keys")
+    spelled = [value for group in vars(constants.Keys).values() for value in _strings(group) if "{arch}" in value]
+    harmless = {"rope.scaling.finetuned", "rope.scaling.original_context_length"}  # the latter is YaRN's alone
+    harmless |= {"rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"}
+    assert len(spelled) > 80
+    for key in spelled:
+        field = key.removeprefix("{arch}.")
+        if field in harmless:
+            continue
+        for value in (3, 0.375, "x", [3, 3]) if field != "attention.causal" else (False,):
+            with contextlib.suppress(RooflineError):
+                assert _gguf({f"llama.{field}": value}) != _gguf({}), (field, value)
+
+
+def _strings(group: object) -> list[str]:
+    inner = [v for k, v in vars(group).items() if not k.startswith("__")] if isinstance(group, type) else []
+    return [v for v in inner if isinstance(v, str)] + [s for v in inner if isinstance(v, type) for s in _strings(v)]
+
+
+@pytest.mark.parametrize("kind", [None, "none", "linear", "yarn"])
+@pytest.mark.parametrize("factor", [None, 0.0, 1.0, 4.0])
+@pytest.mark.parametrize("legacy", [None, 1.0, 2.0])
+@pytest.mark.parametrize("mixed", [None, -1.0, 0.0, 1.0])
+def test_gguf_rope_is_read_as_llama_cpp_reads_it(
+    kind: str | None, factor: float | None, legacy: float | None, mixed: float | None
+) -> None:
+    keys = {"scaling.type": kind, "scaling.factor": factor, "scale_linear": legacy, "scaling.yarn_ext_factor": mixed}
+    changes = {f"llama.rope.{key}": value for key, value in keys.items() if value is not None}
+    # llama.cpp: linear where no type is said; the older name only where the newer is absent; 0 divides by 1.
+    divisor = (legacy if factor is None else factor) or 1.0
+    type_ = kind or "linear"
+    mixes = (type_ == "yarn") if mixed is None or mixed < 0 else bool(mixed)
+    try:
+        mine, mine_factor = frequencies(ModelConfig.of(_gguf(changes)).rope)
+    except RooflineError:
+        without_factor = kind in ("linear", "yarn") and not factor and not legacy
+        assert without_factor or mixes != (type_ == "yarn") or (kind == "yarn" and factor == 0)
+        return
+    inverse = 10000.0 ** (-np.arange(0, 16, 2) / 16)
+    if type_ == "none":
+        divisor = 1.0
+    if not mixes:
+        assert np.allclose(mine, inverse / divisor)
+        assert mine_factor == 1
+        return
+    low, high = (16 * math.log(512 / (turns * 2 * math.pi)) / (2 * math.log(1e4)) for turns in (32, 1))
+    low, high = max(math.floor(low), 0), min(math.ceil(high), 15)
+    ramp = 1 - np.clip((np.arange(8) - low) / max(0.001, high - low), 0, 1)
+    assert np.allclose(mine, inverse / divisor * (1 - ramp) + inverse * ramp)
+    assert mine_factor == pytest.approx(1 + 0.1 * math.log(divisor))
+
+
+def test_a_factor_without_a_type_is_linear() -> None:
+    scaled = _gguf({"llama.rope.scaling.factor": 4.0})
+    assert scaled == {**CONFIG, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}
+    yarn = _gguf({"llama.rope.scaling.factor": 4.0, "llama.rope.scaling.type": "yarn"})
+    assert yarn["rope_scaling"] == {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 512.0}
+
+
+# --- every value of the wrong type ---------------------------------------------------------------------------------
+
+WRONG: list[Any] = [None, True, False, "x", "", 7, -1, 1 << 70, 1e9, 0.5, math.nan, [], ["x"], [1], {}, {"x": 1}]
+FULL: dict[str, dict[str, Any]] = {
+    "llama": {
+        **HF,
+        **{"rope_theta": 1e4, "rope_scaling": YARN | {"truncate": True, "beta_fast": 32.0}, "head_dim": 16},
+        **{"hidden_act": "silu", "attention_bias": False, "tie_word_embeddings": False, "is_causal": True},
+        **{"quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}},
+        **{"logits_scaling": 1.0, "partial_rotary_factor": 1, "num_local_experts": 0, "no_rope_layers": []},
+    },
+    "qwen3": {**HF, "model_type": "qwen3", "use_sliding_window": False, "layer_types": ["full_attention"] * 2},
+    "mpt": {**MPT, "attn_config": {"alibi": True, "alibi_bias_max": 8}, "no_bias": True, "expansion_ratio": 4},
+    "mpt of llm foundry": {
+        **{**MPT, "norm_type": "rmsnorm", "ffn_config": {"ffn_type": "mptglu", "ffn_hidden_size": 96}},
+        "attn_config": {
+            **{"attn_type": "grouped_query_attention", "kv_n_heads": 2, "rope": True, "rope_theta": 5e5},
+            **{"alibi": False, "rope_impl": "hf", "rope_hf_config": {"type": "linear", "factor": 2.0}},
+        },
+    },
+}
+GGUF = METADATA | {
+    **{"llama.attention.key_length": 16, "llama.rope.freq_base": 1e4, "llama.rope.scaling.type": "yarn"},
+    **{"llama.rope.scaling.factor": 2.0, "llama.rope.scaling.attn_factor": 1.0, "split.count": 1},
+    **{"llama.attention.causal": True, "llama.vocab_size": 50, "llama.expert_count": 0},
+}
+
+
+def _mutants(values: dict[str, Any]) -> list[tuple[str, Any, dict[str, Any]]]:
+    """Each key at each value of another type, and at numbers beyond all reason; also of the objects inside."""
+    made = []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            made += [(inner, wrong, {**values, key: changed}) for inner, wrong, changed in _mutants(value)]
+        kinds = [w for w in WRONG if type(w) is not type(value) or (isinstance(w, int | float) and abs(w) > 1e6)]
+        made += [(key, wrong, {**values, key: wrong}) for wrong in kinds]
+    return made
+
+
+def _check(key: str, wrong: Any, load: Any, good: dict[str, Any], file: str) -> bool:
+    """Whether a mutant was refused by file and key; those that load differ in what their type allows."""
+    message = ""
+    try:
+        config = load()
+        ModelConfig.of(config)
+    except RooflineError as error:
+        message = str(error)
+    if message:
+        assert file in message, (key, wrong, message)
+        assert key in message, (key, wrong, message)
+        return True
+    is_number = isinstance(wrong, int | float) and not isinstance(wrong, bool)
+    assert wrong is None or wrong in ({}, []) or is_number or config == good, (key, wrong)
+    return False
+
+
+@pytest.mark.parametrize("kind", FULL)
+def test_wrong_types_in_config_json_are_named(kind: str) -> None:
+    good, refused = _hf({}, FULL[kind]), 0
+    for key, wrong, changed in _mutants(FULL[kind]):
+        refused += _check(key, wrong, lambda changed=changed: _hf({}, changed), good, "config.json")
+    assert refused > 60
+
+
+def test_wrong_types_in_gguf_configurations_are_named() -> None:
+    good, refused = _gguf(GGUF), 0
+    for key, wrong, changed in _mutants(GGUF):
+        if wrong is None or isinstance(wrong, dict):  # a GGUF file has neither
+            continue
+        whole = METADATA | changed
+        refused += _check(key, wrong, lambda whole=whole: _gguf(whole), good, "m.gguf")
+    assert refused > 100
+
+
+# --- limits and defaults -------------------------------------------------------------------------------------------
+
+LARGEST = {
+    **{"width": 1 << 20, "ffn": 1 << 22, "vocab": 1 << 24, "max_position": 1 << 30},
+    **{"layers": 1 << 14, "heads": 1 << 14, "kv_heads": 1 << 14, "head_dim": 1 << 14},
+}
+
+
+def _checked(**changes: Any) -> dict[str, Any]:
+    return checked(Fields("config.json", {}), CONFIG | changes, {})
+
+
+@pytest.mark.parametrize("key", LARGEST)
+def test_sizes_are_from_1_to_the_largest(key: str) -> None:
+    beside = {"heads": LARGEST["heads"]} if key == "kv_heads" else {"kv_heads": 1}
+    learned = {"positions": "learned"}  # heads of one element
+    for good in (1, LARGEST[key]):
+        assert _checked(**learned | beside | {key: good})[key] == good
+    for bad in (0, LARGEST[key] + 1):
+        with pytest.raises(ConfigError, match=rf"{key}: .* is not from 1 to {LARGEST[key]}"):
+            _checked(**beside | {key: bad})
+
+
+def test_what_is_above_0_may_be_small() -> None:
+    for key in ("norm_eps", "rope_theta"):
+        assert _checked(**{key: 1e-30})[key] == 1e-30
+        with pytest.raises(ConfigError, match=rf"{key}: 0\.0 is not above 0"):
+            _checked(**{key: 0})
+    assert _checked(sliding_window=1)["sliding_window"] == 1
+    with pytest.raises(ConfigError, match="sliding_window: the number 0 is not at least 1"):
+        _checked(sliding_window=0)
+    for head_dim in (13, 15):
+        with pytest.raises(ConfigError, match=f"head_dim: {head_dim} is odd"):
+            _checked(head_dim=head_dim)
+    assert _checked(head_dim=14)["head_dim"] == 14
+
+
+def test_llama3_needs_a_ramp() -> None:
+    assert _hf({"rope_scaling": LLAMA3 | {"low_freq_factor": 3.9}})["rope_scaling"]["low_freq_factor"] == 3.9
+    for low in (4.0, 5.0):
+        with pytest.raises(ConfigError, match="high_freq_factor: is not above low_freq_factor"):
+            _hf({"rope_scaling": LLAMA3 | {"low_freq_factor": low}})
+
+
+# Values that say nothing, of the keys that say something at every other value.
+NEUTRAL_HF: dict[str, tuple[Any, Any]] = {
+    **dict.fromkeys(("hidden_act", "hidden_activation"), ("silu", "gelu")),
+    **dict.fromkeys(("attention_bias", "mlp_bias", "qkv_bias", "rope_interleaved", "use_qk_norm"), (False, True)),
+    **dict.fromkeys(("attn_temperature_tuning", "is_encoder_decoder", "add_cross_attention"), (False, True)),
+    "use_bidirectional_attention": (False, True),
+    "is_causal": (True, False),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (0.0, 1.0)),
+    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts"), (0, 1)),
+    **dict.fromkeys(("partial_rotary_factor", "embedding_multiplier", "residual_multiplier"), (1.0, 2.0)),
+    **dict.fromkeys(("logits_scaling", "logit_scale"), (1, 0)),
+    "no_rope_layers": ([], [1]),
+    "pruned_heads": ({}, {"0": [1]}),
+}
+NEUTRAL_GGUF: dict[str, tuple[Any, Any]] = {
+    **dict.fromkeys(("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"), (1.0, 2.0)),
+    **dict.fromkeys(("expert_count", "expert_used_count"), (0, 1)),
+    "use_parallel_residual": (False, True),
+    "attention.causal": (True, False),
+    **dict.fromkeys(("attention.scale", "attention.clamp_kqv", "attention.max_alibi_bias"), (0.0, 1.0)),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (0.0, 1.0)),
+    "logit_scale": (1.0, 2.0),
+    "tensor_data_layout": ("Meta AI original pth", "another"),
+}
+
+
+def test_neutral_values_say_nothing_and_others_are_refused() -> None:
+    for key, (neutral, other) in NEUTRAL_HF.items():
+        assert _hf({key: neutral}) == _hf({}), key
+        with pytest.raises(UnsupportedError, match=key):
+            _hf({key: other})
+    for key, (neutral, other) in NEUTRAL_GGUF.items():
+        assert _gguf({f"llama.{key}": neutral}) == CONFIG, key
+        with pytest.raises(UnsupportedError, match=key):
+            _gguf({f"llama.{key}": other})
+    assert _gguf({"llama.logit_scale": 0.0}) == CONFIG
+    for is_finetuned in (True, False):
+        assert _gguf({"llama.rope.scaling.finetuned": is_finetuned}) == CONFIG
+    for count in (0, 1):
+        assert _gguf({"split.count": count}) == CONFIG
+    with pytest.raises(UnsupportedError, match=r"split\.count above 1"):
+        _gguf({"split.count": 2})
+
+
+def test_architectures_of_gguf_say_how_their_models_compute() -> None:
+    expected = {
+        "llama": ("llama", "interleaved", False, False),
+        "qwen2": ("qwen", "half", True, False),
+        "qwen3": ("qwen", "half", False, True),
+    }
+    for arch, said in expected.items():
+        metadata = {key.replace("llama.", f"{arch}."): value for key, value in METADATA.items()}
+        config = from_gguf(Path("m"), metadata | {"general.architecture": arch}, {"embed.weight": (50, 64)}, None)
+        assert tuple(config[key] for key in ("family", "rope_style", "attention_bias", "qk_norm")) == said
+
+
+def test_values_per_layer_are_one_for_each_and_alike() -> None:
+    key = "llama.attention.head_count_kv"
+    assert _gguf({key: [4], "llama.block_count": 1})["kv_heads"] == 4
+    with pytest.raises(UnsupportedError, match="head_count_kv that differs between layers"):
+        _gguf({key: [2, 4]})
+    for values in ([2], [2, 2, 2]):
+        with pytest.raises(ConfigError, match=f"head_count_kv: has {len(values)} values for 2 layers"):
+            _gguf({key: values})
+
+
+def test_a_model_may_have_one_head() -> None:
+    one = {"llama.attention.head_count": 1, "llama.attention.head_count_kv": 1}
+    assert _gguf(one)["head_dim"] == 64
+    assert _hf({"num_attention_heads": 1, "num_key_value_heads": 1})["head_dim"] == 64
+    with pytest.raises(ConfigError, match=r"num_attention_heads: the number 3 does not divide a width of 64"):
+        _hf({"num_attention_heads": 3, "num_key_value_heads": 1})
+    with pytest.raises(ConfigError, match=r"num_attention_heads: the number 0 does not divide"):
+        _hf({"num_attention_heads": 0})
+    with pytest.raises(ConfigError, match=r"attention\.head_count: the number 0 is not at least 1"):
+        _gguf({"llama.attention.head_count": 0})
+
+
+def test_defaults_of_config_json_are_those_of_transformers() -> None:
+    small = {key: value for key, value in HF.items() if key != "rms_norm_eps"}
+    config = from_hf(Path("config.json"), small)
+    assert (config["norm_eps"], config["rope_theta"], config["tied"]) == (1e-6, 10000.0, False)
+    assert (config["sliding_window"], config["attention_bias"], config["qk_norm"]) == (None, False, False)
+    window = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8}
+    assert _hf(window | {"num_hidden_layers": 28})["sliding_window"] is None  # layers from the 28th on slide
+    with pytest.raises(UnsupportedError, match="layer_types that mix windows"):
+        _hf(window | {"num_hidden_layers": 29})
+    with pytest.raises(UnsupportedError, match="layer_types that mix windows"):
+        _hf(window | {"max_window_layers": 1})
+    assert _hf(window | {"max_window_layers": 0})["sliding_window"] == 8
+    assert _hf(window | {"max_window_layers": 2})["sliding_window"] is None
+    with pytest.raises(ConfigError, match="max_window_layers: the number -1 is below 0"):
+        _hf(window | {"max_window_layers": -1})
+    with pytest.raises(UnsupportedError, match="layer_types that mix windows"):  # layers that slide over nothing
+        _hf({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 2})
+
+
+def test_layer_types_say_what_the_model_type_says() -> None:
+    full, sliding = ["full_attention"] * 2, ["sliding_attention"] * 2
+    assert _hf({"layer_types": full}) == _hf({})
+    assert _hf({"model_type": "mistral", "sliding_window": 8, "layer_types": sliding})["sliding_window"] == 8
+    assert _hf({"model_type": "mistral", "sliding_window": None, "layer_types": full})["sliding_window"] is None
+    for changes in (
+        {"layer_types": sliding},
+        {"model_type": "mistral", "sliding_window": 8, "layer_types": full},
+        {"model_type": "mistral", "sliding_window": None, "layer_types": sliding},
+    ):
+        with pytest.raises(UnsupportedError, match="layer_types"):
+            _hf(changes)
+
+
+def test_divisors_of_rope_are_compared_to_a_hundred_thousandth() -> None:
+    """Llama 3.1's divisors are read back; those that differ by more than 1e-5 are refused as something else."""
+    big = {"llama.attention.key_length": 64, "llama.rope.freq_base": 5e5}
+    turns = 8192 / (2 * math.pi) * 5e5 ** (-np.arange(32) / 32)
+    smooth = np.clip((turns - 1) / 3, 0, 1)
+    divisors = 1 / ((1 - smooth) / 8 + smooth)
+
+    def scaling(values: np.ndarray) -> Any:
+        config = from_gguf(Path("m"), METADATA | big, {"embed.weight": (50, 64)}, values.astype(np.float32))
+        return config["rope_scaling"]
+
+    expected = LLAMA3 | {ORIGINAL: 8192.0}
+    assert scaling(divisors) == expected
+    for place in (0, 31):  # the highest and the lowest frequency
+        near, far = divisors.copy(), divisors.copy()
+        near[place] *= 1 - 0.7e-5
+        far[place] *= 1 - 1.5e-5
+        assert scaling(near) == expected
+        with pytest.raises(UnsupportedError, match="not those of Llama 3"):
+            scaling(far)
+    with pytest.raises(UnsupportedError, match="not those of Llama 3"):  # frequencies that grow
+        scaling(np.linspace(0.5, 1, 32))
+    with pytest.raises(ConfigError, match=r"rope_freqs\.weight: stands beside llama\.rope\.scaling\.factor"):
+        from_gguf(Path("m"), METADATA | {"llama.rope.scaling.factor": 2.0}, {"embed.weight": (50, 64)}, np.ones(8))
+
+
+@pytest.mark.parametrize(("low", "high", "inside"), [(1.0, 4.0, 1), (3.0, 100.0, 3), (3.0, 30.0, 2), (3.0, 9.0, 1)])
+@pytest.mark.filterwarnings("error")
+def test_a_ramp_is_found_from_two_of_its_divisors(low: float, high: float, inside: int) -> None:
+    """Of 8 frequencies few lie on the ramp; Llama 3.1's own ramp is tried without any."""
+    turns = 8192 / (2 * math.pi) * 1e4 ** (-np.arange(8) / 8)  # 4.12 and 1.30 of them are around low_freq_factor
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    assert np.sum((smooth > 0) & (smooth < 1)) == inside
+    factors = (1 / ((1 - smooth) / 8 + smooth)).astype(np.float32)
+    if inside < 2 and low > 1:
+        with pytest.raises(UnsupportedError, match="not those of Llama 3"):
+            from_gguf(Path("m"), METADATA, {"embed.weight": (50, 64)}, factors)
+        return
+    scaling = from_gguf(Path("m"), METADATA, {"embed.weight": (50, 64)}, factors)["rope_scaling"]
+    assert scaling["low_freq_factor"] == pytest.approx(low, rel=1e-4)
+    assert scaling["high_freq_factor"] == pytest.approx(high, rel=1e-4)
+    assert scaling["factor"] == 8
