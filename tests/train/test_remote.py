@@ -443,10 +443,13 @@ def test_closing_ends_what_is_under_way(
     (tmp_path / "t").mkdir()
     write(tmp_path / "s")
     upload(tmp_path / "s", s3)
+    threads_before = set(threading.enumerate())  # another test of this process may have left a set of shards open
     shards = Shards(s3, tmp_path / "t" / "cache" if named else None)
     proxy.speed = 5000  # two seconds a shard
     shards.prefetch(range(SAMPLES))
     until(lambda: len(gets(proxy)) >= 4)
+    workers = {thread for thread in set(threading.enumerate()) - threads_before if thread.name == "roofline-shards"}
+    assert workers
     started = time.monotonic()
     shards.close()
     assert time.monotonic() - started < 5
@@ -454,7 +457,7 @@ def test_closing_ends_what_is_under_way(
         assert not [name for name in kept(tmp_path / "t" / "cache") if name.endswith(".part")]
     else:
         assert list((tmp_path / "t").iterdir()) == []
-    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "roofline-shards"], 60)
+    until(lambda: not any(thread.is_alive() for thread in workers), 60)
     assert list((tmp_path / "t").iterdir()) == ([tmp_path / "t" / "cache"] if named else [])
 
 
