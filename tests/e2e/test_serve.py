@@ -1,5 +1,7 @@
 """`roofline serve` with a real model: the openai client, disconnects, keys, drain."""
 
+import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -127,6 +129,26 @@ def test_metrics(served):
     text = served.get("/metrics").text
     for family in ("vllm:num_requests_running", "vllm:time_to_first_token_seconds_bucket", "roofline:engine_up"):
         assert family in text
+
+
+def listening_ports(pid: int) -> set[int]:
+    """The TCP ports that a process listens on, of IPv4 and IPv6."""
+    inodes = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            inodes.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    ports = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:  # LISTEN
+                ports.add(int(fields[1].rpartition(":")[2], 16))
+    return ports
+
+
+def test_class_a_only_the_port_of_http_is_listened_on(served):
+    assert listening_ports(served.process.pid) == {int(served.address.rpartition(":")[2])}
+    assert listening_ports(served.stats()["pid"]) == set()
 
 
 def test_api_key(environment, model):

@@ -306,7 +306,7 @@ UNCOMPILABLE = [
 
 
 @pytest.mark.parametrize(("constraint", "reason"), UNCOMPILABLE, ids=range(len(UNCOMPILABLE)))
-def test_what_cannot_be_compiled_is_refused_and_never_answered_freely(warm, constraint, reason):
+def test_class_d_what_cannot_be_compiled_is_refused_and_never_answered_freely(warm, constraint, reason):
     with pytest.raises(RequestError) as caught:
         warm.compile(constraint).result()
     assert (caught.value.status, caught.value.param) == (400, "constraint")
@@ -321,7 +321,7 @@ def test_what_cannot_be_compiled_is_refused_and_never_answered_freely(warm, cons
 BOMB = {"type": "string", "allOf": [{"pattern": f"(a|b)*{'ab'[i % 2]}(a|b){{{i + 5}}}"} for i in range(40)]}
 
 
-def test_a_schema_that_takes_minutes_is_refused_after_its_budget_while_others_are_answered(warm):
+def test_class_d_a_schema_that_takes_minutes_is_refused_after_its_budget_while_others_are_answered(warm):
     warm.submit([1], SamplingParams(guided_json=BOMB), request_id="bomb")
     warm.submit([1], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True), request_id="free")
     events = []

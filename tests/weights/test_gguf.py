@@ -199,7 +199,7 @@ HOSTILE: dict[str, tuple[Callable[[GGUFBuilder], bytes], str]] = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_hostile_file_is_refused_by_file_and_field(case: str, write: Write) -> None:
+def test_class_j_hostile_file_is_refused_by_file_and_field(case: str, write: Write) -> None:
     spoil, field = HOSTILE[case]
     path = write(spoil(tiny_llama()))
     with pytest.raises(ConfigError, match=field) as error:
@@ -398,7 +398,7 @@ HEADER = len(tiny_llama().header())
         max_size=4,
     )
 )
-def test_mutated_headers_never_crash(edits: list[tuple[int, bytes]], write: Write) -> None:
+def test_class_j_mutated_headers_never_crash(edits: list[tuple[int, bytes]], write: Write) -> None:
     content = bytearray(GOOD)
     for position, raw in edits:
         content[position : position + len(raw)] = raw
