@@ -105,8 +105,10 @@ def alone(model: LoadedModel, asked: list[Asked]) -> tuple[dict[str, list[int]],
     ("chunk", "prefix_cache"),
     [
         (16, True),
-        (64, False),
-        *(pytest.param(*s, marks=pytest.mark.slow) for s in ((16, False), (64, True), (512, False), (512, True))),
+        *(
+            pytest.param(*s, marks=pytest.mark.slow)
+            for s in ((16, False), (64, False), (64, True), (512, False), (512, True))
+        ),
     ],
 )
 def test_all_at_once(model: LoadedModel, asked: list[Asked], alone: tuple, chunk: int, prefix_cache: bool) -> None:

@@ -102,6 +102,7 @@ def greedy(served: Served) -> str:
     return answer.choices[0].message.content
 
 
+@pytest.mark.slow
 def test_a_server_whose_engine_dies_eleven_times_without_a_token_ends_with_the_reason(environment, model):
     """Each fresh process is killed as soon as it is known: ten restarts, then status 1 and one line that says why."""
     lines: list[str] = []

@@ -152,6 +152,7 @@ def test_another_vocabulary_is_refused(
     check_draft(loaded, replace(loaded, path=Path("a copy")))
 
 
+@pytest.mark.slow
 def test_served(environment: dict[str, str], model: Path, loaded: LoadedModel) -> None:
     body = {"model": "small", "messages": PROMPTS[0], "temperature": 0, "max_tokens": 100}
     texts = []

@@ -66,7 +66,7 @@ def talk(open_page, engine):
     return start
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.slow), "dark"])
 def test_contrast(talk, scheme):
     page = talk(media={"prefers_color_scheme": scheme})
     count, low = page.evaluate(LOW_CONTRAST)

@@ -217,7 +217,7 @@ def rates(difference: Any, correlation: float, seeds: int = 150, sd: float = 0.0
     return found
 
 
-@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.8])
+@pytest.mark.parametrize("correlation", [*(pytest.param(each, marks=pytest.mark.slow) for each in (0.0, 0.8)), 0.5])
 def test_verdicts_are_wrong_as_rarely_as_declared(correlation: float) -> None:
     """ "equivalent" on the margin in at most 5 % of runs, an alarm without a difference in at most 5 %."""
     on_the_edge, none = rates(0.01, correlation), rates(0.0, correlation)
@@ -475,9 +475,9 @@ def test_honest_runs_name_no_layer(honest: dict[str, RecordedRun], a: str, b: st
     ("plant", "named"),
     [
         (louder(2, 1.02), "layer 2"),
-        (scaled("layers.2.mlp.down.weight", 1.02), "layer 2"),
-        (scaled("layers.2.mlp_norm.weight", 1.02), "layer 2"),
-        (scaled("layers.1.attn_norm.weight", 1.02), "layer 1"),
+        pytest.param(scaled("layers.2.mlp.down.weight", 1.02), "layer 2", marks=pytest.mark.slow),
+        pytest.param(scaled("layers.2.mlp_norm.weight", 1.02), "layer 2", marks=pytest.mark.slow),
+        pytest.param(scaled("layers.1.attn_norm.weight", 1.02), "layer 1", marks=pytest.mark.slow),
         (scaled("layers.3.attn.qkv.weight", 1.05), "layer 3"),
         (scaled("final_norm.weight", 1.02), "logits"),
         (scaled("embed.weight", 1.02), "embed"),
