@@ -14,13 +14,13 @@ from roofline.server.context import Context
 from roofline.server.errors import error_form, from_exception
 from roofline.server.gate import Gate
 from roofline.server.record import Recorder, RequestRecord
-from roofline.server.routes import apis, page, status
+from roofline.server.routes import apis, document, page, status
 from roofline.server.routes.apis import ERROR_FORMS
 from roofline.server.routes.openai import chat, completions
 from roofline.server.scopes import ScopeTable, unknown_route
 
 # Of two that have a path and method, the first answers: the page before what else asks for `HEAD /`.
-ROUTERS = (chat.router, completions.router, page.router, *apis.ROUTERS, status.router)
+ROUTERS = (chat.router, completions.router, page.router, *apis.ROUTERS, status.router, document.router)
 
 
 def create_app(context: Context, spans: Callable[[RequestRecord], None] | None = None) -> FastAPI:
@@ -29,7 +29,7 @@ def create_app(context: Context, spans: Callable[[RequestRecord], None] | None =
     app.state.context, app.state.queue = context, Queue(context.limits, context.window)
     app.state.large_bodies = asyncio.Semaphore(1)
     context.metrics.bind(context.name)
-    routers = [router for router in ROUTERS if context.page or router is not page.router]
+    routers = app.state.routers = [router for router in ROUTERS if context.page or router is not page.router]
     for router in routers:
         app.include_router(router)
     app.add_exception_handler(RooflineError, _refuse)

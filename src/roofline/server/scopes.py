@@ -1,4 +1,5 @@
-"""What a request needs to be allowed: declared on each route, and whatever is not declared needs an administrator."""
+"""What a route declares of itself: the scope that its callers need (whatever is not declared needs an administrator) and
+the kinds of its bodies."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -6,6 +7,7 @@ from typing import TypeVar
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 
 from roofline.common.errors import RequestError
 from roofline.server.keys import ADMIN, USE
@@ -13,18 +15,32 @@ from roofline.server.keys import ADMIN, USE
 OPEN = "open"  # no key
 STRICTNESS = (OPEN, USE, ADMIN)
 Endpoint = TypeVar("Endpoint", bound=Callable[..., object])
-_DECLARED = "_needed_scope"
+_DECLARED, _BODIES = "_needed_scope", "_bodies"
 
 
-def needs(scope: str) -> Callable[[Endpoint], Endpoint]:
-    """Declares, below the decorator that makes a function a route, which scope its callers need."""
+def needs(scope: str, *bodies: type[BaseModel]) -> Callable[[Endpoint], Endpoint]:
+    """Declares, below the decorator that makes a function a route, which scope its callers need.
+
+    bodies: the kinds of JSON that it reads, for the OpenAPI document alone.
+    """
     assert scope in STRICTNESS, scope
 
     def declare(endpoint: Endpoint) -> Endpoint:
         setattr(endpoint, _DECLARED, scope)
+        setattr(endpoint, _BODIES, bodies)
         return endpoint
 
     return declare
+
+
+def bodies_of(route: APIRoute) -> tuple[type[BaseModel], ...]:
+    """The kinds of bodies that a route declares."""
+    return getattr(route.endpoint, _BODIES, ())
+
+
+def is_open(route: APIRoute) -> bool:
+    """Whether a route needs no key."""
+    return getattr(route.endpoint, _DECLARED, ADMIN) == OPEN
 
 
 class ScopeTable:

@@ -15,6 +15,7 @@ from roofline.server.context import Context
 from roofline.server.respond import on_thread_if_large
 from roofline.server.response import json_response
 from roofline.server.routes.openai import read
+from roofline.server.routes.openai.schema import ChatBody, CompletionBody
 from roofline.server.scopes import USE, needs
 from roofline.server.text_side import TextSide
 from roofline.text.tokenizers.alignment import align
@@ -23,7 +24,7 @@ router = APIRouter()
 
 
 @router.post("/v1/explain")
-@needs(USE)
+@needs(USE, ChatBody, CompletionBody)
 async def explain_request(request: Request) -> Response:
     """Each prompt as text and as tokens, with who wrote each of them, and how its answer would be sampled."""
     return json_response(await on_thread_if_large(request, await request.body(), explanation))

@@ -15,8 +15,10 @@ from roofline.server.routes import status
 from roofline.server.routes.openai import read as openai
 from roofline.server.routes.openai.chat import ChatForm
 from roofline.server.routes.openai.completions import CompletionForm
+from roofline.server.routes.openai.schema import ChatBody, CompletionBody
 from roofline.server.routes.tgi import read as tgi
 from roofline.server.routes.tgi.form import TgiForm
+from roofline.server.routes.tgi.schema import GenerateBody
 from roofline.server.scopes import needs
 
 router = APIRouter()
@@ -33,7 +35,7 @@ async def ping(request: Request) -> Response:
 
 
 @router.post("/invocations")
-@needs(USE)
+@needs(USE, ChatBody, CompletionBody, GenerateBody)
 async def invocations(request: Request) -> Response:
     """Answer a body of /v1/chat/completions, /v1/completions or TGI's /generate; the first two need no model."""
     shape = await on_thread_if_large(request, await request.body(), _shape)

@@ -66,21 +66,21 @@ class TemplateBody(ChatFields):
 
 
 @router.post("/tokenize")
-@needs(USE)
+@needs(USE, TokenizeBody)
 async def tokenize(request: Request) -> Response:
     """The ids of a prompt or of a conversation, however many they are; special tokens in users' text are plain text."""
     return await _answer(request, _tokenize)
 
 
 @router.post("/detokenize")
-@needs(USE)
+@needs(USE, DetokenizeBody)
 async def detokenize(request: Request) -> Response:
     """The text of ids, special tokens among them."""
     return await _answer(request, _detokenize)
 
 
 @router.post("/apply-template")
-@needs(USE)
+@needs(USE, TemplateBody)
 async def apply_template(request: Request) -> Response:
     """A conversation as the model's chat template writes it."""
     return await _answer(request, _apply_template)

@@ -15,7 +15,7 @@ from roofline.server.respond import respond
 from roofline.server.response import json_response
 from roofline.server.routes.ollama import read
 from roofline.server.routes.ollama.form import ChatForm, GenerateForm, timestamp
-from roofline.server.routes.ollama.schema import ShowRequest
+from roofline.server.routes.ollama.schema import ChatRequest, GenerateRequest, ShowRequest
 from roofline.server.scopes import OPEN, needs
 
 router = APIRouter()
@@ -23,7 +23,7 @@ NEVER = "9999-12-31T23:59:59Z"
 
 
 @router.post("/api/chat")
-@needs(USE)
+@needs(USE, ChatRequest)
 async def chat(request: Request) -> Response:
     """Answer a conversation. Body, lines and errors are Ollama's."""
     model = read.model_to_load(await request.body(), context.of(request), "messages")
@@ -33,7 +33,7 @@ async def chat(request: Request) -> Response:
 
 
 @router.post("/api/generate")
-@needs(USE)
+@needs(USE, GenerateRequest)
 async def generate(request: Request) -> Response:
     """Answer a prompt, or go on from a raw one."""
     model = read.model_to_load(await request.body(), context.of(request), "prompt")
@@ -73,7 +73,7 @@ async def running(request: Request) -> Response:
 
 
 @router.post("/api/show")
-@needs(USE)
+@needs(USE, ShowRequest)
 async def show(request: Request) -> Response:
     """The model's template, sizes and abilities."""
     served = context.of(request)

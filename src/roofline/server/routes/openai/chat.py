@@ -14,6 +14,7 @@ from roofline.server.logprobs import token_logprobs
 from roofline.server.respond import respond
 from roofline.server.routes.openai import read
 from roofline.server.routes.openai.form import OpenAIForm
+from roofline.server.routes.openai.schema import ChatBody
 from roofline.server.scopes import USE, needs
 from roofline.text.replies.parser import CallDelta, Delta, ReasoningDelta, Reply, ReplyParser, TextDelta, parse_more
 
@@ -21,7 +22,7 @@ router = APIRouter()
 
 
 @router.post("/v1/chat/completions")
-@needs(USE)
+@needs(USE, ChatBody)
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation. Body and answer are OpenAI's, with the extensions of `openai.schema.Sampling`."""
     return await respond(request, read.chat, ChatForm)

@@ -11,13 +11,14 @@ from roofline.server.answers import Answers
 from roofline.server.respond import respond
 from roofline.server.routes.openai import read
 from roofline.server.routes.openai.form import OpenAIForm
+from roofline.server.routes.openai.schema import CompletionBody
 from roofline.server.scopes import USE, needs
 
 router = APIRouter()
 
 
 @router.post("/v1/completions")
-@needs(USE)
+@needs(USE, CompletionBody)
 async def completions(request: Request) -> Response:
     """Continue one or several prompts, given as text or as token ids; special tokens in text are plain text."""
     return await respond(request, read.completion, CompletionForm)

@@ -9,20 +9,21 @@ from roofline.server.respond import respond
 from roofline.server.response import json_response
 from roofline.server.routes.tgi import read
 from roofline.server.routes.tgi.form import TgiForm
+from roofline.server.routes.tgi.schema import GenerateBody
 from roofline.server.scopes import needs
 
 router = APIRouter()
 
 
 @router.post("/generate")
-@needs(USE)
+@needs(USE, GenerateBody)
 async def generate(request: Request) -> Response:
     """Go on from a text. Body, answer and errors are TGI's."""
     return await respond(request, read.generate, TgiForm)
 
 
 @router.post("/generate_stream")
-@needs(USE)
+@needs(USE, GenerateBody)
 async def generate_stream(request: Request) -> Response:
     """Go on from a text, with an event for each token."""
     return await respond(request, read.generate_stream, TgiForm)

@@ -13,13 +13,14 @@ from roofline.server.response import json_response
 from roofline.server.routes import status
 from roofline.server.routes.triton import read
 from roofline.server.routes.triton.form import TritonForm
+from roofline.server.routes.triton.schema import GenerateBody
 from roofline.server.scopes import needs
 
 router = APIRouter()
 
 
 @router.post("/v2/models/{model:path}/generate")
-@needs(USE)
+@needs(USE, GenerateBody)
 async def generate(model: str, request: Request) -> Response:
     """Go on from a text."""
     check_model(model, context.of(request))
@@ -27,7 +28,7 @@ async def generate(model: str, request: Request) -> Response:
 
 
 @router.post("/v2/models/{model:path}/generate_stream")
-@needs(USE)
+@needs(USE, GenerateBody)
 async def generate_stream(model: str, request: Request) -> Response:
     """Go on from a text, with an event for each piece."""
     check_model(model, context.of(request))
