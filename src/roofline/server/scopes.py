@@ -1,5 +1,7 @@
-"""What a route declares of itself: the scope that its callers need (whatever is not declared needs an administrator) and
-the kinds of its bodies."""
+"""What a route declares of itself: the scope that its callers need, and the kinds of its bodies.
+
+A route that declares no scope needs an administrator.
+"""
 
 import re
 from collections.abc import Callable, Iterable
