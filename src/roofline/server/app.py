@@ -1,7 +1,8 @@
 """The application: routes, one error form, the gate around everything."""
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -17,6 +18,8 @@ from roofline.server.record import Recorder, RequestRecord
 from roofline.server.routes import apis, document, page, status
 from roofline.server.routes.apis import ERROR_FORMS
 from roofline.server.routes.openai import chat, completions
+from roofline.server.routes.responses.kept import KeptResponses
+from roofline.server.routes.responses.store import ResponseStore
 from roofline.server.scopes import ScopeTable, unknown_route
 
 # Of two that have a path and method, the first answers: the page before what else asks for `HEAD /`.
@@ -24,8 +27,20 @@ ROUTERS = (chat.router, completions.router, page.router, *apis.ROUTERS, status.r
 
 
 def create_app(context: Context, spans: Callable[[RequestRecord], None] | None = None) -> FastAPI:
-    """The ASGI application over `context`. spans: told of each request that has ended."""
-    app = FastAPI(title="Roofline", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    """The ASGI application over `context`. spans: told of each request that has ended.
+
+    Raises ConfigError for a file of kept responses that cannot be used."""
+    kept = KeptResponses(ResponseStore(context.response_store, context.limits))
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        kept.close()
+
+    app = FastAPI(
+        title="Roofline", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=lifespan
+    )
+    app.state.responses = kept
     app.state.context, app.state.queue = context, Queue(context.limits, context.window)
     app.state.large_bodies = asyncio.Semaphore(1)
     context.metrics.bind(context.name)

@@ -70,16 +70,19 @@ def refuse_unsupported(
             raise RequestError(400, "unsupported_parameter", message, param=where + name)
 
 
-def typed(kind: type[AnyBody], fields: dict[str, object]) -> AnyBody:
-    """The fields as a body of that kind. Raises RequestError for the first field that it cannot have."""
+def typed(kind: type[AnyBody], fields: dict[str, object], where: str = "") -> AnyBody:
+    """The fields as a body of that kind. Raises RequestError for the first field that it cannot have.
+
+    where: the place of the fields in the request's body, for errors; empty: they are the body.
+    """
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
         # The first problem is enough; the value is not repeated, so an error is never larger than its cause.
-        raise _field_error(error) from None
+        raise _field_error(error, where) from None
 
 
-def _field_error(error: ValidationError) -> RequestError:
+def _field_error(error: ValidationError, where: str) -> RequestError:
     if error.error_count() > MAX_PROBLEMS:  # telling them apart would cost more than the request is worth
         return RequestError(400, "invalid_value", f"The body has more than {MAX_PROBLEMS} problems.")
     # Where several forms are allowed each has its error: the one that got furthest into the value says most.
@@ -88,6 +91,7 @@ def _field_error(error: ValidationError) -> RequestError:
     # Unions put the tried type into the path: keep names of fields and positions of lists only.
     names = frozenset(_field_names(Body))
     path = [str(part) for part in first["loc"] if isinstance(part, int) or str(part) in names]
+    path = [where, *path] if where else path
     if first["type"] == "extra_forbidden":
         name = str(first["loc"][-1])[:100]
         param = ".".join([*path, name] if name not in path else path)

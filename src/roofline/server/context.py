@@ -1,6 +1,7 @@
 """What every route works with, made once and never edited."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from starlette.requests import Request
 
@@ -30,6 +31,7 @@ class Context:
     ping_seconds: float = 15.0  # of silence in a stream, before a comment is sent; 0: never
     keys: Keys = field(default_factory=Keys)  # none leave all routes open
     allowed_origins: frozenset[str] = frozenset()  # of pages of other sites that may read answers
+    response_store: Path | None = None  # the file of responses that are kept; None: they are kept in memory
     limits: Limits = field(default_factory=Limits)
     metrics: Metrics = field(default_factory=Metrics)
     key_metrics: KeyMetrics = field(default_factory=KeyMetrics)

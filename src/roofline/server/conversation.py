@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 from roofline.common.errors import RequestError
 from roofline.engine.constraint import Constraint
@@ -72,6 +73,12 @@ def prompt_of(conversation: Conversation, text: TextSide, room: int | None) -> C
         with renamed({"constraint": "tools"}):
             constraint = forced_calls(form.calls, named, several=several, thinking=thinking)
     return ChatPrompt(ids, parser, shown, constraint)
+
+
+def call_id(answer: str, index: int, number: int) -> str:
+    """What a call of a tool is named by, in choice `index` of an answer: nine letters and digits, as Mistral's
+    templates ask for."""
+    return sha256(f"{answer} {index} {number}".encode()).hexdigest()[:9]
 
 
 def check_tools(tools: Sequence[Message], limits: Limits) -> None:

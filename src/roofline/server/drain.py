@@ -67,5 +67,9 @@ class DrainingServer(uvicorn.Server):
         """Wait until no request runs and all answers are sent, at most so long."""
         loop, state = asyncio.get_running_loop(), self.server_state
         end = loop.time() + seconds
-        while (state.tasks or state.connections) and loop.time() < end and not (heed_force and self.force_exit):
+        while (
+            (state.tasks or state.connections or self._queue.ends)
+            and loop.time() < end
+            and not (heed_force and self.force_exit)
+        ):
             await asyncio.sleep(0.02)

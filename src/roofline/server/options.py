@@ -101,6 +101,21 @@ class ServeOptions(Options):
         "X-Request-Timeout shortens it.",
         minimum=0, unit="seconds", topic=TOPIC,
     )  # fmt: skip
+    response_store: Path | None = option(
+        None, "File that keeps the responses of /v1/responses beyond the server's end. Default: kept in memory.",
+        topic=TOPIC,
+    )  # fmt: skip
+    max_stored_responses: int = option(
+        Limits.stored_responses, "Responses that are kept, of all keys; 0: none.",
+        minimum=0, unit="responses", topic=TOPIC,
+    )  # fmt: skip
+    max_stored_bytes: int = option(
+        Limits.stored_bytes, "Size of the responses that are kept, of all keys.", minimum=1, unit="bytes", topic=TOPIC,
+    )  # fmt: skip
+    stored_response_days: float = option(
+        Limits.stored_seconds / 86400, "A response is kept for so long since it was last gone on from.",
+        minimum=0, unit="days", topic=TOPIC,
+    )  # fmt: skip
     data_parallel: int = option(
         1, "Replicas of the model that share the requests, and the cores.",
         flags=("--data-parallel", "--dp"), minimum=1, unit="replicas", topic="Several ranks",
@@ -138,6 +153,9 @@ class ServeOptions(Options):
             streams=self.max_streams,
             first_token_seconds=self.first_token_timeout,
             total_seconds=self.request_timeout,
+            stored_responses=self.max_stored_responses,
+            stored_bytes=self.max_stored_bytes,
+            stored_seconds=self.stored_response_days * 86400,
         )
 
     @property

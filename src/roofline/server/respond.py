@@ -54,26 +54,36 @@ class ShowsProgress(Protocol):
         """What a stream says of a choice whose prompt is so far."""
 
 
+@runtime_checkable
+class KeepsAnswers(Protocol):
+    """An AnswerForm of an API whose answers can be asked for again."""
+
+    async def complete_and_keep(self, pieces: Sequence[Piece]) -> JsonObject:
+        """As `complete`, once the answer is kept."""
+
+    async def end_and_keep(self) -> bytes:
+        """As `end`, once the answer is kept."""
+
+
 ReadBody = Callable[[bytes, Context], Generation]
 Result = TypeVar("Result")
 
 
 async def respond(request: Request, read: ReadBody, make_form: Callable[[Answers], AnswerForm]) -> Response:
     """The response to a generation request. Raises RequestError for anything that cannot be honoured."""
-    server = context.of(request)
-    timeout = _timeout(request.headers.get("x-request-timeout"))
     generation = await on_thread_if_large(request, await request.body(), read)
-    if generation.prompt_tokens > server.limits.prompt_tokens:
-        sizes = f"have {generation.prompt_tokens} tokens together, and may have {server.limits.prompt_tokens}"
-        raise RequestError(400, "prompts_too_large", f"The prompts {sizes}.", param="prompt")
-    answers = record_of(request).answers = Answers(
-        server, generation, request.app.state.queue, context.principal_of(request), timeout
-    )
+    return respond_to(request, generation, make_form)
+
+
+def respond_to(request: Request, generation: Generation, make_form: Callable[[Answers], AnswerForm]) -> Response:
+    """The response to a request that was read. Raises RequestError."""
+    server, answers = context.of(request), answers_to(request, generation)
     form = make_form(answers)
     if not generation.stream:
 
         async def content() -> JsonObject:
-            return form.complete(await answers.complete())
+            pieces = await answers.complete()
+            return await form.complete_and_keep(pieces) if isinstance(form, KeepsAnswers) else form.complete(pieces)
 
         return CancelledWithClient(request, content=content)
     return CancelledWithClient(
@@ -85,6 +95,18 @@ async def respond(request: Request, read: ReadBody, make_form: Callable[[Answers
     )
 
 
+def answers_to(request: Request, generation: Generation) -> Answers:
+    """The answers to a request that was read, before anything of them is computed. Raises RequestError."""
+    server = context.of(request)
+    timeout = _timeout(request.headers.get("x-request-timeout"))
+    if generation.prompt_tokens > server.limits.prompt_tokens:
+        sizes = f"have {generation.prompt_tokens} tokens together, and may have {server.limits.prompt_tokens}"
+        raise RequestError(400, "prompts_too_large", f"The prompts {sizes}.", param="prompt")
+    answers = Answers(server, generation, request.app.state.queue, context.principal_of(request), timeout)
+    record_of(request).answers = answers
+    return answers
+
+
 def _timeout(text: str | None) -> float | None:
     """The seconds that a client gives its request. Raises RequestError for what is no time."""
     if text is None:
@@ -94,12 +116,17 @@ def _timeout(text: str | None) -> float | None:
     return float(text)
 
 
-async def on_thread_if_large(request: Request, raw: bytes, read: Callable[[bytes, Context], Result]) -> Result:
-    """What `read` makes of a body, without holding up open streams. Raises as `read` does."""
-    server = context.of(request)
-    if len(raw) <= INLINE_BYTES:
+async def on_thread_if_large(
+    request: Request, raw: bytes, read: Callable[[bytes, Context], Result], more_bytes: int = 0
+) -> Result:
+    """What `read` makes of a body, without holding up open streams. Raises as `read` does.
+
+    more_bytes: that are read beside the body.
+    """
+    server, size = context.of(request), len(raw) + more_bytes
+    if size <= INLINE_BYTES:
         return read(raw, server)
-    if len(raw) <= LARGE_BYTES:
+    if size <= LARGE_BYTES:
         return await asyncio.to_thread(read, raw, server)
     async with request.app.state.large_bodies:
         return await asyncio.to_thread(read, raw, server)
@@ -117,4 +144,4 @@ async def _chunks(answers: Answers, form: AnswerForm) -> AsyncIterator[bytes]:
                 yield form.progress(index, piece) if isinstance(form, ShowsProgress) else b""
             elif each is not ACCEPTED:
                 yield form.add(index, piece)
-    yield form.end()
+    yield await form.end_and_keep() if isinstance(form, KeepsAnswers) else form.end()

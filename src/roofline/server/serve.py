@@ -162,6 +162,7 @@ def _http_server(
         ping_seconds=options.ping_seconds,
         keys=keys,
         allowed_origins=frozenset(options.allow_origin or ()),
+        response_store=options.response_store,
         limits=limits,
     )
     if options.access_log:

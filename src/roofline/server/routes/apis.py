@@ -6,13 +6,14 @@ from roofline.server.routes.anthropic import errors as anthropic_form
 from roofline.server.routes.anthropic import messages as anthropic
 from roofline.server.routes.ollama import api as ollama
 from roofline.server.routes.ollama import form as ollama_form
+from roofline.server.routes.responses import api as responses
 from roofline.server.routes.tgi import api as tgi
 from roofline.server.routes.tgi import form as tgi_form
 from roofline.server.routes.triton import api as triton
 from roofline.server.routes.triton import form as triton_form
 
 ROUTERS = (
-    *(tokens.router, explain.router),
+    *(responses.router, tokens.router, explain.router),
     *(anthropic.router, ollama.router, tgi.router, triton.router, sagemaker.router),
 )
 ERROR_FORMS: ErrorForms = {

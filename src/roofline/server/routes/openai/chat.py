@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from hashlib import sha256
 
 from fastapi import APIRouter, Request, Response
 
@@ -10,6 +9,7 @@ from roofline.common.json_types import JsonObject
 from roofline.engine.answers import Piece
 from roofline.engine.events import TokenLogprob
 from roofline.server.answers import Answers
+from roofline.server.conversation import call_id
 from roofline.server.logprobs import token_logprobs
 from roofline.server.respond import respond
 from roofline.server.routes.openai import read
@@ -86,8 +86,7 @@ class ChatForm(OpenAIForm):
         return {"tool_calls": [call]}
 
     def _call_id(self, index: int, number: int) -> str:
-        """Nine letters and digits, as Mistral's templates ask for."""
-        return sha256(f"{self.answers.id} {index} {number}".encode()).hexdigest()[:9]
+        return call_id(self.answers.id, index, number)
 
     def _logprobs(self, tokens: Iterable[TokenLogprob]) -> JsonObject | None:
         if not self.with_logprobs:

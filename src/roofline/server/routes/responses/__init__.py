@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: answers that are kept, and conversations that go on from them."""
