@@ -158,6 +158,9 @@ def test_limits_that_nobody_sets(call, make_context):
         "tools": 128,
         "tool_name_characters": 64,
         "drain_seconds": 30,
+        "stored_responses": 10_000,
+        "stored_bytes": 128 << 20,
+        "stored_seconds": 30 * 86400.0,
     }
 
 

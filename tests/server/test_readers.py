@@ -15,6 +15,8 @@ from roofline.server.routes.ollama import read as ollama
 from roofline.server.routes.ollama import schema as ollama_schema
 from roofline.server.routes.openai import read as openai
 from roofline.server.routes.openai import schema as openai_schema
+from roofline.server.routes.responses import read as responses
+from roofline.server.routes.responses import schema as responses_schema
 from roofline.server.routes.tgi import read as tgi
 from roofline.server.routes.tgi import schema as tgi_schema
 from roofline.server.routes.triton import read as triton
@@ -32,6 +34,14 @@ OLLAMA_TURNS = [
     {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "look", "arguments": {}}}]},
     {"role": "tool", "content": "b", "tool_name": "look"},
 ]
+ITEMS = [
+    USER,
+    {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "a"}]},
+    {"role": "assistant", "content": [{"type": "output_text", "text": "a", "annotations": []}]},
+    {"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "b"}]},
+]
+FUNCTION = {"type": "function", "name": "look", "parameters": {"type": "object"}}
 READERS = {
     "chat": (openai.chat, openai_schema.ChatBody, {"model": "tiny", "messages": [USER], "tools": [TOOL]}),
     "completion": (openai.completion, openai_schema.CompletionBody, {"model": "tiny", "prompt": "Hi"}),
@@ -48,6 +58,11 @@ READERS = {
         {"model": "tiny", "messages": OLLAMA_TURNS, "tools": [TOOL], "options": {"num_predict": 5}},
     ),
     "ollama generate": (ollama.generate, ollama_schema.GenerateRequest, {"model": "tiny", "prompt": "Hi"}),
+    "responses": (
+        lambda raw, context: responses.generation_of(responses.body_of(raw, context), [], context),
+        responses_schema.ResponseBody,
+        {"model": "tiny", "input": ITEMS, "tools": [FUNCTION], "text": {"format": {"type": "text"}}},
+    ),
     "tgi": (tgi.generate, tgi_schema.GenerateBody, {"inputs": "Hi", "parameters": {"max_new_tokens": 5}}),
     "triton": (partial(triton.generate, stream=False), triton_schema.GenerateBody, {"text_input": "Hi"}),
 }

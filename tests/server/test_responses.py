@@ -144,7 +144,7 @@ def test_a_conversation_renders_the_same_prompt_in_parts_and_at_once(make_contex
     first = client("POST", PATH, json={**fields, "input": parts}).json()
     calls = [item for item in first["output"] if item["type"] == "function_call"]
     results = [{"type": "function_call_output", "call_id": item["call_id"], "output": "7"} for item in calls]
-    engine.answer = "Naïve <tool_call>".encode()  # what is no call stays text
+    engine.answer = "Naïve<tool_call>".encode()  # what is no call stays text
     second = client("POST", PATH, json={**fields, "input": results, "previous_response_id": first["id"]}).json()
     last = client("POST", PATH, json={**fields, "input": "Why?", "previous_response_id": second["id"]})
     assert last.status_code == 200, last.text
@@ -165,7 +165,7 @@ def test_a_conversation_renders_the_same_prompt_in_parts_and_at_once(make_contex
             ],
         },
         *({"role": "tool", "tool_call_id": item["call_id"], "content": "7"} for item in calls),
-        {"role": "assistant", "content": "Naïve <tool_call>"},
+        {"role": "assistant", "content": "Naïve<tool_call>"},
         {"role": "user", "content": "Why?"},
     ]
     function = {name: value for name, value in TOOL.items() if name != "type"}

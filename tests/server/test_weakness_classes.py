@@ -25,10 +25,12 @@ def path_of(route: APIRoute) -> str:
 CLOSED = sorted({path_of(route) for route in ROUTES if route.endpoint._needed_scope != OPEN})
 POSTS = sorted({path_of(route) for route in ROUTES if "POST" in route.methods})
 MORE_THAN_A_FAKE = ("/v1/explain", "/api/show", "/tokenize")  # these need a tokenizer and a template
-READ = [path for path in POSTS if path not in MORE_THAN_A_FAKE]
+NO_BODY = ("/v1/responses/{name}/cancel",)  # what is sent there is bounded, and not read
+READ = [path for path in POSTS if path not in (*MORE_THAN_A_FAKE, *NO_BODY)]
 GENERATE = {
     "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]},
     "/v1/completions": {"model": "tiny", "prompt": "Hi"},
+    "/v1/responses": {"model": "tiny", "input": "Hi"},
     "/v1/messages": {"model": "tiny", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]},
 }
 JSON = {"content-type": "application/json"}
