@@ -159,6 +159,7 @@ class ResponseStore:
             return False
         ended = kept.response["status"] not in ("queued", "in_progress")
         row = (kept.id, kept.owner, kept.previous, self._now(), size, ended, *parts)
+        before = {owner: [*total] for owner, total in self._totals.items()}
         try:
             with self._open as connection:
                 connection.execute("begin")
@@ -168,7 +169,7 @@ class ResponseStore:
                 self._make_room(kept.id)
         except sqlite3.Error as error:
             LOG.error("a response cannot be kept in %s: %s", self._where, _problem(error))
-            self._count()
+            self._totals = before
             return False
         return True
 
