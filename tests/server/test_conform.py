@@ -26,7 +26,7 @@ def findings(url: str, *names: str) -> dict[str, Finding]:
 def test_our_server_keeps_its_promises(live, engine):
     engine.answer = "Es war einmal ein Fuchs, der fiel in einen Brunnen: 東京 😀, naïve.".encode()
     told = findings(live())
-    assert len(told) == 14
+    assert len(told) == 15
     failed = {name: finding.detail for name, finding in told.items() if finding.outcome != "pass"}
     assert {name.replace(" ", "_") for name in failed} <= NEED_A_MODEL, failed
 
@@ -42,6 +42,9 @@ class Liar:
         self.app.get("/v1/models")(self.models)
         self.app.get("/v1/models/{name}")(self.model)
         self.app.post("/v1/chat/completions")(self.chat)
+        if lie.startswith("response"):
+            self.app.post("/v1/responses")(self.respond)
+            self.app.get("/v1/responses/{name}")(self.kept)
 
     async def models(self):
         return {"data": [{"id": "liar"}]}
@@ -67,6 +70,23 @@ class Liar:
             choice = {"index": 0, "finish_reason": reason, "message": {"content": text}}
             return {"choices": [choice], "usage": usage}
         return StreamingResponse(self.events(text, reason, usage), media_type="text/event-stream")
+
+    async def respond(self, request: Request):
+        body = json.loads(await request.body())
+        forgets = self.lie == "response chain" and "previous_response_id" in body
+        usage = {"input_tokens": 7 if forgets or isinstance(body["input"], str) else 20}
+        response = {"id": "r", "usage": usage, **await self.kept("r")}
+        if not body.get("stream"):
+            return response
+        texts = [self.text[:9], self.text[10 if self.lie == "response stream" else 9 :]]
+        told = [{"type": "response.output_text.delta", "delta": text} for text in texts]
+        told.append({"type": "response.completed", "response": response})
+        first = int(self.lie == "response numbers")
+        numbered = [self.event({**event, "sequence_number": first + at}) for at, event in enumerate(told)]
+        return StreamingResponse(iter(numbered), media_type="text/event-stream")
+
+    async def kept(self, name: str):
+        return {"output": [{"type": "message", "content": [{"text": self.text}]}]}
 
     def events(self, text: str, reason: str, usage: dict):
         if self.lie == "split":
@@ -98,6 +118,9 @@ class Liar:
         ("done", "streams_a_chat_as_it_answers", "ends without [DONE]"),
         ("stop", "ends_at_stop_strings", "with stop"),
         ("count", "counts_tokens", "of 5 tokens 6 are counted"),
+        ("response stream", "goes_on_from_a_response", "its last event has"),
+        ("response numbers", "goes_on_from_a_response", "event 0 (response.output_text.delta) has the number 1"),
+        ("response chain", "goes_on_from_a_response", "the prompt has 7 tokens where it goes on, and 20 at once"),
         ("", "refuses_what_is_wrong", "where 4xx is due"),
         ("", "refuses_an_unknown_model", "where 4xx is due"),
         ("", "repeats_with_a_seed", "the seed changes nothing"),
@@ -117,8 +140,11 @@ def test_a_server_that_keeps_them_passes_and_what_it_lacks_is_missing(serve_app)
     url = serve_app(Liar("").app)
     kept = findings(url, "lists_models", "streams_a_chat_as_it_answers", "ends_at_stop_strings", "counts_tokens")
     assert {finding.outcome for finding in kept.values()} == {"pass"}
-    (lacking,) = findings(url, "streams_a_completion_as_it_answers").values()
-    assert (lacking.outcome, "status 404" in lacking.detail) == ("missing", True)
+    for check in ("streams_a_completion_as_it_answers", "goes_on_from_a_response"):
+        (lacking,) = findings(url, check).values()
+        assert (lacking.outcome, "status 404" in lacking.detail) == ("missing", True)
+    (kept_response,) = findings(serve_app(Liar("response").app), "goes_on_from_a_response").values()
+    assert kept_response.outcome == "pass"
 
 
 def test_the_command_tells_and_ends_with_a_status(serve_app, live):

@@ -6,7 +6,17 @@ from collections.abc import Callable
 
 import httpx
 
-from roofline.bench.conform.client import CHAT, TEXT, Answer, Server, Violation, json_of
+from roofline.bench.conform.client import (
+    CHAT,
+    RESPONSES,
+    TEXT,
+    Answer,
+    Server,
+    Violation,
+    json_of,
+    output_of,
+    response_text,
+)
 from roofline.common.json_types import JsonObject
 
 Check = Callable[[Server], str]
@@ -150,6 +160,31 @@ def holds_to_a_schema(server: Server) -> str:
     return text.strip()
 
 
+def goes_on_from_a_response(server: Server) -> str:
+    """POST /responses: the events of a stream put together are the complete response, a kept one is there by its id,
+    and going on from it by previous_response_id is answered as the whole conversation sent at once."""
+    body = {"input": STORY[0]["content"], "max_output_tokens": 24, "temperature": 0}
+    first = server.response(body)
+    text = response_text(first)
+    expect(bool(text), "the response has no text")
+    kept = server.http.get(f"{server.url}{RESPONSES}/{first.get('id')}")
+    expect(kept.status_code == 200, f"the response is not there by its id: status {kept.status_code}")
+    expect(
+        response_text(json_of(kept)) == text, f"by its id the text is {response_text(json_of(kept))!r}, not {text!r}"
+    )
+    streamed = server.streamed_response(body)
+    expect(streamed == text, f"in the stream the text is {streamed!r}, not {text!r}")
+    question = {"role": "user", "content": "And then?"}
+    chained = server.response({**body, "input": [question], "previous_response_id": first.get("id")})
+    whole = [STORY[0], *output_of(first), question]
+    at_once = server.response({**body, "input": whole, "store": False})
+    counts = [(each.get("usage") or {}).get("input_tokens") for each in (chained, at_once)]
+    expect(counts[0] == counts[1], f"the prompt has {counts[0]} tokens where it goes on, and {counts[1]} at once")
+    texts = response_text(chained), response_text(at_once)
+    expect(texts[0] == texts[1], f"going on gives {texts[0]!r}, all at once {texts[1]!r}")
+    return f"{counts[0]} tokens of prompt"
+
+
 def refuses_what_is_wrong(server: Server) -> str:
     """Wrong values are answered with a 4xx and a message, and the server goes on."""
     wrong: list[tuple[str, JsonObject]] = [
@@ -238,5 +273,6 @@ def _json(text: str) -> object:
 CHECKS: tuple[Check, ...] = (
     lists_models, streams_a_chat_as_it_answers, streams_a_completion_as_it_answers, never_cuts_a_character,
     ends_at_stop_strings, counts_tokens, gives_n_answers, repeats_with_a_seed, tells_log_probabilities,
-    assembles_tool_calls, holds_to_a_schema, refuses_what_is_wrong, refuses_an_unknown_model, frees_what_is_cancelled,
+    assembles_tool_calls, holds_to_a_schema, goes_on_from_a_response, refuses_what_is_wrong, refuses_an_unknown_model,
+    frees_what_is_cancelled,
 )  # fmt: skip

@@ -9,7 +9,7 @@ import httpx
 
 from roofline.common.json_types import JsonObject
 
-CHAT, TEXT = "/chat/completions", "/completions"
+CHAT, TEXT, RESPONSES = "/chat/completions", "/completions", "/responses"
 
 
 class Violation(Exception):
@@ -110,6 +110,25 @@ class Server:
             raise Violation("the stream ends without [DONE]")
         return answer
 
+    def response(self, body: Mapping[str, object]) -> JsonObject:
+        """A complete answer of the Responses API. Raises as `complete`."""
+        return json_of(self._accepted(self.post(RESPONSES, body)))
+
+    def streamed_response(self, body: Mapping[str, object]) -> str:
+        """The text that the events of a response tell, which must be numbered, and agree with its end."""
+        text, final = "", None
+        with self.events(RESPONSES, body) as events:
+            for number, event in enumerate(map(_parsed, events)):
+                kind = event.get("type")
+                if event.get("sequence_number") != number:
+                    raise Violation(f"event {number} ({kind}) has the number {event.get('sequence_number')}")
+                text += event.get("delta", "") if kind == "response.output_text.delta" else ""
+                if kind in ("response.completed", "response.incomplete"):
+                    final = response_text(event.get("response") or {})
+        if final != text:
+            raise Violation(f"the deltas of a stream are {text!r}, its last event has {final!r}")
+        return text
+
     @contextmanager
     def events(self, path: str, body: Mapping[str, object]) -> Iterator[Iterator[str]]:
         """The data of each event of a stream; leaving early closes the connection."""
@@ -129,6 +148,20 @@ class Server:
         if response.status_code != 200:
             raise Violation(f"status {response.status_code}: {response.text[:200]}")
         return response
+
+
+def output_of(response: JsonObject) -> list[JsonObject]:
+    """The items of a response. Raises Violation."""
+    output = response.get("output")
+    if not isinstance(output, list) or not all(isinstance(item, dict) for item in output):
+        raise Violation("a response has no list of items as its output")
+    return output
+
+
+def response_text(response: JsonObject) -> str:
+    """The text of the messages of a response. Raises Violation."""
+    messages = [item.get("content") or [] for item in output_of(response) if item.get("type") == "message"]
+    return "".join(part.get("text") or "" for content in messages for part in content if isinstance(part, dict))
 
 
 def json_of(response: httpx.Response) -> JsonObject:
