@@ -14,6 +14,7 @@ from roofline.server.routes.responses import read
 from roofline.server.routes.responses.form import ResponseForm
 from roofline.server.routes.responses.kept import KeptResponses
 from roofline.server.routes.responses.read import ResponseGeneration
+from roofline.server.routes.responses.schema import ResponseBody
 from roofline.server.scopes import USE, needs
 
 router = APIRouter()
@@ -21,7 +22,7 @@ DEFAULT_ITEMS, MOST_ITEMS = 20, 100  # of a list
 
 
 @router.post("/v1/responses")
-@needs(USE)
+@needs(USE, ResponseBody)
 async def create_response(request: Request) -> Response:
     """Answer a conversation, and keep the answer. Body, answer and events are OpenAI's."""
     kept, owner, raw = _kept(request), _owner(request), await request.body()
