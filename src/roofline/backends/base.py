@@ -109,6 +109,15 @@ class Retraceable(Protocol):
 
 
 @runtime_checkable
+class IdentifiesWeights(Protocol):
+    """Says which weights it computes with; the fingerprint depends on them and on all else that the bits depend on."""
+
+    @property
+    def weights_identity(self) -> str:
+        """A hash of the weights, in hexadecimal, that does not depend on the chip."""
+
+
+@runtime_checkable
 class FindsDamage(Protocol):
     """Finds what makes logits no numbers."""
 

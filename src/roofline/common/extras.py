@@ -16,6 +16,7 @@ _PACKAGES = {
     "pyarrow": ("pyarrow", "train"),
     "opentelemetry": ("opentelemetry-sdk and its exporter", "otlp"),
     "obstore": ("obstore", "train"),
+    "cryptography": ("cryptography", "receipts"),
     "llguidance": ("llguidance", "structured"),
 }
 

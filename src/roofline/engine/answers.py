@@ -63,6 +63,7 @@ class AnswerBuilder:
     def __init__(self, text: "TextStream | None", logprobs: bool) -> None:
         self.ids: list[int] = []  # all that are billed
         self.logprobs: list[TokenLogprob] | None = [] if logprobs else None  # of `ids`
+        self.digests: list[bytes] = []  # of the logits of `ids`, where the request asked for them
         self.finish_reason: FinishReason | None = None
         self.stop: str | int | None = None
         self.running = True  # whether the engine computes it still
@@ -101,6 +102,7 @@ class AnswerBuilder:
         else:
             self.finish_reason, self.stop = "stop", stopped
         self.ids += event.ids[:used]
+        self.digests += event.digests[:used] if event.digests else ()
         self._pieces.append(text)
         logprobs = event.logprobs[:used] if event.logprobs else []
         if self.logprobs is not None:

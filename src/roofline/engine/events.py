@@ -55,7 +55,8 @@ class Event(NamedTuple):
 
     When an id ended the answer, it is the last of `ids` and stands in `stop_id`: it counts, but is not text. A request
     with a constraint has an event without ids once that is compiled. `refused`: the field of the request that is at
-    fault for the error. `progress`: in an event of its own, without ids, where the request wants it.
+    fault for the error. `progress`: in an event of its own, without ids, where the request wants it. `digests`: of the
+    logits that each of `ids` was sampled from, where the request wants them (`engine/digests.py`).
     """
 
     request_id: str
@@ -68,3 +69,4 @@ class Event(NamedTuple):
     usage: Usage | None = None
     refused: str | None = None
     progress: Progress | None = None
+    digests: list[bytes] | None = None

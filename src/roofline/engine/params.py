@@ -34,6 +34,7 @@ class SamplingParams(Options):
         stop: a string or strings that end the answer, at any length, and are not part of it; found where ids become
             text. None: none.
         prompt_progress: events tell how much of the prompt each step has computed.
+        digests: events have a digest of the logits that each id was sampled from (`engine/digests.py`).
         stop_token_ids: ids that end the answer, beside the model's own.
         constraint: the form that the answer must have; it ends when it is complete, whatever min_tokens and ignore_eos
             say. Log-probabilities stay those of the raw logits, as with a bias.
@@ -77,6 +78,7 @@ class SamplingParams(Options):
         0, "The answer does not end by itself before it has this many tokens.", minimum=0, unit="tokens", topic=SAMPLING
     )
     prompt_progress: bool = False
+    digests: bool = False
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = option(False, "Do not end at the model's own end-of-generation ids.", topic=SAMPLING)
@@ -108,7 +110,7 @@ class SamplingParams(Options):
         _integer(self, "n", 1, MAX_N)
         _integer(self, "max_tokens", 1, 2**31 - 1, optional=True)
         _integer(self, "min_tokens", 0, 2**31 - 1)
-        for name in ("ignore_eos", "prompt_progress"):
+        for name in ("ignore_eos", "prompt_progress", "digests"):
             if not isinstance(getattr(self, name), bool):
                 raise invalid(name, f"{getattr(self, name)!r} is not true or false")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

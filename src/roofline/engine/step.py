@@ -4,11 +4,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from roofline.backends.base import Executable, FindsDamage, LostError, Queueing, StepCost
 from roofline.backends.sampling import Sampled
 from roofline.common import log
 from roofline.engine.constraints.masks import MaskBuilder
+from roofline.engine.digests import digests_of
 from roofline.engine.events import Event, FinishReason, Progress, TokenLogprob
 from roofline.engine.schedule import continuous as scheduler
 from roofline.engine.schedule.continuous import PendingCommit, State, StepPlan
@@ -18,12 +20,17 @@ from roofline.engine.schedule.sequence import Sequence
 from roofline.engine.speculation.speculator import Speculator
 from roofline.engine.stats import Meter
 
+if TYPE_CHECKING:
+    import numpy as np
+
 
 @dataclass
 class Flight:
     """A step that was launched. drafted: tokens for each of the plan's `sampled`; started, planned: when; sampled: its
     ids, or what waits for them; cost: its price; error: why it failed; host_seconds: of the launch, outside the
-    backend; pending: what was counted before its ids were known; counted: whether the next step's rows need them."""
+    backend; pending: what was counted before its ids were known; counted: whether the next step's rows need them;
+    digests: whether any of its sequences wants digests of its logits, for which it lands before the next is launched.
+    """
 
     plan: StepPlan
     drafted: list[int]
@@ -35,6 +42,7 @@ class Flight:
     host_seconds: float = 0.0
     pending: PendingCommit | None = None
     counted: bool = False
+    digests: bool = False
 
 
 class Stepper:
@@ -114,6 +122,7 @@ class Stepper:
         try:
             self._filler.fill(plan)
             rows = self._rows.build(plan.sampled)
+            flight.digests = self._rows.digests
             masked = self._masks.start(plan.sampled)
             called = clock.now()
             executable.forward()
@@ -127,7 +136,7 @@ class Stepper:
             flight.error = error
             return
         if queueing is not None:
-            flight.counted = self._rows.histories or masked
+            flight.counted = self._rows.histories or masked or flight.digests
             flight.pending = scheduler.advance(plan)
         flight.host_seconds = clock.now() - flight.started - (returned - called)
 
@@ -137,6 +146,7 @@ class Stepper:
         try:
             sampled = flight.sampled() if callable(flight.sampled) else flight.sampled
             ids = self._checked(sampled)
+            logits = self.executable.logits() if flight.digests else None  # before the next step writes its own
         except Exception as error:
             flight.error = error
         if flight.error is not None:
@@ -155,7 +165,7 @@ class Stepper:
                 if sequence.first_at is None:
                     sequence.first_at = landed
             if lives:
-                events += self._tell(sequence, tokens, row, sampled)
+                events += self._tell(sequence, tokens, row, sampled, logits)
             row += count + 1
         if self.speculator is not None:
             self.speculator.learn(plan, flight.drafted, fresh, clock.now() - flight.planned)
@@ -166,14 +176,21 @@ class Stepper:
         self._landed = now
         return events
 
-    def _tell(self, sequence: Sequence, tokens: list[int], row: int, sampled: Sampled | None) -> list[Event]:
-        """Take in the new ids of a sequence and return its events; what fails in that ends this sequence alone."""
+    def _tell(
+        self, sequence: Sequence, tokens: list[int], row: int, sampled: Sampled | None, logits: "np.ndarray | None"
+    ) -> list[Event]:
+        """Take in the new ids of a sequence and return its events; what fails in that ends this sequence alone.
+
+        row: of the sequence's first new id in `sampled` and in the step's logits [rows, vocab].
+        """
         try:
             if sequence.sampling.history is not None:
                 for token in tokens:
                     sequence.sampling.history.add(token)
             cause = self._cause(sequence) if sequence.finished == "error" else None
             events = _events(sequence, tokens, row, sampled, cause)
+            if logits is not None and tokens and sequence.request.params.digests:
+                events[0] = events[0]._replace(digests=digests_of(logits[row : row + len(tokens)]))
         except Exception as error:
             log.get("engine").error("an answer of request %s failed", sequence.request.id, exc_info=error)
             scheduler.finish(self.state, [sequence], "error")

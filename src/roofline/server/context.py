@@ -8,6 +8,7 @@ from starlette.requests import Request
 from roofline.common.errors import RequestError
 from roofline.engine.facade import AsyncEngine
 from roofline.engine.process.messages import Ready
+from roofline.engine.receipts.signing import Signer
 from roofline.server.key_metrics import KeyMetrics
 from roofline.server.keys import Keys, Principal
 from roofline.server.limits import Limits
@@ -33,6 +34,7 @@ class Context:
     allowed_origins: frozenset[str] = frozenset()  # of pages of other sites that may read answers
     response_store: Path | None = None  # the file of responses that are kept; None: they are kept in memory
     limits: Limits = field(default_factory=Limits)
+    signer: Signer | None = None  # of receipts
     metrics: Metrics = field(default_factory=Metrics)
     key_metrics: KeyMetrics = field(default_factory=KeyMetrics)
 

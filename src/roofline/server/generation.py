@@ -16,6 +16,7 @@ from roofline.server.context import Context
 from roofline.server.limits import Limits
 from roofline.text.replies.parser import PlainReply, ReplyParser
 
+Receipt = Literal["hashes", "with_prompt"]  # with_prompt: it has the prompt's ids, not their hash alone
 Usage = Literal["none", "last", "every"]  # events of a stream that tell the usage
 
 
@@ -43,6 +44,7 @@ class Generation:
     best: int | None = None  # of each prompt's answers only so many are told, those with the likeliest tokens
     hides_logprobs: bool = False  # they were computed to find the best
     with_ids: bool = False  # answers tell the ids of prompt and answer
+    receipt: Receipt | None = None  # beside the answers comes a receipt (`server/receipts.py`)
     form_field: str = "constraint"  # what the API calls `params.constraint`
     cut_tokens: int = 0  # that stood before the prompts, and were left out because the request says so
 

@@ -50,6 +50,10 @@ class ServeOptions(Options):
         "Certificate (PEM, with its chain): speak TLS, with --tls-key. Read again when it changes.",
         topic=SECURITY,
     )
+    receipt_key: Path | None = option(
+        None, "Private key (Ed25519, PEM) that receipts are signed with; without it they have a checksum alone.",
+        topic=SECURITY,
+    )  # fmt: skip
     tls_key: Path | None = option(None, "Private key of --tls-certificate (PEM).", topic=SECURITY)
     allow_origin: list[str] | None = option(
         None, "Origin whose pages in browsers may use the API, such as https://chat.example.org.", topic=SECURITY

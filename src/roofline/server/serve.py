@@ -139,6 +139,7 @@ def _http_server(
 ) -> "uvicorn.Server":
     import uvicorn
 
+    from roofline.engine.receipts.signing import Ed25519Signer
     from roofline.server import access_log
     from roofline.server.app import create_app
     from roofline.server.context import Context
@@ -164,6 +165,7 @@ def _http_server(
         allowed_origins=frozenset(options.allow_origin or ()),
         response_store=options.response_store,
         limits=limits,
+        signer=Ed25519Signer(options.receipt_key) if options.receipt_key is not None else None,
     )
     if options.access_log:
         access_log.show()

@@ -171,6 +171,10 @@ class CpuExecutable:
         return self._model.program()
 
     @property
+    def weights_identity(self) -> str:
+        return self._model.identity.weights_hash
+
+    @property
     def weight_bytes(self) -> int:
         return self._model.lowered.matrix_bytes
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from roofline.backends.base import Executable, StepCost
+from roofline.backends.base import Executable, IdentifiesWeights, StepCost
 from roofline.backends.parallel.ranks import RankError, Ranks
 from roofline.backends.sampling import Sampled, SampleRows
 from roofline.ops.batch import Header
@@ -127,6 +127,10 @@ class ParallelExecutable:
         if logits is not None:
             return logits
         return self._ranks.receive((self.batch.rows, self.vocab_size), self._ranks.grid.size - self._ranks.grid.tensor)
+
+    @property
+    def weights_identity(self) -> str:
+        return self._inner.weights_identity if isinstance(self._inner, IdentifiesWeights) else ""
 
     def logits(self) -> np.ndarray:
         logits: np.ndarray = self._last().cpu().numpy()

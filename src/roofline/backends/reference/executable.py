@@ -89,6 +89,10 @@ class ReferenceExecutable:
     def sample_of(self, logits: "Tensor", rows: SampleRows) -> Sampled:
         return sample(logits.numpy(), rows)
 
+    @property
+    def weights_identity(self) -> str:
+        return self.weights_hash
+
     def damaged_tensor(self) -> str | None:
         return damaged_tensor(self.program, self.read)
 

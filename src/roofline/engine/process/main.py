@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from roofline.backends.base import BackgroundCheck, ChecksWeights
+from roofline.backends.base import BackgroundCheck, ChecksWeights, IdentifiesWeights
 from roofline.common import log
 from roofline.common.errors import RequestError, RooflineError
 from roofline.common.processes import die_with_parent
@@ -168,6 +168,7 @@ def ready(name: str, engine: LocalEngine, load_seconds: float) -> Ready:
         pid=os.getpid(),
         exact=executable.exact,
         step_tokens=engine.limits.tokens,
+        weights_identity=executable.weights_identity if isinstance(executable, IdentifiesWeights) else "",
     )
 
 

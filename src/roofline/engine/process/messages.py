@@ -70,7 +70,8 @@ class Close(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The model is loaded. Sizes in tokens, pages and bytes; `pid` is the engine process; `exact` as `Executable`'s."""
+    """The model is loaded. Sizes in tokens, pages and bytes; `pid` is the engine process; `exact` as `Executable`'s;
+    `weights_identity`: as `IdentifiesWeights` has it, "" where the backend does not."""
 
     name: str
     vocab_size: int
@@ -82,6 +83,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     pid: int
     exact: bool
     step_tokens: int = 512  # that one step computes at most
+    weights_identity: str = ""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):

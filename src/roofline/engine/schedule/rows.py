@@ -97,14 +97,15 @@ class RowBuilder:
     Args:
         drafting: build only the last row of each sequence, without log-probabilities: the next token of its draft.
 
-    `histories`: whether any of the last rows counts the ids before it.
+    `histories`: whether any of the last rows counts the ids before it; `digests`: whether a digest of any of their
+    logits is wanted.
     """
 
     def __init__(self, drafting: bool = False) -> None:
         self._drafting = drafting
         self._sequences: list[Sequence] = []
         self._rows_by_shape: dict[tuple[int, ...], SampleRows] = {}  # by the rows of each sequence
-        self.histories = self._biases = False
+        self.histories = self.digests = self._biases = False
 
     def build(self, sequences: list[Sequence]) -> SampleRows:
         """A row for the id at position len(ids) of each sequence, and one for each position after a drafted token."""
@@ -137,6 +138,7 @@ class RowBuilder:
                 sequence.sampling = RowState(sequence)
         self._sequences, self._rows_by_shape = list(sequences), {}
         self.histories = any(s.sampling.history is not None for s in sequences)
+        self.digests = any(s.request.params.digests for s in sequences)
         self._biases = any(len(s.sampling.banned[0]) for s in sequences)
 
     def _histories_of(self, sequence: Sequence) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -253,6 +253,10 @@ class GpuExecutable:
 
         return fetched
 
+    @property
+    def weights_identity(self) -> str:
+        return self._weights_hash
+
     def damaged_tensor(self) -> str | None:
         return damaged_tensor(self.program, self.weights.read)
 

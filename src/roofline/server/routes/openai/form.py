@@ -10,6 +10,7 @@ from roofline.engine.answers import Piece
 from roofline.engine.events import Progress
 from roofline.server.answers import Answers
 from roofline.server.errors import error_body
+from roofline.server.receipts import receipt_of
 from roofline.server.response import sse
 
 DONE = b"data: [DONE]\n\n"
@@ -42,7 +43,9 @@ class OpenAIForm:
     def complete(self, pieces: Sequence[Piece]) -> JsonObject:
         told = enumerate(self._best(pieces))
         choices = [self.choice(index, pieces[at]) | self.ids_of(at, pieces[at]) for index, at in told]
-        return {**self._head(self.object_name), "choices": choices, "usage": self.answers.usage()}
+        receipt = receipt_of(self.answers, self._created)
+        tail = {} if receipt is None else {"receipt": receipt}
+        return {**self._head(self.object_name), "choices": choices, "usage": self.answers.usage(), **tail}
 
     def begin(self) -> bytes:
         return b""
@@ -66,9 +69,10 @@ class OpenAIForm:
         return sse({**self._head(self.event_object_name), "choices": [], "prompt_progress": of, **tail})
 
     def end(self) -> bytes:
-        if self._usage == "none":
-            return DONE
-        return sse({**self._head(self.event_object_name), "choices": [], "usage": self.answers.usage()}) + DONE
+        head: JsonObject = {**self._head(self.event_object_name), "choices": []}
+        usage = b"" if self._usage == "none" else sse({**head, "usage": self.answers.usage()})
+        receipt = receipt_of(self.answers, self._created)
+        return usage + (b"" if receipt is None else sse({**head, "receipt": receipt})) + DONE
 
     def failure(self, error: RequestError) -> bytes:
         return sse(error_body(error)) + DONE

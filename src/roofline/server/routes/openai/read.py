@@ -21,6 +21,7 @@ from roofline.server.forms import response_format
 from roofline.server.generation import Generation, check_model, check_prompts, sampling_params
 from roofline.server.keys import PRIORITIES
 from roofline.server.limits import Limits
+from roofline.server.receipts import with_receipt
 from roofline.server.routes.openai.messages import conversation_of
 from roofline.server.routes.openai.schema import (
     INSTEAD,
@@ -156,7 +157,7 @@ def _generation(
     cut_tokens = sum(map(len, prompts)) - sum(map(len, cut))
     prompts, options = cut, body.stream_options or StreamOptions()
     check_prompts("messages" if isinstance(body, ChatBody) else "prompt", prompts, params, loaded)
-    return Generation(
+    generation = Generation(
         prompts=tuple(tuple(prompt) for prompt in prompts),
         params=params,
         model=context.name,
@@ -172,3 +173,4 @@ def _generation(
         form_field=_form_field(body),
         user=body.safety_identifier if body.safety_identifier is not None else body.user,
     )
+    return with_receipt(generation, body.receipt or False, loaded)

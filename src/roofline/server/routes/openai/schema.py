@@ -176,6 +176,7 @@ class Sampling(Body):
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     return_progress: bool | None = None
+    receipt: bool | Literal["with_prompt"] | None = None
     truncate_prompt_tokens: int | None = None
     user: str | None = None
     safety_identifier: str | None = None

@@ -1,0 +1,187 @@
+"""What a receipt says: which answer a model gave to a prompt, with digests of the logits that each id came from.
+
+Anyone with the same weights computes the answer again and compares (`recompute.py`). A receipt is JSON. Its checksum
+and its signature are of `sealed_bytes`, so how a client wrote its JSON again, in which order or with which spaces,
+does not matter.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal, NoReturn
+
+import msgspec
+import numpy as np
+
+from roofline.common.errors import ConfigError, RequestError
+from roofline.common.files import read_regular
+from roofline.common.json_types import JsonObject
+from roofline.engine.constraint import Constraint, Kind
+from roofline.engine.digests import DIGEST_BYTES
+from roofline.engine.params import SamplingParams
+
+VERSION = 1
+DIGEST = "sha256/16 of float32"  # of each step: the first 16 bytes of SHA-256 of its logits
+MAX_RECEIPT = 256 << 20  # bytes of a file
+SEAL = b"roofline receipt\n"  # what is signed begins with it, so that no signature of something else fits
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A part of a receipt: a field that it does not have makes the receipt none."""
+
+
+class Form(Part, frozen=True):
+    """The form that the answers were held to, as `Constraint`."""
+
+    kind: Kind
+    text: str
+
+
+class Sampling(Part, frozen=True):
+    """The fields of `SamplingParams` that ids depend on."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: list[tuple[int, float]]
+    seed: int
+    n: int
+    max_tokens: int | None
+    min_tokens: int
+    stop: list[str]
+    stop_token_ids: list[int]
+    ignore_eos: bool
+    constraint: Form | None
+
+    @classmethod
+    def of(cls, params: SamplingParams) -> "Sampling":
+        """Those of a request, whose seed is known."""
+        values = {name: getattr(params, name) for name in cls.__struct_fields__}
+        form = params.constraint
+        values["constraint"] = None if form is None else Form(kind=form.kind, text=form.text)
+        values |= {name: list(values[name]) for name in ("logit_bias", "stop", "stop_token_ids")}
+        return cls(**values)
+
+    def params(self, max_tokens: int) -> SamplingParams:
+        """What computes the answers again, with digests, to a length of `max_tokens`. Raises RequestError."""
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
+        form = self.constraint
+        values["constraint"] = None if form is None else Constraint(form.kind, form.text)
+        values |= {"stop": (), "max_tokens": max_tokens, "min_tokens": min(self.min_tokens, max_tokens)}
+        return SamplingParams(**values, digests=True)
+
+
+class Prompt(Part, frozen=True):
+    """A prompt by its length and the hash of its ids; ids: the prompt itself, where the request allowed it."""
+
+    tokens: int
+    sha256: str
+    ids: list[int] | None = None
+
+
+class Choice(Part, frozen=True):
+    """One answer. prompt, sample: which of the request's prompts it is of, and which of that prompt's n; stop: the
+    string or id that ended it; digests: of the logits that each of `ids` was sampled from, in hexadecimal."""
+
+    prompt: int
+    sample: int
+    finish_reason: Literal["stop", "length"]
+    stop: str | int | None
+    ids: list[int]
+    digests: list[str]
+
+
+class Receipt(Part, frozen=True):
+    """A receipt. created: Unix time; weights: their hash; end_ids: the model's own that end an answer; public_key:
+    Ed25519's, in hexadecimal, where there is a signature; checksum: SHA-256 of what is signed."""
+
+    version: int
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+    weights: str
+    digest: str
+    sampling: Sampling
+    end_ids: list[int]
+    prompts: list[Prompt]
+    choices: list[Choice]
+    public_key: str | None = None
+    checksum: str = ""
+    signature: str | None = None
+
+    def sealed_bytes(self) -> bytes:
+        """What checksum and signature are of: everything but the two, in one spelling."""
+        content = msgspec.to_builtins(self)
+        del content["checksum"], content["signature"]
+        return SEAL + json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+
+    def as_json(self) -> JsonObject:
+        """The receipt as plain values."""
+        content: JsonObject = msgspec.to_builtins(self)
+        return content
+
+
+def hash_of_ids(ids: Iterable[int]) -> str:
+    """SHA-256 of token ids as little-endian int32, in hexadecimal."""
+    return sha256(np.fromiter(ids, "<i4").tobytes()).hexdigest()
+
+
+def prompt_of(ids: Sequence[int], with_ids: bool) -> Prompt:
+    """A prompt in a receipt."""
+    return Prompt(tokens=len(ids), sha256=hash_of_ids(ids), ids=list(ids) if with_ids else None)
+
+
+def read_receipt(path: Path) -> Receipt:
+    """The receipt in a file, which may also be a whole answer that has one. Raises ConfigError for what is none."""
+    data = read_regular(path, MAX_RECEIPT)
+    try:
+        content = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no receipt: it is not JSON: {error}") from error
+    if isinstance(content, dict) and "receipt" in content:
+        content = content["receipt"]
+    version = content.get("version") if isinstance(content, dict) else None
+    if isinstance(version, int) and version != VERSION:
+        _refuse(path, f"it is of version {version}, and this program reads version {VERSION}")
+    try:
+        receipt = msgspec.convert(content, Receipt)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        _refuse(path, str(error))
+    _check(path, receipt)
+    return receipt
+
+
+def _check(path: Path, receipt: Receipt) -> None:
+    """Raises ConfigError for a receipt that contradicts itself."""
+    if receipt.digest != DIGEST:
+        _refuse(path, f"its digests are {receipt.digest[:40]!r}, and this program computes {DIGEST!r}")
+    if not receipt.prompts or not receipt.choices:
+        _refuse(path, "it has no prompt, or no answer")
+    try:
+        receipt.sampling.params(1)
+    except RequestError as error:
+        _refuse(path, f"sampling.{error}")
+    seen: set[tuple[int, int]] = set()
+    for at, choice in enumerate(receipt.choices):
+        place = (choice.prompt, choice.sample)
+        if not (0 <= choice.prompt < len(receipt.prompts) and 0 <= choice.sample < receipt.sampling.n) or place in seen:
+            _refuse(path, f"choices.{at} is of a prompt or sample that it has not, or has twice")
+        seen.add(place)
+        if not choice.ids or len(choice.ids) != len(choice.digests):
+            _refuse(path, f"choices.{at} has {len(choice.ids)} ids and {len(choice.digests)} digests")
+        if any(len(digest) != 2 * DIGEST_BYTES for digest in choice.digests):
+            _refuse(path, f"choices.{at} has a digest that is not {2 * DIGEST_BYTES} digits long")
+    for at, prompt in enumerate(receipt.prompts):
+        ids = prompt.ids
+        if ids is not None and (len(ids) != prompt.tokens or not all(0 <= each < 1 << 31 for each in ids)):
+            _refuse(path, f"prompts.{at} has {len(ids)} ids of {prompt.tokens} tokens, or ids that are none")
+
+
+def _refuse(path: Path, problem: str) -> NoReturn:
+    raise ConfigError(f"{path} is no receipt: {problem}")
