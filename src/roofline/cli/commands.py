@@ -25,6 +25,7 @@ ROOT = Group(
         "generate": "run.generate:command",
         "chat": "run.chat:command",
         "serve": "run.serve:command",
+        "verify": "run.verify:command",
         "keys": Group("Keys of `serve --api-keys`.", {"new": "run.keys:new"}),
         "doctor": "measure.doctor:command",
         "conform": "measure.conform:command",
