@@ -21,9 +21,6 @@ def with_receipt(generation: Generation, field: bool | str, loaded: Ready) -> Ge
         raise invalid(
             "receipt", "this server's answers depend on what else is computed with them; --exact ends that on a GPU"
         )
-    for text in generation.params.stop:
-        if not text.isascii() and text.encode("utf-8", "ignore").decode() != text:
-            raise invalid("stop", "half a surrogate pair cannot stand in a receipt")
     seed = generation.params.seed if generation.params.seed is not None else fresh_seed()
     params = replace(generation.params, seed=seed, digests=True)
     return replace(generation, params=params, receipt="with_prompt" if field == "with_prompt" else "hashes")

@@ -52,7 +52,8 @@ def _make(request: LoadRequest, threads: int | None, ranks: "Ranks | None") -> "
     """The model, or the share of one of the ranks. threads: torch's (None: as torch chooses)."""
     import torch
 
-    from roofline.backends.reference.executable import ReferenceExecutable, digest_of
+    from roofline.backends.checkpoint import weights_hash
+    from roofline.backends.reference.executable import ReferenceExecutable
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -64,7 +65,7 @@ def _make(request: LoadRequest, threads: int | None, ranks: "Ranks | None") -> "
         capacity.limits,
         capacity.num_pages,
         capacity.max_context,
-        digest_of(request.checkpoint) if ranks is None or ranks.rank == 0 else "",
+        weights_hash(request.checkpoint) if ranks is None or ranks.rank == 0 else "",
         group=ranks,
     )
     return executable, {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from roofline.backends.base import Clock, MonotonicClock, StepCost
-from roofline.backends.checkpoint import Tensors, damaged_tensor
+from roofline.backends.checkpoint import damaged_tensor
 from roofline.backends.prices import PriceTable, StepPrices
 from roofline.backends.reference.cache import PagedCache
 from roofline.backends.reference.interpreter import Interpreter
@@ -107,11 +107,3 @@ def _ordered(instr: Instr) -> bool:
     """Whether an instruction adds in an order that the step does not change: torch chooses where none of the CPU's is
     asked for."""
     return not instr.has(Trait.LONG_SUM) or instr.attr("order") not in ("", *GPU_ORDERS)
-
-
-def digest_of(checkpoint: Tensors) -> str:
-    """SHA-256 of the tensors' names and bytes, hex."""
-    digest = hashlib.sha256()
-    for name in sorted(checkpoint.tensors):
-        digest.update(name.encode() + checkpoint.read(name).tobytes())
-    return digest.hexdigest()

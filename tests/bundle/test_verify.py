@@ -1,0 +1,111 @@
+"""roofline verify: a receipt of a server's answer is computed again; a changed weight or kernel order is caught."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from roofline.backends.options import LoadOptions
+from roofline.bundle import load
+from roofline.cli.run import prepare
+from roofline.engine.config import EngineConfig
+from roofline.engine.local import LocalEngine
+from roofline.engine.process.thread import engine_in_thread
+from roofline.server.app import create_app
+from roofline.server.context import Context
+from roofline.server.text_side import TextSide
+from tests.command_line import CommandResult, call_roofline
+
+BODY = {
+    "model": "small", "prompt": ["a quick brown fox, a quick brown fox", "b"], "n": 2, "seed": 4, "max_tokens": 12,
+    "stop": "zz", "receipt": True,
+}  # fmt: skip
+Verify = Callable[..., CommandResult]
+
+
+@pytest.fixture
+def answer(model: Path) -> dict[str, Any]:
+    """What a server tells, that computes in chunks of 7 tokens and with guesses."""
+    config = EngineConfig(max_batch_tokens=7, speculate="ngram", speculate_always=True)
+    loaded = load(str(model), config.prepare_load(LoadOptions(cache_tokens=512, threads=1)))
+
+    async def ask() -> httpx.Response:
+        engine = engine_in_thread("small", LocalEngine(loaded.executable, config))
+        await engine.start()
+        assert loaded.tokenizer is not None
+        assert loaded.chat_template is not None
+        context = Context(engine, TextSide(loaded.tokenizer, loaded.chat_template), "small", 1)
+        transport = httpx.ASGITransport(create_app(context))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            response = await client.post("/v1/completions", json=BODY, timeout=60)
+        await engine.close()
+        return response
+
+    response = asyncio.run(ask())
+    assert response.status_code == 200, response.text
+    told: dict[str, Any] = response.json()
+    return told
+
+
+@pytest.fixture
+def verify(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Verify:
+    """verify(answer, *options) -> what the command printed and its status."""
+    monkeypatch.setattr(prepare, "prepare", lambda *arguments: None)  # measures roofs
+
+    def call(answer: dict[str, Any], *options: object) -> CommandResult:
+        (tmp_path / "answer.json").write_text(json.dumps(answer))
+        (tmp_path / "body.json").write_text(json.dumps(BODY))
+        fixed = ["--request", tmp_path / "body.json", "-m", model, "--threads", 1, "--cache-tokens", 512]
+        return call_roofline(["verify", tmp_path / "answer.json", *fixed, *options])
+
+    return call
+
+
+def test_the_same_bits_and_what_differs(answer: dict[str, Any], verify: Verify, tmp_path: Path) -> None:
+    same = verify(answer)
+    assert (same.exit_code, same.stdout) == (
+        0, "The same bits: 4 answers, 48 steps. It is not signed: who computed it is not proven.\n",
+    )  # fmt: skip
+    changed = json.loads(json.dumps(answer))
+    changed["receipt"]["choices"][1]["ids"][3] += 1
+    assert verify(changed).exit_code == 4
+    (tmp_path / "other.json").write_text(json.dumps(BODY | {"prompt": ["a quick brown fox, a quick brown fox", "c"]}))
+    other = verify(answer, "--request", tmp_path / "other.json")
+    assert other.exit_code == 4
+    assert "Prompt 1 is not that of the receipt" in other.stdout
+    without = call_roofline(["verify", tmp_path / "answer.json"])
+    assert (without.exit_code, "--request" in without.stderr) == (1, True)
+    plain = verify(answer, "--backend", "reference", "--arithmetic", "plain")  # sums in torch's order
+    assert (plain.exit_code, "--exact" in plain.stderr) == (1, True)
+    int8 = json.loads(verify(answer, "--kv-cache-dtype", "int8", "--json").stdout)
+    assert (int8["result"], int8["difference"]["what"]) == ("different", "logits")
+    assert "The weights are the same, but" in int8["message"]
+
+
+def test_a_changed_weight_and_a_changed_order_are_caught(
+    answer: dict[str, Any], verify: Verify, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both under the fingerprint of the receipt, as a fault has it."""
+    plain = prepare.load_llm
+
+    def with_weight(*arguments: Any) -> Any:
+        llm = plain(*arguments)
+        executable = llm.model.executable
+        executable.image.view()[executable.layout.matrix_bytes // 2] ^= 1  # a bit of a matrix
+        return llm
+
+    def with_order(*arguments: Any) -> Any:  # of torch's sums
+        llm = plain(*arguments)
+        llm.model.executable.exact, llm.model.executable.fingerprint = True, answer["receipt"]["fingerprint"]
+        return llm
+
+    for fault, options in ((with_weight, ()), (with_order, ("--backend", "reference", "--arithmetic", "plain"))):
+        monkeypatch.setattr(prepare, "load_llm", fault)
+        caught = verify(answer, *options)
+        assert caught.exit_code == 3, caught.output
+        assert "its logits have other bits" in caught.stdout
+        assert "one of the two computed wrongly" in caught.stdout

@@ -1,0 +1,185 @@
+"""Receipts: whatever is changed in one is noticed; computing its answers again finds the first step that differs."""
+
+import copy
+import json
+
+import msgspec
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from engine_fakes import FakeExecutable
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roofline.common.errors import ConfigError
+from roofline.engine.local import LocalEngine
+from roofline.engine.params import SamplingParams
+from roofline.engine.receipts.receipt import DIGEST, Choice, Receipt, Sampling, prompt_of, read_receipt
+from roofline.engine.receipts.recompute import Difference, recompute
+from roofline.engine.receipts.signing import Ed25519Signer, broken_seal, read_public_key, seal
+
+PROMPTS = [[1, 2, 3] * 9, [4, 5]]
+PARAMS = SamplingParams(seed=3, n=2, max_tokens=12, stop_token_ids=(7, 8), logit_bias={5: 0.5}, digests=True)
+PEM = Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+
+
+def receipt_of(executable) -> Receipt:
+    """As a server makes it."""
+    engine = LocalEngine(executable)
+    for number, prompt in enumerate(PROMPTS):
+        engine.submit(prompt, PARAMS, request_id=str(number))
+    answers = {}
+    while engine.has_work:
+        for event in engine.step():
+            ids, digests, _ = answers.setdefault((event.request_id, event.index), [[], [], None])
+            ids += event.ids
+            digests += [digest.hex() for digest in event.digests or []]
+            answers[event.request_id, event.index][2] = event
+    choices = [
+        Choice(
+            prompt=int(name),
+            sample=index,
+            finish_reason=last.finish_reason,
+            stop=last.stop_id,
+            ids=ids,
+            digests=digests,
+        )
+        for (name, index), (ids, digests, last) in sorted(answers.items())
+    ]
+    assert {choice.finish_reason for choice in choices} == {"stop", "length"}
+    return Receipt(
+        version=1, id="a", created=5, model="toy", fingerprint="fake", weights="w", digest=DIGEST,
+        sampling=Sampling.of(PARAMS), end_ids=[], prompts=[prompt_of(ids, True) for ids in PROMPTS], choices=choices,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def receipt() -> Receipt:
+    return receipt_of(FakeExecutable())
+
+
+@pytest.fixture
+def signer(tmp_path) -> Ed25519Signer:
+    path = tmp_path / "key.pem"
+    key = Ed25519PrivateKey.generate()
+    path.write_bytes(key.private_bytes(*PEM))
+    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    (tmp_path / "public.pem").write_bytes(public)
+    signer = Ed25519Signer(path)
+    assert read_public_key(tmp_path / "public.pem") == signer.public_key
+    return signer
+
+
+def changes(value, path=()):
+    """Each way to change one thing in plain JSON: (its path, the changed whole)."""
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            for where, changed in changes(value[key], (*path, key)):
+                whole = copy.copy(value)
+                whole[key] = changed
+                yield where, whole
+        if isinstance(value, list):
+            yield path, [*value, *(value[-1:] or [3])]
+        return
+    other = {bool: lambda: not value, int: lambda: value + 1, float: lambda: value / 2 + 0.25}
+    yield path, other.get(type(value), lambda: f"{(value or '')[:-1]}{'6' if (value or '')[-1:] == '5' else '5'}")()
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_whatever_is_changed_is_noticed(receipt, signer, signed, tmp_path):
+    sealed = seal(receipt, signer if signed else None)
+    plain, path = sealed.as_json(), tmp_path / "receipt.json"
+    path.write_text(json.dumps({"choices": [], "receipt": dict(reversed(plain.items()))}, indent=3))
+    assert read_receipt(path) == sealed
+    assert broken_seal(sealed, signer.public_key if signed else None) is None
+    count = 0
+    for where, changed in changes(plain):
+        path.write_text(json.dumps(changed))
+        try:
+            read = read_receipt(path)
+        except ConfigError as error:
+            refused = str(error)
+            assert "is no receipt" in refused
+        else:
+            assert broken_seal(read), where
+        count += 1
+    assert count > 60
+
+
+def test_a_forged_checksum_does_not_help_without_the_key(receipt, signer, tmp_path):
+    sealed = seal(receipt, signer)
+    forged = seal(msgspec.structs.replace(receipt, model="better"), None)  # which has a checksum that fits
+    pretended = msgspec.structs.replace(forged, public_key=signer.public_key, signature=sealed.signature)
+    assert "checksum" in broken_seal(pretended)
+    assert "not signed" in broken_seal(forged, signer.public_key)
+    assert "another key" in broken_seal(sealed, "00" * 32)
+    (tmp_path / "other.pem").write_bytes(Ed25519PrivateKey.generate().private_bytes(*PEM))
+    assert "another key" in broken_seal(seal(receipt, Ed25519Signer(tmp_path / "other.pem")), signer.public_key)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    data=st.binary(max_size=60)
+    | st.recursive(st.none() | st.integers() | st.text(max_size=4), st.lists).map(json.dumps)
+)
+def test_what_is_no_receipt_is_refused_in_a_sentence(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("receipt") / "r.json"
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    with pytest.raises(ConfigError, match="is no receipt"):
+        read_receipt(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"version": 2}, "of version 2, and this program reads version 1"),
+        ({"digest": "md5"}, "'md5'"),
+        ({"choices": []}, "no answer"),
+        ({"surprise": 1}, "surprise"),
+        ({"end_ids": ["x"]}, "Expected `int`"),
+    ],
+)
+def test_a_receipt_that_contradicts_itself_is_refused(receipt, tmp_path, change, words):
+    (tmp_path / "r.json").write_text(json.dumps(receipt.as_json() | change))
+    with pytest.raises(ConfigError, match=words):
+        read_receipt(tmp_path / "r.json")
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"-----BEGIN PRIVATE KEY-----\n", X25519PrivateKey.generate().private_bytes(*PEM)]
+)
+def test_other_keys_are_refused_with_the_remedy(tmp_path, data):
+    (tmp_path / "key.pem").write_bytes(data)
+    with pytest.raises(ConfigError, match="openssl genpkey -algorithm ed25519"):
+        Ed25519Signer(tmp_path / "key.pem")
+
+
+class OneBitLater(FakeExecutable):
+    """From position 30 on the smallest logit has another last bit: no id changes."""
+
+    def _row(self, row):
+        logits, first = super()._row(row)
+        if self.batch.positions[row] >= 30:
+            least = int(np.argmin(logits))
+            logits[least] = np.nextafter(logits[least], np.float32(-np.inf))
+        return logits, first
+
+
+def test_the_first_step_that_differs_is_told(receipt):
+    def differs(executable, changed=receipt):
+        return recompute(LocalEngine(executable), changed, PROMPTS)
+
+    assert differs(FakeExecutable(tokens=5)) is None
+    assert differs(FakeExecutable(weights=1)) == Difference(0, 0, "logits")
+    later = differs(OneBitLater())
+    step = 31 - len(PROMPTS[0])  # the row of position 30 is that of the fifth id
+    assert later == Difference(0, step, "logits")
+    for number, choice in enumerate(receipt.choices):
+        ids = [*choice.ids[:-1], choice.ids[-1] ^ 1]
+        shorter = msgspec.structs.replace(choice, ids=choice.ids[:-1], digests=choice.digests[:-1])
+        for other, what in ((msgspec.structs.replace(choice, ids=ids), "id"), (shorter, "end")):
+            choices = [*receipt.choices[:number], other, *receipt.choices[number + 1 :]]
+            told = differs(FakeExecutable(), msgspec.structs.replace(receipt, choices=choices))
+            assert told == Difference(number, len(other.ids) - 1, what)
