@@ -1,6 +1,7 @@
 """Fixtures that several rooms share."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,11 @@ from tests.command_line import loggers_as_before
 
 # Tests of bundles switch it on with a ROOFLINE_HOME of their own; no other leaves compiled models in the user's cache.
 os.environ.setdefault("ROOFLINE_BUNDLES", "off")
+
+
+def pytest_configure() -> None:
+    """Whoever starts the tests in the background of a shell has SIGINT ignored, here and in every process of a test."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
