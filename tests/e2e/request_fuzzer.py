@@ -10,6 +10,7 @@ from roofline.server.routes import tokens
 from roofline.server.routes.anthropic.schema import MessagesBody
 from roofline.server.routes.ollama.schema import ChatRequest, GenerateRequest
 from roofline.server.routes.openai.schema import ChatBody, CompletionBody
+from roofline.server.routes.responses.schema import ResponseBody
 from roofline.server.routes.tgi import schema as tgi
 from roofline.server.routes.triton import schema as triton
 
@@ -20,6 +21,7 @@ MOST = 3  # tokens of an answer, unless the field that says so is the one that i
 ROUTES: list[tuple[str, type[BaseModel], dict]] = [
     ("/v1/chat/completions", ChatBody, {"model": "small", "messages": [USER], "max_tokens": MOST}),
     ("/v1/completions", CompletionBody, {"model": "small", "prompt": "Hi", "max_tokens": MOST}),
+    ("/v1/responses", ResponseBody, {"model": "small", "input": "Hi", "max_output_tokens": MOST}),
     ("/v1/messages", MessagesBody, {"model": "small", "messages": [USER], "max_tokens": MOST}),
     ("/api/chat", ChatRequest, {"model": "small", "messages": [USER], "options": {"num_predict": MOST}}),
     ("/api/generate", GenerateRequest, {"model": "small", "prompt": "Hi", "options": {"num_predict": MOST}}),

@@ -5,6 +5,7 @@ import json
 import anthropic
 import httpx
 import ollama
+import openai
 import pytest
 from e2e_serving import ASK
 from huggingface_hub import InferenceClient, TextGenerationInputGrammarType
@@ -25,6 +26,20 @@ def test_tokens_and_explanation(served):
     spelt = "".join(token["text"] for token in prompt["tokens"] if token["source"] == "user")
     assert ASK[0]["content"] in spelt
     assert prompt["text"] == rendered
+
+
+def test_responses(served):
+    """In parts and at once a conversation has one prompt, and greedily one answer."""
+    client = openai.OpenAI(base_url=f"{served.address}/v1", api_key="none", max_retries=0, timeout=120)
+    fields = {"model": "small", "temperature": 0, "max_output_tokens": 16, "instructions": "Answer in one sentence."}
+    first = client.responses.create(**fields, input=ASK)
+    with client.responses.stream(**fields, input=ASK) as stream:
+        told = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+    assert told == first.output_text == client.responses.retrieve(first.id).output_text != ""
+    question = {"role": "user", "content": "And then?"}
+    chained = client.responses.create(**fields, input=[question], previous_response_id=first.id)
+    whole = client.responses.create(**fields, input=[*ASK, *first.output, question], store=False)
+    assert (chained.output_text, chained.usage.input_tokens) == (whole.output_text, whole.usage.input_tokens)
 
 
 def test_anthropic(served):

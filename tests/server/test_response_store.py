@@ -84,6 +84,10 @@ def test_a_file_that_cannot_be_used_is_one_sentence(file, tmp_path):
         connection.execute("create table mine (x)")
     assert "another program" in problem(other)
     with contextlib.closing(sqlite3.connect(file)) as connection:
+        connection.execute("update responses set response = x'00', ended = 0")
+        connection.commit()
+    assert "is damaged" in problem(file)
+    with contextlib.closing(sqlite3.connect(file)) as connection:
         connection.execute("pragma user_version = 9")
     assert "another version" in problem(file)
     assert "a part of the path is a file" in problem(file / "x")
@@ -140,7 +144,10 @@ def test_what_is_too_old_goes_and_a_conversation_that_goes_on_stays():
     assert [find(store, name) for name in ("one", "two", "other")] == [True, True, False]
     keep(store, "three")
     assert store._totals["ann"][0] == 3  # the row is gone too
-    assert store._open.execute("select count(*) from responses").fetchone() == (3,)
+    now = 30.0
+    asyncio.run(store.expire())
+    assert store._open.execute("select count(*) from responses").fetchone() == (0,)
+    assert not store._totals
 
 
 def test_room_is_made_by_whoever_has_the_most():

@@ -8,12 +8,16 @@ import httpx
 import openai
 import pydantic
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from roofline.server.app import create_app
 from roofline.server.keys import Keys, read_keys
 from roofline.server.limits import Limits
 from roofline.server.routes.responses.items import normal_items, turns_of
+from roofline.server.routes.responses.output import Output
 from roofline.server.routes.responses.schema import INSTEAD, NEUTRAL
+from roofline.text.replies.parser import CallDelta, ReasoningDelta, TextDelta
 from roofline.text.replies.reply_format import ReplyFormat
 from tests.server.text_sides import chatml
 
@@ -95,6 +99,36 @@ def test_stream_and_whole_are_equal(call, engine, answer, extra, status):
     assert without_names(final) == without_names(whole)
     assert whole["status"] == status
     assert whole["incomplete_details"] == ({"reason": "max_output_tokens"} if status == "incomplete" else None)
+
+
+DELTAS = st.lists(
+    st.one_of(
+        st.builds(TextDelta, st.text(min_size=1)),
+        st.builds(ReasoningDelta, st.text(min_size=1)),
+        st.sampled_from(["{}", '{"a": [1, "b"]}', ""]),
+    ),
+    max_size=8,
+)
+
+
+@given(DELTAS)
+def test_the_events_of_any_reply_build_its_items(parts):
+    deltas, number = [], 0
+    for part in parts:
+        if isinstance(part, str):  # a call, its arguments in two pieces
+            deltas += [CallDelta(number, f"tool{number}", part[:3]), CallDelta(number, None, part[3:])]
+            number += 1
+        else:
+            deltas.append(part)
+    output, at_once = Output("a"), Output("a")
+    stream = [event for delta in deltas for event in output.add([delta])] + output.close("incomplete")
+    assert joined(json.loads(json.dumps(stream))) == output.items
+    at_once.add(deltas)
+    at_once.close("incomplete")
+    assert at_once.items == output.items
+    assert [item["status"] for item in output.items] == (["completed"] * len(output.items))[1:] + ["incomplete"] * bool(
+        output.items
+    )
 
 
 def test_an_answer_with_reasoning_text_and_two_calls(call, engine):

@@ -34,7 +34,9 @@ def create_app(context: Context, spans: Callable[[RequestRecord], None] | None =
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        expiring = asyncio.create_task(kept.expire())
         yield
+        expiring.cancel()
         kept.close()
 
     app = FastAPI(

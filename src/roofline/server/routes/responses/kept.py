@@ -1,6 +1,7 @@
 """Responses by their ids: those that are stored, and those that are computed in the background."""
 
 import asyncio
+import contextlib
 from contextlib import aclosing
 
 from roofline.common.errors import RequestError
@@ -10,6 +11,8 @@ from roofline.server.answers import Answers
 from roofline.server.errors import as_request_error
 from roofline.server.routes.responses.form import ResponseForm
 from roofline.server.routes.responses.store import ResponseStore
+
+EXPIRE_SECONDS = 600.0  # how late what is too old may be removed
 
 
 class BackgroundRun:
@@ -90,6 +93,13 @@ class KeptResponses:
             run.task.cancel()
             await asyncio.wait([run.task])
         await self.store.remove(owner, name)
+
+    async def expire(self) -> None:
+        """Removes what is too old, as long as the server runs."""
+        while True:
+            await asyncio.sleep(EXPIRE_SECONDS)
+            with contextlib.suppress(RequestError):  # which the log has
+                await self.store.expire()
 
     def close(self) -> None:
         """No response is asked for or computed after this."""

@@ -82,8 +82,19 @@ class ResponseStore:
         self._thread = ThreadPoolExecutor(1, "responses") if file is not None else None
         if file is not None and self.keeps:
             self._connection = _open_file(file)
+            self._read_file(file)
+
+    def _read_file(self, file: Path) -> None:
+        """Begin with what the file has. Raises ConfigError."""
+        import sqlite3
+
+        try:
             self._count()
             self._end_interrupted()
+            self._expire()
+        except (sqlite3.Error, msgspec.DecodeError) as error:
+            self.close()
+            raise ConfigError(f"--response-store {file}: {_problem(error)}") from error
 
     @property
     def keeps(self) -> bool:
@@ -121,6 +132,11 @@ class ResponseStore:
     async def remove(self, owner: str, response: str) -> None:
         """Remove a response of the owner's. Raises RequestError 404."""
         await self._run(lambda: self._remove(owner, response))
+
+    async def expire(self) -> None:
+        """Remove what is too old, where no new response has done so."""
+        if self._connection is not None:
+            await self._run(self._expire)
 
     def close(self) -> None:
         """Write what is left to write, and let go of the file. May be called again."""
@@ -173,9 +189,17 @@ class ResponseStore:
             return False
         return True
 
+    def _expire(self) -> None:
+        with self._open as connection:
+            connection.execute("begin")
+            self._forget_old()
+
+    def _forget_old(self) -> None:
+        self._forget("used < ? and ended", self._clock() - self._limits.stored_seconds)
+
     def _make_room(self, newest: str) -> None:
         """Remove what is too old, and what was used least recently of the owner who has the most."""
-        self._forget("used < ? and ended", self._clock() - self._limits.stored_seconds)
+        self._forget_old()
         for at, most in ((0, self._limits.stored_responses), (1, self._limits.stored_bytes)):
             while sum(total[at] for total in self._totals.values()) > most:
                 owners = sorted(self._totals, key=lambda owner: self._totals[owner][at], reverse=True)
