@@ -223,7 +223,7 @@ def test_unknown_route_and_method(call):
     check(call("GET", "/v1/models/"), 404, "model_not_found", "model")
     check(call("GET", "/docs"), 404, "not_found")
     check(call("GET", "/health/"), 404, "not_found")
-    check(call("GET", "/openapi.json"), 404, "not_found")
+    check(call("GET", "/redoc"), 404, "not_found")
 
 
 def test_what_a_client_sends_is_repeated_up_to_a_length(call):
