@@ -133,6 +133,7 @@ def test_a_bound_is_said_as_it_is():
 def test_what_nobody_sets_changes_no_distribution_and_ends_nothing():
     neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
     neutral |= {"presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": (), "seed": None, "logprobs": None}
+    neutral |= {"prompt_logprobs": None}
     neutral |= {"n": 1, "max_tokens": None, "min_tokens": 0, "stop": (), "stop_token_ids": (), "ignore_eos": False}
     neutral |= dict.fromkeys(("constraint", *CONSTRAINT_NAMES)) | {"prompt_progress": False, "digests": False}
     assert vars(SamplingParams()) == neutral

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roofline.engine.events import Event, Usage
+from roofline.engine.events import Event, TokenLogprob, Usage
 from roofline.engine.params import SamplingParams
 from roofline.engine.process.recovery import MAX_DEATHS, OpenRequest, Recovery
 from roofline.engine.process.stream import Stream
@@ -225,3 +225,16 @@ def test_a_stream_that_was_sent_again_has_all_to_compute_again():
     assert engines.streams["a"].uncomputed == 0
     engines.die()
     assert engines.streams["a"].uncomputed == 3 + 2 * 2
+
+
+def test_log_probabilities_of_a_prompt_that_have_come_are_not_told_again():
+    recovery = Recovery()
+    stream = Stream(recovery.abort, "a", 2)
+    params = SamplingParams(n=2, seed=7, max_tokens=LENGTH, prompt_logprobs=0)
+    recovery.add(OpenRequest(array("i", range(9)), params, [], "", stream))
+    assert [message.scored for message in recovery.due()] == [0]
+    for token in range(1, 6, 2):
+        told = [TokenLogprob(token, -1.0), TokenLogprob(token + 1, -1.0)]
+        recovery.take(Event("a", 0, [], prompt_logprobs=told))
+    recovery.outlive("it died")
+    assert [message.scored for message in recovery.due()] == [6]

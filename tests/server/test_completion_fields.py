@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from roofline.engine.events import TokenLogprob
+from roofline.engine.events import Event, TokenLogprob
+from roofline.server.limits import Limits
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT = {"model": "tiny", "prompt": "Say"}
@@ -29,9 +30,78 @@ def test_an_echoed_prompt_begins_every_choice_once(call):
     assert ids == "ABHello, world."
 
 
-def test_echo_has_no_log_probabilities(call):
-    error = call("POST", TEXT, json={**PROMPT, "echo": True, "logprobs": 1}).json()["error"]
-    assert (error["param"], error["code"]) == ("echo", "invalid_value")
+@pytest.fixture
+def scores_prompts(engine, monkeypatch):
+    """The engine tells log-probabilities of prompts: of the token at i -i, and above it an id of probability 1."""
+    events = engine._events
+
+    async def scored(ids, params, request_id):
+        if params.prompt_logprobs is not None:
+            top = ((90, 0.0), (91, -9.0))[: params.prompt_logprobs]
+            for start in (1, 2):
+                told = [TokenLogprob(ids[i], -float(i), top) for i in range(start, len(ids) if start == 2 else 2)]
+                yield Event(request_id, 0, [], prompt_logprobs=told)
+        async for event in events(ids, params, request_id):
+            yield event
+
+    monkeypatch.setattr(engine, "_events", scored)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echoed_log_probabilities_begin_with_those_of_the_prompt(call, scores_prompts, stream):
+    body = {**PROMPT, "prompt": ["ABC", "DE"], "n": 2, "echo": True, "logprobs": 1, "max_tokens": 2, "stream": stream}
+    response = call("POST", TEXT, json=body)
+    told = [{"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []} for _ in range(4)]
+    for each in events(response) if stream else [response.json()]:
+        for choice in each["choices"]:
+            for name, values in told[choice["index"]].items():
+                values += choice["logprobs"][name]
+    top = {"Z": 0.0}
+    for index, prompt in enumerate(["ABC", "ABC", "DE", "DE"]):
+        assert told[index] == {
+            "tokens": [*prompt, "H", "e"],
+            "token_logprobs": [None, *(-float(i) for i in range(1, len(prompt))), -0.5, -0.5],
+            "top_logprobs": [None, *([top] * (len(prompt) - 1)), {"\0": -1.0}, {"\0": -1.0}],
+            "text_offset": list(range(len(prompt) + 2)),
+        }
+
+
+def test_prompt_logprobs_have_vllms_form(call, scores_prompts):
+    def entry(logprob, rank, text):
+        return {"logprob": logprob, "rank": rank, "decoded_token": text}
+
+    expected = [
+        None,
+        {"97": entry(-1.0, None, "a"), "90": entry(0.0, 1, "Z")},
+        {"121": entry(-2.0, None, "y"), "90": entry(0.0, 1, "Z")},
+    ]
+    choices = call("POST", TEXT, json={**PROMPT, "prompt_logprobs": 1, "n": 2, "max_tokens": 1}).json()["choices"]
+    assert [choice["prompt_logprobs"] for choice in choices] == [expected] * 2
+    assert [choice["logprobs"] for choice in choices] == [None] * 2
+    both = {"prompt_logprobs": 1, "echo": True, "logprobs": 2, "max_tokens": 1}
+    (choice,) = call("POST", TEXT, json={**PROMPT, **both}).json()["choices"]
+    assert choice["prompt_logprobs"] == expected
+    assert choice["logprobs"]["top_logprobs"][1] == {"Z": 0.0, "[": -9.0}
+    chat = call("POST", CHAT, json={**TURN, "prompt_logprobs": 0, "max_tokens": 1}).json()
+    assert [each and list(each) for each in chat["prompt_logprobs"][:3]] == [None, ["117"], ["115"]]  # of <user>Hi
+    assert "prompt_logprobs" not in call("POST", CHAT, json={**TURN, "max_tokens": 1}).json()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"prompt": "x" * 6, "prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"prompt": "x" * 6, "echo": True, "logprobs": 1}, "logprobs"),
+        ({"echo": True, "logprobs": 1, "truncate_prompt_tokens": 1}, "truncate_prompt_tokens"),
+    ],
+)
+def test_log_probabilities_of_prompts_are_bounded(call, make_context, fields, param):
+    context = make_context(limits=Limits(prompt_logprobs=10))
+    response = call("POST", TEXT, context=context, json={**PROMPT, **fields})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
 def test_the_best_of_several_answers_are_told(call, engine, monkeypatch):

@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer. `stop` is the stop string or id that ended it; `error` says why, when finish_reason is "error"."""
+    """One answer. `stop` is the stop string or id that ended it; `error` says why, when finish_reason is "error".
+
+    prompt_logprobs: in the first answer to a prompt, where they were asked for: one for each of its tokens, None for
+    the first, which nothing stands before.
+    """
 
     text: str
     ids: list[int]
@@ -34,6 +38,7 @@ class Answer:
     logprobs: list[TokenLogprob] | None
     usage: Usage
     error: str | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +63,14 @@ class AnswerBuilder:
     Args:
         text: turns the ids into text and finds the stop strings; None: the answer has ids alone.
         logprobs: whether the request asked for log-probabilities.
+        prompt_logprobs: whether this answer tells those of the prompt: the first does, where the request asked.
     """
 
-    def __init__(self, text: "TextStream | None", logprobs: bool) -> None:
+    def __init__(self, text: "TextStream | None", logprobs: bool, prompt_logprobs: bool = False) -> None:
         self.ids: list[int] = []  # all that are billed
         self.logprobs: list[TokenLogprob] | None = [] if logprobs else None  # of `ids`
         self.digests: list[bytes] = []  # of the logits of `ids`, where the request asked for them
+        self.prompt_logprobs: list[TokenLogprob | None] | None = [None] if prompt_logprobs else None
         self.finish_reason: FinishReason | None = None
         self.stop: str | int | None = None
         self.running = True  # whether the engine computes it still
@@ -83,6 +90,8 @@ class AnswerBuilder:
 
     def push(self, event: Event) -> Piece:
         """Take an event of this answer and return what it adds."""
+        if event.prompt_logprobs is not None and self.prompt_logprobs is not None:
+            self.prompt_logprobs += event.prompt_logprobs
         if event.finish_reason is not None:
             self.running, self._last = False, event
         if self.finish_reason is not None:
@@ -118,7 +127,8 @@ class AnswerBuilder:
             raise RooflineError(f"the engine failed on this request: {last.error}")
         assert last.usage is not None, "the last event has the usage"
         usage = last.usage._replace(completion_tokens=len(self.ids))
-        return Answer(self.text, self.ids, self.finish_reason, self.stop, self.logprobs, usage, last.error)
+        told = self.logprobs, usage, last.error, self.prompt_logprobs
+        return Answer(self.text, self.ids, self.finish_reason, self.stop, *told)
 
 
 Builders = dict[tuple[str, int], AnswerBuilder]  # by request and index of the answer
@@ -211,7 +221,9 @@ class LocalAnswers:
                     # Of a form every byte counts, also a space at the beginning.
                     starts = at_start and params.constraint is None
                     text = TextStream(self._tokenizer, params.stop, at_start=starts)
-                builders[request_id, index] = AnswerBuilder(text, params.logprobs is not None)
+                builders[request_id, index] = AnswerBuilder(
+                    text, params.logprobs is not None, params.prompt_logprobs is not None and index == 0
+                )
             self._open |= builders
             return builders
 

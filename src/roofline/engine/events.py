@@ -1,6 +1,9 @@
 """What the engine tells its callers, as named tuples: they travel between processes as they are, and need no import."""
 
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from roofline.backends.sampling import Sampled
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -11,6 +14,12 @@ class TokenLogprob(NamedTuple):
     id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+def token_logprob(token: int, row: int, count: int, sampled: "Sampled") -> TokenLogprob:
+    """That of the id which a row chose, with `count` of the most likely ids."""
+    top = zip(sampled.top_ids[row, :count].tolist(), sampled.top_logprobs[row, :count].tolist(), strict=True)
+    return TokenLogprob(token, float(sampled.logprob[row]), tuple(top))
 
 
 class Usage(NamedTuple):
@@ -56,7 +65,8 @@ class Event(NamedTuple):
     When an id ended the answer, it is the last of `ids` and stands in `stop_id`: it counts, but is not text. A request
     with a constraint has an event without ids once that is compiled. `refused`: the field of the request that is at
     fault for the error. `progress`: in an event of its own, without ids, where the request wants it. `digests`: of the
-    logits that each of `ids` was sampled from, where the request wants them (`engine/digests.py`).
+    logits that each of `ids` was sampled from, where the request wants them (`engine/digests.py`). `prompt_logprobs`: in
+    events of their own, of the prompt's tokens from the second on, in order, before the first ids of any answer.
     """
 
     request_id: str
@@ -70,3 +80,4 @@ class Event(NamedTuple):
     refused: str | None = None
     progress: Progress | None = None
     digests: list[bytes] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None

@@ -57,7 +57,6 @@ SAMPLING = {
     "spaces_between_special_tokens": _NO_SPECIAL,
     "include_stop_str_in_output": "a stop string is never part of an answer",
     "detokenize": "leave it out: an answer has its text and its ids",
-    "prompt_logprobs": "logprobs=N is of the answer's tokens, and there are none of the prompt's",
     "logits_processors": "logit_bias={id: value} changes the logits of single ids",
     "bad_words": "logit_bias={id: -100} keeps a token out of the answer",
     "allowed_token_ids": "logit_bias={id: value} changes the logits of single ids",

@@ -161,11 +161,14 @@ class LLM:
         """Answer a prompt (string or ids) or a conversation (messages) in pieces of text.
 
         The request is submitted at the first `next`. Leaving the iterator early aborts it. Several streams may be
-        read in turn; each step advances all of them. Raises as `generate`, and RequestError for n > 1.
+        read in turn; each step advances all of them. Raises as `generate`, and RequestError for n > 1 and
+        for prompt_logprobs.
         """
         params = params or SamplingParams()
         if params.n != 1:
             raise invalid("n", f"{params.n}: a stream has one answer")
+        if params.prompt_logprobs is not None:
+            raise invalid("prompt_logprobs", "a stream is text alone; generate and chat tell them")
         chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
         if chat:
             ids = self.chat_template.encode_chat(self.tokenizer, plain_messages(prompt))

@@ -85,6 +85,7 @@ class LocalEngine:
         ids: Iterable[int],
         params: SamplingParams | None = None,
         answers: Mapping[int, list[int]] | None = None,
+        scored: int = 0,
         **options: Unpack[RequestOptions],
     ) -> str:
         """Queue a prompt and return the request's id. Raises RequestError for a field that cannot be used, and
@@ -92,6 +93,7 @@ class LocalEngine:
 
         answers: of a request that another engine began, with this seed: the ids so far of each answer that has not
         ended, by its index. Events bring what follows them. None: all answers, from their beginning.
+        scored: how many of its prompt's log-probabilities were told.
         """
         prompt, params, eos, name, salt = request_parts(ids, params, **options)
         check_unused(name, self._requests)
@@ -101,7 +103,7 @@ class LocalEngine:
         root = root_key(self.executable.fingerprint, salt=salt)
         request = Request(name, prompt, params, stop_ids, max_tokens, seed, root, self.executable.clock.now())
         if answers is not None:
-            request.resume(answers)
+            request.resume(answers, scored)
         if params.constraint is None:
             self.state.waiting.extend(request.sequences)
         else:

@@ -30,6 +30,8 @@ class SamplingParams(Options):
         top_k: -1 is another way to say 0.
         logit_bias: (id, value) pairs or a mapping, values -100 to 100, added to the raw logits.
         logprobs: None, or how many of the most likely ids to report beside each chosen one (0 to 20).
+        prompt_logprobs: as `logprobs`, of the prompt's tokens: each but the first, given those before it. A prompt that
+            is told so is computed in smaller chunks, and takes nothing from the prefix cache.
         n: answers to the same prompt, 1 to 128.
         stop: a string or strings that end the answer, at any length, and are not part of it; found where ids become
             text. None: none.
@@ -70,6 +72,7 @@ class SamplingParams(Options):
         None, "The same seed, any 64-bit integer, gives the same answer. Default: a fresh one.", topic=SAMPLING
     )
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     n: int = 1
     max_tokens: int | None = option(
         None, "Longest answer; without it, what fits.", minimum=1, unit="tokens", topic=SAMPLING
@@ -107,6 +110,7 @@ class SamplingParams(Options):
         _integer(self, "top_k", 0, 2**31 - 1)
         _integer(self, "seed", -(2**63), SEED_RANGE - 1, optional=True)
         _integer(self, "logprobs", 0, MAX_LOGPROBS, optional=True)
+        _integer(self, "prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
         _integer(self, "n", 1, MAX_N)
         _integer(self, "max_tokens", 1, 2**31 - 1, optional=True)
         _integer(self, "min_tokens", 0, 2**31 - 1)

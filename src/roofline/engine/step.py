@@ -11,10 +11,11 @@ from roofline.backends.sampling import Sampled
 from roofline.common import log
 from roofline.engine.constraints.masks import MaskBuilder
 from roofline.engine.digests import digests_of
-from roofline.engine.events import Event, FinishReason, Progress, TokenLogprob
+from roofline.engine.events import Event, FinishReason, Progress, token_logprob
 from roofline.engine.schedule import continuous as scheduler
 from roofline.engine.schedule.continuous import PendingCommit, State, StepPlan
 from roofline.engine.schedule.fill import BatchFiller
+from roofline.engine.schedule.prompt_scores import scores_of, with_scores, without_scores
 from roofline.engine.schedule.rows import RowBuilder
 from roofline.engine.schedule.sequence import Sequence
 from roofline.engine.speculation.speculator import Speculator
@@ -127,7 +128,9 @@ class Stepper:
             called = clock.now()
             executable.forward()
             rows.mask = self._masks.finish() if masked else None
-            if plan.sampled:
+            if plan.scores:
+                rows = with_scores(rows, plan)
+            if plan.rows:
                 flight.sampled = (queueing.queue_sample if queueing is not None else executable.sample)(rows)
             returned = clock.now()
             flight.cost = executable.step_cost() if self.measure else None
@@ -144,15 +147,23 @@ class Stepper:
         """Wait for a step's ids, commit it, and return its events."""
         plan, clock = flight.plan, self.executable.clock
         try:
-            sampled = flight.sampled() if callable(flight.sampled) else flight.sampled
+            sampled = computed = flight.sampled() if callable(flight.sampled) else flight.sampled
+            if sampled is not None and plan.scores:
+                sampled = without_scores(sampled, plan)
             ids = self._checked(sampled)
             logits = self.executable.logits() if flight.digests else None  # before the next step writes its own
+            if logits is not None and plan.scores:
+                logits = logits[plan.sampled_rows()]
         except Exception as error:
             flight.error = error
         if flight.error is not None:
             return self._compute_in_parts(flight, flight.error)
         landed = clock.now()
         events = _progress(flight, landed)
+        scored, unscored = _scores(plan, computed)
+        if unscored:
+            ids = [scheduler.FAILED if s in unscored else token for s, token in zip(plan.sampled, ids, strict=True)]
+        events += scored
         alive = [sequence.finished is None for sequence in plan.sampled]
         if flight.pending is None:
             fresh = scheduler.commit(self.state, plan, ids)
@@ -167,6 +178,7 @@ class Stepper:
             if lives:
                 events += self._tell(sequence, tokens, row, sampled, logits)
             row += count + 1
+        events += self.end(unscored, "error", self._no_numbers if unscored else None)
         if self.speculator is not None:
             self.speculator.learn(plan, flight.drafted, fresh, clock.now() - flight.planned)
             self.speculator.drafter.keep(self.state.running)
@@ -279,13 +291,27 @@ def _progress(flight: Flight, landed: float) -> list[Event]:
     return events
 
 
+def _scores(plan: StepPlan, sampled: Sampled | None) -> tuple[list[Event], list[Sequence]]:
+    """What a step tells of prompt tokens, and the sequences whose logits there are no numbers."""
+    events: list[Event] = []
+    unscored: list[Sequence] = []
+    for each in plan.scores:
+        sequence = each.sequence
+        logprobs = scores_of(sampled, each) if sampled is not None else None
+        if logprobs is None:
+            unscored.append(sequence)
+        elif sequence.finished is None:
+            events.append(Event(sequence.request.id, sequence.index, [], prompt_logprobs=logprobs))
+    return events, unscored
+
+
 def _events(sequence: Sequence, tokens: list[int], row: int, sampled: Sampled | None, error: str | None) -> list[Event]:
     """What a sequence tells of a step: its new ids, of the logit rows from `row` on, and whether and why it ended."""
     request = sequence.request
     logprobs = None
     if request.params.logprobs is not None and sampled is not None:
         count = request.params.logprobs
-        logprobs = [_logprob(token, at, count, sampled) for at, token in enumerate(tokens, row)]
+        logprobs = [token_logprob(token, at, count, sampled) for at, token in enumerate(tokens, row)]
     if sequence.finished is None:
         return [Event(request.id, sequence.index, tokens, logprobs)]
     if sequence.finished == "error":
@@ -298,8 +324,3 @@ def _events(sequence: Sequence, tokens: list[int], row: int, sampled: Sampled | 
 def _is_end(sequence: Sequence, token: int) -> bool:
     """Whether an id only ends its answer. The last one of a form that is complete belongs to the text."""
     return token in sequence.stop_ids or (sequence.matcher is not None and sequence.matcher.is_end(token))
-
-
-def _logprob(token: int, row: int, count: int, sampled: Sampled) -> TokenLogprob:
-    top = zip(sampled.top_ids[row, :count].tolist(), sampled.top_logprobs[row, :count].tolist(), strict=True)
-    return TokenLogprob(token, float(sampled.logprob[row]), tuple(top))

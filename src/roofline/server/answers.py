@@ -10,7 +10,7 @@ from roofline.common import log
 from roofline.common.errors import RequestError
 from roofline.common.json_types import JsonObject
 from roofline.engine.answers import AnswerBuilder, Piece
-from roofline.engine.events import Event, Progress, Usage
+from roofline.engine.events import Event, Progress, TokenLogprob, Usage
 from roofline.server.admission import Queue, Ticket
 from roofline.server.body import renamed
 from roofline.server.context import Context
@@ -50,8 +50,9 @@ class Answers:
                     include_stop=generation.include_stop,
                 ),
                 params.logprobs is not None,
+                params.prompt_logprobs is not None and number % params.n == 0,
             )
-            for _ in range(len(generation.prompts) * params.n)
+            for number in range(len(generation.prompts) * params.n)
         ]
         self._token_times: dict[AnswerBuilder, float] = {}  # when the latest token of a choice came
         self._ticket: Ticket | None = None
@@ -124,6 +125,10 @@ class Answers:
             for choice in self.choices:
                 if choice.finish_reason is None:
                     context.metrics.answer_ended("abort", len(choice.ids))
+
+    def prompt_logprobs(self, prompt: int) -> Sequence[TokenLogprob | None]:
+        """Those of a prompt's tokens, complete once the first piece of one of its choices has come."""
+        return self._choices_of(prompt)[0].prompt_logprobs or ()
 
     async def complete(self) -> list[Piece]:
         """The choices in order, each as a single piece: all of `pieces` joined."""

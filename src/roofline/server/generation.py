@@ -43,6 +43,8 @@ class Generation:
     echo: tuple[str, ...] = ()  # the text of each prompt, where answers begin with it
     best: int | None = None  # of each prompt's answers only so many are told, those with the likeliest tokens
     hides_logprobs: bool = False  # they were computed to find the best
+    prompt_logprobs: int | None = None  # alternatives told beside each token of the prompts; None: those are not told
+    echoes_logprobs: bool = False  # the log-probabilities of an answer begin with those of the prompt, as its text does
     with_ids: bool = False  # answers tell the ids of prompt and answer
     receipt: Receipt | None = None  # beside the answers comes a receipt (`server/receipts.py`)
     form_field: str = "constraint"  # what the API calls `params.constraint`

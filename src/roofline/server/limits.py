@@ -27,6 +27,7 @@ class Limits:
     n: int = limit(16, "answers", "to each prompt")
     choices: int = limit(128, "answers", "of one request: prompts times n")
     logprobs: int = limit(20, "tokens", "alternatives whose log-probability is told")
+    prompt_logprobs: int = limit(1 << 18, "log-probabilities", "of prompts: their tokens times alternatives and one")
     temperature: float = limit(2.0, "", "the largest one")
     stop_strings: int = limit(16, "strings", "that end an answer")
     stop_string_bytes: int = limit(256, "bytes", "one of them")

@@ -216,7 +216,7 @@ def _submit(engine: LocalEngine, message: Submit) -> list[Event]:
     name = message.request_id
     try:
         options = RequestOptions(eos_ids=message.eos_ids, request_id=name, salt=message.salt)
-        engine.submit(message.ids, message.params, message.answers, **options)
+        engine.submit(message.ids, message.params, message.answers, message.scored, **options)
         return []
     except Exception as error:  # of this request alone
         if not isinstance(error, RooflineError):

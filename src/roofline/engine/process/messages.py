@@ -39,7 +39,8 @@ class EngineSpec(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only
 class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A request, as for `LocalEngine.submit`, with a seed and a `max_tokens`, so that any process gives the same ids.
 
-    answers: the ids so far of each answer that has not ended, by its index.
+    answers: the ids so far of each answer that has not ended, by its index; scored: how many of its prompt's
+    log-probabilities were told.
     """
 
     request_id: str
@@ -48,6 +49,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
     eos_ids: list[int]
     salt: str
     answers: dict[int, list[int]]
+    scored: int = 0
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True, array_like=True):

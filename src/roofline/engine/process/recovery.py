@@ -28,8 +28,8 @@ MAX_DEATHS = 3  # of processes in a row, without an id between them: as many mak
 class OpenRequest:
     """A request that has not ended, with all that a process needs to compute it from where it is.
 
-    params: with a seed and `max_tokens`; answers: the ids so far of each answer that has not ended; aborted: those of
-    which the process was told so.
+    params: with a seed and `max_tokens`; answers: the ids so far of each answer that has not ended; scored: how many of
+    its prompt's log-probabilities have come; aborted: answers of which the process was told so.
     """
 
     prompt: "array[int]"
@@ -38,6 +38,7 @@ class OpenRequest:
     salt: str
     stream: Stream
     answers: "dict[int, array[int]]" = field(init=False)
+    scored: int = 0
     aborted: set[int] = field(default_factory=set)
     sent: bool = False  # to the present process
     deaths: int = 0  # of processes that it was sent to, since its last id
@@ -51,13 +52,14 @@ class OpenRequest:
         """What a process is sent."""
         answers = {index: ids.tolist() for index, ids in self.answers.items()}
         prompt = self.prompt.tolist()
-        return Submit(self.stream.request_id, prompt, self.params, self.eos_ids, self.salt, answers)
+        return Submit(self.stream.request_id, prompt, self.params, self.eos_ids, self.salt, answers, self.scored)
 
     def take(self, event: Event) -> None:
         """An event of one of its answers."""
         if event.ids:
             self.deaths = self.alone = 0
             self.answers[event.index].extend(event.ids)
+        self.scored += len(event.prompt_logprobs or ())
         if event.finish_reason is not None:
             del self.answers[event.index]
         self.stream.deliver(event)

@@ -33,11 +33,27 @@ class State:
     prefix_hits: int = 0  # tokens found there
 
 
+@dataclass(frozen=True)
+class PromptScores:
+    """Logit rows of a step, from `row` on, that tell the log-probabilities of `ids`, which follow the first `first` + 1
+    ids of the prompt. alternatives: how many of the most likely ids are told beside each."""
+
+    sequence: Sequence
+    first: int
+    ids: list[int]
+    row: int
+
+    @property
+    def alternatives(self) -> int:
+        return self.sequence.request.params.prompt_logprobs or 0
+
+
 @dataclass
 class StepPlan:
     """A step: `counts[i]` tokens of `sequences[i]` from its `computed` on, the last of them its `draft`, if it has one.
 
-    `sampled` get new ids, in this order: each has one logit row, and one more for each token of its draft.
+    `sampled` get new ids, in this order: each has one logit row, and one more for each token of its draft. `scores`
+    have logit rows too, one for each of their ids, among those of `sampled`: rows are in the order of `sequences`.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
@@ -47,6 +63,13 @@ class StepPlan:
     table_pages: int = 0
     decodes: int = 0  # leading sequences that only decode
     drafted: int = 0  # tokens of drafts
+    scores: list[PromptScores] = field(default_factory=list)
+    scored: int = 0  # rows of `scores`
+
+    @property
+    def rows(self) -> int:
+        """Logit rows."""
+        return len(self.sampled) + self.drafted + self.scored
 
     @property
     def decode_only(self) -> bool:
@@ -58,23 +81,39 @@ class StepPlan:
         chosen = set(sequences)
         rows = [(i, s, count) for i, (s, count) in enumerate(zip(self.sequences, self.counts, strict=True))]
         rows = [row for row in rows if row[1] in chosen]
-        return StepPlan(
+        plan = StepPlan(
             sequences=[s for _, s, _ in rows],
             counts=[count for _, _, count in rows],
-            sampled=[s for s in self.sampled if s in chosen],
             tokens=sum(count for _, _, count in rows),
             table_pages=sum(len(s.pages) for s in chosen),
             decodes=sum(i < self.decodes for i, _, _ in rows),
             drafted=sum(len(s.draft) for s in chosen),
         )
+        for sequence, count in zip(plan.sequences, plan.counts, strict=True):
+            plan._add_rows(sequence, count)
+        return plan
 
     def add(self, sequence: Sequence, count: int) -> None:
         self.sequences.append(sequence)
         self.counts.append(count)
         self.tokens += count
         self.table_pages += len(sequence.pages)
-        if sequence.computed + count == len(sequence.ids):
+        self._add_rows(sequence, count)
+
+    def _add_rows(self, sequence: Sequence, count: int) -> None:
+        """The logit rows of the next `count` ids of a sequence, behind those of the sequences before."""
+        end = sequence.computed + count
+        if sequence.scored < sequence.to_score and end > sequence.scored:
+            following = sequence.ids[sequence.scored + 1 : min(end, sequence.to_score) + 1]
+            self.scores.append(PromptScores(sequence, sequence.scored, following, self.rows))
+            self.scored += len(following)
+        if end >= len(sequence.ids):
             self.sampled.append(sequence)
+
+    def sampled_rows(self) -> list[int]:
+        """Which of the step's rows are those of `sampled`, in a step that scores prompt tokens, so has no drafts."""
+        scoring = {row for each in self.scores for row in range(each.row, each.row + len(each.ids))}
+        return [row for row in range(self.rows) if row not in scoring]
 
 
 @dataclass(frozen=True)
@@ -124,10 +163,22 @@ def _plan_decodes(state: State, plan: StepPlan) -> list[Sequence]:
     return chunks
 
 
+def chunk_size(limits: StepLimits, plan: StepPlan, sequence: Sequence) -> int:
+    """How many of a sequence's next ids a step has tokens and logit rows for.
+
+    A prompt that is scored takes a row a token, and leaves one for the prompts behind it.
+    """
+    pending, rows = len(sequence.ids) - sequence.computed, limits.rows - plan.rows
+    count = min(pending, limits.tokens - plan.tokens)
+    if sequence.scored < sequence.to_score:
+        return min(count, sequence.scored - sequence.computed + (rows - 1 if rows > 1 else rows))
+    return count if rows > 0 else min(count, pending - 1)
+
+
 def _plan_chunk(state: State, plan: StepPlan, sequence: Sequence) -> bool:
     """Plan as much of a prompt as the budget allows; True when all of it."""
     pending = len(sequence.ids) - sequence.computed
-    count = min(pending, state.limits.tokens - plan.tokens)
+    count = chunk_size(state.limits, plan, sequence)
     if count == 0 or plan.table_pages + len(sequence.pages) > state.limits.table_pages:
         return False
     plan.add(sequence, count)
@@ -148,7 +199,7 @@ def plan_drafts(state: State, plan: StepPlan) -> None:
             sequence.draft = []
             continue
         length, pages = len(sequence.ids), sequence.pages
-        rows = limits.rows - len(plan.sampled) - plan.drafted
+        rows = limits.rows - plan.rows
         count = min(len(sequence.draft), rows, limits.tokens - plan.tokens, sequence.end - length - 1)
         room, page_count = len(pages) * PAGE_TOKENS - length, len(pages)
         if count > room:
@@ -181,8 +232,14 @@ def place(state: State, sequence: Sequence, headroom: int, table_room: int) -> b
     shareable = (sequence.prompt_length - 1) // PAGE_TOKENS if leader is not sequence and leader.pages else 0
     if leader.computed < shareable * PAGE_TOKENS:
         return False  # the prompt is being computed: wait and share it
+    if leader is not sequence and leader.scored < leader.to_score and leader.finished is None:
+        return False  # the prompt is told before any answer
     cache = state.cache
     pages = cache.match(sequence.keys, sequence.ids)
+    if sequence.scored < sequence.to_score:  # what is still to be told has to be computed
+        surplus = pages[sequence.scored // PAGE_TOKENS :]
+        del pages[sequence.scored // PAGE_TOKENS :]
+        cache.release(surplus)
     if len(pages) < shareable:
         pages += cache.share(leader.pages[len(pages) : shareable])
     total = -(-len(sequence.ids) // PAGE_TOKENS)
@@ -227,6 +284,7 @@ def commit(state: State, plan: StepPlan, ids: list[int]) -> list[list[int]]:
         fresh.append(_accept(sequence, ids[at : at + rows]))
         at += rows
     assert at == len(ids), "an id for each logit row"
+    _count_scored(plan)
     for sequence, count in zip(plan.sequences, plan.counts, strict=True):
         # The last id is never in the pages yet; neither is what was drafted in vain.
         sequence.computed = min(sequence.computed + count, len(sequence.ids) - 1)
@@ -248,8 +306,10 @@ def advance(plan: StepPlan) -> PendingCommit:
     for sequence, count in zip(plan.sequences, plan.counts, strict=True):
         sequence.computed += count
     places = [len(sequence.ids) for sequence in plan.sampled]
-    for row, sequence in enumerate(plan.sampled):
+    rows = plan.sampled_rows() if plan.scores else range(len(plan.sampled))
+    for row, sequence in zip(rows, plan.sampled, strict=True):
         sequence.ids.append(-1 - row)
+    _count_scored(plan)
     return PendingCommit(places, [sequence.computed for sequence in plan.sequences])
 
 
@@ -281,6 +341,11 @@ def settle(state: State, plan: StepPlan, pending: PendingCommit, ids: list[int])
             state.waiting = deque(sequence for sequence in state.waiting if sequence.finished is None)
         _leave(state, ended)
     return fresh
+
+
+def _count_scored(plan: StepPlan) -> None:
+    for each in plan.scores:
+        each.sequence.scored = each.first + len(each.ids)
 
 
 def _publish(state: State, sequence: Sequence, computed: int) -> None:

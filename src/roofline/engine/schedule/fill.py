@@ -24,7 +24,7 @@ class BatchFiller:
         limits = self.batch.limits
         assert plan.tokens <= limits.tokens, "more tokens than the batch holds"
         assert len(plan.sequences) <= limits.segments, "more segments than the batch holds"
-        assert len(plan.sampled) + plan.drafted <= limits.rows, "more logit rows than the batch holds"
+        assert plan.rows <= limits.rows, "more logit rows than the batch holds"
         assert plan.table_pages <= limits.pages, "more pages than the batch holds"
         plain = plan.decode_only and not plan.drafted
         if plain and plan.sequences == self._sequences:
@@ -83,11 +83,14 @@ def step_ids(sequence: Sequence, count: int) -> list[int]:
 
 
 def logit_rows(plan: StepPlan) -> list[int]:
-    """Token rows of the step whose logits are wanted: the last known id of each sequence that samples and its draft."""
-    ends = accumulate(plan.counts)
-    return [
-        row
-        for end, s, count in zip(ends, plan.sequences, plan.counts, strict=True)
-        if s.computed + count >= len(s.ids)
-        for row in range(end - 1 - (s.computed + count - len(s.ids)), end)
-    ]
+    """Token rows of the step whose logits are wanted: of each sequence those before prompt tokens that are scored, and
+    if it samples, that of its last known id and those of its draft."""
+    scores = {each.sequence: each for each in plan.scores}
+    rows: list[int] = []
+    for end, s, count in zip(accumulate(plan.counts), plan.sequences, plan.counts, strict=True):
+        if scores and (of := scores.get(s)) is not None:
+            first = end - count + of.first - s.computed
+            rows += range(first, first + len(of.ids))
+        if s.computed + count >= len(s.ids):
+            rows += range(end - 1 - (s.computed + count - len(s.ids)), end)
+    return rows

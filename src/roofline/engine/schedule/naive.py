@@ -1,6 +1,6 @@
 """The naive scheduler: one sequence at a time, from its first token to its last. The oracle for `scheduler`."""
 
-from roofline.engine.schedule.continuous import State, StepPlan, place, plan_drafts
+from roofline.engine.schedule.continuous import State, StepPlan, chunk_size, place, plan_drafts
 
 
 def schedule(state: State) -> StepPlan:
@@ -14,6 +14,6 @@ def schedule(state: State) -> StepPlan:
         grown = state.cache.grow(sequence.pages, len(sequence.ids))
         assert grown, "a sequence alone in the cache must fit"
         plan.decodes = 1
-    plan.add(sequence, min(pending, state.limits.tokens))
+    plan.add(sequence, chunk_size(state.limits, plan, sequence))
     plan_drafts(state, plan)
     return plan

@@ -38,12 +38,16 @@ class Request:
         """Whether all of its answers have ended."""
         return all(sequence.finished is not None for sequence in self.sequences)
 
-    def resume(self, answers: Mapping[int, list[int]]) -> None:
-        """Go on from the ids so far of each answer that has not ended: they are computed as after a pre-emption."""
+    def resume(self, answers: Mapping[int, list[int]], scored: int = 0) -> None:
+        """Go on from the ids so far of each answer that has not ended: they are computed as after a pre-emption.
+
+        scored: prompt tokens whose log-probabilities are told already.
+        """
         self.sequences = [Sequence(self, index) for index in sorted(answers)]
         for sequence in self.sequences:
             sequence.ids += answers[sequence.index]
             sequence.resumed = bool(answers[sequence.index])
+            sequence.scored = min(scored, sequence.to_score)
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +64,8 @@ class Sequence:
     computed: int = 0  # how many ids lie in pages
     published: int = 0  # leading pages that were offered to the prefix cache
     cached_tokens: int = 0  # prompt tokens found there
+    to_score: int = 0  # prompt tokens whose log-probability is told: all but the first, of the first answer's sequence
+    scored: int = 0  # leading ones among them whose log-probability was computed
     pages: list[int] = field(default_factory=list)  # its page table, empty unless running
     finished: FinishReason | None = None  # why it ended
     started: bool = False
@@ -76,6 +82,8 @@ class Sequence:
         request = self.request
         self.ids, self.prompt_length = list(request.prompt), len(request.prompt)
         self.end, self.stop_ids = self.prompt_length + request.max_tokens, request.stop_ids
+        if request.params.prompt_logprobs is not None and self.index == 0:
+            self.to_score = self.prompt_length - 1
         self.keys = PageKeys(request.root)
 
     @property

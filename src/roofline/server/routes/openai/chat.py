@@ -1,6 +1,6 @@
 """POST /v1/chat/completions"""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 
 from fastapi import APIRouter, Request, Response
@@ -37,6 +37,12 @@ class ChatForm(OpenAIForm):
         super().__init__(answers)
         self._parsers: dict[int, ReplyParser] = {}  # of the choices of a stream that have begun
         self._calls: dict[int, int] = {}  # how many tools each of them has called
+
+    def complete(self, pieces: Sequence[Piece]) -> JsonObject:
+        answer = super().complete(pieces)
+        if self.answers.generation.prompt_logprobs is not None:
+            answer["prompt_logprobs"] = self.prompt_logprobs(0)
+        return answer
 
     def choice(self, index: int, piece: Piece) -> JsonObject:
         reply = Reply()

@@ -35,12 +35,19 @@ class CompletionForm(OpenAIForm):
         self._offsets: dict[int, int] = {}  # characters that each choice has sent in tokens
 
     def choice(self, index: int, piece: Piece) -> JsonObject:
-        return {
+        generation = self.answers.generation
+        logprobs: Sequence[TokenLogprob | None] = piece.logprobs
+        if generation.echoes_logprobs and index not in self._echoed:
+            logprobs = [*self.answers.prompt_logprobs(self._prompt_of(index)), *logprobs]
+        choice: JsonObject = {
             "index": index,
             "finish_reason": piece.finish_reason,
             "text": self._echo(index) + piece.text,
-            "logprobs": self._logprobs(index, piece.logprobs) if self.with_logprobs else None,
+            "logprobs": self._logprobs(index, logprobs) if self.with_logprobs else None,
         }
+        if generation.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = self.prompt_logprobs(self._prompt_of(index))
+        return choice
 
     def deltas(self, index: int, piece: Piece) -> Iterator[JsonObject]:
         yield self.choice(index, piece)
@@ -51,11 +58,18 @@ class CompletionForm(OpenAIForm):
         if not generation.echo or index in self._echoed:
             return ""
         self._echoed.add(index)
-        return generation.echo[index // (generation.best or generation.params.n)]
+        return generation.echo[self._prompt_of(index)]
 
-    def _logprobs(self, index: int, tokens: Sequence[TokenLogprob]) -> JsonObject:
-        """OpenAI's older form: parallel lists; offsets count characters of the tokens as text."""
-        texts = [self._token_text(token.id) for token in tokens]
+    def _prompt_of(self, index: int) -> int:
+        """Which prompt a choice answers."""
+        generation = self.answers.generation
+        return index // (generation.best or generation.params.n)
+
+    def _logprobs(self, index: int, tokens: Sequence[TokenLogprob | None]) -> JsonObject:
+        """OpenAI's older form: parallel lists; offsets count characters of the tokens as text. None stands for the
+        first token of an echoed prompt."""
+        first = self.answers.generation.prompts[self._prompt_of(index)][0]
+        texts = [self.token_text(first if token is None else token.id) for token in tokens]
         offsets = []
         offset = self._offsets.get(index, 0)
         for text in texts:
@@ -64,10 +78,12 @@ class CompletionForm(OpenAIForm):
         self._offsets[index] = offset
         return {
             "tokens": texts,
-            "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [{self._token_text(i): logprob for i, logprob in token.top} for token in tokens],
+            "token_logprobs": [None if token is None else token.logprob for token in tokens],
+            "top_logprobs": [None if token is None else self._top(token) for token in tokens],
             "text_offset": offsets,
         }
 
-    def _token_text(self, token: int) -> str:
-        return self.text.token_bytes(token).decode("utf-8", "replace")
+    def _top(self, token: TokenLogprob) -> dict[str, float]:
+        """The most likely tokens by their text. Of a prompt more may have been computed, for `prompt_logprobs`."""
+        most = self.answers.generation.params.logprobs
+        return {self.token_text(i): logprob for i, logprob in token.top[:most]}

@@ -87,6 +87,27 @@ class OpenAIForm:
         prompt = generation.prompts[index // generation.params.n]
         return {"token_ids": ids} | ({"prompt_token_ids": list(prompt)} if told == 0 else {})
 
+    def prompt_logprobs(self, prompt: int) -> list[JsonObject | None]:
+        """vLLM's form: of each token of a prompt it and its alternatives by id. A token that is not among those has no
+        rank, and the first, which nothing stands before, has nothing."""
+        told: list[JsonObject | None] = []
+        for token in self.answers.prompt_logprobs(prompt):
+            if token is None:
+                told.append(None)
+                continue
+            top = token.top[: self.answers.generation.prompt_logprobs]
+            entries = {token.id: self._ranked(token.id, token.logprob, None)}
+            entries |= {i: self._ranked(i, logprob, rank) for rank, (i, logprob) in enumerate(top, 1)}
+            told.append({str(i): entry for i, entry in entries.items()})
+        return told
+
+    def _ranked(self, token: int, logprob: float, rank: int | None) -> JsonObject:
+        return {"logprob": logprob, "rank": rank, "decoded_token": self.token_text(token)}
+
+    def token_text(self, token: int) -> str:
+        """The characters of a token by itself."""
+        return self.text.token_bytes(token).decode("utf-8", "replace")
+
     def _best(self, pieces: Sequence[Piece]) -> list[int]:
         """Which of the computed choices are told: all, or of each prompt those whose tokens are the likeliest."""
         best, n = self.answers.generation.best, self.answers.generation.params.n

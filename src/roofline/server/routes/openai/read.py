@@ -80,8 +80,11 @@ def completion(raw: bytes, context: Context) -> Generation:
     best = _best(body, params, context.limits)
     if best is not None and body.best_of is not None:  # which of them are best is told by their log-probabilities
         params = replace(params, n=body.best_of, logprobs=params.logprobs or 0)
-    if body.echo and body.logprobs is not None:
-        raise invalid("echo", "cannot be combined with logprobs: those of the prompt are not computed")
+    echoes_logprobs = bool(body.echo) and body.logprobs is not None
+    if echoes_logprobs:
+        params = replace(params, prompt_logprobs=max(body.logprobs or 0, body.prompt_logprobs or 0))
+        if body.truncate_prompt_tokens:
+            raise invalid("truncate_prompt_tokens", "cannot be combined with echo and logprobs, which tell the prompt")
     many = _prompts(body.prompt)
     within("prompt", len(many), 1, context.limits.prompts)
     within("n", len(many) * params.n, 1, context.limits.choices)
@@ -92,8 +95,9 @@ def completion(raw: bytes, context: Context) -> Generation:
     ]
     generation = _generation(body, prompts, params, loaded, context)
     echo = tuple(prompt if isinstance(prompt, str) else context.text.decode(prompt) for prompt in many)
+    told = echo if body.echo else ()
     hides = body.logprobs is None
-    return replace(generation, best=best, hides_logprobs=hides, echo=echo if body.echo else ())
+    return replace(generation, best=best, hides_logprobs=hides, echo=told, echoes_logprobs=echoes_logprobs)
 
 
 def _best(body: CompletionBody, params: SamplingParams, limits: Limits) -> int | None:
@@ -117,6 +121,9 @@ def _loaded(body: Sampling, context: Context) -> Ready:
     for field in ("user", "safety_identifier", "cache_salt"):
         if len(getattr(body, field) or "") > context.limits.user_characters:
             raise invalid(field, f"may have at most {context.limits.user_characters} characters")
+    within("prompt_logprobs", body.prompt_logprobs, 0, context.limits.logprobs)
+    if body.prompt_logprobs is not None and body.stream:
+        raise invalid("prompt_logprobs", "cannot be streamed; a stream with echo and logprobs tells them")
     within("priority", body.priority, -PRIORITIES, PRIORITIES)
     return context.loaded()
 
@@ -155,6 +162,12 @@ def _generation(
     within("truncate_prompt_tokens", body.truncate_prompt_tokens, 1, 1 << 31)
     cut = [prompt[-body.truncate_prompt_tokens :] if body.truncate_prompt_tokens else prompt for prompt in prompts]
     cut_tokens = sum(map(len, prompts)) - sum(map(len, cut))
+    if params.prompt_logprobs is not None:
+        entries, most = sum(map(len, cut)) * (1 + params.prompt_logprobs), context.limits.prompt_logprobs
+        if entries > most:
+            what = f"{entries:,} log-probabilities of prompts, their tokens times alternatives and one"
+            field = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+            raise invalid(field, f"{what}, are more than {most:,}; ask for fewer alternatives or send shorter prompts")
     prompts, options = cut, body.stream_options or StreamOptions()
     check_prompts("messages" if isinstance(body, ChatBody) else "prompt", prompts, params, loaded)
     generation = Generation(
@@ -168,6 +181,7 @@ def _generation(
         usage="none" if not options.include_usage else "every" if options.continuous_usage_stats else "last",
         shown=context.text.special_ids() if body.skip_special_tokens is False else frozenset(),
         include_stop=bool(body.include_stop_str_in_output),
+        prompt_logprobs=body.prompt_logprobs,
         with_ids=bool(body.return_token_ids),
         cut_tokens=cut_tokens,
         form_field=_form_field(body),

@@ -1,7 +1,7 @@
 """The bodies of the OpenAI routes. A field is honoured, or listed in NEUTRAL and refused beyond those values.
 
 Extensions beside OpenAI's fields carry vLLM's names: top_k, min_p, repetition_penalty, min_tokens, ignore_eos,
-stop_token_ids, structured_outputs, guided_json, guided_regex, guided_choice, guided_grammar.
+stop_token_ids, prompt_logprobs, structured_outputs, guided_json, guided_regex, guided_choice, guided_grammar.
 """
 
 from typing import Annotated, Literal
@@ -18,7 +18,6 @@ NEUTRAL_BOTH: dict[str, tuple[object, ...]] = {
     "kv_transfer_params": (None,),
     "length_penalty": (None, 1, 1.0),
     "metadata": (None, {}),
-    "prompt_logprobs": (None,),
     "service_tier": (None, "auto", "default"),
     "spaces_between_special_tokens": (None, True),
     "store": (None, False),
@@ -60,7 +59,6 @@ INSTEAD = {
     "echo": "/v1/completions has it, and here continue_final_message goes on from a beginning",
     "function_call": "Give tool_choice",
     "functions": "Give them as tools",
-    "prompt_logprobs": "logprobs gives those of the answer",
     "suffix": "Write prefix and suffix into the prompt as the model was trained to read them",
 }
 
@@ -161,6 +159,7 @@ class Sampling(Body):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    prompt_logprobs: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
     stop: str | list[str] | None = None
