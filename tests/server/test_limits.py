@@ -142,6 +142,7 @@ def test_limits_that_nobody_sets(call, make_context):
         "n": 16,
         "choices": 128,
         "logprobs": 20,
+        "prompt_logprobs": 262_144,
         "stop_strings": 16,
         "stop_string_bytes": 256,
         "stop_token_ids": 64,
