@@ -3,16 +3,18 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from roofline.engine.beams import BeamSearchParams
     from roofline.engine.chat_module import ChatModule
     from roofline.engine.constraint import Constraint
     from roofline.engine.llm import LLM
     from roofline.engine.params import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "ChatModule", "Constraint", "SamplingParams", "__version__"]
+__all__ = ["LLM", "BeamSearchParams", "ChatModule", "Constraint", "SamplingParams", "__version__"]
 
 _MODULES = {
     "LLM": "engine.llm",
+    "BeamSearchParams": "engine.beams",
     "ChatModule": "engine.chat_module",
     "Constraint": "engine.constraint",
     "SamplingParams": "engine.params",

@@ -309,7 +309,7 @@ def test_a_wrong_keyword_is_named_with_the_nearest_or_with_ours():
         (lambda: LLM("x", device_map="auto"), "'device_map': backend='gpu' computes on a GPU"),
         (lambda: SamplingParams(best_of=3), "SamplingParams has no option 'best_of': give n=N"),
         (lambda: SamplingParams(response_format={}), "'response_format': give constraint=Constraint.of_json_schema"),
-        (lambda: SamplingParams(use_beam_search=True), "'use_beam_search': there is no beam search"),
+        (lambda: SamplingParams(use_beam_search=True), "'use_beam_search': give LLM.beam_search"),
         (lambda: SamplingParams(skip_special_tokens=True), "'skip_special_tokens': leave it out"),
     ):
         with pytest.raises(TypeError, match=message):

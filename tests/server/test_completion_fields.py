@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from roofline.engine.events import Event, TokenLogprob
+from roofline.engine.events import Event, TokenLogprob, Usage
 from roofline.server.limits import Limits
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -209,3 +209,61 @@ def test_ids_whose_text_is_kept_back_are_told_with_the_next(call, engine, path):
     body = {**(PROMPT if path == TEXT else TURN), "return_token_ids": True, "max_tokens": 6, "stream": True}
     choices = [event["choices"][0] for event in events(call("POST", path, json=body))]
     assert [token for each in choices for token in each.get("token_ids", [])] == list(engine.answer)
+
+
+@pytest.fixture
+def ranks_ids(engine, monkeypatch):
+    """After any prompt id 97 + its length is the likeliest, then 65, then the end."""
+
+    async def events(ids, params, request_id):
+        engine.submitted.append((list(ids), params))
+        top = ((97 + len(ids), -0.5), (65, -1.2), (256, -1.5))
+        logprobs = [TokenLogprob(top[0][0], -0.5, top[: params.logprobs])]
+        yield Event(request_id, 0, [top[0][0]], logprobs, "length", None, None, Usage(len(ids), 1, 0, 0))
+
+    async def submit(ids, params, *, eos_ids, request_id, salt=""):
+        return events(ids, params, request_id)
+
+    monkeypatch.setattr(engine, "submit", submit)
+
+
+def test_a_beam_search_tells_the_best_of_its_beams(call, engine, ranks_ids):
+    body = {"use_beam_search": True, "n": 2, "best_of": 3, "max_tokens": 2, "length_penalty": 0, "temperature": 0}
+    answer = call("POST", TEXT, json={**PROMPT, **body, "prompt": "", "echo": True, "logprobs": 0})
+    assert answer.json()["error"]["param"] in ("prompt", "prompt_logprobs")
+    answer = call("POST", TEXT, json={**PROMPT, **body, "logprobs": 1, "stop_token_ids": [65]}).json()
+    assert [choice["text"] for choice in answer["choices"]] == ["de", ""]
+    assert [choice["finish_reason"] for choice in answer["choices"]] == ["length", "stop"]
+    assert answer["choices"][0]["logprobs"]["top_logprobs"] == [{"d": -0.5}, {"e": -0.5}]
+    assert answer["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 3,
+        "total_tokens": 6,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+    assert {(params.max_tokens, params.logprobs) for _, params in engine.submitted} == {(1, 5)}
+    chat = call("POST", CHAT, json={**TURN, "use_beam_search": True, "n": 2, "max_tokens": 1}).json()
+    assert [choice["message"]["content"] for choice in chat["choices"]] == [chr(97 + len("<user>Hi")), "A"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stream": True}, "use_beam_search"),
+        ({"temperature": 0.7}, "temperature"),
+        ({"top_k": 5}, "top_k"),
+        ({"stop": "x"}, "stop"),
+        ({"presence_penalty": 1.0}, "presence_penalty"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"guided_regex": "a+"}, "guided_regex"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"best_of": 16, "stop_token_ids": [1, 2, 3, 4]}, "best_of"),
+        ({"n": 16, "stop_token_ids": [1, 2, 3, 4]}, "n"),
+        ({"length_penalty": 11}, "length_penalty"),
+        ({"use_beam_search": False, "length_penalty": 0.5}, "length_penalty"),
+        ({"use_beam_search": None, "early_stopping": True}, "early_stopping"),
+    ],
+)
+def test_what_a_beam_search_cannot_honour_is_refused(call, fields, param):
+    response = call("POST", TEXT, json={**PROMPT, "use_beam_search": True, **fields})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)

@@ -154,7 +154,7 @@ def test_bad_completion_is_refused(call, engine, change, param):
     assert not engine.submitted
 
 
-@pytest.mark.parametrize("change", [{"suffix": "x"}, {"use_beam_search": True}])
+@pytest.mark.parametrize("change", [{"suffix": "x"}, {"spaces_between_special_tokens": False}])
 def test_completion_fields_we_lack_are_refused(call, change):
     name = next(iter(change))
     check(call("POST", "/v1/completions", json={**TEXT, **change}), 400, "unsupported_parameter", name)

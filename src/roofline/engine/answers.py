@@ -166,7 +166,7 @@ class LocalAnswers:
         submitted: list[Builders] = []
         try:
             for number, (ids, each) in enumerate(zip(prompts, params, strict=True), 1):
-                with _numbered(number, len(prompts)):
+                with numbered(number, len(prompts)):
                     submitted.append(self._submit(ids, each, at_start))
             while any(builder.running for builders in submitted for builder in builders.values()):
                 self._step()
@@ -271,7 +271,7 @@ class LocalAnswers:
 
 
 @contextmanager
-def _numbered(number: int, count: int) -> Iterator[None]:
+def numbered(number: int, count: int) -> Iterator[None]:
     """Errors of a request say which prompt of several it was."""
     try:
         yield

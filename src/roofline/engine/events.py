@@ -65,8 +65,8 @@ class Event(NamedTuple):
     When an id ended the answer, it is the last of `ids` and stands in `stop_id`: it counts, but is not text. A request
     with a constraint has an event without ids once that is compiled. `refused`: the field of the request that is at
     fault for the error. `progress`: in an event of its own, without ids, where the request wants it. `digests`: of the
-    logits that each of `ids` was sampled from, where the request wants them (`engine/digests.py`). `prompt_logprobs`: in
-    events of their own, of the prompt's tokens from the second on, in order, before the first ids of any answer.
+    logits that each of `ids` was sampled from, where the request wants them (`engine/digests.py`). `prompt_logprobs`:
+    in events of their own, of the prompt's tokens from the second on, in order, before the first ids of any answer.
     """
 
     request_id: str

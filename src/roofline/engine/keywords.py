@@ -40,7 +40,7 @@ _OTHER: dict[str, tuple[tuple[object, ...], str]] = {
 }
 
 
-_NO_BEAMS = "there is no beam search; temperature=0 takes the most likely token"
+_NO_BEAMS = "give LLM.beam_search a BeamSearchParams; SamplingParams(temperature=0) takes the most likely token"
 _NO_SPECIAL = "leave it out: special tokens are never in an answer's text, its ids have them"
 # What a `SamplingParams` elsewhere has and ours has not -> what to do instead.
 SAMPLING = {

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from roofline.backends.options import LoadOptions
 from roofline.common.options import declared, split_keywords
 from roofline.engine import keywords
-from roofline.engine.answers import Answer, LocalAnswers
+from roofline.engine.answers import Answer, AnswerBuilder, LocalAnswers, numbered
+from roofline.engine.beams import BeamSearch, BeamSearchParams
+from roofline.engine.checks import check_request
 from roofline.engine.config import EngineConfig
 from roofline.engine.conversation import plain_messages
 from roofline.engine.local import LocalEngine
@@ -32,6 +34,21 @@ class Output(Answer):
 
     prompt_ids: list[int]
     answers: list[Answer]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeamAnswer(Answer):
+    """An answer of a beam search. score: the sum of its log-probabilities / length ** length_penalty."""
+
+    score: float
+
+
+@dataclass(frozen=True)
+class BeamSearchOutput:
+    """The answers that a beam search found to a prompt, the best first."""
+
+    prompt_ids: list[int]
+    answers: list[BeamAnswer]
 
 
 def _prompt_list(prompts: "Prompt | Iterable[Prompt]") -> list[Prompt]:
@@ -132,6 +149,47 @@ class LLM:
             raise invalid("params", f"{len(each)} for {len(listed)} prompts")
         ids = [self.encode(prompt, parse_special) for prompt in listed]
         return self._outputs(ids, each, at_start=False, bar=bar_for(len(ids)) if use_tqdm else None)
+
+    def beam_search(
+        self, prompts: "Prompt | Sequence[Prompt]", params: BeamSearchParams, *, parse_special: bool = False
+    ) -> list[BeamSearchOutput]:
+        """The likeliest answers as a whole: all prompts in one batch, each as it stands (see `roofline.engine.beams`).
+
+        Returns one output a prompt, in order. Raises as `generate`.
+        """
+        ids = [self.encode(prompt, parse_special) for prompt in _prompt_list(prompts)]
+        ends = params.ends(self.tokenizer.eos_ids)
+        searches = []
+        for number, prompt in enumerate(ids, 1):
+            with numbered(number, len(ids)):
+                room = SamplingParams(max_tokens=params.max_tokens)
+                sizes = self.model.executable.vocab_size, self.engine.limits.max_model_len
+                searches.append(BeamSearch(params, ends, check_request(prompt, room, [], *sizes)))
+        cached = [0] * len(ids)
+        first = True
+        while steps := [(at, beam) for at, each in enumerate(searches) if not each.done for beam in each.beams]:
+            beginnings = [[*ids[at], *beam.ids] for at, beam in steps]
+            answers = self.answers.run(beginnings, [searches[at].step_params for at, _ in steps], at_start=False)
+            tops: dict[int, list[Sequence[tuple[int, float]]]] = {at: [] for at, _ in steps}
+            for (at, _), (answer,) in zip(steps, answers, strict=True):
+                assert answer.logprobs is not None, "a step asks for them"
+                tops[at].append(answer.logprobs[0].top)
+                if first:
+                    cached[at] = answer.usage.cached_tokens
+            for at, each in tops.items():
+                searches[at].extend(each)
+            first = False
+        return [self._found(*each) for each in zip(ids, searches, cached, strict=True)]
+
+    def _found(self, prompt: list[int], search: BeamSearch, cached: int) -> BeamSearchOutput:
+        from roofline.text.streaming.stops import TextStream
+
+        answers = []
+        for event, beam in zip(search.events("", len(prompt), cached), search.finished, strict=False):
+            builder = AnswerBuilder(TextStream(self.tokenizer, (), at_start=False), event.logprobs is not None)
+            builder.push(event)
+            answers.append(BeamAnswer(**vars(builder.result()), score=beam.score))
+        return BeamSearchOutput(prompt, answers)
 
     def chat(
         self,

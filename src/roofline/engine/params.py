@@ -101,19 +101,19 @@ class SamplingParams(Options):
                 object.__setattr__(self, name, value.item())
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
-        _number(self, "temperature", 0.0, math.inf)
-        _number(self, "top_p", 0.0, 1.0, open_low=True)
-        _number(self, "min_p", 0.0, 1.0)
-        _number(self, "repetition_penalty", *PENALTIES)
-        _number(self, "presence_penalty", -2.0, 2.0)
-        _number(self, "frequency_penalty", -2.0, 2.0)
-        _integer(self, "top_k", 0, 2**31 - 1)
-        _integer(self, "seed", -(2**63), SEED_RANGE - 1, optional=True)
-        _integer(self, "logprobs", 0, MAX_LOGPROBS, optional=True)
-        _integer(self, "prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
-        _integer(self, "n", 1, MAX_N)
-        _integer(self, "max_tokens", 1, 2**31 - 1, optional=True)
-        _integer(self, "min_tokens", 0, 2**31 - 1)
+        check_number(self, "temperature", 0.0, math.inf)
+        check_number(self, "top_p", 0.0, 1.0, open_low=True)
+        check_number(self, "min_p", 0.0, 1.0)
+        check_number(self, "repetition_penalty", *PENALTIES)
+        check_number(self, "presence_penalty", -2.0, 2.0)
+        check_number(self, "frequency_penalty", -2.0, 2.0)
+        check_integer(self, "top_k", 0, 2**31 - 1)
+        check_integer(self, "seed", -(2**63), SEED_RANGE - 1, optional=True)
+        check_integer(self, "logprobs", 0, MAX_LOGPROBS, optional=True)
+        check_integer(self, "prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
+        check_integer(self, "n", 1, MAX_N)
+        check_integer(self, "max_tokens", 1, 2**31 - 1, optional=True)
+        check_integer(self, "min_tokens", 0, 2**31 - 1)
         for name in ("ignore_eos", "prompt_progress", "digests"):
             if not isinstance(getattr(self, name), bool):
                 raise invalid(name, f"{getattr(self, name)!r} is not true or false")
@@ -144,7 +144,8 @@ def invalid(field: str, problem: str) -> RequestError:
     return RequestError(400, "invalid_value", f"{field}: {problem}", param=field)
 
 
-def _number(params: SamplingParams, field: str, low: float, high: float, open_low: bool = False) -> None:
+def check_number(params: object, field: str, low: float, high: float, open_low: bool = False) -> None:
+    """Raises RequestError for a field that is no finite number within these bounds."""
     value = getattr(params, field)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise invalid(field, f"{value!r} is not a finite number")
@@ -153,7 +154,8 @@ def _number(params: SamplingParams, field: str, low: float, high: float, open_lo
         raise invalid(field, f"{value!r} must be {bounds}" + ("" if high == math.inf else f" and at most {high:g}"))
 
 
-def _integer(params: SamplingParams, field: str, low: int, high: int, optional: bool = False) -> None:
+def check_integer(params: object, field: str, low: int, high: int, optional: bool = False) -> None:
+    """Raises RequestError for a field that is no whole number within these bounds."""
     value = getattr(params, field)
     if value is None and optional:
         return

@@ -5,18 +5,24 @@ import math
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TYPE_CHECKING
 
 from roofline.common import log
 from roofline.common.errors import RequestError
 from roofline.common.json_types import JsonObject
 from roofline.engine.answers import AnswerBuilder, Piece
+from roofline.engine.beams import BeamSearch
 from roofline.engine.events import Event, Progress, TokenLogprob, Usage
+from roofline.engine.process.beam_stream import beam_stream
 from roofline.server.admission import Queue, Ticket
 from roofline.server.body import renamed
 from roofline.server.context import Context
 from roofline.server.errors import ENGINE_FAILED, Overloaded
 from roofline.server.generation import Generation
 from roofline.server.keys import NOBODY, Principal
+
+if TYPE_CHECKING:
+    from roofline.engine.process.stream import Stream
 
 LOG = log.get("server")
 ACCEPTED = (0, Piece(""))
@@ -154,13 +160,7 @@ class Answers:
             if self.generation.params.constraint is not None:
                 self._ticket.prepare(under_way=True)
             with renamed({"constraint": self.generation.form_field}):
-                stream = await self.context.engine.submit(
-                    ids,
-                    self.generation.params,
-                    eos_ids=self.context.text.eos_ids,
-                    request_id=self._request_id(prompt),
-                    salt=self._salt(),
-                )
+                stream = await self._submit(prompt, ids)
             self._ticket.prepare(under_way=False)
             events.put_nowait((prompt, "submitted"))
             try:
@@ -171,6 +171,15 @@ class Answers:
             events.put_nowait((prompt, None))
         except Exception as error:
             events.put_nowait((prompt, error))
+
+    async def _submit(self, prompt: int, ids: Sequence[int]) -> "Stream | AsyncGenerator[Event, None]":
+        """The engine's events of a prompt. Raises as its `submit`."""
+        engine, params, eos_ids = self.context.engine, self.generation.params, self.context.text.eos_ids
+        name, salt, beams = self._request_id(prompt), self._salt(), self.generation.beams
+        if beams is None:
+            return await engine.submit(ids, params, eos_ids=eos_ids, request_id=name, salt=salt)
+        longest = params.max_tokens or self.context.loaded().max_model_len - len(ids)
+        return beam_stream(engine, ids, BeamSearch(beams, beams.ends(eos_ids), longest), name, salt)
 
     def _enter(self) -> Ticket:
         """A place in the queue. Raises RequestError, as the queue does."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from roofline.common.errors import RequestError
+from roofline.engine.beams import BeamSearchParams
 from roofline.engine.params import SamplingParams
 from roofline.engine.process.messages import Ready
 from roofline.server.body import invalid, within
@@ -43,6 +44,7 @@ class Generation:
     echo: tuple[str, ...] = ()  # the text of each prompt, where answers begin with it
     best: int | None = None  # of each prompt's answers only so many are told, those with the likeliest tokens
     hides_logprobs: bool = False  # they were computed to find the best
+    beams: BeamSearchParams | None = None  # answers are those of a beam search; of `params` n and stop ids still hold
     prompt_logprobs: int | None = None  # alternatives told beside each token of the prompts; None: those are not told
     echoes_logprobs: bool = False  # the log-probabilities of an answer begin with those of the prompt, as its text does
     with_ids: bool = False  # answers tell the ids of prompt and answer

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from roofline.engine.beams import BeamSearchParams, refuse_sampling
 from roofline.engine.keywords import CONSTRAINT_NAMES
 from roofline.engine.params import SamplingParams
 from roofline.engine.process.messages import Ready
@@ -64,8 +65,9 @@ def chat(raw: bytes, context: Context) -> Generation:
     if prompt.constraint is not None:
         params = replace(params, constraint=prompt.constraint)
     generation = _generation(body, [prompt.ids], params, loaded, context)
+    beams = _beams(body, params, context, "n")
     shown, at_start = generation.shown | prompt.shown, not body.continue_final_message
-    return replace(generation, parser=prompt.parser, shown=shown, at_start=at_start)
+    return replace(generation, parser=prompt.parser, shown=shown, at_start=at_start, beams=beams)
 
 
 def completion(raw: bytes, context: Context) -> Generation:
@@ -87,7 +89,8 @@ def completion(raw: bytes, context: Context) -> Generation:
             raise invalid("truncate_prompt_tokens", "cannot be combined with echo and logprobs, which tell the prompt")
     many = _prompts(body.prompt)
     within("prompt", len(many), 1, context.limits.prompts)
-    within("n", len(many) * params.n, 1, context.limits.choices)
+    beams = _beams(body, params, context, "n" if body.best_of is None else "best_of")
+    within("n", len(many) * (params.n if beams is None else beams.beam_width), 1, context.limits.choices)
     room = None if body.truncate_prompt_tokens else loaded.max_model_len
     special = body.add_special_tokens is not False
     prompts = [
@@ -97,7 +100,7 @@ def completion(raw: bytes, context: Context) -> Generation:
     echo = tuple(prompt if isinstance(prompt, str) else context.text.decode(prompt) for prompt in many)
     told = echo if body.echo else ()
     hides = body.logprobs is None
-    return replace(generation, best=best, hides_logprobs=hides, echo=told, echoes_logprobs=echoes_logprobs)
+    return replace(generation, best=best, beams=beams, hides_logprobs=hides, echo=told, echoes_logprobs=echoes_logprobs)
 
 
 def _best(body: CompletionBody, params: SamplingParams, limits: Limits) -> int | None:
@@ -107,9 +110,36 @@ def _best(body: CompletionBody, params: SamplingParams, limits: Limits) -> int |
         return None
     if body.best_of < params.n:
         raise invalid("best_of", f"{body.best_of} is less than n, {params.n}")
+    if body.use_beam_search:
+        return None
     if body.stream:
         raise invalid("best_of", "cannot be streamed: the best answer is known when all are complete")
     return params.n
+
+
+def _beams(body: Sampling, params: SamplingParams, context: Context, width: str) -> BeamSearchParams | None:
+    """The beam search that a body asks for. width: its field that says how many beams."""
+    if not body.use_beam_search:
+        for field, plain in (("length_penalty", 1), ("early_stopping", False)):
+            if getattr(body, field) not in (None, plain):
+                raise invalid(field, "needs use_beam_search to be true")
+        return None
+    if body.stream:
+        raise invalid("use_beam_search", "cannot be streamed: the answers are known when the search is complete")
+    with renamed({"constraint": _form_field(body), "beam_width": width}):
+        refuse_sampling(params)
+        beams = BeamSearchParams(
+            beam_width=getattr(body, width) or 1,
+            n=params.n,
+            max_tokens=params.max_tokens,
+            length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
+            early_stopping=body.early_stopping or False,
+            stop_token_ids=params.stop_token_ids,
+            ignore_eos=params.ignore_eos,
+            logprobs=params.logprobs,
+        )
+        beams.ends(context.text.eos_ids)
+    return beams
 
 
 def _loaded(body: Sampling, context: Context) -> Ready:

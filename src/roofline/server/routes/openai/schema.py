@@ -1,7 +1,8 @@
 """The bodies of the OpenAI routes. A field is honoured, or listed in NEUTRAL and refused beyond those values.
 
 Extensions beside OpenAI's fields carry vLLM's names: top_k, min_p, repetition_penalty, min_tokens, ignore_eos,
-stop_token_ids, prompt_logprobs, structured_outputs, guided_json, guided_regex, guided_choice, guided_grammar.
+stop_token_ids, prompt_logprobs, use_beam_search,
+length_penalty, structured_outputs, guided_json, guided_regex, guided_choice, guided_grammar.
 """
 
 from typing import Annotated, Literal
@@ -14,14 +15,11 @@ from roofline.server.body import Body
 # this order: `functions` are the cause where there is a `function_call` too.
 NEUTRAL_BOTH: dict[str, tuple[object, ...]] = {
     "detokenize": (None, True),
-    "early_stopping": (None, False),
     "kv_transfer_params": (None,),
-    "length_penalty": (None, 1, 1.0),
     "metadata": (None, {}),
     "service_tier": (None, "auto", "default"),
     "spaces_between_special_tokens": (None, True),
     "store": (None, False),
-    "use_beam_search": (None, False),
 }
 NEUTRAL_CHAT: dict[str, tuple[object, ...]] = NEUTRAL_BOTH | {
     "add_special_tokens": (None, False),  # templates write their own
@@ -159,6 +157,9 @@ class Sampling(Body):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
     prompt_logprobs: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
