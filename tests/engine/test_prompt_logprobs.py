@@ -139,3 +139,18 @@ def test_logits_that_are_no_numbers_end_the_request_alone(toy):
     assert "not numbers" in last["long", 0].error
     assert set(scores) == {"good"}
     assert len(ids["good", 0]) == 3
+
+
+def test_digests_of_answers_are_those_of_their_own_rows():
+    digests = []
+    for top in (None, 2):
+        engine = LocalEngine(FakeExecutable(tokens=24, rows=24))
+        engine.submit(PROMPT[:30], SamplingParams(max_tokens=3, seed=1, digests=True, prompt_logprobs=top))
+        engine.submit(PROMPT[:5], SamplingParams(max_tokens=3, seed=2, digests=True))
+        told = {}
+        while engine.has_work:
+            for event in engine.step():
+                told[event.usage] = told.get(event.usage, []) + (event.digests or [])
+        digests.append(sorted(digest for each in told.values() for digest in each))
+    assert digests[0] == digests[1]
+    assert len(digests[0]) == 6

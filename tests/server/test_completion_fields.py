@@ -255,6 +255,7 @@ def test_a_beam_search_tells_the_best_of_its_beams(call, engine, ranks_ids):
         ({"stop": "x"}, "stop"),
         ({"presence_penalty": 1.0}, "presence_penalty"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"receipt": True}, "receipt"),
         ({"guided_regex": "a+"}, "guided_regex"),
         ({"best_of": 1, "n": 2}, "best_of"),
         ({"best_of": 16, "stop_token_ids": [1, 2, 3, 4]}, "best_of"),

@@ -126,6 +126,8 @@ def _beams(body: Sampling, params: SamplingParams, context: Context, width: str)
         return None
     if body.stream:
         raise invalid("use_beam_search", "cannot be streamed: the answers are known when the search is complete")
+    if body.receipt:
+        raise invalid("receipt", "an answer of a beam search has none")
     with renamed({"constraint": _form_field(body), "beam_width": width}):
         refuse_sampling(params)
         beams = BeamSearchParams(
