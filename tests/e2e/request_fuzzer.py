@@ -61,8 +61,7 @@ def requests(count: int, seed: int) -> Iterator[tuple[str, dict]]:
     """(path, body) of so many requests. In turns one field has a value of some class, until each has had all, and some
     fields have what clients send in them."""
     chance = random.Random(seed)
-    fields = [(path, body, field) for path, kind, body in ROUTES for field, _ in fields_of(kind)]
-    classes = [(*place, value) for place in fields for value in CLASSES]
+    classes = values_in_fields()
     chance.shuffle(classes)
     for number in range(count):
         if number % 2 and classes:
@@ -74,6 +73,12 @@ def requests(count: int, seed: int) -> Iterator[tuple[str, dict]]:
             for field, values in chance.sample(several, min(len(several), chance.choice((0, 1, 1, 2)))):
                 body = changed(body, field, chance.choice(values_of(values)))
             yield path, body
+
+
+def values_in_fields() -> list[tuple[str, dict, tuple[str, ...], object]]:
+    """(path, body, field, value) of a value of each class in each field of each route."""
+    fields = [(path, body, field) for path, kind, body in ROUTES for field, _ in fields_of(kind)]
+    return [(*place, value) for place in fields for value in CLASSES]
 
 
 def fields_of(body: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
