@@ -80,6 +80,20 @@ def test_an_answer_that_a_stop_string_ended_has_no_more_digests_than_ids(call, e
     assert seeds == [receipt.sampling.seed], "a request without a seed is given one that the receipt tells"
 
 
+@pytest.mark.usefixtures("exact")
+def test_a_response_has_it_at_its_end(call):
+    body = {"model": "tiny", "input": "Hi", "receipt": True, "max_output_tokens": 5}
+    whole = call("POST", "/v1/responses", json=body).json()
+    lines = call("POST", "/v1/responses", json={**body, "stream": True}).text.strip().splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    assert "receipt" not in events[0]["response"]
+    for response in (whole, events[-1]["response"]):
+        receipt = msgspec.convert(response["receipt"], Receipt)
+        assert broken_seal(receipt) is None
+        assert f"resp_{receipt.id}" == response["id"]
+        assert receipt.choices[0].ids == list(b"Hello")
+
+
 def test_who_asks_for_none_has_none(call, exact):
     for fields in ({}, {"receipt": False}, {"receipt": None}):
         assert "receipt" not in call("POST", "/v1/chat/completions", json=CHAT | fields).text

@@ -171,7 +171,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(ACTIONS)
 def test_bounds_hold_and_the_books_agree(actions):
     limits = Limits(stored_responses=3, stored_bytes=4 * ROW_BYTES, messages=5)

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pydantic
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roofline.server.app import create_app
@@ -111,6 +111,7 @@ DELTAS = st.lists(
 )
 
 
+@settings(max_examples=40, deadline=None)
 @given(DELTAS)
 def test_the_events_of_any_reply_build_its_items(parts):
     deltas, number = [], 0

@@ -1,6 +1,7 @@
 """Receipts beside answers: what a request must be to have one, and what goes into it. Any API may offer them."""
 
 from dataclasses import replace
+from typing import TypeVar
 
 from roofline.common.json_types import JsonObject
 from roofline.engine.params import fresh_seed
@@ -11,8 +12,10 @@ from roofline.server.answers import Answers
 from roofline.server.body import invalid
 from roofline.server.generation import Generation
 
+AnyGeneration = TypeVar("AnyGeneration", bound=Generation)
 
-def with_receipt(generation: Generation, field: bool | str, loaded: Ready) -> Generation:
+
+def with_receipt(generation: AnyGeneration, field: bool | str, loaded: Ready) -> AnyGeneration:
     """The request with what its receipt needs: a seed that is known, and digests of logits. field: what the body says,
     true or "with_prompt". Raises RequestError where nobody could compute the answer again."""
     if not field:

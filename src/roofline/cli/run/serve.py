@@ -15,7 +15,7 @@ def command(
     model: ModelArgument = DEFAULT_MODEL,
     draft: Draft = None,
 ) -> None:
-    """Serve a model: a chat page at /, /v1/chat/completions, /v1/completions, /v1/models, /ready, /metrics, /stats."""
+    """Serve a model: a chat page at /, /v1/chat/completions, /v1/responses, /v1/models, /ready, /metrics and more."""
     from roofline.cli.run.prepare import prepare
     from roofline.common import env
     from roofline.common.processes import hide_argument

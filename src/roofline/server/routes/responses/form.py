@@ -9,6 +9,7 @@ from roofline.common.errors import RequestError
 from roofline.common.json_types import JsonObject
 from roofline.engine.answers import Piece
 from roofline.server.answers import Answers
+from roofline.server.receipts import receipt_of
 from roofline.server.response import sse
 from roofline.server.routes.responses.output import Output
 from roofline.server.routes.responses.read import ResponseGeneration
@@ -33,6 +34,7 @@ class ResponseForm:
         self._store, self._owner = store, owner
         self._created = int(time.time())
         self._completed: int | None = None
+        self._receipt: JsonObject | None = None
         self._parser = answers.generation.parser()
         self._output = Output(answers.id)
         self._number = 0  # of the next event
@@ -78,6 +80,7 @@ class ResponseForm:
         if not ended:
             return events
         self._completed = int(time.time())
+        self._receipt = receipt_of(self.answers, self._created)
         return events + self._output.close("incomplete" if self.final_status == "incomplete" else "completed")
 
     @property
@@ -102,6 +105,7 @@ class ResponseForm:
             "system_fingerprint": self.generation.fingerprint,
             "usage": self._usage() if ended else None,
             **self.generation.repeated,
+            **({"receipt": self._receipt} if ended and self._receipt is not None else {}),
         }
 
     def keep_failed(self, error: RequestError | None) -> JsonObject:

@@ -16,6 +16,7 @@ from roofline.server.forms import schema
 from roofline.server.generation import Generation, check_model, check_prompts, sampling_params
 from roofline.server.keys import PRIORITIES
 from roofline.server.limits import Limits
+from roofline.server.receipts import with_receipt
 from roofline.server.routes.responses.items import normal_items, turns_of
 from roofline.server.routes.responses.schema import (
     INSTEAD,
@@ -124,7 +125,7 @@ def generation_of(body: ResponseBody, kept: Sequence[bytes], context: Context) -
         params = replace(params, constraint=prompt.constraint)
     loaded = context.loaded()
     check_prompts("input", [prompt.ids], params, loaded, "max_output_tokens")
-    return ResponseGeneration(
+    generation = ResponseGeneration(
         prompts=(tuple(prompt.ids),),
         params=params,
         model=context.name,
@@ -143,6 +144,7 @@ def generation_of(body: ResponseBody, kept: Sequence[bytes], context: Context) -
         store=body.store is not False,
         background=bool(body.background),
     )
+    return with_receipt(generation, body.receipt or False, loaded)
 
 
 def _form(body: ResponseBody) -> Constraint | None:

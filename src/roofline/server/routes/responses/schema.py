@@ -1,7 +1,7 @@
 """The body of /v1/responses and its items. A field is honoured, or listed in NEUTRAL and refused beyond those values.
 
 Extensions beside OpenAI's fields: top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed, stop,
-priority, cache_salt, chat_template_kwargs.
+priority, cache_salt, chat_template_kwargs, receipt.
 """
 
 from typing import Literal
@@ -132,6 +132,7 @@ class ResponseBody(Body):
     priority: int | None = None
     cache_salt: str | None = Field(default=None, min_length=1)
     chat_template_kwargs: dict[str, object] | None = None
+    receipt: bool | Literal["with_prompt"] | None = None
 
 
 class Part(Body):
