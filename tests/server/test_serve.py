@@ -166,7 +166,7 @@ def test_ports_have_their_ends():
 
 def test_one_engine_loads_what_the_options_say():
     load, config = LoadOptions(threads=2, max_running=3), EngineConfig(speculate="ngram", speculate_tokens=3)
-    engine = module._engine(ServeOptions("m", load=load, engine=config))
+    engine = module.make_engine(ServeOptions("m", load=load, engine=config))
     assert isinstance(engine, RemoteEngine)
     spec = engine.spec
     assert (spec.source, spec.config, spec.draft, spec.cores) == ("m", config, None, [])
@@ -175,7 +175,7 @@ def test_one_engine_loads_what_the_options_say():
 
 
 def test_each_of_several_engines_has_a_place_of_its_own():
-    engines = module._engine(ServeOptions("m", data_parallel=2, load=LoadOptions(threads=2)))
+    engines = module.make_engine(ServeOptions("m", data_parallel=2, load=LoadOptions(threads=2)))
     assert isinstance(engines, Replicas)
     share = {"threads": 1, "text": False}
     assert [each.spec.options for each in engines.engines] == [share | {"replica": (n, 2)} for n in (0, 1)]

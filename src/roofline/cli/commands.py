@@ -26,6 +26,7 @@ ROOT = Group(
         "chat": "run.chat:command",
         "serve": "run.serve:command",
         "verify": "run.verify:command",
+        "batch": "run.batch:command",
         "keys": Group("Keys of `serve --api-keys`.", {"new": "run.keys:new"}),
         "doctor": "measure.doctor:command",
         "conform": "measure.conform:command",

@@ -8,6 +8,9 @@ has a clock of tokens: prompts when they are handed over, generated tokens as th
 The key with the lowest clock is next, so keys that always have requests waiting get shares in proportion to their
 weights, whatever the sizes of their requests; the clock of a key that had none waiting is set to the lowest of the
 others first, so that nobody saves up. Within a key the lowest priority comes first, and of equal ones the oldest.
+
+Requests of batches (`Principal.background`) have queues and clocks of their own. They are handed over only while no
+other request is open; `idle` and `busy` say when that is, and whoever runs batches withdraws what it has there.
 """
 
 import asyncio
@@ -53,6 +56,11 @@ class KeyQueue:
     held: "list[Ticket]" = field(default_factory=list)  # the next one first
     open: int = 0
     ends: Pace = field(default_factory=Pace)
+
+    @property
+    def background(self) -> bool:
+        """Whether it is of a key's batches."""
+        return self.principal.background
 
     def share(self, more: int = 0) -> float:
         """Its part of the queue, with so many more requests, in relation to its weight."""
@@ -115,8 +123,11 @@ class Queue:
         self.waiting = 0  # requests without a first token, those that are ahead too
         self.stopped = False
         self.ends: set[Callable[[RequestError], None]] = set()  # one for each request that runs
+        self.idle, self.busy = asyncio.Event(), asyncio.Event()  # whether no request is open but those of batches
+        self.idle.set()
+        self._foreground = 0  # requests that are open and of no batch
         self._keys: dict[str, KeyQueue] = {}
-        self._clock = 0.0  # of the key that was served last
+        self._clocks = {False: 0.0, True: 0.0}  # of the key that was served last, and of the batches' key
         self._number = self._ahead = self._ahead_tokens = 0
         self._begins = Pace()
 
@@ -135,23 +146,26 @@ class Queue:
         if key.open >= streams:
             message = f"This key has {key.open} requests open, and may have {streams}."
             raise Overloaded(message, key.ends.seconds(1), "too_many_streams")
-        if self.waiting >= self._limits.queued:
+        if self.waiting >= self._limits.queued and not principal.background:
             self._make_room(key)
         self._number += 1
         ticket = Ticket(self, key, tokens, priority, self._number)
         if not key.held:
-            clocks = [other.clock for other in self._keys.values() if other.held]
-            key.clock = max(key.clock, min(clocks, default=self._clock))
+            background = principal.background
+            rivals = [each.clock for each in self._keys.values() if each.held and each.background == background]
+            key.clock = max(key.clock, min(rivals, default=self._clocks[background]))
         insort(key.held, ticket, key=lambda each: each.order)
         key.open += 1
-        self.waiting += 1
+        if not principal.background:
+            self.waiting += 1
+            self._open(1)
         self._hand_over()
         return ticket
 
     @property
     def held(self) -> int:
-        """Requests that the engine has no room for yet."""
-        return sum(len(key.held) for key in self._keys.values())
+        """Requests that the engine has no room for yet, without those of batches."""
+        return sum(len(key.held) for key in self._keys.values() if not key.background)
 
     def retry_after(self) -> int:
         """Seconds in which half of the queue should have moved on, at the latest pace."""
@@ -168,11 +182,21 @@ class Queue:
             self._no_longer_waits(ticket)
         key.open -= 1
         key.ends.note()
+        if not key.background:
+            self._open(-1)
         self._hand_over()
+
+    def _open(self, change: int) -> None:
+        """Count the requests that are open and of no batch."""
+        self._foreground += change
+        now, before = (self.busy, self.idle) if self._foreground else (self.idle, self.busy)
+        now.set()
+        before.clear()
 
     def _no_longer_waits(self, ticket: Ticket) -> None:
         ticket.waits = False
-        self.waiting -= 1
+        if not ticket.key.background:
+            self.waiting -= 1
         self._count(ticket, False)
         if not ticket.ahead:
             ticket.key.held.remove(ticket)
@@ -192,12 +216,13 @@ class Queue:
     def _hand_over(self) -> None:
         """Give the engine what it has room for."""
         while self._ahead < LEAST_AHEAD or self._ahead_tokens < self._window():
-            key = min((key for key in self._keys.values() if key.held), key=lambda key: key.clock, default=None)
+            waiting = (key for key in self._keys.values() if key.held and not (key.background and self._foreground))
+            key = min(waiting, key=lambda key: key.clock, default=None)
             if key is None:
                 return
             ticket = key.held.pop(0)
             self._count(ticket, True)
-            self._clock = max(self._clock, key.clock)
+            self._clocks[key.background] = max(self._clocks[key.background], key.clock)
             ticket.charge(ticket.tokens)
             ticket.hand_over()
 
@@ -205,7 +230,7 @@ class Queue:
         """Push out the last request of the key with the largest share of the queue, unless that is this one, or would
         be. Raises Overloaded then."""
         refusal = Overloaded(f"{self.waiting} requests are already waiting.", self.retry_after())
-        largest = max(self._keys.values(), key=KeyQueue.share)
+        largest = max((each for each in self._keys.values() if not each.background), key=KeyQueue.share)
         if largest.share() <= key.share(1) or not largest.held:
             raise refusal
         ticket = largest.held[-1]
@@ -214,9 +239,12 @@ class Queue:
 
     def _key(self, principal: Principal) -> KeyQueue:
         """The queue of a key, which has the principal's present weight and limits."""
-        if len(self._keys) >= MAX_IDLE_KEYS and principal.name not in self._keys:
-            self._keys = {name: key for name, key in self._keys.items() if key.open}
-        key = self._keys.setdefault(principal.name, KeyQueue(principal))
+        name = (
+            f"{principal.name} in the background" if principal.background else principal.name
+        )  # no key's name: spaces
+        if len(self._keys) >= MAX_IDLE_KEYS and name not in self._keys:
+            self._keys = {each: key for each, key in self._keys.items() if key.open}
+        key = self._keys.setdefault(name, KeyQueue(principal))
         key.principal = principal
         return key
 

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from roofline.common.errors import RequestError, RooflineError
 from roofline.server import access_log
 from roofline.server.admission import Queue
+from roofline.server.batches.endpoints import endpoints_of
 from roofline.server.context import Context
 from roofline.server.errors import error_form, from_exception
 from roofline.server.gate import Gate
@@ -49,6 +50,7 @@ def create_app(context: Context, spans: Callable[[RequestRecord], None] | None =
     routers = app.state.routers = [router for router in ROUTERS if context.page or router is not page.router]
     for router in routers:
         app.include_router(router)
+    app.state.batch_endpoints = endpoints_of(routers)
     app.add_exception_handler(RooflineError, _refuse)
     app.add_exception_handler(RequestValidationError, _bad_request)
     app.add_exception_handler(HTTPException, _http_error)

@@ -46,7 +46,8 @@ class Principal:
 
     salt: of its prefixes in the cache, which no other principal's requests are given pages of; made from the key, never
     by the client. streams: requests open at a time, None: as many as the server's limit. priority: the most urgent one
-    that its requests may name. weight: its share of the engine while others wait too.
+    that its requests may name. weight: its share of the engine while others wait too. background: its requests are
+    those of batches, which are computed while there are no others.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Principal:
     streams: int | None = None
     priority: int = 0
     weight: float = 1.0
+    background: bool = False
 
 
 # Without keys all requests come from these: whoever works on this machine, and whoever reaches an open address.
@@ -96,6 +98,10 @@ class Keys:
             LOG.error("%s. The keys that were read before stay.", str(error).rstrip("."))
             return
         LOG.info("%s: %d keys", self._file, len(self._principals) - len(self._single))
+
+    def named(self, name: str) -> Principal | None:
+        """The principal of that name, None where no key has it."""
+        return next((principal for principal in self._principals.values() if principal.name == name), None)
 
     def __len__(self) -> int:
         return len(self._principals)

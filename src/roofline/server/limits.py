@@ -44,6 +44,17 @@ class Limits:
     total_seconds: float = limit(7200.0, "seconds", "until an answer is complete; 0: no limit")
     read_seconds: float = limit(30.0, "seconds", "silence while a request is being received")
     body_seconds: float = limit(120.0, "seconds", "until a request's body is complete")
+    upload_bytes: int = limit(200 << 20, "bytes", "a file that is uploaded, with the form around it")
+    upload_seconds: float = limit(3600.0, "seconds", "until an upload is complete")
+    stored_bytes: int = limit(2 << 30, "bytes", "the files of a key together, with the answers of its batches")
+    stored_files: int = limit(1000, "files", "that a key has")
+    batch_lines: int = limit(50_000, "requests", "in one batch")
+    open_batches: int = limit(32, "batches", "of a key that have not ended")
+    kept_batches: int = limit(1000, "batches", "of a key that are remembered; the oldest that ended are forgotten")
+    batch_hours: int = limit(720, "hours", "the longest completion_window")
+    metadata_pairs: int = limit(16, "pairs", "in the metadata of a batch")
+    metadata_name_characters: int = limit(64, "characters", "the name of one of them")
+    metadata_value_characters: int = limit(512, "characters", "the value of one of them")
     drain_seconds: int = limit(30, "seconds", "that answers may still take when the server is told to end")
 
     def listed(self) -> JsonObject:

@@ -32,7 +32,7 @@ def serve(options: ServeOptions) -> None:
     listening = _listen(options)
     started = time.perf_counter()
     gc.disable()  # importing makes objects that stay: looking for garbage among them takes a sixth of the time
-    engine = _engine(options)
+    engine = make_engine(options)
     engine.launch()  # all that follows happens while the engine loads
 
     def read_text() -> "TextSide":
@@ -58,7 +58,7 @@ def _run(serving: Coroutine[object, None, None]) -> None:
         runner.run(serving)
 
 
-def _engine(options: ServeOptions) -> "AsyncEngine":
+def make_engine(options: ServeOptions) -> "AsyncEngine":
     """What computes. Raises CapacityError for more replicas than there is to compute on."""
     spec = _spec(options)
     if options.data_parallel == 1:

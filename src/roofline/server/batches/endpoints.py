@@ -1,0 +1,96 @@
+"""Routes that lines of batches may name, and how one is called without a connection: what it answers is what a client
+would have been sent."""
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.routing import APIRoute
+from starlette.types import Message
+
+from roofline.common.errors import RequestError
+from roofline.server.errors import from_exception
+from roofline.server.keys import Principal
+from roofline.server.record import RequestRecord
+
+# Those that the application has no route for are not offered.
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+Endpoint = Callable[[Request], Awaitable[Response]]
+Endpoints = Mapping[str, Endpoint]
+
+
+class Reply(NamedTuple):
+    """What a route answered: its status, the id of the request, the JSON of its body."""
+
+    status: int
+    request_id: str
+    body: bytes
+
+
+def endpoints_of(routers: Iterable[APIRouter]) -> Endpoints:
+    """The functions of these routes by path, of those that batches may name."""
+    routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
+    return {
+        path: route.endpoint for path in PATHS for route in routes if route.path == path and "POST" in route.methods
+    }
+
+
+async def call(app: FastAPI, path: str, body: bytes, principal: Principal) -> Reply:
+    """The answer of one of `endpoints_of` to a body, as a client with that key would get it; its errors are answers
+    too. Cancelling the call ends the request."""
+    request_id = uuid.uuid4().hex
+    headers = {b"content-type": b"application/json"}
+    record = RequestRecord(request_id, "POST", path, headers)
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "path": path,
+        "query_string": b"",
+        "headers": list(headers.items()),
+        "app": app,
+        "state": {"principal": principal, "record": record},
+    }
+    parts: list[bytes] = []
+    status, received = 0, False
+
+    async def receive() -> Message:
+        nonlocal received
+        if received:
+            await asyncio.Event().wait()  # the client that leaves: there is none
+        received = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Message) -> None:
+        nonlocal status
+        if message["type"] == "http.response.start":
+            status = message["status"]
+        else:
+            parts.append(message.get("body", b""))
+
+    try:
+        refuse_streams(body)
+        response = await app.state.batch_endpoints[path](Request(scope, receive))
+        await response(scope, receive, send)
+    except Exception as error:
+        parts.clear()
+        await from_exception(error)(scope, receive, send)
+    return Reply(status, request_id, b"".join(parts))
+
+
+class _Streams(msgspec.Struct):
+    stream: object = None
+
+
+def refuse_streams(body: bytes) -> None:
+    """Raises RequestError for a body that asks for a stream of events: a line of a file is one object."""
+    try:
+        stream = msgspec.json.decode(body, type=_Streams).stream
+    except (msgspec.MsgspecError, RecursionError):
+        return  # the route says what is wrong with it
+    if stream:
+        message = "stream is not supported in batches, whose answers are written as whole objects. Leave it out."
+        raise RequestError(400, "unsupported_parameter", message, param="stream")

@@ -1,0 +1,180 @@
+"""Files of clients in a folder: FOLDER/files/ID.data with ID.json beside it, which is written last and makes the file
+exist. What a file is called by its client is a label in there, and never a path."""
+
+import os
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+import msgspec
+
+from roofline.common import log
+from roofline.common.errors import ConfigError, RequestError
+from roofline.common.files import cause_of, write_atomically
+from roofline.server.limits import Limits
+
+LOG = log.get("server")
+NAME_CHARACTERS = 255
+DATA, FACTS = ".data", ".json"
+Item = TypeVar("Item")
+
+
+class StoredFile(msgspec.Struct, frozen=True):
+    """What is known of a file. owner: the name of the key that it belongs to, "" where the server has no keys."""
+
+    id: str
+    owner: str
+    filename: str
+    purpose: str
+    bytes: int
+    created_at: int
+
+
+class Files:
+    """The files of all keys. One process has the folder at a time.
+
+    Raises ConfigError for a folder that cannot be used, or that another server has.
+    """
+
+    def __init__(self, folder: Path, limits: Limits) -> None:
+        self.folder, self._limits = folder / "files", limits
+        self._files: dict[str, StoredFile] = {}
+        self.used: Counter[str] = Counter()  # bytes by owner, those of answers that are being written too
+        self._uploads: Counter[str] = Counter()  # that are under way, by owner
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = _locked(folder / "lock")
+            self._read()
+        except OSError as error:
+            raise ConfigError(f"{error.filename or folder}: cannot be used for batches: {cause_of(error)}") from error
+
+    def close(self) -> None:
+        """Let another server have the folder."""
+        self._lock.close()
+
+    def path(self, file: StoredFile) -> Path:
+        """Where its bytes are."""
+        return self.folder / (file.id + DATA)
+
+    def get(self, owner: str, file_id: str, field: str | None = None) -> StoredFile:
+        """A file of this owner's. Raises RequestError 404 for others', as where there is none."""
+        file = self._files.get(file_id)
+        if file is None or file.owner != owner:
+            raise RequestError(404, "file_not_found", f"There is no file {file_id[:100]!r}.", param=field)
+        return file
+
+    def of(self, owner: str) -> list[StoredFile]:
+        """All files of an owner, the oldest first."""
+        return [file for file in self._files.values() if file.owner == owner]
+
+    def charge(self, owner: str, size: int) -> None:
+        """Count bytes that are being stored. Raises RequestError 413 where an owner has no room for them."""
+        most = self._limits.stored_bytes
+        if size > 0 and self.used[owner] + size > most:
+            message = f"The files of this key would have more than {most} bytes together. Delete some."
+            raise RequestError(413, "storage_full", message)
+        self.used[owner] += size
+
+    def receive(self, owner: str) -> "Receiving":
+        """A file that is to be stored, to be written to. Raises RequestError where the owner may have no more."""
+        most = self._limits.stored_files
+        if len(self.of(owner)) + self._uploads[owner] >= most:
+            raise RequestError(413, "too_many_files", f"This key has {most} files, and may have no more. Delete some.")
+        self._uploads[owner] += 1
+        return Receiving(self, owner, lambda: self._uploads.subtract([owner]))
+
+    def keep(self, part: Path, owner: str, filename: str, purpose: str) -> StoredFile:
+        """Make a complete file on the same disk one of this owner's; its bytes have been charged. Raises OSError."""
+        file_id, size = f"file-{uuid.uuid4().hex}", part.stat().st_size
+        file = StoredFile(file_id, owner, filename[:NAME_CHARACTERS], purpose, size, int(time.time()))
+        os.replace(part, self.path(file))
+        write_atomically(self.folder / (file_id + FACTS), msgspec.json.encode(file))
+        self._files[file_id] = file
+        return file
+
+    def delete(self, file: StoredFile) -> None:
+        """Remove a file. Raises OSError."""
+        (self.folder / (file.id + FACTS)).unlink(missing_ok=True)
+        self.path(file).unlink(missing_ok=True)
+        if self._files.pop(file.id, None) is not None:
+            self.used[file.owner] -= file.bytes
+
+    def _read(self) -> None:
+        """What a server before this one left; what it left unfinished is removed."""
+        files = []
+        for path in self.folder.glob(f"*{FACTS}"):
+            try:
+                files.append(msgspec.json.decode(path.read_bytes(), type=StoredFile))
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                LOG.warning("%s cannot be read, so its file is not offered", path)
+        for file in sorted(files, key=lambda file: (file.created_at, file.id)):
+            self._files[file.id] = file
+            self.used[file.owner] += file.bytes
+        for path in self.folder.iterdir():
+            if path.suffix == ".part" or (path.suffix == DATA and not path.with_suffix(FACTS).exists()):
+                path.unlink()
+
+
+class Receiving:
+    """A file while it comes in; leave it as a context, and it is gone unless it was kept."""
+
+    def __init__(self, files: Files, owner: str, ended: Callable[[], None]) -> None:
+        self._files, self._owner, self._ended = files, owner, ended
+        self._part = files.folder / f"{uuid.uuid4().hex}.part"
+        self._stream: BinaryIO | None = None
+        self._size = 0
+
+    def __enter__(self) -> "Receiving":
+        self._stream = self._part.open("xb")
+        return self
+
+    def write(self, data: bytes) -> None:
+        """Append bytes. Raises RequestError where the owner has no room for them, OSError."""
+        assert self._stream is not None, "it is entered"
+        self._files.charge(self._owner, len(data))
+        self._size += len(data)
+        self._stream.write(data)
+
+    def keep(self, filename: str, purpose: str) -> StoredFile:
+        """It is complete. Raises OSError."""
+        assert self._stream is not None, "it is entered"
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        kept = self._files.keep(self._part, self._owner, filename, purpose)
+        self._size = 0
+        return kept
+
+    def __exit__(self, *_: object) -> None:
+        self._ended()
+        self._files.charge(self._owner, -self._size)
+        if self._stream is not None:
+            self._stream.close()
+        self._part.unlink(missing_ok=True)
+
+
+def _locked(path: Path) -> BinaryIO:
+    import fcntl
+
+    stream = path.open("ab")
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        stream.close()
+        raise ConfigError(f"{path.parent}: another server has this folder of batches; name another one") from None
+    return stream
+
+
+def page_of(
+    items: list[Item], identity: Callable[[Item], str], after: str | None, most: int
+) -> tuple[list[Item], bool]:
+    """Up to `most` items that follow the one named, and whether there are more. Raises RequestError."""
+    begin = 0
+    if after is not None:
+        places: Iterator[int] = (at for at, item in enumerate(items) if identity(item) == after)
+        begin = next(places, -1) + 1
+        if begin == 0:
+            raise RequestError(400, "invalid_value", f"after: there is no {after[:100]!r}.", param="after")
+    return items[begin : begin + most], len(items) > begin + most

@@ -1,0 +1,124 @@
+"""A file of requests answered without a server: its application, and an engine, without a port."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from roofline.common.errors import ConfigError, RooflineError
+from roofline.engine.facade import AsyncEngine
+from roofline.server.app import create_app
+from roofline.server.batches.endpoints import PATHS, Reply
+from roofline.server.batches.lines import Answers, Line, Requests, Rules
+from roofline.server.batches.run import Caller, answer_lines
+from roofline.server.context import Context
+from roofline.server.keys import LOCAL
+from roofline.server.limits import Limits
+from roofline.server.options import ServeOptions
+from roofline.server.serve import make_engine
+from roofline.server.text_side import TextSide, load_text
+
+NO_DEADLINES = Limits(first_token_seconds=0, total_seconds=0)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is answered, and where the answers go.
+
+    errors: the file of lines that were refused or failed; None: they stand among the answers. at_once: lines that are
+    computed at a time.
+    """
+
+    requests: Path
+    answers: Path
+    errors: Path | None
+    at_once: int
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a job is: lines with an answer, those of them that an earlier run wrote, errors among them, and all."""
+
+    done: int
+    before: int
+    errors: int
+    total: int
+
+
+def answer_file(options: ServeOptions, job: Job, report: Callable[[Progress], None]) -> Progress:
+    """Answer each line that has no answer yet, as a server with these options would; answers are written in the order
+    in which they are complete. Returns how far the job is then: all of it.
+
+    Raises:
+        ConfigError: lines that are no requests, before anything is loaded; files that cannot be used.
+        RooflineError: the model cannot be loaded, or the engine is gone. What was answered stays in the files.
+        OSError: the disk is full.
+    """
+    rules = Rules(PATHS, NO_DEADLINES)
+    if not job.requests.is_file():
+        raise ConfigError(f"{job.requests}: there is no such file; requests are read from a file, twice")
+    requests = Requests.scan(job.requests, rules)
+    if requests.problems:
+        listed = "\n".join(f"  line {each.line}: {each.message}" for each in requests.problems)
+        raise ConfigError(f"{job.requests}: nothing was computed, since lines are no requests of a batch:\n{listed}")
+    engine = make_engine(options)
+    engine.launch()
+    text = load_text(options.model, options.load.backend, options.reply_format)
+    with asyncio.Runner() as runner:
+        return runner.run(_answer_all(options, requests, job, report, engine, text))
+
+
+async def _answer_all(
+    options: ServeOptions,
+    requests: Requests,
+    job: Job,
+    report: Callable[[Progress], None],
+    engine: AsyncEngine,
+    text: TextSide,
+) -> Progress:
+    name = options.served_model_name or options.model
+    try:
+        loaded = await engine.start()
+        await asyncio.to_thread(text.complete)
+        context = Context(engine, text, name, int(time.time()), limits=NO_DEADLINES, page=False)
+        answers = Answers(requests, job.answers, job.errors, f"{name} {loaded.fingerprint}".encode())
+        try:
+            return await _answer_rest(context, requests, answers, job.at_once, report)
+        finally:
+            answers.close()
+    finally:
+        await engine.close()
+
+
+async def _answer_rest(
+    context: Context, requests: Requests, answers: Answers, at_once: int, report: Callable[[Progress], None]
+) -> Progress:
+    app = create_app(context)
+    rules = Rules(tuple(app.state.batch_endpoints), context.limits)
+    caller = Caller(app, replace(LOCAL, background=True))
+    before = answers.completed + answers.failed
+
+    def progress() -> Progress:
+        return Progress(answers.completed + answers.failed, before, answers.failed, requests.count)
+
+    def record(number: int, line: Line, reply: Reply) -> None:
+        answers.write(number, line, reply)
+        report(progress())
+
+    report(progress())
+    work = asyncio.create_task(answer_lines(requests.lines(rules, answers.answered), caller.answer, record, at_once))
+    gone = asyncio.create_task(context.engine.failed())
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise RooflineError(f"the engine is gone: {gone.result()}. Run the same command to go on")
+        work.result()
+    finally:
+        for task in (work, gone):
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+    answers.sync()
+    return progress()

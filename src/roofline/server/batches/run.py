@@ -1,0 +1,105 @@
+"""Lines of requests, several at a time, each until it has an answer: the same loop for the server and for a command."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+
+import msgspec
+from fastapi import FastAPI
+
+from roofline.common.errors import RooflineError
+from roofline.server.batches.endpoints import Reply, call
+from roofline.server.batches.lines import Line
+from roofline.server.keys import Principal
+
+# Errors that are not the line's: it waits a moment and is sent again, however often.
+LATER = frozenset({"overloaded", "too_many_streams", "engine_not_ready"})
+GONE = frozenset({"engine_unavailable", "server_stopping"})  # nobody answers any more
+AGAIN_SECONDS = 0.5
+ENGINE_FAILURES = 3  # of the engine under a line, after which that is its answer
+
+
+class Stopped(RooflineError):
+    """Lines are answered no more: the server ends, or its engine is gone. What was written stays."""
+
+
+class _Error(msgspec.Struct):
+    class Told(msgspec.Struct):
+        code: str | None = None
+        message: str = ""
+
+    error: Told
+
+
+Answer = Callable[[Line], Awaitable[Reply]]
+Record = Callable[[int, Line, Reply], None]  # the line's number first
+
+
+async def answer_lines(lines: Iterable[tuple[int, Line]], answer: Answer, record: Record, at_once: int) -> None:
+    """Answer all lines, of which at most `at_once` have been read and not recorded. Raises what any of them raises,
+    when the others have ended; cancelling ends all."""
+    running: set[asyncio.Task[None]] = set()
+
+    async def one(number: int, line: Line) -> None:
+        record(number, line, await answer(line))
+
+    try:
+        for number, line in lines:
+            running.add(asyncio.create_task(one(number, line)))
+            if len(running) >= at_once:
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+        while running:
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+class Caller:
+    """Answers lines by the application's routes, in its idle time: while any other request is open none runs, and one
+    that did is ended and begun anew."""
+
+    def __init__(self, app: FastAPI, principal: Principal) -> None:
+        self._app, self._principal = app, principal
+
+    async def answer(self, line: Line) -> Reply:
+        """The answer to a line. Raises Stopped."""
+        failures = 0
+        while True:
+            reply = await self._undisturbed(line)
+            error = _error_of(reply)
+            if error.code in GONE:
+                raise Stopped(error.message.rstrip("."))
+            if error.code == "engine_failed":
+                failures += 1
+            if error.code not in LATER and not 0 < failures < ENGINE_FAILURES:
+                return reply
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _undisturbed(self, line: Line) -> Reply:
+        queue = self._app.state.queue
+        while True:
+            await queue.idle.wait()
+            work = asyncio.create_task(call(self._app, line.url, bytes(line.body), self._principal))
+            disturbed = asyncio.create_task(queue.busy.wait())
+            try:
+                await asyncio.wait({work, disturbed}, return_when=asyncio.FIRST_COMPLETED)
+                if work.done():
+                    return work.result()
+            finally:
+                for task in (work, disturbed):
+                    task.cancel()
+                await asyncio.gather(work, disturbed, return_exceptions=True)
+
+
+def _error_of(reply: Reply) -> _Error.Told:
+    if reply.status == 200:
+        return _Error.Told()
+    try:
+        return msgspec.json.decode(reply.body, type=_Error).error
+    except msgspec.MsgspecError:
+        return _Error.Told()
