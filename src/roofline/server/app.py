@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -12,6 +14,7 @@ from roofline.common.errors import RequestError, RooflineError
 from roofline.server import access_log
 from roofline.server.admission import Queue
 from roofline.server.batches.endpoints import endpoints_of
+from roofline.server.batches.worker import Batches
 from roofline.server.context import Context
 from roofline.server.errors import error_form, from_exception
 from roofline.server.gate import Gate
@@ -44,6 +47,18 @@ def create_app(context: Context, spans: Callable[[RequestRecord], None] | None =
         title="Roofline", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=lifespan
     )
     app.state.responses = kept
+from roofline.server.routes.openai import batches, chat, completions, files
+from roofline.server.scopes import ScopeTable, unknown_route
+
+# Of two that have a path and method, the first answers: the page before what else asks for `HEAD /`.
+ROUTERS = (chat.router, completions.router, files.router, batches.router, page.router, *apis.ROUTERS, status.router)
+
+
+def create_app(context: Context, spans: Callable[[RequestRecord], None] | None = None) -> FastAPI:
+    """The ASGI application over `context`. spans: told of each request that has ended."""
+    app = FastAPI(
+        title="Roofline", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=_lifespan
+    )
     app.state.context, app.state.queue = context, Queue(context.limits, context.window)
     app.state.large_bodies = asyncio.Semaphore(1)
     context.metrics.bind(context.name)
@@ -51,13 +66,28 @@ def create_app(context: Context, spans: Callable[[RequestRecord], None] | None =
     for router in routers:
         app.include_router(router)
     app.state.batch_endpoints = endpoints_of(routers)
+    folder, at_once = context.batch_folder, context.batch_at_once
+    app.state.batches = None if folder is None else Batches(app, context, folder, at_once)
     app.add_exception_handler(RooflineError, _refuse)
     app.add_exception_handler(RequestValidationError, _bad_request)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_middleware(Gate, context=context, error_forms=ERROR_FORMS, scopes=ScopeTable(routers))
+    app.add_middleware(
+        Gate, context=context, error_forms=ERROR_FORMS, scopes=ScopeTable(routers), uploads=files.UPLOADS
+    )
     sinks = [sink for sink in (access_log.write if context.access_log else None, spans) if sink is not None]
     app.add_middleware(Recorder, sinks=sinks)
     return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """Batches that a server before this one did not end go on, and stop when this one ends."""
+    batches: Batches | None = app.state.batches
+    if batches is not None:
+        batches.resume()
+    yield
+    if batches is not None:
+        await batches.close()
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

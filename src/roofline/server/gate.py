@@ -6,7 +6,7 @@ bytes arrive, not after.
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import MappingProxyType
 
 from starlette.requests import ClientDisconnect
@@ -36,8 +36,10 @@ class Gate:
         context: Context,
         error_forms: ErrorForms = MappingProxyType({}),
         scopes: ScopeTable | None = None,
+        uploads: Collection[str] = (),
     ) -> None:
         self.app, self.context, self.error_forms = app, context, error_forms
+        self.uploads = uploads  # paths whose bodies are files
         self.scopes = ScopeTable(()) if scopes is None else scopes
         self.origins = AllowedOrigins(context.allowed_origins)
 
@@ -88,8 +90,8 @@ class Gate:
         length = headers.get(b"content-length", b"0")
         if not length.isdigit():
             raise RequestError(400, "invalid_header", "content-length is not a number.")
-        if int(length) > self.context.limits.body_bytes:
-            raise self._too_large()
+        if int(length) > self._most_bytes(scope):
+            raise self._too_large(scope)
         if scope["method"] == "POST":
             kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
             if kind != b"application/json" and b"origin" in headers:
@@ -118,7 +120,8 @@ class Gate:
     def _bounded(self, scope: Scope, receive: Receive) -> Callable:
         """`receive` that refuses a body beyond the bound, and a sender that is silent within it or drips it."""
         limits, received, complete = self.context.limits, 0, False
-        end = asyncio.get_running_loop().time() + limits.body_seconds
+        seconds = limits.upload_seconds if scope["path"] in self.uploads else limits.body_seconds
+        end = asyncio.get_running_loop().time() + seconds
 
         async def bounded() -> Message:
             nonlocal received, complete
@@ -128,21 +131,25 @@ class Gate:
             try:
                 message = await asyncio.wait_for(receive(), max(0, min(rest, limits.read_seconds)))
             except TimeoutError as error:
-                slow = f"did not arrive within {limits.body_seconds:g} seconds"
+                slow = f"did not arrive within {seconds:g} seconds"
                 silent = f"stopped arriving for {limits.read_seconds:g} seconds"
                 problem = slow if rest < limits.read_seconds else silent
                 raise RequestError(408, "request_timeout", f"The body of the request {problem}.") from error
             if message["type"] == "http.request":
                 received += len(message.get("body", b""))
                 complete = not message.get("more_body", False)
-                if received > limits.body_bytes:
-                    raise self._too_large()
+                if received > self._most_bytes(scope):
+                    raise self._too_large(scope)
             return message
 
         return bounded
 
-    def _too_large(self) -> RequestError:
-        limit = self.context.limits.body_bytes
+    def _most_bytes(self, scope: Scope) -> int:
+        limits = self.context.limits
+        return limits.upload_bytes if scope["path"] in self.uploads else limits.body_bytes
+
+    def _too_large(self, scope: Scope) -> RequestError:
+        limit = self._most_bytes(scope)
         return RequestError(413, "body_too_large", f"The body of a request may have at most {limit} bytes.")
 
 

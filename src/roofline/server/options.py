@@ -119,6 +119,13 @@ class ServeOptions(Options):
     stored_response_days: float = option(
         Limits.stored_seconds / 86400, "A response is kept for so long since it was last gone on from.",
         minimum=0, unit="days", topic=TOPIC,
+    batch_folder: Path | None = option(
+        None, "Keep files and batches (/v1/files, /v1/batches) in this folder; without it those routes are off.",
+        topic=TOPIC,
+    )  # fmt: skip
+    batch_at_once: int = option(
+        16, "Lines of a key's batch that are computed at a time, while no other request is.",
+        minimum=1, unit="lines", topic=TOPIC,
     )  # fmt: skip
     data_parallel: int = option(
         1, "Replicas of the model that share the requests, and the cores.",

@@ -166,6 +166,8 @@ def _http_server(
         response_store=options.response_store,
         limits=limits,
         signer=Ed25519Signer(options.receipt_key) if options.receipt_key is not None else None,
+        batch_folder=options.batch_folder,
+        batch_at_once=options.batch_at_once,
     )
     if options.access_log:
         access_log.show()

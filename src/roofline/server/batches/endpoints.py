@@ -33,9 +33,8 @@ class Reply(NamedTuple):
 def endpoints_of(routers: Iterable[APIRouter]) -> Endpoints:
     """The functions of these routes by path, of those that batches may name."""
     routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
-    return {
-        path: route.endpoint for path in PATHS for route in routes if route.path == path and "POST" in route.methods
-    }
+    posted = {route.path: route.endpoint for route in routes if "POST" in (route.methods or set())}
+    return {path: posted[path] for path in PATHS if path in posted}
 
 
 async def call(app: FastAPI, path: str, body: bytes, principal: Principal) -> Reply:

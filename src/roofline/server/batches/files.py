@@ -1,5 +1,5 @@
-"""Files of clients in a folder: FOLDER/files/ID.data with ID.json beside it, which is written last and makes the file
-exist. What a file is called by its client is a label in there, and never a path."""
+"""Files of clients in a folder: FOLDER/files/ID.data, and ID.json, which is there first: a file exists once both do.
+What a file is called by its client is a label in there, and never a path."""
 
 import os
 import time
@@ -66,6 +66,10 @@ class Files:
             raise RequestError(404, "file_not_found", f"There is no file {file_id[:100]!r}.", param=field)
         return file
 
+    def has(self, file_id: str) -> bool:
+        """Whether there is such a file, whoever owns it."""
+        return file_id in self._files
+
     def of(self, owner: str) -> list[StoredFile]:
         """All files of an owner, the oldest first."""
         return [file for file in self._files.values() if file.owner == owner]
@@ -86,13 +90,15 @@ class Files:
         self._uploads[owner] += 1
         return Receiving(self, owner, lambda: self._uploads.subtract([owner]))
 
-    def keep(self, part: Path, owner: str, filename: str, purpose: str) -> StoredFile:
-        """Make a complete file on the same disk one of this owner's; its bytes have been charged. Raises OSError."""
-        file_id, size = f"file-{uuid.uuid4().hex}", part.stat().st_size
+    def keep(self, part: Path, owner: str, filename: str, purpose: str, file_id: str | None = None) -> StoredFile:
+        """Make a complete file on the same disk one of this owner's. Where this is interrupted, `part` still is there
+        or the file is. Raises OSError."""
+        file_id, size = file_id or new_id(), part.stat().st_size
         file = StoredFile(file_id, owner, filename[:NAME_CHARACTERS], purpose, size, int(time.time()))
-        os.replace(part, self.path(file))
         write_atomically(self.folder / (file_id + FACTS), msgspec.json.encode(file))
+        os.replace(part, self.path(file))
         self._files[file_id] = file
+        self.used[owner] += size
         return file
 
     def delete(self, file: StoredFile) -> None:
@@ -106,6 +112,9 @@ class Files:
         """What a server before this one left; what it left unfinished is removed."""
         files = []
         for path in self.folder.glob(f"*{FACTS}"):
+            if not path.with_suffix(DATA).exists():
+                path.unlink()
+                continue
             try:
                 files.append(msgspec.json.decode(path.read_bytes(), type=StoredFile))
             except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -143,9 +152,7 @@ class Receiving:
         assert self._stream is not None, "it is entered"
         self._stream.flush()
         os.fsync(self._stream.fileno())
-        kept = self._files.keep(self._part, self._owner, filename, purpose)
-        self._size = 0
-        return kept
+        return self._files.keep(self._part, self._owner, filename, purpose)
 
     def __exit__(self, *_: object) -> None:
         self._ended()
@@ -153,6 +160,11 @@ class Receiving:
         if self._stream is not None:
             self._stream.close()
         self._part.unlink(missing_ok=True)
+
+
+def new_id() -> str:
+    """Of a file."""
+    return f"file-{uuid.uuid4().hex}"
 
 
 def _locked(path: Path) -> BinaryIO:

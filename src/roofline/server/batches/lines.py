@@ -73,9 +73,9 @@ class _Head(msgspec.Struct):
 
 
 class Problem(NamedTuple):
-    """What is wrong with a line of requests."""
+    """What is wrong with a line of requests, or, where it has no number, with all of them."""
 
-    line: int
+    line: int | None
     code: str
     message: str
     param: str | None = None
@@ -163,7 +163,7 @@ class Requests:
                 for first, again in _twice(ids)
             ]
         if not scanned.count:
-            scanned.problems.append(Problem(1, "empty_file", "the file has no requests"))
+            scanned.problems.append(Problem(None, "empty_file", "the file has no requests"))
         return scanned
 
     def lines(self, rules: Rules, answered: "bytearray") -> Iterator[tuple[int, Line]]:
@@ -325,4 +325,3 @@ def _write_all(file: BinaryIO, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[file.write(view) :]
-

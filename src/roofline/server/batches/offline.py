@@ -11,7 +11,7 @@ from roofline.common.errors import ConfigError, RooflineError
 from roofline.engine.facade import AsyncEngine
 from roofline.server.app import create_app
 from roofline.server.batches.endpoints import PATHS, Reply
-from roofline.server.batches.lines import Answers, Line, Requests, Rules
+from roofline.server.batches.lines import Answers, Failure, Line, Requests, Rules
 from roofline.server.batches.run import Caller, answer_lines
 from roofline.server.context import Context
 from roofline.server.keys import LOCAL
@@ -61,7 +61,9 @@ def answer_file(options: ServeOptions, job: Job, report: Callable[[Progress], No
         raise ConfigError(f"{job.requests}: there is no such file; requests are read from a file, twice")
     requests = Requests.scan(job.requests, rules)
     if requests.problems:
-        listed = "\n".join(f"  line {each.line}: {each.message}" for each in requests.problems)
+        listed = "\n".join(f"  line {each.line}: {each.message}" for each in requests.problems if each.line)
+        if not listed:
+            raise ConfigError(f"{job.requests}: {requests.problems[0].message}")
         raise ConfigError(f"{job.requests}: nothing was computed, since lines are no requests of a batch:\n{listed}")
     engine = make_engine(options)
     engine.launch()
@@ -103,7 +105,7 @@ async def _answer_rest(
     def progress() -> Progress:
         return Progress(answers.completed + answers.failed, before, answers.failed, requests.count)
 
-    def record(number: int, line: Line, reply: Reply) -> None:
+    def record(number: int, line: Line, reply: Reply | Failure) -> None:
         answers.write(number, line, reply)
         report(progress())
 

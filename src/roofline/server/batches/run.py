@@ -8,7 +8,7 @@ from fastapi import FastAPI
 
 from roofline.common.errors import RooflineError
 from roofline.server.batches.endpoints import Reply, call
-from roofline.server.batches.lines import Line
+from roofline.server.batches.lines import Failure, Line
 from roofline.server.keys import Principal
 
 # Errors that are not the line's: it waits a moment and is sent again, however often.
@@ -31,7 +31,7 @@ class _Error(msgspec.Struct):
 
 
 Answer = Callable[[Line], Awaitable[Reply]]
-Record = Callable[[int, Line, Reply], None]  # the line's number first
+Record = Callable[[int, Line, Reply | Failure], None]  # the line's number first
 
 
 async def answer_lines(lines: Iterable[tuple[int, Line]], answer: Answer, record: Record, at_once: int) -> None:

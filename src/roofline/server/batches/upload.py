@@ -58,10 +58,10 @@ class Upload:
         for name in FIELDS:
             if name not in self._seen:
                 raise RequestError(400, "missing_parameter", f"{name} is missing.", param=name)
-        purpose = bytes(self._values["purpose"])
-        if purpose != PURPOSE.encode():
+        purpose = self._values["purpose"].decode("utf-8", "replace")
+        if purpose != PURPOSE:
             message = f"purpose: {purpose[:50]!r} is not supported; files are for batches: give {PURPOSE!r}."
-            raise RequestError(400, "invalid_value", message.replace("b'", "'", 1), param="purpose")
+            raise RequestError(400, "invalid_value", message, param="purpose")
         return self._receiving.keep(self._filename or "upload", PURPOSE)
 
     def _begin(self) -> None:
