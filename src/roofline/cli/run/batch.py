@@ -15,7 +15,7 @@ from roofline.engine.config import EngineConfig
 from roofline.server.options import ServeOptions
 
 if TYPE_CHECKING:
-    from roofline.server.batches.offline import Progress
+    from roofline.server.answer_file import Progress
 
 SOME_FAILED = 3  # the exit status where all lines have an answer, and some of them an error
 PIPE_SECONDS, TERMINAL_SECONDS = 10.0, 0.1  # between two words on how far it is
@@ -55,7 +55,7 @@ def command(
     run could not be begun or completed.
     """
     from roofline.cli.run.prepare import prepare
-    from roofline.server.batches.offline import Job, answer_file
+    from roofline.server.answer_file import Job, answer_file
 
     if options.output is None:
         raise ConfigError("-o is missing: name the file of the answers")
