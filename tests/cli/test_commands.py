@@ -235,13 +235,13 @@ def test_serve_gives_each_replica_a_place_of_its_own(run, monkeypatch):
     monkeypatch.setattr(cores, "split_cores", lambda parts: [[]] * parts)
     assert run("serve", "large", "--dp", "3", "--threads", "7", "--speculate", "ngram").exit_code == 0
     assert prepared == [("large", 2, None, "cpu")], "roofs are those of one replica's threads"
-    engines = serve._engine(served[0]).engines
+    engines = serve.make_engine(served[0]).engines
     assert [engine.spec.options["replica"] for engine in engines] == [(0, 3), (1, 3), (2, 3)]
     assert [engine.spec.options["threads"] for engine in engines] == [2, 2, 2]
     result = run("serve", "large", "--dp", "8", "--threads", "7")
     assert (result.exit_code, "--dp 8 needs 8 threads, 7 are available" in result.stderr) == (1, True)
     assert run("serve", "large", "--dp", "2", "--backend", "gpu", "--tp", "4").exit_code == 0
-    engines = serve._engine(served[1]).engines
+    engines = serve.make_engine(served[1]).engines
     assert [engine.spec.options["replica"] for engine in engines] == [(0, 2), (1, 2)]
     assert [engine.spec.draft_options["replica"] for engine in engines] == [(0, 8), (4, 8)], "on rank 0's device"
     assert not any("threads" in engine.spec.options or engine.spec.cores for engine in engines)

@@ -252,7 +252,7 @@ def test_the_engine_is_launched_first_and_collections_wait_for_the_end_of_the_st
         return make_context().text
 
     monkeypatch.setattr(text_side, "load_text", load_text)
-    monkeypatch.setattr(module, "_engine", lambda _: engine)
+    monkeypatch.setattr(module, "make_engine", lambda _: engine)
     monkeypatch.setattr(module, "_settle", lambda: (collects.append("settle"), gc.enable()))
     names, _, _ = outcome_of_visit(lambda: module.serve(ServeOptions("shown", port=0)), visit)
     assert names == ["shown"]
