@@ -12,13 +12,15 @@ from roofline.server.app import create_app
 from roofline.server.keys import Keys
 from roofline.server.limits import Limits
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 
 
 def line(custom_id: str, url: str = TEXT, **changes) -> dict:
     body = {"model": "tiny", "prompt": "Hi", "temperature": 0, "max_tokens": 100}
     if url == CHAT:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+    if url == RESPONSES:
+        body = {"model": "tiny", "input": "Hi"}
     return {"custom_id": custom_id, "method": "POST", "url": url, "body": {**body, **changes}}
 
 
@@ -82,7 +84,17 @@ async def create(client, *lines, endpoint=TEXT, **options):
     return await client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h", **options)
 
 
-@pytest.mark.parametrize("url", [CHAT, TEXT])
+def lasting(answer):
+    """An answer without its ids and times; keys stay in their order."""
+    if isinstance(answer, list):
+        return [lasting(each) for each in answer]
+    if not isinstance(answer, dict):
+        return answer
+    passing = ("id", "created", "created_at", "completed_at")
+    return {key: lasting(value) for key, value in answer.items() if key not in passing}
+
+
+@pytest.mark.parametrize("url", [CHAT, TEXT, RESPONSES])
 def test_lines_have_the_answers_that_the_server_gives(serving, url):
     async def run():
         async with serving() as (_, client):
@@ -101,9 +113,7 @@ def test_lines_have_the_answers_that_the_server_gives(serving, url):
     assert batch.errors is None
     answer = good.pop("a")
     assert (good, answer["error"], answer["response"]["status_code"]) == ({}, None, 200)
-    same = ("id", "created")  # all else is equal, key by key and in the same order
-    body = {key: value for key, value in answer["response"]["body"].items() if key not in same}
-    assert json.dumps(body) == json.dumps({key: value for key, value in direct.items() if key not in same})
+    assert json.dumps(lasting(answer["response"]["body"])) == json.dumps(lasting(direct))
     assert bad["bad"]["response"]["status_code"] == 400
     assert bad["bad"]["response"]["body"]["error"]["param"] == "top_k"
     assert bad["stream"]["response"]["body"]["error"]["param"] == "stream"
@@ -312,7 +322,7 @@ def test_an_upload_is_a_file_with_its_purpose_or_leaves_nothing(
     call, make_context, tmp_path, parts, change, status, param
 ):
     body, headers = form(*parts)
-    context = make_context(batch_folder=tmp_path, limits=Limits(upload_bytes=8000, stored_bytes=2000))
+    context = make_context(batch_folder=tmp_path, limits=Limits(upload_bytes=8000, key_file_bytes=2000))
     response = call("POST", "/v1/files", context=context, content=change(body), headers=headers)
     assert response.status_code == status
     kept = sorted(path.suffix for path in (tmp_path / "files").iterdir())
@@ -321,6 +331,23 @@ def test_an_upload_is_a_file_with_its_purpose_or_leaves_nothing(
         assert response.json()["filename"] == "../../etc/passwd"  # a label, and no path
     else:
         assert response.json()["error"]["param"] == param
+
+
+def test_an_upload_is_bounded_while_it_arrives(call, make_context, tmp_path):
+    sent = 0
+
+    async def chunks():
+        nonlocal sent
+        yield form(FILE)[0][:-10]
+        while sent < 1000:
+            sent += 1
+            yield b"x" * 1000
+
+    context = make_context(batch_folder=tmp_path, limits=Limits(upload_bytes=8000))
+    response = call("POST", "/v1/files", context=context, content=chunks(), headers=form()[1])
+    assert response.status_code == 413
+    assert sent < 12
+    assert not list((tmp_path / "files").iterdir())
 
 
 @pytest.mark.parametrize(
@@ -342,15 +369,16 @@ def test_fields_of_a_batch_that_cannot_be_honoured_are_named(call, make_context,
 
 
 def test_without_a_folder_the_routes_say_how_to_have_one(call):
+    body = {"input_file_id": "file-1", "endpoint": TEXT, "completion_window": "24h"}
     for method, path in (("GET", "/v1/files"), ("POST", "/v1/batches"), ("GET", "/v1/batches/batch_1")):
-        response = call(method, path, json={} if method == "POST" else None)
+        response = call(method, path, json=body if method == "POST" else None)
         assert response.status_code == 501
         assert "--batch-folder" in response.json()["error"]["message"]
 
 
 def test_answers_have_no_more_room_than_their_key(serving, engine):
     async def run():
-        async with serving(limits=Limits(stored_bytes=1500), batch_at_once=1) as (_, client):
+        async with serving(limits=Limits(key_file_bytes=1500), batch_at_once=1) as (_, client):
             batch = await ended(client, await create(client, *(line(str(i)) for i in range(5))))
             return batch, await lines_of(client, batch.output_file_id)
 

@@ -23,9 +23,13 @@ def path_of(route: APIRoute) -> str:
 
 
 CLOSED = sorted({path_of(route) for route in ROUTES if route.endpoint._needed_scope != OPEN})
-POSTS = sorted({path_of(route) for route in ROUTES if "POST" in route.methods})
+UPLOADS = ("/v1/files",)  # bounded by another limit: test_batches.py
+POSTS = sorted({path_of(route) for route in ROUTES if "POST" in route.methods} - {*UPLOADS})
 MORE_THAN_A_FAKE = ("/v1/explain", "/api/show", "/tokenize")  # these need a tokenizer and a template
-NO_BODY = ("/v1/responses/{name}/cancel",)  # what is sent there is bounded, and not read
+NO_BODY = (
+    "/v1/batches/{batch_id}/cancel",
+    "/v1/responses/{name}/cancel",
+)  # what is sent there is bounded, and not read
 READ = [path for path in POSTS if path not in (*MORE_THAN_A_FAKE, *NO_BODY)]
 GENERATE = {
     "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]},

@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -21,19 +19,20 @@ from roofline.server.gate import Gate
 from roofline.server.record import Recorder, RequestRecord
 from roofline.server.routes import apis, document, page, status
 from roofline.server.routes.apis import ERROR_FORMS
-from roofline.server.routes.openai import chat, completions
+from roofline.server.routes.openai import batches, chat, completions, files
 from roofline.server.routes.responses.kept import KeptResponses
 from roofline.server.routes.responses.store import ResponseStore
 from roofline.server.scopes import ScopeTable, unknown_route
 
 # Of two that have a path and method, the first answers: the page before what else asks for `HEAD /`.
-ROUTERS = (chat.router, completions.router, page.router, *apis.ROUTERS, status.router, document.router)
+OPENAI = (chat.router, completions.router, files.router, batches.router)
+ROUTERS = (*OPENAI, page.router, *apis.ROUTERS, status.router, document.router)
 
 
 def create_app(context: Context, spans: Callable[[RequestRecord], None] | None = None) -> FastAPI:
     """The ASGI application over `context`. spans: told of each request that has ended.
 
-    Raises ConfigError for a file of kept responses that cannot be used."""
+    Raises ConfigError for a file of kept responses, and for a folder of batches, that cannot be used."""
     kept = KeptResponses(ResponseStore(context.response_store, context.limits))
 
     @contextlib.asynccontextmanager
@@ -41,24 +40,19 @@ def create_app(context: Context, spans: Callable[[RequestRecord], None] | None =
         expiring = asyncio.create_task(kept.expire())
         yield
         expiring.cancel()
+        """Batches that a server before this one did not end go on, and stop when this one ends."""
+        running: Batches | None = app.state.batches
+        if running is not None:
+            running.resume()
+        yield
+        if running is not None:
+            await running.close()
         kept.close()
 
     app = FastAPI(
         title="Roofline", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=lifespan
     )
     app.state.responses = kept
-from roofline.server.routes.openai import batches, chat, completions, files
-from roofline.server.scopes import ScopeTable, unknown_route
-
-# Of two that have a path and method, the first answers: the page before what else asks for `HEAD /`.
-ROUTERS = (chat.router, completions.router, files.router, batches.router, page.router, *apis.ROUTERS, status.router)
-
-
-def create_app(context: Context, spans: Callable[[RequestRecord], None] | None = None) -> FastAPI:
-    """The ASGI application over `context`. spans: told of each request that has ended."""
-    app = FastAPI(
-        title="Roofline", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=_lifespan
-    )
     app.state.context, app.state.queue = context, Queue(context.limits, context.window)
     app.state.large_bodies = asyncio.Semaphore(1)
     context.metrics.bind(context.name)
@@ -77,17 +71,6 @@ def create_app(context: Context, spans: Callable[[RequestRecord], None] | None =
     sinks = [sink for sink in (access_log.write if context.access_log else None, spans) if sink is not None]
     app.add_middleware(Recorder, sinks=sinks)
     return app
-
-
-@asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Batches that a server before this one did not end go on, and stop when this one ends."""
-    batches: Batches | None = app.state.batches
-    if batches is not None:
-        batches.resume()
-    yield
-    if batches is not None:
-        await batches.close()
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -33,9 +33,7 @@ class Context:
     keys: Keys = field(default_factory=Keys)  # none leave all routes open
     allowed_origins: frozenset[str] = frozenset()  # of pages of other sites that may read answers
     response_store: Path | None = None  # the file of responses that are kept; None: they are kept in memory
-    batch_folder: Path | None = (
-        None  # where files and batches are kept; None: the routes for them say that they are off
-    )
+    batch_folder: Path | None = None  # where files and batches are kept; None: their routes are off
     batch_at_once: int = 16  # lines of a key's batch that are computed at a time
     limits: Limits = field(default_factory=Limits)
     signer: Signer | None = None  # of receipts

@@ -119,6 +119,7 @@ class ServeOptions(Options):
     stored_response_days: float = option(
         Limits.stored_seconds / 86400, "A response is kept for so long since it was last gone on from.",
         minimum=0, unit="days", topic=TOPIC,
+    )  # fmt: skip
     batch_folder: Path | None = option(
         None, "Keep files and batches (/v1/files, /v1/batches) in this folder; without it those routes are off.",
         topic=TOPIC,

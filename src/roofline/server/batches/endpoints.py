@@ -71,7 +71,7 @@ async def call(app: FastAPI, path: str, body: bytes, principal: Principal) -> Re
             parts.append(message.get("body", b""))
 
     try:
-        refuse_streams(body)
+        refuse_other_ways(body)
         response = await app.state.batch_endpoints[path](Request(scope, receive))
         await response(scope, receive, send)
     except Exception as error:
@@ -80,16 +80,20 @@ async def call(app: FastAPI, path: str, body: bytes, principal: Principal) -> Re
     return Reply(status, request_id, b"".join(parts))
 
 
-class _Streams(msgspec.Struct):
+class _Ways(msgspec.Struct):
+    """Fields that ask for another answer than one whole object."""
+
     stream: object = None
+    background: object = None
 
 
-def refuse_streams(body: bytes) -> None:
-    """Raises RequestError for a body that asks for a stream of events: a line of a file is one object."""
+def refuse_other_ways(body: bytes) -> None:
+    """Raises RequestError for a body that asks for a stream of events, or not to be waited for."""
     try:
-        stream = msgspec.json.decode(body, type=_Streams).stream
+        ways = msgspec.json.decode(body, type=_Ways)
     except (msgspec.MsgspecError, RecursionError):
         return  # the route says what is wrong with it
-    if stream:
-        message = "stream is not supported in batches, whose answers are written as whole objects. Leave it out."
-        raise RequestError(400, "unsupported_parameter", message, param="stream")
+    for name in ("stream", "background"):
+        if getattr(ways, name):
+            message = f"{name} is not supported in batches, whose answers are written as whole objects. Leave it out."
+            raise RequestError(400, "unsupported_parameter", message, param=name)

@@ -76,7 +76,7 @@ class Files:
 
     def charge(self, owner: str, size: int) -> None:
         """Count bytes that are being stored. Raises RequestError 413 where an owner has no room for them."""
-        most = self._limits.stored_bytes
+        most = self._limits.key_file_bytes
         if size > 0 and self.used[owner] + size > most:
             message = f"The files of this key would have more than {most} bytes together. Delete some."
             raise RequestError(413, "storage_full", message)
@@ -84,7 +84,7 @@ class Files:
 
     def receive(self, owner: str) -> "Receiving":
         """A file that is to be stored, to be written to. Raises RequestError where the owner may have no more."""
-        most = self._limits.stored_files
+        most = self._limits.key_files
         if len(self.of(owner)) + self._uploads[owner] >= most:
             raise RequestError(413, "too_many_files", f"This key has {most} files, and may have no more. Delete some.")
         self._uploads[owner] += 1

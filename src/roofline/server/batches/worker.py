@@ -178,7 +178,7 @@ class Batches:
                 await asyncio.sleep(0)  # other requests are to go on meanwhile
 
     def _record(self, batch: Batch, answers: Answers, number: int, line: Line, reply: Reply | Failure) -> None:
-        if self.files.used[batch.owner] >= self._context.limits.stored_bytes:
+        if self.files.used[batch.owner] >= self._context.limits.key_file_bytes:
             raise BatchFailed("storage_full", "The files of this key take all the room that it has. Delete some.")
         self._count(batch, answers, answers.write(number, line, reply))
 

@@ -34,11 +34,11 @@ class BatchBody(Body):
 
 
 @router.post("/v1/batches")
-@needs(USE)
+@needs(USE, BatchBody)
 async def create_batch(request: Request) -> Response:
     """Have the requests of a file answered."""
-    batches, owner = batches_of(request)
     body, hours = await on_thread_if_large(request, await request.body(), _read)
+    batches, owner = batches_of(request)
     offered = request.app.state.batch_endpoints
     if body.endpoint not in offered:
         raise invalid("endpoint", f"{body.endpoint[:100]!r} is not one of {', '.join(offered)}")
@@ -76,6 +76,7 @@ async def get_batch(batch_id: str, request: Request) -> Response:
 @needs(USE)
 async def cancel_batch(batch_id: str, request: Request) -> Response:
     """End a batch. What was answered of it becomes its files."""
+    await request.body()  # within its bounds, though nothing is asked for in it
     batches, owner = batches_of(request)
     batch = batches.records.get(owner, batch_id)
     batches.cancel(batch)
