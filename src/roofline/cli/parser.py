@@ -8,7 +8,7 @@ which becomes one flag for each option in it. A name that several groups declare
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, get_args, get_origin
@@ -18,11 +18,22 @@ from roofline.common.names import did_you_mean
 from roofline.common.options import Option, Options, declared
 
 Command = Callable[..., int | None]
+OwnWords = Callable[[Sequence[str], Container[str]], list[str]]
 _FOREIGN = (  # patterns of what no option is named in: a path at the beginning of a message, and what is quoted
     r"""^[^:'"]*/[^:'"]*:""",
     r"""(?<!\w)'(?:[^'\\]|\\.)*'(?!\w)""",
     r"""(?<!\w)"(?:[^"\\]|\\.)*"(?!\w)""",
 )
+
+
+def understands(own_words: OwnWords) -> Callable[[Command], Command]:
+    """A command whose words are rewritten first: it takes flags as another program calls them."""
+
+    def mark(command: Command) -> Command:
+        command.own_words = own_words  # type: ignore[attr-defined]  # `Parser` asks for it
+        return command
+
+    return mark
 
 
 class UsageError(RooflineError):
@@ -70,6 +81,8 @@ class Parser:
         self._typed: dict[str, str] = {}  # option or argument -> the flag, or the place, that the call gives it by
         self._words: list[str] = []  # of the call, and what stands behind the = of --flag=VALUE
         self._command = command
+        # Rewrites words of other programs' calls; given them and our flags. Raises ValueError for what we have not.
+        self._own_words: OwnWords | None = getattr(command, "own_words", None)
         self._groups: list[tuple[str, type[Options], object]] = []  # parameter, class, default
         self._names_parameter = ""
         self._grouped: set[str] = set()  # names of options that groups declare
@@ -111,6 +124,11 @@ class Parser:
 
     def parse(self, words: Sequence[str]) -> dict[str, object]:
         """The command's keyword arguments. Raises UsageError, and what groups of options raise for their values."""
+        if self._own_words is not None:
+            try:
+                words = self._own_words(words, self.flags)
+            except ValueError as error:
+                raise UsageError(self.in_flags(str(error))) from None
         self._words = [*words, *(word.partition("=")[2] for word in words if word.startswith("-"))]
         values: dict[str, object] = {}
         places, rest, plain = list(self.arguments), list(words), False

@@ -1,6 +1,7 @@
 """Keywords of `LLM` and `SamplingParams` as other engines call them: some are taken, the others named with ours."""
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Container, Mapping, Sequence
 
 from roofline.common.errors import RequestError
 from roofline.engine.constraint import Constraint
@@ -37,6 +38,59 @@ _OTHER: dict[str, tuple[tuple[object, ...], str]] = {
     "revision": ((None,), "hf:ORG/REPO is its main revision; give a folder for another"),
     "download_dir": ((None,), "set ROOFLINE_HOME"),
     "task": (("auto", "generate"), "an LLM generates"),
+    "runner": (("auto", "generate"), "an LLM generates"),
+    "block_size": ((None, 16), "a page has 16 tokens"),
+    "chat_template": ((None,), "the template is the model's own; LLM.chat takes another"),
+    "compilation_config": ((None,), "graphs=False captures no graphs, and nothing else is compiled at the start"),
+    "data_parallel_size": ((1,), "`roofline serve --data-parallel N` has replicas"),
+    "disable_custom_all_reduce": ((False,), "the exchange among ranks is chosen by what was measured"),
+    "disable_log_stats": ((False, True), "nothing is logged of steps; LLM.stats has the counters"),
+    "distributed_executor_backend": ((None, "mp"), "ranks are processes of this machine"),
+    "enable_chunked_prefill": ((None, True), "long prompts are always computed in chunks, of max_batch_tokens at most"),
+    "generation_config": (("vllm",), "recommended sampling of a model's files is not applied"),
+    "guided_decoding_backend": (("auto", "guidance"), "llguidance holds answers to a form"),
+    "hf_overrides": ((None, {}), "the configuration is the model's own"),
+    "hf_token": ((None,), "set HF_TOKEN"),
+    "max_logprobs": ((20,), "a token has 20 alternatives at most"),
+    "num_gpu_blocks_override": ((None,), "cache_tokens=N is the size of the cache"),
+    "scheduling_policy": (("fcfs", "priority"), "requests are begun by priority, and of equal ones in order"),
+    "skip_tokenizer_init": ((False,), "an LLM needs its tokenizer; LocalEngine works on ids alone"),
+    "speculative_config": ((None,), "give speculate='ngram', or speculate='draft' with draft=MODEL"),
+    "tokenizer_revision": ((None,), "the tokenizer is the one in the model's file or folder"),
+}
+# Flags of `vllm serve`, beside the names above -> ours, where any value means the same.
+_SAME_SERVING = {
+    "data_parallel_size": "data_parallel",
+    "ssl_keyfile": "tls_key",
+    "ssl_certfile": "tls_certificate",
+    "enforce_eager": "no_graphs",
+    "disable_uvicorn_access_log": "no_access_log",
+}
+_SHORT = {"-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size", "-dp": "data_parallel_size"}
+# Of options that have vLLM's name: its words for values -> ours.
+_WORDS = {
+    "kv_cache_dtype": {"bfloat16": "bf16", "float16": "f16", "fp8_e4m3": "fp8"},
+    "tool_call_parser": {"llama3_json": "llama3", "llama4_json": "llama3"},
+    "reasoning_parser": {"deepseek_r1": "think", "qwen3": "think"},
+}
+# As `_OTHER`, of flags that only servers have. A flag whose values are true and false is a switch.
+_OTHER_SERVING: dict[str, tuple[tuple[object, ...], str]] = {
+    "allowed_origins": (([],), "--allow-origin https://chat.example.org allows one, and may be repeated"),
+    "api_server_count": ((1,), "one process speaks HTTP; --data-parallel has more engines behind it"),
+    "chat_template": ((None,), "the template is the model's own; /v1/completions takes a rendered prompt"),
+    "chat_template_content_format": (("auto", "string"), "parts of a message are joined to one text"),
+    "disable_fastapi_docs": ((False, True), "there is no such page; /openapi.json has the routes"),
+    "disable_frontend_multiprocessing": ((False,), "the engine is always a process of its own"),
+    "disable_log_requests": ((False, True), "no line of the log has text of prompts"),
+    "enable_auto_tool_choice": ((True,), "tools are called where the request has them; tool_choice none ends that"),
+    "enable_log_requests": ((False,), "no line of the log has text of prompts; --access-log has a line a request"),
+    "enable_prompt_tokens_details": ((True, False), "the usage always has them"),
+    "max_log_len": ((None,), "no line of the log has text of prompts"),
+    "root_path": (("",), "let the proxy take its path off requests"),
+    "seed": ((None,), "each request gives its seed, or gets a fresh one"),
+    "ssl_ca_certs": ((None,), "clients are known by keys, not by certificates"),
+    "ssl_cert_reqs": ((0,), "clients are known by keys, not by certificates"),
+    "uvicorn_log_level": (("info",), "set ROOFLINE_LOG"),
 }
 
 
@@ -62,6 +116,10 @@ SAMPLING = {
     "allowed_token_ids": "logit_bias={id: value} changes the logits of single ids",
     "truncate_prompt_tokens": "a prompt is never cut; shorten it before",
     "eos_token_id": "give stop_token_ids=[id]",
+    "flat_logprobs": "leave it out: log-probabilities come as TokenLogprob",
+    "output_kind": "LLM.stream gives an answer in pieces",
+    "extra_args": "there is no plugin that would read them",
+    "skip_reading_prefix_cache": "prefix_cache=False of the LLM reads none",
 }
 # What `LLM.chat` elsewhere takes, and no template reads -> what to do instead.
 CHAT = {
@@ -92,6 +150,63 @@ def ours(options: Mapping[str, object]) -> dict[str, object]:
             )
         result[target] = value
     return result
+
+
+def own_words(words: Sequence[str], flags: Container[str]) -> list[str]:
+    """The words of a call of `roofline serve`, with vLLM's flags as ours and without those that ask for nothing.
+
+    flags: ours. Raises ValueError for a flag of vLLM's that cannot be honoured, with what can.
+    """
+    result: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            return [*result, word, *rest]
+        flag, equals, text = word.partition("=")
+        name = _SHORT.get(flag) or (flag[2:].replace("-", "_") if flag.startswith("--") else "")
+        negated = name.startswith("no_")
+        plain = name.removeprefix("no_")
+        target = _SAME_SERVING.get(plain) or _SAME.get(plain)
+        foreign = _OTHER_SERVING.get(plain) or _OTHER.get(plain)
+        if name == "model":  # vLLM's older way to name it
+            result += [text] if equals else rest[:1]
+            rest = rest if equals else rest[1:]
+        elif name in _WORDS and (equals or rest):
+            text = text if equals else rest.pop(0)
+            result.append(f"{flag}={_WORDS[name].get(text, text)}")
+        elif flag in flags or not (target or foreign):
+            result.append(word)
+        elif target:
+            ours = "--" + target.replace("_", "-")
+            if negated:
+                ours = "--" + ours.removeprefix("--no-") if ours.startswith("--no-") else f"--no-{ours[2:]}"
+            result.append(ours + equals + text)
+        else:
+            assert foreign is not None, "one of the two tables has it"
+            _check_neutral(flag, foreign, not negated if _is_switch(foreign) else _value(equals, text, rest))
+    return result
+
+
+def _is_switch(foreign: tuple[tuple[object, ...], str]) -> bool:
+    values = [value for value in foreign[0] if value is not None]
+    return bool(values) and all(isinstance(value, bool) for value in values)
+
+
+def _value(equals: str, text: str, rest: list[str]) -> object:
+    """The value of a flag: what stands behind its =, or the next word, as JSON where it is some."""
+    if not equals:
+        text = rest.pop(0) if rest else ""
+    try:
+        return json.loads({"None": "null"}.get(text, text))
+    except ValueError:
+        return text
+
+
+def _check_neutral(flag: str, foreign: tuple[tuple[object, ...], str], value: object) -> None:
+    neutral, instead = foreign
+    if not any(type(value) is type(each) and value == each for each in neutral):
+        raise ValueError(f"there is no option {flag}: {instead}")
 
 
 def constraint_of(constraint: Constraint | None, names: Mapping[str, object]) -> Constraint | None:

@@ -4,10 +4,13 @@ from dataclasses import replace
 
 from roofline.backends.options import DEFAULT_MODEL, LoadOptions
 from roofline.cli.options import Draft, ModelArgument
+from roofline.cli.parser import understands
 from roofline.engine.config import EngineConfig
+from roofline.engine.keywords import own_words
 from roofline.server.options import ServeOptions
 
 
+@understands(own_words)
 def command(
     options: ServeOptions,
     load: LoadOptions,

@@ -1,0 +1,69 @@
+"""`roofline serve` takes vLLM's flags where they mean the same; of the others those that ask for nothing."""
+
+import pytest
+
+from roofline.cli.parser import Parser, UsageError
+from roofline.cli.run.serve import command
+from roofline.engine.keywords import _OTHER, _OTHER_SERVING, _SAME, _SAME_SERVING, own_words
+
+
+@pytest.mark.parametrize(
+    ("words", "ours"),
+    [
+        ("-tp 2 -pp=3 --data-parallel-size 4 --backend gpu", "--tp 2 --pp 3 --dp 4 --backend gpu"),
+        ("--max-num-seqs 7 --max-num-batched-tokens 99", "--max-running 7 --max-batch-tokens 99"),
+        ("--max-model-len 64 --api-key k --served-model-name n", "--context 64 --api-key k --served-model-name n"),
+        ("--no-enable-prefix-caching", "--no-prefix-cache"),
+        ("--enable-prefix-caching", "--prefix-cache"),
+        ("--kv-cache-dtype bfloat16", "--kv-cache-dtype bf16"),
+        (
+            "--tool-call-parser llama3_json --reasoning-parser=qwen3",
+            "--tool-call-parser llama3 --reasoning-parser think",
+        ),
+        ("--tool-call-parser hermes", "--tool-call-parser hermes"),
+        ("--ssl-keyfile a --ssl-certfile b", "--tls-key a --tls-certificate b"),
+        ("--disable-uvicorn-access-log --enforce-eager", "--no-access-log --no-graphs"),
+        ("--model m", "m"),
+        ("--model=m --port 1", "m --port 1"),
+        ("--disable-log-requests --enable-auto-tool-choice --dtype auto --seed None --root-path= m", "m"),
+        ("m --uvicorn-log-level info --no-trust-remote-code --swap-space 0 --no-enable-log-requests", "m"),
+        ("m --block-size 16 --generation-config vllm --hf-overrides {}", "m"),
+    ],
+)
+def test_flags_mean_what_ours_mean(words, ours):
+    parser = Parser("serve", command)
+    assert parser.parse(words.split()) == Parser("serve", command).parse(ours.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--gpu-memory-utilization 0.9", "there is no option --gpu-memory-utilization: --cache-tokens N is the size"),
+        ("--trust-remote-code", "there is no option --trust-remote-code: no code of a model's repository is run"),
+        ("--dtype half", "there is no option --dtype: the file says"),
+        ("--seed 1", "there is no option --seed: each request gives its seed"),
+        ("--no-enable-chunked-prefill", "long prompts are always computed in chunks, of --max-batch-tokens"),
+        ("--root-path /llm", "let the proxy take its path off"),
+        ("--quantization awq", "there is no option --quantization"),
+        ("--tool-call-parser pythonic", "--tool-call-parser='pythonic' cannot be used"),
+        ("--tensor-parallel-size x", "--tensor-parallel"),
+        ("--max-num-seqs", "--max-running needs a value"),
+        ("--made-up 1", "there is no option --made-up"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_with_what_can(words, message):
+    with pytest.raises(UsageError) as refused:
+        Parser("serve", command).parse(["m", *words.split()])
+    assert message in str(refused.value)
+
+
+def test_every_row_is_needed_and_leads_to_an_option_of_ours():
+    flags = Parser("serve", command).flags
+    for target in (*_SAME.values(), *_SAME_SERVING.values()):
+        assert "--" + target.replace("_", "-") in flags
+    for name in (*_OTHER, *_OTHER_SERVING):
+        assert "--" + name.replace("_", "-") not in flags, "an option of ours of this name is never refused here"
+
+
+def test_what_stands_behind_two_dashes_is_left_alone():
+    assert own_words(["--", "--dtype", "auto"], ()) == ["--", "--dtype", "auto"]
