@@ -101,6 +101,11 @@ def test_a_file_that_cannot_be_used_is_one_sentence(file, tmp_path):
 def test_a_file_that_fails_later_costs_no_answer(file, caplog):
     store = ResponseStore(file)
     keep(store, "one")
+    totals = {"ann": [*store._totals["ann"]]}
+    store._open.execute("create trigger full before insert on responses begin select raise(abort, 'x'); end")
+    assert not keep(store, "one", text="longer")  # what it was stays
+    assert find(store, "one")
+    assert store._totals == totals
     store._open.execute("drop table responses")
     assert not keep(store, "two")
     with pytest.raises(RequestError, match="cannot be read") as error:

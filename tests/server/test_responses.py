@@ -8,10 +8,13 @@ import httpx
 import openai
 import pydantic
 import pytest
+import uvicorn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from roofline.server.admission import Queue
 from roofline.server.app import create_app
+from roofline.server.drain import DrainingServer
 from roofline.server.keys import Keys, read_keys
 from roofline.server.limits import Limits
 from roofline.server.routes.responses.items import normal_items, turns_of
@@ -372,6 +375,7 @@ def test_background(make_context, engine):
             assert (first["status"], first["output"], first["usage"]) == ("queued", [], None)
             refused = await client.post(PATH, json=body)
             assert refused.status_code == 429
+            assert app.state.responses.store._totals["local"][0] == 2  # it left nothing behind
             path, other = f"{PATH}/{first['id']}", f"{PATH}/{second['id']}"
             assert (await client.get(path)).json()["status"] in ("queued", "in_progress")
             waiting = await client.post(PATH, json={**BODY, "previous_response_id": first["id"]})
@@ -395,6 +399,21 @@ def test_background(make_context, engine):
             while (told := (await client.get(f"{PATH}/{fourth['id']}")).json())["status"] in ("queued", "in_progress"):
                 await asyncio.sleep(0)
             assert (told["status"], told["error"]["code"]) == ("failed", "server_error")
+
+    asyncio.run(run())
+
+
+def test_a_server_that_ends_waits_for_what_is_computed_in_the_background():
+    async def run():
+        queue = Queue()
+        server = DrainingServer(uvicorn.Config(lambda: None), queue, 30)
+        queue.ends.add(print)  # as a request that runs does
+        waiting = asyncio.create_task(server._drained(60, heed_force=False))
+        for _ in range(3):
+            await asyncio.sleep(0.03)
+        assert not waiting.done()
+        queue.ends.clear()
+        await asyncio.wait_for(waiting, 60)
 
     asyncio.run(run())
 
