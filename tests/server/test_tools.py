@@ -269,3 +269,35 @@ def written(matcher, random: Random, begin: bytes) -> str:
         text.append(token)
     assert not matcher.get_error()
     return text.decode("utf-8", "replace")
+
+
+NAMED = {"type": "function", "function": {"name": "add"}}
+
+
+def strict(tools):
+    return [{**tool, "function": {**tool["function"], "strict": True}} for tool in tools]
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_strict_tools_are_those_of_answers_that_must_call_them(call, engine, choice):
+    """Their calls are held to the schemas, as without it."""
+    plain = {**CHAT, "tool_choice": choice}
+    assert call("POST", PATH, json=plain).status_code == 200
+    assert call("POST", PATH, json={**plain, "tools": strict(CHAT["tools"])}).status_code == 200
+    (_, first), (_, second) = engine.submitted
+    assert first.constraint == second.constraint
+    assert first.constraint is not None
+
+
+@pytest.mark.parametrize("choice", [{}, {"tool_choice": "auto"}])
+def test_a_strict_tool_in_free_text_is_refused_with_what_holds_it(call, choice):
+    tools = [CHAT["tools"][0], *strict(CHAT["tools"][1:])]
+    response = call("POST", PATH, json={**CHAT, "tools": tools, **choice})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "unsupported_parameter")
+    assert error["param"] == "tools.1.function.strict"
+    assert 'tool_choice "required"' in error["message"]
+
+
+def test_tools_that_are_left_out_may_be_strict(call):
+    assert call("POST", PATH, json={**CHAT, "tools": strict(CHAT["tools"]), "tool_choice": "none"}).status_code == 200

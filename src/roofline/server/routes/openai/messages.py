@@ -1,5 +1,7 @@
 """Messages and tools as OpenAI's clients write them -> a conversation as chat templates read it."""
 
+from collections.abc import Sequence
+
 from roofline.common.errors import RequestError
 from roofline.server.body import invalid
 from roofline.server.conversation import Conversation, check_tools, check_turns
@@ -19,6 +21,8 @@ def conversation_of(body: ChatBody, limits: Limits) -> Conversation:
         raise invalid("tool_choice.function.name", "is none of the tools")
     if choice == "required" and not tools:
         raise invalid("tool_choice", "needs tools where one is required")
+    if choice in (None, "auto"):
+        _refuse_strict(body.tools or ())
     continues = bool(body.continue_final_message)
     if continues and body.messages[-1].role != "assistant":
         raise invalid("continue_final_message", "needs a last message of the assistant")
@@ -72,6 +76,16 @@ def json_object(text: str) -> dict[str, object] | None:
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
+
+
+def _refuse_strict(tools: Sequence[Tool]) -> None:
+    """Raises RequestError for a tool whose calls must follow its schema, in a chat whose answer may be free text."""
+    for number, tool in enumerate(tools):
+        if tool.function.strict:
+            field = f"tools.{number}.function.strict"
+            cause = "calls follow the schema where the answer must be a call, and not within free text"
+            remedy = 'Give tool_choice "required" or the name of the tool, or strict false'
+            raise RequestError(400, "unsupported_parameter", f"{field}: {cause}. {remedy}.", param=field)
 
 
 def _tool(tool: Tool) -> dict[str, object]:

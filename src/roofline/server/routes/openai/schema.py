@@ -113,12 +113,12 @@ class Message(Body):
 
 
 class Function(Body):
-    """strict: that arguments follow the schema, which is not enforced."""
+    """strict: that arguments follow the schema, which answers do that must be calls (`tool_choice`)."""
 
     name: str
     description: str | None = None
     parameters: dict[str, object] | None = None
-    strict: Literal[False] | None = None
+    strict: bool | None = None
 
 
 class FunctionName(Body):
