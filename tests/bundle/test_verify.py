@@ -1,4 +1,4 @@
-"""roofline verify: a receipt of a server's answer is computed again; a changed weight or kernel order is caught."""
+"""roofline verify and replay: what a server computed is computed again; a changed weight or kernel order is caught."""
 
 import asyncio
 import json
@@ -13,7 +13,9 @@ from roofline.backends.options import LoadOptions
 from roofline.bundle import load
 from roofline.cli.run import prepare
 from roofline.engine.config import EngineConfig
+from roofline.engine.llm import LLM
 from roofline.engine.local import LocalEngine
+from roofline.engine.params import SamplingParams
 from roofline.engine.process.thread import engine_in_thread
 from roofline.server.app import create_app
 from roofline.server.context import Context
@@ -109,3 +111,22 @@ def test_a_changed_weight_and_a_changed_order_are_caught(
         assert caught.exit_code == 3, caught.output
         assert "its logits have other bits" in caught.stdout
         assert "one of the two computed wrongly" in caught.stdout
+
+
+def test_a_recording_is_replayed_to_the_same_bits(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a real model in company, with guesses; another cache format and a folder without ids are told."""
+    monkeypatch.setattr(prepare, "prepare", lambda *arguments: None)  # measures roofs
+    folder, params = tmp_path / "steps", SamplingParams(max_tokens=6, seed=1, n=2)
+    options: dict[str, Any] = {"cache_tokens": 512, "threads": 1, "speculate": "ngram", "speculate_always": True}
+    for ids in (True, False):
+        with LLM(str(model), record=str(folder / str(ids)), record_ids=ids, **options) as llm:
+            llm.generate(["a quick brown fox, a quick brown fox", "b"], params)
+    words = ["replay", folder / "True", "-m", model, "--threads", 1]
+    same = call_roofline(words)
+    assert (same.exit_code, "The same bits in" in same.stdout) == (0, True)
+    other = call_roofline([*words, "--kv-cache-dtype", "int8", "--json"])
+    told = json.loads(other.stdout)
+    assert (other.exit_code, told["same_fingerprint"]) == (3, False)
+    assert "other logits in row" in told["first"]
+    without = call_roofline(["replay", folder / "False", "-m", model, "--threads", 1])
+    assert (without.exit_code, "bits were not compared" in without.stdout) == (0, True)

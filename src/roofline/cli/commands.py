@@ -27,6 +27,7 @@ ROOT = Group(
         "serve": "run.serve:command",
         "verify": "run.verify:command",
         "batch": "run.batch:command",
+        "replay": "run.replay:command",
         "keys": Group("Keys of `serve --api-keys`.", {"new": "run.keys:new"}),
         "doctor": "measure.doctor:command",
         "conform": "measure.conform:command",

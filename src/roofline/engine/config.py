@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from roofline.backends.base import Executable
 
 MAX_DRAFT = 15
-ENGINE, SPECULATION = "Engine", "Speculation"
+ENGINE, SPECULATION, RECORDING = "Engine", "Speculation", "Recording steps"
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,27 @@ class EngineConfig(Options):
     speculate_always: bool = option(
         False, "Guess also where measured times and acceptance promise a loss.", topic=SPECULATION
     )
+    record: str | None = option(
+        None,
+        "Folder into which each step is written down, with digests of its logits, for `roofline replay`: who was "
+        "computed with whom, and no texts.",
+        topic=RECORDING,
+    )
+    record_ids: bool = option(
+        False,
+        "Write down the token ids too, from which the texts of all prompts and answers can be read: without them a "
+        "replay has steps of the same shapes, and its bits cannot be compared.",
+        topic=RECORDING,
+    )
+    record_megabytes: int = option(
+        256, "That all recordings in the folder may have; the oldest file goes first.",
+        minimum=1, maximum=8192, unit="MiB", topic=RECORDING,
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.record_ids and self.record is None:
+            raise ConfigError("record_ids needs record: the folder to write into")
 
     def prepare_load(self, load: LoadOptions) -> LoadOptions:
         """The options of loading a model for this engine: its steps have room for the drafts that are verified."""

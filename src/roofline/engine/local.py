@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from roofline.backends.base import Executable
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from roofline.engine.constraints.grammars import Grammar, Grammars
+    from roofline.engine.recording.recorder import Recorder
     from roofline.text.tokenizers.tokenizer import Tokenizer
 
 COMPILE_WAIT = 0.005  # seconds that a step waits for a constraint where there is nothing else to do
@@ -58,6 +60,7 @@ class LocalEngine:
         overlap = self.config.overlap and self.config.scheduler == "continuous"
         scheduler, measure = SCHEDULERS[self.config.scheduler], self.config.measure
         self._stepper = Stepper(executable, self.state, scheduler, self._meter, measure, self._speculator, overlap)
+        self._recorder = self._stepper.recorder = _recorder(self.config, executable)
         self._requests: dict[str, Request] = {}
         self._events: list[Event] = []
         self._tokenizer = tokenizer
@@ -113,6 +116,8 @@ class LocalEngine:
             else:
                 self._compiling.append((request, grammar))
         self._requests[name] = request
+        if self._recorder is not None:
+            self._recorder.arrived(request)
         self._meter.totals.requests += 1
         return name
 
@@ -195,11 +200,21 @@ class LocalEngine:
         """Abort everything and close the executable."""
         self.abort_all()
         self._stepper.close()
+        if self._recorder is not None:
+            self._recorder.close()
         if self._grammars is not None:
             self._grammars.close()
         if self._speculator is not None:
             self._speculator.drafter.close()
         self.executable.close()
+
+
+def _recorder(config: EngineConfig, executable: Executable) -> "Recorder | None":
+    if config.record is None:
+        return None
+    from roofline.engine.recording.recorder import Recorder
+
+    return Recorder(Path(config.record), executable, config.record_megabytes, config.record_ids)
 
 
 def _speculator(config: EngineConfig, executable: Executable, draft: Executable | None) -> Speculator | None:

@@ -24,6 +24,8 @@ from roofline.engine.stats import Meter
 if TYPE_CHECKING:
     import numpy as np
 
+    from roofline.engine.recording.recorder import Recorder
+
 
 @dataclass
 class Flight:
@@ -63,6 +65,7 @@ class Stepper:
         self.executable, self.state, self.schedule = executable, state, schedule
         self.meter, self.measure, self.speculator = meter, measure, speculator
         self.lost: LostError | None = None  # why no step can succeed any more
+        self.recorder: Recorder | None = None  # whoever writes the steps down
         self._filler, self._rows = BatchFiller(executable.batch), RowBuilder()
         self._masks = MaskBuilder(executable.vocab_size)
         self._queueing = executable if overlap and isinstance(executable, Queueing) else None
@@ -123,7 +126,9 @@ class Stepper:
         try:
             self._filler.fill(plan)
             rows = self._rows.build(plan.sampled)
-            flight.digests = self._rows.digests
+            flight.digests = self._rows.digests or self.recorder is not None
+            if self.recorder is not None:
+                self.recorder.step(plan)
             masked = self._masks.start(plan.sampled)
             called = clock.now()
             executable.forward()
@@ -151,11 +156,13 @@ class Stepper:
             if sampled is not None and plan.scores:
                 sampled = without_scores(sampled, plan)
             ids = self._checked(sampled)
-            logits = self.executable.logits() if flight.digests else None  # before the next step writes its own
-            if logits is not None and plan.scores:
-                logits = logits[plan.sampled_rows()]
+            rows = logits = self.executable.logits() if flight.digests and plan.rows else None  # until the next step's
+            if rows is not None and plan.scores:
+                logits = rows[plan.sampled_rows()]
         except Exception as error:
             flight.error = error
+        if self.recorder is not None:
+            self.recorder.landed(None if flight.error is not None else rows, flight.error)
         if flight.error is not None:
             return self._compute_in_parts(flight, flight.error)
         landed = clock.now()

@@ -1,0 +1,142 @@
+"""What a recording of steps is made of: entries in MessagePack, each after its length, behind a line that says so.
+
+A file stands alone: what lay in the cache before it, as far as its steps read it, is a `Lead`, which is computed before
+them. A file that a crash cut off ends with the step that was under way.
+"""
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from roofline.common.errors import ConfigError
+from roofline.common.files import read_regular
+
+MAGIC = b"roofline steps 1\n"
+LENGTH = struct.Struct("<I")
+SUFFIX = ".steps"
+MAX_FILE = 1 << 30  # bytes
+
+
+class Head(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The engine. Sizes of its largest step and of its cache; began: Unix time; with_ids: whether token ids, and so the
+    texts of prompts and answers, are in the file."""
+
+    fingerprint: str
+    tokens: int
+    segments: int
+    rows: int
+    pages: int
+    num_pages: int
+    vocab_size: int
+    with_ids: bool
+    began: float
+
+
+class Arrival(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A request came. at: seconds since the file's `began`, as of steps; answers: how many it wants."""
+
+    request_id: str
+    at: float
+    prompt_tokens: int
+    max_tokens: int
+    answers: int
+
+
+class Lead(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The first `count` positions of an answer were computed before: in these pages, of these ids."""
+
+    count: int
+    pages: list[int]
+    ids: list[int] | None
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """One answer's part of a step: `count` ids from position `first` on.
+
+    answer: its number in the file; pages: those of its table from the one of `first` on, the ones before are as they
+    were; ids: those that are computed, drafted ones among them.
+    """
+
+    answer: int
+    first: int
+    count: int
+    pages: list[int]
+    ids: list[int] | None
+
+
+class Named(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """An answer has this number from now on; lead_pages: the page table of its lead."""
+
+    answer: int
+    request_id: str
+    index: int
+    lead_pages: list[int]
+
+
+class Step(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A step, written before it runs. rows: which of its tokens have logits, ascending."""
+
+    number: int
+    at: float
+    parts: list[Part]
+    rows: list[int]
+
+
+class Landed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """What came of a step: a digest of each of its logit rows; error: why there is none."""
+
+    number: int
+    digests: list[bytes]
+    error: str | None = None
+
+
+Entry = Head | Arrival | Lead | Named | Step | Landed
+encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
+
+
+def frame(entry: Entry) -> bytes:
+    """An entry as it stands in a file."""
+    body = encoder.encode(entry)
+    return LENGTH.pack(len(body)) + body
+
+
+def files_of(place: Path) -> list[Path]:
+    """The recordings in a folder, oldest first, or the one file. Raises ConfigError where there is none."""
+    if place.is_file():
+        return [place]
+    files = sorted(place.glob(f"*{SUFFIX}"))
+    if not files:
+        raise ConfigError(f"{place} has no recording: a server with --record {place} writes one")
+    return files
+
+
+def read_entries(path: Path) -> tuple[Head, Iterator[Entry]]:
+    """A recording's head, and its other entries in order; one that a crash cut off is left out.
+
+    Raises ConfigError for a file that is no recording, in the iterator too.
+    """
+    data = read_regular(path, MAX_FILE)
+    if not data.startswith(MAGIC):
+        raise ConfigError(f"{path} is no recording of this version: it does not begin with {MAGIC.decode().strip()!r}")
+    entries = _entries(path, data)
+    head = next(entries, None)
+    if not isinstance(head, Head):
+        raise ConfigError(f"{path} is no recording: it does not say of which engine")
+    return head, entries
+
+
+def _entries(path: Path, data: bytes) -> Iterator[Entry]:
+    at = len(MAGIC)
+    while len(data) - at >= LENGTH.size:
+        (length,) = LENGTH.unpack_from(data, at)
+        start = at + LENGTH.size
+        if len(data) < start + length:
+            return
+        try:
+            yield _decoder.decode(data[start : start + length])
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is damaged after {at} bytes: {error}") from error
+        at = start + length

@@ -1,0 +1,163 @@
+"""Recorder: writes down what each step computes, before it runs, and the digests of its logits after it.
+
+What is written has no texts, and token ids only where that is wanted. A recording that cannot be written any more ends
+with a line in the log, and the engine goes on.
+"""
+
+import os
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from roofline.backends.base import Executable
+from roofline.common import log
+from roofline.common.errors import ConfigError
+from roofline.common.files import cause_of
+from roofline.engine.digests import digests_of
+from roofline.engine.recording.entries import (
+    MAGIC,
+    SUFFIX,
+    Arrival,
+    Entry,
+    Head,
+    Landed,
+    Lead,
+    Named,
+    Part,
+    Step,
+    frame,
+)
+from roofline.engine.schedule.continuous import StepPlan
+from roofline.engine.schedule.fill import logit_rows, step_ids
+from roofline.engine.schedule.sequence import Request, Sequence
+from roofline.ops.batch import PAGE_TOKENS
+
+PARTS = 8  # files that the bound on a folder is divided into: the oldest goes when there is no room
+MOST_KNOWN = 4096  # answers, of which those that ended are forgotten
+
+
+class _Known:
+    """An answer in the present file: its number, its page table (the list that the sequence has), and how many of its
+    positions the file has computed."""
+
+    __slots__ = ("computed", "number", "pages")
+
+    def __init__(self, number: int, pages: list[int]) -> None:
+        self.number, self.pages, self.computed = number, pages, 0
+
+
+class Recorder:
+    """Writes the steps of one engine into files of a folder.
+
+    Args:
+        folder: made if it is missing, readable by its owner alone.
+        megabytes: that all recordings in the folder may have together.
+        with_ids: write token ids.
+
+    Raises ConfigError where the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, executable: Executable, megabytes: int, with_ids: bool) -> None:
+        self._folder, self._executable, self._with_ids = folder, executable, with_ids
+        self._most = megabytes << 20
+        self._known: dict[Sequence, _Known] = {}
+        self._stream: BinaryIO | None = None
+        self._size = self._files = self._steps = self._answers = 0
+        self._began = 0.0
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._begin()
+        except OSError as error:
+            raise ConfigError(f"record={str(folder)!r}: the folder cannot be written: {cause_of(error)}") from error
+
+    def arrived(self, request: Request) -> None:
+        """A request was taken."""
+        sizes = len(request.prompt), request.max_tokens, len(request.sequences)
+        self._write([Arrival(request.id, time.monotonic() - self._began, *sizes)])
+
+    def step(self, plan: StepPlan) -> None:
+        """A step is about to run; the plan's sequences are as they were when it was filled in."""
+        if self._stream is not None and self._size > self._most // PARTS:
+            self._rotate()
+        self._steps += 1
+        entries: list[Entry] = []
+        parts = [self._part(s, count, entries) for s, count in zip(plan.sequences, plan.counts, strict=True)]
+        self._write([*entries, Step(self._steps, time.monotonic() - self._began, parts, logit_rows(plan))])
+
+    def landed(self, logits: np.ndarray | None, error: Exception | None = None) -> None:
+        """The last step's logits, float32 [rows, vocab], or why there are none."""
+        digests = digests_of(logits) if logits is not None else []
+        self._write([Landed(self._steps, digests, None if error is None else f"{type(error).__name__}: {error}"[:400])])
+
+    def close(self) -> None:
+        """Write nothing more."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _part(self, sequence: Sequence, count: int, entries: list[Entry]) -> Part:
+        first, known = sequence.computed, self._known.get(sequence)
+        # A pre-empted sequence has other pages when it comes back, in a list of their own.
+        if known is None or known.pages is not sequence.pages or first > known.computed:
+            known = self._name(sequence, first, entries)
+        known.computed = first + count
+        ids = step_ids(sequence, count) if self._with_ids else None
+        return Part(known.number, first, count, sequence.pages[first // PAGE_TOKENS :], ids)
+
+    def _name(self, sequence: Sequence, first: int, entries: list[Entry]) -> _Known:
+        """Give an answer a number, with what lies in its pages already."""
+        if len(self._known) >= MOST_KNOWN:
+            self._known = {s: known for s, known in self._known.items() if s.finished is None}
+        self._answers += 1
+        known = self._known[sequence] = _Known(self._answers, sequence.pages)
+        lead = sequence.pages[: -(-first // PAGE_TOKENS)]
+        if first:
+            entries.append(Lead(first, lead, sequence.ids[:first] if self._with_ids else None))
+        entries.append(Named(self._answers, sequence.request.id, sequence.index, lead))
+        return known
+
+    def _begin(self) -> None:
+        """Open the next file."""
+        self._files += 1
+        name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}-{self._files:06}{SUFFIX}"
+        descriptor = os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        self._stream = os.fdopen(descriptor, "wb", buffering=0)  # what was written outlives the process
+        executable, limits = self._executable, self._executable.limits
+        sizes = limits.tokens, limits.segments, limits.rows, limits.pages, executable.num_pages, executable.vocab_size
+        self._began, self._known = time.monotonic(), {}
+        head = frame(Head(executable.fingerprint, *sizes, self._with_ids, time.time()))
+        self._stream.write(MAGIC + head)
+        self._size = len(MAGIC) + len(head)
+
+    def _rotate(self) -> None:
+        """Begin another file, and remove the oldest until there is room for it."""
+        self.close()
+        try:
+            files = sorted(self._folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime)
+            total = sum(path.stat().st_size for path in files)
+            for path in files:
+                if total <= self._most - self._most // PARTS:
+                    break
+                total -= path.stat().st_size
+                path.unlink(missing_ok=True)
+            self._begin()
+        except OSError as error:
+            self._give_up(error)
+
+    def _write(self, entries: list[Entry]) -> None:
+        if self._stream is None:
+            return
+        data = b"".join(map(frame, entries))
+        try:
+            written = self._stream.write(data)
+            if written != len(data):
+                raise OSError(f"{written} of {len(data)} bytes were written")
+            self._size += len(data)
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        log.get("engine").error("steps are not recorded any more in %s: %s", self._folder, cause_of(error))
+        self.close()

@@ -1,0 +1,152 @@
+"""Running the steps of a recording again, alone: the same ids in the same pages, and the digests compared."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from roofline.backends.base import Executable
+from roofline.common.errors import ConfigError, RooflineError
+from roofline.engine.digests import digests_of
+from roofline.engine.recording.entries import Arrival, Head, Landed, Lead, Named, Part, Step, read_entries
+from roofline.ops.batch import PAGE_TOKENS, Segment
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a step. recorded, replayed: digests of its logit rows, None where it failed or never ended; errors:
+    why; answers: (request id, index) of the rows, in their order."""
+
+    number: int
+    tokens: int
+    recorded: list[bytes] | None
+    replayed: list[bytes] | None
+    recorded_error: str | None
+    replayed_error: str | None
+    answers: list[tuple[str, int]]
+
+    @property
+    def first_row(self) -> int | None:
+        """The first row with another digest, None where both have the same."""
+        if self.recorded is None or self.replayed is None or self.recorded == self.replayed:
+            return None
+        pairs = enumerate(zip(self.recorded, self.replayed, strict=False))
+        return next((row for row, (one, other) in pairs if one != other), min(len(self.recorded), len(self.replayed)))
+
+
+def check_room(path: Path, head: Head, executable: Executable) -> None:
+    """Raises ConfigError where an executable is too small for a recording's steps, or has another vocabulary."""
+    limits = executable.limits
+    needs = (
+        ("max_batch_tokens", head.tokens, limits.tokens),
+        ("max_running", head.segments, limits.segments),
+        ("logit rows (max_running, draft_tokens)", head.rows, limits.rows),
+        ("cache_tokens", head.num_pages * PAGE_TOKENS, executable.num_pages * PAGE_TOKENS),
+    )
+    for name, needed, available in needs:
+        if needed > available:
+            raise ConfigError(f"{path}: its engine had {name} {needed}, and this one has {available}")
+    if head.vocab_size != executable.vocab_size:
+        raise ConfigError(f"{path} is of a vocabulary of {head.vocab_size} ids, the model has {executable.vocab_size}")
+
+
+def replay(path: Path, executable: Executable) -> Iterator[Outcome]:
+    """Run the steps of one file, in order. Where it has no ids, made-up ones stand for them: the steps have the same
+    shapes, and other logits. Raises ConfigError for a file that is none or does not fit."""
+    head, entries = read_entries(path)
+    check_room(path, head, executable)
+    runner = _Runner(path, executable)
+    step: Step | None = None
+    for entry in entries:
+        if step is not None and not isinstance(entry, Arrival):
+            yield runner.run(step, entry if isinstance(entry, Landed) and entry.number == step.number else None)
+            step = None
+        match entry:
+            case Lead():
+                runner.compute_lead(entry)
+            case Named():
+                runner.names[entry.answer] = entry.request_id, entry.index
+                runner.tables[entry.answer] = list(entry.lead_pages)
+            case Step():
+                step = entry
+    if step is not None:
+        yield runner.run(step, None)
+
+
+class _Runner:
+    """The state of a replay: of each answer its name and its page table so far."""
+
+    def __init__(self, path: Path, executable: Executable) -> None:
+        self._path, self._executable = path, executable
+        self.names: dict[int, tuple[str, int]] = {}
+        self.tables: dict[int, list[int]] = {}
+
+    def compute_lead(self, lead: Lead) -> None:
+        """Put into the cache what lay there, in steps of whatever size."""
+        executable, most = self._executable, self._executable.limits.tokens
+        for first in range(0, lead.count, most):
+            count = min(most, lead.count - first)
+            ids = lead.ids[first : first + count] if lead.ids is not None else self._made_up(first, count)
+            self._fill([self._segment(ids, first, count, lead.pages)], [])
+            try:
+                executable.forward()
+            except Exception as error:
+                problem = f"what lay in its cache cannot be computed here: {type(error).__name__}: {error}"
+                raise RooflineError(f"{self._path}: {problem}") from error
+
+    def run(self, step: Step, landed: Landed | None) -> Outcome:
+        """Run one step and compare it with what was recorded of it."""
+        executable = self._executable
+        segments = [self._part(part) for part in step.parts]
+        of = [self.names[part.answer] for part in step.parts for _ in range(part.count)]  # whose each token is
+        rows, end = step.rows, len(of)
+        if not all(0 <= row < end for row in rows) or sorted(set(rows)) != rows:
+            self._refuse(f"step {step.number} has logits of tokens that it has not")
+        answers = [of[row] for row in rows]
+        self._fill(segments, rows)
+        digests, error = None, None
+        try:
+            executable.forward()
+            digests = digests_of(executable.logits()) if rows else []
+        except Exception as problem:  # whatever a backend raises is what a replay is to find
+            error = f"{type(problem).__name__}: {problem}"
+        recorded = landed.digests if landed is not None and landed.error is None else None
+        told = landed.error if landed is not None else "it never ended"
+        return Outcome(step.number, end, recorded, digests, told, error, answers)
+
+    def _part(self, part: Part) -> Segment:
+        table = self.tables.get(part.answer)
+        if table is None:
+            self._refuse(f"answer {part.answer} has no name")
+        else:
+            table[part.first // PAGE_TOKENS :] = part.pages
+        ids = part.ids if part.ids is not None else self._made_up(part.first, part.count)
+        return self._segment(ids, part.first, part.count, table or [])
+
+    def _segment(self, ids: list[int], first: int, count: int, pages: list[int]) -> Segment:
+        """A segment whose every number an executable may use. Raises ConfigError for others."""
+        executable = self._executable
+        if not (count > 0 and len(ids) == count and 0 <= first <= executable.max_context - count):
+            self._refuse(f"{len(ids)} ids at position {first} do not fit a context of {executable.max_context}")
+        if not all(0 <= token < executable.vocab_size for token in ids):
+            self._refuse("it has ids outside the vocabulary")
+        if len(pages) * PAGE_TOKENS < first + count or not all(0 <= page < executable.num_pages for page in pages):
+            self._refuse("it has a page table that does not fit the cache")
+        return Segment(ids, first, pages)
+
+    def _fill(self, segments: list[Segment], rows: list[int]) -> None:
+        limits = self._executable.limits
+        sizes = (
+            (sum(len(s.ids) for s in segments), limits.tokens),
+            (len(segments), limits.segments),
+            (len(rows), limits.rows),
+            (sum(len(s.pages) for s in segments), limits.pages),
+        )
+        if not segments or any(size > most for size, most in sizes):
+            self._refuse("it has a step that is empty, or larger than its engine's")
+        self._executable.batch.fill(segments, rows)
+
+    def _made_up(self, first: int, count: int) -> list[int]:
+        return [(31 * position + 7) % self._executable.vocab_size for position in range(first, first + count)]
+
+    def _refuse(self, problem: str) -> None:
+        raise ConfigError(f"{self._path} is no recording that can be replayed: {problem}")

@@ -1,0 +1,179 @@
+"""Recordings of steps: run again alone they have the same logits, however they were cut into files."""
+
+from dataclasses import replace
+
+import pytest
+from engine_fakes import FakeExecutable, QueueingFake
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roofline.common.errors import ConfigError
+from roofline.engine.config import EngineConfig
+from roofline.engine.local import LocalEngine
+from roofline.engine.params import SamplingParams
+from roofline.engine.recording.entries import Arrival, Lead, Step, files_of, read_entries
+from roofline.engine.recording.replay import replay
+from tests.engine.test_scheduling import CONFIGS, REQUESTS
+
+PLAIN = [([1, 2, 3] * 9, SamplingParams(seed=1, max_tokens=20, n=2)), ([4, 5], SamplingParams(seed=2, max_tokens=9))]
+
+
+def record(folder, requests, config, toy=FakeExecutable, most=None, **sizes):
+    """Compute requests twice, so that the second finds prefixes in the cache; most: bytes of the folder."""
+    sizes = {"num_pages": 20, "rows": 32, **sizes}
+    engine = LocalEngine(toy(**sizes), replace(config, record=str(folder)))
+    if most is not None:
+        engine._recorder._most = most
+    for _ in range(2):
+        for ids, params in requests:
+            engine.submit(ids, params)
+        while engine.has_work:
+            assert not any(event.error for event in engine.step())
+    engine.close()
+    return sizes
+
+
+def again(folder, sizes, **changes):
+    return [list(replay(path, FakeExecutable(**{**sizes, **changes}))) for path in files_of(folder)]
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    requests=REQUESTS,
+    config=CONFIGS,
+    speculate=st.sampled_from(["off", "ngram"]),
+    num_pages=st.integers(6, 20),
+    toy=st.sampled_from([FakeExecutable, QueueingFake]),
+    most=st.sampled_from([None, 16000, 1 << 20]),
+)
+def test_every_file_replays_to_the_same_bits(tmp_path_factory, requests, config, speculate, num_pages, toy, most):
+    """Chunks, prefixes, pre-emption, guesses; files of a few steps, whose beginnings the cache had from before."""
+    folder = tmp_path_factory.mktemp("record")
+    config = replace(config, speculate=speculate, speculate_always=True, record_ids=True, record=str(folder))
+    sizes = record(folder, requests, config, toy, most, num_pages=num_pages)
+    for outcomes in again(folder, sizes):
+        for outcome in outcomes:
+            assert outcome.recorded is not None
+            assert outcome.recorded_error is outcome.replayed_error is None
+            assert outcome.first_row is None
+            assert len(outcome.answers) == len(outcome.replayed)
+    if most is not None:
+        assert sum(path.stat().st_size for path in files_of(folder)) < 2 * most
+
+
+def test_files_are_cut_and_stand_alone(tmp_path):
+    sizes = record(tmp_path, PLAIN, EngineConfig(record=str(tmp_path), record_ids=True), most=16000)
+    entries = [list(read_entries(path)[1]) for path in files_of(tmp_path)]
+    assert len(entries) > 2
+    assert all(any(isinstance(entry, Lead) for entry in each) for each in entries[1:])
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in files_of(tmp_path))
+    assert all(outcome.first_row is None for each in again(tmp_path, sizes) for outcome in each)
+
+
+def test_another_bit_is_found_with_its_answer(tmp_path):
+    sizes = record(tmp_path, PLAIN[:1], EngineConfig(record=str(tmp_path), record_ids=True))
+    (outcomes,) = again(tmp_path, sizes, weights=1)
+    first = next(outcome for outcome in outcomes if outcome.recorded)
+    assert first.first_row == 0
+    assert first.answers[0][1] == 0
+    executable, (path,) = FakeExecutable(**sizes), files_of(tmp_path)
+    executable.fail_at = {1}
+    first, *others = replay(path, executable)
+    assert first.replayed_error == "RuntimeError: the toy was told to fail"
+    assert others
+    assert not any(outcome.replayed_error for outcome in others)
+
+
+def test_without_ids_there_are_none_and_the_shapes_are_the_same(tmp_path):
+    sizes = record(tmp_path, PLAIN, EngineConfig(record=str(tmp_path)), most=16000)
+    steps = []
+    for path in files_of(tmp_path):
+        _, entries = read_entries(path)
+        for entry in entries:
+            assert not isinstance(entry, Lead) or entry.ids is None
+            if isinstance(entry, Step):
+                assert all(part.ids is None for part in entry.parts)
+                steps.append(sum(part.count for part in entry.parts))
+    assert [outcome.tokens for each in again(tmp_path, sizes) for outcome in each] == steps
+
+
+def test_a_step_that_a_crash_cut_off_is_run_and_told(tmp_path):
+    sizes = record(tmp_path, PLAIN, EngineConfig(record=str(tmp_path), record_ids=True))
+    (path,) = files_of(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-8])  # within the last step's digests
+    (outcomes,) = again(tmp_path, sizes)
+    assert (outcomes[-1].recorded, outcomes[-1].recorded_error) == (None, "it never ended")
+    assert outcomes[-1].replayed is not None
+    path.write_bytes(whole[:-60] + b"\xc1" * 60)
+    with pytest.raises(ConfigError, match="is damaged after"):
+        again(tmp_path, sizes)
+
+
+def test_a_full_disk_ends_the_recording_and_nothing_else(tmp_path, caplog):
+    config = EngineConfig(record=str(tmp_path), record_ids=True)
+    engine = LocalEngine(FakeExecutable(), config)
+
+    class Full:
+        def write(self, data):
+            raise OSError(28, "full")
+
+        def close(self):
+            """Nothing."""
+
+    engine._recorder._stream = Full()
+    engine.submit([1, 2], SamplingParams(max_tokens=5, seed=1))
+    ids = [token for _ in range(6) for event in engine.step() for token in event.ids]
+    assert len(ids) == 5
+    assert [r.message for r in caplog.records if "not recorded any more" in r.message] != []
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"num_pages": 5}, "cache_tokens"), ({"vocab_size": 49}, "vocabulary"), ({"tokens": 8}, "max_batch")],
+)
+def test_an_engine_that_does_not_fit_is_refused(tmp_path, change, words):
+    sizes = record(tmp_path, PLAIN, EngineConfig(record=str(tmp_path), record_ids=True))
+    with pytest.raises(ConfigError, match=words):
+        again(tmp_path, sizes, **change)
+
+
+@settings(max_examples=25, deadline=None)
+@given(place=st.integers(17, 3000), byte=st.integers(0, 255))
+def test_a_changed_byte_is_refused_or_told_but_never_breaks(recording, place, byte):
+    path, sizes, whole = recording
+    data = bytearray(whole)
+    data[place % len(data)] = byte
+    path.write_bytes(data)
+    try:
+        for outcome in replay(path, FakeExecutable(**sizes)):
+            assert outcome.number >= 0
+    except ConfigError as error:
+        told = str(error)
+        assert str(path) in told
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("changed")
+    sizes = record(folder, PLAIN, EngineConfig(record=str(folder), record_ids=True))
+    (path,) = files_of(folder)
+    return path, sizes, path.read_bytes()
+
+
+def test_a_folder_without_recordings_and_ids_without_a_folder_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="has no recording"):
+        files_of(tmp_path)
+    with pytest.raises(ConfigError, match="record_ids needs record"):
+        EngineConfig(record_ids=True)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        LocalEngine(FakeExecutable(), EngineConfig(record=str(tmp_path / "file")))
+
+
+def test_arrivals_tell_sizes_alone(tmp_path):
+    record(tmp_path, PLAIN, EngineConfig(record=str(tmp_path)))
+    _, entries = read_entries(files_of(tmp_path)[0])
+    arrivals = [entry for entry in entries if isinstance(entry, Arrival)]
+    assert [(a.prompt_tokens, a.max_tokens, a.answers) for a in arrivals] == [(27, 20, 2), (2, 9, 1)] * 2
