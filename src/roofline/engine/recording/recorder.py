@@ -35,10 +35,10 @@ from roofline.engine.schedule.sequence import Request, Sequence
 from roofline.ops.batch import PAGE_TOKENS
 
 PARTS = 8  # files that the bound on a folder is divided into: the oldest goes when there is no room
-MOST_KNOWN = 4096  # answers, of which those that ended are forgotten
+MOST_PLACES = 4096  # answers, of which those that ended are forgotten
 
 
-class _Known:
+class _Place:
     """An answer in the present file: its number, its page table (the list that the sequence has), and how many of its
     positions the file has computed."""
 
@@ -62,7 +62,7 @@ class Recorder:
     def __init__(self, folder: Path, executable: Executable, megabytes: int, with_ids: bool) -> None:
         self._folder, self._executable, self._with_ids = folder, executable, with_ids
         self._most = megabytes << 20
-        self._known: dict[Sequence, _Known] = {}
+        self._places: dict[Sequence, _Place] = {}
         self._stream: BinaryIO | None = None
         self._size = self._files = self._steps = self._answers = 0
         self._began = 0.0
@@ -98,25 +98,25 @@ class Recorder:
             self._stream = None
 
     def _part(self, sequence: Sequence, count: int, entries: list[Entry]) -> Part:
-        first, known = sequence.computed, self._known.get(sequence)
+        first, place = sequence.computed, self._places.get(sequence)
         # A pre-empted sequence has other pages when it comes back, in a list of their own.
-        if known is None or known.pages is not sequence.pages or first > known.computed:
-            known = self._name(sequence, first, entries)
-        known.computed = first + count
+        if place is None or place.pages is not sequence.pages or first > place.computed:
+            place = self._name(sequence, first, entries)
+        place.computed = first + count
         ids = step_ids(sequence, count) if self._with_ids else None
-        return Part(known.number, first, count, sequence.pages[first // PAGE_TOKENS :], ids)
+        return Part(place.number, first, count, sequence.pages[first // PAGE_TOKENS :], ids)
 
-    def _name(self, sequence: Sequence, first: int, entries: list[Entry]) -> _Known:
+    def _name(self, sequence: Sequence, first: int, entries: list[Entry]) -> _Place:
         """Give an answer a number, with what lies in its pages already."""
-        if len(self._known) >= MOST_KNOWN:
-            self._known = {s: known for s, known in self._known.items() if s.finished is None}
+        if len(self._places) >= MOST_PLACES:
+            self._places = {s: place for s, place in self._places.items() if s.finished is None}
         self._answers += 1
-        known = self._known[sequence] = _Known(self._answers, sequence.pages)
+        place = self._places[sequence] = _Place(self._answers, sequence.pages)
         lead = sequence.pages[: -(-first // PAGE_TOKENS)]
         if first:
             entries.append(Lead(first, lead, sequence.ids[:first] if self._with_ids else None))
         entries.append(Named(self._answers, sequence.request.id, sequence.index, lead))
-        return known
+        return place
 
     def _begin(self) -> None:
         """Open the next file."""
@@ -126,7 +126,7 @@ class Recorder:
         self._stream = os.fdopen(descriptor, "wb", buffering=0)  # what was written outlives the process
         executable, limits = self._executable, self._executable.limits
         sizes = limits.tokens, limits.segments, limits.rows, limits.pages, executable.num_pages, executable.vocab_size
-        self._began, self._known = time.monotonic(), {}
+        self._began, self._places = time.monotonic(), {}
         head = frame(Head(executable.fingerprint, *sizes, self._with_ids, time.time()))
         self._stream.write(MAGIC + head)
         self._size = len(MAGIC) + len(head)

@@ -96,6 +96,8 @@ class _Runner:
     def run(self, step: Step, landed: Landed | None) -> Outcome:
         """Run one step and compare it with what was recorded of it."""
         executable = self._executable
+        if len(step.parts) > self._executable.limits.segments:
+            self._refuse(f"step {step.number} has {len(step.parts)} parts")
         segments = [self._part(part) for part in step.parts]
         of = [self.names[part.answer] for part in step.parts for _ in range(part.count)]  # whose each token is
         rows, end = step.rows, len(of)
@@ -110,8 +112,8 @@ class _Runner:
         except Exception as problem:  # whatever a backend raises is what a replay is to find
             error = f"{type(problem).__name__}: {problem}"
         recorded = landed.digests if landed is not None and landed.error is None else None
-        told = landed.error if landed is not None else "it never ended"
-        return Outcome(step.number, end, recorded, digests, told, error, answers)
+        cause = landed.error if landed is not None else "it never ended"
+        return Outcome(step.number, end, recorded, digests, cause, error, answers)
 
     def _part(self, part: Part) -> Segment:
         table = self.tables.get(part.answer)
@@ -146,6 +148,8 @@ class _Runner:
         self._executable.batch.fill(segments, rows)
 
     def _made_up(self, first: int, count: int) -> list[int]:
+        if count > self._executable.max_context:
+            self._refuse(f"it has a part of {count} tokens")
         return [(31 * position + 7) % self._executable.vocab_size for position in range(first, first + count)]
 
     def _refuse(self, problem: str) -> None:
