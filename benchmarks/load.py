@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.request import urlopen
@@ -56,7 +56,7 @@ def request_of(number: int) -> bytes:
     return f"{head}Content-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data
 
 
-async def events(port: int, request: bytes) -> AsyncIterator[str]:
+async def events(port: int, request: bytes) -> AsyncGenerator[str, None]:
     """The data of a stream's events; ends early where the server refuses. The connection closes with the iteration."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -72,7 +72,8 @@ async def events(port: int, request: bytes) -> AsyncIterator[str]:
 
 async def answer(port: int, request: bytes, leave_after: int | None, gaps: list[float]) -> str | None:
     """The text of an answer; None: refused, broken off, or left after so many events."""
-    text, before, count = [], None, 0
+    text: list[str] = []
+    before, count = None, 0
     async with contextlib.aclosing(events(port, request)) as stream:
         async for data in stream:
             if data == "[DONE]":
