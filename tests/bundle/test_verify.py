@@ -128,5 +128,17 @@ def test_a_recording_is_replayed_to_the_same_bits(model: Path, tmp_path: Path, m
     told = json.loads(other.stdout)
     assert (other.exit_code, told["same_fingerprint"]) == (3, False)
     assert "other logits in row" in told["first"]
+    (steps,) = (folder / "True").iterdir()
+    (folder / "True" / "0.steps").write_bytes(steps.read_bytes()[:-8])  # as a crash leaves it, before another file
+    cut = call_roofline(words)
+    assert (
+        cut.exit_code,
+        "0.steps, step" in cut.stdout,
+        "in the recording, it never ended; here it ran" in cut.stdout,
+    ) == (
+        0,
+        True,
+        True,
+    )
     without = call_roofline(["replay", folder / "False", "-m", model, "--threads", 1])
     assert (without.exit_code, "bits were not compared" in without.stdout) == (0, True)

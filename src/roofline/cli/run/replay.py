@@ -1,7 +1,7 @@
 """roofline replay: run the steps of a recording again, alone, and say whether their bits are the same."""
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,22 +29,24 @@ class ReplayOptions(Options):
 @dataclass
 class _Findings:
     """What came of the steps so far. compared: those of which both sides have digests; first: what the first step that
-    differs, or fails here, is told by; unfinished: the last step of a file, where the recording has no end of it."""
+    differs, or fails here, is told by; unfinished: by file its last step, where the recording has no end of it."""
 
     steps: int = 0
     tokens: int = 0
     compared: int = 0
     first: str | None = None
-    unfinished: str | None = None
+    unfinished: dict[str, str] = field(default_factory=dict)
 
     def take(self, outcome: "Outcome", file: str, with_ids: bool) -> None:
         self.steps, self.tokens = self.steps + 1, self.tokens + outcome.tokens
-        place, self.unfinished = f"{file}, step {outcome.number}", None
+        place = f"{file}, step {outcome.number}"
+        self.unfinished.pop(file, None)
         if outcome.replayed_error is not None and self.first is None:
             there = f"there: {outcome.recorded_error}" if outcome.recorded_error else "there it did not fail"
             self.first = f"{place}: it fails here: {outcome.replayed_error} ({there})"
         if outcome.recorded is None:
-            self.unfinished = f"{place}: {outcome.recorded_error} in the recording, and not here"
+            here = "it ran" if outcome.replayed_error is None else "it failed"
+            self.unfinished[file] = f"{place}: in the recording, {outcome.recorded_error}; here {here}"
         elif with_ids and outcome.replayed is not None:
             self.compared += 1
             row = outcome.first_row
@@ -113,5 +115,5 @@ def _print(findings: _Findings, with_ids: bool, same_fingerprint: bool) -> None:
         print(f"The same bits in {findings.compared} steps ({sizes}).")
     else:
         print(f"{sizes}. The recording has no ids (--record-ids), so bits were not compared.")
-    if findings.unfinished is not None:
-        print(f"{findings.unfinished}.")
+    for line in findings.unfinished.values():
+        print(f"{line}.")

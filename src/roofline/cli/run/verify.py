@@ -145,7 +145,8 @@ def _reason(receipt: "Receipt", llm: "LLM") -> str:
 def _praise(receipt: "Receipt", reason: str, key_checked: bool) -> str:
     """The sentence for an answer that was computed as the receipt says."""
     steps = sum(len(choice.ids) for choice in receipt.choices)
-    what = f"The same bits: {len(receipt.choices)} answers, {steps} steps."
+    answers = f"{len(receipt.choices)} answer{'s' * (len(receipt.choices) != 1)}"
+    what = f"The same bits: {answers}, {steps} steps."
     if not reason.startswith("Weights, program"):
         what += f" {reason}"
     if receipt.signature is None:
