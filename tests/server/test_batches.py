@@ -43,13 +43,9 @@ def serving(make_context, tmp_path):
         app = create_app(make_context(batch_folder=tmp_path / "kept", **changes))
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60)
-        app.state.batches.resume()
-        try:
-            async with client:
-                url = "http://127.0.0.1/v1"
-                yield app, openai.AsyncOpenAI(api_key=key, base_url=url, http_client=client, max_retries=0)
-        finally:
-            await app.state.batches.close()
+        async with client, app.router.lifespan_context(app):
+            url = "http://127.0.0.1/v1"
+            yield app, openai.AsyncOpenAI(api_key=key, base_url=url, http_client=client, max_retries=0)
 
     return serve
 

@@ -37,14 +37,13 @@ def create_app(context: Context, spans: Callable[[RequestRecord], None] | None =
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        expiring = asyncio.create_task(kept.expire())
-        yield
-        expiring.cancel()
         """Batches that a server before this one did not end go on, and stop when this one ends."""
+        expiring = asyncio.create_task(kept.expire())
         running: Batches | None = app.state.batches
         if running is not None:
             running.resume()
         yield
+        expiring.cancel()
         if running is not None:
             await running.close()
         kept.close()
