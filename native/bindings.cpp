@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <map>
 #include <stdexcept>
 #include <thread>
 
@@ -141,6 +142,30 @@ class PyExecutable {
 
     void choose(size_t op, int regime, const std::string& variant) { core_->choose(op, regime, variant); }
 
+    // parts: int64 [parts][7]: group, first, column, columns, rank, and where A and B begin in `data`; scales: one for
+    // each.
+    void set_adapter(size_t slot, Array<float> data, Array<int64_t> parts, Array<float> scales) {
+        if (parts.size() != scales.size() * 7)
+            throw std::invalid_argument("a part of an adapter has seven numbers and a scale");
+        Adapter adapter;
+        const auto inside = [&data](int64_t place, int64_t rows, int64_t columns) {
+            const int64_t size = (int64_t)data.size();
+            if (place < 0 || rows < 1 || columns < 1 || place > size || rows > (size - place) / columns)
+                throw std::invalid_argument("a matrix of the adapter lies outside its memory");
+        };
+        for (size_t i = 0; i < scales.size(); i++) {
+            const int64_t* n = parts.data() + 7 * i;
+            inside(n[5], n[4], core_->group_width(n[0]));
+            inside(n[6], n[4], n[3]);
+            adapter.push_back({n[0], n[1], n[2], n[3], n[4], data.data() + n[5], data.data() + n[6], scales.data()[i]});
+        }
+        core_->set_adapter(slot, adapter);
+        if (adapter.empty())
+            adapters_.erase(slot);
+        else
+            adapters_[slot] = data;
+    }
+
     bool timing() const { return core_->timing; }
     void set_timing(bool on) { core_->timing = on; }
     std::vector<double> op_seconds() const { return core_->op_seconds; }
@@ -157,6 +182,7 @@ class PyExecutable {
     }
 
     Array<float> table_;
+    std::map<size_t, Array<float>> adapters_;  // their memory, by slot
     std::unique_ptr<Executable> core_;
 };
 
@@ -208,6 +234,7 @@ NB_MODULE(_native, m) {
         .def("sample", &PyExecutable::sample, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "sample_index"_a, "position"_a,
              "repetition"_a, "presence"_a, "frequency"_a, "hist_start"_a, "hist_ids"_a, "hist_counts"_a, "bias_start"_a, "bias_ids"_a, "bias_values"_a,
              "logprobs"_a, "mask"_a.none(), "ids"_a, "logprob"_a, "top_ids"_a, "top_logprobs"_a, "width"_a)
+        .def("set_adapter", &PyExecutable::set_adapter, "slot"_a, "data"_a, "parts"_a, "scales"_a)
         .def("choose", &PyExecutable::choose, "op"_a, "regime"_a, "variant"_a)
         .def_prop_rw("timing", &PyExecutable::timing, &PyExecutable::set_timing)
         .def("op_seconds", &PyExecutable::op_seconds);

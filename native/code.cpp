@@ -120,6 +120,8 @@ class RecordCheck {
                 return between(value, 0, s.layers - 1, "is a layer that is not there");
             case uses::first_id:
                 return between(value, 0, (int64_t)1 << 30, kNumber);
+            case uses::group:
+                return between(value, 0, 1 << 16, "is a group of matrices that cannot be");
             case uses::no_matrix:
                 return demand(value == 0, "are a matrix too many");
             case uses::table:

@@ -41,6 +41,7 @@ void Executable::resolve(const Code& code, const uint8_t* image) {
               vector(r.weight), vector(r.bias), (float)r.eps, (int)r.layer, vector(r.q_norm), vector(r.k_norm), {}, {}};
         for (const Piece& p : entry.pieces) op.segments.push_back({(Format)p.format, image + p.address, p.rows, p.columns, p.start});
         if (known.uses.width == uses::count) widest_ = std::max(widest_, op.width);
+        adapts_ = adapts_ || op.base == Base::AdapterDown;
         if (op.base == Base::Attend && !attend_) attend_ = ops_.size();
         ops_.push_back(std::move(op));
     }
@@ -86,6 +87,7 @@ void Executable::choose(size_t index, int regime, const std::string& variant) {
 
 void Executable::begin_step() {
     check_step();
+    check_adapters();
     const int32_t* header = field(kHeader);
     tokens_ = header[0];
     segments_ = header[1];
@@ -167,6 +169,8 @@ bool Executable::run(const Op& op, int index, int worker) {
         case Base::Linear: linear(op, index, worker); return true;
         case Base::RopeWrite: return rope_write(op, index, worker);
         case Base::Attend: attend(op, index, worker); return true;
+        case Base::AdapterDown:
+        case Base::AdapterUp: return adapter(op, index, worker);
         default: return row_op(op, index, worker);
     }
 }
@@ -265,6 +269,91 @@ void Executable::linear(const Op& op, int index, int worker) {
             a.ldr = op.stride;
             kernels_->linear(a, from, to);
         }
+    }
+}
+
+// ---- adapters --------------------------------------------------------------------------------------------------------
+
+int64_t Executable::group_width(int64_t group) const {
+    for (const Op& op : ops_)
+        if (op.base == Base::AdapterDown && op.layer == group) return op.width;
+    return -1;
+}
+
+void Executable::set_adapter(size_t slot, const Adapter& parts) {
+    if (slot < 1 || slot > 4096) throw std::invalid_argument("there is no such slot for an adapter");
+    for (const AdapterPart& p : parts) {
+        bool down = false, up = false;
+        for (const Op& op : ops_) {
+            if ((op.base != Base::AdapterDown && op.base != Base::AdapterUp) || op.layer != p.group) continue;
+            const bool is_down = op.base == Base::AdapterDown;
+            (is_down ? down : up) = true;
+            const int64_t ranks = is_down ? op.stride : op.width;
+            if (p.first < 0 || p.rank < 1 || p.first > ranks || p.rank > ranks - p.first ||
+                (!is_down &&
+                 (p.column < 0 || p.columns < 1 || p.column > op.stride || p.columns > op.stride - p.column)))
+                throw std::invalid_argument("a matrix of the adapter does not fit the model");
+        }
+        if (!down || !up) throw std::invalid_argument("the model has no such matrices for an adapter");
+    }
+    if (adapters_.size() <= slot) adapters_.resize(slot + 1);
+    adapters_[slot] = parts;
+    std::stable_sort(adapters_[slot].begin(), adapters_[slot].end(), [](const auto& a, const auto& b) { return a.group < b.group; });
+}
+
+void Executable::check_adapters() {
+    adapted_ = false;
+    if (!adapts_) return;
+    const int32_t* slots = field(kAdapters);
+    for (int32_t i = 0; i < field(kHeader)[0]; i++) {
+        if (slots[i] == 0) continue;
+        if (slots[i] < 0 || slots[i] >= (int64_t)adapters_.size() || adapters_[slots[i]].empty())
+            throw std::invalid_argument("the step names an adapter that is not loaded");
+        adapted_ = true;
+    }
+}
+
+// One of the two products, for the rows that have an adapter; others stay as they are. Neighbouring rows of one adapter
+// are computed together. True: a barrier must follow.
+bool Executable::adapter(const Op& op, int index, int worker) {
+    const bool moves = op.base == Base::AdapterUp && at(op.residual) != at(op.y);
+    if (!adapted_ && !moves) return false;
+    const int64_t rows = lead(op);
+    const int64_t height = rows >= 4 * pool_.threads() ? 8 : 1, width = op.base == Base::AdapterDown ? 16 : 512;
+    const int64_t down = (rows + height - 1) / height, across = (op.stride + width - 1) / width;
+    Claims claim = claims(index, worker, down * across, 1);
+    for (int64_t unit, end; claim.next(unit, end);) {
+        const int64_t first = unit / across * height, last = std::min(rows, first + height);
+        const int64_t from = unit % across * width, to = std::min(op.stride, from + width);
+        for (int64_t begin = first, next; begin < last; begin = next) {
+            const int32_t slot = adapter_of(op, begin);
+            for (next = begin + 1; next < last && adapter_of(op, next) == slot;) next++;
+            for (int64_t r = begin; moves && r < next; r++)
+                std::memcpy((float*)at(op.y) + r * op.stride + from,
+                            (const float*)at(op.residual) + r * op.stride + from, (to - from) * 4);
+            if (slot) adapt_rows(op, adapters_[slot], begin, next, from, to);
+        }
+    }
+    return true;
+}
+
+// Columns from..to of the result for rows begin..end, which share an adapter.
+void Executable::adapt_rows(const Op& op, const Adapter& parts, int64_t begin, int64_t end, int64_t from, int64_t to) {
+    const float* x = (const float*)at(op.x) + begin * op.width;
+    float* y = (float*)at(op.y) + begin * op.stride;
+    auto part = std::lower_bound(parts.begin(), parts.end(), op.layer, [](const AdapterPart& p, int64_t group) { return p.group < group; });
+    for (; part != parts.end() && part->group == op.layer; part++) {
+        const AdapterPart& p = *part;
+        const bool is_down = op.base == Base::AdapterDown;
+        const int64_t start = is_down ? p.first : p.column, size = is_down ? p.rank : p.columns;
+        const int64_t low = std::max(from, start), high = std::min(to, start + size);
+        if (low >= high) continue;
+        if (is_down)
+            kernels_->adapter_down(x, op.width, end - begin, p.a + (low - start) * op.width, op.width, high - low,
+                                   y + low, op.stride);
+        else
+            kernels_->adapter_up(x + p.first, op.width, end - begin, p.b + (low - start), p.columns, p.rank, p.scale,
+                                 y + low, op.stride, high - low);
     }
 }
 

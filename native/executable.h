@@ -39,6 +39,15 @@ struct Op {  // a Record, its places resolved: the fields are described there
     bool quantises() const { return flags & kQuantises; }
 };
 
+// A LoRA adapter. A part is one matrix of the model: A [rank][inputs] makes `rank` values from `first` on, from which B
+// [rank][columns] makes columns of the result, from `column` on. Groups are the parts that read one value together.
+struct AdapterPart {
+    int64_t group, first, column, columns, rank;
+    const float *a, *b;
+    float scale;
+};
+using Adapter = std::vector<AdapterPart>;
+
 struct Attention {  // shared by all layers of the KV group
     int heads = 0, kv_heads = 0, head_dim = 0, window = 0;
     bool interleaved = false;
@@ -76,6 +85,11 @@ class Executable {
     // How op `index` is computed from the next step on, in steps of that regime. Throws std::invalid_argument for a
     // variant that the op has not. They are no part of `code`: that says what is computed, on any machine.
     void choose(size_t index, int regime, const std::string& variant);
+    // Adapter `slot`, from 1 on, of the rows whose field `adapters` names it; no parts: none any more. Its memory is
+    // the caller's. Throws std::invalid_argument where a part does not fit its group.
+    void set_adapter(size_t slot, const Adapter& parts);
+    // Inputs of the matrices of a group; -1: there is no such group.
+    int64_t group_width(int64_t group) const;
     float* logits() const { return (float*)at(logits_); }
     int rows() const { return rows_; }
     int vocab() const { return vocab_; }
@@ -149,6 +163,12 @@ class Executable {
     bool row_op(const Op& op, int index, int worker);
     void linear(const Op& op, int index, int worker);
     bool rope_write(const Op& op, int index, int worker);
+    bool adapter(const Op& op, int index, int worker);
+    void adapt_rows(const Op& op, const Adapter& parts, int64_t begin, int64_t end, int64_t from, int64_t to);
+    int32_t adapter_of(const Op& op, int64_t row) const {
+        return field(kAdapters)[op.over_rows ? field(kLogitRows)[row] : row];
+    }
+    void check_adapters();
     Claims claims(int index, int worker, int64_t total, int64_t chunk) {
         return Claims(&counters_[(size_t)index * pool_.threads()], pool_.threads(), worker, total, chunk);
     }
@@ -180,7 +200,8 @@ class Executable {
     uint8_t* arena_;
     Ref logits_;
     int vocab_, tokens_ = 0, rows_ = 0, segments_ = 0;
-    bool has_prefill_ = false;
+    bool has_prefill_ = false, adapts_ = false, adapted_ = false;  // it has adapters; the step has rows of one
+    std::vector<Adapter> adapters_;  // by slot
     size_t attend_ = 0;  // index of the first Attend
     int64_t widest_ = 0;
     std::unique_ptr<Counter[]> counters_;

@@ -143,6 +143,12 @@ struct Kernels {
                          AttendState* state, float* acc);
     void (*attend_merge)(int head_dim, AttendState& into, float* acc, const AttendState& part, const float* part_acc);
     void (*attend_finish)(int head_dim, const AttendState& state, const float* acc, float* out);
+    // LoRA for `rows` rows of one adapter: out [rows][ldo] = x [rows][ldx] times A [ranks][k]; y [rows][ldy], n columns of it,
+    // += scale * t [rows][ldt] times B [ranks][ldb].
+    void (*adapter_down)(const float* x, int64_t ldx, int64_t rows, const float* a, int64_t k, int64_t ranks,
+                         float* out, int64_t ldo);
+    void (*adapter_up)(const float* t, int64_t ldt, int64_t rows, const float* b, int64_t ldb, int64_t ranks,
+                       float scale, float* y, int64_t ldy, int64_t n);
     void (*sample)(SampleRow&);
     void (*exp2_many)(const float* x, int64_t n, float* out);  // tests
     int max_queries;

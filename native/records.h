@@ -15,6 +15,8 @@ inline constexpr int kCodeVersion = 1;
 enum class Base {
     Embed, Norm, Quantise, Linear, RopeWrite, Attend, Activate, TakeRows, Add, LayerNorm,
     Exchange,  // with other ranks: `forward` stops before it, and who calls it makes its result
+    AdapterDown,
+    AdapterUp,  // the two products of LoRA, of each row's own adapter, which is given when it is loaded
 };
 enum Flags : unsigned {
     kPlain = 0,
@@ -41,6 +43,7 @@ enum Number {  // of a plain number
     head_columns,   // at least those of all heads of q
     layer,          // of the cache
     first_id,
+    group,  // of an adapter: its matrices that read one value
     real,
     no_matrix,
     table,          // one piece, whose rows are looked up
@@ -87,7 +90,7 @@ struct Ref {
     FIELD(int64_t, weight, Vector)   /* of a norm, or the slopes of attention's heads in units of log2 */               \
     FIELD(int64_t, bias, Vector)                                                                                        \
     FIELD(double, eps, Number)                                                                                          \
-    FIELD(int64_t, layer, Number)    /* of Embed the first id of its rows; others give zeros */                         \
+    FIELD(int64_t, layer, Number)    /* of Embed the first id of its rows, others give zeros; of adapters the group */  \
     FIELD(int64_t, q_norm, Vector)                                                                                      \
     FIELD(int64_t, k_norm, Vector)                                                                                      \
     FIELD(int64_t, pieces, Number)   /* of a matrix: so many pieces follow */
@@ -137,6 +140,8 @@ inline constexpr Uses kProduct{ number, tokens_or_rows, digits, operand,       c
 inline constexpr Uses kProducts{number, tokens_or_rows, digits, operand,       columns,  maybe_columns, count,  count,        no_place,       maybe_of_stride, unread, unread,   no_place,      no_place,      gate_and_up};
 inline constexpr Uses kWrite{   number, tokens,         unread, columns,       queries,  no_value,      unread, qkv_columns,  no_place,       no_place,        unread, layer,    maybe_of_head, maybe_of_head, no_matrix};
 inline constexpr Uses kAttend{  number, tokens,         unread, queries,       columns,  no_value,      unread, head_columns, maybe_of_heads, no_place,        unread, layer,    no_place,      no_place,      no_matrix};
+inline constexpr Uses kDown{    number, tokens_or_rows, unread, row,           columns,  no_value,      count,  count,        no_place,       no_place,        unread, group,    no_place,      no_place,      no_matrix};
+inline constexpr Uses kUp{      number, tokens_or_rows, unread, row,           columns,  columns,       count,  count,        no_place,       no_place,        unread, group,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kOutside{ number, unread,         unread, no_value,      no_value, no_value,      unread, unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 // clang-format on
 }  // namespace uses
@@ -168,6 +173,8 @@ inline constexpr Operation kOperations[] = {  // by number
     {"gelu_tanh_gated_quantise", Base::Activate, kGelu | kTanh | kGated | kQuantises, uses::kGatedQ},
     {"silu", Base::Activate, kPlain, uses::kPlainRow},
     {"silu_quantise", Base::Activate, kQuantises, uses::kRowQ},
+    {"adapter_down", Base::AdapterDown, kPlain, uses::kDown},
+    {"adapter_up", Base::AdapterUp, kPlain, uses::kUp},
 };
 constexpr bool all_uses_said() {
     for (const Operation& each : kOperations) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "adapter_impl.h"
 #include "attend_impl.h"
 #include "linear_impl.h"
 #include "rows_impl.h"
@@ -213,7 +214,7 @@ static void sample(SampleRow& r) {
 static const Kernels kTable = {
     kIsaName,  linear,       embed,        rms_norm,      layer_norm, quantise,   activate,     add,
     rope_query, rope_key,    to_bf16,      rope_key_int8, to_int8,    attend_split, attend_merge, attend_finish,
-    sample,    exp2_many,    kMaxQueries,
+    adapter_down, adapter_up, sample,      exp2_many,    kMaxQueries,
     {{kMostTokens<1, 1>, kMostTokens<1, 2>}, {kMostTokens<2, 1>, kMostTokens<2, 2>}},
 };
 

@@ -61,7 +61,12 @@ class LoadRequest:
         from roofline.program.ir import WHOLE
 
         family, tensors = get(self.config.family), self.checkpoint.tensors
-        return compile_program(family, self.config, tensors, target, share=share or WHOLE)
+        program = compile_program(family, self.config, tensors, target, share=share or WHOLE)
+        if not self.options.max_adapters:
+            return program
+        from roofline.program.passes.adapt import adapt
+
+        return adapt(program, self.options.max_adapter_rank)
 
 
 class Backend(Protocol):

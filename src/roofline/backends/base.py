@@ -12,6 +12,7 @@ from roofline.common.errors import RooflineError
 from roofline.ops.batch import Batch, BatchLimits
 
 if TYPE_CHECKING:
+    from roofline.backends.adapters import AdapterSlots
     from roofline.hardware.roofs import Roofs
     from roofline.program.ir import Program
 
@@ -153,6 +154,15 @@ class TimesOps(Protocol):
 
     def op_seconds(self) -> list[float]:
         """Seconds of each instruction of the last `forward` that ran with clocks."""
+
+
+@runtime_checkable
+class Adapts(Protocol):
+    """Computes each row with the adapter that `batch.adapters` names for it."""
+
+    @property
+    def adapters(self) -> "AdapterSlots":
+        """Its slots; there are none where its Program has no places for adapters."""
 
 
 class BackgroundCheck(Protocol):

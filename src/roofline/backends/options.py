@@ -8,6 +8,7 @@ from roofline.common.errors import UnsupportedError
 from roofline.common.options import Options, declared, option
 
 DEFAULT_MODEL = "smollm2-135m"
+MAX_ADAPTERS = 256
 COMPUTE, NUMBERS, MEMORY = "What computes", "Numbers and exactness", "Memory"
 BATCH, PARALLEL, MODEL = "Size of a step", "Several ranks", "Model"
 
@@ -102,6 +103,16 @@ class LoadOptions(Options):
         0, "Longest draft of a sequence that a step verifies; follows from speculate_tokens.",
         minimum=0, unit="tokens", topic=BATCH, for_draft=False, command_line=False,
     )  # fmt: skip
+    max_adapters: int = option(
+        0,
+        "LoRA adapters that may be loaded at the same time, also while they are served. 0: none, and the model is "
+        "computed without places for them.",
+        minimum=0, maximum=MAX_ADAPTERS, unit="adapters", topic=MODEL, backends=("cpu", "reference"), for_draft=False,
+    )  # fmt: skip
+    max_adapter_rank: int = option(
+        64, "Largest rank of an adapter.", minimum=1, maximum=512, unit="ranks", topic=MODEL,
+        backends=("cpu", "reference"), for_draft=False,
+    )  # fmt: skip
     tensor_parallel: int = option(
         1, "Ranks, each a process, that share each layer.",
         flags=("--tensor-parallel", "--tp"), minimum=1, unit="ranks", topic=PARALLEL, for_draft=False,
@@ -125,6 +136,8 @@ class LoadOptions(Options):
             about.check_backend(getattr(self, name), self.backend)
         if self.offload != 0 and self.ranks > 1:
             raise UnsupportedError("offload on several ranks", "what a rank copies holds up the others", ("offload=0",))
+        if self.max_adapters and self.ranks > 1:
+            raise UnsupportedError("adapters on several ranks", "only whole matrices are adapted", ("max_adapters=0",))
 
     @property
     def ranks(self) -> int:

@@ -158,16 +158,18 @@ class LocalAnswers:
         params: Sequence[SamplingParams],
         at_start: bool,
         bar: "ProgressBar | None" = None,
+        adapter: str = "",
     ) -> list[list[Answer]]:
         """All answers to all prompts, computed in one batch. Raises as `LLM.generate`.
 
         at_start: answers begin a text, as in chat; otherwise they go on from the prompt's. bar: shows how far it is.
+        adapter: the digest of one that `load_adapter` loaded.
         """
         submitted: list[Builders] = []
         try:
             for number, (ids, each) in enumerate(zip(prompts, params, strict=True), 1):
                 with numbered(number, len(prompts)):
-                    submitted.append(self._submit(ids, each, at_start))
+                    submitted.append(self._submit(ids, each, at_start, adapter))
             while any(builder.running for builders in submitted for builder in builders.values()):
                 self._step()
                 if bar is not None:
@@ -179,9 +181,11 @@ class LocalAnswers:
                 self._drop(builders)
         return [[builder.result() for builder in builders.values()] for builders in submitted]
 
-    def stream(self, ids: list[int], params: SamplingParams, at_start: bool) -> Generator[str, None, None]:
+    def stream(
+        self, ids: list[int], params: SamplingParams, at_start: bool, adapter: str = ""
+    ) -> Generator[str, None, None]:
         """The text of the one answer to a prompt, piece by piece; leaving early aborts it. Raises as `run`."""
-        builders = self._submit(ids, params, at_start)
+        builders = self._submit(ids, params, at_start, adapter)
         (builder,) = builders.values()
         try:
             while (text := builder.read()) or builder.running:
@@ -193,6 +197,18 @@ class LocalAnswers:
         finally:
             self._drop(builders)
 
+    def load_adapter(self, path: str) -> str:
+        """Load a folder of PEFT's files, unless it is loaded; its digest. Raises as `Adapters.load`."""
+        with self._lock:
+            self._check_open()
+            return self._engine.adapters.load(path).digest
+
+    def unload_adapter(self, digest: str) -> None:
+        """Forget an adapter once the answers that are computed with it have ended."""
+        with self._lock:
+            self._check_open()
+            self._engine.adapters.unload(digest)
+
     def close(self) -> None:
         """Close the engine, after the step that another thread is taking. A second call does nothing."""
         if self._process != os.getpid():  # the engine is that of the process that loaded it
@@ -202,7 +218,7 @@ class LocalAnswers:
                 self._closed = True
                 self._engine.close()
 
-    def _submit(self, ids: list[int], params: SamplingParams, at_start: bool) -> Builders:
+    def _submit(self, ids: list[int], params: SamplingParams, at_start: bool, adapter: str = "") -> Builders:
         from roofline.text.streaming.stops import TextStream
 
         if self._process != os.getpid():  # before the lock, which a thread that is not here may have held
@@ -213,7 +229,7 @@ class LocalAnswers:
             self._engine.compile(params.constraint).result()  # other threads go on meanwhile
         with self._lock:
             self._check_open()
-            request_id = self._engine.submit(ids, params, eos_ids=self._eos_ids)
+            request_id = self._engine.submit(ids, params, eos_ids=self._eos_ids, adapter=adapter)
             builders: Builders = {}
             for index in range(params.n):
                 text = None

@@ -15,6 +15,7 @@ class RequestOptions(TypedDict, total=False):
     eos_ids: Iterable[int]  # the model's own end-of-generation ids
     request_id: str | None  # a name of the caller's, not in use; None makes one
     salt: str  # prefixes are shared only between requests of the same salt (a tenant)
+    adapter: str  # the digest of a loaded adapter; "": none
 
 
 def request_parts(
@@ -23,14 +24,15 @@ def request_parts(
     eos_ids: Iterable[int] = (),
     request_id: str | None = None,
     salt: str = "",
-) -> tuple[list[int], SamplingParams, list[int], str, str]:
-    """The arguments of `submit` with their defaults: prompt, parameters, end ids, the request's id, salt.
+    adapter: str = "",
+) -> tuple[list[int], SamplingParams, list[int], str, str, str]:
+    """The arguments of `submit` with their defaults: prompt, parameters, end ids, the request's id, salt, adapter.
 
     Raises RequestError on ids that are not integers (numpy's are).
     """
     # A name that nobody else has; `uuid` and `secrets` would take a tenth of a process's start to import.
     name = request_id if request_id is not None else os.urandom(16).hex()
-    return _token_ids("prompt", ids), params or SamplingParams(), _token_ids("eos_ids", eos_ids), name, salt
+    return _token_ids("prompt", ids), params or SamplingParams(), _token_ids("eos_ids", eos_ids), name, salt, adapter
 
 
 def check_unused(request_id: str, names: Container[str]) -> None:

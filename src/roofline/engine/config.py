@@ -21,6 +21,7 @@ class EngineConfig(Options):
     max_batch_tokens: int | None = same_option(LoadOptions, "max_batch_tokens")  # None: as the executable was loaded
     max_running: int | None = same_option(LoadOptions, "max_running")
     max_model_len: int | None = same_option(LoadOptions, "max_model_len")
+    max_adapters: int = same_option(LoadOptions, "max_adapters")
     prefix_cache: bool = option(True, "Reuse full pages of equal prefixes.", topic=ENGINE)
     scheduler: Literal["continuous", "naive"] = option(
         "continuous", "naive: one sequence at a time, its prompt in as few steps as the batch allows.", topic=ENGINE

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, Unpack
 
+from roofline.engine.adapter_info import AdapterInfo
 from roofline.engine.checks import RequestOptions
 from roofline.engine.params import SamplingParams
 from roofline.engine.stats import EngineStats
@@ -64,6 +65,14 @@ class AsyncEngine(Protocol):
 
         Raises as that does, and RequestError with status 503 when there is no engine any more.
         """
+
+    async def load_adapter(self, path: str, max_bytes: int | None = None) -> AdapterInfo:
+        """Load a LoRA adapter; requests name it by its digest from then on. A process that takes the place of one that
+        died has it too. Raises as `Adapters.load`, and RequestError with status 503 while there is no engine."""
+
+    def unload_adapter(self, digest: str) -> None:
+        """Take back one `load_adapter`. After the last one, new requests with it are refused with 404, and it is
+        forgotten once those that are open have ended."""
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one answer of it, within one step. One that has ended, or never was, is left alone."""

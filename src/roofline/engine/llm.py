@@ -123,6 +123,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        adapter: str | None = None,
         parse_special: bool = False,
         use_tqdm: bool = True,
     ) -> list[Output]:
@@ -131,6 +132,7 @@ class LLM:
         Args:
             prompts: one or several strings or lists of ids.
             params: for all prompts, or one each.
+            adapter: what `load_adapter` returned, for all prompts; None: the model alone.
             parse_special: read special tokens inside strings as such.
             use_tqdm: show how many of several prompts are answered, where stderr is a terminal (the name is vLLM's).
 
@@ -148,7 +150,8 @@ class LLM:
         if len(each) != len(listed):
             raise invalid("params", f"{len(each)} for {len(listed)} prompts")
         ids = [self.encode(prompt, parse_special) for prompt in listed]
-        return self._outputs(ids, each, at_start=False, bar=bar_for(len(ids)) if use_tqdm else None)
+        bar = bar_for(len(ids)) if use_tqdm else None
+        return self._outputs(ids, each, at_start=False, bar=bar, adapter=adapter)
 
     def beam_search(
         self, prompts: "Prompt | Sequence[Prompt]", params: BeamSearchParams, *, parse_special: bool = False
@@ -196,12 +199,14 @@ class LLM:
         messages: Sequence[Message],
         params: SamplingParams | None = None,
         *,
+        adapter: str | None = None,
         chat_template: str | None = None,
         **variables: Any,
     ) -> Output:
         """Answer a conversation. Raises as `generate`, and ConfigError for a chat_template that is no Jinja.
 
         Args:
+            adapter: as of `generate`.
             messages: mappings with "role" and "content": a text, or a list of parts {"type": "text", "text": ...}.
             chat_template: Jinja to use instead of the model's own chat template.
             variables: further variables of the chat template.
@@ -211,10 +216,10 @@ class LLM:
                 raise invalid(name, keywords.CHAT[name])
         template = self.chat_template if chat_template is None else self.chat_template.with_source(chat_template)
         ids = template.encode_chat(self.tokenizer, plain_messages(messages), **variables)
-        return self._outputs([ids], [params or SamplingParams()], at_start=True)[0]
+        return self._outputs([ids], [params or SamplingParams()], at_start=True, adapter=adapter)[0]
 
     def stream(
-        self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None
+        self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None, *, adapter: str | None = None
     ) -> Generator[str, None, None]:
         """Answer a prompt (string or ids) or a conversation (messages) in pieces of text.
 
@@ -232,10 +237,10 @@ class LLM:
             ids = self.chat_template.encode_chat(self.tokenizer, plain_messages(prompt))
         else:
             ids = self.encode(prompt)  # type: ignore[arg-type]
-        return self.answers.stream(ids, params, at_start=chat)
+        return self.answers.stream(ids, params, at_start=chat, adapter=adapter or "")
 
     async def astream(
-        self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None
+        self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None, *, adapter: str | None = None
     ) -> AsyncGenerator[str, None]:
         """`stream` for asyncio programs: steps are taken in threads, each for the requests of all tasks.
 
@@ -243,7 +248,7 @@ class LLM:
         """
         import asyncio
 
-        pieces = self.stream(prompt, params)
+        pieces = self.stream(prompt, params, adapter=adapter)
         piece: asyncio.Future[str | None] | None = None
         try:
             while True:
@@ -256,6 +261,15 @@ class LLM:
             if piece is not None and not piece.done():  # a generator cannot be closed while a thread runs it
                 await asyncio.wait([piece])
             await asyncio.to_thread(pieces.close)
+
+    def load_adapter(self, path: str | Path) -> str:
+        """Load a LoRA adapter, a folder of PEFT's files, while others may be computed; what `adapter=` takes. The model
+        must have been loaded with `max_adapters`. Raises ConfigError, UnsupportedError, CapacityError."""
+        return self.answers.load_adapter(str(path))
+
+    def unload_adapter(self, adapter: str) -> None:
+        """Forget an adapter once the answers that are computed with it have ended."""
+        self.answers.unload_adapter(adapter)
 
     def encode(self, prompt: Prompt, parse_special: bool = False) -> list[int]:
         """The ids of a prompt as `generate` sees it: with the model's own beginning, if it has one."""
@@ -274,9 +288,14 @@ class LLM:
         self.answers.close()
 
     def _outputs(
-        self, prompts: list[list[int]], params: list[SamplingParams], at_start: bool, bar: ProgressBar | None = None
+        self,
+        prompts: list[list[int]],
+        params: list[SamplingParams],
+        at_start: bool,
+        bar: ProgressBar | None = None,
+        adapter: str | None = None,
     ) -> list[Output]:
-        pairs = zip(prompts, self.answers.run(prompts, params, at_start, bar), strict=True)
+        pairs = zip(prompts, self.answers.run(prompts, params, at_start, bar, adapter or ""), strict=True)
         return [Output(**vars(answers[0]), prompt_ids=ids, answers=answers) for ids, answers in pairs]
 
     def __enter__(self) -> "LLM":

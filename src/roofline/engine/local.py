@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from roofline.backends.base import Executable
 from roofline.common.errors import ConfigError, RequestError, describe_error
+from roofline.engine.adapters import Adapters
 from roofline.engine.cache.naive import NaiveCache
 from roofline.engine.cache.paged import PagedCache, root_key
 from roofline.engine.checks import RequestOptions, check_request, check_unused, request_parts
@@ -62,6 +63,7 @@ class LocalEngine:
         self._stepper = Stepper(executable, self.state, scheduler, self._meter, measure, self._speculator, overlap)
         self._recorder = self._stepper.recorder = _recorder(self.config, executable)
         self._requests: dict[str, Request] = {}
+        self.adapters = Adapters(executable, self.config.max_adapters, self._needs)
         self._events: list[Event] = []
         self._tokenizer = tokenizer
         self._grammars: Grammars | None = None
@@ -98,13 +100,15 @@ class LocalEngine:
         ended, by its index. Events bring what follows them. None: all answers, from their beginning.
         scored: how many of its prompt's log-probabilities were told.
         """
-        prompt, params, eos, name, salt = request_parts(ids, params, **options)
+        prompt, params, eos, name, salt, adapter = request_parts(ids, params, **options)
         check_unused(name, self._requests)
         max_tokens = check_request(prompt, params, eos, self.executable.vocab_size, self.limits.max_model_len)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos))
         seed = params.seed if params.seed is not None else fresh_seed()
-        root = root_key(self.executable.fingerprint, salt=salt)
-        request = Request(name, prompt, params, stop_ids, max_tokens, seed, root, self.executable.clock.now())
+        slot = self.adapters.slot(adapter)
+        root = root_key(self.executable.fingerprint, adapter, salt)
+        now = self.executable.clock.now()
+        request = Request(name, prompt, params, stop_ids, max_tokens, seed, root, now, slot)
         if answers is not None:
             request.resume(answers, scored)
         if params.constraint is None:
@@ -174,7 +178,13 @@ class LocalEngine:
                 request = self._requests.get(event.request_id)
                 if request is not None and request.ended:
                     del self._requests[event.request_id]
+                    if request.slot:
+                        self.adapters.forget_idle()
         return events
+
+    def _needs(self, slot: int) -> bool:
+        """Whether a request that has not ended has the adapter of this slot."""
+        return any(request.slot == slot for request in self._requests.values())
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one of its n answers. A request that has ended, or never was, is left alone.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from roofline.ops.activations import gelu, gelu_mul, silu, silu_mul
+    from roofline.ops.adapters import adapter_down, adapter_up
     from roofline.ops.attention import attend, kv_write, rope
     from roofline.ops.collectives import all_gather, all_reduce
     from roofline.ops.elementwise import add, cast, embed, scale, soft_cap, split, take_rows
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from roofline.ops.norms import layer_norm, rms_norm
 
 __all__ = ["gelu", "gelu_mul", "silu", "silu_mul"]
+__all__ += ["adapter_down", "adapter_up"]
 __all__ += ["attend", "kv_write", "rope"]
 __all__ += ["all_gather", "all_reduce"]
 __all__ += ["add", "cast", "embed", "scale", "soft_cap", "split", "take_rows"]
@@ -38,7 +40,7 @@ __all__ += ["add_norm", "gelu_mul_quantize", "gelu_quantize", "layer_norm_quanti
 __all__ += ["qkv_write", "rope_kv_write", "silu_mul_quantize", "silu_quantize"]
 __all__ += ["Q8Rows", "linear", "quantize_rows"]
 __all__ += ["layer_norm", "rms_norm"]
-_MODULES = ("activations", "attention", "collectives", "elementwise", "experts", "fused", "matmul", "norms")
+_MODULES = ("activations", "adapters", "attention", "collectives", "elementwise", "experts", "fused", "matmul", "norms")
 
 
 def __getattr__(name: str) -> object:

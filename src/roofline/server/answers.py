@@ -62,6 +62,7 @@ class Answers:
         ]
         self._token_times: dict[AnswerBuilder, float] = {}  # when the latest token of a choice came
         self._ticket: Ticket | None = None
+        self._adapter = ""  # the digest of the adapter that the engine is told of
         sizes = len(generation.prompts), generation.prompt_tokens, params.n
         LOG.debug("%s: prompts %d, prompt tokens %d, n %d, stream %s", self._label(), *sizes, generation.stream)
 
@@ -82,6 +83,11 @@ class Answers:
 
         The engine has taken all prompts once the first comes, which is ACCEPTED where that is before the first token.
         """
+        with self.context.adapters.used(self.generation.adapter) as self._adapter:
+            async for piece in self._pieces():
+                yield piece
+
+    async def _pieces(self) -> AsyncGenerator[tuple[int, Piece | Progress], None]:
         context, n = self.context, self.generation.params.n
         ticket = self._ticket = self._enter()
         context.metrics.request_taken(n, self.generation.params.max_tokens)
@@ -176,10 +182,11 @@ class Answers:
         """The engine's events of a prompt. Raises as its `submit`."""
         engine, params, eos_ids = self.context.engine, self.generation.params, self.context.text.eos_ids
         name, salt, beams = self._request_id(prompt), self._salt(), self.generation.beams
+        adapter = {"adapter": self._adapter} if self._adapter else {}
         if beams is None:
-            return await engine.submit(ids, params, eos_ids=eos_ids, request_id=name, salt=salt)
+            return await engine.submit(ids, params, eos_ids=eos_ids, request_id=name, salt=salt, **adapter)
         longest = params.max_tokens or self.context.loaded().max_model_len - len(ids)
-        return beam_stream(engine, ids, BeamSearch(beams, beams.ends(eos_ids), longest), name, salt)
+        return beam_stream(engine, ids, BeamSearch(beams, beams.ends(eos_ids), longest), name, salt, **adapter)
 
     def _enter(self) -> Ticket:
         """A place in the queue. Raises RequestError, as the queue does."""

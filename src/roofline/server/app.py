@@ -17,7 +17,7 @@ from roofline.server.context import Context
 from roofline.server.errors import error_form, from_exception
 from roofline.server.gate import Gate
 from roofline.server.record import Recorder, RequestRecord
-from roofline.server.routes import apis, document, page, status
+from roofline.server.routes import adapters, apis, document, page, status
 from roofline.server.routes.apis import ERROR_FORMS
 from roofline.server.routes.openai import batches, chat, completions, files
 from roofline.server.routes.responses.kept import KeptResponses
@@ -26,7 +26,7 @@ from roofline.server.scopes import ScopeTable, unknown_route
 
 # Of two that have a path and method, the first answers: the page before what else asks for `HEAD /`.
 OPENAI = (chat.router, completions.router, files.router, batches.router)
-ROUTERS = (*OPENAI, page.router, *apis.ROUTERS, status.router, document.router)
+ROUTERS = (*OPENAI, page.router, *apis.ROUTERS, status.router, adapters.router, document.router)
 
 
 def create_app(context: Context, spans: Callable[[RequestRecord], None] | None = None) -> FastAPI:

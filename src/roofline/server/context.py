@@ -9,6 +9,7 @@ from roofline.common.errors import RequestError
 from roofline.engine.facade import AsyncEngine
 from roofline.engine.process.messages import Ready
 from roofline.engine.receipts.signing import Signer
+from roofline.server.adapters import ServedAdapters
 from roofline.server.key_metrics import KeyMetrics
 from roofline.server.keys import Keys, Principal
 from roofline.server.limits import Limits
@@ -39,6 +40,11 @@ class Context:
     signer: Signer | None = None  # of receipts
     metrics: Metrics = field(default_factory=Metrics)
     key_metrics: KeyMetrics = field(default_factory=KeyMetrics)
+    adapters: ServedAdapters = None  # type: ignore[assignment]  # None: none yet, and room for those of later requests
+
+    def __post_init__(self) -> None:
+        if self.adapters is None:
+            object.__setattr__(self, "adapters", ServedAdapters(self.engine, self.name, self.limits.adapter_bytes))
 
     def window(self) -> int:
         """Prompt tokens that the engines are given before the first tokens of their answers: those of two steps, so

@@ -50,6 +50,7 @@ class Generation:
     with_ids: bool = False  # answers tell the ids of prompt and answer
     receipt: Receipt | None = None  # beside the answers comes a receipt (`server/receipts.py`)
     form_field: str = "constraint"  # what the API calls `params.constraint`
+    adapter: str | None = None  # the name of the adapter that computes it; None: the model alone
     cut_tokens: int = 0  # that stood before the prompts, and were left out because the request says so
 
     @property
@@ -59,7 +60,7 @@ class Generation:
 
 def check_model(name: str, context: Context) -> None:
     """Raises RequestError 404 for a model that is not served here."""
-    if name != context.name:
+    if name != context.name and context.adapters.get(name) is None:
         message = f"The model {name[:100]!r} is not served here; {context.name!r} is."
         raise RequestError(404, "model_not_found", message, param="model")
 

@@ -132,6 +132,11 @@ class ServeOptions(Options):
         1, "Replicas of the model that share the requests, and the cores.",
         flags=("--data-parallel", "--dp"), minimum=1, unit="replicas", topic="Several ranks",
     )  # fmt: skip
+    adapter: list[str] | None = option(
+        None, "A LoRA adapter to serve beside the model, as NAME=PATH: a folder of PEFT's files. Requests give NAME as "
+        "their model. May be given several times.",
+        topic=TOPIC,
+    )  # fmt: skip
     draft: str | None = None
     load: LoadOptions = field(default_factory=LoadOptions)
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -169,6 +174,17 @@ class ServeOptions(Options):
             stored_bytes=self.max_stored_bytes,
             stored_seconds=self.stored_response_days * 86400,
         )
+
+    def with_room_for_adapters(self) -> "ServeOptions":
+        """The options with places for the adapters that are named, where max_adapters does not say how many there are.
+        Raises ConfigError where it says fewer."""
+        named, most = len(self.adapter or ()), self.load.max_adapters
+        if named <= most:
+            return self
+        if most:
+            raise ConfigError(f"max_adapters={most} is less than the {named} adapters that are named; raise it")
+        load, engine = replace(self.load, max_adapters=named), replace(self.engine, max_adapters=named)
+        return replace(self, load=load, engine=engine)
 
     @property
     def local(self) -> bool:

@@ -20,6 +20,8 @@ def with_receipt(generation: AnyGeneration, field: bool | str, loaded: Ready) ->
     true or "with_prompt". Raises RequestError where nobody could compute the answer again."""
     if not field:
         return generation
+    if generation.adapter is not None:
+        raise invalid("receipt", "an answer with an adapter has none; ask the model itself")
     if not loaded.exact:
         raise invalid(
             "receipt", "this server's answers depend on what else is computed with them; --exact ends that on a GPU"

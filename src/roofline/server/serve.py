@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import uvicorn
 
     from roofline.engine.facade import AsyncEngine
+    from roofline.engine.process.messages import Ready
+    from roofline.server.adapters import ServedAdapters
     from roofline.server.text_side import TextSide
     from roofline.server.tracing import Tracing
 
@@ -29,6 +31,7 @@ LOG = log.get("server")
 
 def serve(options: ServeOptions) -> None:
     """Serve until SIGTERM or SIGINT; what runs then may finish. Raises ConfigError when the address is taken."""
+    options = options.with_room_for_adapters()
     listening = _listen(options)
     started = time.perf_counter()
     gc.disable()  # importing makes objects that stay: looking for garbage among them takes a sixth of the time
@@ -94,12 +97,13 @@ async def _serve(
     read_text: "Callable[[], TextSide]",
     settle: Callable[[], None],
 ) -> None:
-    loading, failing = asyncio.create_task(engine.start()), asyncio.create_task(engine.failed())
+    adapters = _adapters(options, engine)
+    loading, failing = asyncio.create_task(_start(engine, adapters)), asyncio.create_task(engine.failed())
     spans: Tracing | None = None
     try:
         text = read_text()
         spans = _tracing(options.otlp_endpoint)
-        server = _http_server(options, engine, text, spans)
+        server = _http_server(options, adapters, engine, text, spans)
         settle()
         loading.add_done_callback(lambda task: _loaded(task, server, started, text.complete))
         failing.add_done_callback(lambda _: setattr(server, "should_exit", True))
@@ -116,6 +120,21 @@ async def _serve(
         raise failure
     if failed:
         raise RooflineError(f"the engine is gone: {failing.result()}")
+
+
+def _adapters(options: ServeOptions, engine: "AsyncEngine") -> "ServedAdapters":
+    """What will be served beside the model. Raises ConfigError for an adapter that is not given as NAME=PATH."""
+    from roofline.server.adapters import ServedAdapters, named_path
+
+    name, first = options.served_model_name or options.model, [named_path(each) for each in options.adapter or ()]
+    return ServedAdapters(engine, name, options.limits.adapter_bytes, first)
+
+
+async def _start(engine: "AsyncEngine", adapters: "ServedAdapters") -> "Ready":
+    """Load the model, then its adapters."""
+    ready = await engine.start()
+    await adapters.load_first()
+    return ready
 
 
 def _settle() -> None:
@@ -135,7 +154,11 @@ def _tracing(endpoint: str | None) -> "Tracing | None":
 
 
 def _http_server(
-    options: ServeOptions, engine: "AsyncEngine", text: "TextSide", spans: "Tracing | None" = None
+    options: ServeOptions,
+    adapters: "ServedAdapters",
+    engine: "AsyncEngine",
+    text: "TextSide",
+    spans: "Tracing | None" = None,
 ) -> "uvicorn.Server":
     import uvicorn
 
@@ -168,6 +191,7 @@ def _http_server(
         signer=Ed25519Signer(options.receipt_key) if options.receipt_key is not None else None,
         batch_folder=options.batch_folder,
         batch_at_once=options.batch_at_once,
+        adapters=adapters,
     )
     if options.access_log:
         access_log.show()

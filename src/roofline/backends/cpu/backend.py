@@ -1,5 +1,6 @@
 """The cpu backend: checkpoints packed for the C++ core at load, or bundles mapped as they lie on disk."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -85,12 +86,15 @@ class CpuBackend:
             from roofline.program.text import program_hash
 
             identity, prices = replace(identity, program_hash=program_hash(program())), PriceTable.of(program())
+        lowered = bundle.lowered
+        if options.max_adapters:
+            lowered, identity, prices, planned = _with_adapters(bundle, program(), identity, options.max_adapter_rank)
         image = settle(mapping)
         if options.verify and not bundle.checked(isa.value):
             from roofline.backends.cpu.truth import check_samples
 
             check_samples(isa.value, image.address, bundle.samples())
-        model = CpuModel(bundle.lowered, identity, prices, planned, kv_dtype)
+        model = CpuModel(lowered, identity, prices, planned, kv_dtype)
         executable = CpuExecutable(
             model, image, capacity, isa=isa.value, threads=threads.value, roofs=_roofs(isa, threads)
         )
@@ -169,6 +173,22 @@ def _with_cache(bundle: CompiledModel, kv_dtype: str) -> "Program":
 
     extensions.load()  # whose ops it may name
     return recast_cache(bundle.program(), with_cache(CPU, kv_dtype))
+
+
+def _with_adapters(
+    bundle: CompiledModel, program: "Program", identity: "Identity", rank: int
+) -> "tuple[Lowered, Identity, PriceTable, Callable[[], Program]]":
+    """A bundle's Program with places for adapters, on the weights as they lie in the bundle."""
+    from roofline.backends.cpu.layout import lay_out
+    from roofline.backends.cpu.lower import keep_operands, lower
+    from roofline.backends.prices import PriceTable
+    from roofline.program.passes.adapt import adapt
+    from roofline.program.text import program_hash
+
+    adapted = adapt(program, rank)
+    planned = keep_operands(adapted)
+    lowered = lower(planned, lay_out(program, bundle.lowered.positions))
+    return lowered, replace(identity, program_hash=program_hash(adapted)), PriceTable.of(planned), lambda: planned
 
 
 def _notes(executable: "CpuExecutable", isa: "Choice[str]", threads: "Choice[int]", options: LoadOptions) -> Notes:

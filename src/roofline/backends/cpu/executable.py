@@ -27,10 +27,12 @@ from roofline.ops.symbol import kv_head_bytes
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from roofline.backends.adapters import AdapterSlots
     from roofline.backends.checkpoint import Tensors
     from roofline.backends.cpu.exchange import Exchange
     from roofline.backends.cpu.layout import Layout
     from roofline.backends.cpu.memory import Image
+    from roofline.ops.adapters import PlacedMatrix
     from roofline.ops.collectives import Group
     from roofline.program.ir import Program
 
@@ -189,6 +191,26 @@ class CpuExecutable:
         from roofline.backends.cpu.truth import damaged_tensor
 
         return damaged_tensor(self)
+
+    @cached_property
+    def adapters(self) -> "AdapterSlots":
+        from roofline.backends.adapters import AdapterSlots
+
+        return AdapterSlots(self.program, self._set_adapter)
+
+    def _set_adapter(self, slot: int, placed: "Sequence[PlacedMatrix]") -> None:
+        """Give the core an adapter's matrices in one piece of memory, which it keeps; none: take them away."""
+        parts: list[int] = []
+        arrays: list[np.ndarray] = []
+        at = 0
+        for each in placed:
+            a, b = each.matrix.a, each.matrix.b
+            parts += [each.group, each.first, each.column, b.shape[1], a.shape[0], at, at + a.size]
+            arrays += [a.reshape(-1), b.reshape(-1)]
+            at += a.size + b.size
+        data = np.concatenate(arrays) if arrays else np.zeros(0, np.float32)
+        scales = np.array([each.matrix.scale for each in placed], np.float32)
+        self._core.set_adapter(slot, data, np.array(parts, np.int64), scales)
 
     def choose(self, ops: Iterable[int], regime: int, variant: str) -> None:
         """How these ops (indices into the Program) are computed in steps of that regime (select.REGIMES).

@@ -43,6 +43,8 @@ _OPERATIONS = {
     "gelu_quantize": "gelu_quantise",
     "add": "add",
     "take_rows": "take_rows",
+    "adapter_down": "adapter_down",
+    "adapter_up": "adapter_up",
     "all_reduce": "exchange",
     "all_gather": "exchange",
 }
@@ -179,7 +181,8 @@ def _record(
     """int64: the instruction's record, a filled copy of `empty`, and its matrix's pieces (native/records.h)."""
     operation, out = _operation(instr), types[instr.output.name]
     product, writes = instr.has(Trait.PRODUCT), instr.writes_cache
-    inputs = types[instr.inputs[0]].width if product or writes else out.width
+    adapts = "group" in instr.attrs and operation.startswith("adapter")
+    inputs = types[instr.inputs[0]].width if product or writes or adapts else out.width
     first = instr.weights[0] if instr.weights else ""
     pieces = layout.matrices.get(first, ())
     fields: dict[str, object] = {
@@ -193,7 +196,7 @@ def _record(
         "stride": inputs if writes else out.width,
         "weight": layout.slopes if instr.op == "attend" and instr.attr("alibi") else -1,
         "bias": -1,
-        "layer": instr.attrs.get("first" if instr.op == "embed" else "layer") or 0,
+        "layer": instr.attrs.get("first" if instr.op == "embed" else "group" if adapts else "layer") or 0,
         "q_norm": -1,
         "k_norm": -1,
         "pieces": len(pieces),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from roofline.backends.adapters import AdapterSlots
 from roofline.backends.base import Clock, MonotonicClock, StepCost
 from roofline.backends.checkpoint import damaged_tensor
 from roofline.backends.prices import PriceTable, StepPrices
@@ -15,10 +16,12 @@ from roofline.backends.reference.interpreter import Interpreter
 from roofline.backends.reference.sampling import sample
 from roofline.backends.reference.weights import Read
 from roofline.backends.sampling import Sampled, SampleRows
+from roofline.ops.adapters import AdaptedRows
 from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits
 from roofline.ops.collectives import Group
 from roofline.ops.traits import Trait
 from roofline.program.ir import Instr, Program
+from roofline.program.passes.adapt import ADAPTERS
 from roofline.program.target import GPU_ORDERS
 from roofline.program.text import program_hash
 
@@ -54,6 +57,7 @@ class ReferenceExecutable:
         self._interpreter = Interpreter(self.program, self.read, self.group)
         self._caches = {name: PagedCache(group, self.num_pages) for name, group in self.program.kv_groups.items()}
         self._prices = StepPrices(PriceTable.of(self.program), roofs=None, working_set=0)
+        self.adapters = AdapterSlots(self.program)
         self._logits = np.zeros((0, self.vocab_size), np.float32)
 
     def variant(self, program: Program, limits: BatchLimits, num_pages: int) -> "ReferenceExecutable":
@@ -75,8 +79,10 @@ class ReferenceExecutable:
         }
         assert int(fields["positions"].max(initial=0)) < self.max_context, "a position beyond the context"
         tensors = {name: torch.from_numpy(view.astype(np.int64)) for name, view in fields.items()}
+        slots = batch.adapters[: batch.tokens].copy()
+        rows = AdaptedRows(slots, fields["logit_rows"], self.adapters.placed)
         caches = {f"{name}.0": cache for name, cache in self._caches.items()}
-        values = self._interpreter.run({**tensors, **carried, **caches})
+        values = self._interpreter.run({**tensors, **carried, **caches, ADAPTERS: rows})
         result: Tensor = values[self.program.logits]
         return result
 

@@ -13,7 +13,7 @@ from roofline.backends.reference import orders
 from roofline.backends.reference.cache import PagedCache
 from roofline.backends.reference.weights import Read, Weights
 from roofline.common.errors import UnsupportedError
-from roofline.ops import registry
+from roofline.ops import adapters, registry
 from roofline.ops.activations import halves
 from roofline.ops.attention import KvCache, kv_write, log2_slopes, rotate, round_to, split_heads
 from roofline.ops.collectives import Group, require_ranks
@@ -179,6 +179,16 @@ class Interpreter:
             rows = q[start:stop].view(stop - start, heads, -1)
             out.append(orders.attend_pages64(rows, context, first, instr.attr("scale"), **bends).flatten(1))
         return torch.cat(out)
+
+    def _op_adapter_down(self, instr: Instr, x: "Tensor", rows: adapters.AdaptedRows) -> "Tensor":
+        if instr.attr("order") != "lanes16":
+            return self._by_reference(instr, [x, rows])
+        return adapters.down(x, rows, instr.attr("group"), instr.attr("ranks"), orders.adapter_down_lanes16)
+
+    def _op_adapter_up(self, instr: Instr, t: "Tensor", y: "Tensor", rows: adapters.AdaptedRows) -> "Tensor":
+        if instr.attr("order") != "ranks":
+            return self._by_reference(instr, [t, y, rows])
+        return adapters.up(t, y, rows, instr.attr("group"), orders.adapter_up_ranks)
 
     def _op_all_reduce(self, instr: Instr, x: "Tensor") -> "Tensor":
         order = instr.attr("order")

@@ -59,6 +59,29 @@ def linear_f32(x: "Tensor", w: "Tensor") -> "Tensor":
     return acc
 
 
+def adapter_down_lanes16(x: "Tensor", a: "Tensor") -> "Tensor":
+    """Order "lanes16": x [rows, in] times a [rank, in]; products go to lane (index mod 16) by FMA, lanes are added as a
+    tree."""
+    import torch
+
+    pad = -x.shape[1] % LANES
+    x, a = (torch.nn.functional.pad(each, (0, pad)) for each in (x, a))
+    lanes = torch.zeros(x.shape[0], a.shape[0], LANES)
+    for w, v in zip(a.split(LANES, dim=-1), x.split(LANES, dim=-1), strict=True):
+        lanes = fma(w[None], v[:, None], lanes)
+    return tree16(lanes)
+
+
+def adapter_up_ranks(y: "Tensor", t: "Tensor", b: "Tensor", scale: float) -> "Tensor":
+    """Order "ranks": acc = fma(b[rank], t[rank], acc) for ascending ranks, then fma(scale, acc, y)."""
+    import torch
+
+    acc = torch.zeros_like(y)
+    for rank in range(b.shape[0]):
+        acc = fma(b[rank][None], t[:, rank, None], acc)
+    return fma(torch.full_like(y, scale), acc, y)
+
+
 def tree16(lanes: "Tensor") -> "Tensor":
     """The sum over 16 lanes in the last dimension: lane i += lane i + 8, then + 4, + 2, + 1."""
     for step in (8, 4, 2, 1):

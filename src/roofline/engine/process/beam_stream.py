@@ -3,13 +3,14 @@
 from collections.abc import AsyncGenerator, Sequence
 
 from roofline.engine.beams import BeamSearch
+from roofline.engine.checks import RequestOptions
 from roofline.engine.events import Event
 from roofline.engine.facade import AsyncEngine
 from roofline.engine.process.stream import Stream
 
 
 async def beam_stream(
-    engine: AsyncEngine, prompt: Sequence[int], search: BeamSearch, request_id: str, salt: str = ""
+    engine: AsyncEngine, prompt: Sequence[int], search: BeamSearch, request_id: str, salt: str = "", adapter: str = ""
 ) -> AsyncGenerator[Event, None]:
     """The answers of a search, each as one event, once all are found; where the engine fails, an error for each.
 
@@ -24,7 +25,10 @@ async def beam_stream(
             for number, beam in enumerate(search.beams):
                 name = f"{request_id}-{step}.{number}"
                 ids = [*prompt, *beam.ids]
-                streams.append(await engine.submit(ids, search.step_params, eos_ids=(), request_id=name, salt=salt))
+                options = RequestOptions(eos_ids=(), request_id=name, salt=salt) | (
+                    {"adapter": adapter} if adapter else {}
+                )
+                streams.append(await engine.submit(ids, search.step_params, **options))
             for stream in streams:
                 async for event in stream:
                     if event.finish_reason in ("error", "abort"):

@@ -66,9 +66,9 @@ class Candidate:
         self.pages.add(keys)
 
 
-def keys_of(prompt: list[int], salt: str) -> list[bytes]:
+def keys_of(prompt: list[int], salt: str, adapter: str = "") -> list[bytes]:
     """The keys of a prompt's full pages, as caches make them. salt: of whoever shares prefixes."""
-    return PageKeys(root_key("", salt=salt)).upto(prompt, len(prompt) // PAGE_TOKENS)
+    return PageKeys(root_key("", adapter, salt)).upto(prompt, len(prompt) // PAGE_TOKENS)
 
 
 def choose(candidates: Iterable[Candidate], prompt: Sequence[int], keys: Sequence[bytes]) -> tuple[Candidate, int]:

@@ -27,9 +27,11 @@ from roofline.engine.local import LocalEngine
 from roofline.engine.process import messages
 from roofline.engine.process.messages import (
     Abort,
+    AdapterLoaded,
     Checked,
     Close,
     EngineSpec,
+    LoadAdapter,
     Lost,
     Ping,
     Pong,
@@ -38,6 +40,7 @@ from roofline.engine.process.messages import (
     Submit,
     ToEngine,
     ToOwner,
+    UnloadAdapter,
 )
 from roofline.hardware.cores import pin_to
 
@@ -184,6 +187,10 @@ def work(channel: Channel, engine: LocalEngine, arrived: list[ToEngine]) -> None
                     rejected += _submit(engine, message)
                 case Abort(request_id, index):
                     engine.abort(request_id, index)
+                case LoadAdapter():
+                    channel.send(_load_adapter(engine, message))
+                case UnloadAdapter(digest):
+                    engine.adapters.unload(digest)
                 case Ping():
                     channel.send(Pong())
                 case Close():
@@ -215,7 +222,7 @@ def _submit(engine: LocalEngine, message: Submit) -> list[Event]:
     """Queue a request; what is wrong with it becomes the last event of each of its answers."""
     name = message.request_id
     try:
-        options = RequestOptions(eos_ids=message.eos_ids, request_id=name, salt=message.salt)
+        options = RequestOptions(eos_ids=message.eos_ids, request_id=name, salt=message.salt, adapter=message.adapter)
         engine.submit(message.ids, message.params, message.answers, message.scored, **options)
         return []
     except Exception as error:  # of this request alone
@@ -224,6 +231,15 @@ def _submit(engine: LocalEngine, message: Submit) -> list[Event]:
         text = str(error) if isinstance(error, RooflineError) else f"{type(error).__name__}: {error}"
         refused = error.param if isinstance(error, RequestError) else None
         return [Event(name, index, [], finish_reason="error", error=text, refused=refused) for index in message.answers]
+
+
+def _load_adapter(engine: LocalEngine, message: LoadAdapter) -> AdapterLoaded:
+    try:
+        return AdapterLoaded(message.number, engine.adapters.load(message.path, message.digest, message.max_bytes))
+    except Exception as error:  # of this adapter alone
+        if not isinstance(error, RooflineError):
+            log.get("engine").error("the adapter %s cannot be loaded", message.path, exc_info=error)
+        return AdapterLoaded(message.number, None, messages.refused(error))
 
 
 def _load(spec: EngineSpec) -> tuple[str, LocalEngine]:

@@ -1,8 +1,8 @@
 """What the engine process and its owner say to each other: typed messages in MessagePack, each after its length.
 
-owner -> engine   EngineSpec, then Submit, Abort, Ping, Close
+owner -> engine   EngineSpec, then Submit, Abort, LoadAdapter, UnloadAdapter, Ping, Close
 engine -> owner   Ready or Refused, then one Report a step, and Checked once the weights were compared with their hash;
-                  a Pong for each Ping; Lost, if it has to end
+                  a Pong for each Ping; AdapterLoaded for each LoadAdapter; Lost, if it has to end
 """
 
 import struct
@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from roofline.common.errors import CapacityError, ConfigError, RooflineError, UnsupportedError
+from roofline.engine.adapter_info import AdapterInfo
 from roofline.engine.config import EngineConfig
 from roofline.engine.events import Event
 from roofline.engine.params import SamplingParams
@@ -50,6 +51,30 @@ class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
     salt: str
     answers: dict[int, list[int]]
     scored: int = 0
+    adapter: str = ""
+
+
+class LoadAdapter(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Load an adapter, as `Adapters.load`; number: of the answer."""
+
+    number: int
+    path: str
+    digest: str | None = None
+    max_bytes: int | None = None
+
+
+class AdapterLoaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """What came of it: the adapter, or why it could not be loaded."""
+
+    number: int
+    info: AdapterInfo | None
+    refused: "Refused | None" = None
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """As `Adapters.unload`."""
+
+    digest: str
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -114,8 +139,8 @@ class Checked(msgspec.Struct, frozen=True, tag=True, array_like=True):
     problem: str | None
 
 
-ToEngine = EngineSpec | Submit | Abort | Ping | Close
-ToOwner = Ready | Refused | Report | Checked | Lost | Pong
+ToEngine = EngineSpec | Submit | Abort | LoadAdapter | UnloadAdapter | Ping | Close
+ToOwner = Ready | Refused | Report | Checked | AdapterLoaded | Lost | Pong
 
 encoder = msgspec.msgpack.Encoder()
 engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

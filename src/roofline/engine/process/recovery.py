@@ -37,6 +37,7 @@ class OpenRequest:
     eos_ids: list[int]
     salt: str
     stream: Stream
+    adapter: str = ""
     answers: "dict[int, array[int]]" = field(init=False)
     scored: int = 0
     aborted: set[int] = field(default_factory=set)
@@ -52,7 +53,8 @@ class OpenRequest:
         """What a process is sent."""
         answers = {index: ids.tolist() for index, ids in self.answers.items()}
         prompt = self.prompt.tolist()
-        return Submit(self.stream.request_id, prompt, self.params, self.eos_ids, self.salt, answers, self.scored)
+        scored, adapter = self.scored, self.adapter
+        return Submit(self.stream.request_id, prompt, self.params, self.eos_ids, self.salt, answers, scored, adapter)
 
     def take(self, event: Event) -> None:
         """An event of one of its answers."""

@@ -25,15 +25,18 @@ import msgspec
 from roofline.common import log
 from roofline.common.errors import RequestError, RooflineError
 from roofline.common.processes import describe_end
+from roofline.engine.adapter_info import AdapterInfo
 from roofline.engine.checks import RequestOptions, check_request, check_unused, request_parts
 from roofline.engine.params import SamplingParams, fresh_seed
 from roofline.engine.process import messages
 from roofline.engine.process.canary import Canary
 from roofline.engine.process.messages import (
     Abort,
+    AdapterLoaded,
     Checked,
     Close,
     EngineSpec,
+    LoadAdapter,
     Lost,
     Ping,
     Pong,
@@ -42,8 +45,10 @@ from roofline.engine.process.messages import (
     Report,
     Submit,
     ToOwner,
+    UnloadAdapter,
 )
 from roofline.engine.process.recovery import OpenRequest, Recovery
+from roofline.engine.process.remote_adapters import RemoteAdapters
 from roofline.engine.process.stream import Stream
 from roofline.engine.process.watchdog import Stall, Watchdog, tree_time
 from roofline.engine.process.worker import ProcessWorker, Worker
@@ -90,6 +95,7 @@ class RemoteEngine:
         self._watchdog = Watchdog(ping_seconds, lambda: tree_time(self.pid))
         self._stats = EngineStats()
         self._recovery = Recovery()
+        self._adapters = RemoteAdapters(self._tell)
         self._productive = False  # whether the present process has given an id
         self._settled = asyncio.Event()  # set while ready, and for good once closed or given up
         self._given_up = asyncio.Event()
@@ -132,7 +138,7 @@ class RemoteEngine:
     async def submit(
         self, ids: Iterable[int], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> Stream:
-        prompt, params, eos, name, salt = request_parts(ids, params, **options)
+        prompt, params, eos, name, salt, adapter = request_parts(ids, params, **options)
         assert self._supervisor is not None, "start comes before submit"
         await self.settled()
         while not self.ready and self.failure is None and not self._closing:  # it died again in the same moment
@@ -142,13 +148,25 @@ class RemoteEngine:
             raise RequestError(503, "engine_unavailable", self.failure or CLOSED)
         longest = check_request(prompt, params, eos, self.description.vocab_size, self.description.max_model_len)
         check_unused(name, self.requests)
+        self._adapters.check(adapter)
         stream = Stream(self.abort, name, params.n, len(prompt))
         params = replace(params, seed=fresh_seed() if params.seed is None else params.seed, max_tokens=longest)
-        self._recovery.add(OpenRequest(array("i", prompt), params, eos, salt, stream))
+        self._recovery.add(OpenRequest(array("i", prompt), params, eos, salt, stream, adapter))
         self._send(self._recovery.due())
         if params.constraint is not None:
             await stream.taken()
         return stream
+
+    async def load_adapter(self, path: str, max_bytes: int | None = None) -> AdapterInfo:
+        if not self.ready:
+            raise RequestError(503, "engine_not_ready", "The engine is not ready. Try again in a moment.")
+        return await self._adapters.load(path, max_bytes)
+
+    def unload_adapter(self, digest: str) -> None:
+        self._adapters.unload(digest, self._used_adapters)
+
+    def _used_adapters(self) -> set[str]:
+        return {request.adapter for request in self.requests.values()}
 
     @property
     def _busy(self) -> bool:
@@ -160,6 +178,10 @@ class RemoteEngine:
             if self._writer is not None:
                 self._stall.asked()
                 self._writer.write(messages.frame(request))
+
+    def _tell(self, message: LoadAdapter | UnloadAdapter) -> None:
+        if self._writer is not None:
+            self._writer.write(messages.frame(message))
 
     def trouble(self, patience: float) -> str | None:
         waited = self._stall.seconds
@@ -218,6 +240,7 @@ class RemoteEngine:
                 if self._closing:
                     return
                 self._settled.clear()
+                self._adapters.died()
                 status = await self._reap()
                 if reason.startswith(DIED):
                     reason += f" ({describe_end(status)})"
@@ -258,6 +281,7 @@ class RemoteEngine:
         self._ready_at = time.monotonic()
         self._stall.settled()
         self._canary = Canary()
+        self._adapters.restore()
         watch = asyncio.create_task(self._watch())
         try:
             if doubtful:
@@ -316,6 +340,9 @@ class RemoteEngine:
             if isinstance(report, Checked):
                 self.checked = report
                 continue
+            if isinstance(report, AdapterLoaded):
+                self._adapters.told(report)
+                continue
             if isinstance(report, Lost):
                 return f"the engine process ended itself: {report.reason}"
             assert isinstance(report, Report), "a ready engine sends reports"
@@ -328,6 +355,7 @@ class RemoteEngine:
                 self.last_token_at, self._productive = time.monotonic(), True
             self._canary.told(event)
             self._recovery.take(event)
+        self._adapters.forget_idle(self._used_adapters)
         if not self._busy:
             self._stall.settled()
         elif stepped:
@@ -352,6 +380,7 @@ class RemoteEngine:
         if self.heir is not None and not self._closing and (heir := self.heir()) is not None:
             heir.adopt(self._recovery.leave())
         self._recovery.fail(reason)
+        self._adapters.died()
         self._given_up.set()
         self._settled.set()
 

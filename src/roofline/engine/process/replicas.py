@@ -10,7 +10,8 @@ from typing import Unpack
 
 import msgspec
 
-from roofline.common.errors import RequestError, UnsupportedError
+from roofline.common.errors import ConfigError, RequestError, UnsupportedError
+from roofline.engine.adapter_info import AdapterInfo
 from roofline.engine.checks import RequestOptions, check_request, check_unused, request_parts
 from roofline.engine.params import SamplingParams
 from roofline.engine.process.dispatch import Candidate, choose, keys_of
@@ -91,19 +92,37 @@ class Replicas:
     async def submit(
         self, ids: Iterable[int], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> Stream:
-        prompt, params, eos, name, salt = request_parts(ids, params, **options)
+        prompt, params, eos, name, salt, adapter = request_parts(ids, params, **options)
         candidates = await self._up()
         description = self.description
         assert description is not None, "all were loaded"
         check_request(prompt, params, eos, description.vocab_size, description.max_model_len)
         for engine in self.engines:
             check_unused(name, engine.requests)
-        keys = keys_of(prompt, salt) if self._prefixes else []
+        keys = keys_of(prompt, salt, adapter) if self._prefixes else []
         chosen, uncomputed = choose(candidates, prompt, keys)
-        stream = await chosen.engine.submit(prompt, params, eos_ids=eos, request_id=name, salt=salt)
+        stream = await chosen.engine.submit(prompt, params, eos_ids=eos, request_id=name, salt=salt, adapter=adapter)
         self._turn += 1
         chosen.record(stream, keys, uncomputed, self._turn)
         return stream
+
+    async def load_adapter(self, path: str, max_bytes: int | None = None) -> AdapterInfo:
+        loads = (engine.load_adapter(path, max_bytes) for engine in self.engines)
+        results = await asyncio.gather(*loads, return_exceptions=True)
+        loaded = [each for each in results if isinstance(each, AdapterInfo)]
+        problem = next((each for each in results if isinstance(each, BaseException)), None)
+        if problem is None and len({each.digest for each in loaded}) > 1:
+            problem = ConfigError(f"{path} changed while it was loaded")
+        if problem is None:
+            return loaded[0]
+        for engine, each in zip(self.engines, results, strict=True):
+            if isinstance(each, AdapterInfo):
+                engine.unload_adapter(each.digest)
+        raise problem
+
+    def unload_adapter(self, digest: str) -> None:
+        for engine in self.engines:
+            engine.unload_adapter(digest)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         for engine in self.engines:

@@ -6,6 +6,8 @@ the same sequences, only what changed is written, in a handful of vectorised wri
 
 from itertools import accumulate, chain
 
+import numpy as np
+
 from roofline.engine.schedule.continuous import StepPlan
 from roofline.engine.schedule.sequence import Sequence
 from roofline.ops.batch import Batch, Header
@@ -43,7 +45,8 @@ class BatchFiller:
         pairs = list(zip(sequences, counts, strict=True))
         batch.ids[: plan.tokens] = list(chain.from_iterable(step_ids(s, k) for s, k in pairs))
         batch.positions[: plan.tokens] = list(chain.from_iterable(range(s.computed, s.computed + k) for s, k in pairs))
-        batch.adapters[: plan.tokens] = 0
+        slots = [s.request.slot for s in sequences]
+        batch.adapters[: plan.tokens] = np.repeat(slots, counts) if any(slots) else 0
         batch.seg_start[: n + 1] = starts
         batch.context_len[:n] = [s.computed + k for s, k in pairs]
         batch.page_start[: n + 1] = page_starts

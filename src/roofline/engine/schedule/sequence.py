@@ -28,6 +28,7 @@ class Request:
     seed: int
     root: bytes  # of the keys of its pages
     submitted_at: float = 0.0
+    slot: int = 0  # of its adapter; 0: none
     sequences: "list[Sequence]" = field(init=False)  # those that have not ended at the start
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 from roofline.common.errors import RequestError
 from roofline.common.json_types import JsonObject
 from roofline.server import context
+from roofline.server.adapters import ServedAdapter
 from roofline.server.context import Context
 from roofline.server.keys import ADMIN, UNLIMITED
 from roofline.server.metrics import engine_figures
@@ -20,29 +21,31 @@ router = APIRouter()
 @router.get("/v1/models")
 @needs(USE)
 async def list_models(request: Request) -> Response:
-    """The one model served here."""
-    return json_response({"object": "list", "data": [_card(context.of(request))]})
+    """The model served here, and its adapters."""
+    served = context.of(request)
+    return json_response({"object": "list", "data": [_card(served), *(_card(served, a) for a in served.adapters.all)]})
 
 
 @router.get("/v1/models/{name:path}")
 @needs(USE)
 async def get_model(name: str, request: Request) -> Response:
-    """The card of a model; 404 unless it is the one served here."""
+    """The card of the model or of an adapter; 404 for any other."""
     served = context.of(request)
-    if name != served.name:
+    adapter = served.adapters.get(name)
+    if name != served.name and adapter is None:
         raise RequestError(404, "model_not_found", f"The model {name[:100]!r} is not served here.", param="model")
-    return json_response(_card(served))
+    return json_response(_card(served, adapter))
 
 
-def _card(served: Context) -> JsonObject:
+def _card(served: Context, adapter: ServedAdapter | None = None) -> JsonObject:
     engine = served.engine
     return {
-        "id": served.name,
+        "id": served.name if adapter is None else adapter.name,
         "object": "model",
-        "created": served.created,
+        "created": served.created if adapter is None else adapter.created,
         "owned_by": "roofline",
         "max_model_len": engine.description.max_model_len if engine.ready and engine.description else None,
-    }
+    } | ({} if adapter is None else {"parent": served.name})
 
 
 @router.get("/health")
@@ -63,6 +66,8 @@ async def ready(request: Request) -> Response:
     if not served.engine.ready and served.engine.problem is not None:
         raise RequestError(503, "engine_not_ready", f"The engine is not ready: {served.engine.problem}.")
     loaded, engines, checked = served.loaded(), served.engine.engines, served.engine.checked
+    if served.adapters.loading:
+        raise RequestError(503, "engine_not_ready", "The adapters are being loaded. Try again in a moment.")
     trouble = served.engine.trouble(served.stall_seconds)
     if served.canary_seconds:
         served.engine.prove(served.canary_seconds)

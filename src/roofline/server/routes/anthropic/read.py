@@ -42,8 +42,9 @@ def messages(raw: bytes, context: Context) -> Generation:
     return Generation(
         prompts=(tuple(prompt.ids),),
         params=params,
-        model=context.name,
-        fingerprint=loaded.fingerprint,
+        model=body.model,
+        fingerprint=context.adapters.fingerprint(loaded.fingerprint, body.model),
+        adapter=context.adapters.named(body.model),
         stream=bool(body.stream),
         at_start=not conversation.continues,
         user=user,

@@ -89,10 +89,11 @@ def model_to_load(raw: bytes, context: Context, empty: str) -> str | None:
 
 
 def served_name(name: str, context: Context) -> str:
-    """The name of the served model, also for one with the tag `latest`. Raises RequestError 404 for another one."""
-    if context.name not in (name, name.removesuffix(":latest")):
-        raise RequestError(404, "model_not_found", f"model '{name[:100]}' not found", param="model")
-    return context.name
+    """The name of the served model or of an adapter, also for one with the tag `latest`. Raises RequestError 404."""
+    for known in (name, name.removesuffix(":latest")):
+        if known == context.name or context.adapters.get(known) is not None:
+            return known
+    raise RequestError(404, "model_not_found", f"model '{name[:100]}' not found", param="model")
 
 
 def _fields(raw: bytes, context: Context) -> dict[str, object]:
@@ -163,6 +164,7 @@ def _answered(where: str, message: Message, open_calls: list[tuple[str, str]]) -
 
 def _generation(field: str, body: Request, prompt: ChatPrompt, context: Context, at_start: bool) -> Generation:
     loaded, options = context.loaded(), body.options or Options()
+    served = served_name(body.model, context)
     values: dict[str, object] = DEFAULTS | {
         name: value for name in SAME_NAMES if (value := getattr(options, name)) is not None
     }
@@ -178,7 +180,8 @@ def _generation(field: str, body: Request, prompt: ChatPrompt, context: Context,
         prompts=(tuple(prompt.ids),),
         params=params,
         model=body.model,
-        fingerprint=loaded.fingerprint,
+        fingerprint=context.adapters.fingerprint(loaded.fingerprint, served),
+        adapter=context.adapters.named(served),
         stream=body.stream is not False,
         at_start=at_start,
         parser=prompt.parser,

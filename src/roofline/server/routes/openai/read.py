@@ -205,8 +205,9 @@ def _generation(
     generation = Generation(
         prompts=tuple(tuple(prompt) for prompt in prompts),
         params=params,
-        model=context.name,
-        fingerprint=loaded.fingerprint,
+        model=body.model,
+        fingerprint=context.adapters.fingerprint(loaded.fingerprint, body.model),
+        adapter=context.adapters.named(body.model),
         stream=bool(body.stream),
         priority=body.priority,
         cache_salt=body.cache_salt or "",

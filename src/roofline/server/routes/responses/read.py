@@ -128,8 +128,9 @@ def generation_of(body: ResponseBody, kept: Sequence[bytes], context: Context) -
     generation = ResponseGeneration(
         prompts=(tuple(prompt.ids),),
         params=params,
-        model=context.name,
-        fingerprint=loaded.fingerprint,
+        model=body.model,
+        fingerprint=context.adapters.fingerprint(loaded.fingerprint, body.model),
+        adapter=context.adapters.named(body.model),
         stream=bool(body.stream),
         at_start=True,
         user=body.safety_identifier if body.safety_identifier is not None else body.user,

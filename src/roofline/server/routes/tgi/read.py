@@ -6,7 +6,7 @@ from roofline.engine.constraint import Constraint
 from roofline.server.body import fields_of, invalid, refuse_unsupported, renamed, typed, within
 from roofline.server.context import Context
 from roofline.server.forms import schema
-from roofline.server.generation import Generation, check_prompts, sampling_params
+from roofline.server.generation import Generation, check_model, check_prompts, sampling_params
 from roofline.server.routes.tgi.schema import INSTEAD, NEUTRAL, GenerateBody, Grammar, Parameters
 
 MAX_NEW_TOKENS = 100  # TGI's default, or what fits
@@ -45,6 +45,9 @@ def _body(raw: bytes, context: Context) -> GenerateBody:
 
 def _generation(body: GenerateBody, context: Context) -> TgiGeneration:
     loaded, parameters = context.loaded(), body.parameters or Parameters()
+    model = context.name if parameters.adapter_id is None else parameters.adapter_id
+    with renamed({"model": "parameters.adapter_id"}):
+        check_model(model, context)
     within("parameters.truncate", parameters.truncate, 1, 1 << 31)
     with renamed({"prompt": "inputs"}):
         every = context.text.encode(body.inputs, None if parameters.truncate else loaded.max_model_len)
@@ -65,8 +68,9 @@ def _generation(body: GenerateBody, context: Context) -> TgiGeneration:
     return TgiGeneration(
         prompts=(tuple(ids),),
         params=params,
-        model=context.name,
-        fingerprint=loaded.fingerprint,
+        model=model,
+        fingerprint=context.adapters.fingerprint(loaded.fingerprint, model),
+        adapter=context.adapters.named(model),
         stream=bool(body.stream),
         include_stop=True,
         form_field=GRAMMAR,

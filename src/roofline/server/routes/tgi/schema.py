@@ -6,7 +6,6 @@ from roofline.server.body import Body
 
 # Of parameters: what clients send and we do not have, with the values that ask for nothing.
 NEUTRAL: dict[str, tuple[object, ...]] = {
-    "adapter_id": (None,),
     "best_of": (None, 1),
     "decoder_input_details": (None, False),
     "typical_p": (None, 1, 1.0),
@@ -31,6 +30,7 @@ class Parameters(Body):
     truncate: only so many tokens of the prompt are read, the last ones.
     """
 
+    adapter_id: str | None = None
     details: bool | None = None
     do_sample: bool | None = None
     frequency_penalty: float | None = None

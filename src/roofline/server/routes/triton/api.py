@@ -24,7 +24,7 @@ router = APIRouter()
 async def generate(model: str, request: Request) -> Response:
     """Go on from a text."""
     check_model(model, context.of(request))
-    return await respond(request, partial(read.generate, stream=False), TritonForm)
+    return await respond(request, partial(read.generate, model=model, stream=False), TritonForm)
 
 
 @router.post("/v2/models/{model:path}/generate_stream")
@@ -32,7 +32,7 @@ async def generate(model: str, request: Request) -> Response:
 async def generate_stream(model: str, request: Request) -> Response:
     """Go on from a text, with an event for each piece."""
     check_model(model, context.of(request))
-    return await respond(request, partial(read.generate, stream=True), TritonForm)
+    return await respond(request, partial(read.generate, model=model, stream=True), TritonForm)
 
 
 @router.get("/v2")

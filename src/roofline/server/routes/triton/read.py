@@ -23,8 +23,8 @@ class TritonGeneration(Generation):
     id: str | None = None
 
 
-def generate(raw: bytes, context: Context, *, stream: bool) -> TritonGeneration:
-    """A body of either route."""
+def generate(raw: bytes, context: Context, *, model: str, stream: bool) -> TritonGeneration:
+    """A body of either route. model: of its path."""
     body = _body(raw, context)
     if body.stream not in (None, stream):
         raise invalid("stream", "is what /generate_stream does, and /generate does not")
@@ -51,8 +51,9 @@ def generate(raw: bytes, context: Context, *, stream: bool) -> TritonGeneration:
     return TritonGeneration(
         prompts=(tuple(ids),),
         params=params,
-        model=context.name,
-        fingerprint=loaded.fingerprint,
+        model=model,
+        fingerprint=context.adapters.fingerprint(loaded.fingerprint, model),
+        adapter=context.adapters.named(model),
         stream=stream,
         prefix=body.text_input if body.exclude_input_in_output is False else "",
         id=body.id,

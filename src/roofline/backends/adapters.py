@@ -1,0 +1,71 @@
+"""The adapters of an executable: which slot holds which, and where their matrices belong in its Program."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from roofline.common.errors import CapacityError, ConfigError
+from roofline.ops.adapters import AdapterMatrix, PlacedMatrix
+from roofline.program.ir import Program
+from roofline.program.passes.adapt import Site, sites
+
+# What a backend does beside keeping them: (slot, its matrices; none: the slot is free again).
+Changed = Callable[[int, Sequence[PlacedMatrix]], None]
+
+
+class AdapterSlots:
+    """Slots 1, 2, ... of adapters for a Program that `passes.adapt` made; of any other Program none.
+
+    changed: told of each slot that is filled or freed. Between steps only.
+    """
+
+    def __init__(self, program: Program, changed: Changed | None = None) -> None:
+        self.sites: Mapping[str, Site] = sites(program)
+        # Converters to GGUF permute Llama's rows of q and k, whose rotation then turns neighbours.
+        self._permutes = any(table.style == "interleaved" for table in program.tables.values())
+        self._head_dim = next(iter(program.kv_groups.values())).head_dim
+        ranks = [i.attr("ranks") // self._parts(i.attr("group")) for i in program.body if i.op == "adapter_down"]
+        self.rank = int(ranks[0]) if ranks else 0  # the largest of an adapter
+        self.placed: dict[int, Sequence[PlacedMatrix]] = {}
+        self._changed = changed or (lambda slot, matrices: None)
+
+    def set(self, slot: int, matrices: Sequence[AdapterMatrix]) -> None:
+        """Put an adapter into a free slot. Raises ConfigError for a matrix that the model does not have or of another
+        shape, CapacityError for one of more ranks than there is room for."""
+        assert slot > 0, "slot 0 stands for no adapter"
+        assert slot not in self.placed, "a slot is freed before it is used again"
+        placed = sorted((self._place(matrix) for matrix in matrices), key=lambda each: (each.group, each.first))
+        self._changed(slot, placed)
+        self.placed[slot] = placed
+
+    def free(self, slot: int) -> None:
+        """Forget an adapter that no step names any more."""
+        self._changed(slot, ())
+        del self.placed[slot]
+
+    def _place(self, matrix: AdapterMatrix) -> PlacedMatrix:
+        assert matrix.a.dtype == matrix.b.dtype == np.float32, "what the kernels read"
+        site = self.sites.get(matrix.tensor)
+        if site is None:
+            raise ConfigError(f"the adapter changes {matrix.tensor}, which is no matrix of this model's layers")
+        shapes = (matrix.a.shape[1], matrix.b.shape[1])
+        if shapes != (site.inputs, site.outputs):
+            what = f"the adapter's matrices for {matrix.tensor} have {shapes[0]} inputs and {shapes[1]} outputs"
+            raise ConfigError(f"{what}, the model's have {site.inputs} and {site.outputs}")
+        if matrix.rank > self.rank:
+            what = f"an adapter of rank {matrix.rank}"
+            raise CapacityError(what, matrix.rank, self.rank, "ranks", "Load the model with a larger max_adapter_rank.")
+        if self._permutes and ".".join(matrix.tensor.split(".")[2:4]) in ("attn.q", "attn.k"):
+            matrix = replace(matrix, b=_neighbours(matrix.b, self._head_dim))
+        return PlacedMatrix(matrix, site.group, site.part * self.rank, site.column)
+
+    def _parts(self, group: int) -> int:
+        return 1 + max(site.part for site in self.sites.values() if site.group == group)
+
+
+def _neighbours(b: np.ndarray, head_dim: int) -> np.ndarray:
+    """[rank, outputs] with each head's columns i and i + head_dim / 2 side by side."""
+    rank, outputs = b.shape
+    halves = b.reshape(rank, outputs // head_dim, 2, head_dim // 2)
+    return np.ascontiguousarray(halves.swapaxes(2, 3).reshape(rank, outputs))

@@ -1,0 +1,71 @@
+"""The adapters that an engine has loaded, by the digests of their content, and which requests still need them."""
+
+from collections.abc import Callable
+
+from roofline.backends.base import Adapts, Executable
+from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
+from roofline.engine.adapter_info import AdapterInfo, unknown_adapter
+
+
+class Adapters:
+    """Slots of an executable, given to adapters while they are loaded and some request has yet to end.
+
+    most: that may be loaded. in_use: whether requests that have not ended name a slot.
+    """
+
+    def __init__(self, executable: Executable, most: int, in_use: Callable[[int], bool]) -> None:
+        self._executable, self._most, self._in_use = executable, most, in_use
+        self._loaded: dict[str, tuple[int, AdapterInfo]] = {}
+        self._leaving: set[str] = set()
+
+    def load(self, path: str, digest: str | None = None, max_bytes: int | None = None) -> AdapterInfo:
+        """Load a folder of PEFT's files. digest: what it must have; max_bytes: that it may take in memory.
+
+        What is loaded already is not loaded again. Raises ConfigError, UnsupportedError and CapacityError.
+        """
+        executable = self._executable
+        if not isinstance(executable, Adapts):
+            raise UnsupportedError("adapters on this backend", "it does not compute them", ("backend=cpu",))
+        if not self._most:
+            raise ConfigError(
+                "the model was loaded without places for adapters; load it with max_adapters of 1 or more"
+            )
+        from roofline.weights.adapters import read_adapter
+
+        adapter = read_adapter(path, max_bytes)
+        if digest is not None and adapter.digest != digest:
+            raise ConfigError(f"{path} is not the adapter that was loaded before: its files have changed")
+        self._leaving.discard(adapter.digest)
+        if adapter.digest in self._loaded:
+            return self._loaded[adapter.digest][1]
+        taken = {slot for slot, _ in self._loaded.values()}
+        slot = next((slot for slot in range(1, self._most + 1) if slot not in taken), None)
+        if slot is None:
+            remedy = "Unload one, or load the model with a larger max_adapters."
+            raise CapacityError("another adapter", self._most + 1, self._most, "adapters", remedy)
+        executable.adapters.set(slot, adapter.matrices)
+        info = AdapterInfo(adapter.digest, str(path), adapter.rank, len(adapter.matrices), adapter.nbytes)
+        self._loaded[adapter.digest] = slot, info
+        return info
+
+    def unload(self, digest: str) -> None:
+        """Take no new requests for it, and forget it once those it has are ended. Not loaded: nothing to do."""
+        if digest in self._loaded:
+            self._leaving.add(digest)
+            self.forget_idle()
+
+    def slot(self, digest: str) -> int:
+        """The slot of a request's adapter, 0 for "". Raises RequestError 404 where it is not loaded."""
+        if not digest:
+            return 0
+        if digest not in self._loaded or digest in self._leaving:
+            raise unknown_adapter()
+        return self._loaded[digest][0]
+
+    def forget_idle(self) -> None:
+        """Free the slots of those that are leaving and that no request needs."""
+        for digest in [digest for digest in self._leaving if not self._in_use(self._loaded[digest][0])]:
+            slot, _ = self._loaded.pop(digest)
+            self._leaving.discard(digest)
+            assert isinstance(self._executable, Adapts), "it has an adapter"
+            self._executable.adapters.free(slot)

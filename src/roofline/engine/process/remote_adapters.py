@@ -1,0 +1,94 @@
+"""The adapters of an engine process, as its owner knows them: what a fresh process must load before it goes on."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from roofline.common import log
+from roofline.common.errors import RequestError
+from roofline.engine.adapter_info import AdapterInfo, unknown_adapter
+from roofline.engine.process import messages
+from roofline.engine.process.messages import AdapterLoaded, LoadAdapter, UnloadAdapter
+
+
+@dataclass(eq=False)
+class _Loaded:
+    """An adapter of the engine. wanted: how many loads there were without an unload."""
+
+    info: AdapterInfo
+    wanted: int
+
+
+class RemoteAdapters:
+    """Loads and unloads adapters in an engine process, over its lives.
+
+    An adapter is unloaded when nobody wants it any more and no request with it is open; until then a process that takes
+    a dead one's place loads it again, before it is sent any request.
+
+    Args:
+        send: sends the present process a message.
+    """
+
+    def __init__(self, send: Callable[[LoadAdapter | UnloadAdapter], None]) -> None:
+        self._send = send
+        self._loaded: dict[str, _Loaded] = {}
+        self._pending: dict[int, asyncio.Future[AdapterInfo]] = {}
+        self._number = 0
+
+    async def load(self, path: str, max_bytes: int | None) -> AdapterInfo:
+        """Load a folder. Raises what loading raised, and RequestError 503 where the process dies meanwhile."""
+        self._number += 1
+        number = self._number
+        answer = self._pending[number] = asyncio.get_running_loop().create_future()
+        self._send(LoadAdapter(number, path, None, max_bytes))
+        try:
+            return await answer
+        finally:
+            self._pending.pop(number, None)
+
+    def unload(self, digest: str, used: Callable[[], set[str]]) -> None:
+        """One who loaded it does not want it any more. used: gives the adapters of open requests."""
+        if digest in self._loaded:
+            self._loaded[digest].wanted -= 1
+            self.forget_idle(used)
+
+    def check(self, digest: str) -> None:
+        """Raises RequestError 404 for an adapter that nobody has loaded, or that is being unloaded."""
+        if digest and (digest not in self._loaded or self._loaded[digest].wanted < 1):
+            raise unknown_adapter()
+
+    def forget_idle(self, used: Callable[[], set[str]]) -> None:
+        """Unload what is not wanted and not used."""
+        idle = [digest for digest, each in self._loaded.items() if each.wanted < 1]
+        for digest in set(idle) - used() if idle else ():
+            del self._loaded[digest]
+            self._send(UnloadAdapter(digest))
+
+    def told(self, message: AdapterLoaded) -> None:
+        """The answer to a load."""
+        answer = self._pending.pop(message.number, None)
+        if message.info is not None:
+            loaded = self._loaded.setdefault(message.info.digest, _Loaded(message.info, 0))
+            if message.number:
+                loaded.wanted += 1  # also where who asked has gone: `unload` is theirs to call
+            if answer is not None and not answer.done():
+                answer.set_result(message.info)
+        elif answer is not None and not answer.done():
+            assert message.refused is not None, "an adapter, or why there is none"
+            answer.set_exception(messages.as_error(message.refused))
+        elif message.refused is not None:
+            log.get("engine").error("an adapter could not be loaded again: %s", messages.as_error(message.refused))
+
+    def restore(self) -> None:
+        """A fresh process has none: load them all again, as they were."""
+        for digest, each in self._loaded.items():
+            self._send(LoadAdapter(0, each.info.path, digest))
+
+    def died(self) -> None:
+        """The process is gone, and with it what it was loading."""
+        pending, self._pending = self._pending, {}
+        for answer in pending.values():
+            if not answer.done():
+                answer.set_exception(
+                    RequestError(503, "engine_unavailable", "The engine died while it loaded the adapter.")
+                )

@@ -1,0 +1,138 @@
+"""Adapters in an engine: pages of the prefix cache, unloading what is in use, a fresh process after a crash."""
+
+import asyncio
+import json
+import os
+import signal
+
+import pytest
+
+from roofline.bundle import load
+from roofline.common.errors import CapacityError, ConfigError, RequestError
+from roofline.engine.config import EngineConfig
+from roofline.engine.local import LocalEngine
+from roofline.engine.params import SamplingParams
+from roofline.engine.process.messages import EngineSpec
+from roofline.engine.process.remote import RemoteEngine
+from tests.adapter_files import matrices, write_adapter
+
+SIZES = {"cache_tokens": 512, "max_batch_tokens": 32, "max_running": 4, "threads": 1, "weights": "random:1"}
+PROMPT = list(range(40))
+GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, tiny_llama):
+    place = tmp_path_factory.mktemp("tiny")
+    (place / "config.json").write_text(json.dumps(tiny_llama))
+    return str(place)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory, tiny_llama):
+    place = tmp_path_factory.mktemp("adapters")
+    return [write_adapter(place / str(seed), matrices(tiny_llama, seed)) for seed in range(3)]
+
+
+@pytest.fixture
+def engine(model):
+    executable = load(model, max_adapters=2, text=False, **SIZES).executable
+    engine = LocalEngine(executable, EngineConfig(max_adapters=2))
+    yield engine
+    engine.close()
+
+
+def answers(engine, *adapters):
+    """(ids, prompt tokens found in the cache) of the same prompt with each adapter, computed together."""
+    names = [engine.submit(PROMPT, GREEDY, adapter=adapter) for adapter in adapters]
+    ids, cached = {name: [] for name in names}, {}
+    while engine.has_work:
+        for event in engine.step():
+            ids[event.request_id] += event.ids
+            if event.usage is not None:
+                cached[event.request_id] = event.usage.cached_tokens
+    return [(ids[name], cached[name]) for name in names]
+
+
+def test_pages_are_shared_only_under_one_adapter(engine, folders):
+    one, two = (engine.adapters.load(folder).digest for folder in folders[:2])
+    (base, _), (first, _), (second, _) = together = answers(engine, "", one, two)
+    assert len({tuple(ids) for ids in (base, first, second)}) == 3
+    assert [cached for _, cached in together] == [0, 0, 0]
+    # 32 of the 40 tokens lie in full pages that a second request of the same adapter finds; the answers are the same.
+    assert answers(engine, two, "", one) == [(second, 32), (base, 32), (first, 32)]
+    engine.adapters.unload(one)
+    other = engine.adapters.load(folders[2]).digest  # takes the slot, and must not find the pages
+    assert answers(engine, other)[0][1] == 0
+    assert answers(engine, two) == [(second, 32)]
+
+
+def test_what_is_in_use_is_unloaded_when_its_requests_have_ended(engine, folders):
+    one = engine.adapters.load(folders[0])
+    assert engine.adapters.load(folders[0]) == one  # the same content takes one slot
+    (expected, _), *_ = answers(engine, one.digest)
+    name = engine.submit(PROMPT, GREEDY, adapter=one.digest)
+    engine.step()
+    engine.adapters.unload(one.digest)
+    with pytest.raises(RequestError, match="unloaded") as refused:
+        engine.submit(PROMPT, GREEDY, adapter=one.digest)
+    assert refused.value.status == 404
+    assert len(engine.executable.adapters.placed) == 1
+    ids = []
+    while engine.has_work:
+        ids += [token for event in engine.step() if event.request_id == name for token in event.ids]
+    assert ids == expected[-len(ids) :]
+    assert engine.executable.adapters.placed == {}
+
+
+def test_places_run_out_and_changed_files_are_noticed(engine, folders):
+    digests = [engine.adapters.load(folder).digest for folder in folders[:2]]
+    with pytest.raises(CapacityError, match="max_adapters"):
+        engine.adapters.load(folders[2])
+    with pytest.raises(ConfigError, match="its files have changed"):
+        engine.adapters.load(folders[0], digests[1])
+    engine.adapters.unload(digests[0])
+    engine.adapters.load(folders[2])
+
+
+def test_an_engine_without_places_says_how_to_have_them(model, folders):
+    engine = LocalEngine(load(model, text=False, **SIZES).executable)
+    with pytest.raises(ConfigError, match="max_adapters"):
+        engine.adapters.load(folders[0])
+    engine.close()
+
+
+def test_a_fresh_process_has_the_adapters_of_the_dead_one(model, folders):
+    spec = EngineSpec(
+        source=model, options={**SIZES, "max_adapters": 2, "text": False}, config=EngineConfig(max_adapters=2)
+    )
+    params = SamplingParams(max_tokens=150, temperature=0, ignore_eos=True)
+
+    async def run():
+        engine = RemoteEngine(spec, backoff=0.01)
+        await engine.start()
+        try:
+            one, two = [await engine.load_adapter(folder) for folder in folders[:2]]
+            with pytest.raises(ConfigError, match="no such folder"):
+                await engine.load_adapter(folders[0] + "/nothing")
+
+            async def ids(adapter, kill=False):
+                answer = []
+                stream = await engine.submit(PROMPT, params, adapter=adapter)
+                if kill:
+                    engine.unload_adapter(adapter)  # it is in use, so the fresh process needs it too
+                async for event in stream:
+                    answer += event.ids
+                    if kill and len(answer) > 5:
+                        kill = os.kill(engine.pid, signal.SIGKILL)
+                return answer
+
+            expected = [await ids(adapter) for adapter in (one.digest, two.digest)]
+            assert [await ids(one.digest, kill=True), await ids(two.digest)] == expected
+            assert engine.restarts == 1
+            with pytest.raises(RequestError, match="unloaded"):
+                await engine.submit(PROMPT, params, adapter=one.digest)
+        finally:
+            await engine.close()
+
+    asyncio.run(run())

@@ -1,0 +1,90 @@
+"""PEFT's files: what is read, and what is refused by name."""
+
+import json
+
+import numpy as np
+import pytest
+
+from roofline.common.errors import CapacityError, ConfigError, RooflineError, UnsupportedError
+from roofline.weights.adapters import read_adapter
+from tests.adapter_files import matrices, write_adapter
+
+A, B = (f"base_model.model.model.layers.0.self_attn.q_proj.lora_{part}.weight" for part in "AB")
+
+
+@pytest.fixture
+def tensors(tiny_llama):
+    return matrices(tiny_llama, 1)
+
+
+def test_matrices_scale_and_identity(tmp_path, tiny_llama, tensors):
+    plain = read_adapter(write_adapter(tmp_path / "plain", tensors))
+    query = next(each for each in plain.matrices if each.tensor == "layers.0.attn.q.weight")
+    assert (query.a == tensors[A]).all()
+    assert (query.b == tensors[B].T).all()
+    assert len(plain.matrices) == 14
+    assert query.scale == 1.5
+    assert plain.nbytes == sum(values.nbytes for values in tensors.values())
+    stable = read_adapter(write_adapter(tmp_path / "rs", tensors, use_rslora=True))
+    assert stable.matrices[0].scale == 3.0
+    # Equal results, equal digests: the dropout of the training changes nothing, scale and numbers do.
+    assert read_adapter(write_adapter(tmp_path / "same", tensors, lora_dropout=0.1)).digest == plain.digest
+    other = read_adapter(write_adapter(tmp_path / "other", matrices(tiny_llama, 2)))
+    assert len({plain.digest, stable.digest, other.digest}) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"use_dora": True}, "use_dora"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"rank_pattern": {"q_proj": 8}}, "rank_pattern"),
+        ({"alpha_pattern": {"q_proj": 8}}, "alpha_pattern"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out"),
+        ({"lora_bias": True}, "lora_bias"),
+        ({"something_new": 3}, "something_new"),
+        ({"bias": "all"}, "bias"),
+        ({"peft_type": "IA3"}, "peft_type"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights"),
+        ({"task_type": "SEQ_CLS"}, "task_type"),
+        ({"r": 0}, "r: is the number 0"),
+        ({"r": True}, "r: is true"),
+        ({"r": 8}, r"shape \[4, 64\], not \[r, inputs\] with r = 8"),
+        ({"lora_alpha": "16"}, "lora_alpha"),
+        ({"use_rslora": 1}, "use_rslora"),
+    ],
+)
+def test_configurations_that_are_not_honoured(tmp_path, tensors, changes, problem):
+    with pytest.raises((UnsupportedError, ConfigError), match=problem):
+        read_adapter(write_adapter(tmp_path, tensors, **changes))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda t: t.pop(A), "lora_A is missing"),
+        (lambda t: t.clear(), "there are none"),
+        (lambda t: t[B].__setitem__((0, 0), np.nan), "NaN or infinity"),
+        (lambda t: t.__setitem__("base_model.model.lm_head.lora_A.weight", t[A]), "lm_head"),
+        (lambda t: t.__setitem__("base_model.model.model.embed_tokens.lora_embedding_A", t[A]), "embed_tokens"),
+        (lambda t: t.__setitem__(A.replace("lora_A.weight", "lora_magnitude_vector"), t[A]), "magnitude"),
+        (lambda t: t.__setitem__(A.replace("layers.0", "layers.007"), t[A]), "layers.007"),
+    ],
+)
+def test_tensors_that_are_not_adapted(tmp_path, tensors, change, problem):
+    change(tensors)
+    with pytest.raises((UnsupportedError, ConfigError), match=problem):
+        read_adapter(write_adapter(tmp_path, tensors))
+
+
+def test_sizes_and_files(tmp_path, tensors):
+    folder = write_adapter(tmp_path / "a", tensors)
+    with pytest.raises(CapacityError, match="adapter_bytes"):
+        read_adapter(folder, max_bytes=1000)
+    with pytest.raises(ConfigError, match="no such folder"):
+        read_adapter(tmp_path / "b")
+    for name, content in (("adapter_config.json", json.dumps([])), ("adapter_model.safetensors", "x")):
+        broken = write_adapter(tmp_path / name, tensors)
+        (tmp_path / name / name).write_text(content)
+        with pytest.raises(RooflineError, match=name):
+            read_adapter(broken)
