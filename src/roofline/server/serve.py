@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from roofline.engine.facade import AsyncEngine
     from roofline.engine.process.messages import Ready
     from roofline.server.adapters import ServedAdapters
+    from roofline.server.context import Context
+    from roofline.server.keys import Keys
     from roofline.server.text_side import TextSide
     from roofline.server.tracing import Tracing
 
@@ -153,27 +155,14 @@ def _tracing(endpoint: str | None) -> "Tracing | None":
     return tracing(endpoint)
 
 
-def _http_server(
-    options: ServeOptions,
-    adapters: "ServedAdapters",
-    engine: "AsyncEngine",
-    text: "TextSide",
-    spans: "Tracing | None" = None,
-) -> "uvicorn.Server":
-    import uvicorn
-
+def _context(
+    options: ServeOptions, adapters: "ServedAdapters", engine: "AsyncEngine", text: "TextSide", keys: "Keys"
+) -> "Context":
+    """What the routes work with."""
     from roofline.engine.receipts.signing import Ed25519Signer
-    from roofline.server import access_log
-    from roofline.server.app import create_app
     from roofline.server.context import Context
-    from roofline.server.drain import DrainingServer
-    from roofline.server.keys import Keys
-    from roofline.server.protocol import BoundedProtocol
-    from roofline.server.tls import Certificate
 
-    keys = Keys(options.api_key, options.api_keys)
-    limits = options.effective_limits()
-    context = Context(
+    return Context(
         engine=engine,
         text=text,
         name=options.served_model_name or options.model,
@@ -187,12 +176,32 @@ def _http_server(
         keys=keys,
         allowed_origins=frozenset(options.allow_origin or ()),
         response_store=options.response_store,
-        limits=limits,
+        limits=options.effective_limits(),
         signer=Ed25519Signer(options.receipt_key) if options.receipt_key is not None else None,
         batch_folder=options.batch_folder,
         batch_at_once=options.batch_at_once,
         adapters=adapters,
     )
+
+
+def _http_server(
+    options: ServeOptions,
+    adapters: "ServedAdapters",
+    engine: "AsyncEngine",
+    text: "TextSide",
+    spans: "Tracing | None" = None,
+) -> "uvicorn.Server":
+    import uvicorn
+
+    from roofline.server import access_log
+    from roofline.server.app import create_app
+    from roofline.server.drain import DrainingServer
+    from roofline.server.keys import Keys
+    from roofline.server.protocol import BoundedProtocol
+    from roofline.server.tls import Certificate
+
+    keys = Keys(options.api_key, options.api_keys)
+    context = _context(options, adapters, engine, text, keys)
     if options.access_log:
         access_log.show()
     app = create_app(context, spans)
@@ -217,7 +226,7 @@ def _http_server(
         config.load()
         config.ssl = certificate.context
         refreshes.append(certificate.refresh)
-    return DrainingServer(config, app.state.queue, limits.drain_seconds, refreshes)
+    return DrainingServer(config, app.state.queue, context.limits.drain_seconds, refreshes)
 
 
 def _loaded(task: asyncio.Task, server: "uvicorn.Server", started: float, complete: Callable[[], None]) -> None:

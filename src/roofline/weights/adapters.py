@@ -1,4 +1,4 @@
-"""LoRA adapters in PEFT's files: adapter_config.json and adapter_model.safetensors (as its version 0.21.2 writes them)."""
+"""LoRA adapters in the files of PEFT (0.21.2): adapter_config.json and adapter_model.safetensors."""
 
 import hashlib
 import math
