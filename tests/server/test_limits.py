@@ -149,6 +149,7 @@ def test_limits_that_nobody_sets(call, make_context):
         "logit_bias": 1024,
         "user_characters": 256,
         "prompt_tokens": 1_048_576,
+        "adapter_bytes": 4 << 30,
         "queued": 256,
         "streams": 256,
         "first_token_seconds": 1800.0,

@@ -64,7 +64,7 @@ READERS = {
         {"model": "tiny", "input": ITEMS, "tools": [FUNCTION], "text": {"format": {"type": "text"}}},
     ),
     "tgi": (tgi.generate, tgi_schema.GenerateBody, {"inputs": "Hi", "parameters": {"max_new_tokens": 5}}),
-    "triton": (partial(triton.generate, stream=False), triton_schema.GenerateBody, {"text_input": "Hi"}),
+    "triton": (partial(triton.generate, model="tiny", stream=False), triton_schema.GenerateBody, {"text_input": "Hi"}),
 }
 VALUES = st.recursive(
     st.one_of(
