@@ -74,6 +74,19 @@ def test_text_without_marks_is_passed_on(name, text):
     assert not reply.calls
 
 
+@pytest.mark.parametrize("calls", [HermesCalls, MistralCalls, ObjectCalls])
+@settings(max_examples=100, deadline=None)
+@given(st.lists(PIECES, max_size=8), st.data())
+def test_a_reply_without_calls_is_told_to_the_letter(calls, pieces, data):
+    """White space around what looked like a call is the text's too."""
+    text = "".join(pieces)
+    cut = data.draw(st.integers(0, len(text)))
+    parser = calls(NAMES)
+    deltas = [*parser.push(text[:cut]), *parser.push(text[cut:]), *parser.finish()]
+    if not any(isinstance(delta, CallDelta) for delta in deltas):
+        assert "".join(delta.text for delta in deltas) == text
+
+
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
@@ -118,7 +131,7 @@ def test_text_without_marks_is_passed_on(name, text):
             Reply("", "", [ToolCall("add", '{"a": 1}'), ToolCall("weather", "{}")]),
         ),
         ("mistral", "[TOOL_CALLS]other{}", Reply("[TOOL_CALLS]other{}")),
-        ("mistral", "[TOOL_CALLS] [", Reply("[TOOL_CALLS][")),
+        ("mistral", "[TOOL_CALLS] [", Reply("[TOOL_CALLS] [")),
         ("thinking hermes", "<think>\nHm.\n\nYes.\n</think>\n\nNo.", Reply("No.", "Hm.\n\nYes.")),
         ("thinking hermes", "No <think>", Reply("No <think>")),
         ("thinking hermes", "<thi", Reply("<thi")),

@@ -22,7 +22,7 @@ class CallFormat:
         self._pending = ""
         self._calls = 0
         self._reader: CallReader | None = None
-        self._mark = ""  # what introduced the present call
+        self._opening = ""  # what may introduce a call, white space and marks: text where no call follows
         self._state = "text"
         self._strips = False  # white space that comes next stands beside a call
         self._deltas: list[Delta] = []
@@ -36,7 +36,7 @@ class CallFormat:
     def finish(self) -> list[Delta]:
         reader = self._reader
         if reader is not None and reader.state == "undecided":
-            self._tell(self._mark + reader.raw)
+            self._tell(self._opening + reader.raw)
         if reader is None and self._state == "text":
             self._tell(self._pending.lstrip() if self._strips else self._pending)
         self._pending = ""
@@ -69,7 +69,7 @@ class CallFormat:
     def _end_call(self, reader: CallReader) -> None:
         self._reader = None
         if reader.state == "text":
-            self._tell(self._mark + reader.raw)
+            self._tell(self._opening + reader.raw)
             self._state = "text"
         else:
             self._deltas += reader.take()
@@ -77,10 +77,16 @@ class CallFormat:
             self._strips = True
             self._state = "after" if reader.state == "complete" else "broken"
 
-    def _call(self, mark: str) -> bool:
-        """The pending text is a call that `mark` introduced."""
-        self._reader, self._mark = CallReader(self._names, self._calls), mark
+    def _call(self, opening: str) -> bool:
+        """The pending text is a call that `opening` introduced."""
+        self._reader, self._opening = CallReader(self._names, self._calls), opening
         return bool(self._pending)
+
+    def _strip_spaces(self, beside: str = "") -> str:
+        """Take white space, and characters of `beside`, off the begin of the pending text: what was taken off."""
+        rest = self._pending.lstrip(SPACES + beside)
+        spaces, self._pending = self._pending[: len(self._pending) - len(rest)], rest
+        return spaces
 
     def _tell(self, text: str) -> None:
         if text:
@@ -92,8 +98,9 @@ class CallFormat:
         pending = self._pending.lstrip() if self._strips else self._pending
         at = pending.find(mark)
         if at >= 0:
-            self._tell(pending[:at].rstrip())
-            self._pending = pending[at + len(mark) :]
+            text = pending[:at].rstrip()
+            self._tell(text)
+            self._opening, self._pending = pending[len(text) : at + len(mark)], pending[at + len(mark) :]
             return True
         sure = pending[: len(pending) - _begun(pending, mark)].rstrip()
         self._tell(sure)
@@ -117,11 +124,13 @@ class HermesCalls(CallFormat):
         return True
 
     def _after(self) -> bool:
-        self._pending = self._pending.lstrip(SPACES)
+        spaces = self._strip_spaces()
+        if self._state == "opened":
+            self._opening += spaces
         if not self._pending:
             return False
         if self._state == "opened":
-            return self._call(self.open)
+            return self._call(self._opening)
         if self._state == "broken":
             at = self._pending.find(self.close)
             self._pending = self._pending[at:] if at >= 0 else self._pending[-len(self.close) :]
@@ -136,7 +145,7 @@ class HermesCalls(CallFormat):
 
     def finish(self) -> list[Delta]:
         if self._state == "opened" and self._reader is None:
-            self._tell(self.open)
+            self._tell(self._opening)
             self._state = "ended"
         return super().finish()
 
@@ -149,42 +158,43 @@ class ObjectCalls(CallFormat):
 
     prefix = "<|python_tag|>"
 
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__(names)
+        self._prefixed = False
+
     def _begin(self) -> bool:
-        self._pending = self._pending.lstrip(SPACES) if not self._mark else self._pending
-        if not self._pending or (self.prefix.startswith(self._pending) and self._pending != self.prefix):
-            return False
-        if self._pending.startswith(self.prefix):
-            self._pending, self._mark = self._pending[len(self.prefix) :], self.prefix
+        self._opening += self._strip_spaces()
+        if not self._prefixed and self._pending.startswith(self.prefix):
+            self._prefixed, self._opening = True, self._opening + self.prefix
+            self._pending = self._pending.removeprefix(self.prefix)
             return bool(self._pending)
-        if self._pending.lstrip(SPACES)[:1] in ("{", "["):
-            self._pending = self._pending.lstrip(SPACES)
-            mark = self._mark
-            if self._pending[0] == "[":
-                mark, self._pending = mark + "[", self._pending[1:].lstrip(SPACES)
-            self._state = "first"
-            self._mark = mark
-            return self._after()
-        if self._pending.isspace():
+        if not self._pending or (not self._prefixed and self.prefix.startswith(self._pending)):
             return False
-        self._state = "plain"
-        self._tell(self._mark)
-        return True
+        if self._pending[0] == "[":
+            self._opening, self._pending = self._opening + "[", self._pending[1:]
+            self._state = "first"
+        else:
+            self._state = "first" if self._pending[0] == "{" else "plain"
+        if self._state == "plain":
+            self._tell(self._opening)
+        return bool(self._pending)
 
     def _after(self) -> bool:
         if self._state == "plain":
             self._tell(self._pending)
+        if self._state in ("plain", "broken"):
             self._pending = ""
             return False
-        if self._state == "broken":
-            self._pending = ""
-            return False
-        self._pending = self._pending.lstrip(SPACES if self._state == "first" else SPACES + ";,]")
+        if self._state == "first":
+            self._opening += self._strip_spaces()
+        else:
+            self._strip_spaces(";,]")
         if not self._pending:
             return False
         if self._pending[0] == "{":
-            return self._call(self._mark if self._state == "first" else "")
+            return self._call(self._opening if self._state == "first" else "")
         if self._state == "first":
-            self._tell(self._mark)
+            self._tell(self._opening)
         self._state = "plain"
         return True
 
@@ -194,8 +204,8 @@ class ObjectCalls(CallFormat):
             self._state = "plain"
 
     def finish(self) -> list[Delta]:
-        if self._state == "first" and self._reader is None:
-            self._tell(self._mark)
+        if self._state in ("text", "first") and self._reader is None:
+            self._tell(self._opening + self._pending)
             self._state = "ended"
         return super().finish()
 
@@ -223,7 +233,9 @@ class MistralCalls(CallFormat):
         if self._state == "broken":
             self._pending = ""
             return False
-        self._pending = self._pending.lstrip(SPACES)
+        spaces = self._strip_spaces()
+        if self._state in ("opened", "element"):
+            self._opening += spaces
         if not self._pending:
             return False
         if self._state == "opened":
@@ -233,15 +245,16 @@ class MistralCalls(CallFormat):
     def _first(self) -> bool:
         if self._pending[0] == "[":
             self._pending, self._in_list, self._state = self._pending[1:], True, "element"
+            self._opening += "["
             return bool(self._pending)
         if self._pending[0] == "{":
-            return self._call(self.open)
+            return self._call(self._opening)
         at = self._pending.find("{")
         name = self._pending[:at].strip(SPACES).removesuffix(self.separator).strip(SPACES) if at >= 0 else ""
         if at < 0 and len(self._pending) <= self.name_characters:
             return False
         if at < 0 or name not in self._names:
-            self._tell(self.open)
+            self._tell(self._opening)
             self._state = "text"
             return True
         self._pending, self._state, self._arguments = self._pending[at:], "arguments", JsonScanner()
@@ -252,13 +265,15 @@ class MistralCalls(CallFormat):
 
     def _next(self) -> bool:
         if self._in_list:
-            self._pending = self._pending.lstrip(SPACES + ",")
+            between = self._strip_spaces(",")
+            if self._state == "element":
+                self._opening += between
             if not self._pending:
                 return False
             if self._pending[0] == "{":
-                return self._call(self.open + "[" if self._state == "element" else "")
+                return self._call(self._opening if self._state == "element" else "")
             if self._state == "element":
-                self._tell(self.open + "[")
+                self._tell(self._opening)
             self._in_list = False
             self._pending = self._pending.removeprefix("]") if self._state == "after" else self._pending
         if not self._pending:
@@ -286,7 +301,7 @@ class MistralCalls(CallFormat):
 
     def finish(self) -> list[Delta]:
         if self._state in ("opened", "element") and self._reader is None:
-            self._tell(self.open + ("[" if self._state == "element" else "") + self._pending)
+            self._tell(self._opening + self._pending)
             self._state = "ended"
         return super().finish()
 
