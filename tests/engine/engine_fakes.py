@@ -19,6 +19,7 @@ from roofline.common.errors import CapacityError, ConfigError
 from roofline.engine.cache.naive import NaiveCache
 from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits
 
+HIDDEN_WIDTH = 8
 M1, M2, M3 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
@@ -54,6 +55,7 @@ class FakeExecutable:
         self.vocab_size, self.max_context, self.num_pages, self.page_bytes = vocab_size, max_context, num_pages, 1024
         self.limits = BatchLimits(tokens, segments, rows or segments, table_pages or num_pages * segments)
         self.batch, self.clock = Batch(self.limits), MonotonicClock()
+        self.results = np.full((self.limits.rows, vocab_size), np.nan, np.float32)
         self.store = np.full((num_pages, PAGE_TOKENS, 2), -7, np.int64)
         self.step_seconds, self.weights = step_seconds, np.uint64(weights)
         self.fail_at = set()  # numbers of forward calls that raise
@@ -72,6 +74,7 @@ class FakeExecutable:
         assert not self.closed
         assert gc.isenabled(), "what steps leave behind in cycles would stay"
         self.forwards += 1
+        self.results[:] = np.nan  # what was read of the step before was a view
         if self.before_forward is not None:
             self.before_forward(self)
         if self.step_seconds:
@@ -113,7 +116,9 @@ class FakeExecutable:
         return (noise * 6 - 3).astype(np.float32), int(pairs[0, 1])
 
     def logits(self):
-        return np.array([logits for logits, _ in self.rows], np.float32).reshape(-1, self.vocab_size)
+        for row, (logits, _) in enumerate(self.rows):
+            self.results[row] = logits
+        return self.results[: len(self.rows)]
 
     def sample(self, rows: SampleRows) -> Sampled:
         assert rows.rows == len(self.rows)
@@ -135,6 +140,21 @@ class FakeExecutable:
                 out.logprob[r] = logprobs[out.ids[r]]
                 out.top_ids[r, : len(top)], out.top_logprobs[r, : len(top)] = top, logprobs[top]
         return out
+
+    def headless(self):
+        """Its hidden rows are logits over a vocabulary of HIDDEN_WIDTH, of the same pages."""
+        hidden = type(self)(
+            num_pages=self.num_pages,
+            vocab_size=HIDDEN_WIDTH,
+            max_context=self.max_context,
+            tokens=self.limits.tokens,
+            segments=self.limits.segments,
+            rows=self.limits.tokens,
+            table_pages=self.limits.pages,
+        )
+        hidden.store, hidden.die_on_id, hidden.fail_on_id = self.store, self.die_on_id, self.fail_on_id
+        self.hidden = hidden
+        return hidden
 
     def step_cost(self) -> StepCost:
         return StepCost(self.batch.tokens * 10.0, 1000.0, 16.0, 1e-9)

@@ -135,7 +135,8 @@ def test_what_nobody_sets_changes_no_distribution_and_ends_nothing():
     neutral |= {"presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": (), "seed": None, "logprobs": None}
     neutral |= {"prompt_logprobs": None}
     neutral |= {"n": 1, "max_tokens": None, "min_tokens": 0, "stop": (), "stop_token_ids": (), "ignore_eos": False}
-    neutral |= dict.fromkeys(("constraint", *CONSTRAINT_NAMES)) | {"prompt_progress": False, "digests": False}
+    neutral |= dict.fromkeys(("constraint", "pooling", *CONSTRAINT_NAMES))
+    neutral |= {"prompt_progress": False, "digests": False}
     assert vars(SamplingParams()) == neutral
 
 

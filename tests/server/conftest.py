@@ -2,6 +2,7 @@
 
 import asyncio
 import http.server
+import struct
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from types import MappingProxyType, SimpleNamespace
@@ -32,6 +33,7 @@ class BytesText:
 
     eos_ids = (EOS,)
     reply_format = ReplyFormat("hermes", thinks=True, takes_tools=True)
+    tokenizer = property(lambda self: self)
 
     def complete(self):
         """Nothing is left for later."""
@@ -93,7 +95,7 @@ class FakeEngine:
         self.answer, self.delay = answer, delay
         self.up, self.error = True, None
         self.stalled_for, self.proofs = 0.0, []
-        self.description = Ready("tiny", VOCAB, 1000, "feedc0de", 12, 1024, 0.1, 7, exact=False)
+        self.description = Ready("tiny", VOCAB, 1000, "feedc0de", 12, 1024, 0.1, 7, exact=False, gives_hidden=True)
         self.problem = None
         self.engines, self.restarts, self.pid, self.checked = (), 0, 7, None
         self.open: set[str] = set()
@@ -142,6 +144,10 @@ class FakeEngine:
         self.open.add(request_id)
         try:
             await self.gate.wait()
+            if params.pooling is not None:
+                await asyncio.sleep(self.delay)
+                yield self._vector(ids, params.pooling, request_id)
+                return
             limit = params.max_tokens or 1000
             for step in range(len(self.answer) + 1):
                 await asyncio.sleep(self.delay)
@@ -156,6 +162,14 @@ class FakeEngine:
                     return
         finally:
             self.open.discard(request_id)
+
+    def _vector(self, ids, pooling, request_id):
+        """Of hidden rows: how many ids there are, and the first; of logits: how often each id stands in the prompt."""
+        numbers = [len(ids), ids[0], 3.0] if pooling.hidden else [ids.count(i) for i in pooling.ids]
+        if self.error is not None:
+            return Event(request_id, 0, [], finish_reason="error", error=self.error)
+        usage, vector = Usage(len(ids), 0, 0, 7), struct.pack(f"<{len(numbers)}f", *numbers)
+        return Event(request_id, 0, [], finish_reason="stop", usage=usage, vector=vector)
 
     def _event(self, request_id, index, step, limit, params, prompt):
         ended = step == len(self.answer)

@@ -170,6 +170,8 @@ def test_limits_that_nobody_sets(call, make_context):
         "metadata_pairs": 16,
         "metadata_name_characters": 64,
         "metadata_value_characters": 512,
+        "inputs": 2048,
+        "documents": 1024,
         "drain_seconds": 30,
         "stored_responses": 10_000,
         "stored_bytes": 128 << 20,

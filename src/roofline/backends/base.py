@@ -48,6 +48,16 @@ class StepCost:
     limit_seconds: float | None
     work: tuple[float, ...] = ()
 
+    def __add__(self, other: "StepCost") -> "StepCost":
+        """Of two computations one after the other; together they have no `work`."""
+        limits = self.limit_seconds, other.limit_seconds
+        return StepCost(
+            self.flops + other.flops,
+            self.weight_bytes + other.weight_bytes,
+            self.kv_bytes + other.kv_bytes,
+            None if limits[0] is None or limits[1] is None else limits[0] + limits[1],
+        )
+
 
 class Executable(Protocol):
     """A compiled Program bound to weights and a cache of `num_pages` pages.
@@ -116,6 +126,20 @@ class IdentifiesWeights(Protocol):
     @property
     def weights_identity(self) -> str:
         """A hash of the weights, in hexadecimal, that does not depend on the chip."""
+
+
+@runtime_checkable
+class GivesHidden(Protocol):
+    """Runs its model also without the head, on the same weights and the same cache."""
+
+    def headless(self) -> Executable:
+        """The model up to what its head reads, as an executable with a batch of its own, in which every token can have
+        a row: its `logits` are the hidden rows, float32 [rows, width], and nothing is sampled from them. A sequence's
+        pages may be written by the one and read by the other; one `forward` of the two runs at a time. Whoever asks
+        closes it, before this one.
+
+        Raises UnsupportedError where the model has no such rows, CapacityError for want of memory.
+        """
 
 
 @runtime_checkable

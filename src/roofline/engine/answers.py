@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from roofline.common.errors import CapacityError, RequestError, RooflineError
 from roofline.engine.events import Event, FinishReason, TokenLogprob, Usage
 from roofline.engine.params import SamplingParams
+from roofline.engine.pooling import Pooling
 
 if TYPE_CHECKING:
     from roofline.engine.local import LocalEngine
@@ -74,6 +75,7 @@ class AnswerBuilder:
         self.finish_reason: FinishReason | None = None
         self.stop: str | int | None = None
         self.running = True  # whether the engine computes it still
+        self.vector: bytes | None = None  # of a request with a Pooling, once it is complete
         self._text, self._pieces, self._read = text, list[str](), 0
         self._last: Event | None = None
 
@@ -93,7 +95,7 @@ class AnswerBuilder:
         if event.prompt_logprobs is not None and self.prompt_logprobs is not None:
             self.prompt_logprobs += event.prompt_logprobs
         if event.finish_reason is not None:
-            self.running, self._last = False, event
+            self.running, self._last, self.vector = False, event, event.vector
         if self.finish_reason is not None:
             return Piece("")
         words = event.ids if event.stop_id is None else event.ids[:-1]  # an id that ends the answer is not text
@@ -165,6 +167,29 @@ class LocalAnswers:
         at_start: answers begin a text, as in chat; otherwise they go on from the prompt's. bar: shows how far it is.
         adapter: the digest of one that `load_adapter` loaded.
         """
+        submitted = self._run(prompts, params, at_start, bar, adapter)
+        return [[builder.result() for builder in builders.values()] for builders in submitted]
+
+    def vectors(self, prompts: Sequence[list[int]], pooling: Pooling, bar: "ProgressBar | None" = None) -> list[bytes]:
+        """What each prompt gives with this pooling, all in one batch. Raises as `run`, and UnsupportedError."""
+        params = [SamplingParams(temperature=0, pooling=pooling)] * len(prompts)
+        vectors = []
+        for builders in self._run(prompts, params, False, bar, ""):
+            (builder,) = builders.values()
+            builder.result()
+            assert builder.vector is not None, "it has not failed"
+            vectors.append(builder.vector)
+        return vectors
+
+    def _run(
+        self,
+        prompts: Sequence[list[int]],
+        params: Sequence[SamplingParams],
+        at_start: bool,
+        bar: "ProgressBar | None",
+        adapter: str,
+    ) -> list[Builders]:
+        """Submit all prompts, and step until all of their answers have ended."""
         submitted: list[Builders] = []
         try:
             for number, (ids, each) in enumerate(zip(prompts, params, strict=True), 1):
@@ -179,7 +204,7 @@ class LocalAnswers:
                 bar.close()
             for builders in submitted:
                 self._drop(builders)
-        return [[builder.result() for builder in builders.values()] for builders in submitted]
+        return submitted
 
     def stream(
         self, ids: list[int], params: SamplingParams, at_start: bool, adapter: str = ""

@@ -51,8 +51,8 @@ def _token_ids(field: str, ids: Iterable[int]) -> list[int]:
 def check_request(
     prompt: list[int], params: SamplingParams, eos_ids: list[int], vocab_size: int, max_model_len: int
 ) -> int:
-    """The longest answer in tokens. Raises RequestError for an empty prompt and for an id outside the vocabulary,
-    CapacityError where prompt plus answer is longer than max_model_len."""
+    """The longest answer in tokens; of a request with pooling 1, which is not computed. Raises RequestError for an
+    empty prompt and for an id outside the vocabulary, CapacityError where prompt and answer exceed max_model_len."""
     if not prompt:
         raise invalid("prompt", "has no tokens")
     fields: tuple[tuple[str, Sequence[int]], ...] = (
@@ -60,11 +60,17 @@ def check_request(
         ("eos_ids", eos_ids),
         ("stop_token_ids", params.stop_token_ids),
         ("logit_bias", [i for i, _ in params.logit_bias]),
+        ("pooling", params.pooling.ids if params.pooling is not None else ()),
     )
     for field, ids in fields:
         if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
             worst = next(i for i in ids if not 0 <= i < vocab_size)
             raise invalid(field, f"id {worst} is not in the vocabulary of {vocab_size}")
+    if params.pooling is not None:
+        if len(prompt) > max_model_len:
+            remedy = "Shorten it, or serve with a larger max_model_len or cache."
+            raise CapacityError("A prompt", len(prompt), max_model_len, "tokens", remedy)
+        return 1
     answer = params.max_tokens if params.max_tokens is not None else max(1, params.min_tokens)
     if len(prompt) + answer > max_model_len:
         what = f"A prompt of {len(prompt):,} tokens with an answer of {answer:,}"

@@ -67,6 +67,7 @@ class Event(NamedTuple):
     fault for the error. `progress`: in an event of its own, without ids, where the request wants it. `digests`: of the
     logits that each of `ids` was sampled from, where the request wants them (`engine/digests.py`). `prompt_logprobs`:
     in events of their own, of the prompt's tokens from the second on, in order, before the first ids of any answer.
+    `vector`: in the last event, without ids, of a request with a Pooling (`engine/pooling.py`).
     """
 
     request_id: str
@@ -81,3 +82,4 @@ class Event(NamedTuple):
     progress: Progress | None = None
     digests: list[bytes] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
+    vector: bytes | None = None

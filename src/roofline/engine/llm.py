@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequen
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from roofline.backends.options import LoadOptions
 from roofline.common.options import declared, split_keywords
@@ -16,10 +16,14 @@ from roofline.engine.config import EngineConfig
 from roofline.engine.conversation import plain_messages
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams, invalid
+from roofline.engine.pooling import Pooling, embedding, probability
 from roofline.engine.progress import ProgressBar, bar_for
+from roofline.engine.relevance import VARIABLES, pair_messages, yes_or_no
 from roofline.engine.stats import EngineStats
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from roofline.bundle import LoadedModel
     from roofline.text.templates.template import ChatTemplate
     from roofline.text.tokenizers.tokenizer import Tokenizer
@@ -270,6 +274,58 @@ class LLM:
     def unload_adapter(self, adapter: str) -> None:
         """Forget an adapter once the answers that are computed with it have ended."""
         self.answers.unload_adapter(adapter)
+
+    def embed(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Literal["last", "mean"] = "last",
+        dimensions: int | None = None,
+        use_tqdm: bool = True,
+    ) -> "list[np.ndarray]":
+        """Vectors of length 1 for texts, by the hidden states that the model's head reads.
+
+        Args:
+            texts: one or several strings or lists of ids.
+            pooling: of the last token, or the mean over all tokens.
+            dimensions: keep so many numbers, scaled to length 1 again; None: all.
+
+        Returns:
+            float32 [dimensions or width] for each text, in order.
+
+        Raises:
+            RequestError, CapacityError: a text that cannot be computed; none is then.
+            UnsupportedError: the backend gives no hidden states.
+        """
+        import numpy as np
+
+        if pooling not in ("last", "mean"):
+            raise invalid("pooling", f"{pooling!r} is neither 'last' nor 'mean'")
+        ids = [self.encode(text) for text in _prompt_list(texts)]
+        vectors = self.answers.vectors(ids, Pooling(pooling), bar_for(len(ids)) if use_tqdm else None)
+        return [np.array(embedding(vector, dimensions), np.float32) for vector in vectors]
+
+    def score(
+        self, query: str, documents: str | Sequence[str], *, instruction: str | None = None, use_tqdm: bool = True
+    ) -> list[float]:
+        """How well documents answer a query, 0 to 1: the probability of "yes" against "no" as the model's answer to
+        that question (see `engine/relevance.py`). Raises as `generate`.
+
+        Args:
+            documents: one or several texts.
+            instruction: what to look for; default: passages that answer the query.
+        """
+        listed = [documents] if isinstance(documents, str) else list(documents)
+        for text in (query, *listed):
+            if not isinstance(text, str):
+                raise invalid("query" if text is query else "documents", f"{type(text).__name__} is no text")
+        ids = [
+            self.chat_template.encode_chat(self.tokenizer, pair_messages(query, document, instruction), **VARIABLES)
+            for document in listed
+        ]
+        pooling = yes_or_no(self.tokenizer)
+        bar = bar_for(len(ids)) if use_tqdm else None
+        return [probability(vector) for vector in self.answers.vectors(ids, pooling, bar)]
 
     def encode(self, prompt: Prompt, parse_special: bool = False) -> list[int]:
         """The ids of a prompt as `generate` sees it: with the model's own beginning, if it has one."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from roofline.backends.base import Executable
+from roofline.backends.base import Executable, GivesHidden
 from roofline.common.errors import ConfigError, RequestError, describe_error
 from roofline.engine.adapters import Adapters
 from roofline.engine.cache.naive import NaiveCache
@@ -15,6 +15,7 @@ from roofline.engine.config import EngineConfig, StepLimits, resolve
 from roofline.engine.constraint import Constraint
 from roofline.engine.events import Event
 from roofline.engine.params import SamplingParams, fresh_seed
+from roofline.engine.pooling import check_able
 from roofline.engine.schedule import naive
 from roofline.engine.schedule.continuous import State, schedule
 from roofline.engine.schedule.sequence import Request
@@ -81,6 +82,11 @@ class LocalEngine:
         return self._stepper.flying
 
     @property
+    def gives_hidden(self) -> bool:
+        """Whether requests can have vectors of hidden rows."""
+        return isinstance(self.executable, GivesHidden)
+
+    @property
     def lost(self) -> str | None:
         """Why no step can succeed any more, None while they can."""
         return str(self._stepper.lost) if self._stepper.lost is not None else None
@@ -103,6 +109,9 @@ class LocalEngine:
         prompt, params, eos, name, salt, adapter = request_parts(ids, params, **options)
         check_unused(name, self._requests)
         max_tokens = check_request(prompt, params, eos, self.executable.vocab_size, self.limits.max_model_len)
+        check_able(params.pooling, self.gives_hidden, adapter)
+        if params.pooling is not None and params.pooling.hidden:
+            self._stepper.pooler.prepare()
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos))
         seed = params.seed if params.seed is not None else fresh_seed()
         slot = self.adapters.slot(adapter)

@@ -11,6 +11,7 @@ from roofline.common.options import Options, option
 from roofline.engine.constraint import Constraint
 from roofline.engine.keywords import CONSTRAINT_NAMES, constraint_of
 from roofline.engine.keywords import SAMPLING as SAMPLING_ELSEWHERE
+from roofline.engine.pooling import Pooling
 
 MAX_LOGPROBS = 20
 MAX_N = 128
@@ -40,6 +41,8 @@ class SamplingParams(Options):
         stop_token_ids: ids that end the answer, beside the model's own.
         constraint: the form that the answer must have; it ends when it is complete, whatever min_tokens and ignore_eos
             say. Log-probabilities stay those of the raw logits, as with a bias.
+        pooling: the request ends with its prompt and gives a vector, and no answer. It goes with no field that is about
+            an answer: n, constraint, logprobs, digests, stop, logit_bias.
         structured_outputs, guided_json, guided_regex, guided_choice, guided_grammar: vLLM's names, which become
             `constraint`.
 
@@ -86,6 +89,7 @@ class SamplingParams(Options):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = option(False, "Do not end at the model's own end-of-generation ids.", topic=SAMPLING)
     constraint: Constraint | None = None
+    pooling: Pooling | None = None
     # Other names of `constraint`, None once it is set.
     structured_outputs: object = field(default=None, repr=False, compare=False)
     guided_decoding: object = field(default=None, repr=False, compare=False)
@@ -127,11 +131,23 @@ class SamplingParams(Options):
             object.__setattr__(self, "constraint", constraint_of(self.constraint, names))
             for name in names:
                 object.__setattr__(self, name, None)
+        if self.pooling is not None:
+            _check_pooled(self)
 
     @property
     def uses_history(self) -> bool:
         """Whether sampling depends on which ids came before."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def _check_pooled(params: SamplingParams) -> None:
+    if not isinstance(params.pooling, Pooling):
+        raise invalid("pooling", f"{type(params.pooling).__name__} is no Pooling")
+    about_answers: dict[str, object] = {"n": 1, "constraint": None, "logprobs": None, "prompt_logprobs": None}
+    about_answers |= {"digests": False} | dict.fromkeys(("stop", "stop_token_ids", "logit_bias"), ())
+    for name, neutral in about_answers.items():
+        if getattr(params, name) != neutral:
+            raise invalid(name, "is about an answer, and a request with pooling has none")
 
 
 def fresh_seed() -> int:

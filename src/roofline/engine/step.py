@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from roofline.common import log
 from roofline.engine.constraints.masks import MaskBuilder
 from roofline.engine.digests import digests_of
 from roofline.engine.events import Event, FinishReason, Progress, token_logprob
+from roofline.engine.pooler import HiddenRows, Pooler, logits_of, take_rows
 from roofline.engine.schedule import continuous as scheduler
 from roofline.engine.schedule.continuous import PendingCommit, State, StepPlan
 from roofline.engine.schedule.fill import BatchFiller
@@ -25,15 +26,17 @@ if TYPE_CHECKING:
     import numpy as np
 
     from roofline.engine.recording.recorder import Recorder
+NO_NUMBERS = "no id could be sampled: the logits are not numbers"
+NO_VECTOR = "no vector could be made: the result is not numbers"
 
 
 @dataclass
 class Flight:
     """A step that was launched. drafted: tokens for each of the plan's `sampled`; started, planned: when; sampled: its
     ids, or what waits for them; cost: its price; error: why it failed; host_seconds: of the launch, outside the
-    backend; pending: what was counted before its ids were known; counted: whether the next step's rows need them;
-    digests: whether any of its sequences wants digests of its logits, for which it lands before the next is launched.
-    """
+    backend; pending: what was counted before its ids were known; counted: whether the next step's rows need them, or
+    this one's logits are looked at; digests: whether any of its sequences wants digests of its logits, for which it
+    lands before the next is launched; hidden: rows of the plan's `pooled`."""
 
     plan: StepPlan
     drafted: list[int]
@@ -46,6 +49,7 @@ class Flight:
     pending: PendingCommit | None = None
     counted: bool = False
     digests: bool = False
+    hidden: list[HiddenRows] = field(default_factory=list)
 
 
 class Stepper:
@@ -68,6 +72,7 @@ class Stepper:
         self.recorder: Recorder | None = None  # whoever writes the steps down
         self._filler, self._rows = BatchFiller(executable.batch), RowBuilder()
         self._masks = MaskBuilder(executable.vocab_size)
+        self.pooler = Pooler(executable)
         self._queueing = executable if overlap and isinstance(executable, Queueing) else None
         self._flying: Flight | None = None
         self._landed = -math.inf
@@ -122,31 +127,43 @@ class Stepper:
 
     def _launch(self, flight: Flight, queueing: Queueing | None) -> None:
         """Give a step to the backend. What goes wrong is kept in the flight until it lands."""
-        executable, clock, plan = self.executable, self.executable.clock, flight.plan
+        executable, clock, plan, pooled = self.executable, self.executable.clock, flight.plan, flight.plan.pooled
+        answers = plan.part(s for s in plan.sequences if not s.hidden) if pooled else plan
+        masked, called = False, flight.planned
         try:
-            self._filler.fill(plan)
-            rows = self._rows.build(plan.sampled)
-            flight.digests = self._rows.digests or self.recorder is not None
-            if self.recorder is not None:
-                self.recorder.step(plan)
-            masked = self._masks.start(plan.sampled)
-            called = clock.now()
-            executable.forward()
-            rows.mask = self._masks.finish() if masked else None
-            if plan.scores:
-                rows = with_scores(rows, plan)
-            if plan.rows:
-                flight.sampled = (queueing.queue_sample if queueing is not None else executable.sample)(rows)
+            if answers.sequences:
+                self._filler.fill(answers)
+                rows = self._rows.build(answers.sampled)
+                flight.digests = self._rows.digests or self.recorder is not None
+                if self.recorder is not None:
+                    self.recorder.step(answers)
+                masked = self._masks.start(answers.sampled)
+                called = clock.now()
+                executable.forward()
+                rows.mask = self._masks.finish() if masked else None
+                if answers.scores:
+                    rows = with_scores(rows, answers)
+                if answers.rows:
+                    flight.sampled = (queueing.queue_sample if queueing is not None else executable.sample)(rows)
+            if pooled:
+                flight.hidden = self.pooler.run(plan.part(pooled))
             returned = clock.now()
-            flight.cost = executable.step_cost() if self.measure else None
+            flight.cost = self._cost(bool(answers.sequences), bool(pooled)) if self.measure else None
         except Exception as error:  # whatever a backend raises, other requests live on
             self._masks.drop()
             flight.error = error
             return
         if queueing is not None:
-            flight.counted = self._rows.histories or masked or flight.digests
+            flight.counted = self._rows.histories or masked or flight.digests or plan.vectors > len(pooled)
             flight.pending = scheduler.advance(plan)
         flight.host_seconds = clock.now() - flight.started - (returned - called)
+
+    def _cost(self, answers: bool, pooled: bool) -> StepCost:
+        """The price of the step: of what is computed for answers, and of hidden rows."""
+        if not pooled:
+            return self.executable.step_cost()
+        cost = self.pooler.step_cost()
+        return cost + self.executable.step_cost() if answers else cost
 
     def _land(self, flight: Flight) -> list[Event]:
         """Wait for a step's ids, commit it, and return its events."""
@@ -161,7 +178,7 @@ class Stepper:
                 logits = rows[plan.sampled_rows()]
         except Exception as error:
             flight.error = error
-        if self.recorder is not None:
+        if self.recorder is not None and len(plan.pooled) < len(plan.sequences):  # hidden rows are not recorded
             self.recorder.landed(None if flight.error is not None else rows, flight.error)
         if flight.error is not None:
             return self._compute_in_parts(flight, flight.error)
@@ -171,6 +188,7 @@ class Stepper:
         if unscored:
             ids = [scheduler.FAILED if s in unscored else token for s, token in zip(plan.sampled, ids, strict=True)]
         events += scored
+        ending = self._take_vectors(flight) if plan.vectors else []
         alive = [sequence.finished is None for sequence in plan.sampled]
         if flight.pending is None:
             fresh = scheduler.commit(self.state, plan, ids)
@@ -178,14 +196,14 @@ class Stepper:
             fresh = scheduler.settle(self.state, plan, flight.pending, ids)
         row = 0
         for sequence, lives, tokens, count in zip(plan.sampled, alive, fresh, flight.drafted, strict=True):
-            if tokens:
+            if tokens or sequence.vector is not None:
                 sequence.last_at = landed
-                if sequence.first_at is None:
-                    sequence.first_at = landed
+                sequence.first_at = landed if sequence.first_at is None else sequence.first_at
             if lives:
                 events += self._tell(sequence, tokens, row, sampled, logits)
             row += count + 1
-        events += self.end(unscored, "error", self._no_numbers if unscored else None)
+        events += self.end(unscored, "error", f"{NO_NUMBERS}{self._damage}" if unscored else None)
+        events += self._tell_vectors(ending, landed)
         if self.speculator is not None:
             self.speculator.learn(plan, flight.drafted, fresh, clock.now() - flight.planned)
             self.speculator.drafter.keep(self.state.running)
@@ -195,6 +213,26 @@ class Stepper:
         self._landed = now
         return events
 
+    def _tell_vectors(self, ended: list[Sequence], landed: float) -> list[Event]:
+        """The last events of sequences whose hidden rows are all there."""
+        for sequence in ended:
+            sequence.first_at = sequence.last_at = landed
+        return [event for sequence in ended for event in self._tell(sequence, [], 0, None, None)]
+
+    def _take_vectors(self, flight: Flight) -> list[Sequence]:
+        """Give the sequences with pooling what a step has for their vectors; those whose hidden rows are all there."""
+        for part in flight.hidden:
+            if part.sequence.finished is None:
+                take_rows(part)
+        plan, row = flight.plan, 0
+        rows = plan.sampled_rows() if plan.scores else range(plan.rows)
+        for sequence, count in zip(plan.sampled, flight.drafted, strict=True):
+            pooling = sequence.request.params.pooling
+            if pooling is not None and sequence.finished is None:
+                sequence.vector = logits_of(self.executable.logits()[rows[row]], pooling)
+            row += count + 1
+        return [part.sequence for part in flight.hidden if part.ends and part.sequence.finished is None]
+
     def _tell(
         self, sequence: Sequence, tokens: list[int], row: int, sampled: Sampled | None, logits: "np.ndarray | None"
     ) -> list[Event]:
@@ -203,7 +241,7 @@ class Stepper:
         row: of the sequence's first new id in `sampled` and in the step's logits [rows, vocab].
         """
         try:
-            if sequence.sampling.history is not None:
+            if tokens and sequence.sampling.history is not None:
                 for token in tokens:
                     sequence.sampling.history.add(token)
             cause = self._cause(sequence) if sequence.finished == "error" else None
@@ -230,15 +268,16 @@ class Stepper:
     def _cause(self, sequence: Sequence) -> str:
         """Why a sequence failed that others of its step did not share."""
         form = sequence.matcher.error if sequence.matcher is not None else None
-        return form if form is not None else self._no_numbers
+        if form is not None:
+            return form
+        return f"{NO_VECTOR if sequence.pools else NO_NUMBERS}{self._damage}"
 
     @cached_property
-    def _no_numbers(self) -> str:
-        """Why no id could be sampled; the weights are looked through once, when that has happened."""
+    def _damage(self) -> str:
+        """Why a result is no numbers, "" if that is not known; the weights are looked through once, when it happens."""
         executable = self.executable
         tensor = executable.damaged_tensor() if isinstance(executable, FindsDamage) else None
-        cause = f": tensor {tensor!r} of the model holds NaN or infinity, so its file is damaged" if tensor else ""
-        return f"no id could be sampled: the logits are not numbers{cause}"
+        return f": tensor {tensor!r} of the model holds NaN or infinity, so its file is damaged" if tensor else ""
 
     def _compute_in_parts(self, flight: Flight, error: Exception) -> list[Event]:
         """Compute a step that failed again, in two parts, and these as well if they fail: only a sequence that fails
@@ -264,8 +303,9 @@ class Stepper:
         return events
 
     def close(self) -> None:
-        """End the thread that makes masks."""
+        """End the thread that makes masks, and free the model without its head."""
         self._masks.close()
+        self.pooler.close()
 
     def end(self, sequences: list[Sequence], reason: FinishReason, error: str | None = None) -> list[Event]:
         """End sequences from outside, free their pages, and return the last event of each that had not ended."""
@@ -315,6 +355,8 @@ def _scores(plan: StepPlan, sampled: Sampled | None) -> tuple[list[Event], list[
 def _events(sequence: Sequence, tokens: list[int], row: int, sampled: Sampled | None, error: str | None) -> list[Event]:
     """What a sequence tells of a step: its new ids, of the logit rows from `row` on, and whether and why it ended."""
     request = sequence.request
+    if sequence.pools and sequence.finished == "stop":
+        return [_last(sequence, "stop", None)._replace(vector=sequence.vector)]
     logprobs = None
     if request.params.logprobs is not None and sampled is not None:
         count = request.params.logprobs

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 LOG = log.get("server")
 ACCEPTED = (0, Piece(""))
+VECTORS_AT_ONCE = 16  # of one request, that the engine has: it computes in the order of arrival, so others get between
 
 
 class Answers:
@@ -63,6 +64,8 @@ class Answers:
         self._token_times: dict[AnswerBuilder, float] = {}  # when the latest token of a choice came
         self._ticket: Ticket | None = None
         self._adapter = ""  # the digest of the adapter that the engine is told of
+        at_once = VECTORS_AT_ONCE if params.pooling is not None else len(generation.prompts)
+        self._room = asyncio.Semaphore(max(1, at_once))
         sizes = len(generation.prompts), generation.prompt_tokens, params.n
         LOG.debug("%s: prompts %d, prompt tokens %d, n %d, stream %s", self._label(), *sizes, generation.stream)
 
@@ -163,20 +166,25 @@ class Answers:
         assert self._ticket is not None, "it was admitted"
         try:
             await self._ticket.turn()
-            if self.generation.params.constraint is not None:
-                self._ticket.prepare(under_way=True)
-            with renamed({"constraint": self.generation.form_field}):
-                stream = await self._submit(prompt, ids)
-            self._ticket.prepare(under_way=False)
-            events.put_nowait((prompt, "submitted"))
-            try:
-                async for event in stream:
-                    events.put_nowait((prompt, event))
-            finally:
-                await stream.aclose()
-            events.put_nowait((prompt, None))
+            async with self._room:
+                await self._follow(prompt, ids, events)
         except Exception as error:
             events.put_nowait((prompt, error))
+
+    async def _follow(self, prompt: int, ids: Sequence[int], events: asyncio.Queue) -> None:
+        assert self._ticket is not None, "it was admitted"
+        if self.generation.params.constraint is not None:
+            self._ticket.prepare(under_way=True)
+        with renamed({"constraint": self.generation.form_field}):
+            stream = await self._submit(prompt, ids)
+        self._ticket.prepare(under_way=False)
+        events.put_nowait((prompt, "submitted"))
+        try:
+            async for event in stream:
+                events.put_nowait((prompt, event))
+        finally:
+            await stream.aclose()
+        events.put_nowait((prompt, None))
 
     async def _submit(self, prompt: int, ids: Sequence[int]) -> "Stream | AsyncGenerator[Event, None]":
         """The engine's events of a prompt. Raises as its `submit`."""
@@ -259,6 +267,8 @@ class Answers:
             self.context.metrics.answer_computed(event.usage)
         if piece.tokens:
             self._count(choice, piece.tokens)
+        if event.vector is not None:
+            self._begun()
         if piece.finish_reason is not None:
             if choice.running:  # ended by a stop string: the engine need not go on with it
                 self.context.engine.abort(self._request_id(prompt), event.index)
@@ -269,10 +279,7 @@ class Answers:
         now, metrics, before = time.monotonic(), self.context.metrics, self._token_times.get(choice)
         if before is None:
             metrics.first_token(now - self.arrived)
-            if self.first_token_seconds is None:
-                self.first_token_seconds = now - self.arrived
-            if self._ticket is not None:
-                self._ticket.began()
+            self._begun()
         else:
             for _ in range(tokens):  # those of one step share its time
                 metrics.next_token((now - before) / tokens)
@@ -280,6 +287,13 @@ class Answers:
         metrics.sent(tokens)
         self.context.key_metrics.generated(self.principal.name, tokens)
         self._charge(tokens)
+
+    def _begun(self) -> None:
+        """The first token, or vector, of one of its answers has come."""
+        if self.first_token_seconds is None:
+            self.first_token_seconds = time.monotonic() - self.arrived
+        if self._ticket is not None:
+            self._ticket.began()
 
     def _charge(self, tokens: int) -> None:
         if self._ticket is not None:

@@ -19,13 +19,13 @@ from roofline.server.gate import Gate
 from roofline.server.record import Recorder, RequestRecord
 from roofline.server.routes import adapters, apis, document, page, status
 from roofline.server.routes.apis import ERROR_FORMS
-from roofline.server.routes.openai import batches, chat, completions, files
+from roofline.server.routes.openai import batches, chat, completions, embeddings, files
 from roofline.server.routes.responses.kept import KeptResponses
 from roofline.server.routes.responses.store import ResponseStore
 from roofline.server.scopes import ScopeTable, unknown_route
 
 # Of two that have a path and method, the first answers: the page before what else asks for `HEAD /`.
-OPENAI = (chat.router, completions.router, files.router, batches.router)
+OPENAI = (chat.router, completions.router, embeddings.router, files.router, batches.router)
 ROUTERS = (*OPENAI, page.router, *apis.ROUTERS, status.router, adapters.router, document.router)
 
 

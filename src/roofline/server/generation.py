@@ -11,6 +11,7 @@ from typing import Literal
 from roofline.common.errors import RequestError
 from roofline.engine.beams import BeamSearchParams
 from roofline.engine.params import SamplingParams
+from roofline.engine.pooling import check_able
 from roofline.engine.process.messages import Ready
 from roofline.server.body import invalid, within
 from roofline.server.context import Context
@@ -65,6 +66,14 @@ def check_model(name: str, context: Context) -> None:
         raise RequestError(404, "model_not_found", message, param="model")
 
 
+def check_own_model(name: str, context: Context) -> None:
+    """As `check_model`, where adapters cannot be named. Raises RequestError."""
+    check_model(name, context)
+    if name != context.name:
+        message = f"model: {name[:100]!r} is an adapter, and vectors are those of the model itself, {context.name!r}."
+        raise RequestError(400, "unsupported_parameter", message, param="model")
+
+
 def sampling_params(values: Mapping[str, object], limits: Limits) -> SamplingParams:
     """Parameters of sampling from those of a request; None stands for the default. Raises RequestError.
 
@@ -112,6 +121,9 @@ def check_prompts(
     field, answer_field: what the API calls the prompt, and the longest answer.
     """
     answer = params.max_tokens if params.max_tokens is not None else max(1, params.min_tokens)
+    if params.pooling is not None:
+        check_able(params.pooling, loaded.gives_hidden)
+        answer = 0
     for prompt in prompts:
         _check_prompt(field, prompt, answer, loaded, answer_field)
     for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", [i for i, _ in params.logit_bias])):
@@ -126,6 +138,9 @@ def _check_prompt(field: str, prompt: Sequence[int], answer: int, loaded: Ready,
         raise invalid(field, f"has an id outside the vocabulary of {loaded.vocab_size}")
     needed, most = len(prompt) + answer, loaded.max_model_len
     if needed > most:
+        if answer == 0:
+            message = f"{field} has {len(prompt)} tokens, but this server's context is {most}. Shorten it."
+            raise RequestError(400, "context_length_exceeded", message, param=field)
         sizes = f"The prompt has {len(prompt)} tokens and the answer {answer}: together {needed}"
         remedy = f"but this server's context is {most}. Shorten the prompt or lower {answer_field}."
         param = field if len(prompt) >= most else answer_field

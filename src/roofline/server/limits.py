@@ -22,6 +22,8 @@ class Limits:
     json_depth: int = limit(32, "levels", "nesting of the JSON of a body")
     messages: int = limit(1024, "messages", "in one conversation")
     prompts: int = limit(64, "prompts", "in one completion request")
+    inputs: int = limit(2048, "texts", "in one request for embeddings; together they are within prompt_tokens")
+    documents: int = limit(1024, "texts", "that one request has ranked or scored")
     tools: int = limit(128, "tools", "that one request describes")
     tool_name_characters: int = limit(64, "characters", "the name of a tool")
     n: int = limit(16, "answers", "to each prompt")

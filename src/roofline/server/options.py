@@ -13,6 +13,7 @@ from roofline.engine.config import EngineConfig
 from roofline.server.limits import Limits
 
 if TYPE_CHECKING:
+    from roofline.engine.pooling import Pooling
     from roofline.text.replies.reply_format import ReplyFormat
 
 TOPIC = "Serving"
@@ -85,6 +86,10 @@ class ServeOptions(Options):
     reasoning_parser: str = option(
         "auto", "How the model writes reasoning: think, between <think> marks; auto: where its chat template has them.",
         choices=("auto", "think", "none"), topic=TOPIC,
+    )  # fmt: skip
+    pooling: str = option(
+        "last", "What embeddings are made of: the hidden state of a text's last token, or the mean over all of them.",
+        choices=("last", "mean"), topic=TOPIC,
     )  # fmt: skip
     otlp_endpoint: str | None = option(
         None, "Collector of OpenTelemetry that is sent a span for each request, as http://localhost:4318. "
@@ -161,6 +166,13 @@ class ServeOptions(Options):
         calls = None if self.tool_call_parser == "auto" else self.tool_call_parser
         thinks = None if self.reasoning_parser == "auto" else self.reasoning_parser == "think"
         return reply_format(template, calls, thinks)
+
+    @property
+    def embedding_pooling(self) -> "Pooling":
+        """What embeddings are made of."""
+        from roofline.engine.pooling import Pooling
+
+        return Pooling("mean" if self.pooling == "mean" else "last")
 
     def effective_limits(self) -> Limits:
         """`limits` with those that are options of their own."""

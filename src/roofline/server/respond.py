@@ -22,6 +22,7 @@ from roofline.server.response import CancelledWithClient
 TIMEOUT = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 # Larger bodies take milliseconds to parse and encode: on a thread, so that open streams go on meanwhile.
 INLINE_BYTES = 16 << 10
+INLINE_VECTORS = 1 << 10  # of many short texts, each of which may become a conversation
 LARGE_BYTES = 1 << 20  # encoding takes some three hundred times a text's size in memory: of such bodies one at a time
 
 
@@ -75,11 +76,29 @@ async def respond(request: Request, read: ReadBody, make_form: Callable[[Answers
     return respond_to(request, generation, make_form)
 
 
+async def respond_with_vectors(
+    request: Request, read: ReadBody, make: Callable[[Answers, list[bytes]], JsonObject]
+) -> Response:
+    """As `respond`, for requests with a Pooling, which are never streamed. make: of the vectors of all prompts, the
+    object; what it raises is the answer too."""
+    raw = await request.body()
+    more = INLINE_BYTES if len(raw) > INLINE_VECTORS else 0
+    answers = answers_to(request, await on_thread_if_large(request, raw, read, more))
+
+    async def content() -> JsonObject:
+        await answers.complete()
+        vectors = [choice.vector for choice in answers.choices]
+        assert None not in vectors, "an answer without one has failed"
+        return make(answers, [vector for vector in vectors if vector is not None])
+
+    return CancelledWithClient(request, content=content)
+
+
 def respond_to(request: Request, generation: Generation, make_form: Callable[[Answers], AnswerForm]) -> Response:
     """The response to a request that was read. Raises RequestError."""
-    server, answers = context.of(request), answers_to(request, generation)
+    answers = answers_to(request, generation)
     form = make_form(answers)
-    if not generation.stream:
+    if not answers.generation.stream:
 
         async def content() -> JsonObject:
             pieces = await answers.complete()
@@ -91,7 +110,7 @@ def respond_to(request: Request, generation: Generation, make_form: Callable[[An
         chunks=lambda: _chunks(answers, form),
         failure=form.failure,
         media_type=form.media_type,
-        ping_seconds=server.ping_seconds,
+        ping_seconds=answers.context.ping_seconds,
     )
 
 

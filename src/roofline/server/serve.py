@@ -173,6 +173,7 @@ def _context(
         access_log=options.access_log,
         page=options.page,
         ping_seconds=options.ping_seconds,
+        pooling=options.embedding_pooling,
         keys=keys,
         allowed_origins=frozenset(options.allow_origin or ()),
         response_store=options.response_store,
@@ -219,7 +220,6 @@ def _http_server(
         server_header=False,
         timeout_keep_alive=30,
     )
-
     refreshes = [keys.refresh] if options.api_keys is not None else []
     if options.tls_certificate is not None and options.tls_key is not None:
         certificate = Certificate(options.tls_certificate, options.tls_key)

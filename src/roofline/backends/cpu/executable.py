@@ -5,7 +5,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from roofline.backends.cpu.lowered import Identity, Lowered
 from roofline.backends.cpu.weights_check import StepEdges, WeightsCheck
 from roofline.backends.prices import PriceTable, StepPrices
 from roofline.backends.sampling import MAX_LOGPROBS, Sampled, SampleRows
-from roofline.common.errors import CapacityError
+from roofline.common.errors import CapacityError, UnsupportedError
 from roofline.hardware.detect import detect
 from roofline.hardware.roofs import Roofs
 from roofline.ops.batch import FIELDS, PAGE_TOKENS, Batch, BatchLimits
@@ -63,6 +63,7 @@ class CpuExecutable:
         isa, threads: as `choose_isa` and `choose_threads` chose.
         roofs: measured limits, for `step_cost`; None leaves `limit_seconds` out.
         exchange: makes of (arena, batch) what the Program has other ranks do (see exchange.py).
+        cache: pages of another executable of the same model, shared with it; None: its own.
     """
 
     exact = True
@@ -77,6 +78,7 @@ class CpuExecutable:
         threads: int,
         roofs: Roofs | None = None,
         exchange: "Callable[[np.ndarray, Batch], dict[int, Exchange]] | None" = None,
+        cache: "_native.Memory | None" = None,
     ) -> None:
         lowered, limits, num_pages = model.lowered, capacity.limits, capacity.num_pages
         code = lowered.checked  # before any of its numbers is used
@@ -93,7 +95,7 @@ class CpuExecutable:
         shape = lowered.attention
         layer_page = 2 * shape.kv_heads * PAGE_TOKENS * kv_head_bytes(model.kv_dtype, shape.head_dim)  # K and V
         self.page_bytes = layer_page * shape.layers
-        self._cache = _native.Memory(self.page_bytes * num_pages)
+        self._cache = cache if cache is not None else _native.Memory(self.page_bytes * num_pages)
         self._core = _native.Executable(
             isa,
             threads,
@@ -167,6 +169,22 @@ class CpuExecutable:
         model = _model(planned, lower(planned, self.layout), identity)
         capacity, exchange = Capacity(limits, self.max_context, num_pages), partial(exchanges, planned, group=None)
         return CpuExecutable(model, self.image, capacity, isa=self.isa, threads=self.threads, exchange=exchange)
+
+    def headless(self) -> "CpuExecutable":
+        """See `backends.base.GivesHidden`."""
+        from roofline.backends.cpu.lower import keep_operands, lower
+        from roofline.program.passes.headless import headless
+        from roofline.program.passes.plan import plan
+        from roofline.program.text import program_hash
+
+        if self._model.lowered.exchanges:
+            raise UnsupportedError("hidden states of a share of a model", "its ranks compute logits alone")
+        program = plan(headless(self.program))
+        planned = keep_operands(program)
+        identity = Identity(self._model.identity.weights_hash, program_hash(program))
+        model = _model(planned, lower(planned, self.layout), identity)
+        capacity = Capacity(replace(self.limits, rows=self.limits.tokens), self.max_context, self.num_pages)
+        return CpuExecutable(model, self.image, capacity, isa=self.isa, threads=self.threads, cache=self._cache)
 
     @cached_property
     def program(self) -> "Program":

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +16,7 @@ from roofline.backends.reference.interpreter import Interpreter
 from roofline.backends.reference.sampling import sample
 from roofline.backends.reference.weights import Read
 from roofline.backends.sampling import Sampled, SampleRows
+from roofline.common.errors import UnsupportedError
 from roofline.ops.adapters import AdaptedRows
 from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits
 from roofline.ops.collectives import Group
@@ -35,7 +36,7 @@ class ReferenceExecutable:
 
     read: file tensor name -> its bytes; num_pages: pages of 16 tokens the cache holds; weights_hash: of the
     tensors' bytes; it goes into the fingerprint with the Program; group: who shares the matrices, where the Program is
-    one rank's.
+    one rank's; caches: pages of another executable of the same model, shared with it, None: its own.
     """
 
     program: Program
@@ -46,6 +47,7 @@ class ReferenceExecutable:
     weights_hash: str = ""
     clock: Clock = field(default_factory=MonotonicClock)
     group: Group | None = None
+    caches: "dict[str, PagedCache] | None" = None
 
     def __post_init__(self) -> None:
         facts = f"reference {program_hash(self.program)} {self.weights_hash}"
@@ -55,13 +57,24 @@ class ReferenceExecutable:
         self.batch = Batch(self.limits)
         self.exact = all(map(_ordered, self.program.body))
         self._interpreter = Interpreter(self.program, self.read, self.group)
-        self._caches = {name: PagedCache(group, self.num_pages) for name, group in self.program.kv_groups.items()}
+        groups = self.program.kv_groups.items()
+        self._caches = self.caches or {name: PagedCache(group, self.num_pages) for name, group in groups}
         self._prices = StepPrices(PriceTable.of(self.program), roofs=None, working_set=0)
         self.adapters = AdapterSlots(self.program)
         self._logits = np.zeros((0, self.vocab_size), np.float32)
 
     def variant(self, program: Program, limits: BatchLimits, num_pages: int) -> "ReferenceExecutable":
         return ReferenceExecutable(program, self.read, limits, num_pages, self.max_context, self.weights_hash)
+
+    def headless(self) -> "ReferenceExecutable":
+        """See `backends.base.GivesHidden`."""
+        from roofline.program.passes.headless import headless
+        from roofline.program.passes.plan import plan
+
+        if self.group is not None:
+            raise UnsupportedError("hidden states of a share of a model", "its ranks compute logits alone")
+        program, limits = plan(headless(self.program)), replace(self.limits, rows=self.limits.tokens)
+        return replace(self, program=program, limits=limits, caches=self._caches)
 
     def forward(self) -> None:
         self._logits = self.run({}).numpy()

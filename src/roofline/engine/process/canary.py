@@ -29,7 +29,7 @@ class Canary:
 
     def told(self, event: Event) -> None:
         """An event of any request."""
-        if event.ids:
+        if event.ids or event.vector is not None:
             self.problem = None
         if event.request_id == self._id and event.finish_reason is not None:
             self._id = None

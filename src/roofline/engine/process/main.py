@@ -172,6 +172,7 @@ def ready(name: str, engine: LocalEngine, load_seconds: float) -> Ready:
         exact=executable.exact,
         step_tokens=engine.limits.tokens,
         weights_identity=executable.weights_identity if isinstance(executable, IdentifiesWeights) else "",
+        gives_hidden=engine.gives_hidden,
     )
 
 

@@ -98,7 +98,8 @@ class Close(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The model is loaded. Sizes in tokens, pages and bytes; `pid` is the engine process; `exact` as `Executable`'s;
-    `weights_identity`: as `IdentifiesWeights` has it, "" where the backend does not."""
+    `weights_identity`: as `IdentifiesWeights` has it, "" where the backend does not; `gives_hidden`: whether requests
+    can have vectors of hidden rows."""
 
     name: str
     vocab_size: int
@@ -111,6 +112,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     exact: bool
     step_tokens: int = 512  # that one step computes at most
     weights_identity: str = ""
+    gives_hidden: bool = False
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):

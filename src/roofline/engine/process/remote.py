@@ -28,6 +28,7 @@ from roofline.common.processes import describe_end
 from roofline.engine.adapter_info import AdapterInfo
 from roofline.engine.checks import RequestOptions, check_request, check_unused, request_parts
 from roofline.engine.params import SamplingParams, fresh_seed
+from roofline.engine.pooling import check_able
 from roofline.engine.process import messages
 from roofline.engine.process.canary import Canary
 from roofline.engine.process.messages import (
@@ -147,6 +148,7 @@ class RemoteEngine:
         if not self.ready or self.description is None or self._writer is None:
             raise RequestError(503, "engine_unavailable", self.failure or CLOSED)
         longest = check_request(prompt, params, eos, self.description.vocab_size, self.description.max_model_len)
+        check_able(params.pooling, self.description.gives_hidden, adapter)
         check_unused(name, self.requests)
         self._adapters.check(adapter)
         stream = Stream(self.abort, name, params.n, len(prompt))
@@ -351,7 +353,7 @@ class RemoteEngine:
     def _take(self, report: Report) -> None:
         stepped, self._stats = report.stats.steps > self._stats.steps, report.stats
         for event in report.events:
-            if event.ids:
+            if event.ids or event.vector is not None:
                 self.last_token_at, self._productive = time.monotonic(), True
             self._canary.told(event)
             self._recovery.take(event)

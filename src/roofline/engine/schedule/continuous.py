@@ -54,6 +54,7 @@ class StepPlan:
 
     `sampled` get new ids, in this order: each has one logit row, and one more for each token of its draft. `scores`
     have logit rows too, one for each of their ids, among those of `sampled`: rows are in the order of `sequences`.
+    Sequences that give hidden rows (`Sequence.hidden`) have none of these rows.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
@@ -63,6 +64,7 @@ class StepPlan:
     table_pages: int = 0
     decodes: int = 0  # leading sequences that only decode
     drafted: int = 0  # tokens of drafts
+    vectors: int = 0  # sequences that give vectors instead of answers
     scores: list[PromptScores] = field(default_factory=list)
     scored: int = 0  # rows of `scores`
 
@@ -76,6 +78,11 @@ class StepPlan:
         """Whether no prompt token is computed."""
         return self.decodes == len(self.sequences)
 
+    @property
+    def pooled(self) -> list[Sequence]:
+        """The sequences that give hidden rows."""
+        return [sequence for sequence in self.sequences if sequence.hidden] if self.vectors else []
+
     def part(self, sequences: Iterable[Sequence]) -> "StepPlan":
         """The plan of some of its sequences alone."""
         chosen = set(sequences)
@@ -88,6 +95,7 @@ class StepPlan:
             table_pages=sum(len(s.pages) for s in chosen),
             decodes=sum(i < self.decodes for i, _, _ in rows),
             drafted=sum(len(s.draft) for s in chosen),
+            vectors=sum(bool(s.pools) for s in chosen),
         )
         for sequence, count in zip(plan.sequences, plan.counts, strict=True):
             plan._add_rows(sequence, count)
@@ -98,6 +106,7 @@ class StepPlan:
         self.counts.append(count)
         self.tokens += count
         self.table_pages += len(sequence.pages)
+        self.vectors += bool(sequence.pools)
         self._add_rows(sequence, count)
 
     def _add_rows(self, sequence: Sequence, count: int) -> None:
@@ -107,7 +116,7 @@ class StepPlan:
             following = sequence.ids[sequence.scored + 1 : min(end, sequence.to_score) + 1]
             self.scores.append(PromptScores(sequence, sequence.scored, following, self.rows))
             self.scored += len(following)
-        if end >= len(sequence.ids):
+        if end >= len(sequence.ids) and not sequence.hidden:
             self.sampled.append(sequence)
 
     def sampled_rows(self) -> list[int]:
@@ -146,7 +155,7 @@ def _plan_decodes(state: State, plan: StepPlan) -> list[Sequence]:
         sequence = running[i]
         i += 1
         length = len(sequence.ids)
-        if length >= sequence.end:  # its last id is still under way: see `advance`
+        if length >= sequence.end or sequence.computed == length:  # its last step is still under way: see `advance`
             continue
         if length - sequence.computed > 1:
             chunks.append(sequence)
@@ -235,7 +244,8 @@ def place(state: State, sequence: Sequence, headroom: int, table_room: int) -> b
     if leader is not sequence and leader.scored < leader.to_score and leader.finished is None:
         return False  # the prompt is told before any answer
     cache = state.cache
-    pages = cache.match(sequence.keys, sequence.ids)
+    # A mean needs the hidden rows of all tokens, and pages have none.
+    pages = cache.match(sequence.keys, sequence.ids) if sequence.pools != "mean" else []
     if sequence.scored < sequence.to_score:  # what is still to be told has to be computed
         surplus = pages[sequence.scored // PAGE_TOKENS :]
         del pages[sequence.scored // PAGE_TOKENS :]
@@ -286,13 +296,15 @@ def commit(state: State, plan: StepPlan, ids: list[int]) -> list[list[int]]:
     assert at == len(ids), "an id for each logit row"
     _count_scored(plan)
     for sequence, count in zip(plan.sequences, plan.counts, strict=True):
-        # The last id is never in the pages yet; neither is what was drafted in vain.
-        sequence.computed = min(sequence.computed + count, len(sequence.ids) - 1)
+        # The last id is never in the pages yet, unless none will follow; neither is what was drafted in vain.
+        sequence.computed = min(sequence.computed + count, len(sequence.ids) - (not sequence.hidden))
+        if sequence.hidden and sequence.computed == len(sequence.ids):
+            _end_pooled(sequence)
         _publish(state, sequence, sequence.computed)
         if sequence.draft:
             sequence.draft = []
             _give_back(state.cache, sequence)
-    ended = [sequence for sequence in plan.sampled if sequence.finished is not None]
+    ended = [sequence for sequence in plan.sequences if sequence.finished is not None]
     if ended:
         _leave(state, ended)
     return fresh
@@ -334,6 +346,9 @@ def settle(state: State, plan: StepPlan, pending: PendingCommit, ids: list[int])
         else:
             ended.append(sequence)
     for sequence, computed in zip(plan.sequences, pending.computed, strict=True):
+        if sequence.hidden and sequence.finished is None and computed == len(sequence.ids):
+            _end_pooled(sequence)
+            ended.append(sequence)
         if len(sequence.pages) * PAGE_TOKENS >= computed:
             _publish(state, sequence, computed)
     if ended:
@@ -359,6 +374,9 @@ def _publish(state: State, sequence: Sequence, computed: int) -> None:
 def _accept(sequence: Sequence, ids: list[int]) -> list[int]:
     """Append what was sampled, up to the first token that was drafted wrongly or that ends the answer."""
     accepted: list[int] = []
+    if sequence.pools:  # of its logits: the sampled id is nobody's
+        _end_pooled(sequence)
+        return accepted
     for row, token in enumerate(ids):
         if token == FAILED:
             sequence.finished = "error"
@@ -382,6 +400,11 @@ def _accept(sequence: Sequence, ids: list[int]) -> list[int]:
         if row < len(sequence.draft) and token != sequence.draft[row]:
             break
     return accepted
+
+
+def _end_pooled(sequence: Sequence) -> None:
+    """Its last token is computed: it has its vector, unless the numbers were none."""
+    sequence.finished = "stop" if sequence.vector is not None else "error"
 
 
 def _give_back(cache: Cache, sequence: Sequence) -> None:

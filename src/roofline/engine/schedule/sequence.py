@@ -78,6 +78,10 @@ class Sequence:
     matcher: "Matcher | None" = None  # of the form that the answer must have
     sampling: Any = None  # what the row builder keeps for it
     speculation: Any = None  # what the speculator keeps for it
+    pools: str = ""  # the kind of its request's pooling; "": it has none
+    hidden: bool = False  # its vector is made of hidden rows, and no id follows it
+    row_sum: Any = None  # the sum of hidden rows so far, for a mean
+    vector: bytes | None = None  # what a request with pooling gives, once it is there
 
     def __post_init__(self) -> None:
         request = self.request
@@ -86,6 +90,9 @@ class Sequence:
         if request.params.prompt_logprobs is not None and self.index == 0:
             self.to_score = self.prompt_length - 1
         self.keys = PageKeys(request.root)
+        pooling = request.params.pooling
+        if pooling is not None:
+            self.pools, self.hidden = pooling.kind, pooling.hidden
 
     @property
     def generated(self) -> int:

@@ -1,7 +1,7 @@
 """The APIs beside OpenAI's: their routers, and how each writes its errors."""
 
-from roofline.server.errors import ErrorForms
-from roofline.server.routes import explain, sagemaker, tokens
+from roofline.server.errors import ErrorForms, error_body
+from roofline.server.routes import explain, relevance, sagemaker, tokens
 from roofline.server.routes.anthropic import errors as anthropic_form
 from roofline.server.routes.anthropic import messages as anthropic
 from roofline.server.routes.ollama import api as ollama
@@ -13,7 +13,7 @@ from roofline.server.routes.triton import api as triton
 from roofline.server.routes.triton import form as triton_form
 
 ROUTERS = (
-    *(responses.router, tokens.router, explain.router),
+    *(responses.router, tokens.router, explain.router, relevance.router),
     *(anthropic.router, ollama.router, tgi.router, triton.router, sagemaker.router),
 )
 ERROR_FORMS: ErrorForms = {
@@ -23,6 +23,7 @@ ERROR_FORMS: ErrorForms = {
     "/generate": tgi_form.error_body,
     "/generate_stream": tgi_form.error_body,
     "/info": tgi_form.error_body,
+    "/v2/rerank": error_body,  # Cohere's path, among Triton's
     "/v2": triton_form.error_body,
     "/v2/*": triton_form.error_body,
 }

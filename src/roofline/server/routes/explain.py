@@ -86,6 +86,7 @@ def explanation(raw: bytes, context: Context) -> JsonObject:
 def _sampling(params: Mapping[str, object]) -> JsonObject:
     bias = params["logit_bias"]
     assert isinstance(bias, tuple), "pairs of an id and its bias"
+    params = {name: value for name, value in params.items() if name != "pooling"}  # of other routes
     return {**params, "logit_bias": {str(token): value for token, value in bias}}
 
 

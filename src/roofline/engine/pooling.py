@@ -1,0 +1,99 @@
+"""What a request gives that ends with its prompt: one vector of float32 instead of an answer.
+
+Vectors travel as bytes, float32 in little-endian order, and are made into numbers where they are used. All arithmetic
+here is exactly rounded or in a fixed order, so a vector's bits depend on the model and the prompt alone.
+"""
+
+import math
+import sys
+from array import array
+from dataclasses import dataclass
+from typing import Literal
+
+from roofline.common.errors import RequestError, UnsupportedError
+
+PoolingKind = Literal["last", "mean", "logits"]
+KINDS = ("last", "mean", "logits")
+NORMAL = 2.0**-126  # the least float32 with all its digits
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """kind: "last", the hidden row of the prompt's last token [width]; "mean", the mean of the rows of all its tokens
+    [width]; "logits", the logits of `ids` after the prompt [len(ids)]. Hidden rows are what the model's head reads.
+
+    Raises RequestError for another kind, and for ids with a kind that has none, or none with the kind that needs some.
+    """
+
+    kind: PoolingKind = "last"
+    ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise _refused(f"{self.kind!r} is none of {', '.join(KINDS)}")
+        if (self.kind == "logits") != bool(self.ids):
+            raise _refused(f"ids are needed by 'logits', and by no other kind; {self.kind!r} has {len(self.ids)}")
+
+    @property
+    def hidden(self) -> bool:
+        """Whether it needs hidden rows."""
+        return self.kind != "logits"
+
+
+def check_able(pooling: Pooling | None, hidden: bool, adapter: str = "") -> None:
+    """Raises UnsupportedError where hidden rows are needed of an engine that has none, or with an adapter. hidden:
+    whether it has some."""
+    if pooling is not None and pooling.hidden and adapter:
+        raise UnsupportedError(
+            "embeddings with an adapter", "hidden rows are those of the model itself", ("no adapter",)
+        )
+    if pooling is not None and pooling.hidden and not hidden:
+        reason = "this backend, or a model on several ranks, gives no hidden states"
+        raise UnsupportedError("embeddings", reason, ("backend=cpu", "backend=reference", "a score of each pair"))
+
+
+def vector_bytes(numbers: "array[float]") -> bytes:
+    """The bytes of float32 numbers."""
+    if sys.byteorder == "big":
+        numbers = array("f", numbers)
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def vector_numbers(vector: bytes) -> "array[float]":
+    """The float32 numbers of the bytes."""
+    numbers = array("f")
+    numbers.frombytes(vector)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
+
+
+def embedding(vector: bytes, dimensions: int | None = None) -> "array[float]":
+    """A pooled vector, cut to its first `dimensions` and scaled to length 1: float32 [dimensions or width].
+
+    A vector of zeros stays one. Raises RequestError for dimensions that it does not have.
+    """
+    numbers = vector_numbers(vector)
+    if dimensions is not None:
+        if not 1 <= dimensions <= len(numbers):
+            raise RequestError(
+                400, "invalid_value", f"dimensions: {dimensions} is not from 1 to {len(numbers)}", param="dimensions"
+            )
+        numbers = numbers[:dimensions]
+    length = math.sqrt(math.fsum(x * x for x in numbers))  # squares of float32 are exact in float64
+    return array("f", [x / length for x in numbers]) if length >= NORMAL else numbers
+
+
+def probability(vector: bytes) -> float:
+    """Of two logits: how likely the first id is, of the two. 0 to 1."""
+    first, second = vector_numbers(vector)
+    difference = first - second
+    if difference >= 0:
+        return 1.0 / (1.0 + math.exp(-difference))
+    odds = math.exp(difference)
+    return odds / (1.0 + odds)
+
+
+def _refused(problem: str) -> RequestError:
+    return RequestError(400, "invalid_value", f"pooling: {problem}", param="pooling")
