@@ -309,3 +309,17 @@ def test_a_form_that_is_being_compiled_takes_no_room_of_the_engine():
         ticket.leave()
         ticket.prepare(under_way=False)
     assert (queue.waiting, queue._ahead, queue._ahead_tokens) == (0, 0, 0)
+
+
+def test_requests_of_batches_wait_while_any_other_is_open():
+    queue = queue_of()
+    person = queue.enter(key("ann"), 5)
+    background = Principal("ann", frozenset({USE}), background=True)
+    line = queue.enter(background, 5)
+    assert (person.ahead, line.ahead, queue.waiting, queue.held) == (True, False, 1, 0)
+    person.began()
+    assert not line.ahead  # its answer is being computed
+    assert queue.busy.is_set()
+    person.leave()
+    assert (line.ahead, queue.idle.is_set(), queue.busy.is_set()) == (True, True, False)
+    line.leave()
