@@ -180,6 +180,7 @@ def test_what_nobody_sets_of_an_engine():
         **{"scheduler": "continuous", "cache": "paged"},
         **{"speculate": "off", "speculate_tokens": 4, "speculate_always": False},
         **{"record": None, "record_ids": False, "record_megabytes": 256},
+        "max_adapters": 0,
     }
     assert [EngineConfig(speculate_tokens=tokens).speculate_tokens for tokens in (1, 15)] == [1, 15]
 

@@ -30,7 +30,7 @@ async def list_adapters(request: Request) -> Response:
 
 
 @router.post("/v1/adapters")
-@needs(ADMIN)
+@needs(ADMIN, AdapterBody)
 async def load_adapter(request: Request) -> Response:
     """Load a folder of PEFT's files under a name."""
     served = context.of(request)
