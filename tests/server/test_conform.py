@@ -40,7 +40,8 @@ class Liar:
         self.lie = lie
         self.app = FastAPI()
         self.app.get("/v1/models")(self.models)
-        self.app.get("/v1/models/{name}")(self.model)
+        if lie != "no card":
+            self.app.get("/v1/models/{name}")(self.model)
         self.app.post("/v1/chat/completions")(self.chat)
         if lie.startswith("response"):
             self.app.post("/v1/responses")(self.respond)
@@ -121,7 +122,7 @@ class Liar:
         ("response stream", "goes_on_from_a_response", "its last event has"),
         ("response numbers", "goes_on_from_a_response", "event 0 (response.output_text.delta) has the number 1"),
         ("response chain", "goes_on_from_a_response", "the prompt has 7 tokens where it goes on, and 20 at once"),
-        ("", "refuses_what_is_wrong", "where 4xx is due"),
+        ("", "refuses_what_is_wrong", '/chat/completions {"max_tokens": -1}: status 200, where 4xx is due'),
         ("", "refuses_an_unknown_model", "where 4xx is due"),
         ("", "repeats_with_a_seed", "the seed changes nothing"),
         ("", "gives_n_answers", "not 0 and 1"),
@@ -143,6 +144,8 @@ def test_a_server_that_keeps_them_passes_and_what_it_lacks_is_missing(serve_app)
     for check in ("streams_a_completion_as_it_answers", "goes_on_from_a_response"):
         (lacking,) = findings(url, check).values()
         assert (lacking.outcome, "status 404" in lacking.detail) == ("missing", True)
+    (card,) = findings(serve_app(Liar("no card").app), "lists_models").values()
+    assert (card.outcome, card.detail) == ("missing", "GET /models/NAME is not there")
     (kept_response,) = findings(serve_app(Liar("response").app), "goes_on_from_a_response").values()
     assert kept_response.outcome == "pass"
 
