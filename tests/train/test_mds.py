@@ -198,6 +198,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
     (tmp_path / "index.json").write_text(json.dumps(unhashed))
     for at, value, message in (
         (0, 3, "does not hold the 2 samples"),
+        (0, 2 + (1 << 24), "does not hold the 2 samples"),
         (8, 1 << 30, "do not ascend"),
         (4, 5, "do not ascend"),
         (18, 999, "cut in"),

@@ -491,6 +491,7 @@ def test_only_files_of_the_cache_are_removed(tmp_path: Path) -> None:
     (tmp_path / "c" / "mine").mkdir(parents=True)
     (tmp_path / "c" / "mine" / "data.part").write_bytes(bytes(1000))
     (tmp_path / "c" / "data").write_bytes(bytes(1000))
+    (tmp_path / "c" / ("f" * 32)).symlink_to(tmp_path / "c" / "mine")  # a name of the cache's, and not its folder
     cache = Cache(tmp_path / "c", 10)
     for name in "abc":
         cache.open(f"{'0' * 32}/{name}", 8, lambda file: file.write(bytes(8)))[0].close()

@@ -16,7 +16,7 @@ from roofline.hardware.chips.products import Peak  # noqa: E402
 from roofline.models import presets  # noqa: E402
 from roofline.train.config.read import read_config  # noqa: E402
 from roofline.train.parallel.processes import World  # noqa: E402
-from roofline.train.report import cards, machine  # noqa: E402
+from roofline.train.report import cards, machine, page  # noqa: E402
 from roofline.train.report import summary as report  # noqa: E402
 from roofline.train.report.console import Console  # noqa: E402
 from roofline.train.report.flops import CONVENTIONS, per_token  # noqa: E402
@@ -109,6 +109,15 @@ def test_it_is_written_at_checkpoints_and_says_that_more_comes(data: Path, tmp_p
     train(config(data, tmp_path, max_duration="8ba", save_interval="4ba"), watch)
     assert [card and (card["done"], card["speed"]["steps"]) for card in seen] == [None, *2 * [(False, [3, 4])]]
     assert cards.read(str(tmp_path))["speed"]["steps"] == [3, 8]
+
+
+def test_the_page_is_drawn_again_when_that_costs_little(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Path] = []
+    monkeypatch.setattr(page, "write", drawn.append)
+    train(config(data, tmp_path, max_duration="10ba", save_interval="2ba"))
+    assert len(drawn) > 2  # not the first and the last alone
 
 
 def test_a_run_that_goes_on_counts_its_own_steps(data: Path, tmp_path: Path) -> None:
