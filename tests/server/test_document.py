@@ -70,7 +70,8 @@ def test_class_c_schemathesis_finds_no_failure_of_ours(live):
         def each(case):
             answer = case.call()
             tried.append(answer.status_code)
-            assert answer.status_code < 500, (case.as_curl_command(), answer.text)
+            # 501: files and batches, which the server was not started with.
+            assert answer.status_code < 500 or answer.status_code == 501, (case.as_curl_command(), answer.text)
             if answer.status_code >= 400 and case.method != "HEAD":
                 json.loads(answer.text)
 
