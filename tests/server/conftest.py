@@ -11,7 +11,7 @@ import httpx
 import pytest
 import uvicorn
 
-from roofline.common.errors import RequestError
+from roofline.common.errors import ConfigError, RequestError
 from roofline.engine.events import Event, TokenLogprob, Usage
 from roofline.engine.process.messages import Ready
 from roofline.engine.stats import EngineStats
@@ -124,6 +124,9 @@ class FakeEngine:
         self.aborted.append((request_id, index))
         if index is None:
             self.open.discard(request_id)
+
+    async def load_adapter(self, path, most_bytes):
+        raise ConfigError(f"{path} is no folder of an adapter")
 
     def trouble(self, patience):
         return "the engine has computed nothing" if self.stalled_for > patience else None
