@@ -184,7 +184,7 @@ def test_places_are_given_back_however_a_request_ends():
         tickets[i].leave()
         tickets[i].leave()
     assert (queue.waiting, queue._ahead, queue._ahead_tokens) == (0, 0, 0)
-    assert all(not each.held and each.open == 0 for each in queue._keys.values())
+    assert all(not each.waiting and each.open == 0 for each in queue._keys.values())
 
 
 def test_clocks_of_idle_keys_do_not_pile_up():
@@ -228,7 +228,7 @@ def test_a_full_queue_makes_room_for_a_key_with_a_smaller_share():
             queue.enter(key("e"), 10)
         except Overloaded:
             break
-    held = {name: len(each.held) for name, each in queue._keys.items()}
+    held = {name: len(each.waiting) for name, each in queue._keys.items()}
     assert held["e"] in (held["crowd"], held["crowd"] - 1, held["crowd"] + 1)
 
 

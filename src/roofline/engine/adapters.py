@@ -38,8 +38,8 @@ class Adapters:
         self._leaving.discard(adapter.digest)
         if adapter.digest in self._loaded:
             return self._loaded[adapter.digest][1]
-        taken = {slot for slot, _ in self._loaded.values()}
-        slot = next((slot for slot in range(1, self._most + 1) if slot not in taken), None)
+        used_slots = {slot for slot, _ in self._loaded.values()}
+        slot = next((slot for slot in range(1, self._most + 1) if slot not in used_slots), None)
         if slot is None:
             remedy = "Unload one, or load the model with a larger max_adapters."
             raise CapacityError("another adapter", self._most + 1, self._most, "adapters", remedy)

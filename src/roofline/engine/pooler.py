@@ -41,15 +41,15 @@ class Pooler:
         """Compute a plan whose sequences all need hidden rows, and wait for them."""
         executable = self._headless
         assert executable is not None, "`prepare` comes before"
-        segments, wanted, parts, at = [], list[int](), list[tuple[Sequence, int, bool]](), 0
+        segments, result_rows, parts, at = [], list[int](), list[tuple[Sequence, int, bool]](), 0
         for sequence, count in zip(plan.sequences, plan.counts, strict=True):
             segments.append(Segment(step_ids(sequence, count), sequence.computed, sequence.pages))
             ends = sequence.computed + count == len(sequence.ids)
             needed = count if sequence.pools == "mean" else int(ends)
-            wanted += range(at + count - needed, at + count)
+            result_rows += range(at + count - needed, at + count)
             parts.append((sequence, needed, ends))
             at += count
-        executable.batch.fill(segments, wanted)
+        executable.batch.fill(segments, result_rows)
         executable.forward()
         rows, row, result = executable.logits(), 0, []
         for sequence, needed, ends in parts:

@@ -53,7 +53,7 @@ class KeyQueue:
 
     principal: Principal
     clock: float = 0.0
-    held: "list[Ticket]" = field(default_factory=list)  # the next one first
+    waiting: "list[Ticket]" = field(default_factory=list)  # the next one first
     open: int = 0
     ends: Pace = field(default_factory=Pace)
 
@@ -64,7 +64,7 @@ class KeyQueue:
 
     def share(self, more: int = 0) -> float:
         """Its part of the queue, with so many more requests, in relation to its weight."""
-        return (len(self.held) + more) / self.principal.weight
+        return (len(self.waiting) + more) / self.principal.weight
 
 
 class Ticket:
@@ -150,11 +150,11 @@ class Queue:
             self._make_room(key)
         self._number += 1
         ticket = Ticket(self, key, tokens, priority, self._number)
-        if not key.held:
+        if not key.waiting:
             background = principal.background
-            rivals = [each.clock for each in self._keys.values() if each.held and each.background == background]
+            rivals = [each.clock for each in self._keys.values() if each.waiting and each.background == background]
             key.clock = max(key.clock, min(rivals, default=self._clocks[background]))
-        insort(key.held, ticket, key=lambda each: each.order)
+        insort(key.waiting, ticket, key=lambda each: each.order)
         key.open += 1
         if not principal.background:
             self.waiting += 1
@@ -165,7 +165,7 @@ class Queue:
     @property
     def held(self) -> int:
         """Requests that the engine has no room for yet, without those of batches."""
-        return sum(len(key.held) for key in self._keys.values() if not key.background)
+        return sum(len(key.waiting) for key in self._keys.values() if not key.background)
 
     def retry_after(self) -> int:
         """Seconds in which half of the queue should have moved on, at the latest pace."""
@@ -199,7 +199,7 @@ class Queue:
             self.waiting -= 1
         self._count(ticket, False)
         if not ticket.ahead:
-            ticket.key.held.remove(ticket)
+            ticket.key.waiting.remove(ticket)
 
     def count(self, ticket: Ticket, takes_room: bool) -> None:
         """Whether a ticket that is ahead takes room of the engine."""
@@ -216,11 +216,11 @@ class Queue:
     def _hand_over(self) -> None:
         """Give the engine what it has room for."""
         while self._ahead < LEAST_AHEAD or self._ahead_tokens < self._window():
-            waiting = (key for key in self._keys.values() if key.held and not (key.background and self._foreground))
+            waiting = (key for key in self._keys.values() if key.waiting and not (key.background and self._foreground))
             key = min(waiting, key=lambda key: key.clock, default=None)
             if key is None:
                 return
-            ticket = key.held.pop(0)
+            ticket = key.waiting.pop(0)
             self._count(ticket, True)
             self._clocks[key.background] = max(self._clocks[key.background], key.clock)
             ticket.charge(ticket.tokens)
@@ -231,9 +231,9 @@ class Queue:
         be. Raises Overloaded then."""
         refusal = Overloaded(f"{self.waiting} requests are already waiting.", self.retry_after())
         largest = max((each for each in self._keys.values() if not each.background), key=KeyQueue.share)
-        if largest.share() <= key.share(1) or not largest.held:
+        if largest.share() <= key.share(1) or not largest.waiting:
             raise refusal
-        ticket = largest.held[-1]
+        ticket = largest.waiting[-1]
         self._no_longer_waits(ticket)
         ticket.push_out(refusal)
 

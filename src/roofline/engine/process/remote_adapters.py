@@ -13,10 +13,10 @@ from roofline.engine.process.messages import AdapterLoaded, LoadAdapter, UnloadA
 
 @dataclass(eq=False)
 class _Loaded:
-    """An adapter of the engine. wanted: how many loads there were without an unload."""
+    """An adapter of the engine. users: how many loads there were without an unload."""
 
     info: AdapterInfo
-    wanted: int
+    users: int
 
 
 class RemoteAdapters:
@@ -47,19 +47,19 @@ class RemoteAdapters:
             self._pending.pop(number, None)
 
     def unload(self, digest: str, used: Callable[[], set[str]]) -> None:
-        """One who loaded it does not want it any more. used: gives the adapters of open requests."""
+        """One who loaded it does not use it any more. used: gives the adapters of open requests."""
         if digest in self._loaded:
-            self._loaded[digest].wanted -= 1
+            self._loaded[digest].users -= 1
             self.forget_idle(used)
 
     def check(self, digest: str) -> None:
         """Raises RequestError 404 for an adapter that nobody has loaded, or that is being unloaded."""
-        if digest and (digest not in self._loaded or self._loaded[digest].wanted < 1):
+        if digest and (digest not in self._loaded or self._loaded[digest].users < 1):
             raise unknown_adapter()
 
     def forget_idle(self, used: Callable[[], set[str]]) -> None:
-        """Unload what is not wanted and not used."""
-        idle = [digest for digest, each in self._loaded.items() if each.wanted < 1]
+        """Unload what has no user and no open request."""
+        idle = [digest for digest, each in self._loaded.items() if each.users < 1]
         for digest in set(idle) - used() if idle else ():
             del self._loaded[digest]
             self._send(UnloadAdapter(digest))
@@ -70,7 +70,7 @@ class RemoteAdapters:
         if message.info is not None:
             loaded = self._loaded.setdefault(message.info.digest, _Loaded(message.info, 0))
             if message.number:
-                loaded.wanted += 1  # also where who asked has gone: `unload` is theirs to call
+                loaded.users += 1  # also where who asked has gone: `unload` is theirs to call
             if answer is not None and not answer.done():
                 answer.set_result(message.info)
         elif answer is not None and not answer.done():
