@@ -10,20 +10,22 @@ from hypothesis import strategies as st
 
 from roofline.engine.events import Event, TokenLogprob, Usage
 from roofline.engine.params import SamplingParams
-from roofline.engine.process.recovery import MAX_DEATHS, OpenRequest, Recovery
+from roofline.engine.process.recovery import CLEARING_IDS, MAX_DEATHS, OpenRequest, Recovery
 from roofline.engine.process.stream import Stream
 
-LENGTH = 5  # of all answers
+LENGTH = 8 * CLEARING_IDS  # of all answers
 
 
 class Engines:
     """Processes, one after the other, that answer all that they were sent with an id a step, and die of some of it.
 
     deadly: for each of some requests, the length of its answer at which it kills whoever computes it.
+    deadly_ids: for each of some requests, how many of its ids a process gives and then dies.
     """
 
-    def __init__(self, deadly):
+    def __init__(self, deadly, deadly_ids=None):
         self.recovery, self.deadly, self.deaths = Recovery(), deadly, 0
+        self.deadly_ids = deadly_ids or {}
         self.computed = {}  # by request: its answers' ids so far, as the process knows them
         self.streams, self.told = {}, {}
 
@@ -40,9 +42,9 @@ class Engines:
             self.computed[message.request_id] = message.answers
 
     def step(self):
-        if any(
-            len(ids) == self.deadly.get(name) for name, answers in self.computed.items() for ids in answers.values()
-        ):
+        lengths = [(name, len(ids)) for name, answers in self.computed.items() for ids in answers.values()]
+        fresh = [(name, self.recovery.requests[name].fresh_ids) for name in self.computed]
+        if self.deadly.items() & set(lengths) or self.deadly_ids.items() & set(fresh):
             return self.die()
         for name, answers in list(self.computed.items()):
             for index, ids in list(answers.items()):
@@ -138,15 +140,30 @@ def test_ten_processes_killed_before_their_first_id_blame_nobody_of_sixty_four()
         check_complete(events)
 
 
-def test_who_gives_an_id_between_two_deaths_is_not_to_blame():
+def test_who_gives_some_ids_between_two_deaths_is_not_to_blame():
     engines = Engines({})
     engines.open("a")
-    for _ in range(LENGTH - 1):
+    for _ in range(3):
         engines.die()
         engines.die()
-        engines.step()
+        for _ in range(CLEARING_IDS):
+            engines.step()
     check_complete(engines.run()["a"])
-    assert engines.deaths == 2 * (LENGTH - 1)
+    assert engines.deaths == 6
+
+
+@pytest.mark.parametrize("ids", range(CLEARING_IDS))
+def test_who_kills_each_process_after_a_few_ids_is_found(ids):
+    engines = Engines({}, {"5": ids})
+    for i in range(16):
+        engines.open(str(i))
+    for name, events in engines.run().items():
+        if name == "5":
+            assert events[-1].finish_reason == "error"
+            assert "has ended 3 in a row" in events[-1].error
+        else:
+            check_complete(events)
+    assert engines.deaths <= 2 * MAX_DEATHS + 4
 
 
 def test_once_somebody_is_blamed_the_others_are_tried_together():
@@ -168,10 +185,10 @@ def test_a_group_that_is_cleared_is_followed_by_as_many_others_and_the_last_by_a
     assert sorted(engines.computed, key=int) == [str(i) for i in range(6)]
     engines.die()
     assert sorted(engines.computed, key=int) == ["0", "1", "2"]
-    engines.step()
-    for count in (6, 9, 12):
+    for count in (3, 6, 9, 12):
         assert sorted(engines.computed, key=int) == [str(i) for i in range(count)], "the new one waits for all suspects"
-        engines.step()
+        for _ in range(CLEARING_IDS):
+            engines.step()
     assert "new" in engines.computed
     engines.run()
 

@@ -6,10 +6,10 @@ the dead one would have given next. (Where the engine is not exact, as `Ready.ex
 goes on from the ids that were sent, though perhaps not the one that the dead process would have given.)
 
 A request may be what kills processes, and must not do so for ever. Each death counts against all requests that the
-process had been sent, until an id of their own clears them. Those with MAX_DEATHS are suspects: fresh processes get
-half of them, with nothing else, and half of these after each death, until what kills is alone. A group of suspects that
-is cleared is followed by as many others, and the last one by everybody else. A request that was alone in MAX_DEATHS
-deaths ends with an error. Processes that others kill meanwhile cost time and no answer.
+process had been sent, until one process has given CLEARING_IDS ids of theirs. Those with MAX_DEATHS are suspects: fresh
+processes get half of them, with nothing else, and half of these after each death, until what kills is alone. A group of
+suspects that is cleared is followed by as many others, and the last one by everybody else. A request that was alone in
+MAX_DEATHS deaths ends with an error. Processes that others kill meanwhile cost time and no answer.
 """
 
 from array import array
@@ -21,7 +21,9 @@ from roofline.engine.params import SamplingParams
 from roofline.engine.process.messages import Submit
 from roofline.engine.process.stream import Stream
 
-MAX_DEATHS = 3  # of processes in a row, without an id between them: as many make a suspect, as many alone the culprit
+MAX_DEATHS = 3  # of processes in a row that did not clear a request: a suspect; as many where it was alone: the culprit
+# A request may kill each process only with its second step there, or its third: one id is not enough to clear it.
+CLEARING_IDS = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +44,8 @@ class OpenRequest:
     scored: int = 0
     aborted: set[int] = field(default_factory=set)
     sent: bool = False  # to the present process
-    deaths: int = 0  # of processes that it was sent to, since its last id
+    fresh_ids: int = 0  # that the present process has given
+    deaths: int = 0  # of processes that it was sent to, since it was cleared
     alone: int = 0  # those among them that had no other request
 
     def __post_init__(self) -> None:
@@ -58,9 +61,10 @@ class OpenRequest:
 
     def take(self, event: Event) -> None:
         """An event of one of its answers."""
-        if event.ids:
+        self.answers[event.index].extend(event.ids)
+        self.fresh_ids += len(event.ids)
+        if self.fresh_ids >= CLEARING_IDS:
             self.deaths = self.alone = 0
-            self.answers[event.index].extend(event.ids)
         self.scored += len(event.prompt_logprobs or ())
         if event.finish_reason is not None:
             del self.answers[event.index]
@@ -76,6 +80,7 @@ class OpenRequest:
         """Its process died; alone: without another request. What was aborted there has ended with it."""
         self.end(self.aborted, "abort")
         self.sent = False
+        self.fresh_ids = 0
         self.deaths += 1
         self.alone += alone
         self.stream.uncomputed = len(self.prompt) + sum(len(ids) for ids in self.answers.values())
