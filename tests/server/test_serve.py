@@ -191,6 +191,7 @@ def outcome_of_visit(monkeypatch):
         raise AssertionError("the signal did not reach the server")
 
     before = signal.signal(signal.SIGTERM, fail)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     lines = queue.Queue()
     monkeypatch.setattr(module, "say", lines.put)
     outcome = []
@@ -210,6 +211,7 @@ def outcome_of_visit(monkeypatch):
         visitor.start()
         start()
         visitor.join(10)
+        assert {number: signal.getsignal(number) for number in handlers} == handlers, "handlers of the caller"
         return outcome[0]
 
     yield run

@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import gc
+import signal
 import socket
 import sys
 import time
@@ -59,8 +60,13 @@ def serve_engine(options: ServeOptions, engine: "AsyncEngine", text: "TextSide")
 def _run(serving: Coroutine[object, None, None]) -> None:
     import uvloop
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serving)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serving)
+    finally:  # uvloop leaves handlers behind that call a loop which is closed
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def make_engine(options: ServeOptions) -> "AsyncEngine":
