@@ -109,6 +109,8 @@ def test_beams_share_their_prefix_and_prompts_share_steps():
         ({"length_penalty": 11.0}, "length_penalty"),
         ({"length_penalty": float("nan")}, "length_penalty"),
         ({"early_stopping": "always"}, "early_stopping"),
+        ({"early_stopping": 1}, "early_stopping"),
+        ({"early_stopping": 0.0}, "early_stopping"),
         ({"temperature": 0.5}, "temperature"),
         ({"stop_token_ids": (-1,)}, "stop_token_ids"),
         ({"logprobs": 21}, "logprobs"),

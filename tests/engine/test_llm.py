@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from engine_fakes import FakeTokenizer, check_pages, loaded_text
 
-from roofline import LLM, ChatModule, SamplingParams
+from roofline import LLM, BeamSearchParams, ChatModule, SamplingParams
 from roofline.common.errors import CapacityError, RequestError, RooflineError
 from roofline.engine.answers import deferred
 from roofline.engine.config import EngineConfig
@@ -253,6 +253,23 @@ def test_prompts_of_every_kind_that_is_one(llm):
             llm.generate(prompt, GREEDY)
     with pytest.raises(RequestError, match=r"give SamplingParams\(\*\*params\)"):
         llm.generate("abc", {"max_tokens": 2})
+    assert idle(llm)
+
+
+def test_prompts_may_be_mappings_as_vllm_has_them(llm):
+    (text,), (ids,) = llm.generate("abc", GREEDY), llm.generate([0, 0, 1, 2], GREEDY)
+    several = llm.generate([{"prompt": "abc"}, {"prompt_token_ids": [0, 0, 1, 2], "prompt": "told along"}], GREEDY)
+    assert [each.ids for each in several] == [text.ids, ids.ids]
+    (output,) = llm.generate({"prompt": "abc", "cache_salt": None}, GREEDY)
+    assert output.ids == text.ids
+    assert "".join(llm.stream({"prompt": "abc"}, GREEDY)) == text.text
+    (output,) = llm.beam_search([{"prompt": "abc"}], BeamSearchParams(beam_width=2, max_tokens=2))
+    assert output.prompt_ids == text.prompt_ids
+    for wrong in ({}, {"text": "abc"}, {"prompt": "abc", "multi_modal_data": {"image": 1}}, {"prompt": {"prompt": ""}}):
+        with pytest.raises(RequestError, match=r"prompt: a mapping with .*; give {'prompt': TEXT}"):
+            llm.generate([wrong], GREEDY)
+    with pytest.raises(RequestError, match="int is neither a string nor a list of token ids"):
+        llm.generate({"prompt": 5}, GREEDY)
     assert idle(llm)
 
 

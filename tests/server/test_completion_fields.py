@@ -30,6 +30,15 @@ def test_an_echoed_prompt_begins_every_choice_once(call):
     assert ids == "ABHello, world."
 
 
+def test_of_a_prompt_that_is_cut_the_text_is_echoed_that_the_model_sees(call):
+    def texts(prompt: object) -> list[str]:
+        body = {**PROMPT, "prompt": prompt, "truncate_prompt_tokens": 2, "echo": True}
+        return [choice["text"] for choice in call("POST", TEXT, json=body).json()["choices"]]
+
+    assert texts(["ABC", "DE"]) == ["BCHello, world.", "DEHello, world."]
+    assert texts([65, 66, 67]) == ["BCHello, world."]
+
+
 @pytest.fixture
 def scores_prompts(engine, monkeypatch):
     """The engine tells log-probabilities of prompts: of the token at i -i, and above it an id of probability 1."""

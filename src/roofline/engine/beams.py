@@ -61,7 +61,7 @@ class BeamSearchParams:
         check_integer(self, "beam_width", 1, MAX_WIDTH)
         check_integer(self, "n", 1, self.beam_width, optional=True)
         check_number(self, "length_penalty", -10.0, 10.0)
-        if self.early_stopping not in (True, False, "never"):
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":  # 1 == True
             raise invalid("early_stopping", f"{self.early_stopping!r} is not true, false or 'never'")
         if self.temperature not in (0, 1):
             raise invalid("temperature", "a beam search takes the logits as they are: leave it at 0 or 1")

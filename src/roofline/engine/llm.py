@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from roofline.text.tokenizers.tokenizer import Tokenizer
 
 Message = Mapping[str, object]
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Mapping[str, object]  # a mapping: of "prompt" or "prompt_token_ids", as vLLM has it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +57,22 @@ class BeamSearchOutput:
 
 def _prompt_list(prompts: "Prompt | Iterable[Prompt]") -> list[Prompt]:
     """The prompts as a list, of which a single one is the only element. Raises RequestError for what is no prompt."""
-    if isinstance(prompts, str | bytes | bytearray) or not isinstance(prompts, Iterable):
+    if isinstance(prompts, str | bytes | bytearray | Mapping) or not isinstance(prompts, Iterable):
         return [prompts]  # type: ignore[list-item]  # `encode` refuses what is no prompt
     listed: list[Any] = list(prompts)
     return [listed] if listed and isinstance(listed[0], Integral) else listed
+
+
+def _text_or_ids(prompt: Mapping[str, object]) -> object:
+    """The text or the ids of a prompt that is written as a mapping. Raises RequestError where it has more."""
+    fields = {name: value for name, value in prompt.items() if value is not None}
+    ids = fields.pop("prompt_token_ids", None)
+    text = fields.pop("prompt", None)  # beside ids, vLLM's own outputs have the text that they stand for
+    if fields or (text is None and ids is None) or isinstance(text or ids, Mapping):
+        names = ", ".join(map(repr, prompt)) or "nothing"
+        problem = f"a mapping with {names}; give {{'prompt': TEXT}}, {{'prompt_token_ids': IDS}}, the text or the ids"
+        raise invalid("prompt", problem)
+    return text if ids is None else ids
 
 
 class LLM:
@@ -134,7 +146,7 @@ class LLM:
         """Complete texts, all in one batch, each as it stands (no chat template).
 
         Args:
-            prompts: one or several strings or lists of ids.
+            prompts: one or several strings or lists of ids, or mappings {"prompt": ...} or {"prompt_token_ids": ...}.
             params: for all prompts, or one each.
             adapter: what `load_adapter` returned, for all prompts; None: the model alone.
             parse_special: read special tokens inside strings as such.
@@ -236,7 +248,7 @@ class LLM:
             raise invalid("n", f"{params.n}: a stream has one answer")
         if params.prompt_logprobs is not None:
             raise invalid("prompt_logprobs", "a stream is text alone; generate and chat tell them")
-        chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+        chat = not isinstance(prompt, str | Mapping) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
         if chat:
             ids = self.chat_template.encode_chat(self.tokenizer, plain_messages(prompt))
         else:
@@ -329,11 +341,12 @@ class LLM:
 
     def encode(self, prompt: Prompt, parse_special: bool = False) -> list[int]:
         """The ids of a prompt as `generate` sees it: with the model's own beginning, if it has one."""
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt, add_special=True, parse_special=parse_special)
-        if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
-            raise invalid("prompt", f"{type(prompt).__name__} is neither a string nor a list of token ids")
-        return list(prompt)
+        plain = _text_or_ids(prompt) if isinstance(prompt, Mapping) else prompt
+        if isinstance(plain, str):
+            return self.tokenizer.encode(plain, add_special=True, parse_special=parse_special)
+        if isinstance(plain, bytes | bytearray) or not isinstance(plain, Iterable):
+            raise invalid("prompt", f"{type(plain).__name__} is neither a string nor a list of token ids")
+        return list(plain)
 
     def stats(self) -> EngineStats:
         """The engine's counters since it was loaded."""

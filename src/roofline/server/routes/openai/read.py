@@ -97,10 +97,25 @@ def completion(raw: bytes, context: Context) -> Generation:
         context.text.encode(prompt, room, add_special=special) if isinstance(prompt, str) else prompt for prompt in many
     ]
     generation = _generation(body, prompts, params, loaded, context)
-    echo = tuple(prompt if isinstance(prompt, str) else context.text.decode(prompt) for prompt in many)
-    told = echo if body.echo else ()
+    told = _echo(many, prompts, generation.prompts, context) if body.echo else ()
     hides = body.logprobs is None
     return replace(generation, best=best, beams=beams, hides_logprobs=hides, echo=told, echoes_logprobs=echoes_logprobs)
+
+
+def _echo(
+    many: Sequence[str | Sequence[int]],
+    prompts: Sequence[Sequence[int]],
+    ends: Sequence[Sequence[int]],
+    context: Context,
+) -> tuple[str, ...]:
+    """The text of each prompt as the model sees it: of one that is cut, what is left of it.
+
+    many: the prompts as the body has them; prompts: their ids; ends: what is left of those.
+    """
+    return tuple(
+        text if isinstance(text, str) and len(end) == len(ids) else context.text.decode(end)
+        for text, ids, end in zip(many, prompts, ends, strict=True)
+    )
 
 
 def _best(body: CompletionBody, params: SamplingParams, limits: Limits) -> int | None:
