@@ -29,8 +29,9 @@ HEAD = """\
 
 Every option is declared once, as a field of a class; this page is written from the declarations by
 `python -m tools.options_table`. An option `max_running` is the keyword `max_running=` in Python and the flag
-`--max-running` on the command line. A draft model that is loaded beside the model inherits the options that are
-marked so.
+`--max-running` on the command line; a switch that is on has `--no-` before its name. Where the flag is another, or
+there are several, they stand behind the name. A draft model that is loaded beside the model inherits the options
+that are marked so.
 """
 
 
@@ -56,7 +57,16 @@ def _cells(option: Option, loading: bool) -> list[str]:
     if option.backends and option.elsewhere == "ignored":
         backends += "; no effect elsewhere"
     where = [backends, "inherits" if option.for_draft else ""] if loading else []
-    return [f"`{option.name}`", ", ".join(_values(option)), default, *where, option.help]
+    return [_name(option), ", ".join(_values(option)), default, *where, option.help]
+
+
+def _name(option: Option) -> str:
+    """The option's name, with its flags where they are not the one that follows from it."""
+    if not option.command_line:
+        return f"`{option.name}` (no flag)"
+    if option.flags in ((), ("--" + option.name.replace("_", "-"),)):
+        return f"`{option.name}`"
+    return f"`{option.name}` ({', '.join(f'`{flag}`' for flag in option.flags)})"
 
 
 def _values(option: Option) -> Iterator[str]:

@@ -90,6 +90,16 @@ def test_the_table_in_the_docs_says_what_is_declared():
     assert PAGE.read_text("utf-8") == render(), "run `python -m tools.options_table`"
 
 
+def test_the_table_has_the_flag_where_it_does_not_follow_from_the_name():
+    from tools.options_table import render
+
+    rows = [line.split(" | ")[0] for line in render().splitlines() if line.startswith("| `")]
+    assert "| `max_streams` (`--max-streams-per-key`)" in rows
+    assert "| `max_model_len` (`--max-model-len`, `--context`)" in rows
+    assert "| `draft_tokens` (no flag)" in rows
+    assert "| `max_running`" in rows
+
+
 @dataclass(frozen=True)
 class MoreOptions(LoadOptions):
     """What adding an option takes: a line in the declaration."""
