@@ -47,7 +47,7 @@ def get(source: Path, compile_to: "Callable[[Path, str], Written]", say: Callabl
     Raises ConfigError and CapacityError where the cache cannot be written, and what compiling raises.
     """
     key = key_of(source)
-    path = _folder() / f"{_slug(source)}-{key[:16]}"
+    path = _place(source, key)
     bundle, reason = _usable(path, key)
     if bundle is not None:
         return bundle
@@ -63,6 +63,13 @@ def get(source: Path, compile_to: "Callable[[Path, str], Written]", say: Callabl
     except OSError as error:
         raise PlaceError(f"{error.filename or _folder()}: {files.cause_of(error)}") from error
     return bundle or _checked(path, key)
+
+
+def forget(source: Path) -> None:
+    """Delete the bundle of a source as it is now, so that the next `get` compiles it."""
+    path = _place(source, key_of(source))
+    if path.is_dir():
+        remove(Cached(path, source, 0))
 
 
 def entries() -> Iterator[Cached]:
@@ -150,6 +157,10 @@ def _forget_stale(source: Path, path: Path) -> None:
     same.sort(key=lambda entry: entry.path.stat().st_mtime)
     for entry in same[: max(0, len(same) - (KEPT - 1))]:
         remove(entry)
+
+
+def _place(source: Path, key: str) -> Path:
+    return _folder() / f"{_slug(source)}-{key[:16]}"
 
 
 def _folder() -> Path:

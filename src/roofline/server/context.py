@@ -11,6 +11,7 @@ from roofline.engine.pooling import Pooling
 from roofline.engine.process.messages import Ready
 from roofline.engine.receipts.signing import Signer
 from roofline.server.adapters import ServedAdapters
+from roofline.server.golden import GoldenState
 from roofline.server.key_metrics import KeyMetrics
 from roofline.server.keys import Keys, Principal
 from roofline.server.limits import Limits
@@ -42,6 +43,7 @@ class Context:
     signer: Signer | None = None  # of receipts
     metrics: Metrics = field(default_factory=Metrics)
     key_metrics: KeyMetrics = field(default_factory=KeyMetrics)
+    golden: GoldenState = field(default_factory=GoldenState)  # what came of comparing golden prompts
     adapters: ServedAdapters = None  # type: ignore[assignment]  # None: none yet, and room for those of later requests
 
     def __post_init__(self) -> None:

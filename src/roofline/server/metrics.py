@@ -50,6 +50,19 @@ PARTS = {
     "vllm:request_decode_time_seconds": "First token to last, of an answer.",
     "vllm:request_inference_time_seconds": "First step that computes it, to its last token.",
 }
+# Of the start-up check on golden prompts, once it has ended.
+GOLDEN = {
+    "roofline:golden_kl": (
+        "KL divergence from the slow reference on golden prompts, in nats, the mean over their positions.",
+        "kl",
+    ),
+    "roofline:golden_top1_agreement": (
+        "Part of the golden prompts' positions with the reference's most likely token.",
+        "top1_agreement",
+    ),
+    "roofline:golden_within_thresholds": ("1 where golden prompts are within the thresholds, 0: beyond.", "within"),
+    "roofline:golden_fallback": ("1 while the fall-back runs that golden prompts asked for.", "fell_back"),
+}
 STEP_TOKENS = "vllm:iteration_tokens_total", "Tokens that a step computed."
 
 # Of each of several engines that share the requests; the families above are of all together.
@@ -107,6 +120,7 @@ class Metrics:
         )
         self._share = gauge("roofline:share_of_roof", "Time of all steps at the measured roofs / measured time.")
         self._up = gauge("roofline:engine_up", "1 while an engine answers.")
+        self._golden = {name: gauge(name, meaning) for name, (meaning, _) in GOLDEN.items()}
         self._prompt = counter("vllm:prompt_tokens", "Prompt tokens of finished requests.")
         self._generated = counter("vllm:generation_tokens", "Generated tokens that were sent.")
         self._success = counter("vllm:request_success", "Finished answers.", "finished_reason")
@@ -189,6 +203,7 @@ class Metrics:
         self._cache.labels(self._model).set(stats.get("pages_used", 0) / total if total else 0)
         if stats.get("share_of_roof") is not None:
             self._share.labels(self._model).set(stats["share_of_roof"])
+        self._show_golden(stats.get("golden", {}))
         replicas = stats.get("replicas", [])
         self._show_caches(replicas or [stats])
         for number, each in enumerate(replicas):
@@ -206,6 +221,15 @@ class Metrics:
                 pages, page_bytes = each["cache"]["pages"], each["cache"]["page_bytes"]
                 labels = str(number), str(PAGE_TOKENS), str(pages), str(page_bytes)
                 self._caches.labels(self._model, *labels).set(1)
+
+    def _show_golden(self, golden: JsonObject) -> None:
+        """What came of golden prompts, once anything has."""
+        status = golden.get("status")
+        ended = {"within": float(status == "passed"), "fell_back": float(bool(golden.get("fallback")))}
+        values = golden | (ended if status in ("passed", "failed") else {})
+        for name, (_, field) in GOLDEN.items():
+            if values.get(field) is not None:
+                self._golden[name].labels(self._model).set(values[field])
 
     def _count(self, number: int, stats: JsonObject) -> None:
         """What one engine has counted since it was asked last."""

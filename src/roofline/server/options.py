@@ -4,7 +4,7 @@ import contextlib
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from roofline.backends.options import DEFAULT_MODEL, LoadOptions
 from roofline.common.errors import ConfigError
@@ -71,6 +71,12 @@ class ServeOptions(Options):
         30.0, "Where no token was computed for so long, /ready has the engine compute one; 0: never.",
         minimum=0, unit="seconds", topic=TOPIC,
     )  # fmt: skip
+    golden_check: Literal["later", "off"] = option(
+        "later",
+        "Compare the engine's logits on a few golden prompts with a slow reference on the original file's bytes. later: "
+        "once, in idle time, from 20 s after it is ready on; /ready and /metrics say what came of it.",
+        topic=TOPIC,
+    )
     access_log: bool = option(
         True, "A log line for each request, whatever ROOFLINE_LOG says; those of probes that succeed at debug.",
         topic=TOPIC,

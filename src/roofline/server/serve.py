@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from roofline.engine.process.messages import Ready
     from roofline.server.adapters import ServedAdapters
     from roofline.server.context import Context
+    from roofline.server.golden import GoldenState
     from roofline.server.keys import Keys
     from roofline.server.text_side import TextSide
     from roofline.server.tracing import Tracing
@@ -54,6 +56,7 @@ def serve_engine(options: ServeOptions, engine: "AsyncEngine", text: "TextSide")
 
     options: what of them is about loading is not looked at.
     """
+    options = replace(options, golden_check="off")  # the model's file is not known
     _run(_serve(options, _listen(options), engine, time.perf_counter(), lambda: text, lambda: None))
 
 
@@ -108,18 +111,24 @@ async def _serve(
     adapters = _adapters(options, engine)
     loading, failing = asyncio.create_task(_start(engine, adapters)), asyncio.create_task(engine.failed())
     spans: Tracing | None = None
+    checking: asyncio.Task[None] | None = None
     try:
         text = read_text()
         spans = _tracing(options.otlp_endpoint)
-        server = _http_server(options, adapters, engine, text, spans)
+        golden = _golden_state()
+        server = _http_server(options, adapters, engine, text, golden, spans)
+        if options.golden_check != "off":
+            checking = asyncio.create_task(_check_golden(options, engine, text, golden, loading))
         settle()
         loading.add_done_callback(lambda task: _loaded(task, server, started, text.complete))
         failing.add_done_callback(lambda _: setattr(server, "should_exit", True))
         await server.serve(sockets=[listening])
     finally:
         failed = failing.done()  # whoever restarts servers sees a status, and others not a server without an engine
-        loading.cancel()
-        await asyncio.gather(loading, return_exceptions=True)
+        ending = [loading] if checking is None else [loading, checking]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
         await engine.close()
         failing.cancel()
         if spans is not None:
@@ -128,6 +137,23 @@ async def _serve(
         raise failure
     if failed:
         raise RooflineError(f"the engine is gone: {failing.result()}")
+
+
+def _golden_state() -> "GoldenState":
+    from roofline.server.golden import GoldenState
+
+    return GoldenState()
+
+
+async def _check_golden(
+    options: ServeOptions, engine: "AsyncEngine", text: "TextSide", state: "GoldenState", loading: "asyncio.Task[Ready]"
+) -> None:
+    from roofline.server.golden import GoldenCheck
+
+    check = GoldenCheck(state, engine, options.model, options.load)
+    await asyncio.wait([loading])
+    if not loading.cancelled() and loading.exception() is None:
+        await check.run(text)
 
 
 def _adapters(options: ServeOptions, engine: "AsyncEngine") -> "ServedAdapters":
@@ -162,7 +188,12 @@ def _tracing(endpoint: str | None) -> "Tracing | None":
 
 
 def _context(
-    options: ServeOptions, adapters: "ServedAdapters", engine: "AsyncEngine", text: "TextSide", keys: "Keys"
+    options: ServeOptions,
+    adapters: "ServedAdapters",
+    engine: "AsyncEngine",
+    text: "TextSide",
+    keys: "Keys",
+    golden: "GoldenState",
 ) -> "Context":
     """What the routes work with."""
     from roofline.engine.receipts.signing import Ed25519Signer
@@ -188,6 +219,7 @@ def _context(
         batch_folder=options.batch_folder,
         batch_at_once=options.batch_at_once,
         adapters=adapters,
+        golden=golden,
     )
 
 
@@ -196,6 +228,7 @@ def _http_server(
     adapters: "ServedAdapters",
     engine: "AsyncEngine",
     text: "TextSide",
+    golden: "GoldenState",
     spans: "Tracing | None" = None,
 ) -> "uvicorn.Server":
     import uvicorn
@@ -208,7 +241,7 @@ def _http_server(
     from roofline.server.tls import Certificate
 
     keys = Keys(options.api_key, options.api_keys)
-    context = _context(options, adapters, engine, text, keys)
+    context = _context(options, adapters, engine, text, keys, golden)
     if options.access_log:
         access_log.show()
     app = create_app(context, spans)

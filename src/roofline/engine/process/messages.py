@@ -6,7 +6,7 @@ engine -> owner   Ready or Refused, then one Report a step, and Checked once the
 """
 
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,6 +16,9 @@ from roofline.engine.config import EngineConfig
 from roofline.engine.events import Event
 from roofline.engine.params import SamplingParams
 from roofline.engine.stats import EngineStats
+
+if TYPE_CHECKING:
+    from asyncio import StreamReader
 
 LENGTH = struct.Struct("<I")
 MAX_MESSAGE = 1 << 28  # bytes; more is a broken stream, not a message
@@ -153,6 +156,12 @@ def frame(message: ToEngine | ToOwner) -> bytes:
     """A message as it goes over the socket."""
     body = encoder.encode(message)
     return LENGTH.pack(len(body)) + body
+
+
+async def read(reader: "StreamReader") -> ToOwner:
+    """The next message of an engine. Raises IncompleteReadError where it has ended."""
+    (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+    return owner_decoder.decode(await reader.readexactly(length))
 
 
 # The arguments of those of our errors that are made from more than their message.

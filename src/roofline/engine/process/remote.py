@@ -16,7 +16,7 @@ import contextlib
 import socket
 import time
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Unpack
 
@@ -45,7 +45,6 @@ from roofline.engine.process.messages import (
     Refused,
     Report,
     Submit,
-    ToOwner,
     UnloadAdapter,
 )
 from roofline.engine.process.recovery import OpenRequest, Recovery
@@ -88,6 +87,7 @@ class RemoteEngine:
         self._ready_at = 0.0  # the same clock: when the present process had its model
         self.failure: str | None = None  # why no process will be started any more
         self.problem: str | None = None  # why there is no process at the moment, after the first one
+        self._ending = ""  # why we end the present process ourselves
         self.checked: Checked | None = None  # what came of comparing the weights with their hash; None: not known yet
         self.engines: tuple[RemoteEngine, ...] = ()
         self.heir: Callable[[], RemoteEngine | None] | None = None  # chooses who goes on when this one is given up
@@ -232,6 +232,16 @@ class RemoteEngine:
         await self._reap()
         self._give_up(CLOSED)
 
+    async def reload(self, source: str, options: Mapping[str, object]) -> None:
+        """Go on, with what is open, in a fresh process that loads `source` with these options beside the others."""
+        assert isinstance(self._worker, ProcessWorker), "an engine that can be loaded again"
+        self.spec = msgspec.structs.replace(self.spec, source=source, options={**self.spec.options, **options})
+        restarts, self._worker.spec, self._ending = self.restarts, self.spec, "the model is loaded with other options"
+        self._worker.kill()
+        while self.restarts == restarts and self.failure is None:
+            await asyncio.sleep(0.01)
+        await self.settled()
+
     async def _supervise(self, first: asyncio.Future[Ready]) -> None:
         """Keep a process running until closed, or until it cannot be kept running."""
         failures = 0
@@ -266,7 +276,7 @@ class RemoteEngine:
 
     async def _life(self, first: asyncio.Future[Ready], doubtful: bool) -> str:
         """One process from start to end: why it ended. doubtful: it must first give a token to the canary."""
-        self._productive = False
+        self._productive, self._ending = False, ""
         try:
             reader, self.description = await self._connect()
         except RooflineError as error:
@@ -294,7 +304,7 @@ class RemoteEngine:
                 first.set_result(self.description)
             return await self._pump(reader)
         except (OSError, asyncio.IncompleteReadError):
-            return watch.result() if watch.done() and watch.exception() is None else DIED
+            return self._ending or (watch.result() if watch.done() and watch.exception() is None else DIED)
         except Exception as error:  # a message that cannot be read: no stream may be left waiting
             log.get("engine").exception("the engine's messages cannot be read")
             return f"the engine's messages cannot be read: {error}"
@@ -324,7 +334,7 @@ class RemoteEngine:
         """A fresh process, or the one launched before, with its model loaded."""
         ours, self._socket = self._socket or self._worker.spawn(), None
         reader, self._writer = await asyncio.open_unix_connection(sock=ours)
-        message = await _read(reader)
+        message = await messages.read(reader)
         if isinstance(message, Refused):
             raise messages.as_error(message)
         assert isinstance(message, Ready), "the engine's first message is Ready or Refused"
@@ -333,7 +343,7 @@ class RemoteEngine:
     async def _pump(self, reader: asyncio.StreamReader) -> str:
         """Deliver reports until the process says why it ends; raises what the end of the stream raises."""
         while True:
-            report = await _read(reader)
+            report = await messages.read(reader)
             self._watchdog.heard()
             if isinstance(report, Pong):
                 if not self._busy:
@@ -385,8 +395,3 @@ class RemoteEngine:
         self._adapters.died()
         self._given_up.set()
         self._settled.set()
-
-
-async def _read(reader: asyncio.StreamReader) -> ToOwner:
-    (length,) = messages.LENGTH.unpack(await reader.readexactly(messages.LENGTH.size))
-    return messages.owner_decoder.decode(await reader.readexactly(length))

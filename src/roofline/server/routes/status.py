@@ -60,7 +60,8 @@ async def health() -> Response:
 async def ready(request: Request) -> Response:
     """200 while an engine is up and computes what it is asked for, else 503, as where the weights turned out not to be
     those that were written. An engine that has computed nothing lately is given a token to compute.
-    weights_checked: whether they were compared with their hash; exact: an answer does not depend on what else the
+    weights_checked: whether they were compared with their hash; golden: what came of comparing golden prompts with a
+    slow reference, beyond whose thresholds it is 503 too; exact: an answer does not depend on what else the
     engine computes; replicas: which of several engines are up."""
     served = context.of(request)
     if not served.engine.ready and served.engine.problem is not None:
@@ -75,6 +76,8 @@ async def ready(request: Request) -> Response:
         raise RequestError(503, "engine_stalled", f"The engine is not ready: {trouble}.")
     if checked is not None and checked.problem is not None:
         raise RequestError(503, "weights_changed", checked.problem)
+    if served.golden.problem is not None:
+        raise RequestError(503, "golden_check_failed", served.golden.problem)
     body = {
         "status": "ready",
         "model": served.name,
@@ -82,6 +85,7 @@ async def ready(request: Request) -> Response:
         "system_fingerprint": loaded.fingerprint,
         "exact": loaded.exact,
         "weights_checked": checked is not None,
+        "golden": served.golden.shown(),
     }
     up = [engine.ready and engine.trouble(served.stall_seconds) is None for engine in engines]
     return json_response(body | ({"replicas": up} if engines else {}))
@@ -98,6 +102,7 @@ async def metrics(request: Request) -> Response:
     waiting = figures["waiting"]
     assert isinstance(waiting, int), "a count"
     figures["waiting"] = waiting + request.app.state.queue.held  # wherever they wait
+    figures["golden"] = served.golden.shown()
     text = served.metrics.exposition(figures, up)
     if ADMIN in context.principal_of(request).scopes:
         text += served.key_metrics.exposition()

@@ -1,0 +1,181 @@
+"""The start-up check on golden prompts: the engine's logits against a slow reference's on the original file's bytes.
+
+It begins when the server has been ready for DELAY seconds, computes only while no request is open, and ends in a state
+that /ready and /metrics show. Beyond the thresholds the engines load the model again with the plainest kernels and
+weights packed afresh; where that does not help either, or cannot be done, /ready answers 503.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from roofline.common import log
+from roofline.common.errors import RequestError, RooflineError
+from roofline.engine.golden import LEAST_AGREEMENT, MOST_KL, Comparison, GoldenPrompt, compare, golden_prompts, rows_of
+from roofline.engine.params import SamplingParams
+from roofline.engine.pooling import Pooling
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from roofline.backends.options import LoadOptions
+    from roofline.bundle.golden import Task
+    from roofline.common.json_types import JsonObject
+    from roofline.engine.facade import AsyncEngine
+    from roofline.engine.process.remote import RemoteEngine
+    from roofline.server.text_side import TextSide
+
+DELAY = 20.0  # seconds from ready to the first look: a start, and its first requests, have the machine to themselves
+LOOK_SECONDS = 0.5  # between looks at whether requests are open
+PATIENCE = 600.0  # seconds after which a server that is never idle is checked beside its requests
+SALT = "golden"  # shares no prefix with anybody
+SAFE: dict[str, object] = {"isa": "portable", "tuned": False}  # options of the cpu backend that trust the least code
+PLAINEST = "portable kernels and weights packed anew"
+LOG = log.get("server")
+
+Status = Literal["off", "pending", "skipped", "passed", "failed"]
+
+
+@dataclass
+class GoldenState:
+    """What is known by now. detail: why it was skipped, or what was wrong; fallback: what the engines run on instead
+    of what they were started with, "": nothing else."""
+
+    status: Status = "off"
+    comparison: Comparison | None = None
+    detail: str = ""
+    fallback: str = ""
+
+    @property
+    def problem(self) -> str | None:
+        """Why the server should not be sent requests, with a remedy."""
+        if self.status != "failed":
+            return None
+        remedy = (
+            "Compile the model again (`roofline compile`), check the file against its origin (`roofline pull`), try "
+            "another backend, and report this; --golden-check off serves all the same."
+        )
+        return f"The model does not compute what its file says: {self.detail}. {remedy}"
+
+    def shown(self) -> "JsonObject":
+        """As /ready says it."""
+        compared = self.comparison
+        return {
+            "status": self.status,
+            "kl": compared and compared.kl,
+            "top1_agreement": compared and compared.agreement,
+            "positions": compared.positions if compared else 0,
+            "thresholds": {"kl": MOST_KL, "top1_agreement": LEAST_AGREEMENT},
+            "detail": self.detail or None,
+            "fallback": self.fallback or None,
+        }
+
+
+class GoldenCheck:
+    """Makes the check of one server; `run` once the engine is ready.
+
+    source, load: the model's name or path, and how it is loaded.
+    """
+
+    def __init__(self, state: GoldenState, engine: "AsyncEngine", source: str, load: "LoadOptions") -> None:
+        self.state, self._engine, self._source, self._load = state, engine, source, load
+        self._looks = int(PATIENCE / LOOK_SECONDS)  # that are left
+        state.status = "pending"
+
+    async def run(self, text: "TextSide") -> None:
+        """Wait, check, and fall back where that is needed. Raises nothing but what cancels it."""
+        try:
+            await asyncio.sleep(DELAY)
+            await self._check(text)
+        except RooflineError as error:
+            self._end("skipped", str(error))
+        except Exception as error:  # of the check, which must not take the server with it
+            LOG.exception("golden prompts could not be checked")
+            self._end("skipped", f"{type(error).__name__}: {error}")
+
+    async def _check(self, text: "TextSide") -> None:
+        from roofline.bundle.golden import Task, original, reference_logits
+
+        description = self._engine.description
+        assert description is not None, "it is ready"
+        prompts = await asyncio.to_thread(golden_prompts, text.tokenizer.encode, description.max_model_len)
+        source = await asyncio.to_thread(original, self._source)
+        task = Task(source, self._load.weights, [list(p.ids) for p in prompts], [list(p.positions) for p in prompts])
+        await self._idle()
+        reference = await reference_logits(task)
+        problem = await self._compare(prompts, reference)
+        if problem is not None and self._load.backend == "cpu":
+            problem = await self._fall_back(task, prompts, reference, problem)
+        self._end("passed" if problem is None else "failed", problem or "")
+
+    async def _fall_back(
+        self, task: "Task", prompts: "Sequence[GoldenPrompt]", reference: "np.ndarray", problem: str
+    ) -> str | None:
+        """Have all engines load the model anew, as SAFE says; what is wrong then."""
+        from roofline.bundle.golden import forget_packed
+
+        LOG.error("golden prompts: %s; the model is loaded again with %s", problem, PLAINEST)
+        await asyncio.to_thread(forget_packed, task.source)
+        for engine in _engines(self._engine):
+            await engine.reload(task.source, SAFE)
+        self.state.fallback = f"{PLAINEST}, because: {problem}"
+        after = await self._compare(prompts, reference)
+        return None if after is None else f"{after}, with {PLAINEST}"
+
+    async def _compare(self, prompts: "Sequence[GoldenPrompt]", reference: "np.ndarray") -> str | None:
+        """What is wrong with the worst of the engines; None: nothing."""
+        worst, problem = None, None
+        for engine in _engines(self._engine):
+            vectors = []
+            for prompt in prompts:
+                for position in prompt.positions:
+                    await self._idle()
+                    vector = await _logits(engine, prompt.ids[: position + 1])
+                    if isinstance(vector, str):
+                        return f"the engine gave no logits: {vector}"
+                    vectors.append(vector)
+            result = await asyncio.to_thread(lambda rows: compare(reference, rows_of(rows)), vectors)
+            if worst is None or not result.kl <= worst.kl:
+                worst = result
+            if not result.within:
+                problem = str(result)
+        self.state.comparison = worst
+        return problem
+
+    async def _idle(self) -> None:
+        """Wait until no request is open: PATIENCE at most, over the whole check."""
+        while self._engine.outstanding and self._looks > 0:
+            self._looks -= 1
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _end(self, status: Status, detail: str) -> None:
+        state = self.state
+        state.status, state.detail = status, detail
+        if state.problem is not None:
+            LOG.error("%s", state.problem)
+        elif status == "skipped":
+            LOG.warning("golden prompts were not checked: %s", detail)
+        else:
+            LOG.info("golden prompts: %s", state.comparison)
+
+
+def _engines(engine: "AsyncEngine") -> "Sequence[RemoteEngine]":
+    """Those that compute, of one engine or of replicas."""
+    from roofline.engine.process.remote import RemoteEngine
+
+    return engine.engines or ([engine] if isinstance(engine, RemoteEngine) else [])
+
+
+async def _logits(engine: "RemoteEngine", ids: Sequence[int]) -> bytes | str:
+    """All logits after a prompt; what is wrong where they are not numbers. Raises RequestError."""
+    description = engine.description
+    assert description is not None, "it was loaded"
+    pooling = Pooling("logits", tuple(range(description.vocab_size)))
+    stream = await engine.submit(ids, SamplingParams(temperature=0, max_tokens=1, pooling=pooling), salt=SALT)
+    async for event in stream:
+        if event.vector is not None:
+            return event.vector
+        if event.finish_reason is not None:
+            return event.error or event.finish_reason
+    raise RequestError(503, "engine_unavailable", "the engine ended")
