@@ -11,6 +11,7 @@ from roofline.server.metrics import Metrics
 PAGES = Path(__file__).parents[2] / "docs/reference"
 ROW = re.compile(r"^\| `([^`]+)` \| (\w+) \| (.*) \|$", re.MULTILINE)
 STATS = {"cache": {"pages": 8, "page_bytes": 1024}, "share_of_roof": 0.5, "step_sizes": [0] * 14, "step_tokens": 0}
+GOLDEN = {"status": "passed", "kl": 0.003, "top1_agreement": 1.0, "fallback": None}
 REPLICA = {"ready": True, "running": 0, "waiting": 0, "outstanding_tokens": 0, "restarts": 0}
 
 
@@ -19,7 +20,7 @@ def text() -> str:
     """/metrics of a server in which every family has a sample."""
     metrics = Metrics()
     metrics.bind("tiny")
-    return metrics.exposition({**STATS, "replicas": [{**STATS, **REPLICA}]}, up=True).decode()
+    return metrics.exposition({**STATS, "golden": GOLDEN, "replicas": [{**STATS, **REPLICA}]}, up=True).decode()
 
 
 def sample_names(text: str) -> set[str]:

@@ -18,8 +18,8 @@ TEXTS = (
 )
 LENGTH = 32  # tokens of a prompt: two pages of the cache
 PLACES = 8  # positions of a prompt whose logits are compared
-MOST_KL = 0.1  # nats, on average over all positions
-LEAST_AGREEMENT = 0.75  # part of the positions at which both have the same most likely token
+MOST_KL = 0.05  # nats, on average over all positions
+LEAST_AGREEMENT = 0.8  # part of the positions at which both have the same most likely token
 
 
 class Encode(Protocol):
@@ -64,8 +64,8 @@ def golden_prompts(encode: Encode, longest: int) -> list[GoldenPrompt]:
     for text in TEXTS:
         ids = encode(text, add_special=True)[: min(LENGTH, longest)]
         if ids:
-            positions = np.unique(np.linspace(len(ids) / PLACES, len(ids), PLACES).astype(int) - 1).clip(min=0)
-            prompts.append(GoldenPrompt(tuple(ids), tuple(positions.tolist())))
+            places = np.unique(np.linspace(len(ids) / PLACES, len(ids), PLACES).astype(int).clip(min=1))
+            prompts.append(GoldenPrompt(tuple(ids), tuple((places - 1).tolist())))
     return prompts
 
 

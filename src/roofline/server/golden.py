@@ -106,7 +106,10 @@ class GoldenCheck:
         reference = await reference_logits(task)
         problem = await self._compare(prompts, reference)
         if problem is not None and self._load.backend == "cpu":
-            problem = await self._fall_back(task, prompts, reference, problem)
+            try:
+                problem = await self._fall_back(task, prompts, reference, problem)
+            except RooflineError as error:
+                problem = f"{problem}; and it cannot be loaded with {PLAINEST}: {error}"
         self._end("passed" if problem is None else "failed", problem or "")
 
     async def _fall_back(
@@ -119,7 +122,7 @@ class GoldenCheck:
         await asyncio.to_thread(forget_packed, task.source)
         for engine in _engines(self._engine):
             await engine.reload(task.source, SAFE)
-        self.state.fallback = f"{PLAINEST}, because: {problem}"
+        self.state.fallback = f"{PLAINEST} (slower), because: {problem}"
         after = await self._compare(prompts, reference)
         return None if after is None else f"{after}, with {PLAINEST}"
 
@@ -156,6 +159,8 @@ class GoldenCheck:
             LOG.error("%s", state.problem)
         elif status == "skipped":
             LOG.warning("golden prompts were not checked: %s", detail)
+        elif state.fallback:
+            LOG.warning("golden prompts: %s. The engine runs with %s", state.comparison, state.fallback)
         else:
             LOG.info("golden prompts: %s", state.comparison)
 

@@ -73,7 +73,7 @@ class ServeOptions(Options):
     )  # fmt: skip
     golden_check: Literal["later", "off"] = option(
         "later",
-        "Compare the engine's logits on a few golden prompts with a slow reference on the original file's bytes. later: "
+        "Compare logits of a few golden prompts with those of a slow reference on the original file's bytes. later: "
         "once, in idle time, from 20 s after it is ready on; /ready and /metrics say what came of it.",
         topic=TOPIC,
     )

@@ -23,7 +23,7 @@ from typing import Unpack
 import msgspec
 
 from roofline.common import log
-from roofline.common.errors import RequestError, RooflineError
+from roofline.common.errors import RequestError, RooflineError, UnsupportedError
 from roofline.common.processes import describe_end
 from roofline.engine.adapter_info import AdapterInfo
 from roofline.engine.checks import RequestOptions, check_request, check_unused, request_parts
@@ -234,7 +234,8 @@ class RemoteEngine:
 
     async def reload(self, source: str, options: Mapping[str, object]) -> None:
         """Go on, with what is open, in a fresh process that loads `source` with these options beside the others."""
-        assert isinstance(self._worker, ProcessWorker), "an engine that can be loaded again"
+        if not isinstance(self._worker, ProcessWorker):
+            raise UnsupportedError("loading a model again", "it lives in this process")
         self.spec = msgspec.structs.replace(self.spec, source=source, options={**self.spec.options, **options})
         restarts, self._worker.spec, self._ending = self.restarts, self.spec, "the model is loaded with other options"
         self._worker.kill()
