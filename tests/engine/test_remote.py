@@ -69,7 +69,7 @@ def test_the_same_ids_as_in_this_process_and_the_model_is_described():
 
 
 def test_each_step_is_one_report(monkeypatch):
-    seen, read = [], remote._read
+    seen, read = [], remote.messages.read
 
     async def recorded(reader):
         seen.append(await read(reader))
@@ -81,7 +81,7 @@ def test_each_step_is_one_report(monkeypatch):
         assert sum(len(e.ids) for report in reports for e in report.events) == 20
         assert reports[-1].stats.steps == len(reports), "one message a step"
 
-    monkeypatch.setattr(remote, "_read", recorded)
+    monkeypatch.setattr(remote.messages, "read", recorded)
     run(test)
 
 
