@@ -27,6 +27,13 @@ from roofline.engine.keywords import _OTHER, _OTHER_SERVING, _SAME, _SAME_SERVIN
         ("--model=m --port 1", "m --port 1"),
         ("--disable-log-requests --enable-auto-tool-choice --dtype auto --seed None --root-path= m", "m"),
         ("m --uvicorn-log-level info --no-trust-remote-code --swap-space 0 --no-enable-log-requests", "m"),
+        ("m --enable-lora", "m --max-adapters 1"),
+        ("--enable-lora --max-loras 3 --max-lora-rank 8 m", "--max-adapters 3 --max-adapter-rank 8 m"),
+        ("m --enable-lora --lora-modules a=x b=y --port 1", "m --adapter a=x --adapter b=y --port 1"),
+        ('--lora-modules={"name":"a","path":"x","base_model_name":null} b=y m', "--adapter a=x --adapter b=y m"),
+        ("m --enable-lora --no-enable-lora", "m"),
+        ("m --limit-mm-per-prompt {} --override-generation-config {} --async-scheduling --convert embed", "m"),
+        ('m --structured-outputs-config {"backend":"auto"} --lora-dtype auto --no-fully-sharded-loras', "m"),
         ("m --block-size 16 --generation-config vllm --hf-overrides {}", "m"),
     ],
 )
@@ -48,6 +55,15 @@ def test_flags_mean_what_ours_mean(words, ours):
         ("--tool-call-parser pythonic", "--tool-call-parser='pythonic' cannot be used"),
         ("--tensor-parallel-size x", "--tensor-parallel"),
         ("--max-num-seqs", "--max-running needs a value"),
+        ("--lora-modules", "--lora-modules needs a value: give NAME=PATH"),
+        ("--lora-modules {1", "--lora-modules: give NAME=PATH, or an object of name and path"),
+        ('--lora-modules {"name":"a","path":"x","base_model_name":"m"}', "an object of name and path and nothing else"),
+        ("--max-cpu-loras 4", "--max-cpu-loras: --max-adapters N counts all adapters that are loaded"),
+        ('--limit-mm-per-prompt {"image":2}', "--limit-mm-per-prompt: models read text alone"),
+        ('--override-generation-config {"top_k":1}', "each request gives its sampling"),
+        ('--structured-outputs-config {"backend":"outlines"}', "llguidance holds answers to a form"),
+        ("--no-async-scheduling", "--no-async-scheduling: leave it out"),
+        ("--convert classify", "--convert: an LLM generates, embeds and scores"),
         ("--made-up 1", "there is no option --made-up"),
     ],
 )
@@ -67,3 +83,5 @@ def test_every_row_is_needed_and_leads_to_an_option_of_ours():
 
 def test_what_stands_behind_two_dashes_is_left_alone():
     assert own_words(["--", "--dtype", "auto"], ()) == ["--", "--dtype", "auto"]
+    words = ["--enable-lora", "--", "--lora-modules", "a=x"]
+    assert own_words(words, ("--max-adapters",)) == ["--max-adapters=1", *words[1:]]

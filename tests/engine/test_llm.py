@@ -17,6 +17,7 @@ from roofline.common.errors import CapacityError, RequestError, RooflineError
 from roofline.engine.answers import deferred
 from roofline.engine.config import EngineConfig
 from roofline.engine.conversation import plain_messages
+from roofline.engine.keywords import ours
 from roofline.engine.local import LocalEngine
 
 # Without the special id 49, a character of text is an id.
@@ -341,6 +342,14 @@ def test_names_of_other_engines_that_mean_the_same_are_taken():
         assert llm.engine.limits.sequences == 2
         assert llm.engine.limits.max_model_len == 32
         assert not llm.engine.config.prefix_cache
+
+
+def test_vllms_keywords_for_adapters_make_places_for_them():
+    assert ours({"enable_lora": True}) == {"max_adapters": 1}
+    assert ours({"max_loras": 4, "enable_lora": True, "max_lora_rank": 8}) == {"max_adapters": 4, "max_adapter_rank": 8}
+    assert ours({"enable_lora": False}) == {}
+    with pytest.raises(TypeError, match="enable_lora=1 is neither True nor False"):
+        ours({"enable_lora": 1})
 
 
 def test_the_line_of_progress_is_drawn_ten_times_a_second_and_removed(monkeypatch):

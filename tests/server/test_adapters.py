@@ -61,6 +61,13 @@ def test_load_name_and_unload(call, make_context, engine):
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
 
 
+def test_vllms_routes_name_ours(call):
+    for verb, remedy in (("load", "POST /v1/adapters loads"), ("unload", "DELETE /v1/adapters/NAME unloads")):
+        answer = call("POST", f"/v1/{verb}_lora_adapter", json={"lora_name": "sql", "lora_path": "/a/sql"})
+        assert answer.status_code == 404
+        assert remedy in answer.json()["error"]["message"]
+
+
 def test_every_api_names_it(call, make_context, engine):
     context = make_context()
     call("POST", "/v1/adapters", context=context, json={"name": "sql", "path": "/a/sql"})

@@ -13,6 +13,8 @@ _SAME = {
     "max_num_seqs": "max_running",
     "max_num_batched_tokens": "max_batch_tokens",
     "enable_prefix_caching": "prefix_cache",
+    "max_loras": "max_adapters",
+    "max_lora_rank": "max_adapter_rank",
     "n_ctx": "max_model_len",
     "n_threads": "threads",
 }
@@ -55,6 +57,21 @@ _OTHER: dict[str, tuple[tuple[object, ...], str]] = {
     "num_gpu_blocks_override": ((None,), "cache_tokens=N is the size of the cache"),
     "scheduling_policy": (("fcfs", "priority"), "requests are begun by priority, and of equal ones in order"),
     "skip_tokenizer_init": ((False,), "an LLM needs its tokenizer; LocalEngine works on ids alone"),
+    "async_scheduling": (
+        (None, True),
+        "leave it out: where the backend queues its work, the next step is launched before the last is done",
+    ),
+    "convert": (("auto", "none", "embed"), "an LLM generates, embeds and scores"),
+    "enable_lora_bias": ((False,), "an adapter with biases is refused"),
+    "fully_sharded_loras": ((False,), "adapters are computed on one rank"),
+    "limit_mm_per_prompt": ((None, {}, {"image": 0}, {"image": 0, "video": 0}), "models read text alone"),
+    "lora_dtype": ((None, "auto"), "matrices of adapters are kept as float32"),
+    "max_cpu_loras": ((None,), "max_adapters=N counts all adapters that are loaded"),
+    "override_generation_config": ((None, {}), "each request gives its sampling"),
+    "structured_outputs_config": (
+        (None, {}, {"backend": "auto"}, {"backend": "guidance"}),
+        "llguidance holds answers to a form",
+    ),
     "speculative_config": ((None,), "give speculate='ngram', or speculate='draft' with draft=MODEL"),
     "tokenizer_revision": ((None,), "the tokenizer is the one in the model's file or folder"),
 }
@@ -142,6 +159,10 @@ def ours(options: Mapping[str, object]) -> dict[str, object]:
             if not any(type(value) is type(each) and value == each for each in neutral):
                 raise TypeError(f"LLM has no option {name!r}: {instead}")
             continue
+        if name == "enable_lora":
+            if not isinstance(value, bool):
+                raise TypeError(f"enable_lora={value!r} is neither True nor False; max_adapters=N has N adapters")
+            continue
         target = _SAME.get(name, name)
         if target in result:
             other = name if name != target else next(each for each in options if _SAME.get(each) == target)
@@ -149,6 +170,8 @@ def ours(options: Mapping[str, object]) -> dict[str, object]:
                 f"LLM has one option {target!r} of which {other!r} is another name: leave one of the two out"
             )
         result[target] = value
+    if options.get("enable_lora"):
+        result.setdefault("max_adapters", 1)  # vLLM's default of max_loras
     return result
 
 
@@ -158,7 +181,7 @@ def own_words(words: Sequence[str], flags: Container[str]) -> list[str]:
     flags: ours. Raises ValueError for a flag of vLLM's that cannot be honoured, with what can.
     """
     result: list[str] = []
-    rest = list(words)
+    rest = _with_adapters(words)
     while rest:
         word = rest.pop(0)
         if word == "--":
@@ -186,6 +209,45 @@ def own_words(words: Sequence[str], flags: Container[str]) -> list[str]:
             assert foreign is not None, "one of the two tables has it"
             _check_neutral(flag, foreign, not negated if _is_switch(foreign) else _value(equals, text, rest))
     return result
+
+
+def _with_adapters(words: Sequence[str]) -> list[str]:
+    """The words with vLLM's --enable-lora and --lora-modules as ours. Raises ValueError for what names no adapter."""
+    end = words.index("--") if "--" in words else len(words)
+    rest, result, enabled = list(words[:end]), list[str](), False
+    while rest:
+        word = rest.pop(0)
+        flag, equals, text = word.partition("=")
+        name = flag.replace("_", "-")
+        if name in ("--enable-lora", "--no-enable-lora") and not equals:
+            enabled = name == "--enable-lora"
+        elif name == "--lora-modules":
+            modules = [text] if equals else []
+            while rest and rest[0][:1] != "-" and ("=" in rest[0] or rest[0][:1] == "{"):
+                modules.append(rest.pop(0))
+            if not modules:
+                raise ValueError(f"{flag} needs a value: give NAME=PATH, or --adapter NAME=PATH")
+            result += [f"--adapter={_module(flag, module)}" for module in modules]
+        else:
+            result.append(word)
+    names = {word.partition("=")[0].replace("_", "-") for word in result}
+    if enabled and not names & {"--adapter", "--max-adapters", "--max-loras"}:
+        result.append("--max-adapters=1")  # vLLM's default of --max-loras
+    return [*result, *words[end:]]
+
+
+def _module(flag: str, module: str) -> str:
+    """NAME=PATH of an adapter that may be written as vLLM's JSON object."""
+    if not module.startswith("{"):
+        return module
+    try:
+        fields = json.loads(module)
+    except ValueError:
+        fields = {}
+    name, path = fields.pop("name", None), fields.pop("path", None)
+    if not isinstance(name, str) or not isinstance(path, str) or any(value is not None for value in fields.values()):
+        raise ValueError(f"{flag}: give NAME=PATH, or an object of name and path and nothing else")
+    return f"{name}={path}"
 
 
 def _is_switch(foreign: tuple[tuple[object, ...], str]) -> bool:

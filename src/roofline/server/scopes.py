@@ -16,6 +16,11 @@ from roofline.server.keys import ADMIN, USE
 
 OPEN = "open"  # no key
 STRICTNESS = (OPEN, USE, ADMIN)
+# Routes of vLLM's that are others here.
+ELSEWHERE = {
+    "/v1/load_lora_adapter": 'POST /v1/adapters loads an adapter, {"name": NAME, "path": FOLDER}',
+    "/v1/unload_lora_adapter": "DELETE /v1/adapters/NAME unloads an adapter",
+}
 Endpoint = TypeVar("Endpoint", bound=Callable[..., object])
 _DECLARED, _BODIES = "_needed_scope", "_bodies"
 
@@ -70,4 +75,5 @@ class ScopeTable:
 
 def unknown_route(method: str, path: str) -> RequestError:
     """What anybody is told of a path without a route, and a key without the scope of a path that is not declared."""
-    return RequestError(404, "not_found", f"There is no route {method[:16]} {path[:200]}.")
+    remedy = f" {ELSEWHERE[path]}." if path in ELSEWHERE else ""
+    return RequestError(404, "not_found", f"There is no route {method[:16]} {path[:200]}.{remedy}")
