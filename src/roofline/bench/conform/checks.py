@@ -24,7 +24,7 @@ Check = Callable[[Server], str]
 GREEDY: JsonObject = {"temperature": 0, "seed": 1}
 STORY = [{"role": "user", "content": "Tell a short story about a fox and a well."}]
 UNICODE = [{"role": "user", "content": "Repeat exactly: 😀 naïve 東京 🏳️‍🌈 Straße"}]
-TOOL = {
+TOOL: JsonObject = {
     "type": "function",
     "function": {
         "name": "weather",

@@ -20,6 +20,10 @@ class Missing(Exception):
     """The server says that it does not have this."""
 
 
+class Skipped(Exception):
+    """This could not be checked here; the message says why, and what to do."""
+
+
 @dataclass
 class Choice:
     """One choice, of a complete answer or put together from the events of a stream."""
@@ -55,11 +59,22 @@ class Server:
     def __init__(self, url: str, model: str | None, key: str | None, seconds: float) -> None:
         base = url.rstrip("/")
         self.url = base if base.endswith("/v1") else f"{base}/v1"
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.key = key
+        headers = self.authorization
         # A connection for each request: one that a server closes after a refusal does not fail the next check.
         self.http = httpx.Client(headers=headers, timeout=seconds, limits=httpx.Limits(max_keepalive_connections=0))
         self.seconds = seconds
         self.model = model or ""
+
+    @property
+    def root(self) -> str:
+        """The address without /v1, below which APIs beside OpenAI's lie."""
+        return self.url.removesuffix("/v1")
+
+    @property
+    def authorization(self) -> dict[str, str]:
+        """The header with the key, if there is one."""
+        return {"Authorization": f"Bearer {self.key}"} if self.key else {}
 
     def close(self) -> None:
         self.http.close()

@@ -8,9 +8,11 @@ from typing import Literal
 import httpx
 
 from roofline.bench.conform.checks import CHECKS, Check
-from roofline.bench.conform.client import Missing, Server, Violation
+from roofline.bench.conform.client import Missing, Server, Skipped, Violation
+from roofline.bench.conform.packages.checks import PACKAGE_CHECKS
 
-Outcome = Literal["pass", "fail", "missing"]
+Outcome = Literal["pass", "fail", "missing", "skipped"]
+ALL_CHECKS: tuple[Check, ...] = (*CHECKS, *PACKAGE_CHECKS)
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Finding:
 def conform(server: Server, names: tuple[str, ...] = ()) -> Iterator[Finding]:
     """The findings of the checks with these names, or of all, as they come."""
     server.find_model()
-    for check in CHECKS:
+    for check in ALL_CHECKS:
         if not names or check.__name__ in names:
             yield _finding(server, check)
 
@@ -39,6 +41,8 @@ def _finding(server: Server, check: Check) -> Finding:
         detail = check(server)
     except Missing as error:
         outcome, detail = "missing", str(error)
+    except Skipped as error:
+        outcome, detail = "skipped", str(error)
     except Violation as error:
         outcome, detail = "fail", str(error)
     except httpx.TimeoutException:

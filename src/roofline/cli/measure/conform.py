@@ -9,7 +9,12 @@ from roofline.cli.parser import Argument
 from roofline.common.errors import ConfigError
 from roofline.common.options import Options, option
 
-MARKS = {"pass": "[green]pass[/]", "fail": "[red]fail[/]", "missing": "[yellow]missing[/]"}
+MARKS = {
+    "pass": "[green]pass[/]",
+    "fail": "[red]fail[/]",
+    "missing": "[yellow]missing[/]",
+    "skipped": "[yellow]skipped[/]",
+}
 
 
 @dataclass(frozen=True)
@@ -29,16 +34,16 @@ def command(
 ) -> int:
     """Check from outside what a server promises: streams, stop strings, counts, tools, schemas, refusals, cancelling.
 
-    Ends with status 1 where a promise is broken. What a server says it does not have is missing, and no failure.
+    Ends with status 1 where a promise is broken. What a server says it does not have is missing, and no failure; what
+    cannot be checked here, as where a client package is not installed, is skipped.
     """
     import httpx
 
-    from roofline.bench.conform.checks import CHECKS
     from roofline.bench.conform.client import Server, Violation
-    from roofline.bench.conform.run import conform
+    from roofline.bench.conform.run import ALL_CHECKS, conform
 
     words = [word.strip().replace(" ", "_") for word in (options.only or "").split(",") if word.strip()]
-    names = tuple(check.__name__ for check in CHECKS if not words or any(word in check.__name__ for word in words))
+    names = tuple(check.__name__ for check in ALL_CHECKS if not words or any(word in check.__name__ for word in words))
     if not names:
         raise ConfigError(f"--only {options.only}: no check has such a name; there are {', '.join(_names())}")
     terminal = console()
@@ -48,24 +53,24 @@ def command(
         for finding in conform(server, names):
             findings.append(finding)
             if not as_json:
-                terminal.print(f"{MARKS[finding.outcome]:>8}  {finding.promise}")
-                terminal.print(f"          {finding.detail[:400]}", style="dim", markup=False)
+                terminal.print(f"[{COLORS[finding.outcome]}]{finding.outcome:>7}[/]  {finding.promise}")
+                terminal.print(f"         {finding.detail[:400]}", style="dim", markup=False)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ConfigError(f"{url} cannot be asked: {error}. Give the address of a running server") from error
     except Violation as error:
         raise ConfigError(f"{url} cannot be checked: {error}. Name a model with --model") from error
     finally:
         server.close()
-    counts = {outcome: sum(finding.outcome == outcome for finding in findings) for outcome in MARKS}
+    counts = {outcome: sum(finding.outcome == outcome for finding in findings) for outcome in COLORS}
     if as_json:
         print_json({"url": url, "model": server.model, "counts": counts, "checks": [asdict(each) for each in findings]})
     else:
         told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
         terminal.print(f"{server.model}: {told}")
-    return 1 if counts["fail"] else 0
+    return 1 if counts["fail"] or counts["skipped"] == len(findings) else 0
 
 
 def _names() -> list[str]:
-    from roofline.bench.conform.checks import CHECKS
+    from roofline.bench.conform.run import ALL_CHECKS
 
-    return [check.__name__.replace("_", " ") for check in CHECKS]
+    return [check.__name__.replace("_", " ") for check in ALL_CHECKS]

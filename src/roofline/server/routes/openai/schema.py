@@ -81,8 +81,11 @@ class TextPart(Body):
 
 
 class FunctionCall(Body):
+    """parsed_arguments: the arguments once more, as the package openai has parsed them; not read."""
+
     name: str = Field(max_length=256)
     arguments: str
+    parsed_arguments: object = None
 
 
 class Call(Body):
@@ -99,11 +102,13 @@ class Message(Body):
 
     name: given to the chat template, which may write it. reasoning: another name of reasoning_content, which templates
     write if they care for it. provider_specific_fields: LiteLLM's notes on an answer, which say nothing to a model.
+    parsed: the content once more, as the package openai has parsed it; not read.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     name: str | None = Field(default=None, max_length=256)
     provider_specific_fields: dict[str, object] | None = None
+    parsed: object = None
     cache_control: CacheControl | None = None
     content: str | Annotated[list[TextPart], Field(min_length=1, max_length=1024)] | None = None
     reasoning_content: str | None = None
