@@ -7,6 +7,7 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from roofline.bench.conform.checks import CHECKS
 from roofline.bench.conform.client import Server, Violation
 from roofline.bench.conform.run import Finding, conform
 from tests.command_line import call_roofline
@@ -25,7 +26,7 @@ def findings(url: str, *names: str) -> dict[str, Finding]:
 
 def test_our_server_keeps_its_promises(live, engine):
     engine.answer = "Es war einmal ein Fuchs, der fiel in einen Brunnen: 東京 😀, naïve.".encode()
-    told = findings(live())
+    told = findings(live(), *(check.__name__ for check in CHECKS))
     assert len(told) == 15
     failed = {name: finding.detail for name, finding in told.items() if finding.outcome != "pass"}
     assert {name.replace(" ", "_") for name in failed} <= NEED_A_MODEL, failed
@@ -154,10 +155,14 @@ def test_the_command_tells_and_ends_with_a_status(serve_app, live):
     url = serve_app(Liar("count").app)
     result = call_roofline(["conform", url, "--only", "counts tokens,lists", "--json"])
     told = json.loads(result.stdout)
-    assert (result.exit_code, told["model"], told["counts"]) == (1, "liar", {"pass": 1, "fail": 1, "missing": 0})
+    assert (result.exit_code, told["model"], told["counts"]) == (
+        1,
+        "liar",
+        {"pass": 1, "fail": 1, "missing": 0, "skipped": 0},
+    )
     result = call_roofline(["conform", f"{live()}/v1/", "--only", "lists"])
     assert result.exit_code == 0
-    assert "1 pass, 0 fail, 0 missing" in result.stdout
+    assert "1 pass, 0 fail, 0 missing, 0 skipped" in result.stdout
 
 
 @pytest.mark.parametrize(

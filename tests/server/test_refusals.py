@@ -346,10 +346,15 @@ def test_what_clients_add_to_messages_is_taken(call, engine):
     answer = {
         "role": "assistant", "content": "Hello", "refusal": None, "annotations": [], "audio": None,
         "function_call": None, "tool_calls": None, "reasoning_content": None, "thinking_blocks": None,
-        "provider_specific_fields": {"refusal": None},
+        "parsed": {"a": 1}, "provider_specific_fields": {"refusal": None},
     }  # fmt: skip
     assert call("POST", "/v1/chat/completions", json={**CHAT, "messages": [user, answer, USER]}).status_code == 200
     assert bytes(engine.submitted[0][0]) == b"<user>Hi<assistant>Hello<user>Hi"
+    function = {"name": "look", "arguments": '{"at": 1}', "parsed_arguments": {"at": 1}}
+    called = {**answer, "tool_calls": [{"id": "c1", "type": "function", "function": function}]}
+    result = {"role": "tool", "tool_call_id": "c1", "content": "Stars"}
+    messages = [user, called, result]
+    assert call("POST", "/v1/chat/completions", json={**CHAT, "messages": messages}).status_code == 200
 
 
 def test_a_name_is_for_the_template(make_context):

@@ -9,12 +9,7 @@ from roofline.cli.parser import Argument
 from roofline.common.errors import ConfigError
 from roofline.common.options import Options, option
 
-MARKS = {
-    "pass": "[green]pass[/]",
-    "fail": "[red]fail[/]",
-    "missing": "[yellow]missing[/]",
-    "skipped": "[yellow]skipped[/]",
-}
+COLORS = {"pass": "green", "fail": "red", "missing": "yellow", "skipped": "yellow"}
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def anthropic_calls_tools(server: Server) -> str:
     return calls_tools(Anthropic(server))
 
 
-def anthropic_counts_tokens(server: Server) -> str:
+def anthropic_counts_prompts(server: Server) -> str:
     """Package anthropic: count_tokens says how many tokens of prompt an answer is billed."""
     return Anthropic(server).counts()
 
@@ -49,7 +49,7 @@ def ollama_generates(server: Server) -> str:
     return Ollama(server).generates()
 
 
-def ollama_lists_models(server: Server) -> str:
+def ollama_names_models(server: Server) -> str:
     """Package ollama: the model is listed."""
     return Ollama(server).lists()
 
@@ -75,7 +75,7 @@ def langchain_openai_calls_tools(server: Server) -> str:
 
 
 PACKAGE_CHECKS: tuple[Check, ...] = (
-    openai_chats, openai_calls_tools, anthropic_chats, anthropic_calls_tools, anthropic_counts_tokens, ollama_chats,
-    ollama_calls_tools, ollama_generates, ollama_lists_models, litellm_chats, litellm_calls_tools,
+    openai_chats, openai_calls_tools, anthropic_chats, anthropic_calls_tools, anthropic_counts_prompts, ollama_chats,
+    ollama_calls_tools, ollama_generates, ollama_names_models, litellm_chats, litellm_calls_tools,
     langchain_openai_chats, langchain_openai_calls_tools,
 )  # fmt: skip
