@@ -21,12 +21,13 @@ TEST_JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 SOURCES := $(shell find src native include -type f ! -name '*.pyc') CMakeLists.txt pyproject.toml
 NATIVE := $(shell find native include -type f) CMakeLists.txt pyproject.toml
 
-.PHONY: help setup demo check test test-slow mutants docs bench-peers lint format types wheel clean
+.PHONY: help setup demo check test test-slow test-clients mutants docs bench-peers lint format types wheel clean
 
 help:
 	@echo "make demo     install without torch, pull $(MODEL), answer a prompt"
 	@echo "make check    format, lint, types, structure, and the tests that need neither torch nor a model: under a minute"
 	@echo "make test     install what the tests need and run them (ARGS=... goes to pytest)"
+	@echo "make test-clients  round trips through the client packages that the development environment cannot have"
 	@echo "make mutants  changes places of a room at random and prints what its tests do not notice (ROOM=server COUNT=30 SEED=0 SINCE=commit)"
 	@echo "make bench-peers  time other engines beside ours and fill the tables in the documents (ONLY=rows WITH=transformers,vllm)"
 	@echo "make docs     build the documentation site in build/docs"
@@ -85,6 +86,14 @@ test: setup
 
 test-slow: setup
 	$(PYTEST) -m slow $(ARGS)
+
+# Round trips through every client package; litellm needs other versions of what the tests use, so they lie apart.
+CLIENTS := build/clients
+test-clients: setup
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/pip install --quiet openai anthropic ollama langchain-openai litellm mcp
+	PYTHONPATH=$$(echo $(CLIENTS)/lib/python3.*/site-packages) LITELLM_LOCAL_MODEL_COST_MAP=True \
+	    $(BIN)/python -m pytest -p no:xdist tests/server/test_conform_packages.py $(ARGS)
 
 # A room that is not named is all of the package. SINCE: only the lines that were changed since a commit. ALSO: folders
 # of tests for what the room's own do not notice.
