@@ -1,5 +1,6 @@
 """Fixtures that several rooms share."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -14,11 +15,20 @@ from tests.command_line import loggers_as_before
 
 # Tests of bundles switch it on with a ROOFLINE_HOME of their own; no other leaves compiled models in the user's cache.
 os.environ.setdefault("ROOFLINE_BUNDLES", "off")
+# Read when torch or numpy is imported, here and in the processes that tests start. As many test processes as cores run
+# beside each other: with a thread for each core in each of them, most of their time went into waiting for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure() -> None:
     """Whoever starts the tests in the background of a shell has SIGINT ignored, here and in every process of a test."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests and their modules stay until the end: no later collection needs to look at them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

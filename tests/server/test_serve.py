@@ -268,6 +268,7 @@ def test_what_the_start_left_is_given_back_and_what_it_made_is_kept_out_of_colle
     garbage = Node()
     garbage.itself, reference, trims = garbage, weakref.ref(garbage), []
     monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(malloc_trim=trims.append))
+    gc.unfreeze()  # what the tests' own start has kept out
     gc.disable()
     try:
         del garbage
@@ -281,7 +282,6 @@ def test_what_the_start_left_is_given_back_and_what_it_made_is_kept_out_of_colle
     assert trims == [0]  # all of it
     monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace())  # not every C library has it
     module._settle()
-    gc.unfreeze()
 
 
 @pytest.mark.parametrize(("signals", "seconds"), [([signal.SIGTERM], 0), ([signal.SIGINT, signal.SIGINT], 30)])

@@ -9,6 +9,8 @@ from roofline.backends.gpu.ahead import check as static
 from roofline.backends.gpu.ahead import gates
 from roofline.hardware.chips import chips
 
+pytestmark = pytest.mark.slow  # each compiles; what the default run compiles is in test_kernel_limits.py
+
 
 @pytest.fixture(scope="session")
 def planted_cache(kernel_cache):
@@ -26,7 +28,6 @@ def planted(planted_cache):
     return {(proof.chip, proof.case): proof for proof in found}
 
 
-@pytest.mark.slow
 def test_a_planted_spill_is_caught(planted):
     for chip in ("gfx1201", "sm_90"):
         (violation,) = planted[chip, "spilling"].violations
@@ -34,14 +35,12 @@ def test_a_planted_spill_is_caught(planted):
         assert "tiles.toml" in str(violation)
 
 
-@pytest.mark.slow
 def test_planted_local_memory_is_caught(planted):
     for chip, held in (("gfx1201", "65,536"), ("sm_90", "232,448")):
         (violation,) = planted[chip, "local"].violations
         assert (violation.gate, violation.allowed) == ("local memory", held)
 
 
-@pytest.mark.slow
 def test_a_missing_matrix_instruction_is_caught(planted):
     """A product written as a sum, and one of a dtype that the chip has no instruction for, which is let pass."""
     for chip in ("gfx1201", "sm_90"):
@@ -63,7 +62,6 @@ def test_a_compiler_that_dies_takes_nothing_else_along(kernel_cache):
     assert not by_case["before"].violations + by_case["after"].violations
 
 
-@pytest.mark.slow
 def test_what_lies_in_the_cache_is_not_compiled_again(planted, planted_cache):
     def binaries():
         return {
