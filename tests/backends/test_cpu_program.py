@@ -18,6 +18,12 @@ from roofline.weights.random_weights import random_checkpoint  # noqa: E402
 ISAS = native.isas()
 FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "F32", "F16", "BF16")
 KV_DTYPES = ("bf16", "int8")
+QUICK = ("llama", "mistral", "qwen3", "mpt", "mpt-alibi")  # what differs most; the rest of some cases: -m slow
+
+
+def quick_or_slow(model: str, *case: Any) -> Any:
+    """The case of a model as a parameter."""
+    return pytest.param(model, *case, marks=() if model in QUICK else pytest.mark.slow)
 
 
 def ids_of(count: int, seed: int = 5, vocab: int = 300) -> list[int]:
@@ -54,7 +60,8 @@ def whole(model: Any, text: Text, chunk: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("model", "form", "kv_dtype"),
     [("llama", form, "bf16") for form in FORMATS]
-    + [(m, f, "bf16") for m in MODELS for f in ("Q4_1", "BF16") if m != "llama"]
+    + [(m, "Q4_1", "bf16") for m in MODELS if m != "llama"]
+    + [quick_or_slow(m, "BF16", "bf16") for m in MODELS if m != "llama"]
     + [pytest.param(m, "Q4_1", "int8", marks=() if m == "llama" else pytest.mark.slow) for m in MODELS],
 )
 def test_each_instruction_equals_the_reference(model: str, form: str, kv_dtype: str) -> None:
@@ -119,11 +126,8 @@ def test_each_instruction_equals_the_reference(model: str, form: str, kv_dtype: 
 @pytest.mark.parametrize(
     ("model", "form", "kv_dtype"),
     [
-        *(
-            pytest.param(m, "Q4_1", kv, marks=() if kv == "bf16" else pytest.mark.slow)
-            for m in MODELS
-            for kv in KV_DTYPES
-        ),
+        *(quick_or_slow(m, "Q4_1", "bf16") for m in MODELS),
+        *(pytest.param(m, "Q4_1", "int8", marks=pytest.mark.slow) for m in MODELS),
         pytest.param("llama", "BF16", "bf16", marks=pytest.mark.slow),
         ("llama", "Q6_K", "bf16"),
     ],
@@ -220,8 +224,14 @@ def test_stale_pages_never_reach_a_result(kv_dtype: str) -> None:
 @pytest.mark.parametrize("isa", [*ISAS[1:], pytest.param(ISAS[0], marks=pytest.mark.slow)] if ISAS[1:] else ISAS)
 @pytest.mark.parametrize(
     ("model", "heads", "kv_dtype"),
-    [(*case, "bf16") for case in (("llama", 4), ("llama", 6), ("mistral", 4), ("qwen3", 8))]
-    + [("llama", 6, "int8"), ("mistral", 4, "int8"), ("mpt-alibi", 3, "bf16")],
+    [
+        ("llama", 6, "bf16"),
+        ("mistral", 4, "bf16"),
+        ("llama", 6, "int8"),
+        ("mpt-alibi", 3, "bf16"),
+        *(pytest.param(*c, marks=pytest.mark.slow) for c in (("llama", 4, "bf16"), ("qwen3", 8, "bf16"))),
+        pytest.param("mistral", 4, "int8", marks=pytest.mark.slow),
+    ],
 )
 def test_verifying_gives_the_bits_of_decoding(model: str, heads: int, kv_dtype: str, isa: str) -> None:
     """Segments of 2 to 9 rows share their splits out; a row of one must equal the same position decoded alone."""
