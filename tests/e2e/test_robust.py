@@ -33,7 +33,7 @@ while data := connection.recv(4096):
 @pytest.fixture(scope="module")
 def full(environment, model) -> Iterator[Served]:
     """A server whose cache of 16,000 tokens (369 MB in 16 bit) has been filled to the last page."""
-    with serving(environment, model, "--cache-tokens", "16000") as running:
+    with serving(environment, model, "--cache-tokens", "16000", "--golden-check", "off") as running:
         body = {"model": "small", "prompt": [[100 + i] * 980 for i in range(17)], "max_tokens": 16, "ignore_eos": True}
         answer = httpx.post(f"{running.address}/v1/completions", json=body, timeout=240)
         assert answer.status_code == 200
@@ -62,6 +62,19 @@ def test_both_processes_stay_under_650_mb_with_a_full_cache(full):
     used = proportional_bytes(full)
     print(f"both processes: {used / 1e6:.1f} MB")
     assert used < 650e6
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # the reference runs at the lowest priority, beside other tests
+def test_the_check_on_golden_prompts_gives_its_memory_back(environment, model):
+    with serving(environment, model, "--cache-tokens", "1024") as running:
+        body = {"model": "small", "prompt": [100] * 1000, "max_tokens": 16, "ignore_eos": True}  # fills the cache
+        assert httpx.post(f"{running.address}/v1/completions", json=body, timeout=240).status_code == 200
+        before = proportional_bytes(running)
+        running.eventually(lambda: running.get("/ready").json()["golden"]["status"] == "passed", seconds=800)
+        change = proportional_bytes(running) - before
+    print(f"memory after the check on golden prompts: {change / 1e6:+.2f} MB")
+    assert change < 30e6  # it left 75 MB while all logits were kept and named one by one
 
 
 def kill_a_streaming_client(served: Served) -> None:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from roofline.engine.golden import LEAST_AGREEMENT, MOST_KL, Comparison, compare, golden_prompts, rows_of
+from roofline.engine.golden import LEAST_AGREEMENT, MOST_KL, Comparison, compare_row, golden_prompts, summarize
 
 
 def encode(text: str, *, add_special: bool) -> list[int]:
@@ -33,11 +33,11 @@ def test_divergence_and_agreement_of_known_probabilities() -> None:
     half, quarter = math.log(0.5), math.log(0.25)
     right = np.array([[half, quarter, quarter], [half, quarter, quarter]], np.float32)
     ours = np.array([[half + 7, quarter + 7, quarter + 7], [quarter, half, quarter]], np.float32)
-    compared = compare(right, ours)
+    compared = summarize([compare_row(*pair) for pair in zip(right, ours, strict=True)])
     second = 0.5 * math.log(2) - 0.25 * math.log(2)  # sum of p log(p / q)
     assert compared.kl == pytest.approx(second / 2, abs=1e-6)
     assert (compared.agreement, compared.positions) == (0.5, 2)
-    assert compare(right, right) == Comparison(0.0, 1.0, 2)
+    assert summarize([compare_row(row, row) for row in right]) == Comparison(0.0, 1.0, 2)
 
 
 def test_both_thresholds_count() -> None:
@@ -45,8 +45,3 @@ def test_both_thresholds_count() -> None:
     assert not Comparison(MOST_KL * 1.01, 1.0, 32).within
     assert not Comparison(0.0, LEAST_AGREEMENT - 0.01, 32).within
     assert not Comparison(math.nan, 1.0, 32).within
-
-
-def test_vectors_are_rows() -> None:
-    rows = rows_of([np.array([1, 2], "<f4").tobytes(), np.array([3, 4], "<f4").tobytes()])
-    assert rows.tolist() == [[1, 2], [3, 4]]

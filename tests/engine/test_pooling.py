@@ -85,6 +85,7 @@ def test_what_each_kind_takes_of_the_rows():
     whole.batch.fill([Segment(ids, 0, range(2))], [26])
     whole.forward()
     assert alone(ids, pooled(LOGITS)) == whole.logits()[0, [7, 3, 7]].tobytes()
+    assert alone(ids, pooled(Pooling("logits"))) == whole.logits()[0].tobytes()
 
 
 def test_a_prompt_may_fill_the_context_and_no_more():
@@ -138,7 +139,7 @@ def test_a_step_that_fails_ends_the_request_that_it_fails_for():
 
 
 def test_what_cannot_be_pooled_is_refused_by_name():
-    for fields in ({"kind": "cls"}, {"kind": "mean", "ids": (1,)}, {"kind": "logits"}):
+    for fields in ({"kind": "cls"}, {"kind": "mean", "ids": (1,)}):
         with pytest.raises(RequestError, match="pooling"):
             Pooling(**fields)
     for field in ({"n": 2}, {"logprobs": 1}, {"stop": ("a",)}):

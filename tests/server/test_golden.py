@@ -146,7 +146,7 @@ def test_without_a_reference_it_is_skipped_with_the_reason(folder: Path, monkeyp
 def test_a_fault_of_the_check_itself_does_not_take_the_server_down(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "compare", lambda *_: 1 / 0)
+    monkeypatch.setattr(module, "compare_row", lambda *_: 1 / 0)
     state = outcome(folder, in_thread(str(folder)))
     assert (state.status, state.problem) == ("skipped", None)
     assert "ZeroDivisionError" in state.detail

@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="training is torch")
 
+from roofline.common import processes  # noqa: E402
 from roofline.train.memory import meter  # noqa: E402
 from roofline.train.report import machine  # noqa: E402
 
@@ -100,7 +101,7 @@ def test_freed_memory_is_kept_or_given_back_by_the_c_library(
         library.malloc_trim = lambda pad: calls.append((pad,))
     monkeypatch.setattr(meter.ctypes, "CDLL", lambda name: library)
     meter.keep_freed_memory()
-    meter.give_back()
+    processes.return_freed_memory()
     assert calls == ([(-4, 0), (-1, (1 << 31) - 1), (0,)] if has_mallopt else [])
 
 
@@ -137,7 +138,7 @@ def test_a_peak_on_a_cpu_is_that_of_its_own_pages(
 ) -> None:
     told = [status(**begun)]
     monkeypatch.setattr(meter, "text_of", lambda path: told[-1])
-    monkeypatch.setattr(meter, "give_back", lambda: None)
+    monkeypatch.setattr(meter, "return_freed_memory", lambda: None)
     monkeypatch.setattr(Path, "write_text", lambda self, text: 1)
     measured = meter.Meter(CPU)
     told.append(status(**now))

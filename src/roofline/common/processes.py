@@ -22,6 +22,13 @@ def describe_end(status: int | None) -> str:
     return f"{number.name}: {_MEANINGS[number]}" if number in _MEANINGS else number.name
 
 
+def return_freed_memory() -> None:
+    """Return memory of the host that was freed in this process to the system, if the C library can (glibc's can)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def die_with_parent(parent: int | None = None) -> None:
     """Ask the kernel for SIGKILL when the process that started this one dies, even in the middle of a step.
 

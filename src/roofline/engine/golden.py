@@ -69,19 +69,16 @@ def golden_prompts(encode: Encode, longest: int) -> list[GoldenPrompt]:
     return prompts
 
 
-def compare(reference: np.ndarray, logits: np.ndarray) -> Comparison:
-    """reference, logits: [positions, vocabulary], of the same positions."""
-    divergences, same = [], 0
-    for right, ours in zip(reference, logits, strict=True):  # a row at a time, so that little memory is needed
-        p, q = _log_probabilities(right), _log_probabilities(ours)
-        divergences.append(float(np.sum(np.exp(p) * (p - q))))
-        same += int(np.argmax(right) == np.argmax(ours))
-    return Comparison(max(0.0, float(np.mean(divergences))), same / len(divergences), len(divergences))
+def compare_row(reference: np.ndarray, logits: np.ndarray) -> tuple[float, bool]:
+    """The divergence at one position, in nats, and whether both have the same most likely token. Both are [vocab]."""
+    p, q = _log_probabilities(reference), _log_probabilities(logits)
+    return float(np.sum(np.exp(p) * (p - q))), bool(np.argmax(reference) == np.argmax(logits))
 
 
-def rows_of(vectors: Sequence[bytes]) -> np.ndarray:
-    """The vectors of requests for logits, as rows."""
-    return np.stack([np.frombuffer(vector, "<f4") for vector in vectors])
+def summarize(rows: Sequence[tuple[float, bool]]) -> Comparison:
+    """What `compare_row` said of each position, as one."""
+    kl, agreement = (float(np.mean(column)) for column in zip(*rows, strict=True))
+    return Comparison(max(0.0, kl), agreement, len(rows))
 
 
 def _log_probabilities(logits: np.ndarray) -> np.ndarray:

@@ -89,7 +89,7 @@ def take_rows(part: HiddenRows) -> None:
 
 def logits_of(logits: np.ndarray, pooling: Pooling) -> bytes | None:
     """The vector of a request for logits. logits: float32 [vocab], of its prompt's last token."""
-    return vector_of(logits[list(pooling.ids)])
+    return vector_of(logits[list(pooling.ids)] if pooling.ids else logits)
 
 
 def vector_of(numbers: np.ndarray) -> bytes | None:

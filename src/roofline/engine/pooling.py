@@ -20,9 +20,10 @@ NORMAL = 2.0**-126  # the least float32 with all its digits
 @dataclass(frozen=True)
 class Pooling:
     """kind: "last", the hidden row of the prompt's last token [width]; "mean", the mean of the rows of all its tokens
-    [width]; "logits", the logits of `ids` after the prompt [len(ids)]. Hidden rows are what the model's head reads.
+    [width]; "logits", the logits of `ids` after the prompt [len(ids)], or all of them [vocab] where there are no
+    ids. Hidden rows are what the model's head reads.
 
-    Raises RequestError for another kind, and for ids with a kind that has none, or none with the kind that needs some.
+    Raises RequestError for another kind, and for ids with a kind that has none.
     """
 
     kind: PoolingKind = "last"
@@ -31,8 +32,8 @@ class Pooling:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise _refused(f"{self.kind!r} is none of {', '.join(KINDS)}")
-        if (self.kind == "logits") != bool(self.ids):
-            raise _refused(f"ids are needed by 'logits', and by no other kind; {self.kind!r} has {len(self.ids)}")
+        if self.ids and self.kind != "logits":
+            raise _refused(f"ids are for 'logits' alone; {self.kind!r} has {len(self.ids)}")
 
     @property
     def hidden(self) -> bool:

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Literal
 
 from roofline.common import log
 from roofline.common.errors import RequestError, RooflineError
-from roofline.engine.golden import LEAST_AGREEMENT, MOST_KL, Comparison, GoldenPrompt, compare, golden_prompts, rows_of
+from roofline.common.processes import return_freed_memory
+from roofline.engine.golden import (
+    LEAST_AGREEMENT,
+    MOST_KL,
+    Comparison,
+    GoldenPrompt,
+    compare_row,
+    golden_prompts,
+    summarize,
+)
 from roofline.engine.params import SamplingParams
 from roofline.engine.pooling import Pooling
 
@@ -93,6 +102,7 @@ class GoldenCheck:
         except Exception as error:  # of the check, which must not take the server with it
             LOG.exception("golden prompts could not be checked")
             self._end("skipped", f"{type(error).__name__}: {error}")
+        await asyncio.to_thread(return_freed_memory)  # logits of large vocabularies
 
     async def _check(self, text: "TextSide") -> None:
         from roofline.bundle.golden import Task, original, reference_logits
@@ -130,15 +140,15 @@ class GoldenCheck:
         """What is wrong with the worst of the engines; None: nothing."""
         worst, problem = None, None
         for engine in _engines(self._engine):
-            vectors = []
+            rows: list[tuple[float, bool]] = []  # each is compared as it comes, so that one vector is in memory
             for prompt in prompts:
                 for position in prompt.positions:
                     await self._idle()
-                    vector = await _logits(engine, prompt.ids[: position + 1])
-                    if isinstance(vector, str):
-                        return f"the engine gave no logits: {vector}"
-                    vectors.append(vector)
-            result = await asyncio.to_thread(lambda rows: compare(reference, rows_of(rows)), vectors)
+                    logits = await _logits(engine, prompt.ids[: position + 1])
+                    if isinstance(logits, str):
+                        return f"the engine gave no logits: {logits}"
+                    rows.append(await asyncio.to_thread(compare_row, reference[len(rows)], logits))
+            result = summarize(rows)
             if worst is None or not result.kl <= worst.kl:
                 worst = result
             if not result.within:
@@ -172,15 +182,14 @@ def _engines(engine: "AsyncEngine") -> "Sequence[RemoteEngine]":
     return engine.engines or ([engine] if isinstance(engine, RemoteEngine) else [])
 
 
-async def _logits(engine: "RemoteEngine", ids: Sequence[int]) -> bytes | str:
-    """All logits after a prompt; what is wrong where they are not numbers. Raises RequestError."""
-    description = engine.description
-    assert description is not None, "it was loaded"
-    pooling = Pooling("logits", tuple(range(description.vocab_size)))
-    stream = await engine.submit(ids, SamplingParams(temperature=0, max_tokens=1, pooling=pooling), salt=SALT)
-    async for event in stream:
+async def _logits(engine: "RemoteEngine", ids: Sequence[int]) -> "np.ndarray | str":
+    """All logits after a prompt [vocab]; what is wrong where they are not numbers. Raises RequestError."""
+    import numpy as np
+
+    params = SamplingParams(temperature=0, max_tokens=1, pooling=Pooling("logits"))
+    async for event in await engine.submit(ids, params, salt=SALT):
         if event.vector is not None:
-            return event.vector
+            return np.frombuffer(event.vector, "<f4")
         if event.finish_reason is not None:
             return event.error or event.finish_reason
     raise RequestError(503, "engine_unavailable", "the engine ended")

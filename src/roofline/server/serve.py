@@ -1,7 +1,6 @@
 """Two processes started together: the engine loads its model while this one parses the tokenizer and imports HTTP."""
 
 import asyncio
-import ctypes
 import gc
 import signal
 import socket
@@ -15,6 +14,7 @@ import msgspec
 
 from roofline.common import log
 from roofline.common.errors import ConfigError, RooflineError
+from roofline.common.processes import return_freed_memory
 from roofline.engine.process.messages import EngineSpec
 from roofline.engine.process.remote import RemoteEngine
 from roofline.server.options import ServeOptions
@@ -176,9 +176,7 @@ def _settle() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):  # glibc's
-        libc.malloc_trim(0)
+    return_freed_memory()
 
 
 def _tracing(endpoint: str | None) -> "Tracing | None":

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from roofline.common.files import text_of
+from roofline.common.processes import return_freed_memory
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 
@@ -25,7 +26,7 @@ class Meter:
         self._before = self._stale_peak = 0
         if device.type == "cpu":
             # What an earlier run of this process has freed is not this one's.
-            give_back()
+            return_freed_memory()
             self._before = _status().get("RssAnon", 0)
         self.restart()
 
@@ -67,13 +68,6 @@ def grow_segments(device: torch.device) -> None:
     """From now on torch takes a GPU's memory in segments that grow. Other devices have no segments."""
     if device.type == "cuda":
         torch.cuda.memory._set_allocator_settings("expandable_segments:True")
-
-
-def give_back() -> None:
-    """Return memory that was freed on a CPU to the system, if the C library can."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def data_bytes() -> int:

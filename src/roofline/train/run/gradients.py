@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from roofline.common.processes import return_freed_memory
 from roofline.train.data.loader import Rows
 from roofline.train.data.row_digest import row_digest
 from roofline.train.memory.exhausted import OneDnn, is_out_of_memory, out_of_memory
-from roofline.train.memory.meter import give_back
 from roofline.train.model.modules import IGNORED, Model
 from roofline.train.parallel.elastic import TreeSum
 from roofline.train.parallel.processes import COMPUTE, OutOfMemory, World, fsdp
@@ -164,7 +164,7 @@ class Gradients:
         self.size = (self.size + 1) // 2
         self.halved += 1
         if self.world.device.type == "cpu":
-            give_back()
+            return_freed_memory()
         else:
             torch.accelerator.empty_cache()
 
