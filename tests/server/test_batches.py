@@ -2,82 +2,21 @@
 
 import asyncio
 import json
-from contextlib import asynccontextmanager
+from functools import partial
 
 import httpx
 import openai
 import pytest
 
-from roofline.server.app import create_app
 from roofline.server.keys import Keys
 from roofline.server.limits import Limits
-
-CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-
-
-def line(custom_id: str, url: str = TEXT, **changes) -> dict:
-    body = {"model": "tiny", "prompt": "Hi", "temperature": 0, "max_tokens": 100}
-    if url == CHAT:
-        body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
-    if url == RESPONSES:
-        body = {"model": "tiny", "input": "Hi"}
-    return {"custom_id": custom_id, "method": "POST", "url": url, "body": {**body, **changes}}
-
-
-def jsonl(*lines: dict) -> bytes:
-    return b"".join(json.dumps(each).encode() + b"\n" for each in lines)
-
-
-async def until(check, seconds=60.0):
-    async with asyncio.timeout(seconds):
-        while not check():
-            await asyncio.sleep(0.002)
+from tests.server.batch_client import CHAT, RESPONSES, TEXT, create, ended, jsonl, line, lines_of, serve, stop_at, until
 
 
 @pytest.fixture
 def serving(make_context, tmp_path):
     """serving(**context) -> (application, client of OpenAI's for it), until the block ends as a server does."""
-
-    @asynccontextmanager
-    async def serve(key="none", **changes):
-        app = create_app(make_context(batch_folder=tmp_path / "kept", **changes))
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60)
-        async with client, app.router.lifespan_context(app):
-            url = "http://127.0.0.1/v1"
-            yield app, openai.AsyncOpenAI(api_key=key, base_url=url, http_client=client, max_retries=0)
-
-    return serve
-
-
-def stop_at(engine, count: int) -> None:
-    """The engine computes no request from the one with this number on, until its gate opens."""
-
-    class Submitted(list):
-        def append(self, each):
-            super().append(each)
-            if len(self) == count:
-                engine.gate.clear()
-
-    engine.submitted = Submitted()
-
-
-async def ended(client, batch):
-    async with asyncio.timeout(60):
-        while batch.status not in ("completed", "failed", "cancelled", "expired"):
-            await asyncio.sleep(0.005)
-            batch = await client.batches.retrieve(batch.id)
-    return batch
-
-
-async def lines_of(client, file_id) -> dict[str, dict]:
-    content = await client.files.content(file_id)
-    return {each["custom_id"]: each for each in map(json.loads, content.text.splitlines())}
-
-
-async def create(client, *lines, endpoint=TEXT, **options):
-    file = await client.files.create(file=("in.jsonl", jsonl(*lines)), purpose="batch")
-    return await client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h", **options)
+    return partial(serve, make_context, tmp_path / "kept")
 
 
 def lasting(answer):
@@ -176,7 +115,7 @@ def test_a_fresh_server_goes_on_with_what_has_no_answer(serving, engine, tmp_pat
         written = (folder / f"{batch.id}.output").read_bytes()
         assert written.count(b"\n") == 2
         (folder / f"{batch.id}.output").write_bytes(written + b'{"id":"batch_req_3_0123456789abcdef","cus')  # killed
-        (tmp_path / "kept" / "files" / "left.part").write_bytes(b"half an upload")
+        (tmp_path / "kept" / "files" / f"{'0' * 32}.part").write_bytes(b"half an upload")
         engine.submitted = []
         engine.gate.set()
         async with serving() as (_, client):

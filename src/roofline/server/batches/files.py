@@ -2,6 +2,7 @@
 What a file is called by its client is a label in there, and never a path."""
 
 import os
+import re
 import time
 import uuid
 from collections import Counter
@@ -19,6 +20,9 @@ from roofline.server.limits import Limits
 LOG = log.get("server")
 NAME_CHARACTERS = 255
 DATA, FACTS = ".data", ".json"
+STORED = re.compile(r"file-[0-9a-f]{32}\.(data|json)")
+# An upload, and facts that are being written: what such a name has is removed by the next server.
+UNFINISHED = re.compile(r"[0-9a-f]{32}\.part|file-[0-9a-f]{32}\.json\.[0-9]+\.part")
 Item = TypeVar("Item")
 
 
@@ -109,22 +113,33 @@ class Files:
             self.used[file.owner] -= file.bytes
 
     def _read(self) -> None:
-        """What a server before this one left; what it left unfinished is removed."""
-        files = []
-        for path in self.folder.glob(f"*{FACTS}"):
-            if not path.with_suffix(DATA).exists():
+        """What a server before this one left; what it left unfinished is removed. Files with other names than those
+        that are given here are somebody else's, and stay as they are."""
+        names = {path.name for path in self.folder.iterdir()}
+        own, files = {name for name in names if STORED.fullmatch(name)}, []
+        for name in sorted(own):
+            path = self.folder / name
+            if path.with_suffix(FACTS).name not in own or path.with_suffix(DATA).name not in own:
                 path.unlink()
-                continue
-            try:
-                files.append(msgspec.json.decode(path.read_bytes(), type=StoredFile))
-            except (msgspec.MsgspecError, UnicodeDecodeError):
-                LOG.warning("%s cannot be read, so its file is not offered", path)
+            elif path.suffix == FACTS:
+                files += self._read_facts(path)
         for file in sorted(files, key=lambda file: (file.created_at, file.id)):
             self._files[file.id] = file
             self.used[file.owner] += file.bytes
-        for path in self.folder.iterdir():
-            if path.suffix == ".part" or (path.suffix == DATA and not path.with_suffix(FACTS).exists()):
-                path.unlink()
+        for name in names:
+            if UNFINISHED.fullmatch(name):
+                (self.folder / name).unlink()
+
+    def _read_facts(self, path: Path) -> list[StoredFile]:
+        """What stands in a file of facts; nothing where it cannot be read."""
+        try:
+            file = msgspec.json.decode(path.read_bytes(), type=StoredFile)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            file = None
+        if file is None or file.id != path.stem:
+            LOG.warning("%s cannot be read, so its file is not offered", path)
+            return []
+        return [file]
 
 
 class Receiving:
