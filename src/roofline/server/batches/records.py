@@ -125,11 +125,14 @@ class Records:
         """All that have not ended, the oldest first."""
         return [batch for batch in self._batches.values() if not batch.ended]
 
-    def to(self, batch: Batch, status: str) -> None:
-        """A batch comes to a status, on disk too. Raises OSError."""
-        batch.status = status
-        batch.times[status] = int(time.time())
-        self.save(batch)
+    def to(self, batch: Batch, status: str, **fields: object) -> None:
+        """A batch comes to a status, with these fields: on disk, and then here. Raises OSError, and the batch is as it
+        was then."""
+        times = {**batch.times, status: int(time.time())}
+        changed = msgspec.structs.replace(batch, status=status, times=times, **fields)
+        self.save(changed)
+        for name in ("status", "times", *fields):
+            setattr(batch, name, getattr(changed, name))
 
     def save(self, batch: Batch) -> None:
         """Write it to disk. Raises OSError."""

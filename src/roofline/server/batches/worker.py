@@ -3,7 +3,8 @@ server."""
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from roofline.server.keys import LOCAL, Principal
 
 LOG = log.get("server")
 MODEL_SECONDS = 0.1  # between two looks whether the model is loaded
+STORAGE_SECONDS = 5.0  # until a batch that could not be written is tried again
 EXPIRED = Failure("batch_expired", "The completion window ended before this request was computed.")
 CANCELLED = Failure("batch_cancelled", "The batch was cancelled before this request was computed.")
 
@@ -69,17 +71,21 @@ class Batches:
             self._owners[owner] = asyncio.create_task(self._run_all(owner))
 
     def cancel(self, batch: Batch) -> None:
-        """End a batch; what was answered of it stays. Raises RequestError 409 where it has ended."""
+        """End a batch; what was answered of it stays. Raises RequestError 409 where it has ended, and OSError where
+        that cannot be written: it goes on then."""
         if batch.ended or batch.outcome:
             raise RequestError(409, "batch_ended", f"The batch is {batch.status}; only one that runs can be cancelled.")
         if batch.status == "cancelling":
-            return
+            return  # its task was told, or the one that follows sees it
         self.records.to(batch, "cancelling")
         task = self._running.get(batch.id)
         if task is not None:
             task.cancel()
-        elif not self.records.output(batch).exists():  # it has not begun
-            self.records.to(batch, "cancelled")
+            return
+        self.wake(batch.owner)
+        if not self.records.output(batch).exists():  # it has not begun
+            with suppress(OSError):  # its task does it, when its turn comes
+                self.records.to(batch, "cancelled")
 
     async def close(self) -> None:
         """Stop; a fresh server goes on."""
@@ -111,8 +117,19 @@ class Batches:
             del self._owners[owner]
 
     async def _run(self, batch: Batch) -> None:
-        """A batch from where it is to its end. Raises Stopped, and CancelledError where it is cancelled meanwhile."""
-        if batch.outcome:  # the server before this one ended while it did
+        """A batch from where it is to its end; while its folder cannot be written it waits. Raises Stopped, and
+        CancelledError where it is cancelled meanwhile."""
+        while True:
+            try:
+                return await self._run_on(batch)
+            except OSError as error:
+                cause = f"{error.filename or self.records.folder}: {cause_of(error)}"
+                LOG.error("%s waits, and is tried again in %g seconds: %s", batch.id, STORAGE_SECONDS, cause)
+            await asyncio.sleep(STORAGE_SECONDS)
+
+    async def _run_on(self, batch: Batch) -> None:
+        """As `_run`. Raises OSError too."""
+        if batch.outcome:  # an attempt before this one, perhaps of another server, came so far
             return await self._end(batch, batch.outcome)
         try:
             await self._answer(batch)
@@ -123,16 +140,18 @@ class Batches:
             problem = "Its input is gone, or its answers so far are another model's; the server's log has more."
             await self._fail(batch, "cannot_go_on", problem)
         except OSError as error:
-            LOG.error("%s cannot go on: %s: %s", batch.id, error.filename, cause_of(error))
+            if time.time() < batch.expires_at:
+                raise
             await self._fail(batch, "storage_failed", f"The server could not store its answers: {cause_of(error)}.")
 
     async def _answer(self, batch: Batch) -> None:
         rules = Rules((batch.endpoint,), self._context.limits, self._context.limits.batch_lines)
-        file = self.files.get(batch.owner, batch.input_file_id)
-        requests = await asyncio.to_thread(Requests.scan, self.files.path(file), rules)
+        path = self.files.path(self.files.get(batch.owner, batch.input_file_id))
+        if not path.exists() and path.parent.exists():
+            raise ConfigError(f"{path}: is gone, though it was not deleted by a request")
+        requests = await asyncio.to_thread(Requests.scan, path, rules)
         if requests.problems:
-            batch.problems = requests.problems
-            return await self._end(batch, "failed")
+            return await self._end(batch, "failed", requests.problems)
         principal, salt = self._principal(batch), await self._salt()
         batch.total = requests.count
         if batch.status == "validating":
@@ -189,24 +208,29 @@ class Batches:
         self.files.used[batch.owner] += more
 
     async def _fail(self, batch: Batch, code: str, message: str) -> None:
-        batch.problems = [*batch.problems, Problem(None, code, message)]
-        await self._end(batch, "failed")
+        await self._end(batch, "failed", [Problem(None, code, message)])
 
-    async def _end(self, batch: Batch, status: str) -> None:
-        """Make its answers files of its owner's, and come to the last status; a server that ends meanwhile is followed
-        by one that does the rest. Raises OSError."""
+    async def _end(self, batch: Batch, status: str, problems: Sequence[Problem] = ()) -> None:
+        """Make its answers files of its owner's, and come to the last status; where this is interrupted, or the disk
+        refuses, the next attempt does the rest. Raises OSError."""
         if batch.outcome is None:
-            batch.outcome, batch.output_file_id, batch.error_file_id = status, new_id(), new_id()
-            self.records.to(batch, batch.status if batch.status in ("validating", "cancelling") else "finalizing")
-        name = f"{batch.id}_output.jsonl"
-        batch.output_file_id = await self._keep(batch, self.records.output(batch), name, batch.output_file_id)
-        name = f"{batch.id}_error.jsonl"
-        batch.error_file_id = await self._keep(batch, self.records.errors(batch), name, batch.error_file_id)
-        self.records.to(batch, status)
+            self.records.to(
+                batch,
+                batch.status if batch.status in ("validating", "cancelling") else "finalizing",
+                outcome=status,
+                problems=[*batch.problems, *problems],
+                output_file_id=new_id(),
+                error_file_id=new_id(),
+            )
+        output, errors = self.records.output(batch), self.records.errors(batch)
+        output_id = await self._keep(batch, output, f"{batch.id}_output.jsonl", batch.output_file_id)
+        error_id = await self._keep(batch, errors, f"{batch.id}_error.jsonl", batch.error_file_id)
+        self.records.to(batch, status, output_file_id=output_id, error_file_id=error_id)
         LOG.info("%s %s: %d answers, %d errors", batch.id, status, batch.completed, batch.failed)
 
     async def _keep(self, batch: Batch, path: Path, name: str, file_id: str | None) -> str | None:
-        """The id of the file that the answers at `path` have become; None where there are none."""
+        """The id of the file that the answers at `path` have become; None where there are none. Raises OSError."""
+        path.parent.stat()  # a folder that is away for a while may have answers
         if path.exists():
             if path.stat().st_size:
                 await asyncio.to_thread(self.files.keep, path, batch.owner, name, "batch_output", file_id)

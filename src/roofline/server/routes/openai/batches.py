@@ -79,7 +79,11 @@ async def cancel_batch(batch_id: str, request: Request) -> Response:
     await request.body()  # within its bounds, though nothing is asked for in it
     batches, owner = batches_of(request)
     batch = batches.records.get(owner, batch_id)
-    batches.cancel(batch)
+    try:
+        batches.cancel(batch)
+    except OSError as error:
+        message = f"That the batch is cancelled could not be stored, so it goes on: {cause_of(error)}. Try again."
+        raise RequestError(507, "storage_failed", message) from error
     return json_response(batch.listed())
 
 
