@@ -33,6 +33,7 @@ class BytesText:
 
     eos_ids = (EOS,)
     reply_format = ReplyFormat("hermes", thinks=True, takes_tools=True)
+    chosen_format: ReplyFormat | None = None
     tokenizer = property(lambda self: self)
 
     def complete(self):

@@ -1,6 +1,7 @@
 """A file of requests answered without a server, over a fake engine: what is written, what a second run computes, what
 is refused; the command's words and exit status."""
 
+import gc
 import itertools
 import json
 import re
@@ -14,10 +15,13 @@ from roofline.cli import main
 from roofline.common.errors import ConfigError, RooflineError
 from roofline.server import answer_file as module
 from roofline.server.answer_file import Job, answer_file
+from roofline.server.batches import lines as lines_module
 from roofline.server.batches.endpoints import Reply
 from roofline.server.batches.lines import Answers, Requests, Rules
 from roofline.server.limits import Limits
 from roofline.server.options import ServeOptions
+from roofline.text.replies.reply_format import ReplyFormat
+from tests.server.batch_client import line
 from tests.server.conftest import BytesText, FakeEngine
 
 URL = "/v1/completions"
@@ -48,7 +52,8 @@ def run(tmp_path, engine):
     def answer(content: bytes, **changes):
         (tmp_path / "in.jsonl").write_bytes(content)
         job = {"requests": tmp_path / "in.jsonl", "answers": tmp_path / "out.jsonl", "errors": None, "at_once": 4}
-        return answer_file(ServeOptions(model="tiny"), Job(**{**job, **changes}), lambda progress: None)
+        options = ServeOptions(model="tiny", pooling=changes.pop("pooling", "last"))
+        return answer_file(options, Job(**{**job, **changes}), lambda progress: None)
 
     return answer
 
@@ -111,6 +116,63 @@ def test_answers_of_something_else_are_left_as_they_are(run, engine, tmp_path, w
         other.close()
 
 
+def embedding(custom_id: str) -> bytes:
+    line = {"custom_id": custom_id, "method": "POST", "url": "/v1/embeddings", "body": {"model": "tiny", "input": "Hi"}}
+    return json.dumps(line).encode() + b"\n"
+
+
+def test_the_pooling_of_embeddings_is_chosen_and_another_one_does_not_go_on(run, engine):
+    content = embedding("a")
+    assert run(content, pooling="mean").errors == 0
+    assert [params.pooling.kind for _, params in engine.submitted] == ["mean"]
+    assert run(content, pooling="mean").before == 1
+    with pytest.raises(ConfigError, match="with these settings"):
+        run(content)
+
+
+def test_a_setting_that_the_lines_do_not_depend_on_may_change(run, monkeypatch):
+    run(request("a"))
+    monkeypatch.setattr(BytesText, "chosen_format", ReplyFormat("mistral", thinks=False, takes_tools=True))
+    assert run(request("a"), pooling="mean").before == 1
+
+
+@pytest.mark.parametrize("url", ["/v1/chat/completions", "/v1/responses"])
+def test_answers_that_another_parser_read_are_not_gone_on_from(run, monkeypatch, url):
+    content = json.dumps(line("a", url, max_tokens=None)).encode()
+    run(content)
+    monkeypatch.setattr(BytesText, "chosen_format", ReplyFormat("mistral", thinks=False, takes_tools=True))
+    with pytest.raises(ConfigError, match="with these settings"):
+        run(content)
+
+
+@pytest.mark.parametrize("when", ["at a line", "at the end"])
+def test_a_full_disk_ends_the_run_in_one_line_and_it_goes_on(run, engine, tmp_path, monkeypatch, caplog, when):
+    content = b"".join(request(str(i)) for i in range(6))
+    write, refused = lines_module._write_all, []
+
+    def full(file, data=b""):
+        if not isinstance(file, int) and len(refused) < 1 and b'"custom_id":"0"' in data:
+            return write(file, data)
+        refused.append(file)
+        if data:
+            file.write(data[:5])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*((lines_module, "_write_all") if when == "at a line" else (lines_module.os, "fsync")), full)
+        with pytest.raises(RooflineError, match=r"out\.jsonl: .*the disk is full.* run the same command") as error:
+            run(content)
+    assert "\n" not in str(error.value)
+    del error
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+    kept = lines_of(tmp_path / "out.jsonl")
+    assert len(kept) == (1 if when == "at a line" else 6)
+    end = run(content)
+    assert (end.done, end.before, end.errors) == (6, len(kept), 0)
+    assert lines_of(tmp_path / "out.jsonl")[: len(kept)] == kept
+
+
 def test_an_engine_that_is_gone_ends_the_run_and_leaves_what_was_answered(run, engine, tmp_path):
     async def failed():
         while len(engine.submitted) < 3:
@@ -171,6 +233,11 @@ def test_the_command_says_what_it_did_by_its_exit_status(engine, tmp_path, capsy
     monkeypatch.setattr("roofline.cli.run.batch.PIPE_SECONDS", 0.0)
     path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     words = ["batch", str(path), "-o", str(out), "-m", "tiny"]
+    path.write_bytes(embedding("a"))
+    assert main.main([*words, "--pooling", "mean"]) == 0
+    assert engine.submitted[0][1].pooling.kind == "mean"
+    out.unlink()
+    capsys.readouterr()
     path.write_bytes(request("a") + request("b"))
     assert main.main(words) == 0
     said = capsys.readouterr().err

@@ -7,7 +7,9 @@ import msgspec
 import openai
 import pytest
 
+from roofline.engine.pooling import Pooling
 from roofline.server.batches import worker
+from roofline.server.batches.endpoints import EMBEDDINGS
 from roofline.server.batches.files import Files, StoredFile
 from roofline.server.limits import Limits
 from tests.server.batch_client import create, ended, line, lines_of, serve, stop_at, until
@@ -137,3 +139,21 @@ def test_a_cancel_that_cannot_be_written_is_refused_and_works_when_it_can(servin
     batch, good = asyncio.run(run())
     assert (batch.status, list(good)) == ("cancelled", ["a"])
     assert not engine.open
+
+
+def test_a_batch_of_embeddings_does_not_go_on_with_another_pooling(serving, engine):
+    body = {"model": "tiny", "input": "Hi"}
+    lines = [{"custom_id": each, "method": "POST", "url": EMBEDDINGS, "body": body} for each in "ab"]
+
+    async def run():
+        stop_at(engine, 2)
+        async with serving(batch_at_once=1) as (_, client):
+            batch = await create(client, *lines, endpoint=EMBEDDINGS)
+            await until(lambda: len(engine.submitted) == 2)
+        engine.gate.set()
+        async with serving(pooling=Pooling("mean")) as (_, client):
+            return await ended(client, batch)
+
+    batch = asyncio.run(run())
+    assert (batch.status, batch.errors.data[0].code) == ("failed", "cannot_go_on")
+    assert len(engine.submitted) == 2

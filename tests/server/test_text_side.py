@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from roofline.common.errors import ConfigError, RequestError
+from roofline.server.options import ServeOptions
 from roofline.server.serve import _later
 from roofline.server.text_side import LARGE_TEXT, TextSide
+from roofline.text.replies.reply_format import reply_format
 from roofline.text.templates.simple_template_parser import make_outline
 from roofline.text.templates.template import CHATML, ChatTemplate
 from roofline.text.tokenizers.binary_file import to_bytes
@@ -41,6 +43,15 @@ def test_both_parts_of_the_text_side_are_built() -> None:
 def test_a_raw_prompt_has_the_special_ids_that_the_model_wants() -> None:
     tokenizer = SimpleNamespace(eos_ids=[2], encode=lambda text, add_special: [1, 9] if add_special else [9])
     assert TextSide(tokenizer, SimpleNamespace()).encode("x") == [1, 9]  # type: ignore[arg-type]
+
+
+def test_a_form_of_replies_counts_as_chosen_where_it_is_not_the_templates_own() -> None:
+    template = SimpleNamespace(source="tools <tool_call>")
+    own = reply_format(template.source)
+    for calls, chosen in (("auto", False), ("hermes", False), ("mistral", True)):
+        form = ServeOptions(tool_call_parser=calls).reply_format
+        text = TextSide(SimpleNamespace(eos_ids=[2]), template, form)  # type: ignore[arg-type]
+        assert text.chosen_format == (replace(own, calls="mistral") if chosen else None)
 
 
 def test_a_failure_is_only_said(caplog: pytest.LogCaptureFixture) -> None:

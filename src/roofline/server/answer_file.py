@@ -2,17 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from roofline.common.errors import ConfigError, RooflineError
+from roofline.common.files import cause_of
 from roofline.engine.facade import AsyncEngine
 from roofline.server.app import create_app
 from roofline.server.batches.endpoints import PATHS, Reply
 from roofline.server.batches.lines import Answers, Failure, Line, Requests, Rules
-from roofline.server.batches.run import Caller, answer_lines
+from roofline.server.batches.run import Caller, answer_lines, salt_of
 from roofline.server.context import Context
 from roofline.server.keys import LOCAL
 from roofline.server.limits import Limits
@@ -53,8 +54,8 @@ def answer_file(options: ServeOptions, job: Job, report: Callable[[Progress], No
 
     Raises:
         ConfigError: lines that are no requests, before anything is loaded; files that cannot be used.
-        RooflineError: the model cannot be loaded, or the engine is gone. What was answered stays in the files.
-        OSError: the disk is full.
+        RooflineError: the model cannot be loaded, the engine is gone, or the disk is full. What was answered stays in
+            the files.
     """
     rules = Rules(PATHS, NO_DEADLINES)
     if not job.requests.is_file():
@@ -84,10 +85,12 @@ async def _answer_all(
     try:
         loaded = await engine.start()
         await asyncio.to_thread(text.complete)
-        context = Context(engine, text, name, int(time.time()), limits=NO_DEADLINES, page=False)
-        answers = Answers(requests, job.answers, job.errors, f"{name} {loaded.fingerprint}".encode())
+        pooling = options.embedding_pooling
+        context = Context(engine, text, name, int(time.time()), limits=NO_DEADLINES, page=False, pooling=pooling)
+        with _writing(job.answers):
+            answers = Answers(requests, job.answers, job.errors, salt_of(context, loaded.fingerprint, requests.urls))
         try:
-            return await _answer_rest(context, requests, answers, job.at_once, report)
+            return await _answer_rest(context, requests, answers, job, report)
         finally:
             answers.close()
     finally:
@@ -95,7 +98,7 @@ async def _answer_all(
 
 
 async def _answer_rest(
-    context: Context, requests: Requests, answers: Answers, at_once: int, report: Callable[[Progress], None]
+    context: Context, requests: Requests, answers: Answers, job: Job, report: Callable[[Progress], None]
 ) -> Progress:
     app = create_app(context)
     rules = Rules(tuple(app.state.batch_endpoints), context.limits)
@@ -106,11 +109,13 @@ async def _answer_rest(
         return Progress(answers.completed + answers.failed, before, answers.failed, requests.count)
 
     def record(number: int, line: Line, reply: Reply | Failure) -> None:
-        answers.write(number, line, reply)
+        with _writing(job.answers):
+            answers.write(number, line, reply)
         report(progress())
 
     report(progress())
-    work = asyncio.create_task(answer_lines(requests.lines(rules, answers.answered), caller.answer, record, at_once))
+    rest = requests.lines(rules, answers.answered)
+    work = asyncio.create_task(answer_lines(rest, caller.answer, record, job.at_once))
     gone = asyncio.create_task(context.engine.failed())
     try:
         await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -122,5 +127,16 @@ async def _answer_rest(
             task.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await task
-    answers.sync()
+    with _writing(job.answers):
+        answers.sync()
     return progress()
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Around the writing of answers: that it fails becomes a RooflineError with file, cause and remedy."""
+    try:
+        yield
+    except OSError as error:
+        problem = f"{error.filename or path}: answers cannot be written: {cause_of(error)}"
+        raise RooflineError(f"{problem}. Those before are kept; mend that and run the same command to go on") from error

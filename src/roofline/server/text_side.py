@@ -34,6 +34,11 @@ class TextSide:
         """How the model writes reasoning and calls of tools."""
         return self._form(self.template.source)
 
+    @cached_property
+    def chosen_format(self) -> ReplyFormat | None:
+        """`reply_format` where it is another than the chat template says of itself; None: it is that one."""
+        return None if self.reply_format == reply_format(self.template.source) else self.reply_format
+
     def complete(self) -> None:
         """Build what was left for later: the first odd text need not wait for it then. Raises ConfigError."""
         self.tokenizer.complete()

@@ -39,6 +39,7 @@ class BatchOptions(Options):
     )
     tool_call_parser: str = same_option(ServeOptions, "tool_call_parser")
     reasoning_parser: str = same_option(ServeOptions, "reasoning_parser")
+    pooling: str = same_option(ServeOptions, "pooling")
     data_parallel: int = same_option(ServeOptions, "data_parallel")
 
 
@@ -69,6 +70,7 @@ def command(
         served_model_name=options.served_model_name,
         tool_call_parser=options.tool_call_parser,
         reasoning_parser=options.reasoning_parser,
+        pooling=options.pooling,
         data_parallel=options.data_parallel,
     )
     running = engine.max_running or load.max_running or (64 if load.backend == "cpu" else 256)

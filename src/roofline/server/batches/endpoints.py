@@ -16,8 +16,9 @@ from roofline.server.errors import from_exception
 from roofline.server.keys import Principal
 from roofline.server.record import RequestRecord
 
+CHAT, EMBEDDINGS, RESPONSES = "/v1/chat/completions", "/v1/embeddings", "/v1/responses"
 # Those that the application has no route for are not offered.
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+PATHS = (CHAT, "/v1/completions", EMBEDDINGS, RESPONSES)
 Endpoint = Callable[[Request], Awaitable[Response]]
 Endpoints = Mapping[str, Endpoint]
 

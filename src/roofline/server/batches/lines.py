@@ -135,6 +135,7 @@ class Requests:
         self.count = 0  # of lines that are not blank
         self.hashes = array("Q")  # of each line, 0 of a blank one
         self.problems: list[Problem] = []  # the first MAX_PROBLEMS
+        self.urls: set[str] = set()  # that lines name
 
     @classmethod
     def scan(cls, path: Path, rules: Rules) -> "Requests":
@@ -156,6 +157,8 @@ class Requests:
                     break
                 line = None
             ids.extend([0] * (number - 1 - len(ids)))
+            if line:
+                scanned.urls.add(line.url)
             ids.append(hash_of(line.custom_id.encode("utf-8", "surrogatepass")) if line else 0)
         if not scanned.problems:
             scanned.problems += [
@@ -175,7 +178,7 @@ class Requests:
                 yield number, read_line(raw, rules)
 
     def answer_id(self, number: int, salt: bytes) -> str:
-        """The id of the answer to a line. salt: of the model that answers, and of its files."""
+        """The id of the answer to a line. salt: of the model that answers, and of its settings."""
         return f"batch_req_{number}_{hash_of(salt + self.hashes[number - 1].to_bytes(8, 'little')):016x}"
 
 
@@ -225,14 +228,14 @@ class Answers:
 
     Raises:
         ConfigError: a file has lines that are no answers to these requests, by the model of this salt.
-        OSError: a file cannot be written.
+        OSError: a file cannot be written; it has the file's name.
     """
 
     def __init__(self, requests: Requests, output: Path, errors: Path | None, salt: bytes) -> None:
         self._requests, self._salt = requests, salt
         self.answered = bytearray(len(requests.hashes))  # 1 for each line with an answer
         self.completed = self.failed = 0  # answers with status 200, and others
-        self._files: list[BinaryIO] = []
+        self._files: dict[BinaryIO, Path] = {}
         try:
             self._output = self._open(output)
             self._errors = self._output if errors is None else self._open(errors)
@@ -254,7 +257,8 @@ class Answers:
         begins = file.tell()
         try:
             _write_all(file, data)
-        except OSError:
+        except OSError as error:
+            error.filename = str(self._files[file])
             file.seek(begins)
             file.truncate()
             raise
@@ -263,8 +267,12 @@ class Answers:
 
     def sync(self) -> None:
         """Until here it survives the machine."""
-        for file in self._files:
-            os.fsync(file.fileno())
+        for file, path in self._files.items():
+            try:
+                os.fsync(file.fileno())
+            except OSError as error:
+                error.filename = str(path)
+                raise
 
     def close(self) -> None:
         """Close the files."""
@@ -282,7 +290,7 @@ class Answers:
 
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
         file = open(descriptor, "r+b", buffering=0)  # noqa: SIM115  it is closed by `close`
-        self._files.append(file)
+        self._files[file] = path
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ConfigError(
                 f"{path}: is a pipe or a device; a file is needed, which a run that was killed goes on from"
@@ -314,7 +322,7 @@ class Answers:
         number = int(parts[1]) if parts else 0
         of_these = 1 <= number <= len(self._requests.hashes)
         if not of_these or head.id != self._requests.answer_id(number, self._salt):
-            problem = f"line {line} is no answer to {self._requests.path} by this model"
+            problem = f"line {line} is no answer to {self._requests.path} by this model with these settings"
             raise ConfigError(f"{path}: {problem}; name another file for the answers, or remove this one")
         if self.answered[number - 1]:
             raise ConfigError(f"{path}: line {line} answers line {number} of the requests a second time; remove it")

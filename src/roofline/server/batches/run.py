@@ -1,14 +1,15 @@
 """Lines of requests, several at a time, each until it has an answer: the same loop for the server and for a command."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 
 import msgspec
 from fastapi import FastAPI
 
 from roofline.common.errors import RooflineError
-from roofline.server.batches.endpoints import Reply, call
+from roofline.server.batches.endpoints import CHAT, EMBEDDINGS, RESPONSES, Reply, call
 from roofline.server.batches.lines import Failure, Line
+from roofline.server.context import Context
 from roofline.server.keys import Principal
 
 # Errors that are not the line's: it waits a moment and is sent again, however often.
@@ -34,6 +35,17 @@ Answer = Callable[[Line], Awaitable[Reply]]
 Record = Callable[[int, Line, Reply | Failure], None]  # the line's number first
 
 
+def salt_of(context: Context, fingerprint: str, urls: Collection[str]) -> bytes:
+    """Of the ids of answers to lines with these urls: the name and the fingerprint of the model, and of the settings
+    that such answers depend on those that are not the model's own or the default."""
+    parts, form = [context.name, fingerprint], context.text.chosen_format
+    if form is not None and not {CHAT, RESPONSES}.isdisjoint(urls):
+        parts.append(f"calls={form.calls} thinks={form.thinks}")
+    if context.pooling.kind != "last" and EMBEDDINGS in urls:
+        parts.append(f"pooling={context.pooling.kind}")
+    return " ".join(parts).encode()
+
+
 async def answer_lines(lines: Iterable[tuple[int, Line]], answer: Answer, record: Record, at_once: int) -> None:
     """Answer all lines, of which at most `at_once` have been read and not recorded. Raises what any of them raises,
     when the others have ended; cancelling ends all."""
@@ -46,17 +58,21 @@ async def answer_lines(lines: Iterable[tuple[int, Line]], answer: Answer, record
         for number, line in lines:
             running.add(asyncio.create_task(one(number, line)))
             if len(running) >= at_once:
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
+                running = await _without_ended(running)
         while running:
-            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-    finally:
+            running = await _without_ended(running)
+    finally:  # where several have failed, those that are not raised are looked at here too
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+
+async def _without_ended(running: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+    """The tasks that still run once at least one has ended. Raises what an ended one raised."""
+    done, rest = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
+    return rest
 
 
 class Caller:

@@ -18,7 +18,7 @@ from roofline.server.batches.endpoints import Reply
 from roofline.server.batches.files import Files, new_id
 from roofline.server.batches.lines import Answers, Failure, Line, Problem, Requests, Rules
 from roofline.server.batches.records import Batch, Records
-from roofline.server.batches.run import Caller, Record, Stopped, answer_lines
+from roofline.server.batches.run import Caller, Record, Stopped, answer_lines, salt_of
 from roofline.server.context import Context
 from roofline.server.keys import LOCAL, Principal
 
@@ -137,7 +137,7 @@ class Batches:
             await self._fail(batch, error.code, str(error))
         except (ConfigError, RequestError) as error:
             LOG.error("%s cannot go on: %s", batch.id, error)
-            problem = "Its input is gone, or its answers so far are another model's; the server's log has more."
+            problem = "Its input is gone, or its answers are of another model or setting; the server's log has more."
             await self._fail(batch, "cannot_go_on", problem)
         except OSError as error:
             if time.time() < batch.expires_at:
@@ -152,7 +152,7 @@ class Batches:
         requests = await asyncio.to_thread(Requests.scan, path, rules)
         if requests.problems:
             return await self._end(batch, "failed", requests.problems)
-        principal, salt = self._principal(batch), await self._salt()
+        principal, salt = self._principal(batch), await self._salt(batch)
         batch.total = requests.count
         if batch.status == "validating":
             self.records.to(batch, "in_progress")
@@ -246,8 +246,8 @@ class Batches:
             raise BatchFailed("key_gone", "The key that created the batch is not among the server's any more.")
         return principal
 
-    async def _salt(self) -> bytes:
-        """Of the ids of answers, once the model is loaded: its name and its fingerprint."""
+    async def _salt(self, batch: Batch) -> bytes:
+        """Of the ids of its answers, once the model is loaded."""
         while (loaded := self._context.engine.description) is None:
             await asyncio.sleep(MODEL_SECONDS)
-        return f"{self._context.name} {loaded.fingerprint}".encode()
+        return salt_of(self._context, loaded.fingerprint, (batch.endpoint,))
