@@ -102,7 +102,8 @@ async def _answer_rest(
 ) -> Progress:
     app = create_app(context)
     rules = Rules(tuple(app.state.batch_endpoints), context.limits)
-    caller = Caller(app, replace(LOCAL, background=True))
+    principal = replace(LOCAL, background=True)
+    caller = Caller(app, lambda: principal)
     before = answers.completed + answers.failed
 
     def progress() -> Progress:

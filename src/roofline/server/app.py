@@ -58,15 +58,13 @@ def create_app(context: Context, spans: Callable[[RequestRecord], None] | None =
     routers = app.state.routers = [router for router in ROUTERS if context.page or router is not page.router]
     for router in routers:
         app.include_router(router)
-    app.state.batch_endpoints = endpoints_of(routers)
+    app.state.batch_endpoints, app.state.scopes = endpoints_of(routers), ScopeTable(routers)
     folder, at_once = context.batch_folder, context.batch_at_once
     app.state.batches = None if folder is None else Batches(app, context, folder, at_once)
     app.add_exception_handler(RooflineError, _refuse)
     app.add_exception_handler(RequestValidationError, _bad_request)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_middleware(
-        Gate, context=context, error_forms=ERROR_FORMS, scopes=ScopeTable(routers), uploads=files.UPLOADS
-    )
+    app.add_middleware(Gate, context=context, error_forms=ERROR_FORMS, scopes=app.state.scopes, uploads=files.UPLOADS)
     sinks = [sink for sink in (access_log.write if context.access_log else None, spans) if sink is not None]
     app.add_middleware(Recorder, sinks=sinks)
     return app

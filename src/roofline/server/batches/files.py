@@ -3,6 +3,7 @@ What a file is called by its client is a label in there, and never a path."""
 
 import os
 import re
+import threading
 import time
 import uuid
 from collections import Counter
@@ -38,7 +39,7 @@ class StoredFile(msgspec.Struct, frozen=True):
 
 
 class Files:
-    """The files of all keys. One process has the folder at a time.
+    """The files of all keys. One process has the folder at a time; any of its threads may call any method.
 
     Raises ConfigError for a folder that cannot be used, or that another server has.
     """
@@ -46,8 +47,9 @@ class Files:
     def __init__(self, folder: Path, limits: Limits) -> None:
         self.folder, self._limits = folder / "files", limits
         self._files: dict[str, StoredFile] = {}
-        self.used: Counter[str] = Counter()  # bytes by owner, those of answers that are being written too
+        self._used: Counter[str] = Counter()  # bytes by owner, those of answers that are being written too
         self._uploads: Counter[str] = Counter()  # that are under way, by owner
+        self._books = threading.Lock()  # around each use of the three above
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = _locked(folder / "lock")
@@ -65,34 +67,59 @@ class Files:
 
     def get(self, owner: str, file_id: str, field: str | None = None) -> StoredFile:
         """A file of this owner's. Raises RequestError 404 for others', as where there is none."""
-        file = self._files.get(file_id)
+        with self._books:
+            file = self._files.get(file_id)
         if file is None or file.owner != owner:
             raise RequestError(404, "file_not_found", f"There is no file {file_id[:100]!r}.", param=field)
         return file
 
     def has(self, file_id: str) -> bool:
         """Whether there is such a file, whoever owns it."""
-        return file_id in self._files
+        with self._books:
+            return file_id in self._files
 
     def of(self, owner: str) -> list[StoredFile]:
         """All files of an owner, the oldest first."""
-        return [file for file in self._files.values() if file.owner == owner]
+        with self._books:
+            files = list(self._files.values())
+        return [file for file in files if file.owner == owner]
 
     def charge(self, owner: str, size: int) -> None:
         """Count bytes that are being stored. Raises RequestError 413 where an owner has no room for them."""
         most = self._limits.key_file_bytes
-        if size > 0 and self.used[owner] + size > most:
-            message = f"The files of this key would have more than {most} bytes together. Delete some."
-            raise RequestError(413, "storage_full", message)
-        self.used[owner] += size
+        with self._books:
+            if not size or self._used[owner] + size <= most:
+                self._used[owner] += size
+                return
+        message = f"The files of this key would have more than {most} bytes together. Delete some."
+        raise RequestError(413, "storage_full", message)
+
+    def count(self, owner: str, size: int) -> None:
+        """Count bytes of answers, whether or not there is room for them; negative: they are counted no more."""
+        with self._books:
+            self._used[owner] += size
+
+    def full(self, owner: str) -> bool:
+        """Whether an owner has no room at all."""
+        with self._books:
+            return self._used[owner] >= self._limits.key_file_bytes
 
     def receive(self, owner: str) -> "Receiving":
         """A file that is to be stored, to be written to. Raises RequestError where the owner may have no more."""
         most = self._limits.key_files
-        if len(self.of(owner)) + self._uploads[owner] >= most:
+        with self._books:
+            room = sum(file.owner == owner for file in self._files.values()) + self._uploads[owner] < most
+            if room:
+                self._uploads[owner] += 1
+        if not room:
             raise RequestError(413, "too_many_files", f"This key has {most} files, and may have no more. Delete some.")
-        self._uploads[owner] += 1
-        return Receiving(self, owner, lambda: self._uploads.subtract([owner]))
+        return Receiving(self, owner)
+
+    def received(self, owner: str, size: int) -> None:
+        """A file that came in is no upload any more, and its bytes are not counted as those of one."""
+        with self._books:
+            self._uploads[owner] -= 1
+            self._used[owner] -= size
 
     def keep(self, part: Path, owner: str, filename: str, purpose: str, file_id: str | None = None) -> StoredFile:
         """Make a complete file on the same disk one of this owner's. Where this is interrupted, `part` still is there
@@ -101,16 +128,18 @@ class Files:
         file = StoredFile(file_id, owner, filename[:NAME_CHARACTERS], purpose, size, int(time.time()))
         write_atomically(self.folder / (file_id + FACTS), msgspec.json.encode(file))
         os.replace(part, self.path(file))
-        self._files[file_id] = file
-        self.used[owner] += size
+        with self._books:
+            self._files[file_id] = file
+            self._used[owner] += size
         return file
 
     def delete(self, file: StoredFile) -> None:
         """Remove a file. Raises OSError."""
         (self.folder / (file.id + FACTS)).unlink(missing_ok=True)
         self.path(file).unlink(missing_ok=True)
-        if self._files.pop(file.id, None) is not None:
-            self.used[file.owner] -= file.bytes
+        with self._books:
+            if self._files.pop(file.id, None) is not None:
+                self._used[file.owner] -= file.bytes
 
     def _read(self) -> None:
         """What a server before this one left; what it left unfinished is removed. Files with other names than those
@@ -125,7 +154,7 @@ class Files:
                 files += self._read_facts(path)
         for file in sorted(files, key=lambda file: (file.created_at, file.id)):
             self._files[file.id] = file
-            self.used[file.owner] += file.bytes
+            self._used[file.owner] += file.bytes
         for name in names:
             if UNFINISHED.fullmatch(name):
                 (self.folder / name).unlink()
@@ -145,8 +174,8 @@ class Files:
 class Receiving:
     """A file while it comes in; leave it as a context, and it is gone unless it was kept."""
 
-    def __init__(self, files: Files, owner: str, ended: Callable[[], None]) -> None:
-        self._files, self._owner, self._ended = files, owner, ended
+    def __init__(self, files: Files, owner: str) -> None:
+        self._files, self._owner = files, owner
         self._part = files.folder / f"{uuid.uuid4().hex}.part"
         self._stream: BinaryIO | None = None
         self._size = 0
@@ -170,8 +199,7 @@ class Receiving:
         return self._files.keep(self._part, self._owner, filename, purpose)
 
     def __exit__(self, *_: object) -> None:
-        self._ended()
-        self._files.charge(self._owner, -self._size)
+        self._files.received(self._owner, self._size)
         if self._stream is not None:
             self._stream.close()
         self._part.unlink(missing_ok=True)

@@ -77,13 +77,13 @@ async def _without_ended(running: set[asyncio.Task[None]]) -> set[asyncio.Task[N
 
 class Caller:
     """Answers lines by the application's routes, in its idle time: while any other request is open none runs, and one
-    that did is ended and begun anew."""
+    that did is ended and begun anew. principal: whose requests they are, asked whenever one is begun."""
 
-    def __init__(self, app: FastAPI, principal: Principal) -> None:
+    def __init__(self, app: FastAPI, principal: Callable[[], Principal]) -> None:
         self._app, self._principal = app, principal
 
     async def answer(self, line: Line) -> Reply:
-        """The answer to a line. Raises Stopped."""
+        """The answer to a line. Raises Stopped, and what `principal` raises."""
         failures = 0
         while True:
             reply = await self._undisturbed(line)
@@ -100,7 +100,7 @@ class Caller:
         queue = self._app.state.queue
         while True:
             await queue.idle.wait()
-            work = asyncio.create_task(call(self._app, line.url, bytes(line.body), self._principal))
+            work = asyncio.create_task(call(self._app, line.url, bytes(line.body), self._principal()))
             disturbed = asyncio.create_task(queue.busy.wait())
             try:
                 await asyncio.wait({work, disturbed}, return_when=asyncio.FIRST_COMPLETED)

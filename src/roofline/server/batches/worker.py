@@ -152,7 +152,7 @@ class Batches:
         requests = await asyncio.to_thread(Requests.scan, path, rules)
         if requests.problems:
             return await self._end(batch, "failed", requests.problems)
-        principal, salt = self._principal(batch), await self._salt(batch)
+        salt = await self._salt(batch)
         batch.total = requests.count
         if batch.status == "validating":
             self.records.to(batch, "in_progress")
@@ -161,18 +161,16 @@ class Batches:
         self._written[batch.id] = 0
         try:
             self._count(batch, answers, output.stat().st_size + errors.stat().st_size)
-            outcome = await self._answer_rest(batch, requests, answers, rules, principal)
+            outcome = await self._answer_rest(batch, requests, answers, rules)
             await asyncio.to_thread(answers.sync)
         finally:
             answers.close()
-            self.files.used[batch.owner] -= self._written.pop(batch.id)
+            self.files.count(batch.owner, -self._written.pop(batch.id))
         await self._end(batch, outcome)
 
-    async def _answer_rest(
-        self, batch: Batch, requests: Requests, answers: Answers, rules: Rules, principal: Principal
-    ) -> str:
+    async def _answer_rest(self, batch: Batch, requests: Requests, answers: Answers, rules: Rules) -> str:
         """Answer the lines that have no answer, or say of each why it has none; how the batch ends."""
-        caller = Caller(self._app, replace(principal, background=True))
+        caller = Caller(self._app, partial(self._principal, batch))
         record = partial(self._record, batch, answers)
         rest = requests.lines(rules, answers.answered)
         try:
@@ -197,7 +195,7 @@ class Batches:
                 await asyncio.sleep(0)  # other requests are to go on meanwhile
 
     def _record(self, batch: Batch, answers: Answers, number: int, line: Line, reply: Reply | Failure) -> None:
-        if self.files.used[batch.owner] >= self._context.limits.key_file_bytes:
+        if self.files.full(batch.owner):
             raise BatchFailed("storage_full", "The files of this key take all the room that it has. Delete some.")
         self._count(batch, answers, answers.write(number, line, reply))
 
@@ -205,7 +203,7 @@ class Batches:
         """So many bytes more are written of its answers."""
         batch.completed, batch.failed = answers.completed, answers.failed
         self._written[batch.id] += more
-        self.files.used[batch.owner] += more
+        self.files.count(batch.owner, more)
 
     async def _fail(self, batch: Batch, code: str, message: str) -> None:
         await self._end(batch, "failed", [Problem(None, code, message)])
@@ -239,12 +237,16 @@ class Batches:
         return file_id if file_id is not None and self.files.has(file_id) else None
 
     def _principal(self, batch: Batch) -> Principal:
-        """Whose requests they are. Raises BatchFailed where the key is gone."""
+        """Whose requests they are, with the rights that the key has now. Raises BatchFailed where it has none."""
         keys = self._context.keys
         principal = keys.named(batch.owner) if batch.owner else None if keys.required else LOCAL
         if principal is None:
             raise BatchFailed("key_gone", "The key that created the batch is not among the server's any more.")
-        return principal
+        needed = self._app.state.scopes.needed(batch.endpoint)
+        if needed not in principal.scopes:
+            message = f"The key that created the batch has no longer the scope {needed!r} of {batch.endpoint}."
+            raise BatchFailed("insufficient_scope", message)
+        return replace(principal, background=True)
 
     async def _salt(self, batch: Batch) -> bytes:
         """Of the ids of its answers, once the model is loaded."""
