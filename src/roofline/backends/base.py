@@ -189,6 +189,15 @@ class Adapts(Protocol):
         """Its slots; there are none where its Program has no places for adapters."""
 
 
+@runtime_checkable
+class KeepsPages(Protocol):
+    """Has the pages of its cache in memory of this process, from where they can be copied, and back, between steps."""
+
+    def page_views(self, page: int) -> Sequence[memoryview]:
+        """The bytes of a page where they lie, `page_bytes` in all, in parts whose order is always the same. What is
+        written into them is what later steps read. None of them may be kept beyond `close`."""
+
+
 class BackgroundCheck(Protocol):
     """A comparison of weights with their hash that goes on beside the steps."""
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from roofline.backends.options import LoadOptions
-from roofline.common.errors import CapacityError, ConfigError
-from roofline.common.options import Options, option, same_option
+from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
+from roofline.common.options import Options, declared, option, same_option
 
 if TYPE_CHECKING:
     from roofline.backends.base import Executable
@@ -26,6 +26,13 @@ class EngineConfig(Options):
     scheduler: Literal["continuous", "naive"] = option(
         "continuous", "naive: one sequence at a time, its prompt in as few steps as the batch allows.", topic=ENGINE
     )
+    cache_file: str | None = option(
+        None,
+        "File that keeps the pages of the prefix cache over a restart: read at the start, written when the engine is "
+        "closed. Prompts can be guessed from it, so its owner alone can read it. With several replicas each has one: "
+        "FILE.0, FILE.1. On backend cpu.",
+        topic=ENGINE, backends=("cpu",),
+    )  # fmt: skip
     cache: Literal["paged", "naive"] = option("paged", "naive: nothing is ever shared.", topic=ENGINE)
     overlap: bool = option(
         True,
@@ -65,9 +72,20 @@ class EngineConfig(Options):
         super().__post_init__()
         if self.record_ids and self.record is None:
             raise ConfigError("record_ids needs record: the folder to write into")
+        if self.cache_file is not None and not (self.prefix_cache and self.cache == "paged"):
+            raise ConfigError("cache_file needs prefix_cache=True and cache='paged': other pages are never found again")
 
     def prepare_load(self, load: LoadOptions) -> LoadOptions:
-        """The options of loading a model for this engine: its steps have room for the drafts that are verified."""
+        """The options of loading a model for this engine: its steps have room for the drafts that are verified.
+
+        Raises UnsupportedError where the model's backend, or several ranks, lack something that this engine needs.
+        """
+        for name, about in declared(type(self)).items():
+            if about.backends:
+                about.check_backend(getattr(self, name), load.backend)
+        if self.cache_file is not None and load.ranks > 1:
+            reason = "each rank has its own share of a page"
+            raise UnsupportedError("cache_file on several ranks", reason, ("tensor_parallel=1", "data_parallel"))
         if self.speculate == "off" or load.draft_tokens:
             return load
         return replace(load, draft_tokens=self.speculate_tokens)

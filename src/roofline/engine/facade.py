@@ -92,4 +92,5 @@ class AsyncEngine(Protocol):
         """Wait until there is no engine any more and will be none; why."""
 
     async def close(self, timeout: float = 5.0) -> None:
-        """End every request with one last event, and the engine; after `timeout` seconds by force."""
+        """End every request with one last event, and the engine; after `timeout` seconds by force. Where the cache has
+        a file there are as many more as a slow disk takes to write it."""

@@ -9,7 +9,7 @@ from roofline.backends.base import Executable, GivesHidden
 from roofline.common.errors import ConfigError, RequestError, describe_error
 from roofline.engine.adapters import Adapters
 from roofline.engine.cache.naive import NaiveCache
-from roofline.engine.cache.paged import PagedCache, root_key
+from roofline.engine.cache.paged import Cache, PagedCache, root_key
 from roofline.engine.checks import RequestOptions, check_request, check_unused, request_parts
 from roofline.engine.config import EngineConfig, StepLimits, resolve
 from roofline.engine.constraint import Constraint
@@ -26,6 +26,7 @@ from roofline.engine.step import Stepper
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from roofline.engine.cache.page_file import PageFile
     from roofline.engine.constraints.grammars import Grammar, Grammars
     from roofline.engine.recording.recorder import Recorder
     from roofline.text.tokenizers.tokenizer import Tokenizer
@@ -56,6 +57,7 @@ class LocalEngine:
         self.limits: StepLimits = resolve(self.config, executable)
         pages, simple = executable.num_pages, self.config.cache == "naive"
         cache = NaiveCache(pages) if simple else PagedCache(pages, self.config.prefix_cache)
+        self._page_file = _page_file(self.config, executable, cache)
         self.state = State(cache, self.limits)
         self._meter = Meter(pages, executable.page_bytes)
         self._speculator = _speculator(self.config, executable, draft)
@@ -216,8 +218,11 @@ class LocalEngine:
         return self._meter.reading(self.state, self._speculator)
 
     def close(self) -> None:
-        """Abort everything and close the executable."""
+        """Abort everything and close the executable. What its cache has goes into the file that keeps it."""
         self.abort_all()
+        if self._page_file is not None and self.lost is None:
+            assert isinstance(self.state.cache, PagedCache), "only such a one has a file"
+            self._page_file.save(self.state.cache)
         self._stepper.close()
         if self._recorder is not None:
             self._recorder.close()
@@ -226,6 +231,18 @@ class LocalEngine:
         if self._speculator is not None:
             self._speculator.drafter.close()
         self.executable.close()
+
+
+def _page_file(config: EngineConfig, executable: Executable, cache: Cache) -> "PageFile | None":
+    """The file of a cache, restored from it."""
+    if config.cache_file is None:
+        return None
+    from roofline.engine.cache.page_file import PageFile
+
+    assert isinstance(cache, PagedCache), "EngineConfig refuses others"
+    file = PageFile(Path(config.cache_file), executable)
+    file.restore(cache)
+    return file
 
 
 def _recorder(config: EngineConfig, executable: Executable) -> "Recorder | None":

@@ -81,11 +81,12 @@ def make_engine(options: ServeOptions) -> "AsyncEngine":
     from roofline.engine.process.replicas import Replicas
 
     engines = []
-    for place in divided(options.load, options.data_parallel):
+    for number, place in enumerate(divided(options.load, options.data_parallel)):
         load, draft = {**spec.options, **place.options}, {**spec.draft_options, **place.draft_options}
-        engines.append(
-            RemoteEngine(msgspec.structs.replace(spec, options=load, draft_options=draft, cores=place.cores))
-        )
+        file = options.engine.cache_file
+        config = replace(options.engine, cache_file=None if file is None else f"{file}.{number}")
+        own = msgspec.structs.replace(spec, options=load, draft_options=draft, cores=place.cores, config=config)
+        engines.append(RemoteEngine(own))
     return Replicas(engines)
 
 

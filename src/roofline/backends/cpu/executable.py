@@ -249,6 +249,13 @@ class CpuExecutable:
         finally:
             self._steps.count += 1
 
+    def page_views(self, page: int) -> list[memoryview]:
+        """See `backends.base.KeepsPages`: a part for each layer, as native/executable.cpp lays them out."""
+        assert 0 <= page < self.num_pages
+        layers = self._model.lowered.attention.layers
+        pages = self._cache.view()[: self.page_bytes * self.num_pages].reshape(layers, self.num_pages, -1)
+        return [memoryview(layer[page]) for layer in pages]
+
     def run(self, carried: "Mapping[str, Tensor]") -> "Tensor":
         """As `forward`, for ranks: the step's logits, a view valid until the next."""
         import torch

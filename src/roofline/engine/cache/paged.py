@@ -147,6 +147,22 @@ class PagedCache:
                     self._idle[page] = None
         pages.clear()
 
+    def findable(self) -> list[tuple[bytes, int]]:
+        """Keys and pages of all that `match` could find: those in use, then the others, most recently used first."""
+        held = [page for page, key in enumerate(self._key_of) if key is not None and self.refs[page]]
+        return [(key, page) for page in (*held, *reversed(self._idle)) if (key := self._key_of[page]) is not None]
+
+    def restore(self, keys: Ids[bytes | None]) -> None:
+        """Make page i findable by keys[i], where there is one, each used more recently than those that follow it. The
+        pages are full; the cache has held nothing yet."""
+        assert self.prefix, "only what is found by content can be restored"
+        assert len(self._free) == self.num_pages, "a cache that is in use"
+        for page, key in enumerate(keys):
+            if key is not None and key not in self._page_of:
+                self._page_of[key], self._key_of[page] = page, key
+        self._free = [page for page in reversed(range(self.num_pages)) if self._key_of[page] is None]
+        self._idle.update((page, None) for page in reversed(range(self.num_pages)) if self._key_of[page] is not None)
+
     def _evict(self) -> int:
         page, _ = self._idle.popitem(last=False)
         key = self._key_of[page]

@@ -147,6 +147,16 @@ class Checked(msgspec.Struct, frozen=True, tag=True, array_like=True):
 ToEngine = EngineSpec | Submit | Abort | LoadAdapter | UnloadAdapter | Ping | Close
 ToOwner = Ready | Refused | Report | Checked | AdapterLoaded | Lost | Pong
 
+SAVED_PER_SECOND = 32 << 20  # bytes of a cache that a slow disk takes
+
+
+def closing_seconds(spec: EngineSpec, ready: Ready | None, seconds: float) -> float:
+    """How long an engine may take to close that takes so long without its cache's file."""
+    if ready is None or spec.config.cache_file is None:
+        return seconds
+    return seconds + ready.num_pages * ready.page_bytes / SAVED_PER_SECOND
+
+
 encoder = msgspec.msgpack.Encoder()
 engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 owner_decoder: msgspec.msgpack.Decoder[ToOwner] = msgspec.msgpack.Decoder(ToOwner)

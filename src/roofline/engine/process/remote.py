@@ -46,6 +46,7 @@ from roofline.engine.process.messages import (
     Report,
     Submit,
     UnloadAdapter,
+    closing_seconds,
 )
 from roofline.engine.process.recovery import OpenRequest, Recovery
 from roofline.engine.process.remote_adapters import RemoteAdapters
@@ -223,7 +224,7 @@ class RemoteEngine:
             self._recovery.abort(request_id)  # those that no process computes end here, the others by Close
         if self.ready and self._writer is not None:
             self._writer.write(messages.frame(Close()))
-            await asyncio.wait([self._supervisor], timeout=timeout)
+            await asyncio.wait([self._supervisor], timeout=closing_seconds(self.spec, self.description, timeout))
         if not self._supervisor.done():
             self._worker.kill()  # loading, or stuck in a step
         self._supervisor.cancel()
@@ -323,7 +324,7 @@ class RemoteEngine:
         self._watchdog.heard()
         while True:
             await asyncio.sleep(self._watchdog.tick_seconds)
-            reason = self._watchdog.tick() if self.pid is not None else None
+            reason = self._watchdog.tick() if self.pid is not None and not self._closing else None
             if reason is not None:
                 self._worker.kill()
                 return reason

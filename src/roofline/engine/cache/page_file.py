@@ -1,0 +1,202 @@
+"""Pages of the prefix cache in a file: written when an engine closes, found by the next one that computes the same.
+
+    MAGIC, FORMAT, length of the head | head (JSON) | SHA-256 of both | record of a page | record of a page | ...
+    record: key | the page's bytes | SHA-256 of both
+
+The page that was used last comes first, so a smaller cache reads the beginning and leaves what it would evict. Pages
+go between the file and the cache's own memory, one at a time: neither way needs memory for more of them.
+"""
+
+import fcntl
+import hashlib
+import os
+import re
+import struct
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from roofline.backends.base import ChecksWeights, Executable, IdentifiesWeights, KeepsPages
+from roofline.common import log
+from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.common.files import cause_of, open_regular
+from roofline.engine.cache.paged import PagedCache
+from roofline.ops.batch import PAGE_TOKENS
+
+MAGIC, FORMAT = b"RFPAGES\n", 1
+LEAD = struct.Struct("<8sII")  # MAGIC, FORMAT, bytes of the head
+MAX_HEAD = 4096  # bytes
+DIGEST_BYTES = hashlib.sha256().digest_size  # of a key too
+READERS = 4  # threads: one reads while others compute checksums
+BUFFER = 1 << 20  # bytes
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """What the pages belong to: the executable's fingerprint, on which all bits depend, and what names the cause where
+    it differs. weights: as `IdentifiesWeights` has it; pages: records that follow."""
+
+    fingerprint: str
+    weights: str
+    page_tokens: int
+    page_bytes: int
+    pages: int
+
+
+class PageFile:
+    """The file at `path`, for the pages of one executable's cache. No other program should write it meanwhile.
+
+    Raises UnsupportedError for an executable whose pages cannot be copied, ConfigError for a place that cannot be
+    written.
+    """
+
+    def __init__(self, path: Path, executable: Executable) -> None:
+        if not isinstance(executable, KeepsPages):
+            reason = "the pages of its cache do not lie in the memory of the engine's process"
+            raise UnsupportedError("cache_file with this model's backend", reason, ("backend=cpu",))
+        self._path, self._executable = path, executable
+        self._page_views: Callable[[int], Sequence[memoryview]] = executable.page_views
+        self._record_bytes = executable.page_bytes + 2 * DIGEST_BYTES
+        if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+            remedy = "give the name of a file in a folder that exists and can be written"
+            raise ConfigError(f"cache_file={str(path)!r} cannot be written: {remedy}")
+
+    def restore(self, cache: PagedCache) -> int:
+        """Fill a cache that has held nothing yet, with as many pages as it has room for; how many those were.
+
+        A file that is of no use is left alone, and a line in the log says why.
+        """
+        self._remove_leftovers()
+        if not self._path.exists():
+            return 0
+        started = time.perf_counter()
+        try:
+            with open_regular(self._path) as stream:
+                start, head = self._read_head(stream)
+                keys = self._read_pages(stream.fileno(), start, min(head.pages, cache.num_pages))
+        except (ConfigError, OSError) as error:
+            cause = f"{self._path}: cannot be read: {cause_of(error)}" if isinstance(error, OSError) else error
+            log.get("engine").warning("no pages of the prefix cache were restored: %s", cause)
+            return 0
+        cache.restore(keys)
+        good, seconds = len(keys) - keys.count(None), time.perf_counter() - started
+        if good < len(keys):
+            text = "%s: %d of %d pages are damaged or missing; they are left out and computed again"
+            log.get("engine").warning(text, self._path, len(keys) - good, len(keys))
+        log.get("engine").info("%d pages of the prefix cache restored from %s in %.3f s", good, self._path, seconds)
+        return good
+
+    def save(self, cache: PagedCache) -> None:
+        """Replace the file with the pages that can be found now. Where that is impossible a line in the log says why,
+        and the file stays as it was, as it does where there are none."""
+        entries = cache.findable()
+        executable = self._executable
+        if isinstance(executable, ChecksWeights) and executable.weights_check and executable.weights_check.problem:
+            log.get("engine").warning("prefix cache not saved to %s: its weights are not the model's", self._path)
+            return
+        if not entries:
+            return
+        part = self._path.with_name(f"{self._path.name}.{os.getpid()}.part")
+        try:
+            part.unlink(missing_ok=True)
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb", buffering=BUFFER) as stream:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it is not a dead process's (_remove_leftovers)
+                self._write(stream, entries)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(part, self._path)
+        except OSError as error:
+            log.get("engine").warning("prefix cache not saved to %s: %s", self._path, cause_of(error))
+        finally:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+
+    def _head(self, pages: int) -> Head:
+        """The head of a file of this executable."""
+        executable = self._executable
+        return Head(
+            fingerprint=executable.fingerprint,
+            weights=executable.weights_identity if isinstance(executable, IdentifiesWeights) else "",
+            page_tokens=PAGE_TOKENS,
+            page_bytes=executable.page_bytes,
+            pages=pages,
+        )
+
+    def _write(self, stream: BinaryIO, entries: list[tuple[bytes, int]]) -> None:
+        body = msgspec.json.encode(self._head(len(entries)))
+        lead = LEAD.pack(MAGIC, FORMAT, len(body)) + body
+        stream.write(lead + hashlib.sha256(lead).digest())
+        for key, page in entries:
+            checksum = hashlib.sha256(key)
+            stream.write(key)
+            for view in self._page_views(page):
+                checksum.update(view)
+                stream.write(view)
+            stream.write(checksum.digest())
+
+    def _read_head(self, stream: BinaryIO) -> tuple[int, Head]:
+        """Where the first record begins, and the head. Raises ConfigError, with the cause, for a file that is not of
+        this executable."""
+        lead = stream.read(LEAD.size)
+        if len(lead) < LEAD.size or not lead.startswith(MAGIC):
+            raise ConfigError(f"{self._path} is no file of a prefix cache")
+        _, number, length = LEAD.unpack(lead)
+        if number != FORMAT:
+            raise ConfigError(f"{self._path} has format {number}, this version of roofline reads {FORMAT}")
+        body, checksum = stream.read(min(length, MAX_HEAD)), stream.read(DIGEST_BYTES)
+        if hashlib.sha256(lead + body).digest() != checksum:
+            raise ConfigError(f"{self._path} is damaged: the checksum of its head differs")
+        try:
+            head = msgspec.json.decode(body, type=Head)
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"{self._path} is damaged: {error}") from error
+        own = self._head(head.pages)
+        if head.weights != own.weights:
+            raise ConfigError(f"{self._path} is of another model")
+        if (head.page_tokens, head.page_bytes) != (own.page_tokens, own.page_bytes):
+            sizes = f"{head.page_tokens} tokens in {head.page_bytes} bytes"
+            here = f"{own.page_tokens} in {own.page_bytes}"
+            raise ConfigError(f"{self._path} has pages of {sizes}, not {here}: another format of the key-value cache")
+        if head != own or head.pages < 0:
+            cause = "this model computed with other settings, by another build or on another kind of chip"
+            raise ConfigError(f"{self._path} is of {cause}: their bits may differ")
+        return LEAD.size + length + DIGEST_BYTES, head
+
+    def _read_pages(self, descriptor: int, start: int, count: int) -> list[bytes | None]:
+        """Read records into the cache's pages of the same numbers; the key of each, None: it is damaged or missing."""
+
+        def read(first: int) -> list[bytes | None]:
+            numbers = range(first, count, READERS)
+            return [self._read_page(descriptor, start + page * self._record_bytes, page) for page in numbers]
+
+        keys: list[bytes | None] = [None] * count
+        with ThreadPoolExecutor(READERS) as pool:
+            for first, part in enumerate(pool.map(read, range(READERS))):
+                keys[first::READERS] = part
+        return keys
+
+    def _read_page(self, descriptor: int, start: int, page: int) -> bytes | None:
+        key, digest, views = bytearray(DIGEST_BYTES), bytearray(DIGEST_BYTES), self._page_views(page)
+        try:
+            if os.preadv(descriptor, [key, *views, digest], start) != self._record_bytes:
+                return None
+        except OSError:
+            return None
+        checksum = hashlib.sha256(key)
+        for view in views:
+            checksum.update(view)
+        return bytes(key) if checksum.digest() == digest else None
+
+    def _remove_leftovers(self) -> None:
+        """Remove what processes that were killed while they saved have left; one that lives has its file locked."""
+        ours = re.compile(re.escape(self._path.name) + r"\.[0-9]+\.part")
+        with suppress(OSError):
+            for part in [part for part in self._path.parent.iterdir() if ours.fullmatch(part.name)]:
+                with suppress(OSError), part.open("rb") as stream:
+                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    part.unlink()
