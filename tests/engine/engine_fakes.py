@@ -196,6 +196,18 @@ class QueueingFake(FakeExecutable):
         return fetch
 
 
+class KeepingFake(FakeExecutable):
+    """A toy whose pages can be copied, each in two parts."""
+
+    def __init__(self, seconds_a_page=0.0, **sizes):
+        super().__init__(**sizes)
+        self.page_bytes, self.seconds_a_page = self.store[0].nbytes, seconds_a_page
+
+    def page_views(self, page):
+        time.sleep(self.seconds_a_page)
+        return [memoryview(half.view(np.uint8)) for half in self.store[page].reshape(2, -1)]
+
+
 def _choose(raw, rows, r):
     x = raw.astype(np.float64).copy()
     span = slice(rows.bias_start[r], rows.bias_start[r + 1])
@@ -249,6 +261,11 @@ def load_fake(source, fail_if=None, fail_at=(), die_on_id=(), die_with="SIGKILL"
     executable.fail_at, executable.die_on_id, executable.die_with = set(fail_at), die_on_id, die_with
     executable.lose_at = set(lose_at)
     return Loaded(source, executable)
+
+
+def load_keeping_fake(source, text=True, **options):
+    """As `load_fake`, of one whose pages can be copied."""
+    return Loaded(source, KeepingFake(**options))
 
 
 def load_with_draft(model, options, draft, draft_options):

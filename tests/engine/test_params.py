@@ -179,6 +179,7 @@ def test_what_nobody_sets_of_an_engine():
         **dict.fromkeys(("prefix_cache", "overlap", "measure"), True),
         **{"scheduler": "continuous", "cache": "paged"},
         **{"speculate": "off", "speculate_tokens": 4, "speculate_always": False},
+        "cache_file": None,
         **{"record": None, "record_ids": False, "record_megabytes": 256},
         "max_adapters": 0,
     }

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from roofline.backends.options import LoadOptions
-from roofline.common.errors import ConfigError, RooflineError
+from roofline.common.errors import ConfigError, RooflineError, UnsupportedError
 from roofline.engine.config import EngineConfig
 from roofline.engine.process.remote import RemoteEngine
 from roofline.engine.process.replicas import Replicas
@@ -180,6 +180,16 @@ def test_each_of_several_engines_has_a_place_of_its_own():
     share = {"threads": 1, "text": False}
     assert [each.spec.options for each in engines.engines] == [share | {"replica": (n, 2)} for n in (0, 1)]
     assert [each.spec.draft_options["replica"] for each in engines.engines] == [(0, 2), (1, 2)]
+    assert [each.spec.config for each in engines.engines] == [EngineConfig()] * 2
+    config = EngineConfig(cache_file="kept")
+    engines = module.make_engine(ServeOptions("m", data_parallel=2, load=LoadOptions(threads=2), engine=config))
+    assert [each.spec.config.cache_file for each in engines.engines] == ["kept.0", "kept.1"]
+
+
+def test_a_file_of_the_cache_is_refused_before_anything_is_loaded():
+    for load in (LoadOptions(backend="gpu"), LoadOptions(tensor_parallel=2)):
+        with pytest.raises(UnsupportedError, match="cache_file"):
+            module.make_engine(ServeOptions("m", load=load, engine=EngineConfig(cache_file="kept")))
 
 
 @pytest.fixture
