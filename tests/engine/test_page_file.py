@@ -183,12 +183,13 @@ def test_a_restored_cache_evicts_in_the_order_of_the_one_before():
     assert order == [*keys(1).upto(ids, 2), *keys(2).upto(ids, 2), *keys(0).upto(ids, 2)]
     assert [page for _, page in cache.findable()][:2] == sorted(held)
     restored = PagedCache(6)
-    restored.restore([order[0], None, *order[2:], order[0]][:6])
+    restored.restore([order[0], None, *order[2:5], order[0]])
     check_pages(restored, [])
-    assert [key for key, _ in restored.findable()] == [order[0], *order[2:]]
+    assert restored.findable() == [(order[0], 0), *((order[page], page) for page in (2, 3, 4))]
     fresh: list[int] = []
-    assert restored.grow(fresh, 2 * PAGE_TOKENS)
-    assert [key for key, _ in restored.findable()] == [order[0], *order[2:5]], "the page used longest ago went"
+    assert restored.grow(fresh, 3 * PAGE_TOKENS)
+    assert fresh == [1, 5, 4], "what is free, then the page that was used longest ago"
+    assert [key for key, _ in restored.findable()] == [order[0], *order[2:4]]
 
 
 def test_a_full_disk_leaves_the_file_as_it_was_and_the_engine_ends(path, log_lines):

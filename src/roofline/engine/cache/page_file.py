@@ -102,7 +102,6 @@ class PageFile:
             return
         part = self._path.with_name(f"{self._path.name}.{os.getpid()}.part")
         try:
-            part.unlink(missing_ok=True)
             descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "wb", buffering=BUFFER) as stream:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it is not a dead process's (_remove_leftovers)
@@ -183,8 +182,7 @@ class PageFile:
     def _read_page(self, descriptor: int, start: int, page: int) -> bytes | None:
         key, digest, views = bytearray(DIGEST_BYTES), bytearray(DIGEST_BYTES), self._page_views(page)
         try:
-            if os.preadv(descriptor, [key, *views, digest], start) != self._record_bytes:
-                return None
+            os.preadv(descriptor, [key, *views, digest], start)  # where less is read, the checksum is another
         except OSError:
             return None
         checksum = hashlib.sha256(key)
