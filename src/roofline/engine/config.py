@@ -29,7 +29,7 @@ class EngineConfig(Options):
     cache_file: str | None = option(
         None,
         "File that keeps the pages of the prefix cache over a restart: read at the start, written when the engine is "
-        "closed. Prompts can be guessed from it, so its owner alone can read it. With several replicas each has one: "
+        "closed. Prompts can be worked out from it; only its owner can read it. With several replicas each has one: "
         "FILE.0, FILE.1. On backend cpu.",
         topic=ENGINE, backends=("cpu",),
     )  # fmt: skip
