@@ -53,9 +53,11 @@ class Server:
 
     def __init__(self, steps, at_start):
         self.steps, self.at_start, self.should_exit = steps, at_start, False
+        self.when_listening = None
 
     async def serve(self, sockets):
         self.steps.append("serve")
+        self.when_listening()
         self.at_start(self)
         while not self.should_exit and "complete" not in self.steps:
             await asyncio.sleep(0.001)
@@ -74,7 +76,8 @@ def run(monkeypatch):
             monkeypatch.setattr(module, "_http_server", lambda *_: server)
             text = SimpleNamespace(complete=lambda: steps.append("complete"))
             options, settle = ServeOptions(), lambda: steps.append("settle")
-            await module._serve(options, None, engine, time.perf_counter(), lambda: text, settle)
+            listening = SimpleNamespace(family=socket.AF_INET, getsockname=lambda: ("127.0.0.1", 8000))
+            await module._serve(options, listening, engine, time.perf_counter(), lambda: text, settle)
 
         try:
             asyncio.run(serving())
@@ -94,7 +97,10 @@ def test_a_loaded_model_is_announced_and_the_rest_built(run, capsys):
     ready, began = SimpleNamespace(name="tiny", max_model_len=1000), time.perf_counter()
     steps = run(ready, lambda server, engine: engine.loaded.set())
     assert steps == ["settle", "serve", "complete", "close"]
-    told = re.fullmatch(r"Ready: tiny, 1,000 tokens of context, after (\d+\.\d\d) s\n", capsys.readouterr().err)
+    told = re.fullmatch(
+        r"Listening on http://127.0.0.1:8000\nReady: tiny, 1,000 tokens of context, after (\d+\.\d\d) s\n",
+        capsys.readouterr().err,
+    )
     assert told is not None
     assert float(told[1]) <= time.perf_counter() - began + 0.01
 
@@ -131,12 +137,13 @@ def test_a_taken_address_is_a_mistake_of_the_user(free):
         *(("0.0.0.0", None, True), ("0.0.0.0", "k", False)),
     ],
 )
-def test_an_open_address_without_a_key_is_warned_of(host, key, warned, caplog, capsys):
-    with module._listen(ServeOptions(host=host, port=0, api_key=key)) as listening:
+def test_an_open_address_without_a_key_is_warned_of(host, key, warned, caplog):
+    options = ServeOptions(host=host, port=0, api_key=key)
+    with module._listen(options) as listening:
         port = listening.getsockname()[1]
         assert listening.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)  # a server may be started again at once
+        assert module._address(options, listening) == f"http://{host}:{port}"
     assert ("can be reached from other machines" in caplog.text) == warned
-    assert f"Listening on http://{host}:{port}\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

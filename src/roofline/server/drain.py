@@ -29,6 +29,7 @@ class DrainingServer(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self._queue, self._drain_seconds, self._refreshes = queue, drain_seconds, refreshes
+        self.when_listening: Callable[[], None] = lambda: None  # called once connections are taken
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -39,6 +40,12 @@ class DrainingServer(uvicorn.Server):
         if self._refreshes:
             loop.add_signal_handler(signal.SIGHUP, self._refresh, True)
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's."""
+        await super().startup(sockets)
+        if self.started:
+            self.when_listening()
 
     async def on_tick(self, counter: int) -> bool:
         """Called by uvicorn ten times a second; whether to end."""

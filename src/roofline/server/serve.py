@@ -18,14 +18,14 @@ from roofline.common.processes import return_freed_memory
 from roofline.engine.process.messages import EngineSpec
 from roofline.engine.process.remote import RemoteEngine
 from roofline.server.options import ServeOptions
+from roofline.server.places import check_places
 
 if TYPE_CHECKING:
-    import uvicorn
-
     from roofline.engine.facade import AsyncEngine
     from roofline.engine.process.messages import Ready
     from roofline.server.adapters import ServedAdapters
     from roofline.server.context import Context
+    from roofline.server.drain import DrainingServer
     from roofline.server.golden import GoldenState
     from roofline.server.keys import Keys
     from roofline.server.text_side import TextSide
@@ -35,8 +35,10 @@ LOG = log.get("server")
 
 
 def serve(options: ServeOptions) -> None:
-    """Serve until SIGTERM or SIGINT; what runs then may finish. Raises ConfigError when the address is taken."""
+    """Serve until SIGTERM or SIGINT; what runs then may finish. Raises ConfigError when the address is
+    taken, or a path among the options cannot be used, before anything is loaded."""
     options = options.with_room_for_adapters()
+    check_places(options)
     listening = _listen(options)
     started = time.perf_counter()
     gc.disable()  # importing makes objects that stay: looking for garbage among them takes a sixth of the time
@@ -57,6 +59,7 @@ def serve_engine(options: ServeOptions, engine: "AsyncEngine", text: "TextSide")
     options: what of them is about loading is not looked at.
     """
     options = replace(options, golden_check="off")  # the model's file is not known
+    check_places(options)
     _run(_serve(options, _listen(options), engine, time.perf_counter(), lambda: text, lambda: None))
 
 
@@ -121,7 +124,8 @@ async def _serve(
         if options.golden_check != "off":
             checking = asyncio.create_task(_check_golden(options, engine, text, golden, loading))
         settle()
-        loading.add_done_callback(lambda task: _loaded(task, server, started, text.complete))
+        loading.add_done_callback(lambda task: _stop_if_failed(task, server))
+        server.when_listening = lambda: _announce(_address(options, listening), loading, started, text.complete)
         failing.add_done_callback(lambda _: setattr(server, "should_exit", True))
         await server.serve(sockets=[listening])
     finally:
@@ -229,7 +233,7 @@ def _http_server(
     text: "TextSide",
     golden: "GoldenState",
     spans: "Tracing | None" = None,
-) -> "uvicorn.Server":
+) -> "DrainingServer":
     import uvicorn
 
     from roofline.server import access_log
@@ -267,11 +271,19 @@ def _http_server(
     return DrainingServer(config, app.state.queue, context.limits.drain_seconds, refreshes)
 
 
-def _loaded(task: asyncio.Task, server: "uvicorn.Server", started: float, complete: Callable[[], None]) -> None:
-    if task.cancelled():
-        return
-    if task.exception() is not None:
+def _stop_if_failed(task: "asyncio.Task[Ready]", server: "DrainingServer") -> None:
+    if not task.cancelled() and task.exception() is not None:
         server.should_exit = True
+
+
+def _announce(address: str, loading: "asyncio.Task[Ready]", started: float, complete: Callable[[], None]) -> None:
+    """Say that connections are taken, and later, or at once, that the model is loaded."""
+    say(f"Listening on {address}")
+    loading.add_done_callback(lambda task: _loaded(task, started, complete))
+
+
+def _loaded(task: "asyncio.Task[Ready]", started: float, complete: Callable[[], None]) -> None:
+    if task.cancelled() or task.exception() is not None:
         return
     ready = task.result()
     seconds = time.perf_counter() - started
@@ -300,10 +312,14 @@ def _listen(options: ServeOptions) -> socket.socket:
         raise ConfigError(
             f"cannot listen on {options.host}:{options.port}: {error.strerror or error}. Choose another --port."
         ) from error
-    host = f"[{options.host}]" if family == socket.AF_INET6 else options.host
-    scheme = "http" if options.tls_certificate is None else "https"
-    say(f"Listening on {scheme}://{host}:{listening.getsockname()[1]}")
     return listening
+
+
+def _address(options: ServeOptions, listening: socket.socket) -> str:
+    """Where clients reach the server, as they would write it."""
+    host = f"[{options.host}]" if listening.family == socket.AF_INET6 else options.host
+    scheme = "http" if options.tls_certificate is None else "https"
+    return f"{scheme}://{host}:{listening.getsockname()[1]}"
 
 
 def say(line: str) -> None:

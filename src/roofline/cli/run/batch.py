@@ -57,11 +57,12 @@ def command(
     """
     from roofline.cli.run.prepare import prepare
     from roofline.server.answer_file import Job, answer_file
+    from roofline.server.places import check_output, check_places
 
     if options.output is None:
         raise ConfigError("-o is missing: name the file of the answers")
-    for name in filter(None, (models.model, models.draft)):
-        prepare(name, load.threads, load.isa, load.backend)
+    for path in filter(None, (options.output, options.errors)):
+        check_output(path)
     serve = ServeOptions(
         model=models.model,
         draft=models.draft,
@@ -73,6 +74,9 @@ def command(
         pooling=options.pooling,
         data_parallel=options.data_parallel,
     )
+    check_places(serve)
+    for name in filter(None, (models.model, models.draft)):
+        prepare(name, load.threads, load.isa, load.backend)
     running = engine.max_running or load.max_running or (64 if load.backend == "cpu" else 256)
     job = Job(requests, options.output, options.errors, options.at_once or 2 * running * options.data_parallel)
     meter = Meter()

@@ -23,6 +23,7 @@ def command(
     from roofline.common import env
     from roofline.common.processes import hide_argument
     from roofline.hardware.cores import pinned_to
+    from roofline.server.places import check_places
     from roofline.server.serve import serve
 
     env.quiet_numpy()
@@ -31,6 +32,7 @@ def command(
     if key is not None:
         hide_argument(key)
     options = replace(options, model=model, draft=draft, load=load, engine=engine, api_key=key)
+    check_places(options)  # before a model is fetched
     cores, threads = list[int](), load.threads
     if options.data_parallel > 1:  # the roofs to measure are those of what the first replica has
         from roofline.bundle.replicas import divided

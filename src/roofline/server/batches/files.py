@@ -52,7 +52,7 @@ class Files:
         self._books = threading.Lock()  # around each use of the three above
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = _locked(folder / "lock")
+            self._lock = lock_folder(folder)
             self._read()
         except OSError as error:
             raise ConfigError(f"{error.filename or folder}: cannot be used for batches: {cause_of(error)}") from error
@@ -210,15 +210,17 @@ def new_id() -> str:
     return f"file-{uuid.uuid4().hex}"
 
 
-def _locked(path: Path) -> BinaryIO:
+def lock_folder(folder: Path) -> BinaryIO:
+    """Have a folder of batches for this process until what is returned is closed. Raises ConfigError where another
+    server has it, and OSError."""
     import fcntl
 
-    stream = path.open("ab")
+    stream = (folder / "lock").open("ab")
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         stream.close()
-        raise ConfigError(f"{path.parent}: another server has this folder of batches; name another one") from None
+        raise ConfigError(f"{folder}: another server has this folder of batches; name another one") from None
     return stream
 
 

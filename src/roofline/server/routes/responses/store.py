@@ -287,14 +287,19 @@ def _connect(database: str) -> "Connection":
     return sqlite3.connect(database, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False)
 
 
-def _open_file(file: Path) -> "Connection":
-    """The file, for this process alone. Raises ConfigError."""
-    import sqlite3
-
+def check_file(file: Path) -> None:
+    """Make the file where there is none. Raises ConfigError where it cannot be written."""
     try:
         os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # texts of users: nobody else's
     except OSError as error:
         raise ConfigError(f"--response-store {file}: cannot be opened: {cause_of(error)}") from error
+
+
+def _open_file(file: Path) -> "Connection":
+    """The file, for this process alone. Raises ConfigError."""
+    import sqlite3
+
+    check_file(file)
     connection = _connect(str(file))
     try:
         connection.execute("pragma locking_mode = exclusive")
