@@ -14,6 +14,8 @@ from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
 from roofline.engine.process.messages import EngineSpec
 from roofline.engine.process.remote import RemoteEngine
+from roofline.engine.process.replicas import Replicas
+from roofline.engine.process.thread import engine_in_thread
 from tests.adapter_files import matrices, write_adapter
 
 SIZES = {"cache_tokens": 512, "max_batch_tokens": 32, "max_running": 4, "threads": 1, "weights": "random:1"}
@@ -100,6 +102,76 @@ def test_an_engine_without_places_says_how_to_have_them(model, folders):
     with pytest.raises(ConfigError, match="max_adapters"):
         engine.adapters.load(folders[0])
     engine.close()
+
+
+def thread_engine(model):
+    executable = load(model, max_adapters=2, text=False, **SIZES).executable
+    return engine_in_thread("tiny", LocalEngine(executable, EngineConfig(max_adapters=2)))
+
+
+def started(test, engine):
+    """Run an async test with an engine that is started, and closed afterwards."""
+
+    async def body():
+        try:
+            async with asyncio.timeout(60):
+                await engine.start()
+                await test(engine)
+        finally:
+            await engine.close()
+
+    asyncio.run(body())
+
+
+async def ids_of(engine, adapter):
+    stream = await engine.submit(PROMPT, GREEDY, adapter=adapter)
+    return [token async for event in stream for token in event.ids]
+
+
+def test_one_that_is_loaded_again_while_it_is_unloaded_stays(model, folders):
+    async def test(engine):
+        digest = (await engine.load_adapter(folders[0])).digest
+        expected = await ids_of(engine, digest)
+        again = asyncio.create_task(engine.load_adapter(folders[0]))
+        await asyncio.sleep(0)  # the load is sent
+        engine.unload_adapter(digest)
+        assert (await again).digest == digest
+        assert await ids_of(engine, digest) == expected
+        engine.unload_adapter(digest)  # nobody has it now
+        await engine.load_adapter(folders[1])
+        await engine.load_adapter(folders[2])  # there are two places
+
+    started(test, thread_engine(model))
+
+
+def test_one_that_nobody_waits_for_any_more_is_unloaded(model, folders):
+    async def test(engine):
+        gone = asyncio.create_task(engine.load_adapter(folders[0]))
+        await asyncio.sleep(0)
+        gone.cancel()
+        for folder in folders[1:]:  # there are two places
+            await engine.load_adapter(folder)
+
+    started(test, thread_engine(model))
+
+
+def test_replicas_load_on_those_that_are_left(model, folders):
+    async def test(replicas):
+        gone, left = replicas.engines
+        both = (await replicas.load_adapter(folders[0])).digest
+        await gone.close()
+        digest = (await replicas.load_adapter(folders[1])).digest
+        assert len({tuple(await ids_of(replicas, adapter)) for adapter in ("", both, digest)}) == 3
+        for adapter in (both, digest):
+            replicas.unload_adapter(adapter)
+            with pytest.raises(RequestError, match="unloaded"):
+                await ids_of(replicas, adapter)
+        await left.close()
+        with pytest.raises(RequestError, match="closed") as refused:
+            await replicas.load_adapter(folders[1])
+        assert refused.value.status == 503
+
+    started(test, Replicas([thread_engine(model) for _ in range(2)]))
 
 
 def test_a_fresh_process_has_the_adapters_of_the_dead_one(model, folders):

@@ -97,7 +97,7 @@ class RemoteEngine:
         self._watchdog = Watchdog(ping_seconds, lambda: tree_time(self.pid))
         self._stats = EngineStats()
         self._recovery = Recovery()
-        self._adapters = RemoteAdapters(self._tell)
+        self._adapters = RemoteAdapters(self._tell, self._used_adapters)
         self._productive = False  # whether the present process has given an id
         self._settled = asyncio.Event()  # set while ready, and for good once closed or given up
         self._given_up = asyncio.Event()
@@ -166,7 +166,7 @@ class RemoteEngine:
         return await self._adapters.load(path, max_bytes)
 
     def unload_adapter(self, digest: str) -> None:
-        self._adapters.unload(digest, self._used_adapters)
+        self._adapters.unload(digest)
 
     def _used_adapters(self) -> set[str]:
         return {request.adapter for request in self.requests.values()}
@@ -369,7 +369,7 @@ class RemoteEngine:
                 self.last_token_at, self._productive = time.monotonic(), True
             self._canary.told(event)
             self._recovery.take(event)
-        self._adapters.forget_idle(self._used_adapters)
+        self._adapters.forget_idle()
         if not self._busy:
             self._stall.settled()
         elif stepped:

@@ -107,18 +107,22 @@ class Replicas:
         return stream
 
     async def load_adapter(self, path: str, max_bytes: int | None = None) -> AdapterInfo:
-        loads = (engine.load_adapter(path, max_bytes) for engine in self.engines)
-        results = await asyncio.gather(*loads, return_exceptions=True)
-        loaded = [each for each in results if isinstance(each, AdapterInfo)]
-        problem = next((each for each in results if isinstance(each, BaseException)), None)
-        if problem is None and len({each.digest for each in loaded}) > 1:
-            problem = ConfigError(f"{path} changed while it was loaded")
-        if problem is None:
-            return loaded[0]
-        for engine, each in zip(self.engines, results, strict=True):
-            if isinstance(each, AdapterInfo):
-                engine.unload_adapter(each.digest)
-        raise problem
+        """Load it in all but those that are given up, which compute nothing any more."""
+        engines = [engine for engine in self.engines if engine.failure is None]
+        if not engines:
+            raise RequestError(503, "engine_unavailable", self.engines[0].failure or CLOSED)
+        loads = [asyncio.ensure_future(engine.load_adapter(path, max_bytes)) for engine in engines]
+        try:
+            await asyncio.wait(loads)
+            results = [load.result() for load in loads]
+            if len({each.digest for each in results}) > 1:
+                raise ConfigError(f"{path} changed while it was loaded")
+            return results[0]
+        except BaseException:  # also where nobody waits for it any more
+            for engine, load in zip(engines, loads, strict=True):
+                if not load.cancel() and load.exception() is None:
+                    engine.unload_adapter(load.result().digest)
+            raise
 
     def unload_adapter(self, digest: str) -> None:
         for engine in self.engines:
