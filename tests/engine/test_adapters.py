@@ -6,7 +6,9 @@ import os
 import signal
 
 import pytest
+from engine_fakes import FakeTemplate, FakeTokenizer, Loaded
 
+from roofline import LLM, BeamSearchParams
 from roofline.bundle import load
 from roofline.common.errors import CapacityError, ConfigError, RequestError
 from roofline.engine.config import EngineConfig
@@ -95,6 +97,53 @@ def test_places_run_out_and_changed_files_are_noticed(engine, folders):
         engine.adapters.load(folders[0], digests[1])
     engine.adapters.unload(digests[0])
     engine.adapters.load(folders[2])
+
+
+def test_memory_of_all_is_bounded(model, folders, tiny_llama):
+    nbytes = sum(values.nbytes for values in matrices(tiny_llama, 0).values())
+    executable = load(model, max_adapters=3, text=False, **SIZES).executable
+    engine = LocalEngine(executable, EngineConfig(max_adapters=3, adapter_bytes=2 * nbytes + 5))
+    first, _ = (engine.adapters.load(folder).digest for folder in folders[:2])
+    with pytest.raises(CapacityError, match=r"5 are available.*--adapter-bytes"):
+        engine.adapters.load(folders[2])
+    assert engine.adapters.load(folders[0]).digest == first, "it takes no memory again"
+    engine.adapters.unload(first)
+    engine.adapters.load(folders[2])
+    engine.close()
+
+
+@pytest.fixture
+def llm(model):
+    loaded = Loaded("tiny", load(model, max_adapters=2, text=False, **SIZES).executable)
+    loaded.tokenizer, loaded.chat_template = FakeTokenizer(), FakeTemplate()
+    loaded.tokenizer.alphabet = "".join(map(chr, range(256, 256 + loaded.executable.vocab_size)))
+    with LLM(loaded, max_adapters=2) as llm:
+        yield llm
+
+
+def test_a_program_has_as_many_as_it_said(llm, folders):
+    first, _ = (llm.load_adapter(folder) for folder in folders[:2])
+    assert llm.load_adapter(folders[0]) == first
+    with pytest.raises(CapacityError, match=r"needs 3 adapters, 2 are available.*max_adapters"):
+        llm.load_adapter(folders[2])
+    llm.unload_adapter(first)
+    llm.load_adapter(folders[2])
+
+
+def test_a_beam_search_with_an_adapter(llm, folders):
+    """Of one beam it is the greedy answer."""
+    adapters = [None, *(llm.load_adapter(folder) for folder in folders[:2])]
+    answers = []
+    for adapter in adapters:
+        params = BeamSearchParams(beam_width=1, max_tokens=6, ignore_eos=True)
+        (search,) = llm.beam_search(PROMPT, params, adapter=adapter)
+        (greedy,) = llm.generate(PROMPT, GREEDY, adapter=adapter)
+        assert search.answers[0].ids == greedy.ids
+        answers.append(tuple(greedy.ids))
+    assert len(set(answers)) == 3
+    llm.unload_adapter(adapters[1])
+    with pytest.raises(RequestError, match="unloaded"):
+        llm.beam_search(PROMPT, params, adapter=adapters[1])
 
 
 def test_an_engine_without_places_says_how_to_have_them(model, folders):

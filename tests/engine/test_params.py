@@ -181,7 +181,7 @@ def test_what_nobody_sets_of_an_engine():
         **{"speculate": "off", "speculate_tokens": 4, "speculate_always": False},
         "cache_file": None,
         **{"record": None, "record_ids": False, "record_megabytes": 256},
-        "max_adapters": 0,
+        **{"max_adapters": None, "adapter_bytes": 4 << 30},
     }
     assert [EngineConfig(speculate_tokens=tokens).speculate_tokens for tokens in (1, 15)] == [1, 15]
 

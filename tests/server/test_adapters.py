@@ -4,8 +4,12 @@ import asyncio
 
 import pytest
 
+from roofline.backends.options import LoadOptions
+from roofline.cli.parser import Parser
+from roofline.cli.run.serve import command
 from roofline.common.errors import ConfigError
 from roofline.engine.adapter_info import AdapterInfo
+from roofline.engine.config import EngineConfig
 from roofline.server.adapters import ServedAdapters, named_path
 from roofline.server.options import ServeOptions
 from tests.server.conftest import FakeEngine
@@ -139,6 +143,12 @@ def test_one_that_is_in_use_is_unloaded_after_its_requests(engine):
     asyncio.run(run())
 
 
+def test_the_bound_of_bytes_is_an_option():
+    options = ServeOptions(engine=EngineConfig(adapter_bytes=99))
+    assert options.effective_limits().adapter_bytes == 99
+    assert Parser("serve", command).options["adapter_bytes"].unit == "bytes"
+
+
 def test_options():
     assert named_path("sql=/a=b") == ("sql", "/a=b")
     for wrong in ("sql", "=x", "a b=x", "sql="):
@@ -146,5 +156,13 @@ def test_options():
             named_path(wrong)
     options = ServeOptions(adapter=["a=x", "b=y"]).with_room_for_adapters()
     assert (options.load.max_adapters, options.engine.max_adapters) == (2, 2)
+    assert (
+        ServeOptions(adapter=["a=x"], load=LoadOptions(max_adapters=3)).with_room_for_adapters().load.max_adapters == 3
+    )
+    for most in (0, 1):  # 0 is not taken for a default
+        options = ServeOptions(adapter=["a=x", "b=y"], load=LoadOptions(max_adapters=most))
+        with pytest.raises(ConfigError, match=rf"^max_adapters={most} has no room for the 2 of adapter \(--adapter"):
+            options.with_room_for_adapters()
+    assert LoadOptions(backend="gpu", max_adapters=0).max_adapters == 0
     with pytest.raises(ConfigError, match="two models"):
         ServedAdapters(FakeEngine(), "tiny", 1, [("tiny", "/a")])

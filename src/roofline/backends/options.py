@@ -103,10 +103,10 @@ class LoadOptions(Options):
         0, "Longest draft of a sequence that a step verifies; follows from speculate_tokens.",
         minimum=0, unit="tokens", topic=BATCH, for_draft=False, command_line=False,
     )  # fmt: skip
-    max_adapters: int = option(
-        0,
+    max_adapters: int | None = option(
+        None,
         "LoRA adapters that may be loaded at the same time, also while they are served. 0: none, and the model is "
-        "computed without places for them.",
+        "computed without places for them. Default: as many as a server is started with.",
         minimum=0, maximum=MAX_ADAPTERS, unit="adapters", topic=MODEL, backends=("cpu", "reference"), for_draft=False,
     )  # fmt: skip
     max_adapter_rank: int = option(
@@ -133,7 +133,8 @@ class LoadOptions(Options):
         table.require(self.backend)
         super().__post_init__()
         for name, about in declared(type(self)).items():
-            about.check_backend(getattr(self, name), self.backend)
+            if name != "max_adapters" or self.max_adapters:  # no adapters are there on every backend
+                about.check_backend(getattr(self, name), self.backend)
         if self.offload != 0 and self.ranks > 1:
             raise UnsupportedError("offload on several ranks", "what a rank copies holds up the others", ("offload=0",))
         if self.max_adapters and self.ranks > 1:

@@ -5,21 +5,24 @@ from collections.abc import Callable
 from roofline.backends.base import Adapts, Executable
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
 from roofline.engine.adapter_info import AdapterInfo, unknown_adapter
+from roofline.engine.config import EngineConfig
 
 
 class Adapters:
     """Slots of an executable, given to adapters while they are loaded and some request has yet to end.
 
-    most: that may be loaded. in_use: whether requests that have not ended name a slot.
+    config: says how many may be loaded, of how many bytes. in_use: whether requests that have not ended name a slot.
     """
 
-    def __init__(self, executable: Executable, most: int, in_use: Callable[[int], bool]) -> None:
-        self._executable, self._most, self._in_use = executable, most, in_use
+    def __init__(self, executable: Executable, config: EngineConfig, in_use: Callable[[int], bool]) -> None:
+        self._executable, self._in_use = executable, in_use
+        self._most, self._max_bytes = config.max_adapters or 0, config.adapter_bytes
         self._loaded: dict[str, tuple[int, AdapterInfo]] = {}
         self._leaving: set[str] = set()
 
     def load(self, path: str, digest: str | None = None, max_bytes: int | None = None) -> AdapterInfo:
-        """Load a folder of PEFT's files. digest: what it must have; max_bytes: that it may take in memory.
+        """Load a folder of PEFT's files. digest: what it must have; max_bytes: that it may take in memory, beside what
+        the engine's adapter_bytes leaves for it.
 
         What is loaded already is not loaded again. Raises ConfigError, UnsupportedError and CapacityError.
         """
@@ -30,9 +33,9 @@ class Adapters:
             raise ConfigError(
                 "the model was loaded without places for adapters; load it with max_adapters of 1 or more"
             )
-        from roofline.weights.adapters import read_adapter
+        from roofline.weights.adapters import read_adapter, too_large
 
-        adapter = read_adapter(path, max_bytes)
+        adapter = read_adapter(path, self._max_bytes if max_bytes is None else min(max_bytes, self._max_bytes))
         if digest is not None and adapter.digest != digest:
             raise ConfigError(f"{path} is not the adapter that was loaded before: its files have changed")
         self._leaving.discard(adapter.digest)
@@ -43,6 +46,9 @@ class Adapters:
         if slot is None:
             remedy = "Unload one, or load the model with a larger max_adapters."
             raise CapacityError("another adapter", self._most + 1, self._most, "adapters", remedy)
+        left = self._max_bytes - sum(info.nbytes for _, info in self._loaded.values())
+        if adapter.nbytes > left:
+            raise too_large(path, adapter.nbytes, left)
         executable.adapters.set(slot, adapter.matrices)
         info = AdapterInfo(adapter.digest, str(path), adapter.rank, len(adapter.matrices), adapter.nbytes)
         self._loaded[adapter.digest] = slot, info

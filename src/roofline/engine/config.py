@@ -21,7 +21,11 @@ class EngineConfig(Options):
     max_batch_tokens: int | None = same_option(LoadOptions, "max_batch_tokens")  # None: as the executable was loaded
     max_running: int | None = same_option(LoadOptions, "max_running")
     max_model_len: int | None = same_option(LoadOptions, "max_model_len")
-    max_adapters: int = same_option(LoadOptions, "max_adapters")
+    max_adapters: int | None = same_option(LoadOptions, "max_adapters")
+    adapter_bytes: int = option(
+        4 << 30, "Memory that the LoRA adapters that are loaded may take together.",
+        minimum=1, unit="bytes", topic=ENGINE,
+    )  # fmt: skip
     prefix_cache: bool = option(True, "Reuse full pages of equal prefixes.", topic=ENGINE)
     scheduler: Literal["continuous", "naive"] = option(
         "continuous", "naive: one sequence at a time, its prompt in as few steps as the batch allows.", topic=ENGINE

@@ -170,11 +170,16 @@ class LLM:
         return self._outputs(ids, each, at_start=False, bar=bar, adapter=adapter)
 
     def beam_search(
-        self, prompts: "Prompt | Sequence[Prompt]", params: BeamSearchParams, *, parse_special: bool = False
+        self,
+        prompts: "Prompt | Sequence[Prompt]",
+        params: BeamSearchParams,
+        *,
+        adapter: str | None = None,
+        parse_special: bool = False,
     ) -> list[BeamSearchOutput]:
         """The likeliest answers as a whole: all prompts in one batch, each as it stands (see `roofline.engine.beams`).
 
-        Returns one output a prompt, in order. Raises as `generate`.
+        adapter: as of `generate`. Returns one output a prompt, in order. Raises as `generate`.
         """
         ids = [self.encode(prompt, parse_special) for prompt in _prompt_list(prompts)]
         ends = params.ends(self.tokenizer.eos_ids)
@@ -188,7 +193,8 @@ class LLM:
         first = True
         while steps := [(at, beam) for at, each in enumerate(searches) if not each.done for beam in each.beams]:
             beginnings = [[*ids[at], *beam.ids] for at, beam in steps]
-            answers = self.answers.run(beginnings, [searches[at].step_params for at, _ in steps], at_start=False)
+            each_params = [searches[at].step_params for at, _ in steps]
+            answers = self.answers.run(beginnings, each_params, at_start=False, adapter=adapter or "")
             tops: dict[int, list[Sequence[tuple[int, float]]]] = {at: [] for at, _ in steps}
             for (at, _), (answer,) in zip(steps, answers, strict=True):
                 assert answer.logprobs is not None, "a step asks for them"

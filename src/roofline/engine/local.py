@@ -66,7 +66,7 @@ class LocalEngine:
         self._stepper = Stepper(executable, self.state, scheduler, self._meter, measure, self._speculator, overlap)
         self._recorder = self._stepper.recorder = _recorder(self.config, executable)
         self._requests: dict[str, Request] = {}
-        self.adapters = Adapters(executable, self.config.max_adapters, self._needs)
+        self.adapters = Adapters(executable, self.config, self._needs)
         self._events: list[Event] = []
         self._tokenizer = tokenizer
         self._grammars: Grammars | None = None

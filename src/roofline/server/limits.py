@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, fields
 from typing import TypeVar
 
 from roofline.common.json_types import JsonObject
+from roofline.engine.config import EngineConfig
 
 T = TypeVar("T", int, float)
 
@@ -40,7 +41,7 @@ class Limits:
     stored_responses: int = limit(10_000, "responses", "kept by /v1/responses, of all keys; 0: none")
     stored_bytes: int = limit(128 << 20, "bytes", "of kept responses and what they answer")
     stored_seconds: float = limit(30 * 86400.0, "seconds", "a response is kept since it was last gone on from")
-    adapter_bytes: int = limit(4 << 30, "bytes", "LoRA adapters that are loaded, together")
+    adapter_bytes: int = limit(EngineConfig.adapter_bytes, "bytes", "LoRA adapters that are loaded, together")
     queued: int = limit(256, "requests", "that wait for their first token, of all keys")
     streams: int = limit(256, "requests", "that a key may have open at a time, unless its entry says otherwise")
     first_token_seconds: float = limit(1800.0, "seconds", "until the first token; 0: no limit")

@@ -184,6 +184,7 @@ class ServeOptions(Options):
         """`limits` with those that are options of their own."""
         return replace(
             self.limits,
+            adapter_bytes=self.engine.adapter_bytes,
             queued=self.max_queued_requests,
             streams=self.max_streams,
             first_token_seconds=self.first_token_timeout,
@@ -197,10 +198,10 @@ class ServeOptions(Options):
         """The options with places for the adapters that are named, where max_adapters does not say how many there are.
         Raises ConfigError where it says fewer."""
         named, most = len(self.adapter or ()), self.load.max_adapters
-        if named <= most:
+        if named <= (most or 0):
             return self
-        if most:
-            raise ConfigError(f"max_adapters={most} is less than the {named} adapters that are named; raise it")
+        if most is not None:
+            raise ConfigError(f"max_adapters={most} has no room for the {named} of adapter (--adapter); raise it")
         load, engine = replace(self.load, max_adapters=named), replace(self.engine, max_adapters=named)
         return replace(self, load=load, engine=engine)
 

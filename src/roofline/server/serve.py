@@ -166,7 +166,7 @@ def _adapters(options: ServeOptions, engine: "AsyncEngine") -> "ServedAdapters":
     from roofline.server.adapters import ServedAdapters, named_path
 
     name, first = options.served_model_name or options.model, [named_path(each) for each in options.adapter or ()]
-    return ServedAdapters(engine, name, options.limits.adapter_bytes, first)
+    return ServedAdapters(engine, name, options.effective_limits().adapter_bytes, first)
 
 
 async def _start(engine: "AsyncEngine", adapters: "ServedAdapters") -> "Ready":

@@ -68,10 +68,15 @@ def read_adapter(folder: str | Path, max_bytes: int | None = None) -> Adapter:
     pairs = _pairs(file, rank)
     elements = sum(math.prod(file.tensors[name].shape) for pair in pairs.values() for name in pair.values())
     if max_bytes is not None and 4 * elements > max_bytes:
-        remedy = "Unload another adapter, or raise the limit adapter_bytes."
-        raise CapacityError(f"the adapter {folder}", 4 * elements, max_bytes, "bytes", remedy)
+        raise too_large(folder, 4 * elements, max_bytes)
     matrices = tuple(_matrix(file, tensor, pair, scale) for tensor, pair in sorted(pairs.items()))
     return Adapter(folder, _digest(matrices), rank, matrices, 4 * elements)
+
+
+def too_large(folder: str | Path, nbytes: int, left: int) -> CapacityError:
+    """For an adapter with more bytes in memory than are left for it."""
+    remedy = "Unload another adapter, or raise the limit adapter_bytes (--adapter-bytes)."
+    return CapacityError(f"the adapter {folder}", nbytes, left, "bytes", remedy)
 
 
 def _rank_and_scale(path: Path, config: JsonObject) -> tuple[int, float]:
