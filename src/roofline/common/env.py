@@ -53,6 +53,11 @@ def foreign(name: str) -> str | None:
     return os.environ.get(name) or None
 
 
+def suggest(name: str, value: str) -> None:
+    """Set a variable of another program for this process and those it starts, unless the user has set it."""
+    os.environ.setdefault(name, value)
+
+
 def forget(name: str) -> None:
     """Take a variable of another program out of this process's environment, and of those it starts."""
     os.environ.pop(name, None)
@@ -60,7 +65,7 @@ def forget(name: str) -> None:
 
 def quiet_numpy() -> None:
     """Call before importing numpy: keeps its BLAS, hardly used here, from starting threads that compete with ours."""
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    suggest("OPENBLAS_NUM_THREADS", "1")
 
 
 def printable_values() -> dict[str, str | None]:

@@ -1,7 +1,6 @@
 """Clients of POST /v1/chat/completions: the packages openai and litellm, whose answers have the same fields."""
 
 import json
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from roofline.bench.conform.checks import GREEDY, TOOL
 from roofline.bench.conform.client import Server
 from roofline.bench.conform.packages.round_trip import MOST_CALL_TOKENS, MOST_TOKENS, NO_KEY, Call, Reply, package
+from roofline.common import env
 from roofline.common.json_types import JsonObject
 
 Completion = Any  # of a package that is imported only where it is used
@@ -78,7 +78,7 @@ class LiteLLM(ChatCompletions):
     def __init__(self, server: Server) -> None:
         super().__init__(server)
         # Otherwise its import fetches a table of prices from GitHub.
-        os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+        env.suggest("LITELLM_LOCAL_MODEL_COST_MAP", "True")
         self.module = package("litellm", "litellm")
         # It prints advice beside its errors, and would count its users.
         vars(self.module).update(suppress_debug_info=True, telemetry=False)
