@@ -119,6 +119,29 @@ def test_what_cannot_be_loaded(call, body, status, words):
     assert words in refused.json()["error"]["message"]
 
 
+def test_invocations_name_it(call, make_context, engine):
+    """What SageMaker sends names a model as the API of its body does."""
+    context = make_context()
+    call("POST", "/v1/adapters", context=context, json={"name": "sql", "path": "/a/sql"})
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
+    for body in ({"model": "sql", **PROMPT}, {"model": "sql", **chat}, {"inputs": "Hi", "model": "sql"}):
+        assert call("POST", "/invocations", context=context, json=body).status_code == 200
+        assert engine.adapters.pop() == "digest of /a/sql"
+    for model in (None, "tiny"):
+        assert call("POST", "/invocations", context=context, json={"inputs": "Hi", "model": model}).status_code == 200
+        assert engine.adapters.pop() == ""
+    other = {"adapter_id": "poems"}
+    refused = [
+        ({"inputs": "Hi", "model": "no"}, 404, "model"),
+        ({"inputs": "Hi", "model": 3}, 400, "model"),
+        ({"inputs": "Hi", "model": "sql", "parameters": other}, 400, "model"),
+    ]
+    for body, status, param in refused:
+        answer = call("POST", "/invocations", context=context, json=body)
+        assert answer.status_code == status
+        assert param in str(answer.json())
+
+
 def test_changes_need_an_administrator(call, make_context, tmp_path):
     context = make_context(api_key="secret")
     for method, path in (("GET", "/v1/adapters"), ("POST", "/v1/adapters"), ("DELETE", "/v1/adapters/sql")):

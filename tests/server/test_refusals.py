@@ -43,7 +43,7 @@ BAD_CHAT = [
     ({"messages": [{**USER, "tool_call_id": "a"}]}, "messages.0.tool_call_id", "invalid_value"),
     ({"messages": [{"role": "assistant"}]}, "messages.0.content", "missing_parameter"),
     ({"messages": [{"role": "tool", "content": "1"}]}, "messages.0.tool_call_id", "missing_parameter"),
-    ({"messages": [{"role": "tool", "content": "1", "tool_call_id": "a"}]}, "messages", "invalid_value"),
+    ({"messages": [{"role": "tool", "content": "1", "tool_call_id": "a"}]}, "messages.0.tool_call_id", "invalid_value"),
     (
         {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "[1]"}}]}]},
         "messages.0.tool_calls.0.function.arguments",
@@ -152,6 +152,36 @@ def test_long_prompt_is_refused_with_counts(call):
 def test_bad_completion_is_refused(call, engine, change, param):
     check(call("POST", "/v1/completions", json={**TEXT, **change}), 400, "invalid_value", param)
     assert not engine.submitted
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "message"),
+    [
+        (
+            "chat/completions",
+            {"messages": [USER, {"role": "user", "content": 3}]},
+            "1.content: {} a string or an array.",
+        ),
+        ("chat/completions", {"messages": [USER, 3]}, "1: {} an object."),
+        ("chat/completions", {"messages": [{**USER, "content": []}]}, "0.content: List should have at least 1 item"),
+        ("chat/completions", {"stop": ["a", 3]}, "stop.1: {} a string."),
+        ("chat/completions", {"tool_choice": 3}, "tool_choice: {} 'none', 'auto' or 'required' or an object."),
+        ("completions", {"prompt": 5}, "prompt: {} a string or an array."),
+        ("completions", {"prompt": [1, "a"]}, "prompt.1: {} a whole number."),
+        ("completions", {"prompt": [[1], ["a"]]}, "prompt.1.0: {} a whole number."),
+        ("completions", {"prompt": [True]}, "prompt.0: {} a string, a whole number or an array."),
+        ("completions", {"echo": "no"}, "echo: {} true or false."),
+    ],
+)
+def test_a_wrong_type_is_told_with_its_place_and_all_that_it_may_be(call, path, change, message):
+    body = {**(TEXT if path == "completions" else CHAT), **change}
+    told = call("POST", f"/v1/{path}", json=body).json()["error"]["message"]
+    assert message.format("Input should be") in told
+
+
+def test_an_answer_to_no_call_is_refused_with_its_place(call):
+    body = {**CHAT, "messages": [USER, {"role": "tool", "content": "1", "tool_call_id": "c"}]}
+    check(call("POST", "/v1/chat/completions", json=body), 400, "invalid_value", "messages.1.tool_call_id")
 
 
 @pytest.mark.parametrize("change", [{"suffix": "x"}, {"spaces_between_special_tokens": False}])

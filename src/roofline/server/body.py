@@ -1,17 +1,22 @@
 """Bytes of a request's body -> fields of a JSON object -> a typed body, or a RequestError that names the field."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import from_json
+from pydantic_core import ErrorDetails, from_json
 
 from roofline.common.errors import RequestError
 from roofline.common.json_depth import json_depth_within
 from roofline.server.limits import Limits
 
 MAX_PROBLEMS = 1000
+_SHOULD_BE = "Input should be "
+_JSON_TYPES = {
+    **{"string_type": "a string", "list_type": "an array", "bool_type": "true or false", "float_type": "a number"},
+    **{"int_type": "a whole number", "dict_type": "an object", "model_type": "an object", "none_required": "null"},
+}
 
 
 class Body(BaseModel):
@@ -85,13 +90,10 @@ def typed(kind: type[AnyBody], fields: dict[str, object], where: str = "") -> An
 def _field_error(error: ValidationError, where: str) -> RequestError:
     if error.error_count() > MAX_PROBLEMS:  # telling them apart would cost more than the request is worth
         return RequestError(400, "invalid_value", f"The body has more than {MAX_PROBLEMS} problems.")
-    # Where several forms are allowed each has its error: the one that got furthest into the value says most.
-    problems = error.errors(include_url=False, include_input=False, include_context=False)
-    first = max(problems, key=lambda problem: len(problem["loc"]))
-    # Unions put the tried type into the path: keep names of fields and positions of lists only.
     names = frozenset(_field_names(Body))
-    path = [str(part) for part in first["loc"] if isinstance(part, int) or str(part) in names]
-    path = [where, *path] if where else path
+    likeliest = _likeliest(error.errors(include_url=False, include_input=False, include_context=False), names)
+    first = likeliest[0]
+    path = [*([where] if where else []), *map(str, _place(first, names))]
     if first["type"] == "extra_forbidden":
         name = str(first["loc"][-1])[:100]
         param = ".".join([*path, name] if name not in path else path)
@@ -99,7 +101,45 @@ def _field_error(error: ValidationError, where: str) -> RequestError:
     param = ".".join(path) or "body"
     if first["type"] == "missing":
         return RequestError(400, "missing_parameter", f"{param} is missing.", param=param)
-    return invalid(param, first["msg"].rstrip("."))
+    return invalid(param, _expectation(likeliest))
+
+
+def _place(problem: ErrorDetails, names: frozenset[str]) -> list[int | str]:
+    """Names of fields and positions in lists: unions put the form that was tried into the location too."""
+    return [part for part in problem["loc"] if isinstance(part, int) or part in names]
+
+
+def _likeliest(problems: Sequence[ErrorDetails], names: frozenset[str]) -> list[ErrorDetails]:
+    """The problem to tell. Where a field may have several forms each has its problems: those of the form that got
+    furthest into the value say most, and forms that got equally far are told together."""
+    deepest = max(problems, key=lambda problem: len(problem["loc"]))
+    loc = deepest["loc"]
+    at = next((i for i, part in enumerate(loc) if not isinstance(part, int) and part not in names), len(loc))
+    firsts: dict[int | str, ErrorDetails] = {}  # by form
+    for problem in problems:
+        if at < len(problem["loc"]) and problem["loc"][:at] == loc[:at]:
+            firsts.setdefault(problem["loc"][at], problem)
+    if not firsts:
+        return [deepest]
+
+    def progress(problem: ErrorDetails) -> tuple[int, list[int]]:
+        place = _place(problem, names)
+        return len(place), [part for part in place if isinstance(part, int)]
+
+    furthest = max(map(progress, firsts.values()))
+    equal = [problem for problem in firsts.values() if progress(problem) == furthest]
+    # A form that the value has, with a problem of its own, comes before those that it does not have.
+    return [each for each in equal if each["type"] not in _JSON_TYPES and each["type"] != "literal_error"][:1] or equal
+
+
+def _expectation(problems: Sequence[ErrorDetails]) -> str:
+    """What a value should be, one of several forms perhaps, in JSON's words."""
+    message = problems[0]["msg"].rstrip(".")
+    if len(problems) == 1 and problems[0]["type"] not in _JSON_TYPES:
+        return message
+    forms = [_JSON_TYPES.get(each["type"], each["msg"].removeprefix(_SHOULD_BE)) for each in problems]
+    *rest, last = dict.fromkeys(forms)
+    return f"{_SHOULD_BE}{', '.join(rest)}{' or ' if rest else ''}{last}"
 
 
 def _field_names(kind: type[Body]) -> Iterator[str]:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-from roofline.common.errors import RequestError
 from roofline.engine.constraint import Constraint
 from roofline.server.body import invalid, renamed, within
 from roofline.server.forced_calls import forced_calls
@@ -103,8 +102,7 @@ def check_turns(messages: Sequence[Message]) -> None:
         if isinstance(calls, list):
             called |= {call.get("id") for call in calls}
         elif message.get("role") == "tool" and message.get("tool_call_id") not in called:
-            problem = "names no call of an earlier message"
-            raise RequestError(400, "invalid_value", f"messages.{number}.tool_call_id: {problem}.", param="messages")
+            raise invalid(f"messages.{number}.tool_call_id", "names no call of an earlier message")
 
 
 def _function(tool: Message) -> Mapping[str, str]:

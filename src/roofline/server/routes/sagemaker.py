@@ -7,7 +7,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from roofline.common.errors import RequestError
-from roofline.server.body import fields_of
+from roofline.server.body import fields_of, invalid, renamed
 from roofline.server.context import Context
 from roofline.server.keys import USE
 from roofline.server.respond import on_thread_if_large, respond
@@ -18,6 +18,7 @@ from roofline.server.routes.openai.completions import CompletionForm
 from roofline.server.routes.openai.schema import ChatBody, CompletionBody
 from roofline.server.routes.tgi import read as tgi
 from roofline.server.routes.tgi.form import TgiForm
+from roofline.server.routes.tgi.read import TgiGeneration
 from roofline.server.routes.tgi.schema import GenerateBody
 from roofline.server.scopes import needs
 
@@ -37,13 +38,14 @@ async def ping(request: Request) -> Response:
 @router.post("/invocations")
 @needs(USE, ChatBody, CompletionBody, GenerateBody)
 async def invocations(request: Request) -> Response:
-    """Answer a body of /v1/chat/completions, /v1/completions or TGI's /generate; the first two need no model."""
+    """Answer a body of /v1/chat/completions, /v1/completions or TGI's /generate; none needs a model, and that of the
+    last names an adapter, as its parameters.adapter_id does."""
     shape = await on_thread_if_large(request, await request.body(), _shape)
     if shape == "messages":
         return await respond(request, _with_model(openai.chat), ChatForm)
     if shape == "prompt":
         return await respond(request, _with_model(openai.completion), CompletionForm)
-    return await respond(request, tgi.generate, TgiForm)
+    return await respond(request, _tgi_with_model, TgiForm)
 
 
 def _shape(raw: bytes, context: Context) -> str:
@@ -53,6 +55,22 @@ def _shape(raw: bytes, context: Context) -> str:
         message = "Give one of messages (as to /v1/chat/completions), prompt (/v1/completions) and inputs (/generate)."
         raise RequestError(400, "invalid_value", message, param="messages")
     return shapes[0]
+
+
+def _tgi_with_model(raw: bytes, context: Context) -> TgiGeneration:
+    """A body of /generate that may name a model, which TGI's own bodies do by parameters.adapter_id."""
+    fields = fields_of(raw, context.limits)
+    model, parameters = fields.pop("model", None), fields.get("parameters") or {}
+    raw = msgspec.json.encode(fields)
+    if model is None or model == context.name or not isinstance(parameters, dict):
+        return tgi.generate(raw, context)
+    if not isinstance(model, str):
+        raise invalid("model", "Input should be a string")
+    if parameters.get("adapter_id") not in (None, model):
+        raise invalid("model", "is not the same as parameters.adapter_id; give one of them")
+    raw = msgspec.json.encode({**fields, "parameters": {**parameters, "adapter_id": model}})
+    with renamed({"parameters.adapter_id": "model"}):
+        return tgi.generate(raw, context)
 
 
 def _with_model(read: Callable[[bytes, Context], Result]) -> Callable[[bytes, Context], Result]:
