@@ -91,7 +91,8 @@ def _field_error(error: ValidationError, where: str) -> RequestError:
     if error.error_count() > MAX_PROBLEMS:  # telling them apart would cost more than the request is worth
         return RequestError(400, "invalid_value", f"The body has more than {MAX_PROBLEMS} problems.")
     names = frozenset(_field_names(Body))
-    likeliest = _likeliest(error.errors(include_url=False, include_input=False, include_context=False), names)
+    problems = error.errors(include_url=False, include_input=False, include_context=False)
+    likeliest = _likeliest(problems, names)
     first = likeliest[0]
     path = [*([where] if where else []), *map(str, _place(first, names))]
     if first["type"] == "extra_forbidden":
