@@ -16,6 +16,8 @@ from roofline.server.batches.worker import Batches
 from roofline.server.context import Context
 from roofline.server.errors import error_form, from_exception
 from roofline.server.gate import Gate
+from roofline.server.model_choice import ModelChoice
+from roofline.server.models import Models
 from roofline.server.record import Recorder, RequestRecord
 from roofline.server.routes import adapters, apis, document, page, status
 from roofline.server.routes.apis import ERROR_FORMS
@@ -29,8 +31,10 @@ OPENAI = (chat.router, completions.router, embeddings.router, files.router, batc
 ROUTERS = (*OPENAI, page.router, *apis.ROUTERS, status.router, adapters.router, document.router)
 
 
-def create_app(context: Context, spans: Callable[[RequestRecord], None] | None = None) -> FastAPI:
-    """The ASGI application over `context`. spans: told of each request that has ended.
+def create_app(
+    context: Context, spans: Callable[[RequestRecord], None] | None = None, models: Models | None = None
+) -> FastAPI:
+    """The ASGI application over `context`. spans: told of each request that has ended; models: further ones.
 
     Raises ConfigError for a file of kept responses, and for a folder of batches, that cannot be used."""
     kept = KeptResponses(ResponseStore(context.response_store, context.limits))
@@ -52,7 +56,8 @@ def create_app(context: Context, spans: Callable[[RequestRecord], None] | None =
         title="Roofline", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=lifespan
     )
     app.state.responses = kept
-    app.state.context, app.state.queue = context, Queue(context.limits, context.window)
+    app.state.context, app.state.models = context, models or Models(context, (), 0)
+    app.state.queue = Queue(context.limits, app.state.models.window)
     app.state.large_bodies = asyncio.Semaphore(1)
     context.metrics.bind(context.name)
     routers = app.state.routers = [router for router in ROUTERS if context.page or router is not page.router]
@@ -64,6 +69,8 @@ def create_app(context: Context, spans: Callable[[RequestRecord], None] | None =
     app.add_exception_handler(RooflineError, _refuse)
     app.add_exception_handler(RequestValidationError, _bad_request)
     app.add_exception_handler(HTTPException, _http_error)
+    if models is not None:
+        app.add_middleware(ModelChoice, models=models, error_forms=ERROR_FORMS, uploads=files.UPLOADS)
     app.add_middleware(Gate, context=context, error_forms=ERROR_FORMS, scopes=app.state.scopes, uploads=files.UPLOADS)
     sinks = [sink for sink in (access_log.write if context.access_log else None, spans) if sink is not None]
     app.add_middleware(Recorder, sinks=sinks)

@@ -27,6 +27,7 @@ class Context:
     text: TextSide
     name: str  # of the model: requests must give it
     created: int  # Unix time of the start, as /v1/models reports it
+    other_names: tuple[str, ...] = ()  # of models that are served beside it
     host: str = "127.0.0.1"  # the server's address; on a loopback one without a key only local Host names are served
     stall_seconds: float = 10.0  # without a step while something waits: the engine is not ready
     canary_seconds: float = 0.0  # without a token: /ready asks for one; 0: never
@@ -65,8 +66,9 @@ class Context:
 
 
 def of(request: Request) -> Context:
-    """The context of the app that got `request`."""
-    return request.app.state.context
+    """The context of the model that answers `request`: of the first one, unless another was chosen."""
+    chosen: Context | None = getattr(request.state, "context", None)
+    return request.app.state.context if chosen is None else chosen
 
 
 def principal_of(request: Request) -> Principal:

@@ -1,6 +1,7 @@
 """Prometheus families under vLLM's names, so that existing dashboards work unchanged, and our own beside them."""
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import asdict
 from itertools import accumulate
 
@@ -100,6 +101,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._model = ""
         self._last: dict[tuple[int, str], float] = {}
+        self._last_of: dict[str, dict[tuple[int, str], float]] = {}  # of other models
 
         def gauge(name: str, meaning: str, *labels: str) -> Gauge:
             return Gauge(name, meaning, ["model_name", *labels], registry=self.registry)
@@ -143,6 +145,18 @@ class Metrics:
         self._prompt_size = histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", TOKENS)
         self._answer_size = histogram("vllm:request_generation_tokens", "Generated tokens of an answer.", TOKENS)
 
+    def of_model(self, model: str) -> "Metrics":
+        """The same families in the same registry, for another model."""
+        others = copy(self)
+        others._last = self._last_of.setdefault(model, {})
+        others.bind(model)
+        return others
+
+    def engine_left(self, stats: JsonObject) -> None:
+        """The model's engine is about to end: what it has counted stays, what it has is no longer there."""
+        self.observe(stats, up=False)
+        self.observe({}, up=False)
+
     def bind(self, model: str) -> None:
         """Set the model name; families without reasons then show 0 instead of nothing."""
         self._model = model
@@ -151,7 +165,7 @@ class Metrics:
         sizes = self._prompt_size, self._answer_size, self._n, self._max_tokens
         for histogram in (self._first, self._between, self._latency, self._per_token, *self._parts.values(), *sizes):
             histogram.labels(model)
-        self._steps.model = model
+        self._steps.bind(model)
         for reason in ("stop", "length", "abort"):
             self._success.labels(model, reason)
 
@@ -195,7 +209,12 @@ class Metrics:
         self._latency.labels(self._model).observe(seconds)
 
     def exposition(self, stats: JsonObject, up: bool) -> bytes:
-        """Everything in Prometheus' text form; `stats` are the engine's, empty while there is none."""
+        """Everything in Prometheus' text form, after `observe`; of other models as they were observed last."""
+        self.observe(stats, up)
+        return generate_latest(self.registry)
+
+    def observe(self, stats: JsonObject, up: bool) -> None:
+        """Take in the figures of the model's engine, which are empty while there is none."""
         self._up.labels(self._model).set(1 if up else 0)
         for name, (_, field) in GAUGES.items():
             self._gauges[name].labels(self._model).set(stats.get(field, 0))
@@ -211,8 +230,7 @@ class Metrics:
                 self._replica_gauges[name].labels(self._model, str(number)).set(each[field])
         for number, each in enumerate(replicas or [stats]):
             self._count(number, each)
-            self._steps.count(number, each)
-        return generate_latest(self.registry)
+            self._steps.count(self._model, number, each)
 
     def _show_caches(self, engines: Sequence[JsonObject]) -> None:
         """The label set of each engine's cache, once it is known."""
@@ -245,25 +263,38 @@ class _StepSizes:
     """A histogram that engines have counted already; a fresh engine counts from 0, this goes on."""
 
     def __init__(self) -> None:
-        self.model = ""
-        self._sizes, self._tokens = [0] * (len(STEP_EDGES) + 1), 0
-        self._last: dict[int, tuple[list[int], int]] = {}
+        self._of: dict[str, _ModelSteps] = {}
 
-    def count(self, number: int, stats: JsonObject) -> None:
+    def bind(self, model: str) -> None:
+        """A model whose steps will be counted."""
+        self._of.setdefault(model, _ModelSteps())
+
+    def count(self, model: str, number: int, stats: JsonObject) -> None:
         """What one engine has counted since it was asked last."""
-        if "step_sizes" not in stats:
-            return
-        now = list(stats["step_sizes"]), int(stats["step_tokens"])
-        before = self._last.get(number, ([0] * len(now[0]), 0))
-        if sum(now[0]) < sum(before[0]):
-            before = [0] * len(now[0]), 0
-        self._sizes = [count + new - old for count, new, old in zip(self._sizes, now[0], before[0], strict=True)]
-        self._tokens += now[1] - before[1]
-        self._last[number] = now
+        if "step_sizes" in stats:
+            self._of[model].count(number, list(stats["step_sizes"]), int(stats["step_tokens"]))
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """As the registry asks for it."""
         edges = [*(str(float(edge)) for edge in STEP_EDGES), "+Inf"]
         family = HistogramMetricFamily(*STEP_TOKENS, labels=["model_name"])
-        family.add_metric([self.model], list(zip(edges, accumulate(self._sizes), strict=True)), self._tokens)
+        for model, steps in self._of.items():
+            family.add_metric([model], list(zip(edges, accumulate(steps.sizes), strict=True)), steps.tokens)
         yield family
+
+
+class _ModelSteps:
+    """The steps of one model's engines: how many of each size, and their tokens."""
+
+    def __init__(self) -> None:
+        self.sizes, self.tokens = [0] * (len(STEP_EDGES) + 1), 0
+        self._last: dict[int, tuple[list[int], int]] = {}
+
+    def count(self, number: int, sizes: list[int], tokens: int) -> None:
+        """What an engine has counted so far."""
+        last_sizes, last_tokens = self._last.get(number, ([0] * len(sizes), 0))
+        if sum(sizes) < sum(last_sizes):
+            last_sizes, last_tokens = [0] * len(sizes), 0
+        self.sizes = [count + new - old for count, new, old in zip(self.sizes, sizes, last_sizes, strict=True)]
+        self.tokens += tokens - last_tokens
+        self._last[number] = sizes, tokens

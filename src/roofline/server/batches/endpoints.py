@@ -9,11 +9,12 @@ from typing import NamedTuple
 import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.routing import APIRoute
-from starlette.types import Message
+from starlette.types import Message, Receive, Scope, Send
 
 from roofline.common.errors import RequestError
 from roofline.server.errors import from_exception
 from roofline.server.keys import Principal
+from roofline.server.model_choice import answer_with_model
 from roofline.server.record import RequestRecord
 
 CHAT, EMBEDDINGS, RESPONSES = "/v1/chat/completions", "/v1/embeddings", "/v1/responses"
@@ -55,14 +56,11 @@ async def call(app: FastAPI, path: str, body: bytes, principal: Principal) -> Re
         "state": {"principal": principal, "record": record},
     }
     parts: list[bytes] = []
-    status, received = 0, False
+    status = 0
 
-    async def receive() -> Message:
-        nonlocal received
-        if received:
-            await asyncio.Event().wait()  # the client that leaves: there is none
-        received = True
-        return {"type": "http.request", "body": body, "more_body": False}
+    async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
+        response = await app.state.batch_endpoints[path](Request(scope, receive))
+        await response(scope, receive, send)
 
     async def send(message: Message) -> None:
         nonlocal status
@@ -73,12 +71,17 @@ async def call(app: FastAPI, path: str, body: bytes, principal: Principal) -> Re
 
     try:
         refuse_other_ways(body)
-        response = await app.state.batch_endpoints[path](Request(scope, receive))
-        await response(scope, receive, send)
+        await answer_with_model(app.state.models, scope, body, _nobody_leaves, send, endpoint)
     except Exception as error:
         parts.clear()
-        await from_exception(error)(scope, receive, send)
+        await from_exception(error)(scope, _nobody_leaves, send)
     return Reply(status, request_id, b"".join(parts))
+
+
+async def _nobody_leaves() -> Message:
+    """What comes after the body, from a client that does not exist."""
+    await asyncio.Event().wait()
+    raise AssertionError("nobody sets it")
 
 
 class _Ways(msgspec.Struct):
