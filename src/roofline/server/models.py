@@ -9,7 +9,7 @@ for that, new requests for the models that may leave wait behind it.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +32,7 @@ REMEDY = "Raise --model-megabytes, lower --cache-tokens, or pin fewer models."
 LOG = log.get("server")
 
 Start = Callable[[], Awaitable[tuple["AsyncEngine", "TextSide"]]]
-Check = Callable[["AsyncEngine", "TextSide", GoldenState], Awaitable[None]]
+Check = Callable[["AsyncEngine", "TextSide", GoldenState], Coroutine[object, object, None]]
 
 
 @dataclass(eq=False)
