@@ -26,11 +26,11 @@ class ServedAdapter:
     leaving: bool = False
 
 
-def named_path(argument: str) -> tuple[str, str]:
-    """The name and the folder of NAME=PATH. Raises ConfigError."""
+def named_path(argument: str, what: str = "adapter") -> tuple[str, str]:
+    """The name and the folder of NAME=PATH. Raises ConfigError. what: the thing that is named."""
     name, equals, path = argument.partition("=")
     if not equals or not path or not NAME.fullmatch(name):
-        raise ConfigError(f"adapter {argument[:100]!r}: give it as NAME=PATH, the name of letters, digits and ._/:@-")
+        raise ConfigError(f"{what} {argument[:100]!r}: give it as NAME=PATH, the name of letters, digits and ._/:@-")
     return name, path
 
 

@@ -1,10 +1,10 @@
 """Further models beside the first one: loaded when a request names them, within a budget of memory.
 
-    absent ──a request names it──> waits for room ──> loading ──> loaded ──least recently used, and room is needed──> absent
+    absent ──a request names it──> waits for room ──> loading ──> loaded ──room is needed for another──> absent
 
 Each model has an engine process of its own, so one that leaves gives all its memory back, and one that crashes takes
-no other along. Models are loaded one at a time. One leaves only while none of its requests is open; while a load waits
-for that, new requests for the models that may leave wait behind it.
+no other along. Models are loaded one at a time. The least recently used leaves first, and only while none of its
+requests is open; while a load waits for that, new requests for the models that may leave wait behind it.
 """
 
 import asyncio
@@ -112,6 +112,10 @@ class Models:
     def contexts(self) -> list[Context]:
         """Of all models that are loaded, the first one's first."""
         return [self._first, *(each.context for each in self.extra.values() if each.context is not None)]
+
+    def missing(self) -> ExtraModel | None:
+        """A pinned model that is not loaded; None: all are."""
+        return next((each for each in self.extra.values() if each.pinned and each.loaded is None), None)
 
     def window(self) -> int:
         """As a context's, of all that are loaded."""

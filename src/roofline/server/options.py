@@ -148,6 +148,20 @@ class ServeOptions(Options):
         "their model. May be given several times.",
         topic=TOPIC,
     )  # fmt: skip
+    extra_model: list[str] | None = option(
+        None, "A further model, as NAME=MODEL, loaded when a request gives NAME as its model, with the options of the "
+        "first one. May be given several times. The least recently used leaves when another needs its memory.",
+        topic=TOPIC,
+    )  # fmt: skip
+    pin_model: list[str] | None = option(
+        None, "Name of an extra model that is loaded at the start and never leaves. May be given several times.",
+        topic=TOPIC,
+    )  # fmt: skip
+    model_megabytes: int = option(
+        0, "Memory of all loaded models with their caches, where there are extra ones; 0: three quarters of the "
+        "machine's.",
+        minimum=0, unit="MiB", topic=TOPIC,
+    )  # fmt: skip
     draft: str | None = None
     load: LoadOptions = field(default_factory=LoadOptions)
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -161,6 +175,10 @@ class ServeOptions(Options):
             raise ConfigError("the API key must be 1 to 1024 visible ASCII characters")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ConfigError("TLS needs both --tls-certificate and --tls-key")
+        if self.extra_model and self.data_parallel > 1:
+            raise ConfigError("extra_model and data_parallel: a server has replicas of one model, or several models")
+        if (self.pin_model or self.model_megabytes) and not self.extra_model:
+            raise ConfigError("pin_model and model_megabytes are about extra_model, of which there is none")
         for origin in self.allow_origin or ():
             if not ORIGIN.fullmatch(origin):  # `*` and `null` are none
                 raise ConfigError(f"allow_origin={origin!r} is no origin: give it as https://name or https://name:port")

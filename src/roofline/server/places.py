@@ -30,6 +30,10 @@ def check_places(options: ServeOptions) -> None:
 
         for argument in options.adapter:
             check_readable(Path(named_path(argument)[1]))
+    if options.extra_model:
+        from roofline.server.extra_models import check_extra_models
+
+        check_extra_models(options)
 
 
 def check_output(path: Path) -> None:

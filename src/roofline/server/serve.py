@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from roofline.server.context import Context
     from roofline.server.drain import DrainingServer
     from roofline.server.golden import GoldenState
-    from roofline.server.keys import Keys
+    from roofline.server.models import Models
     from roofline.server.text_side import TextSide
     from roofline.server.tracing import Tracing
 
@@ -116,30 +116,38 @@ async def _serve(
     loading, failing = asyncio.create_task(_start(engine, adapters)), asyncio.create_task(engine.failed())
     spans: Tracing | None = None
     checking: asyncio.Task[None] | None = None
+    pinning: asyncio.Task[None] | None = None
+    models: Models | None = None
     try:
         text = read_text()
         spans = _tracing(options.otlp_endpoint)
         golden = _golden_state()
-        server = _http_server(options, adapters, engine, text, golden, spans)
+        context = _context(options, adapters, engine, text, golden)
+        models = _extra_models(options, context)
+        server = _http_server(options, context, models, spans)
         if options.golden_check != "off":
             checking = asyncio.create_task(_check_golden(options, engine, text, golden, loading))
         settle()
         loading.add_done_callback(lambda task: _stop_if_failed(task, server))
+        if models is not None:
+            pinning = asyncio.create_task(models.load_pinned())
+            pinning.add_done_callback(lambda task: _stop_if_failed(task, server))
         server.when_listening = lambda: _announce(_address(options, listening), loading, started, text.complete)
         failing.add_done_callback(lambda _: setattr(server, "should_exit", True))
         await server.serve(sockets=[listening])
     finally:
         failed = failing.done()  # whoever restarts servers sees a status, and others not a server without an engine
-        ending = [loading] if checking is None else [loading, checking]
+        ending: list[asyncio.Task] = [task for task in (loading, checking, pinning) if task is not None]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
-        await engine.close()
+        await asyncio.gather(engine.close(), *([] if models is None else [models.close()]))
         failing.cancel()
         if spans is not None:
             spans.close()
-    if not loading.cancelled() and (failure := loading.exception()) is not None:
-        raise failure
+    for start in (loading, pinning):
+        if start is not None and not start.cancelled() and (failure := start.exception()) is not None:
+            raise failure
     if failed:
         raise RooflineError(f"the engine is gone: {failing.result()}")
 
@@ -195,12 +203,13 @@ def _context(
     adapters: "ServedAdapters",
     engine: "AsyncEngine",
     text: "TextSide",
-    keys: "Keys",
     golden: "GoldenState",
 ) -> "Context":
     """What the routes work with."""
     from roofline.engine.receipts.signing import Ed25519Signer
+    from roofline.server.adapters import named_path
     from roofline.server.context import Context
+    from roofline.server.keys import Keys
 
     return Context(
         engine=engine,
@@ -214,7 +223,8 @@ def _context(
         page=options.page,
         ping_seconds=options.ping_seconds,
         pooling=options.embedding_pooling,
-        keys=keys,
+        keys=Keys(options.api_key, options.api_keys),
+        other_names=tuple(named_path(each, "model")[0] for each in options.extra_model or ()),
         allowed_origins=frozenset(options.allow_origin or ()),
         response_store=options.response_store,
         limits=options.effective_limits(),
@@ -226,28 +236,28 @@ def _context(
     )
 
 
+def _extra_models(options: ServeOptions, context: "Context") -> "Models | None":
+    if not options.extra_model:
+        return None
+    from roofline.server.extra_models import make_models
+
+    return make_models(options, context)
+
+
 def _http_server(
-    options: ServeOptions,
-    adapters: "ServedAdapters",
-    engine: "AsyncEngine",
-    text: "TextSide",
-    golden: "GoldenState",
-    spans: "Tracing | None" = None,
+    options: ServeOptions, context: "Context", models: "Models | None" = None, spans: "Tracing | None" = None
 ) -> "DrainingServer":
     import uvicorn
 
     from roofline.server import access_log
     from roofline.server.app import create_app
     from roofline.server.drain import DrainingServer
-    from roofline.server.keys import Keys
     from roofline.server.protocol import BoundedProtocol
     from roofline.server.tls import Certificate
 
-    keys = Keys(options.api_key, options.api_keys)
-    context = _context(options, adapters, engine, text, keys, golden)
     if options.access_log:
         access_log.show()
-    app = create_app(context, spans)
+    app = create_app(context, spans, models)
 
     class Protocol(BoundedProtocol):
         limits = context.limits
@@ -262,7 +272,7 @@ def _http_server(
         server_header=False,
         timeout_keep_alive=30,
     )
-    refreshes = [keys.refresh] if options.api_keys is not None else []
+    refreshes = [context.keys.refresh] if options.api_keys is not None else []
     if options.tls_certificate is not None and options.tls_key is not None:
         certificate = Certificate(options.tls_certificate, options.tls_key)
         config.load()
@@ -271,7 +281,7 @@ def _http_server(
     return DrainingServer(config, app.state.queue, context.limits.drain_seconds, refreshes)
 
 
-def _stop_if_failed(task: "asyncio.Task[Ready]", server: "DrainingServer") -> None:
+def _stop_if_failed(task: "asyncio.Task", server: "DrainingServer") -> None:
     if not task.cancelled() and task.exception() is not None:
         server.should_exit = True
 

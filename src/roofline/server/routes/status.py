@@ -12,6 +12,7 @@ from roofline.server.adapters import ServedAdapter
 from roofline.server.context import Context
 from roofline.server.keys import ADMIN, UNLIMITED
 from roofline.server.metrics import engine_figures
+from roofline.server.models import ExtraModel
 from roofline.server.response import json_response
 from roofline.server.scopes import OPEN, USE, needs
 
@@ -21,16 +22,20 @@ router = APIRouter()
 @router.get("/v1/models")
 @needs(USE)
 async def list_models(request: Request) -> Response:
-    """The model served here, and its adapters."""
-    served = context.of(request)
-    return json_response({"object": "list", "data": [_card(served), *(_card(served, a) for a in served.adapters.all)]})
+    """The model served here, its adapters, and the extra models, which say whether they are loaded."""
+    served, models = context.of(request), request.app.state.models
+    adapters = [_card(served, adapter) for adapter in served.adapters.all]
+    extra = [_extra_card(served, model) for model in models.extra.values()]
+    return json_response({"object": "list", "data": [_card(served), *adapters, *extra]})
 
 
 @router.get("/v1/models/{name:path}")
 @needs(USE)
 async def get_model(name: str, request: Request) -> Response:
-    """The card of the model or of an adapter; 404 for any other."""
+    """The card of a model or of an adapter; 404 for any other."""
     served = context.of(request)
+    if (model := request.app.state.models.extra.get(name)) is not None:
+        return json_response(_extra_card(served, model))
     adapter = served.adapters.get(name)
     if name != served.name and adapter is None:
         raise RequestError(404, "model_not_found", f"The model {name[:100]!r} is not served here.", param="model")
@@ -48,6 +53,18 @@ def _card(served: Context, adapter: ServedAdapter | None = None) -> JsonObject:
     } | ({} if adapter is None else {"parent": served.name})
 
 
+def _extra_card(served: Context, model: ExtraModel) -> JsonObject:
+    loaded = model.context.engine.description if model.context is not None else None
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": served.created,
+        "owned_by": "roofline",
+        "max_model_len": loaded.max_model_len if loaded is not None else None,
+        "status": model.status(),
+    }
+
+
 @router.get("/health")
 @needs(OPEN)
 async def health() -> Response:
@@ -62,13 +79,17 @@ async def ready(request: Request) -> Response:
     those that were written. An engine that has computed nothing lately is given a token to compute.
     weights_checked: whether they were compared with their hash; golden: what came of comparing golden prompts with a
     slow reference, beyond whose thresholds it is 503 too; exact: an answer does not depend on what else the
-    engine computes; replicas: which of several engines are up."""
+    engine computes; replicas: which of several engines are up; models: the extra ones, of which those that are pinned
+    must be loaded."""
     served = context.of(request)
     if not served.engine.ready and served.engine.problem is not None:
         raise RequestError(503, "engine_not_ready", f"The engine is not ready: {served.engine.problem}.")
     loaded, engines, checked = served.loaded(), served.engine.engines, served.engine.checked
     if served.adapters.loading:
         raise RequestError(503, "engine_not_ready", "The adapters are being loaded. Try again in a moment.")
+    models = request.app.state.models
+    if (late := models.missing()) is not None:
+        raise RequestError(503, "engine_not_ready", f"The model {late.name!r} is not ready: {late.status()}.")
     trouble = served.engine.trouble(served.stall_seconds)
     if served.canary_seconds:
         served.engine.prove(served.canary_seconds)
@@ -88,7 +109,9 @@ async def ready(request: Request) -> Response:
         "golden": served.golden.shown(),
     }
     up = [engine.ready and engine.trouble(served.stall_seconds) is None for engine in engines]
-    return json_response(body | ({"replicas": up} if engines else {}))
+    return json_response(
+        body | ({"replicas": up} if engines else {}) | ({"models": models.shown()} if models.extra else {})
+    )
 
 
 @router.get("/metrics")
@@ -103,6 +126,9 @@ async def metrics(request: Request) -> Response:
     assert isinstance(waiting, int), "a count"
     figures["waiting"] = waiting + request.app.state.queue.held  # wherever they wait
     figures["golden"] = served.golden.shown()
+    for other in request.app.state.models.contexts()[1:]:
+        shown = engine_figures(other.engine) | {"golden": other.golden.shown()}
+        other.metrics.observe(shown, other.engine.ready and other.engine.trouble(served.stall_seconds) is None)
     text = served.metrics.exposition(figures, up)
     if ADMIN in context.principal_of(request).scopes:
         text += served.key_metrics.exposition()
@@ -133,4 +159,6 @@ async def stats(request: Request) -> Response:
     """As JSON: the engine's statistics since it started, with tokens a second and the share of the roof; the limits."""
     served = context.of(request)
     figures, queued = engine_figures(served.engine), request.app.state.queue.waiting
-    return json_response({"model": served.name, "engine": figures, "queued": queued, "limits": asdict(served.limits)})
+    others = {other.name: engine_figures(other.engine) for other in request.app.state.models.contexts()[1:]}
+    answer = {"model": served.name, "engine": figures, "queued": queued, "limits": asdict(served.limits)}
+    return json_response(answer | ({"models": others} if others else {}))

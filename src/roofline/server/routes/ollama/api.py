@@ -59,17 +59,21 @@ async def version() -> Response:
 @router.get("/api/tags")
 @needs(USE)
 async def tags(request: Request) -> Response:
-    """The one model served here."""
-    return json_response({"models": [_card(context.of(request))]})
+    """The model served here, and the extra ones."""
+    served, models = context.of(request), request.app.state.models
+    extra = [_card_of(name, name.encode(), served) for name in models.extra]
+    return json_response({"models": [_card(served), *extra]})
 
 
 @router.get("/api/ps")
 @needs(USE)
 async def running(request: Request) -> Response:
-    """The one model served here, which is always loaded."""
-    served = context.of(request)
-    card = {**_card(served), "expires_at": NEVER, "context_length": served.loaded().max_model_len}
-    return json_response({"models": [card]})
+    """The models that are loaded."""
+    cards = [
+        {**_card(each), "expires_at": NEVER, "context_length": each.loaded().max_model_len}
+        for each in request.app.state.models.contexts()
+    ]
+    return json_response({"models": cards})
 
 
 @router.post("/api/show")
@@ -108,12 +112,16 @@ def _loaded(model: str, answer: JsonObject) -> Response:
 
 
 def _card(served: Context) -> JsonObject:
-    """What is known of the model in this process; its size and family are not."""
+    return _card_of(served.name, served.loaded().fingerprint.encode(), served)
+
+
+def _card_of(name: str, identity: bytes, served: Context) -> JsonObject:
+    """What is known of a model in this process; its size and family are not."""
     return {
-        "name": served.name,
-        "model": served.name,
+        "name": name,
+        "model": name,
         "modified_at": timestamp(served.created),
-        "digest": sha256(served.loaded().fingerprint.encode()).hexdigest(),
+        "digest": sha256(identity).hexdigest(),
         "details": _details(),
     }
 
