@@ -103,7 +103,7 @@ def with_client(models: Models, work: Callable[[httpx.AsyncClient], Awaitable[No
     asyncio.run(run())
 
 
-def asked(model: str, **fields: object) -> dict[str, object]:
+def body_for(model: str, **fields: object) -> dict[str, object]:
     return {"model": model, "prompt": "x", **fields}
 
 
@@ -280,7 +280,7 @@ def test_a_model_named_in_the_path_or_with_a_tag_or_in_a_large_body(models_of):
         answer = await client.post("/api/generate", json={"model": "second:latest", "prompt": "x", "stream": False})
         assert answer.json()["response"] == "second"
         large = " " * (model_choice.INLINE_BYTES + 1)
-        answer = await client.post("/v1/completions", content=large + json.dumps(asked("second")))
+        answer = await client.post("/v1/completions", content=large + json.dumps(body_for("second")))
         assert text_of(answer) == "second"
 
     with_client(models_of("second"), work)
@@ -288,8 +288,8 @@ def test_a_model_named_in_the_path_or_with_a_tag_or_in_a_large_body(models_of):
 
 def test_what_names_no_extra_model_is_the_first_ones_or_refused(models_of, shop):
     async def work(client: httpx.AsyncClient) -> None:
-        assert text_of(await client.post("/v1/completions", json=asked("tiny"))) == "Hello, world."
-        answer = await client.post("/v1/completions", json=asked("third"))
+        assert text_of(await client.post("/v1/completions", json=body_for("tiny"))) == "Hello, world."
+        answer = await client.post("/v1/completions", json=body_for("third"))
         assert answer.status_code == 404
         assert "'tiny', 'second' are" in answer.json()["error"]["message"]
         assert (await client.post("/v1/completions", content=b"{")).status_code == 400
@@ -302,7 +302,7 @@ def test_nothing_is_loaded_for_who_has_no_key(models_of, shop):
     from roofline.server.keys import Keys
 
     async def work(client: httpx.AsyncClient) -> None:
-        assert (await client.post("/v1/completions", json=asked("second"))).status_code == 401
+        assert (await client.post("/v1/completions", json=body_for("second"))).status_code == 401
 
     with_client(models_of("second", keys=Keys("secret")), work)
     assert shop.starts == []
@@ -322,13 +322,13 @@ def test_a_stream_tells_how_far_its_model_is_and_goes_on_as_ever(models_of, shop
 
     async def work(client: httpx.AsyncClient) -> None:
         asyncio.get_running_loop().call_later(0.1, shop.gates["second"].set)
-        lines = await streamed(client, "/v1/completions", asked("second"))
+        lines = await streamed(client, "/v1/completions", body_for("second"))
         comments = [line for line in lines if line.startswith(": ")]
         assert comments[0].startswith(": second: loading, 0 s")
         assert lines[-1] == "data: [DONE]"
         deltas = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
         assert "".join(each["choices"][0]["text"] for each in deltas) == "second"
-        assert ": second" not in "".join(await streamed(client, "/v1/completions", asked("second")))
+        assert ": second" not in "".join(await streamed(client, "/v1/completions", body_for("second")))
 
     with_client(models, work)
 
@@ -358,7 +358,7 @@ def test_an_error_before_any_comment_has_its_status(models_of, shop):
     shop.problems["second"] = ConfigError("the file is gone")
 
     async def work(client: httpx.AsyncClient) -> None:
-        answer = await client.post("/v1/completions", json=asked("second", stream=True))
+        answer = await client.post("/v1/completions", json=body_for("second", stream=True))
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_loaded")
 
     with_client(models_of("second"), work)
@@ -371,7 +371,7 @@ def test_a_client_that_leaves_while_its_model_is_loaded_leaves_nothing(models_of
     async def run() -> None:
         app = create_app(models._first, models=models)
         sent, left = [], asyncio.Event()
-        messages = [{"type": "http.request", "body": json.dumps(asked("second")).encode(), "more_body": False}]
+        messages = [{"type": "http.request", "body": json.dumps(body_for("second")).encode(), "more_body": False}]
 
         async def receive() -> dict:
             if messages:
@@ -405,7 +405,7 @@ def test_lines_of_batches_name_extra_models_too(models_of):
     async def run() -> None:
         app = create_app(models._first, models=models)
         for name, text in (("second", b"second"), ("tiny", b"Hello, world.")):
-            reply = await call_endpoint(app, "/v1/completions", json.dumps(asked(name)).encode(), LOCAL)
+            reply = await call_endpoint(app, "/v1/completions", json.dumps(body_for(name)).encode(), LOCAL)
             assert reply.status == 200
             assert b'"text":"' + text in reply.body
         assert models.extra["second"].uses == 0
@@ -421,9 +421,9 @@ def test_lists_readiness_and_statistics_tell_of_extra_models(models_of, shop):
         refused = await client.get("/ready")
         assert (refused.status_code, "'third' is not ready: absent" in refused.text) == (503, True)
         await models.load_pinned()
-        assert text_of(await client.post("/v1/completions", json=asked("third"))) == "third"
-        shown = (await client.get("/ready")).json()["models"]
-        assert [(each["name"], each["status"], each["pinned"], each["bytes"]) for each in shown] == [
+        assert text_of(await client.post("/v1/completions", json=body_for("third"))) == "third"
+        figures_now = (await client.get("/ready")).json()["models"]
+        assert [(each["name"], each["status"], each["pinned"], each["bytes"]) for each in figures_now] == [
             ("second", "absent", False, SIZE),
             ("third", "loaded", True, SIZE),
         ]
@@ -450,17 +450,17 @@ def test_metrics_have_a_label_for_each_model_and_counters_outlive_its_leaving(mo
         return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
 
     async def work(client: httpx.AsyncClient) -> None:
-        await client.post("/v1/completions", json=asked("second"))
-        await client.post("/v1/completions", json=asked("third"))  # the second has left
-        shown = await figures(client)
-        assert shown['vllm:generation_tokens_total{model_name="second"}'] == len(b"second") + 1
-        assert shown['vllm:generation_tokens_total{model_name="third"}'] == len(b"third") + 1
-        assert shown['roofline:engine_up{model_name="second"}'] == 0
-        assert shown['roofline:engine_up{model_name="third"}'] == 1
-        assert shown['vllm:num_preemptions_total{model_name="second"}'] == 2
-        await client.post("/v1/completions", json=asked("second"))
-        shown = await figures(client)
-        assert shown['vllm:num_preemptions_total{model_name="second"}'] == 4  # a fresh engine counts from 0
+        await client.post("/v1/completions", json=body_for("second"))
+        await client.post("/v1/completions", json=body_for("third"))  # the second has left
+        figures_now = await figures(client)
+        assert figures_now['vllm:generation_tokens_total{model_name="second"}'] == len(b"second") + 1
+        assert figures_now['vllm:generation_tokens_total{model_name="third"}'] == len(b"third") + 1
+        assert figures_now['roofline:engine_up{model_name="second"}'] == 0
+        assert figures_now['roofline:engine_up{model_name="third"}'] == 1
+        assert figures_now['vllm:num_preemptions_total{model_name="second"}'] == 2
+        await client.post("/v1/completions", json=body_for("second"))
+        figures_now = await figures(client)
+        assert figures_now['vllm:num_preemptions_total{model_name="second"}'] == 4  # a fresh engine counts from 0
 
     with_client(models, work)
 

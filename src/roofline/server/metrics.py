@@ -147,10 +147,10 @@ class Metrics:
 
     def of_model(self, model: str) -> "Metrics":
         """The same families in the same registry, for another model."""
-        others = copy(self)
-        others._last = self._last_of.setdefault(model, {})
-        others.bind(model)
-        return others
+        families = copy(self)
+        families._last = self._last_of.setdefault(model, {})
+        families.bind(model)
+        return families
 
     def engine_left(self, stats: JsonObject) -> None:
         """The model's engine is about to end: what it has counted stays, what it has is no longer there."""

@@ -223,10 +223,10 @@ class Models:
 
     async def _make_room(self, model: ExtraModel) -> None:
         """Have the least recently used leave until the model fits. Raises CapacityError where it cannot."""
-        others = [each for each in self.extra.values() if each is not model]
+        rest = [each for each in self.extra.values() if each is not model]
         try:
             while True:
-                loaded = [each for each in others if each.context is not None]
+                loaded = [each for each in rest if each.context is not None]
                 staying = self._first_bytes() + sum(each.nbytes for each in loaded if each.pinned)
                 if staying + model.nbytes > self._max_bytes:
                     what, free = f"The model {model.name!r}", max(0, self._max_bytes - staying)

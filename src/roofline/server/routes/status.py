@@ -127,8 +127,8 @@ async def metrics(request: Request) -> Response:
     figures["waiting"] = waiting + request.app.state.queue.held  # wherever they wait
     figures["golden"] = served.golden.shown()
     for other in request.app.state.models.contexts()[1:]:
-        shown = engine_figures(other.engine) | {"golden": other.golden.shown()}
-        other.metrics.observe(shown, other.engine.ready and other.engine.trouble(served.stall_seconds) is None)
+        figures_there = engine_figures(other.engine) | {"golden": other.golden.shown()}
+        other.metrics.observe(figures_there, other.engine.ready and other.engine.trouble(served.stall_seconds) is None)
     text = served.metrics.exposition(figures, up)
     if ADMIN in context.principal_of(request).scopes:
         text += served.key_metrics.exposition()
@@ -159,6 +159,6 @@ async def stats(request: Request) -> Response:
     """As JSON: the engine's statistics since it started, with tokens a second and the share of the roof; the limits."""
     served = context.of(request)
     figures, queued = engine_figures(served.engine), request.app.state.queue.waiting
-    others = {other.name: engine_figures(other.engine) for other in request.app.state.models.contexts()[1:]}
+    by_model = {other.name: engine_figures(other.engine) for other in request.app.state.models.contexts()[1:]}
     answer = {"model": served.name, "engine": figures, "queued": queued, "limits": asdict(served.limits)}
-    return json_response(answer | ({"models": others} if others else {}))
+    return json_response(answer | ({"models": by_model} if by_model else {}))
