@@ -328,7 +328,6 @@ REFUSED = [
     ({"tools": [{**TOOL, "name": "a b"}]}, "tools.0.name"),
     ({"tools": [TOOL, TOOL]}, "tools.1.name"),
     ({"tools": [TOOL] * 129}, "tools"),
-    ({"tools": [{**TOOL, "strict": True}]}, "tools.0.strict"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),

@@ -304,7 +304,6 @@ WRONG = [
     ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input.0.encrypted_content"),
     ({"input": "a" * 2000}, "input"),
     ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
-    ({"tools": [{**TOOL, "strict": True}]}, "tools.0.strict"),
     ({"tools": [{**TOOL, "name": "a b"}]}, "tools.0.name"),
     ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice.type"),
     ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice.name"),
@@ -346,7 +345,7 @@ def test_neutral_values_and_extensions_are_taken(call, engine):
     params = engine.submitted[0][1]
     assert {name: getattr(params, name) for name in fields} == fields
     assert params.max_tokens == 20
-    assert INSTEAD.keys() <= NEUTRAL.keys() | {"effort", "encrypted_content", "strict"}
+    assert INSTEAD.keys() <= NEUTRAL.keys() | {"effort", "encrypted_content"}
 
 
 def test_a_stream_that_fails_ends_with_response_failed_and_is_kept_so(client, engine):

@@ -6,7 +6,7 @@ from random import Random
 import openai
 import pytest
 
-from roofline.server.forced_calls import forced_calls
+from roofline.server.call_grammars import forced_calls, optional_calls
 from roofline.server.text_side import TextSide
 from roofline.text.replies.parser import Reply
 from roofline.text.replies.reply_format import CALL_FORMATS, ReplyFormat, reply_format
@@ -290,13 +290,81 @@ def test_strict_tools_are_those_of_answers_that_must_call_them(call, engine, cho
 
 
 @pytest.mark.parametrize("choice", [{}, {"tool_choice": "auto"}])
-def test_a_strict_tool_in_free_text_is_refused_with_what_holds_it(call, choice):
+def test_a_strict_tool_holds_its_calls_in_free_text_too(call, engine, choice):
     tools = [CHAT["tools"][0], *strict(CHAT["tools"][1:])]
-    response = call("POST", PATH, json={**CHAT, "tools": tools, **choice})
-    error = response.json()["error"]
-    assert (response.status_code, error["code"]) == (400, "unsupported_parameter")
-    assert error["param"] == "tools.1.function.strict"
-    assert 'tool_choice "required"' in error["message"]
+    assert call("POST", PATH, json={**CHAT, "tools": tools, **choice}).status_code == 200
+    rules = dict(line.split(": ", 1) for line in grammar(engine).splitlines())
+    assert rules["arguments_0"] == '%json {"type": "object"}', "the first tool is not strict"
+    assert json.loads(rules["arguments_1"].removeprefix("%json ")) == CHAT["tools"][1]["function"]["parameters"]
+    assert "strict" not in bytes(engine.submitted[-1][0]).decode()
+
+
+OTHER_APIS = {
+    "/v1/responses": ({"input": "a"}, {"type": "function", "name": "f", "parameters": {"type": "object", "x-a": 1}}),
+    "/v1/messages": (
+        {"messages": [{"role": "user", "content": "a"}], "max_tokens": 9},
+        {"name": "f", "input_schema": {"type": "object", "x-a": 1}},
+    ),
+}
+
+
+@pytest.mark.parametrize("path", OTHER_APIS)
+def test_other_apis_have_strict_tools_too(call, engine, path):
+    body, tool = OTHER_APIS[path]
+    for value, count in ((True, 1), (False, 0), (None, 0)):
+        body_now = {"model": "tiny", **body, "tools": [{**tool, "strict": value}]}
+        response = call("POST", path, json=body_now)
+        assert response.status_code == 200, response.text
+        constraint = engine.submitted[-1][1].constraint
+        assert (constraint is not None) == bool(count)
+        if constraint is not None:
+            assert constraint.text.count('"x-a"') == 1
+
+
+def test_a_format_whose_mark_is_no_text_refuses_strict_tools(call, engine, make_context):
+    context = make_context()
+    context.text.reply_format = ReplyFormat("mistral", False, True)
+    response = call("POST", PATH, json={**CHAT, "tools": strict(CHAT["tools"])}, context=context)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
+    assert 'tool_choice "required"' in response.json()["error"]["message"]
+
+
+def allowed(grammar: str, text: str) -> bool:
+    """Whether an answer may be this text."""
+    llguidance = pytest.importorskip("llguidance")
+    matcher = llguidance.LLMatcher(
+        llguidance.LLTokenizer("byte"), llguidance.LLMatcher.grammar_from_lark(grammar), log_level=0
+    )
+    return matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and matcher.is_accepting()
+
+
+GOOD, BAD = '"x": 1', '"y": 1'
+CALL_TEXTS = {
+    "hermes": '<tool_call>\n{"name": "add", "arguments": {%s}}\n</tool_call>',
+    "json": '{"name": "add", "arguments": {%s}}',
+}
+CALL_TEXTS["llama3"] = CALL_TEXTS["json"].replace("arguments", "parameters")
+
+
+@pytest.mark.parametrize("form", CALL_TEXTS)
+@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize("several", [False, True])
+def test_with_strict_tools_text_is_free_and_calls_are_not(form, thinking, several):
+    functions = [{"function": {"name": name, "parameters": SCHEMA}} for name in ("weather", "add")]
+    rules = optional_calls(form, functions, {"add"}, several=several, thinking=thinking).text
+    before, one, other = "Hm {.</think>" if thinking else "", CALL_TEXTS[form] % GOOD, CALL_TEXTS[form] % BAD
+    for text in ("", "Hello {", "a < b, <tool_ca", "1 + 1 = 2", one, other.replace("add", "weather")):
+        assert allowed(rules, before + text), text
+    assert not allowed(rules, before + other)
+    assert not allowed(rules, before + one.replace("add", "subtract"))
+    assert not allowed(rules, before + one[:-5])
+    if form == "hermes":
+        assert allowed(rules, f"{before}Let me see. {one}\n{one} Done.")
+        assert not allowed(rules, f"{before}Let me see. {one}\n{other}")
+    else:
+        assert allowed(rules, f"{before}{one}; {one}") == several
+        assert allowed(rules, f"<think>Hm {{</think>\n{one}")
+        assert not allowed(rules, f"{before}{{")
 
 
 def test_tools_that_are_left_out_may_be_strict(call):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -62,7 +63,7 @@ def fields_of(raw: bytes, limits: Limits) -> dict[str, object]:
 def refuse_unsupported(
     fields: dict[str, object],
     neutral: Mapping[str, tuple[object, ...]],
-    instead: Mapping[str, str],
+    instead: Mapping[str, str] = MappingProxyType({}),
     where: str = "",
 ) -> None:
     """Take out fields at values that ask for nothing; refuse other values by name, and say what to do instead."""

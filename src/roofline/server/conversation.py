@@ -6,7 +6,7 @@ from hashlib import sha256
 
 from roofline.engine.constraint import Constraint
 from roofline.server.body import invalid, renamed, within
-from roofline.server.forced_calls import forced_calls
+from roofline.server.call_grammars import forced_calls, optional_calls
 from roofline.server.limits import Limits
 from roofline.server.text_side import TextSide
 from roofline.text.replies.parser import FirstCall, ReplyParser
@@ -26,6 +26,7 @@ class Conversation:
         tools: {"type": "function", "function": {"name", "description", "parameters"}}.
         tool_choice: "auto"; "none" leaves the tools out of the prompt; "required": the answer calls one at least.
         named_tool: the answer is a call of this one.
+        strict: names of tools whose calls are held to their schemas also where the answer may be text.
         one_call: an answer has at most one call; of more, the first is kept.
         variables: further ones of the chat template.
         continues: the last message is the assistant's, and the answer goes on from it.
@@ -35,6 +36,7 @@ class Conversation:
     tools: Sequence[Message] = ()
     tool_choice: str = "auto"
     named_tool: str | None = None
+    strict: frozenset[str] = frozenset()
     one_call: bool = False
     variables: Mapping[str, object] = field(default_factory=dict)
     continues: bool = False
@@ -65,13 +67,22 @@ def prompt_of(conversation: Conversation, text: TextSide, room: int | None) -> C
         parser = form.parser(names, thinking=thinking)
         return FirstCall(parser) if conversation.one_call else parser
 
-    constraint = None
-    if names and (conversation.tool_choice == "required" or conversation.named_tool is not None):
-        named = [tool for tool in tools if conversation.named_tool in (None, _function(tool)["name"])]
-        several = conversation.named_tool is None and not conversation.one_call
-        with renamed({"constraint": "tools"}):
-            constraint = forced_calls(form.calls, named, several=several, thinking=thinking)
+    with renamed({"constraint": "tools"}):
+        constraint = _call_grammar(conversation, tools, form.calls, thinking)
     return ChatPrompt(ids, parser, shown, constraint)
+
+
+def _call_grammar(conversation: Conversation, tools: Sequence[Message], form: str, thinking: bool) -> Constraint | None:
+    """What the answers to a conversation are held to; None: nothing. tools: those that the prompt tells."""
+    if not tools:
+        return None
+    several = conversation.named_tool is None and not conversation.one_call
+    if conversation.tool_choice == "required" or conversation.named_tool is not None:
+        callable_tools = [tool for tool in tools if conversation.named_tool in (None, _function(tool)["name"])]
+        return forced_calls(form, callable_tools, several=several, thinking=thinking)
+    if conversation.strict:
+        return optional_calls(form, tools, conversation.strict, several=several, thinking=thinking)
+    return None
 
 
 def call_id(answer: str, index: int, number: int) -> str:

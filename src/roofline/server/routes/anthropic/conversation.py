@@ -39,6 +39,7 @@ def conversation_of(body: PromptBody, limits: Limits) -> Conversation:
         tools=tools,
         tool_choice="auto" if choice is None else CHOICES[choice.type],
         named_tool=choice.name if choice is not None else None,
+        strict=frozenset(tool.name for tool in body.tools or () if tool.strict),
         one_call=choice is not None and choice.disable_parallel_tool_use is True,
         variables={} if thinking is None else {"enable_thinking": thinking.type != "disabled"},
         continues=continues,

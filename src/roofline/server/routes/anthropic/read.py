@@ -11,7 +11,6 @@ from roofline.server.forms import schema
 from roofline.server.generation import Generation, check_model, check_prompts, sampling_params
 from roofline.server.routes.anthropic.conversation import conversation_of, refuse_unreadable
 from roofline.server.routes.anthropic.schema import (
-    INSTEAD,
     NEUTRAL,
     NEUTRAL_OUTPUT,
     NEUTRAL_TOOL,
@@ -77,14 +76,14 @@ def _form(body: MessagesBody) -> tuple[str, Constraint | None]:
 def _fields(raw: bytes, context: Context) -> dict[str, object]:
     """The fields of a body that the schema has."""
     fields = fields_of(raw, context.limits)
-    refuse_unsupported(fields, NEUTRAL, INSTEAD)
+    refuse_unsupported(fields, NEUTRAL)
     refuse_unreadable(fields, UNREADABLE)
     if isinstance(config := fields.get("output_config"), dict):
-        refuse_unsupported(config, NEUTRAL_OUTPUT, INSTEAD, "output_config.")
+        refuse_unsupported(config, NEUTRAL_OUTPUT, where="output_config.")
     tools = fields.get("tools")
     for number, tool in enumerate(tools if isinstance(tools, list) else ()):
         if isinstance(tool, dict):
-            refuse_unsupported(tool, NEUTRAL_TOOL, INSTEAD, f"tools.{number}.")
+            refuse_unsupported(tool, NEUTRAL_TOOL, where=f"tools.{number}.")
     return fields
 
 

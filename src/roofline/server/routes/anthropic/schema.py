@@ -21,10 +21,8 @@ NEUTRAL_TOOL: dict[str, tuple[object, ...]] = {
     "defer_loading": (None, False),
     "eager_input_streaming": (None, True),
     "input_examples": (None, []),
-    "strict": (None, False),
 }
 NEUTRAL_OUTPUT: dict[str, tuple[object, ...]] = {"effort": (None,)}
-INSTEAD = {"strict": "tool_choice any or tool holds calls to their schemas"}
 # Kinds of content that no model served here reads.
 UNREADABLE = frozenset({"image", "document", "search_result", "container_upload"})
 
@@ -106,6 +104,7 @@ class Tool(Body):
     name: str
     description: str | None = None
     input_schema: dict[str, object]
+    strict: bool | None = None
     cache_control: CacheControl | None = None
 
 

@@ -48,7 +48,8 @@ def chat(raw: bytes, context: Context) -> Generation:
     continues = turns[-1]["role"] == "assistant"
     if continues and "tool_calls" in turns[-1]:
         raise invalid("messages", "the last one calls tools, and their results must follow")
-    conversation = Conversation(turns, tools, variables=_variables(body, context), continues=continues)
+    strict = frozenset(tool.function.name for tool in body.tools or () if tool.function.strict)
+    conversation = Conversation(turns, tools, strict=strict, variables=_variables(body, context), continues=continues)
     with renamed({"continue_final_message": "messages"}):
         prompt = prompt_of(conversation, context.text, context.loaded().max_model_len)
     return _generation("messages", body, prompt, context, at_start=not continues)

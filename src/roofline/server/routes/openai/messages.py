@@ -1,7 +1,5 @@
 """Messages and tools as OpenAI's clients write them -> a conversation as chat templates read it."""
 
-from collections.abc import Sequence
-
 from roofline.common.errors import RequestError
 from roofline.server.body import invalid
 from roofline.server.conversation import Conversation, check_tools, check_turns
@@ -21,8 +19,6 @@ def conversation_of(body: ChatBody, limits: Limits) -> Conversation:
         raise invalid("tool_choice.function.name", "is none of the tools")
     if choice == "required" and not tools:
         raise invalid("tool_choice", "needs tools where one is required")
-    if choice in (None, "auto"):
-        _refuse_strict(body.tools or ())
     continues = bool(body.continue_final_message)
     if continues and body.messages[-1].role != "assistant":
         raise invalid("continue_final_message", "needs a last message of the assistant")
@@ -33,6 +29,7 @@ def conversation_of(body: ChatBody, limits: Limits) -> Conversation:
         tools=tools,
         tool_choice=choice if isinstance(choice, str) else "auto",
         named_tool=named,
+        strict=frozenset(tool.function.name for tool in body.tools or () if tool.function.strict),
         one_call=body.parallel_tool_calls is False,
         variables=body.chat_template_kwargs or {},
         continues=continues,
@@ -76,16 +73,6 @@ def json_object(text: str) -> dict[str, object] | None:
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
-
-
-def _refuse_strict(tools: Sequence[Tool]) -> None:
-    """Raises RequestError for a tool whose calls must follow its schema, in a chat whose answer may be free text."""
-    for number, tool in enumerate(tools):
-        if tool.function.strict:
-            field = f"tools.{number}.function.strict"
-            cause = "calls follow the schema where the answer must be a call, and not within free text"
-            remedy = 'Give tool_choice "required" or the name of the tool, or strict false'
-            raise RequestError(400, "unsupported_parameter", f"{field}: {cause}. {remedy}.", param=field)
 
 
 def _tool(tool: Tool) -> dict[str, object]:

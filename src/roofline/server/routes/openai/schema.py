@@ -118,7 +118,7 @@ class Message(Body):
 
 
 class Function(Body):
-    """strict: that arguments follow the schema, which answers do that must be calls (`tool_choice`)."""
+    """strict: calls of it are held to the schema, also where the answer may be text."""
 
     name: str
     description: str | None = None

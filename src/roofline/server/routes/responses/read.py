@@ -180,6 +180,7 @@ def _prompt(body: ResponseBody, turns: Sequence[dict[str, object]], context: Con
         tools=tools,
         tool_choice=choice if isinstance(choice, str) else "auto",
         named_tool=choice.name if isinstance(choice, NamedFunction) else None,
+        strict=frozenset(tool.name for tool in body.tools or () if tool.strict),
         one_call=body.parallel_tool_calls is False,
         variables=body.chat_template_kwargs or {},
     )
@@ -188,7 +189,7 @@ def _prompt(body: ResponseBody, turns: Sequence[dict[str, object]], context: Con
 
 
 def _template_tool(tool: FunctionTool) -> dict[str, object]:
-    return {"type": "function", "function": tool.model_dump(exclude_none=True, exclude={"type"})}
+    return {"type": "function", "function": tool.model_dump(exclude_none=True, exclude={"type", "strict"})}
 
 
 def _repeated(body: ResponseBody) -> JsonObject:
@@ -211,7 +212,7 @@ def _repeated(body: ResponseBody) -> JsonObject:
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": {"format": told_form, "verbosity": "medium"},
         "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
-        "tools": [{**tool.model_dump(), "strict": False} for tool in body.tools or ()],
+        "tools": [{**tool.model_dump(), "strict": bool(tool.strict)} for tool in body.tools or ()],
         "top_logprobs": 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": "disabled",

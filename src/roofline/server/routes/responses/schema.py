@@ -39,7 +39,6 @@ NEUTRAL_TOOL: dict[str, tuple[object, ...]] = {
     "async": (None, False),
     "defer_loading": (None, False),
     "output_schema": (None,),
-    "strict": (None, False),
 }
 # Of items; clients send back what answers of this and of other servers had.
 NEUTRAL_ITEM: dict[str, tuple[object, ...]] = {
@@ -55,7 +54,6 @@ INSTEAD = {
     "effort": "chat_template_kwargs has what the model's template knows, such as enable_thinking",
     "encrypted_content": "Reasoning comes as text here, and may be sent back as such",
     "include": "Reasoning comes as text without it; /v1/chat/completions has log-probabilities",
-    "strict": 'tool_choice "required", or one that names the tool, holds the arguments to the schema',
     "top_logprobs": "/v1/chat/completions has it",
     "truncation": "Nothing is dropped from a conversation: send fewer items",
 }
@@ -86,6 +84,7 @@ class FunctionTool(Body):
     name: str
     description: str | None = None
     parameters: dict[str, object] | None = None
+    strict: bool | None = None
 
 
 class NamedFunction(Body):
