@@ -19,6 +19,7 @@ from roofline.server.app import create_app
 from roofline.server.context import Context
 from roofline.server.keys import Keys
 from roofline.server.limits import Limits
+from roofline.server.models import Models
 from roofline.server.protocol import BoundedProtocol
 from roofline.server.routes.page import FOLDER
 from roofline.text.replies.reply_format import ReplyFormat
@@ -228,15 +229,19 @@ def call(make_context):
 
 @pytest.fixture
 def live(make_context, serve_app) -> Callable[..., str]:
-    """live(**context changes) -> base address of a real server on a free port of this machine."""
+    """live(**context changes) -> base address of a real server on a free port of this machine.
 
-    def start(**changes) -> str:
+    models_of: makes its Models of the context.
+    """
+
+    def start(models_of: Callable[[Context], Models] | None = None, **changes) -> str:
         context = make_context(**changes)
 
         class Protocol(BoundedProtocol):
             limits = context.limits
 
-        return serve_app(create_app(context), http=Protocol)
+        models = None if models_of is None else models_of(context)
+        return serve_app(create_app(context, models=models), http=Protocol)
 
     return start
 

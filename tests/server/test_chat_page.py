@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from roofline.server.limits import Limits
-from tests.server.conftest import FakeEngine
+from roofline.server.models import ExtraModel, Models
+from tests.server.conftest import BytesText, FakeEngine
 
 BUSY = "document.querySelector('#send').getAttribute('aria-label') === 'Stop the answer'"
 READY = "document.querySelector('#send').getAttribute('aria-label') === 'Send the message'"
@@ -435,6 +436,34 @@ def test_a_connection_that_breaks_leaves_the_text(open_page, engine, live):
     assert page.evaluate("document.querySelectorAll('.failed p')[1].innerText") == (
         "The server cannot be reached. Is it running?"
     )
+
+
+def test_of_several_models_one_is_chosen_and_stays_so(open_page, engine, live):
+    async def start():
+        other = FakeEngine(b"I am the other.")
+        other.outstanding = 0
+        return other, BytesText()
+
+    address = live(models_of=lambda context: Models(context, [ExtraModel("other", start, 1)], 1))
+    page = open_page(address=address)
+    assert page.evaluate("[...document.querySelectorAll('#models option')].map((node) => node.value)") == [
+        "tiny",
+        "other",
+    ]
+    ask(page, "Say hello", answers=1)
+    choose = "(node) => { node.value = 'other'; node.dispatchEvent(new Event('change')) }"
+    page.evaluate(f"({choose})(document.querySelector('#models'))")
+    ask(page, "And you?", answers=2)
+    assert page.evaluate(ANSWERS) == ["Hello, world.", "I am the other."]
+    page.reload()
+    page.wait("document.querySelector('#model').textContent === 'other'")
+    assert page.evaluate("document.querySelector('#models').value") == "other"
+
+
+def test_one_model_needs_no_choice(open_page):
+    page = open_page()
+    assert page.evaluate("document.querySelector('#models').hidden")
+    assert not page.evaluate("document.querySelector('#model').classList.contains('off-screen')")
 
 
 def test_the_key_is_asked_for_and_stays_in_the_tab(open_page, engine):

@@ -5,6 +5,7 @@ import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
 import { announce, byId, element, icon, toast } from "./dom.js";
 import { askForKey } from "./key.js";
+import { showModels } from "./model.js";
 import { Settings, defaults, isSet } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import { Store } from "./store.js";
@@ -155,10 +156,7 @@ async function start() {
 async function connect(chat) {
   for (;;) {
     try {
-      const [model] = await models();
-      chat.model = model.id;
-      byId("model").textContent = model.id;
-      byId("model").title = model.max_model_len ? `${model.max_model_len.toLocaleString("en")} tokens of context` : "";
+      showModels(await models(), chat);
       byId("connection").hidden = true;
       return;
     } catch (error) {

@@ -29,6 +29,7 @@ SCRIPTS = (
     "key.js",
     "markdown.js",
     "message.js",
+    "model.js",
     "render.js",
     "settings.js",
     "sidebar.js",
