@@ -70,8 +70,17 @@ def verify(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Veri
 def test_the_same_bits_and_what_differs(answer: dict[str, Any], verify: Verify, tmp_path: Path) -> None:
     same = verify(answer)
     assert (same.exit_code, same.stdout) == (
-        0, "The same bits: 4 answers, 48 steps. It is not signed: who computed it is not proven.\n",
-    )  # fmt: skip
+        0,
+        "The same bits: 4 answers, 48 steps. The texts beside the receipt are those of its ids. It is not signed: who "
+        "computed it is not proven.\n",
+    )
+    forged = json.loads(json.dumps(answer))
+    forged["choices"][2]["text"] += "!"
+    caught = verify(forged)
+    assert (caught.exit_code, "The text of answer 2 is not that of the receipt's ids" in caught.stdout) == (4, True)
+    bare = verify({"receipt": answer["receipt"], "text": "forged"})
+    assert (bare.exit_code, "not compared, and only its ids are proven" in bare.stdout) == (0, True)
+    assert "beside" not in verify(answer["receipt"]).stdout
     changed = json.loads(json.dumps(answer))
     changed["receipt"]["choices"][1]["ids"][3] += 1
     assert verify(changed).exit_code == 4
@@ -79,6 +88,12 @@ def test_the_same_bits_and_what_differs(answer: dict[str, Any], verify: Verify, 
     other = verify(answer, "--request", tmp_path / "other.json")
     assert other.exit_code == 4
     assert "Prompt 1 is not that of the receipt" in other.stdout
+    (tmp_path / "response.json").write_text(json.dumps({"model": "small", "input": "b", "receipt": True}))
+    response = verify(answer, "--request", tmp_path / "response.json")
+    assert (response.exit_code, "The request has 1 prompts" in response.stdout) == (4, True)
+    (tmp_path / "next.json").write_text(json.dumps({"model": "small", "input": "b", "previous_response_id": "resp_1"}))
+    later = verify(answer, "--request", tmp_path / "next.json")
+    assert (later.exit_code, '"receipt": "with_prompt"' in later.stderr) == (1, True)
     without = call_roofline(["verify", tmp_path / "answer.json"])
     assert (without.exit_code, "--request" in without.stderr) == (1, True)
     plain = verify(answer, "--backend", "reference", "--arithmetic", "plain")  # sums in torch's order
@@ -140,5 +155,11 @@ def test_a_recording_is_replayed_to_the_same_bits(model: Path, tmp_path: Path, m
         True,
         True,
     )
+    (tmp_path / "response.json").write_text(json.dumps({"model": "small", "input": "b", "receipt": True}))
+    response = verify(answer, "--request", tmp_path / "response.json")
+    assert (response.exit_code, "The request has 1 prompts" in response.stdout) == (4, True)
+    (tmp_path / "next.json").write_text(json.dumps({"model": "small", "input": "b", "previous_response_id": "resp_1"}))
+    later = verify(answer, "--request", tmp_path / "next.json")
+    assert (later.exit_code, '"receipt": "with_prompt"' in later.stderr) == (1, True)
     without = call_roofline(["replay", folder / "False", "-m", model, "--threads", 1])
     assert (without.exit_code, "bits were not compared" in without.stdout) == (0, True)

@@ -10,6 +10,7 @@ from roofline.cli.options import AsJson, ModelOptions
 from roofline.cli.output import print_json
 from roofline.cli.parser import Argument
 from roofline.common.errors import ConfigError, RequestError
+from roofline.common.json_types import JsonObject
 from roofline.common.options import Option
 from roofline.engine.config import EngineConfig
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from roofline.engine.llm import LLM
     from roofline.engine.receipts.receipt import Receipt
     from roofline.engine.receipts.recompute import Difference
+    from roofline.server.generation import Generation
 
 SAME, DIFFERENT, CHANGED = 0, 3, 4  # exit status; 1: it cannot be computed, 2: the call cannot be understood
 MAX_REQUEST = 64 << 20  # bytes
@@ -40,15 +42,15 @@ def command(
 ) -> int:
     """Compute the answers of a receipt again with the model at hand: the same bits, or the first step that differs.
 
-    Ends with status 0 where every bit is the same, 3 where a step differs, 4 where the receipt was changed or is of
-    another key or prompt, 1 where it is none or cannot be computed.
+    Ends with status 0 where every bit is the same, 3 where a step differs, 4 where the receipt or a text beside it was
+    changed, or where it is of another key or prompt, 1 where it is none or cannot be computed.
     """
     from roofline.cli.run.prepare import load_llm
-    from roofline.engine.receipts.receipt import read_receipt
+    from roofline.engine.receipts.receipt import read_answer
     from roofline.engine.receipts.recompute import recompute
     from roofline.engine.receipts.signing import broken_seal, read_public_key
 
-    content = read_receipt(receipt)
+    content, answer = read_answer(receipt)
     problem = broken_seal(content, read_public_key(public_key) if public_key is not None else None)
     if problem is not None:
         return _tell(as_json, CHANGED, "changed", problem)
@@ -58,14 +60,18 @@ def command(
     with load_llm(models.model, load, engine, models.draft) as llm:
         if not llm.model.executable.exact:
             raise ConfigError("answers depend here on what else is computed with them: add --exact")
-        prompts = _prompts_of(request, content, llm) if request is not None else [p.ids or [] for p in content.prompts]
+        generation = _generation_of(request, content, llm) if request is not None else None
+        prompts = generation.prompts if generation is not None else [prompt.ids or [] for prompt in content.prompts]
         problem = _other_prompt(content, prompts)
         if problem is not None:
             return _tell(as_json, CHANGED, "other prompt", problem)
+        problem, texts = _compare_texts(answer, content, llm, generation)
+        if problem is not None:
+            return _tell(as_json, CHANGED, "changed", problem)
         difference = recompute(llm.engine, content, prompts)
         reason = _reason(content, llm)
     if difference is None:
-        return _tell(as_json, SAME, "same", _praise(content, reason, public_key is not None))
+        return _tell(as_json, SAME, "same", _praise(content, reason, texts, public_key is not None))
     place = f"answer {difference.choice}, step {difference.step}"
     return _tell(as_json, DIFFERENT, "different", f"{place}: {WHAT[difference.what]}. {reason}", difference)
 
@@ -80,8 +86,8 @@ def _tell(as_json: bool, status: int, result: str, message: str, difference: "Di
     return status
 
 
-def _prompts_of(path: Path, receipt: "Receipt", llm: "LLM") -> list[tuple[int, ...]]:
-    """The ids of the prompts of a request's body, made as a server makes them. Raises ConfigError."""
+def _generation_of(path: Path, receipt: "Receipt", llm: "LLM") -> "Generation":
+    """A request's body with the ids of its prompts, made as a server makes them. Raises ConfigError."""
     import msgspec
 
     from roofline.common.files import read_regular
@@ -90,6 +96,7 @@ def _prompts_of(path: Path, receipt: "Receipt", llm: "LLM") -> list[tuple[int, .
     from roofline.engine.process.remote import RemoteEngine
     from roofline.server.context import Context
     from roofline.server.routes.openai import read
+    from roofline.server.routes.responses.read import body_of, generation_of
     from roofline.server.text_side import TextSide
 
     raw = read_regular(path, MAX_REQUEST)
@@ -99,14 +106,35 @@ def _prompts_of(path: Path, receipt: "Receipt", llm: "LLM") -> list[tuple[int, .
         raise ConfigError(f"{path} is no request: it is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise ConfigError(f"{path} is no request: it is no JSON object")
+    if body.get("previous_response_id") is not None:
+        problem = "its prompt has items of a previous response, which are not in it"
+        raise ConfigError(f'{path}: {problem}: ask for a receipt with its prompt ("receipt": "with_prompt")')
     raw = msgspec.json.encode({**body, "receipt": None})  # one may be computed here that the server had to refuse
     described = RemoteEngine(EngineSpec(source=receipt.model))  # never started: a reader looks at its description alone
     described.description, described.ready = ready(receipt.model, llm.engine, 0.0), True
     context = Context(described, TextSide(llm.tokenizer, llm.chat_template), receipt.model, receipt.created)
     try:
-        return list((read.chat if "messages" in body else read.completion)(raw, context).prompts)
+        if "input" in body:
+            return generation_of(body_of(raw, context), (), context)
+        return (read.chat if "messages" in body else read.completion)(raw, context)
     except RequestError as error:
         raise ConfigError(f"{path} is no request that can be computed here: {error}") from error
+
+
+def _compare_texts(
+    answer: JsonObject | None, receipt: "Receipt", llm: "LLM", request: "Generation | None"
+) -> tuple[str | None, str]:
+    """What is wrong with the texts beside a receipt, and what is to be said of them where nothing is."""
+    from roofline.cli.run.told_answer import NoTextError, changed_text
+    from roofline.server.text_side import TextSide
+
+    if answer is None:
+        return None, ""
+    try:
+        problem = changed_text(answer, receipt, TextSide(llm.tokenizer, llm.chat_template), request)
+    except NoTextError as error:
+        return None, f" The texts beside the receipt were not compared, and only its ids are proven: {error}."
+    return problem, " The texts beside the receipt are those of its ids."
 
 
 def _other_prompt(receipt: "Receipt", prompts: Sequence[Sequence[int]]) -> str | None:
@@ -142,11 +170,11 @@ def _reason(receipt: "Receipt", llm: "LLM") -> str:
     )
 
 
-def _praise(receipt: "Receipt", reason: str, key_checked: bool) -> str:
+def _praise(receipt: "Receipt", reason: str, texts: str, key_checked: bool) -> str:
     """The sentence for an answer that was computed as the receipt says."""
     steps = sum(len(choice.ids) for choice in receipt.choices)
     answers = f"{len(receipt.choices)} answer{'s' * (len(receipt.choices) != 1)}"
-    what = f"The same bits: {answers}, {steps} steps."
+    what = f"The same bits: {answers}, {steps} steps.{texts}"
     if not reason.startswith("Weights, program"):
         what += f" {reason}"
     if receipt.signature is None:

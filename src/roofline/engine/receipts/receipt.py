@@ -138,14 +138,21 @@ def prompt_of(ids: Sequence[int], with_ids: bool) -> Prompt:
 
 
 def read_receipt(path: Path) -> Receipt:
-    """The receipt in a file, which may also be a whole answer that has one. Raises ConfigError for what is none."""
+    """The receipt in a file, which may also be a complete answer that has one. Raises ConfigError for what is none."""
+    return read_answer(path)[0]
+
+
+def read_answer(path: Path) -> tuple[Receipt, JsonObject | None]:
+    """The receipt in a file, and the complete answer that it stands in; None: the file is the receipt alone. Raises
+    ConfigError for what is none."""
     data = read_regular(path, MAX_RECEIPT)
     try:
         content = msgspec.json.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no receipt: it is not JSON: {error}") from error
-    if isinstance(content, dict) and "receipt" in content:
-        content = content["receipt"]
+    answer = content if isinstance(content, dict) and "receipt" in content else None
+    if answer is not None:
+        content = answer["receipt"]
     version = content.get("version") if isinstance(content, dict) else None
     if isinstance(version, int) and version != VERSION:
         _refuse(path, f"it is of version {version}, and this program reads version {VERSION}")
@@ -154,7 +161,7 @@ def read_receipt(path: Path) -> Receipt:
     except (msgspec.MsgspecError, RecursionError) as error:
         _refuse(path, str(error))
     _check(path, receipt)
-    return receipt
+    return receipt, answer
 
 
 def _check(path: Path, receipt: Receipt) -> None:
