@@ -39,9 +39,9 @@ def changed_text(answer: JsonObject, receipt: "Receipt", text: "TextSide", reque
 
     Raises NoTextError where they cannot be compared.
     """
-    told = _told(answer)
-    by_number = len(told) == len(receipt.choices)  # else `best_of` left some out
-    for number, each in enumerate(told):
+    replies = _replies_of(answer)
+    by_number = len(replies) == len(receipt.choices)  # else `best_of` left some out
+    for number, each in enumerate(replies):
         choices = [receipt.choices[number]] if by_number else receipt.choices
         readings = [reading for choice in choices for reading in _readings(choice, each, receipt, text, request)]
         if each in readings:
@@ -54,7 +54,7 @@ def changed_text(answer: JsonObject, receipt: "Receipt", text: "TextSide", reque
     return None
 
 
-def _told(answer: JsonObject) -> list[Told]:
+def _replies_of(answer: JsonObject) -> list[Told]:
     """The choices of an answer of one of OpenAI's three APIs. Raises NoTextError."""
     try:
         if "output" in answer:
@@ -62,16 +62,16 @@ def _told(answer: JsonObject) -> list[Told]:
                 raise ValueError("which of the two is the answer?")
             return [_of_items(answer["output"])]
         choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
-        told = [
+        replies = [
             _of_message(each["message"]) if "message" in each else Told(each["text"], parsed=False) for each in choices
         ]
         if any("message" in each and "text" in each for each in choices):
             raise ValueError("which of the two is the text?")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise NoTextError("the file has no choices as an answer has them") from error
-    if not told:
+    if not replies:
         raise NoTextError("the answer tells none")
-    return told
+    return replies
 
 
 def _of_message(message: JsonObject) -> Told:
@@ -94,21 +94,21 @@ def _of_items(items: Sequence[JsonObject]) -> Told:
 
 
 def _readings(
-    choice: "Choice", told: Told, receipt: "Receipt", text: "TextSide", request: "Generation | None"
+    choice: "Choice", reply: Told, receipt: "Receipt", text: "TextSide", request: "Generation | None"
 ) -> Iterator[Told]:
     """All that a server may tell of a choice's ids."""
     from roofline.text.replies.parser import Reply, parse_more
 
     for raw in _texts(choice, receipt, text):
-        if not told.parsed:
+        if not reply.parsed:
             yield Told(raw, parsed=False)
             if request is not None and request.echo:
                 yield Told(request.echo[choice.prompt] + raw, parsed=False)
             continue
-        for parser in _parsers(told, request):
-            reply = Reply()
-            reply.add(parse_more(parser, raw, last=True))
-            yield Told(reply.text, reply.reasoning, tuple((call.name, call.arguments) for call in reply.calls))
+        for parser in _parsers(reply, request):
+            reading = Reply()
+            reading.add(parse_more(parser, raw, last=True))
+            yield Told(reading.text, reading.reasoning, tuple((call.name, call.arguments) for call in reading.calls))
 
 
 def _texts(choice: "Choice", receipt: "Receipt", text: "TextSide") -> Iterator[str]:
@@ -118,17 +118,17 @@ def _texts(choice: "Choice", receipt: "Receipt", text: "TextSide") -> Iterator[s
 
     ids = choice.ids[:-1] if isinstance(choice.stop, int) else choice.ids  # an id that ends the answer is not text
     marks, thoughts = (text.special_ids(each) for each in ((OPEN, CLOSE, *CALL_MARKS), (OPEN, CLOSE)))
-    seen: set[str] = set()
+    texts: set[str] = set()
     shown_ids = dict.fromkeys((frozenset[int](), marks, thoughts, text.special_ids()))
-    for at_start, shown, include_stop in product((True, False), shown_ids, (False, True)):
-        stream = text.stream(receipt.sampling.stop, at_start=at_start, shown=shown, include_stop=include_stop)
+    for at_start, visible, include_stop in product((True, False), shown_ids, (False, True)):
+        stream = text.stream(receipt.sampling.stop, at_start=at_start, shown=visible, include_stop=include_stop)
         raw = stream.push(ids).text + stream.finish()
-        if raw not in seen:
-            seen.add(raw)
+        if raw not in texts:
+            texts.add(raw)
             yield raw
 
 
-def _parsers(told: Told, request: "Generation | None") -> Iterator["ReplyParser"]:
+def _parsers(reply: Told, request: "Generation | None") -> Iterator["ReplyParser"]:
     """What takes replies apart: the request's own, and those of servers that were told the format of a model."""
     from roofline.text.replies.parser import FirstCall, PlainReply
     from roofline.text.replies.reply_format import CALL_FORMATS, ReplyFormat
@@ -136,7 +136,7 @@ def _parsers(told: Told, request: "Generation | None") -> Iterator["ReplyParser"
     yield PlainReply()
     if request is not None:
         yield request.parser()
-    offered = frozenset(name for name, _ in told.calls) | {""}  # no tool has an empty name: some were offered
+    offered = frozenset(name for name, _ in reply.calls) | {""}  # no tool has an empty name: some were offered
     for calls, thinks, thinking, names in product(CALL_FORMATS, (False, True), (False, True), (offered, ())):
         form = ReplyFormat(calls, thinks, takes_tools=True)
         yield form.parser(names, thinking=thinking)
