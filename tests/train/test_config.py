@@ -179,6 +179,13 @@ def test_names_may_lie_under_variables(foundry: Path) -> None:
     assert parse_config(found).seed == 17
 
 
+def test_an_optimizer_without_further_keys_is_torchs() -> None:
+    adam = made(optimizer={"name": "adamw", "lr": 1e-3}).optimizer
+    torch = pytest.importorskip("torch", reason="torch's defaults are compared")
+    reference = torch.optim.AdamW([torch.zeros(1)], lr=1e-3).defaults
+    assert adam.eps == reference["eps"]
+
+
 def test_a_configuration_reads_back_what_it_wrote(foundry: Path) -> None:
     config = read_config(foundry)
     assert parse_config(config.model_dump(mode="json")) == config

@@ -23,6 +23,7 @@ from roofline.train.memory import meter as meter_module  # noqa: E402
 from roofline.train.memory.dry_run import ACTIVATIONS, GRADIENTS, LOGITS, Ledger, Usage, dry_run  # noqa: E402
 from roofline.train.memory.estimate import Memory  # noqa: E402
 from roofline.train.memory.meter import Meter  # noqa: E402
+from roofline.train.model.chunked_loss import chunk_rows  # noqa: E402
 from roofline.train.parallel.processes import World  # noqa: E402
 from roofline.weights.names import parameter_shapes  # noqa: E402
 
@@ -213,6 +214,18 @@ def test_an_evaluation_of_more_rows_is_predicted() -> None:
     assert plain is not None
     assert more is not None
     assert more.total > 1.3 * plain.total
+
+
+def test_the_first_chunk_of_logits_stands_for_all() -> None:
+    shape = SHAPES["mpt"] | {"vocab": 4096}
+    tokens = chunk_rows(4096)
+
+    def most(chunks: int) -> int:
+        rows = chunks * tokens // LENGTH
+        return dry_run(made(), shape, World(), torch.float32, rows, False).most[LOGITS]
+
+    assert most(1) == most(2) == most(8)
+    assert most(1) > 4 * tokens * 4096  # its logits, in 32 bits
 
 
 def test_an_evaluation_takes_no_gradients() -> None:

@@ -77,6 +77,8 @@ def test_long_curves_are_thinned_to_means() -> None:
     assert thin[0] == [10.0, 0.5]
     assert thin[-1][0] == points[-1][0]
     assert page._means(points[:3]) == points[:3]
+    assert page._means([]) == []
+    assert len(page._means(points[: page.POINTS + 1])) == (page.POINTS + 2) // 2, "pairs, as soon as there is one more"
 
 
 def test_a_log_with_holes(folder: Path) -> None:

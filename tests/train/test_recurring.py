@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from roofline.bundle import load_text_of  # noqa: E402
 from roofline.common.errors import ConfigError  # noqa: E402
 from roofline.train.checkpoint import hf_folders  # noqa: E402
 from roofline.train.checkpoint.export import export  # noqa: E402
+from roofline.train.config.duration import Batches  # noqa: E402
 from roofline.train.config.read import parse_config  # noqa: E402
 from roofline.train.data.learn_vocabulary import learn  # noqa: E402
 from roofline.train.model.build import load  # noqa: E402
 from roofline.train.model.modules import Model  # noqa: E402
+from roofline.train.parallel.processes import World  # noqa: E402
 from roofline.train.report.console import Console  # noqa: E402
 from roofline.train.run import samples  # noqa: E402
 from roofline.train.run.loop import train  # noqa: E402
@@ -155,6 +158,20 @@ def test_folders_that_are_there_are_replaced_or_refused(tmp_path: Path, words: P
     train(parse_config(settings(tmp_path, words, "run", hf_checkpointer=section)))
     assert (other / "config.json").exists()
     assert not (other / "old.txt").exists()
+
+
+def test_a_model_that_has_no_folder_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    section = SimpleNamespace(
+        save_interval="5ba", precision="float32", save_folder=str(tmp_path), huggingface_folder_name="ba{batch}"
+    )
+    run: Any = SimpleNamespace(
+        units=Batches(samples=4, tokens=16, epoch=10, total=5),
+        config=SimpleNamespace(run_name=None, tokenizer=None),
+        world=World(),
+        shape={"family": "gemma3", "tied": True},
+    )
+    with pytest.raises(ConfigError, match=r"a gemma3 model has no config\.json that others read"):
+        hf_folders.HfFolders(run, section)  # type: ignore[arg-type]
 
 
 class Bucket:

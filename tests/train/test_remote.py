@@ -80,6 +80,15 @@ def test_a_url_reads_as_a_folder(s3: str, tmp_path: Path, compression: str | Non
     assert len(folders) == (1 if compression is None else 2), "raw shards of a folder are read where they are"
 
 
+def test_a_shard_smaller_than_a_buffer_is_checked_as_it_was_written(s3: str, tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "s", {"text": "str"}, hashes=("sha256",)) as writer:
+        writer.write({"text": "short"})
+    upload(tmp_path / "s", s3)
+    shards = Shards(s3, tmp_path / "cache")
+    assert shards[0]["text"] == "short"
+    shards.close()
+
+
 # The limit
 
 

@@ -365,6 +365,15 @@ def test_speeds_are_of_the_steps_behind_the_first(data: Path, tmp_path: Path) ->
     assert speeds(data, tmp_path, [1.0], warmup=0)["elsewhere_share"] is None
 
 
+def test_a_changed_model_is_not_called_by_its_name_alone(data: Path, tmp_path: Path) -> None:
+    plain = config(data, tmp_path)
+    changed = plain.model_copy(
+        update={"model": plain.model.model_copy(update={"config_overrides": {"n_heads": 2}})}
+    )
+    names = [report.Report(each, _shape(), World())._name() for each in (plain, changed)]
+    assert names == ["mpt_causal_lm", "mpt_causal_lm (changed)"]
+
+
 @pytest.mark.parametrize("processes", [1, 4])
 def test_the_share_is_of_all_devices_together(data: Path, tmp_path: Path, processes: int) -> None:
     made = config(data, tmp_path)

@@ -1,7 +1,12 @@
 """The words of a verdict: what is said of the first layer that differs, and of each limit from both sides."""
 
+import dataclasses
+import math
+from typing import Any
+
 import pytest
 
+from roofline.train.parity.findings import Parity
 from roofline.train.parity.layers import Layer, Layers
 from roofline.train.parity.verdict import _layer
 
@@ -43,3 +48,19 @@ def test_gradients_are_said_from_the_loss_backward() -> None:
 
 def test_where_no_layer_is_named_nothing_is_said() -> None:
     assert _layer(Layers(7, True, False, (FAR,), (FAR,), None, None)) is None
+
+
+def test_findings_are_plain_json_with_null_for_what_is_not_finite() -> None:
+    values: dict[str, Any] = {field.name: None for field in dataclasses.fields(Parity)}
+    values |= {"verdict": "identical", "margin": 0.25, "steps": 3, "notes": ("a",)}
+    values["settings"] = (("lr", 0.5, math.inf), ("eps", math.nan, {"deep": [-math.inf, 1.0]}))
+    plain = Parity(**values).plain()
+    assert {key: plain[key] for key in ("verdict", "margin", "steps", "notes", "equal", "loss")} == {
+        "verdict": "identical",
+        "margin": 0.25,
+        "steps": 3,
+        "notes": ["a"],
+        "equal": True,
+        "loss": None,
+    }
+    assert plain["settings"] == [["lr", 0.5, None], ["eps", None, {"deep": [None, 1.0]}]]

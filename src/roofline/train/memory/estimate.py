@@ -64,7 +64,7 @@ class Memory:
     def __init__(self, config: TrainConfig, shape: JsonMapping, world: World) -> None:
         self.config, self.shape, self.world = config, shape, world
         parts = config.elastic.virtual_shards // world.data_size if config.elastic is not None else 1
-        self._most_rows = max(1, -(-config.global_train_batch_size // (world.data_size * parts)))
+        self._most_rows = -(-config.global_train_batch_size // (world.data_size * parts))
         size = config.device_train_microbatch_size
         self._several_parts = parts > 1
         self._usage: Usage | None = None

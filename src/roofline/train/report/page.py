@@ -64,10 +64,10 @@ def _series(lines: Iterable[JsonMapping]) -> dict[str, list[list[float]]]:
 
 def _means(points: list[list[float]]) -> list[list[float]]:
     """At most POINTS points: means over neighbours, each at the last of its steps."""
-    each = math.ceil(len(points) / POINTS)
-    groups = [points[start : start + each] for start in range(0, len(points), each)] if each > 1 else []
-    means = [[group[-1][0], sum(value for _, value in group) / len(group)] for group in groups]
-    return [[step, float(f"{value:.6g}")] for step, value in means or points]
+    each = math.ceil(len(points) / POINTS) or 1
+    groups = (points[start : start + each] for start in range(0, len(points), each))
+    means = ((group[-1][0], sum(value for _, value in group) / len(group)) for group in groups)
+    return [[step, float(f"{value:.6g}")] for step, value in means]
 
 
 def _resume_steps(lines: Iterable[JsonMapping]) -> list[int]:
