@@ -173,6 +173,20 @@ def thread_names() -> list[str]:
     return [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
 
 
+@pytest.mark.parametrize(("device", "expected"), [("cpu", "cpu"), ("auto", "cuda:0"), ("gpu", "cuda:0")])
+def test_a_configured_cpu_is_used_although_there_is_an_accelerator(
+    device: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from roofline.train.parallel.processes import join
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
+    for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(variable, raising=False)
+    assert join(small.config(tmp_path, tmp_path, device=device)).device == torch.device(expected)
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="there is no /proc here")
 def test_a_group_that_someone_else_made_is_used_and_left_standing(tmp_path: Path) -> None:
     import torch.distributed as dist

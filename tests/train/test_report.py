@@ -367,9 +367,7 @@ def test_speeds_are_of_the_steps_behind_the_first(data: Path, tmp_path: Path) ->
 
 def test_a_changed_model_is_not_called_by_its_name_alone(data: Path, tmp_path: Path) -> None:
     plain = config(data, tmp_path)
-    changed = plain.model_copy(
-        update={"model": plain.model.model_copy(update={"config_overrides": {"n_heads": 2}})}
-    )
+    changed = plain.model_copy(update={"model": plain.model.model_copy(update={"config_overrides": {"n_heads": 2}})})
     names = [report.Report(each, _shape(), World())._name() for each in (plain, changed)]
     assert names == ["mpt_causal_lm", "mpt_causal_lm (changed)"]
 
