@@ -9,6 +9,7 @@ with the one of its request alone. Exits with 1 where an answer differs or is re
 
 import argparse
 import asyncio
+import collections
 import contextlib
 import json
 import os
@@ -17,6 +18,7 @@ import re
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field
@@ -183,6 +185,8 @@ def serving(options: argparse.Namespace) -> Iterator[tuple[int, int]]:
                 break
         else:
             raise SystemExit("the server did not start")
+        # Its access log would fill the pipe, and a server that cannot write its log stands still.
+        threading.Thread(target=collections.deque, args=(process.stderr, 0), daemon=True).start()
         port = int(match[1])
         wait_until_ready(port)
         yield port, process.pid

@@ -20,6 +20,8 @@ from roofline.engine.process.thread import engine_in_thread
 from roofline.server.app import create_app
 from roofline.server.context import Context
 from roofline.server.text_side import TextSide
+from tests.adapter_files import matrices, write_adapter
+from tests.bundle.bundle_models import CONFIG
 from tests.command_line import CommandResult, call_roofline
 
 BODY = {
@@ -29,11 +31,11 @@ BODY = {
 Verify = Callable[..., CommandResult]
 
 
-@pytest.fixture
-def answer(model: Path) -> dict[str, Any]:
-    """What a server tells, that computes in chunks of 7 tokens and with guesses."""
-    config = EngineConfig(max_batch_tokens=7, speculate="ngram", speculate_always=True)
-    loaded = load(str(model), config.prepare_load(LoadOptions(cache_tokens=512, threads=1)))
+def ask_server(model: Path, body: dict[str, Any], adapter: str | None = None) -> dict[str, Any]:
+    """The answer of a server that computes in chunks of 7 tokens and with guesses. adapter: served under "own"."""
+    places = 0 if adapter is None else 2
+    config = EngineConfig(max_batch_tokens=7, speculate="ngram", speculate_always=True, max_adapters=places)
+    loaded = load(str(model), config.prepare_load(LoadOptions(cache_tokens=512, threads=1, max_adapters=places)))
 
     async def ask() -> httpx.Response:
         engine = engine_in_thread("small", LocalEngine(loaded.executable, config))
@@ -41,9 +43,11 @@ def answer(model: Path) -> dict[str, Any]:
         assert loaded.tokenizer is not None
         assert loaded.chat_template is not None
         context = Context(engine, TextSide(loaded.tokenizer, loaded.chat_template), "small", 1)
+        if adapter is not None:
+            await context.adapters.load("own", adapter)
         transport = httpx.ASGITransport(create_app(context))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-            response = await client.post("/v1/completions", json=BODY, timeout=60)
+            response = await client.post("/v1/completions", json=body, timeout=60)
         await engine.close()
         return response
 
@@ -54,13 +58,24 @@ def answer(model: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
+def answer(model: Path) -> dict[str, Any]:
+    return ask_server(model, BODY)
+
+
+@pytest.fixture
+def adapters(tmp_path: Path) -> list[str]:
+    """Two folders of PEFT's files."""
+    return [write_adapter(tmp_path / f"adapter{seed}", matrices(CONFIG, seed)) for seed in range(2)]
+
+
+@pytest.fixture
 def verify(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Verify:
     """verify(answer, *options) -> what the command printed and its status."""
     monkeypatch.setattr(prepare, "prepare", lambda *arguments: None)  # measures roofs
 
-    def call(answer: dict[str, Any], *options: object) -> CommandResult:
+    def call(answer: dict[str, Any], *options: object, body: dict[str, Any] = BODY) -> CommandResult:
         (tmp_path / "answer.json").write_text(json.dumps(answer))
-        (tmp_path / "body.json").write_text(json.dumps(BODY))
+        (tmp_path / "body.json").write_text(json.dumps(body))
         fixed = ["--request", tmp_path / "body.json", "-m", model, "--threads", 1, "--cache-tokens", 512]
         return call_roofline(["verify", tmp_path / "answer.json", *fixed, *options])
 
@@ -157,3 +172,49 @@ def test_a_recording_is_replayed_to_the_same_bits(model: Path, tmp_path: Path, m
     )
     without = call_roofline(["replay", folder / "False", "-m", model, "--threads", 1])
     assert (without.exit_code, "bits were not compared" in without.stdout) == (0, True)
+
+
+def test_an_answer_with_an_adapter_is_computed_again_with_it(
+    model: Path, adapters: list[str], verify: Verify, tmp_path: Path
+) -> None:
+    answer = ask_server(model, {**BODY, "model": "own"}, adapters[0])
+    own = {**BODY, "model": "own"}
+    plain = ask_server(model, BODY, adapters[0])
+    assert plain["receipt"]["adapter"] is None
+    assert plain["choices"][0]["text"] != answer["choices"][0]["text"]
+    same = verify(answer, "--adapter", adapters[0], body=own)
+    assert (same.exit_code, "The same bits: 4 answers" in same.stdout) == (0, True), same.output
+    assert "not (" not in same.stdout, "the fingerprint is the receipt's"
+    missing = verify(answer, body=own)
+    assert (missing.exit_code, "name its folder with --adapter" in missing.output) == (1, True)
+    other = verify(answer, "--adapter", adapters[1], body=own)
+    assert (other.exit_code, "is another adapter" in other.stdout) == (4, True)
+    useless = verify(plain, "--adapter", adapters[0])
+    assert (useless.exit_code, "leave --adapter out" in useless.output) == (1, True)
+
+
+def test_a_recording_with_adapters_is_replayed(
+    model: Path, adapters: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers with two adapters and without, one of them replaced in its slot by another; moved folders are named."""
+    monkeypatch.setattr(prepare, "prepare", lambda *arguments: None)  # measures roofs
+    folder, params = tmp_path / "steps", SamplingParams(max_tokens=6, seed=1)
+    prompts = ["a quick brown fox, a quick brown fox", "b"]
+    with LLM(str(model), record=str(folder), record_ids=True, max_adapters=1, cache_tokens=512, threads=1) as llm:
+        for path in (*adapters, adapters[0]):
+            name = llm.load_adapter(path)
+            llm.generate(prompts, params, adapter=name)
+            llm.generate(prompts, params)
+            llm.unload_adapter(name)
+    words = ["replay", folder, "-m", model, "--threads", 1]
+    same = call_roofline(words)
+    assert (same.exit_code, "The same bits in" in same.stdout) == (0, True), same.output
+    assert same.stderr == ""
+    Path(adapters[0]).rename(tmp_path / "elsewhere")
+    lost = call_roofline(words)
+    assert (lost.exit_code, "Name its folder: --adapter FOLDER" in lost.output) == (1, True)
+    again = call_roofline([*words, "--adapter", tmp_path / "elsewhere"])
+    assert (again.exit_code, "The same bits in" in again.stdout) == (0, True), again.output
+    write_adapter(Path(adapters[0]), matrices(CONFIG, 5))
+    changed = call_roofline(words)
+    assert (changed.exit_code, "its files have changed" in changed.output) == (1, True)

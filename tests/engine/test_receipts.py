@@ -50,7 +50,7 @@ def receipt_of(executable) -> Receipt:
     ]
     assert {choice.finish_reason for choice in choices} == {"stop", "length"}
     return Receipt(
-        version=1, id="a", created=5, model="toy", fingerprint="fake", weights="w", digest=DIGEST,
+        version=2, id="a", created=5, model="toy", fingerprint="fake", weights="w", adapter=None, digest=DIGEST,
         sampling=Sampling.of(PARAMS), end_ids=[], prompts=[prompt_of(ids, True) for ids in PROMPTS], choices=choices,
     )  # fmt: skip
 
@@ -134,7 +134,7 @@ def test_what_is_no_receipt_is_refused_in_a_sentence(tmp_path_factory, data):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": 2}, "of version 2, and this program reads version 1"),
+        ({"version": 1}, "of version 1, and this program reads version 2"),
         ({"digest": "md5"}, "'md5'"),
         ({"choices": []}, "no answer"),
         ({"surprise": 1}, "surprise"),

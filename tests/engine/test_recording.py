@@ -1,18 +1,32 @@
 """Recordings of steps: run again alone they have the same logits, however they were cut into files."""
 
+import os
 from dataclasses import replace
 
+import msgspec
 import pytest
 from engine_fakes import FakeExecutable, QueueingFake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roofline.common.errors import ConfigError
+from roofline.engine.adapters import Adapters
 from roofline.engine.config import EngineConfig
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
-from roofline.engine.recording.entries import Arrival, Lead, Step, files_of, read_entries
-from roofline.engine.recording.recorder import Recorder
+from roofline.engine.recording.entries import (
+    MAGIC,
+    MAX_FILE,
+    AdapterPlaced,
+    Arrival,
+    Lead,
+    Named,
+    Step,
+    files_of,
+    frame,
+    read_entries,
+)
+from roofline.engine.recording.recorder import MIN_PLACES, Recorder
 from roofline.engine.recording.replay import replay
 from roofline.engine.schedule.continuous import StepPlan
 from roofline.engine.schedule.sequence import Request
@@ -34,6 +48,10 @@ def record(folder, requests, config, toy=FakeExecutable, most=None, **sizes):
             assert not any(event.error for event in engine.step())
     engine.close()
     return sizes
+
+
+def no_adapters(executable):
+    return Adapters(executable, EngineConfig(), lambda slot: False)
 
 
 def again(folder, sizes, **changes):
@@ -185,7 +203,7 @@ def test_arrivals_tell_sizes_alone(tmp_path):
 def test_an_answer_that_comes_back_with_other_pages_brings_what_lies_in_them(tmp_path):
     """After a pre-emption the prefix cache may give it pages that another sequence has filled."""
     executable = FakeExecutable()
-    recorder = Recorder(tmp_path, executable, 1, with_ids=True)
+    recorder = Recorder(tmp_path, executable, no_adapters(executable), 1, with_ids=True)
     request = Request("a", list(range(40)), SamplingParams(seed=1, max_tokens=4), frozenset(), 4, 1, b"")
     (sequence,) = request.sequences
     for pages, computed, count in (([3, 4, 5], 0, 40), ([6, 7, 5], 32, 8)):
@@ -198,3 +216,53 @@ def test_an_answer_that_comes_back_with_other_pages_brings_what_lies_in_them(tmp
     assert [(lead.count, lead.pages, lead.ids) for lead in entries if isinstance(lead, Lead)] == [
         (32, [6, 7], list(range(32)))
     ]
+
+
+def test_recordings_of_earlier_runs_count(tmp_path):
+    """Each restart begins a file; the folder keeps to its bound all the same, and the latest stay."""
+    for number in range(5):
+        path = tmp_path / f"{number}.steps"
+        path.write_bytes(bytes(1 << 18))
+        os.utime(path, (number, number))
+    executable = FakeExecutable()
+    Recorder(tmp_path, executable, no_adapters(executable), 1, with_ids=True).close()
+    names = {path.name for path in files_of(tmp_path)}
+    assert (len(names), names > {"2.steps", "3.steps", "4.steps"}) == (4, True)
+
+
+def test_a_file_of_a_large_folder_can_be_read_again(tmp_path):
+    executable = FakeExecutable()
+    recorder = Recorder(tmp_path, executable, no_adapters(executable), 8192, with_ids=True)
+    recorder.close()
+    assert recorder._part_bytes < MAX_FILE // 2
+
+
+def test_ended_answers_are_forgotten(tmp_path):
+    engine = LocalEngine(FakeExecutable(), EngineConfig(record=str(tmp_path)))
+    for number in range(4 * MIN_PLACES):
+        engine.submit([1, 2, number % 50], SamplingParams(max_tokens=2))
+        while engine.has_work:
+            engine.step()
+    assert len(engine._recorder._places) <= MIN_PLACES
+    engine.close()
+
+
+def test_a_folder_of_replicas_has_the_recordings_of_all(tmp_path):
+    for number in range(2):
+        record(tmp_path / str(number), PLAIN, EngineConfig(record_ids=True, record=str(tmp_path)))
+    assert sorted(path.parent.name for path in files_of(tmp_path)) == ["0", "1"]
+
+
+@pytest.mark.parametrize("slot", [1, 7])
+def test_an_adapter_that_was_never_placed_is_refused(recording, tmp_path, slot):
+    _, sizes, data = recording
+    (tmp_path / "a.steps").write_bytes(data)
+    head, entries = read_entries(tmp_path / "a.steps")
+    changed = [msgspec.structs.replace(entry, slot=slot) if isinstance(entry, Named) else entry for entry in entries]
+    (tmp_path / "a.steps").write_bytes(MAGIC + b"".join(map(frame, [head, *changed])))
+    with pytest.raises(ConfigError, match=f"does not say what adapter {slot} is"):
+        list(replay(tmp_path / "a.steps", FakeExecutable(**sizes)))
+    placed = [head, AdapterPlaced(slot, "ab", "/nowhere"), *changed]
+    (tmp_path / "a.steps").write_bytes(MAGIC + b"".join(map(frame, placed)))
+    with pytest.raises(ConfigError, match=f"no place for adapter {slot}"):
+        list(replay(tmp_path / "a.steps", FakeExecutable(**sizes)))

@@ -188,9 +188,10 @@ def test_each_of_several_engines_has_a_place_of_its_own():
     assert [each.spec.options for each in engines.engines] == [share | {"replica": (n, 2)} for n in (0, 1)]
     assert [each.spec.draft_options["replica"] for each in engines.engines] == [(0, 2), (1, 2)]
     assert [each.spec.config for each in engines.engines] == [EngineConfig()] * 2
-    config = EngineConfig(cache_file="kept")
+    config = EngineConfig(cache_file="kept", record="steps")
     engines = module.make_engine(ServeOptions("m", data_parallel=2, load=LoadOptions(threads=2), engine=config))
     assert [each.spec.config.cache_file for each in engines.engines] == ["kept.0", "kept.1"]
+    assert [each.spec.config.record for each in engines.engines] == ["steps/0", "steps/1"]
 
 
 def test_a_file_of_the_cache_is_refused_before_anything_is_loaded():

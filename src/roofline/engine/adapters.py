@@ -12,11 +12,12 @@ class Adapters:
     """Slots of an executable, given to adapters while they are loaded and some request has yet to end.
 
     config: says how many may be loaded, of how many bytes. in_use: whether requests that have not ended name a slot.
+    most: how many may be loaded.
     """
 
     def __init__(self, executable: Executable, config: EngineConfig, in_use: Callable[[int], bool]) -> None:
         self._executable, self._in_use = executable, in_use
-        self._most, self._max_bytes = config.max_adapters or 0, config.adapter_bytes
+        self.most, self._max_bytes = config.max_adapters or 0, config.adapter_bytes
         self._loaded: dict[str, tuple[int, AdapterInfo]] = {}
         self._leaving: set[str] = set()
 
@@ -29,7 +30,7 @@ class Adapters:
         executable = self._executable
         if not isinstance(executable, Adapts):
             raise UnsupportedError("adapters on this backend", "it does not compute them", ("backend=cpu",))
-        if not self._most:
+        if not self.most:
             raise ConfigError(
                 "the model was loaded without places for adapters; load it with max_adapters of 1 or more"
             )
@@ -42,10 +43,10 @@ class Adapters:
         if adapter.digest in self._loaded:
             return self._loaded[adapter.digest][1]
         used_slots = {slot for slot, _ in self._loaded.values()}
-        slot = next((slot for slot in range(1, self._most + 1) if slot not in used_slots), None)
+        slot = next((slot for slot in range(1, self.most + 1) if slot not in used_slots), None)
         if slot is None:
             remedy = "Unload one, or load the model with a larger max_adapters."
-            raise CapacityError("another adapter", self._most + 1, self._most, "adapters", remedy)
+            raise CapacityError("another adapter", self.most + 1, self.most, "adapters", remedy)
         left = self._max_bytes - sum(info.nbytes for _, info in self._loaded.values())
         if adapter.nbytes > left:
             raise too_large(path, adapter.nbytes, left)
@@ -67,6 +68,10 @@ class Adapters:
         if digest not in self._loaded or digest in self._leaving:
             raise unknown_adapter()
         return self._loaded[digest][0]
+
+    def info(self, slot: int) -> AdapterInfo:
+        """The adapter of a slot that some request has."""
+        return next(info for number, info in self._loaded.values() if number == slot)
 
     def forget_idle(self) -> None:
         """Free the slots of those that are leaving and that no request needs."""

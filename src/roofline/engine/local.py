@@ -64,9 +64,9 @@ class LocalEngine:
         overlap = self.config.overlap and self.config.scheduler == "continuous"
         scheduler, measure = SCHEDULERS[self.config.scheduler], self.config.measure
         self._stepper = Stepper(executable, self.state, scheduler, self._meter, measure, self._speculator, overlap)
-        self._recorder = self._stepper.recorder = _recorder(self.config, executable)
         self._requests: dict[str, Request] = {}
         self.adapters = Adapters(executable, self.config, self._needs)
+        self._recorder = self._stepper.recorder = _recorder(self.config, executable, self.adapters)
         self._events: list[Event] = []
         self._tokenizer = tokenizer
         self._grammars: Grammars | None = None
@@ -245,12 +245,12 @@ def _page_file(config: EngineConfig, executable: Executable, cache: Cache) -> "P
     return file
 
 
-def _recorder(config: EngineConfig, executable: Executable) -> "Recorder | None":
+def _recorder(config: EngineConfig, executable: Executable, adapters: Adapters) -> "Recorder | None":
     if config.record is None:
         return None
     from roofline.engine.recording.recorder import Recorder
 
-    return Recorder(Path(config.record), executable, config.record_megabytes, config.record_ids)
+    return Recorder(Path(config.record), executable, adapters, config.record_megabytes, config.record_ids)
 
 
 def _speculator(config: EngineConfig, executable: Executable, draft: Executable | None) -> Speculator | None:

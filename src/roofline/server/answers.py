@@ -63,7 +63,7 @@ class Answers:
         ]
         self._token_times: dict[AnswerBuilder, float] = {}  # when the latest token of a choice came
         self._ticket: Ticket | None = None
-        self._adapter = ""  # the digest of the adapter that the engine is told of
+        self.adapter_digest: str | None = None  # of the adapter that computes the answers
         at_once = VECTORS_AT_ONCE if params.pooling is not None else len(generation.prompts)
         self._room = asyncio.Semaphore(max(1, at_once))
         sizes = len(generation.prompts), generation.prompt_tokens, params.n
@@ -86,7 +86,8 @@ class Answers:
 
         The engine has taken all prompts once the first comes, which is ACCEPTED where that is before the first token.
         """
-        with self.context.adapters.used(self.generation.adapter) as self._adapter:
+        with self.context.adapters.used(self.generation.adapter) as digest:
+            self.adapter_digest = digest or None
             async for piece in self._pieces():
                 yield piece
 
@@ -190,7 +191,7 @@ class Answers:
         """The engine's events of a prompt. Raises as its `submit`."""
         engine, params, eos_ids = self.context.engine, self.generation.params, self.context.text.eos_ids
         name, salt, beams = self._request_id(prompt), self._salt(), self.generation.beams
-        adapter = {"adapter": self._adapter} if self._adapter else {}
+        adapter = {"adapter": self.adapter_digest} if self.adapter_digest else {}
         if beams is None:
             return await engine.submit(ids, params, eos_ids=eos_ids, request_id=name, salt=salt, **adapter)
         longest = params.max_tokens or self.context.loaded().max_model_len - len(ids)

@@ -20,8 +20,6 @@ def with_receipt(generation: AnyGeneration, field: bool | str, loaded: Ready) ->
     true or "with_prompt". Raises RequestError where nobody could compute the answer again."""
     if not field:
         return generation
-    if generation.adapter is not None:
-        raise invalid("receipt", "an answer with an adapter has none; ask the model itself")
     if not loaded.exact:
         raise invalid(
             "receipt", "this server's answers depend on what else is computed with them; --exact ends that on a GPU"
@@ -58,6 +56,7 @@ def receipt_of(answers: Answers, created: int) -> JsonObject | None:
         model=generation.model,
         fingerprint=generation.fingerprint,
         weights=description.weights_identity if description is not None else "",
+        adapter=answers.adapter_digest,
         digest=DIGEST,
         sampling=Sampling.of(generation.params),
         end_ids=list(context.text.eos_ids),

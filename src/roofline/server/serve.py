@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -86,8 +87,12 @@ def make_engine(options: ServeOptions) -> "AsyncEngine":
     engines = []
     for number, place in enumerate(divided(options.load, options.data_parallel)):
         load, draft = {**spec.options, **place.options}, {**spec.draft_options, **place.draft_options}
-        file = options.engine.cache_file
-        config = replace(options.engine, cache_file=None if file is None else f"{file}.{number}")
+        file, folder = options.engine.cache_file, options.engine.record
+        config = replace(
+            options.engine,
+            cache_file=None if file is None else f"{file}.{number}",
+            record=None if folder is None else str(Path(folder) / str(number)),
+        )
         own = msgspec.structs.replace(spec, options=load, draft_options=draft, cores=place.cores, config=config)
         engines.append(RemoteEngine(own))
     return Replicas(engines)

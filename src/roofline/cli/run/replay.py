@@ -24,6 +24,9 @@ class ReplayOptions(Options):
     """What runs the steps."""
 
     model: str = option(DEFAULT_MODEL, MODEL_HELP, flags=("--model", "-m"))
+    adapter: list[str] | None = option(
+        None, "Folder of a LoRA adapter that is not where the recorded server has read it; may be repeated."
+    )
 
 
 @dataclass
@@ -77,7 +80,7 @@ def command(
         head, _ = read_entries(path)
         same_fingerprint &= head.fingerprint == executable.fingerprint
         with_ids &= head.with_ids
-        for outcome in replay(path, executable):
+        for outcome in replay(path, executable, options.adapter or ()):
             findings.take(outcome, path.name, head.with_ids)
     executable.close()
     if as_json:
@@ -101,6 +104,8 @@ def _load(model: str, load: LoadOptions, head: "Head") -> "Executable":
         max_running=load.max_running or head.segments,
         max_batch_tokens=load.max_batch_tokens or head.tokens,
         draft_tokens=load.draft_tokens or -(-drafts // head.segments),
+        max_adapters=load.max_adapters or head.max_adapters or None,
+        max_adapter_rank=max(load.max_adapter_rank, head.adapter_rank),
     )
     return load_model(model, sized, text=False).executable
 

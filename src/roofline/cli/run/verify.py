@@ -1,7 +1,7 @@
 """roofline verify: compute the answers of a receipt again, and say whether every bit is the same."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,13 +37,17 @@ def command(
     request: Annotated[
         Path | None, Option("The body that was sent; needed where the receipt has no prompt, which it mostly has not.")
     ] = None,
+    adapter: Annotated[
+        Path | None,
+        Option("Folder of the LoRA adapter that the answers were computed with, where the receipt has one."),
+    ] = None,
     public_key: Annotated[Path | None, Option("The key (Ed25519, PEM) that the receipt must be signed with.")] = None,
     as_json: AsJson = False,
 ) -> int:
     """Compute the answers of a receipt again with the model at hand: the same bits, or the first step that differs.
 
     Ends with status 0 where every bit is the same, 3 where a step differs, 4 where the receipt or a text beside it was
-    changed, or where it is of another key or prompt, 1 where it is none or cannot be computed.
+    changed, or where it is of another key, prompt or adapter, 1 where it is none or cannot be computed.
     """
     from roofline.cli.run.prepare import load_llm
     from roofline.engine.receipts.receipt import read_answer
@@ -57,9 +61,17 @@ def command(
     if request is None and any(prompt.ids is None for prompt in content.prompts):
         reason = "it has the hash of its prompt alone"
         raise ConfigError(f"{receipt}: {reason}: give the body that was sent with --request, as a file")
+    _check_adapter(receipt, content, adapter)
+    if adapter is not None:
+        load = replace(load, max_adapters=load.max_adapters or 1)
     with load_llm(models.model, load, engine, models.draft) as llm:
         if not llm.model.executable.exact:
             raise ConfigError("answers depend here on what else is computed with them: add --exact")
+        if adapter is not None and (digest := llm.load_adapter(adapter)) != content.adapter:
+            problem = (
+                f"{adapter} is another adapter ({digest[:16]}) than the receipt's ({(content.adapter or '')[:16]})."
+            )
+            return _tell(as_json, CHANGED, "other adapter", problem)
         generation = _generation_of(request, content, llm) if request is not None else None
         prompts = generation.prompts if generation is not None else [prompt.ids or [] for prompt in content.prompts]
         problem = _other_prompt(content, prompts)
@@ -74,6 +86,15 @@ def command(
         return _tell(as_json, SAME, "same", _praise(content, reason, texts, public_key is not None))
     place = f"answer {difference.choice}, step {difference.step}"
     return _tell(as_json, DIFFERENT, "different", f"{place}: {WHAT[difference.what]}. {reason}", difference)
+
+
+def _check_adapter(path: Path, receipt: "Receipt", adapter: Path | None) -> None:
+    """Raises ConfigError where an adapter is missing, or is not needed."""
+    if receipt.adapter is not None and adapter is None:
+        reason = f"its answers were computed with the adapter of digest {receipt.adapter[:16]}"
+        raise ConfigError(f"{path}: {reason}: name its folder with --adapter")
+    if receipt.adapter is None and adapter is not None:
+        raise ConfigError(f"{path}: its answers were computed without an adapter: leave --adapter out")
 
 
 def _tell(as_json: bool, status: int, result: str, message: str, difference: "Difference | None" = None) -> int:
@@ -158,8 +179,9 @@ def _reason(receipt: "Receipt", llm: "LLM") -> str:
     weights = executable.weights_identity if isinstance(executable, IdentifiesWeights) else ""
     if weights != receipt.weights:
         return f"The weights are others: the receipt's are {receipt.weights[:12] or 'unknown'}, these {weights[:12]}."
-    if executable.fingerprint != receipt.fingerprint:
-        fingerprints = f"{receipt.fingerprint[:12]} there, {executable.fingerprint[:12]} here"
+    fingerprint = executable.fingerprint + (f".{receipt.adapter[:16]}" if receipt.adapter is not None else "")
+    if fingerprint != receipt.fingerprint:
+        fingerprints = f"{receipt.fingerprint[:12]} there, {fingerprint[:12]} here"
         return (
             "The weights are the same, but program, build, instruction set, chip, cache format or number of ranks are "
             f"not ({fingerprints}), and bits are promised under one fingerprint alone."

@@ -21,7 +21,7 @@ from roofline.engine.constraint import Constraint, Kind
 from roofline.engine.digests import DIGEST_BYTES
 from roofline.engine.params import SamplingParams
 
-VERSION = 1
+VERSION = 2
 DIGEST = "sha256/16 of float32"  # of each step: the first 16 bytes of SHA-256 of its logits
 MAX_RECEIPT = 256 << 20  # bytes of a file
 SEAL = b"roofline receipt\n"  # what is signed begins with it, so that no signature of something else fits
@@ -97,8 +97,9 @@ class Choice(Part, frozen=True):
 
 
 class Receipt(Part, frozen=True):
-    """A receipt. created: Unix time; weights: their hash; end_ids: the model's own that end an answer; public_key:
-    Ed25519's, in hexadecimal, where there is a signature; checksum: SHA-256 of what is signed."""
+    """A receipt. created: Unix time; weights: their hash; adapter: the digest of the LoRA adapter, if any; end_ids: the
+    model's own that end an answer; public_key: Ed25519's, in hexadecimal, where there is a signature; checksum: SHA-256
+    of what is signed."""
 
     version: int
     id: str
@@ -106,6 +107,7 @@ class Receipt(Part, frozen=True):
     model: str
     fingerprint: str
     weights: str
+    adapter: str | None
     digest: str
     sampling: Sampling
     end_ids: list[int]

@@ -31,8 +31,9 @@ class _Again:
 def recompute(engine: LocalEngine, receipt: Receipt, prompts: Sequence[Sequence[int]]) -> Difference | None:
     """Compute all answers of a receipt again, alone, and compare every id and every digest; None: they are the same.
 
-    prompts: the ids of each prompt of the receipt. Raises RequestError and CapacityError where this engine cannot
-    compute them, such as ids outside its vocabulary, and RooflineError where it fails.
+    prompts: the ids of each prompt of the receipt. The engine has loaded the receipt's adapter. Raises RequestError and
+    CapacityError where this engine cannot compute them, such as ids outside its vocabulary, and RooflineError where it
+    fails.
     """
     again = [_run(engine, receipt, prompt, number) for number, prompt in enumerate(prompts)]
     for at, choice in enumerate(receipt.choices):
@@ -52,7 +53,7 @@ def _run(engine: LocalEngine, receipt: Receipt, prompt: Sequence[int], number: i
     if not lengths:
         return again
     params = receipt.sampling.params(max(lengths.values()))
-    name = engine.submit(prompt, params, eos_ids=receipt.end_ids)
+    name = engine.submit(prompt, params, eos_ids=receipt.end_ids, adapter=receipt.adapter or "")
     for sample in again.keys() - lengths.keys():
         engine.abort(name, sample)
     while engine.has_work:

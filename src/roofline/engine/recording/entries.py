@@ -13,7 +13,7 @@ import msgspec
 from roofline.common.errors import ConfigError
 from roofline.common.files import read_regular
 
-MAGIC = b"roofline steps 1\n"
+MAGIC = b"roofline steps 2\n"
 LENGTH = struct.Struct("<I")
 SUFFIX = ".steps"
 MAX_FILE = 1 << 30  # bytes
@@ -21,7 +21,8 @@ MAX_FILE = 1 << 30  # bytes
 
 class Head(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The engine. Sizes of its largest step and of its cache; began: Unix time; with_ids: whether token ids, and so the
-    texts of prompts and answers, are in the file."""
+    texts of prompts and answers, are in the file; adapter_rank: the largest rank that an adapter may have, 0 where the
+    engine has no places for adapters."""
 
     fingerprint: str
     tokens: int
@@ -32,6 +33,8 @@ class Head(msgspec.Struct, frozen=True, tag=True, array_like=True):
     vocab_size: int
     with_ids: bool
     began: float
+    max_adapters: int
+    adapter_rank: int
 
 
 class Arrival(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -44,12 +47,24 @@ class Arrival(msgspec.Struct, frozen=True, tag=True, array_like=True):
     answers: int
 
 
+class AdapterPlaced(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """From now on the slot holds the adapter with this digest, which was read from `path`."""
+
+    slot: int
+    digest: str
+    path: str
+
+
 class Lead(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The first `count` positions of an answer were computed before: in these pages, of these ids."""
+    """The first `count` positions of an answer were computed before: in these pages, of these ids.
+
+    slot: of the adapter they were computed with, 0 for none.
+    """
 
     count: int
     pages: list[int]
     ids: list[int] | None
+    slot: int
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
@@ -67,12 +82,13 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Named(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """An answer has this number from now on; lead_pages: the page table of its lead."""
+    """An answer has this number from now on; lead_pages: the page table of its lead; slot: of its adapter, or 0."""
 
     answer: int
     request_id: str
     index: int
     lead_pages: list[int]
+    slot: int
 
 
 class Step(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -92,7 +108,7 @@ class Landed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     error: str | None = None
 
 
-Entry = Head | Arrival | Lead | Named | Step | Landed
+Entry = Head | Arrival | AdapterPlaced | Lead | Named | Step | Landed
 encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
 
@@ -104,10 +120,13 @@ def frame(entry: Entry) -> bytes:
 
 
 def files_of(place: Path) -> list[Path]:
-    """The recordings in a folder, oldest first, or the one file. Raises ConfigError where there is none."""
+    """The recordings in a folder, oldest first, or the one file. Raises ConfigError where there is none.
+
+    A folder without recordings of its own has those of its subfolders: each replica writes into one.
+    """
     if place.is_file():
         return [place]
-    files = sorted(place.glob(f"*{SUFFIX}"))
+    files = sorted(place.glob(f"*{SUFFIX}")) or sorted(place.glob(f"*/*{SUFFIX}"), key=lambda path: path.name)
     if not files:
         raise ConfigError(f"{place} has no recording: a server with --record {place} writes one")
     return files

@@ -11,14 +11,16 @@ from typing import BinaryIO
 
 import numpy as np
 
-from roofline.backends.base import Executable
+from roofline.backends.base import Adapts, Executable
 from roofline.common import log
 from roofline.common.errors import ConfigError
 from roofline.common.files import cause_of
+from roofline.engine.adapters import Adapters
 from roofline.engine.digests import digests_of
 from roofline.engine.recording.entries import (
     MAGIC,
     SUFFIX,
+    AdapterPlaced,
     Arrival,
     Entry,
     Head,
@@ -34,8 +36,9 @@ from roofline.engine.schedule.fill import logit_rows, step_ids
 from roofline.engine.schedule.sequence import Request, Sequence
 from roofline.ops.batch import PAGE_TOKENS
 
-PARTS = 8  # files that the bound on a folder is divided into: the oldest goes when there is no room
-MOST_PLACES = 4096  # answers, of which those that ended are forgotten
+PARTS = 8  # files, at least, that the bound on a folder is divided into: the oldest goes when there is no room
+MAX_PART = 256 << 20  # bytes of a file: a replay reads one at a time
+MIN_PLACES = 64  # with fewer answers than these nobody looks for those that have ended
 
 
 class _Place:
@@ -53,21 +56,27 @@ class Recorder:
 
     Args:
         folder: made if it is missing, readable by its owner alone.
+        adapters: those that the engine has loaded.
         megabytes: that all recordings in the folder may have together.
         with_ids: write token ids.
 
     Raises ConfigError where the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, executable: Executable, megabytes: int, with_ids: bool) -> None:
-        self._folder, self._executable, self._with_ids = folder, executable, with_ids
+    def __init__(
+        self, folder: Path, executable: Executable, adapters: Adapters, megabytes: int, with_ids: bool
+    ) -> None:
+        self._folder, self._executable, self._adapters, self._with_ids = folder, executable, adapters, with_ids
         self._most = megabytes << 20
+        self._placed: dict[int, str] = {}  # by slot the digest that the present file has for it
+        self._forget_at = MIN_PLACES
         self._places: dict[Sequence, _Place] = {}
         self._stream: BinaryIO | None = None
         self._size = self._files = self._steps = self._answers = 0
         self._began = 0.0
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make_room()
             self._begin()
         except OSError as error:
             raise ConfigError(f"record={str(folder)!r}: the folder cannot be written: {cause_of(error)}") from error
@@ -79,7 +88,7 @@ class Recorder:
 
     def step(self, plan: StepPlan) -> None:
         """A step is about to run; the plan's sequences are as they were when it was filled in."""
-        if self._stream is not None and self._size > self._most // PARTS:
+        if self._stream is not None and self._size > self._part_bytes:
             self._rotate()
         self._steps += 1
         entries: list[Entry] = []
@@ -107,15 +116,22 @@ class Recorder:
         return Part(place.number, first, count, sequence.pages[first // PAGE_TOKENS :], ids)
 
     def _name(self, sequence: Sequence, first: int, entries: list[Entry]) -> _Place:
-        """Give an answer a number, with what lies in its pages already."""
-        if len(self._places) >= MOST_PLACES:
+        """Give an answer a number, with its adapter and what lies in its pages already."""
+        if len(self._places) >= self._forget_at:
             self._places = {s: place for s, place in self._places.items() if s.finished is None}
+            self._forget_at = max(MIN_PLACES, 2 * len(self._places))
         self._answers += 1
+        slot = sequence.request.slot
+        if slot:
+            info = self._adapters.info(slot)
+            if self._placed.get(slot) != info.digest:
+                self._placed[slot] = info.digest
+                entries.append(AdapterPlaced(slot, info.digest, info.path))
         place = self._places[sequence] = _Place(self._answers, sequence.pages)
         lead = sequence.pages[: -(-first // PAGE_TOKENS)]
         if first:
-            entries.append(Lead(first, lead, sequence.ids[:first] if self._with_ids else None))
-        entries.append(Named(self._answers, sequence.request.id, sequence.index, lead))
+            entries.append(Lead(first, lead, sequence.ids[:first] if self._with_ids else None, slot))
+        entries.append(Named(self._answers, sequence.request.id, sequence.index, lead, slot))
         return place
 
     def _begin(self) -> None:
@@ -126,8 +142,9 @@ class Recorder:
         self._stream = os.fdopen(descriptor, "wb", buffering=0)  # what was written outlives the process
         executable, limits = self._executable, self._executable.limits
         sizes = limits.tokens, limits.segments, limits.rows, limits.pages, executable.num_pages, executable.vocab_size
-        self._began, self._places = time.monotonic(), {}
-        head = frame(Head(executable.fingerprint, *sizes, self._with_ids, time.time()))
+        self._began, self._places, self._placed = time.monotonic(), {}, {}
+        adapter_sizes = self._adapters.most, executable.adapters.rank if isinstance(executable, Adapts) else 0
+        head = frame(Head(executable.fingerprint, *sizes, self._with_ids, time.time(), *adapter_sizes))
         self._stream.write(MAGIC + head)
         self._size = len(MAGIC) + len(head)
 
@@ -135,16 +152,24 @@ class Recorder:
         """Begin another file, and remove the oldest until there is room for it."""
         self.close()
         try:
-            files = sorted(self._folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime)
-            total = sum(path.stat().st_size for path in files)
-            for path in files:
-                if total <= self._most - self._most // PARTS:
-                    break
-                total -= path.stat().st_size
-                path.unlink(missing_ok=True)
+            self._make_room()
             self._begin()
         except OSError as error:
             self._give_up(error)
+
+    @property
+    def _part_bytes(self) -> int:
+        return min(self._most // PARTS, MAX_PART)
+
+    def _make_room(self) -> None:
+        """Remove the oldest recordings, earlier runs' too, until there is room for one file more."""
+        files = sorted(self._folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime)
+        total = sum(path.stat().st_size for path in files)
+        for path in files:
+            if total <= self._most - self._part_bytes:
+                break
+            total -= path.stat().st_size
+            path.unlink(missing_ok=True)
 
     def _write(self, entries: list[Entry]) -> None:
         if self._stream is None:

@@ -1,14 +1,29 @@
 """Running the steps of a recording again, alone: the same ids in the same pages, and the digests compared."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from roofline.backends.base import Executable
+from roofline.backends.base import Adapts, Executable
+from roofline.backends.options import MAX_ADAPTERS
 from roofline.common.errors import ConfigError, RooflineError
 from roofline.engine.digests import digests_of
-from roofline.engine.recording.entries import Arrival, Head, Landed, Lead, Named, Part, Step, read_entries
+from roofline.engine.recording.entries import (
+    AdapterPlaced,
+    Arrival,
+    Head,
+    Landed,
+    Lead,
+    Named,
+    Part,
+    Step,
+    read_entries,
+)
 from roofline.ops.batch import PAGE_TOKENS, Segment
+
+if TYPE_CHECKING:
+    from roofline.weights.adapters import Adapter
 
 
 @dataclass(frozen=True)
@@ -41,6 +56,7 @@ def check_room(path: Path, head: Head, executable: Executable) -> None:
         ("max_running", head.segments, limits.segments),
         ("logit rows (max_running, draft_tokens)", head.rows, limits.rows),
         ("cache_tokens", head.num_pages * PAGE_TOKENS, executable.num_pages * PAGE_TOKENS),
+        ("max_adapter_rank", head.adapter_rank, executable.adapters.rank if isinstance(executable, Adapts) else 0),
     )
     for name, needed, available in needs:
         if needed > available:
@@ -49,44 +65,100 @@ def check_room(path: Path, head: Head, executable: Executable) -> None:
         raise ConfigError(f"{path} is of a vocabulary of {head.vocab_size} ids, the model has {executable.vocab_size}")
 
 
-def replay(path: Path, executable: Executable) -> Iterator[Outcome]:
+def replay(path: Path, executable: Executable, adapters: Sequence[str] = ()) -> Iterator[Outcome]:
     """Run the steps of one file, in order. Where it has no ids, made-up ones stand for them: the steps have the same
-    shapes, and other logits. Raises ConfigError for a file that is none or does not fit."""
+    shapes, and other logits.
+
+    adapters: folders of adapters that are not where the recorded engine has read them. Raises ConfigError for a file
+    that is none or does not fit, and where an adapter is missing or has changed.
+    """
     head, entries = read_entries(path)
     check_room(path, head, executable)
-    runner = _Runner(path, executable)
+    runner = _Runner(path, executable, RecordedAdapters(path, head, executable, adapters))
     step: Step | None = None
     for entry in entries:
         if step is not None and not isinstance(entry, Arrival):
             yield runner.run(step, entry if isinstance(entry, Landed) and entry.number == step.number else None)
             step = None
         match entry:
+            case AdapterPlaced():
+                runner.adapters.place(entry)
             case Lead():
                 runner.compute_lead(entry)
             case Named():
                 runner.names[entry.answer] = entry.request_id, entry.index
                 runner.tables[entry.answer] = list(entry.lead_pages)
+                runner.slots[entry.answer] = runner.adapters.check_slot(entry.slot)
             case Step():
                 step = entry
     if step is not None:
         yield runner.run(step, None)
 
 
-class _Runner:
-    """The state of a replay: of each answer its name and its page table so far."""
+class RecordedAdapters:
+    """The adapters of one recording, put into the same slots of this executable.
 
-    def __init__(self, path: Path, executable: Executable) -> None:
-        self._path, self._executable = path, executable
+    folders: where to look for an adapter before the place that the recording names.
+    """
+
+    def __init__(self, path: Path, head: Head, executable: Executable, folders: Sequence[str]) -> None:
+        self._path, self._most, self._executable, self._folders = path, head.max_adapters, executable, folders
+        self._slots: set[int] = set()
+
+    def place(self, entry: AdapterPlaced) -> None:
+        """Read an adapter and put it into its slot. Raises ConfigError where none with its digest is found."""
+        executable, slot = self._executable, entry.slot
+        if not (isinstance(executable, Adapts) and 0 < slot <= min(self._most, MAX_ADAPTERS)):
+            raise ConfigError(f"{self._path} is no recording that can be replayed: it has no place for adapter {slot}")
+        adapter = self._read(entry)
+        if slot in executable.adapters.placed:
+            executable.adapters.free(slot)
+        executable.adapters.set(slot, adapter.matrices)
+        self._slots.add(slot)
+
+    def check_slot(self, slot: int) -> int:
+        """The slot. Raises ConfigError for one in which no adapter has been put."""
+        if slot and slot not in self._slots:
+            raise ConfigError(
+                f"{self._path} is no recording that can be replayed: it does not say what adapter {slot} is"
+            )
+        return slot
+
+    def _read(self, entry: AdapterPlaced) -> "Adapter":
+        from roofline.weights.adapters import read_adapter
+
+        problem = "its files have changed"
+        for folder in (*self._folders, entry.path):
+            try:
+                adapter = read_adapter(folder)
+            except ConfigError as error:
+                if folder in self._folders:
+                    raise
+                problem = str(error)
+            else:
+                if adapter.digest == entry.digest:
+                    return adapter
+        what = f"an answer was computed with the adapter {entry.path}, of digest {entry.digest[:16]}"
+        raise ConfigError(f"{self._path}: {what}: {problem}. Name its folder: --adapter FOLDER")
+
+
+class _Runner:
+    """The state of a replay: of each answer its name, its page table so far and the slot of its adapter."""
+
+    def __init__(self, path: Path, executable: Executable, adapters: "RecordedAdapters") -> None:
+        self._path, self._executable, self.adapters = path, executable, adapters
+        self.slots: dict[int, int] = {}
         self.names: dict[int, tuple[str, int]] = {}
         self.tables: dict[int, list[int]] = {}
 
     def compute_lead(self, lead: Lead) -> None:
         """Put into the cache what lay there, in steps of whatever size."""
         executable, most = self._executable, self._executable.limits.tokens
+        slot = self.adapters.check_slot(lead.slot)
         for first in range(0, lead.count, most):
             count = min(most, lead.count - first)
             ids = lead.ids[first : first + count] if lead.ids is not None else self._made_up(first, count)
-            self._fill([self._segment(ids, first, count, lead.pages)], [])
+            self._fill([self._segment(ids, first, count, lead.pages, slot)], [])
             try:
                 executable.forward()
             except Exception as error:
@@ -122,9 +194,9 @@ class _Runner:
         else:
             table[part.first // PAGE_TOKENS :] = part.pages
         ids = part.ids if part.ids is not None else self._made_up(part.first, part.count)
-        return self._segment(ids, part.first, part.count, table or [])
+        return self._segment(ids, part.first, part.count, table or [], self.slots[part.answer])
 
-    def _segment(self, ids: list[int], first: int, count: int, pages: list[int]) -> Segment:
+    def _segment(self, ids: list[int], first: int, count: int, pages: list[int], slot: int) -> Segment:
         """A segment whose every number an executable may use. Raises ConfigError for others."""
         executable = self._executable
         if not (count > 0 and len(ids) == count and 0 <= first <= executable.max_context - count):
@@ -133,7 +205,7 @@ class _Runner:
             self._refuse("it has ids outside the vocabulary")
         if len(pages) * PAGE_TOKENS < first + count or not all(0 <= page < executable.num_pages for page in pages):
             self._refuse("it has a page table that does not fit the cache")
-        return Segment(ids, first, pages)
+        return Segment(ids, first, pages, slot)
 
     def _fill(self, segments: list[Segment], rows: list[int]) -> None:
         limits = self._executable.limits
