@@ -1,6 +1,7 @@
 """What is killed leaves nothing behind: clients and engine of a real `roofline serve`, its memory, its Python share."""
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from e2e_serving import ASK, Served, serving, streaming_request
+from e2e_serving import ASK, ROOFLINE, Served, serving, streaming_request
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -138,6 +139,30 @@ def test_a_server_whose_engine_dies_eleven_times_without_a_token_ends_with_the_r
     assert "given up after 10 restarts" in said
     assert "Traceback" not in said
     assert len(killed) == 11
+
+
+def test_a_log_that_nobody_reads_stops_nobody(environment, model):
+    """Lines of the access log fill the pipe of standard error; requests, probes and the drain go on."""
+    command = [*ROOFLINE, "serve", str(model), "--port", "0", "--served-model-name", "small", "--cache-tokens", "1024"]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    try:
+        fcntl.fcntl(process.stderr, fcntl.F_SETPIPE_SZ, 4096)
+        line = b""
+        while b"Listening on " not in line:
+            line = process.stderr.readline()
+            assert line, "it did not start"
+        address = line.split()[-1].decode()
+        with httpx.Client(base_url=address, timeout=20) as client:
+            while client.get("/ready").status_code != 200:
+                time.sleep(0.05)
+            for _ in range(100):  # about 120 bytes of log each
+                assert client.get("/v1/models").status_code == 200
+        process.terminate()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.stderr.close()
 
 
 def test_an_engine_killed_while_it_loads_is_started_again(served):

@@ -211,7 +211,7 @@ def outcome_of_visit(monkeypatch):
     before = signal.signal(signal.SIGTERM, fail)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     lines = queue.Queue()
-    monkeypatch.setattr(module, "say", lines.put)
+    monkeypatch.setattr(module.log, "say", lines.put)
     outcome = []
 
     def visiting(visit):

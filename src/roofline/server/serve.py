@@ -4,7 +4,6 @@ import asyncio
 import gc
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -51,7 +50,8 @@ def serve(options: ServeOptions) -> None:
 
         return load_text(options.model, options.load.backend, options.reply_format)
 
-    _run(_serve(options, listening, engine, started, read_text, _settle))
+    with log.threaded_handler("roofline", "uvicorn"):  # whoever stops reading the log does not stop the server
+        _run(_serve(options, listening, engine, started, read_text, _settle))
 
 
 def serve_engine(options: ServeOptions, engine: "AsyncEngine", text: "TextSide") -> None:
@@ -273,6 +273,7 @@ def _http_server(
         ws="none",
         loop="none",  # we are inside one
         log_level="warning",
+        log_config=None,
         access_log=False,
         server_header=False,
         timeout_keep_alive=30,
@@ -293,7 +294,7 @@ def _stop_if_failed(task: "asyncio.Task", server: "DrainingServer") -> None:
 
 def _announce(address: str, loading: "asyncio.Task[Ready]", started: float, complete: Callable[[], None]) -> None:
     """Say that connections are taken, and later, or at once, that the model is loaded."""
-    say(f"Listening on {address}")
+    log.say(f"Listening on {address}")
     loading.add_done_callback(lambda task: _loaded(task, started, complete))
 
 
@@ -302,7 +303,7 @@ def _loaded(task: "asyncio.Task[Ready]", started: float, complete: Callable[[], 
         return
     ready = task.result()
     seconds = time.perf_counter() - started
-    say(f"Ready: {ready.name}, {ready.max_model_len:,} tokens of context, after {seconds:.2f} s")
+    log.say(f"Ready: {ready.name}, {ready.max_model_len:,} tokens of context, after {seconds:.2f} s")
     asyncio.get_running_loop().run_in_executor(None, _later, complete)
 
 
@@ -335,8 +336,3 @@ def _address(options: ServeOptions, listening: socket.socket) -> str:
     host = f"[{options.host}]" if listening.family == socket.AF_INET6 else options.host
     scheme = "http" if options.tls_certificate is None else "https"
     return f"{scheme}://{host}:{listening.getsockname()[1]}"
-
-
-def say(line: str) -> None:
-    """A line for whoever started the server."""
-    print(line, file=sys.stderr, flush=True)
