@@ -44,8 +44,8 @@ def receipt_of(*texts: str, stop: str | None = None) -> Receipt:
         for sample, text in enumerate(texts)
     ]  # fmt: skip
     return Receipt(
-        version=1, id="a", created=5, model="toy", fingerprint="f", weights="w", digest=DIGEST, end_ids=[0],
-        sampling=Sampling.of(SamplingParams(seed=1, n=len(texts), stop=(stop,) if stop else ())),
+        version=1, id="a", created=5, model="toy", fingerprint="f", weights="w", adapter=None, digest=DIGEST,
+        end_ids=[0], sampling=Sampling.of(SamplingParams(seed=1, n=len(texts), stop=(stop,) if stop else ())),
         prompts=[prompt_of([65], False)], choices=choices,
     )  # fmt: skip
 

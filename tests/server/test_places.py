@@ -88,6 +88,6 @@ def test_listening_is_said_once_connections_are_taken(engine, make_context, monk
         else:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(module, "say", say)
+    monkeypatch.setattr(module.log, "say", say)
     module.serve_engine(ServeOptions("m", port=0), engine, make_context().text)
     assert [line.split()[0] for line in lines] == ["Listening", "Ready:"]

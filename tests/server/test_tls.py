@@ -167,7 +167,7 @@ def test_a_server_speaks_tls_and_takes_up_a_renewed_certificate_and_keys(
     keys = tmp_path / "keys.toml"
     keys.write_text('[[keys]]\nname = "ann"\nkey = "a"\n')
     lines, outcome = queue.Queue(), []
-    monkeypatch.setattr(module, "say", lines.put)
+    monkeypatch.setattr(module.log, "say", lines.put)
 
     def visit(client, address):
         statuses = [client.get("/stats", headers={"authorization": f"Bearer {key}"}).status_code for key in "ab"]
