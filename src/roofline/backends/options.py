@@ -107,11 +107,11 @@ class LoadOptions(Options):
         None,
         "LoRA adapters that may be loaded at the same time, also while they are served. 0: none, and the model is "
         "computed without places for them. Default: as many as a server is started with.",
-        minimum=0, maximum=MAX_ADAPTERS, unit="adapters", topic=MODEL, backends=("cpu", "reference"), for_draft=False,
+        minimum=0, maximum=MAX_ADAPTERS, unit="adapters", topic=MODEL, for_draft=False,
     )  # fmt: skip
     max_adapter_rank: int = option(
-        64, "Largest rank of an adapter.", minimum=1, maximum=512, unit="ranks", topic=MODEL,
-        backends=("cpu", "reference"), for_draft=False,
+        64, "Largest rank of an adapter; 64 at most on a GPU.", minimum=1, maximum=512, unit="ranks", topic=MODEL,
+        for_draft=False,
     )  # fmt: skip
     tensor_parallel: int = option(
         1, "Ranks, each a process, that share each layer.",

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+ROWS = ("f32", "bf16", "f16")  # dtypes of rows that may be adapted
+
 
 @dataclass(frozen=True, eq=False)
 class AdapterMatrix:
@@ -94,13 +96,13 @@ def up(t: "Tensor", y: "Tensor", adapters: AdaptedRows, group: int, product: Up)
 
 
 def _down_type(call: Call) -> Type:
-    if call.x.dtype != "f32" or call.ranks < 1:
-        raise ConfigError(f"adapter_down: {call.ranks} ranks over rows of {call.x.dtype}; it takes float32 rows")
+    if call.x.dtype not in ROWS or call.ranks < 1:
+        raise ConfigError(f"adapter_down: {call.ranks} ranks over rows of {call.x.dtype}; it takes {', '.join(ROWS)}")
     return Type("f32", call.x.leading, (call.ranks,))
 
 
 def _up_type(call: Call) -> Type:
-    if call.y.dtype != "f32" or call.t.leading != call.y.leading:
+    if call.y.dtype not in ROWS or call.t.leading != call.y.leading:
         raise ConfigError(f"adapter_up: {call.t} cannot be added to {call.y}")
     return Type("f32", call.y.leading, call.y.trailing)
 

@@ -111,8 +111,9 @@ def _make(request: LoadRequest, ranks: "Ranks | None") -> "tuple[GpuExecutable, 
     followed = follow_store(device.chip) if options.tuned and not options.exact else ""
     roofs = ensure_op_roofs(device.torch_name, device.device.name)
     runtime = Runtime(
-        device.chip, device.torch_name, options.exact, options.graphs, choices, roofs, placed.hosted, followed
-    )
+        device.chip, device.torch_name, options.exact, options.graphs, choices, roofs, placed.hosted, followed,
+        adapter_slots=options.max_adapters or 0,
+    )  # fmt: skip
     with what_is_lacking(device, placed.used), ThreadPoolExecutor(1) as pool:
         first = ranks is None or ranks.rank == 0  # whose fingerprint is the model's
         executable = GpuExecutable(
@@ -133,9 +134,12 @@ def _place(request: LoadRequest, program: "Program", device: "UsableDevice") -> 
     """Where the model's bytes go. Raises CapacityError naming what would fit."""
     from roofline.backends.gpu.memory.capacity import place
     from roofline.backends.gpu.memory.requirements import cheaper, needs_of
+    from roofline.backends.gpu.runtime.adapters import adapter_bytes
 
     options, limits, chip = request.options, request.capacity.limits, device.chip
     scratch, other = scratch_bytes(program, limits), _neighbours_needs(request, program, chip)
+    if options.max_adapters:
+        scratch += adapter_bytes(program, options.max_adapters, options.max_adapter_rank)
     alternatives = cheaper(program, limits, scratch, caches={"fp8": chip.fp8} if chip.fp8 else {})
     return place(
         needs_of(program, limits, extra=scratch).sharing_device_with(other),
@@ -156,7 +160,7 @@ def _neighbours_needs(request: LoadRequest, program: "Program", chip: "Chip") ->
     draft, traces = request.neighbours.draft, request.neighbours.traces
     if draft is not None:
         config = ModelConfig.of(draft.config)
-        drafting = compile_for_gpu(draft, config, replace(request.options, activations="auto"), chip)
+        drafting = compile_for_gpu(draft, config, replace(request.options, activations="auto", max_adapters=None), chip)
         needs = needs.sharing_device_with(needs_of(drafting, limits, extra=scratch_bytes(drafting, limits)))
     if traces is not None:
         one = needs_of(program, traces, extra=scratch_bytes(program, traces))

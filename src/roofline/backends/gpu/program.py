@@ -24,7 +24,8 @@ def compile_for_gpu(
     """The Program in the arithmetic of GPUs: 16-bit rows, in the format of the file where that is F16.
 
     chip: that it is for, where the cache or activations are to be fp8. Raises ConfigError for a cache of another
-    format, UnsupportedError for fp8 on a chip without it, and for activations of fp8 where no weights are.
+    format, UnsupportedError for fp8 on a chip without it, for activations of fp8 where no weights are or beside
+    adapters, and for adapters of a rank that the kernel does not have.
     """
     from roofline.models import registry
     from roofline.program import target
@@ -42,12 +43,22 @@ def compile_for_gpu(
         )
     if options.activations == "fp8":
         rows8 = _float8_variant(chip, "activations of fp8", "activations=auto")
+        if options.max_adapters:
+            reason = "an adapter reads rows of 16 bits"
+            raise UnsupportedError("activations of fp8 beside adapters", reason, ("activations=auto",))
         if FLOAT8 not in matrices:
             reason = f"its weights are {', '.join(sorted(matrices))}, and products are of two alike"
             raise UnsupportedError("activations of fp8 for this model", reason, ("activations=auto",))
     gpu_target = target.gpu(rows, options.exact, cache, rows8)
     family, tensors = registry.get(config.family), checkpoint.tensors
-    return compile_program(family, config, tensors, gpu_target, share=share or WHOLE)
+    program = compile_program(family, config, tensors, gpu_target, share=share or WHOLE)
+    if not options.max_adapters:
+        return program
+    from roofline.backends.gpu.runtime.adapters import check_rank
+    from roofline.program.passes.adapt import adapt
+
+    check_rank(options.max_adapter_rank)
+    return adapt(program, options.max_adapter_rank)
 
 
 def _float8_variant(chip: "Chip | None", what: str, instead: str) -> str:

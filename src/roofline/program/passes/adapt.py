@@ -1,7 +1,8 @@
 """adapt: every matrix of the layers gets a place where the adapters of a step's rows add what they change.
 
 It runs after all other passes, on what they made: where a fused instruction has what an adapter reads or changes inside
-of it, its parts are written out again. They round where it rounded, so rows without an adapter keep their bits.
+of it, its parts are written out again. They round where it rounded, so rows without an adapter keep their bits; on GPUs
+the fused product adds up in another order, so there they do not.
 """
 
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from roofline.common.errors import UnsupportedError
 from roofline.ops import registry
+from roofline.ops.adapters import ROWS
 from roofline.ops.symbol import Type
 from roofline.program.ir import WHOLE, Instr, Program, Value
 from roofline.program.passes.plan import plan
@@ -34,7 +36,7 @@ class Site:
 def adapt(program: Program, rank: int) -> Program:
     """The Program, planned anew, with adapters of up to `rank` on all matrices of its layers.
 
-    Raises UnsupportedError for one rank's part of a model, and where the rows of a matrix are not float32.
+    Raises UnsupportedError for one rank's part of a model, and where the rows of a matrix are floats of 8 bits.
     """
     if program.share != WHOLE:
         raise UnsupportedError("adapters on several ranks", "only a whole matrix is adapted", ("tensor_parallel=1",))
@@ -51,14 +53,16 @@ def adapt(program: Program, rank: int) -> Program:
         if not _is_site(program, instr):
             continue
         x, y = sources.get(instr.inputs[0], instr.inputs[0]), instr.output
-        if types[x].dtype != "f32" or y.type.dtype != "f32":
+        if types[x].dtype not in ROWS or y.type.dtype not in ROWS:
             what = f"adapters where rows are {types[x].dtype}"
-            raise UnsupportedError(what, "they are computed from float32", ("backend=cpu",))
+            raise UnsupportedError(what, "they are computed from floats of 16 bits or more", ("activations=auto",))
         ranks = rank * len(program.weights[instr.weights[0]].pieces)
-        t = Value(f"{y.name}.ranks", Type("f32", y.type.leading, (ranks,)))
+        t = Value(f"{y.name}.ranks", Type(types[x].dtype, y.type.leading, (ranks,)))
         result = Value(f"{y.name}.adapted", y.type)
         down = {"group": group, "ranks": ranks} | ({"order": order_down} if order_down else {})
         up = {"group": group} | ({"order": order_up} if order_up else {})
+        down |= {"out": t.type.dtype} if t.type.dtype != "f32" else {}
+        up |= {"out": y.type.dtype} if y.type.dtype != "f32" else {}
         adapted.append(Instr("adapter_down", (renamed.get(x, x), ADAPTERS), (), down, (t,)))
         adapted.append(Instr("adapter_up", (t.name, y.name, ADAPTERS), (), up, (result,)))
         renamed[y.name] = result.name
@@ -120,5 +124,6 @@ def _parts(program: Program, instr: Instr, types: Mapping[str, Type]) -> list[In
     linear = replace(linear, attrs=attrs, outputs=(product,))
     if fuses[1] == "add":
         return [linear, Instr(fuses[1], (instr.inputs[1], product.name), (), {}, instr.outputs)]
-    order = {"order": instr.attr("gate_order")} if instr.attr("gate_order") else {}
-    return [linear, Instr(fuses[1], (product.name,), (), order, instr.outputs)]
+    rest = {"order": instr.attr("gate_order")} if instr.attr("gate_order") else {}
+    rest |= {"out": instr.attr("out")} if instr.attr("out") else {}
+    return [linear, Instr(fuses[1], (product.name,), (), rest, instr.outputs)]

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from roofline.backends.adapters import AdapterSlots
 from roofline.backends.base import Clock, MonotonicClock, StepCost
 from roofline.backends.checkpoint import damaged_tensor
 from roofline.backends.gpu.devices import give_back
 from roofline.backends.gpu.memory.weights import DeviceWeights, Read
+from roofline.backends.gpu.runtime.adapters import DeviceAdapters
 from roofline.backends.gpu.runtime.device_errors import told_if_lost
 from roofline.backends.gpu.runtime.graphs import Graphs, padded
 from roofline.backends.gpu.runtime.lower import Lowering, by_layer
@@ -24,6 +26,7 @@ from roofline.backends.sampling import Sampled, SampleRows
 from roofline.common.errors import CapacityError, UnsupportedError
 from roofline.hardware.chips.chips import Chip
 from roofline.hardware.roofs import Roofs
+from roofline.ops.adapters import PlacedMatrix
 from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits
 from roofline.ops.collectives import Group
 from roofline.ops.rope_tables import RopeTable, cos_sin
@@ -40,8 +43,8 @@ class Runtime:
     """Where a Program runs. device: torch's name ("cuda:0"; "cpu" for Triton's interpreter); graphs: capture decode
     steps, which needs a GPU; exact: no order of sums that depends on the step; choices: see `Products`; roofs: measured
     limits, for `step_cost`; hosted: layers that live on the host, with which steps are not captured; libraries: what
-    torch's follow (`libraries.follow_store`). On "meta" there is no memory and nothing computed: see
-    gpu/ahead/model_steps.py."""
+    torch's follow (`libraries.follow_store`); adapter_slots: adapters that may be there at the same time. On "meta"
+    there is no memory and nothing computed: see gpu/ahead/model_steps.py."""
 
     chip: Chip
     device: str
@@ -51,6 +54,7 @@ class Runtime:
     roofs: Roofs | None = None
     hosted: tuple[int, ...] = ()
     libraries: str = ""
+    adapter_slots: int = 0
 
     def here(self) -> "AbstractContextManager[object]":
         """In which kernels are launched on this device: they go to the thread's current one."""
@@ -115,8 +119,13 @@ class GpuExecutable:
         program, runtime, limits = self.program, self.runtime, self.limits
         products = Products(runtime.chip, activations(program), runtime.exact, runtime.choices)
         tables = {name: _turns(table, self.max_context, runtime.device) for name, table in program.tables.items()}
+        self.adapters = AdapterSlots(program, self._set_adapter)
+        self._adapters = None
+        if self.adapters.sites:
+            self._adapters = DeviceAdapters(program, runtime.adapter_slots, self.adapters.rank, runtime.device)
         lowering = Lowering(
-            program, runtime.chip, self.weights, products, tables, runtime.device, runtime.exact, self._group
+            program, runtime.chip, self.weights, products, tables, runtime.device, runtime.exact, self._group,
+            self._adapters,
         )  # fmt: skip
         self._launches = lowering.launches()
         self._sections = by_layer(self._launches) if runtime.hosted else [(None, self._launches)]
@@ -163,6 +172,12 @@ class GpuExecutable:
             remedy = "Ask for a shorter sequence, or load the model with a smaller cache_tokens."
             free = torch.cuda.mem_get_info(self.runtime.device)[0]
             raise CapacityError("another trace of the model", needed, free, "bytes", remedy) from error
+
+    def _set_adapter(self, slot: int, placed: Sequence[PlacedMatrix]) -> None:
+        """Put an adapter's matrices on the device; none: take them away."""
+        assert self._adapters is not None, "a Program without places for adapters has no site"
+        with told_if_lost(self.runtime.device), self._here:
+            self._adapters.set(slot, placed)
 
     def forward(self) -> None:
         """Queue the step described by `batch`; nothing waits for the device, but with clocks on. Raises LostError

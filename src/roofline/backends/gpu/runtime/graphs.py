@@ -43,7 +43,8 @@ def padded(sizes: Sizes, limits: BatchLimits, longest: int) -> Sizes | None:
         return None
     size = bucket(sizes.tokens, min(limits.tokens, limits.rows, limits.segments if decoding else limits.tokens))
     context = max(_SMALLEST_CONTEXT, next_power_of_2(sizes.max_context))
-    return Sizes(size, size, min(size, limits.segments), next_power_of_2(sizes.max_query), min(context, longest))
+    segments, queries = min(size, limits.segments), next_power_of_2(sizes.max_query)
+    return Sizes(size, size, segments, queries, min(context, longest), adapted=sizes.adapted)
 
 
 class Graphs:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from roofline.backends.gpu.memory.requirements import layer_of
 from roofline.backends.gpu.memory.weights import DeviceWeights
+from roofline.backends.gpu.runtime.adapters import DeviceAdapters
 from roofline.backends.gpu.runtime.matmul import Products
 from roofline.backends.gpu.runtime.step import Step, dtypes
 from roofline.common.errors import UnsupportedError
@@ -23,7 +24,7 @@ Launch = Callable[[Step], None]
 @dataclass(frozen=True)
 class Lowering:
     """What lowering knows. tables: name of a rope table -> cos and sin, float32 [positions, dim / 2]; group: who shares
-    the matrices of a Program that is one rank's."""
+    the matrices of a Program that is one rank's; adapters: of a Program with places for them."""
 
     program: Program
     chip: Chip
@@ -33,6 +34,7 @@ class Lowering:
     device: str
     exact: bool
     group: Group | None = None
+    adapters: DeviceAdapters | None = None
 
     def launches(self) -> list[tuple[Instr, Launch]]:
         """Instructions that do something, each with its launch. Raises UnsupportedError for an op without a kernel."""
@@ -196,7 +198,7 @@ def _attend(low: Lowering, instr: Instr) -> Launch:
     def launch(step: Step) -> None:
         key = tuple(shape.items())
         if key not in step.launches:  # the same for all layers
-            sizes = {name: n for name, n in vars(step.sizes).items() if name != "rows"}
+            sizes = {name: n for name, n in vars(step.sizes).items() if name not in ("rows", "adapted")}
             step.launches[key] = prepare_all(low.chip, **sizes, **shape, exact=low.exact)
         k, v = (pages[layer] for pages in step.caches[kv_group_of(cache)])
         names = ("seg_start", "context_len", "page_start", "pages")
@@ -220,6 +222,36 @@ def _activated(low: Lowering, instr: Instr) -> Launch:
     def launch(step: Step) -> None:
         operands = [step.value(name) for name in instr.inputs]
         (gated if instr.op.endswith("_mul") else activated)(low.chip, kind, *operands, out=step.value(out))
+
+    return launch
+
+
+def _adapter_down(low: Lowering, instr: Instr) -> Launch:
+    """Nothing: one launcher computes both products, and keeps what is between them in memory of its own."""
+    return lambda step: None
+
+
+def _adapter_up(low: Lowering, instr: Instr) -> Launch:
+    from roofline.backends.gpu.kernels.adapter import adapter
+
+    assert low.adapters is not None, "a Program with places for adapters has memory for them"
+    (t, y, slots), out = instr.inputs, instr.output.name
+    down = next(each for each in low.program.body if t in (value.name for value in each.outputs))
+    matrices, of_rows = low.adapters.of_group(instr.attr("group")), instr.output.type.leading == "rows"
+
+    def launch(step: Step) -> None:
+        result = step.value(out)
+        if result.data_ptr() != step.value(y).data_ptr():
+            result.copy_(step.value(y))
+        if not step.sizes.adapted:
+            return
+        x, ids = step.value(down.inputs[0]), step.value(slots)
+        if of_rows:
+            ids = ids.index_select(0, step.fields["logit_rows"])
+        for each in matrices:
+            site = each.site
+            columns = result[:, site.column : site.column + site.outputs]
+            adapter(low.chip, x, each.a, each.b, each.scales, ids, out=columns)
 
     return launch
 
@@ -250,6 +282,8 @@ _LOWER: dict[str, Callable[[Lowering, Instr], Launch]] = {
     "add_norm": _add_norm,
     "linear": _linear,
     "linear_silu_mul": _linear_silu_mul,
+    "adapter_down": _adapter_down,
+    "adapter_up": _adapter_up,
     "rope_kv_write": _rope_kv_write,
     "qkv_write": _rope_kv_write,
     "attend": _attend,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Sizes:
     """tokens, rows, segments of a step, padded ones included; max_query, max_context: the most one segment has;
-    decodes: leading segments of one query that come before others of more."""
+    decodes: leading segments of one query that come before others of more; adapted: whether a token has an adapter."""
 
     tokens: int
     rows: int
@@ -29,6 +29,7 @@ class Sizes:
     max_query: int
     max_context: int
     decodes: int = 0
+    adapted: bool = False
 
 
 @dataclass
@@ -95,7 +96,8 @@ class Fields:
         lengths = np.diff(batch.seg_start[: batch.segments + 1])
         context = int(batch.context_len[: batch.segments].max(initial=1))
         decodes = int((lengths > 1).argmax()) if len(lengths) else 0  # 0 too where all are of one query
-        return Sizes(batch.tokens, batch.rows, batch.segments, int(lengths.max(initial=1)), context, decodes)
+        longest, adapted = int(lengths.max(initial=1)), bool(batch.adapters[: batch.tokens].any())
+        return Sizes(batch.tokens, batch.rows, batch.segments, longest, context, decodes, adapted)
 
     def pad(self, sizes: Sizes) -> None:
         """Empty segments behind the step's own: their rows write to the scratch page, and nobody reads them."""
@@ -107,6 +109,7 @@ class Fields:
         batch.logit_rows[rows : sizes.rows] = 0
         batch.ids[batch.tokens : sizes.tokens] = 0
         batch.positions[batch.tokens : sizes.tokens] = 0
+        batch.adapters[batch.tokens : sizes.tokens] = 0
 
     def upload(self) -> None:
         """Copy what the step uses; the batch may be filled again at once."""
@@ -117,7 +120,11 @@ class Fields:
             self._uploaded.synchronize()
         tables, rows = batch.offsets["pages"], batch.offsets["logit_rows"]
         used = int(batch.page_start[batch.segments])
-        for start, stop in ((0, tables), (tables, tables + used), (rows, rows + batch.limits.rows)):
+        parts = [(0, tables), (tables, tables + used), (rows, rows + batch.limits.rows)]
+        if batch.adapters[: batch.tokens].any():
+            adapters = batch.offsets["adapters"]
+            parts.append((adapters, adapters + batch.limits.tokens))
+        for start, stop in parts:
             if self._uploaded is not None:
                 self._host[start:stop] = torch.from_numpy(batch.buffer[start:stop])
             self._fields[start:stop].copy_(self._host[start:stop], non_blocking=True)
@@ -125,12 +132,12 @@ class Fields:
             self._uploaded.record()
 
     def of(self, sizes: Sizes) -> "dict[str, Tensor]":
-        """The fields of a step of these sizes, int32, by name."""
+        """The fields of a step of these sizes, int32, by name; adapters where the step has any."""
         fields = {}
         for name, count in (
             ("header", 16), ("ids", sizes.tokens), ("positions", sizes.tokens), ("seg_start", sizes.segments + 1),
             ("context_len", sizes.segments), ("page_start", sizes.segments + 1), ("pages", self.batch.limits.pages),
-            ("logit_rows", sizes.rows),
+            ("logit_rows", sizes.rows), *([("adapters", sizes.tokens)] if sizes.adapted else []),
         ):  # fmt: skip
             start = self.batch.offsets[name]
             fields[name] = self._fields[start : start + count]
