@@ -80,6 +80,8 @@ def test_streams_survive_the_death_of_the_engine(environment, model, streams, ki
                 # Sometimes all answers have gone on since the last process was killed, sometimes only those in front.
                 enough = text() + 1 + (kill % 4) * 3 * streams
                 served.eventually(lambda enough=enough: text() >= enough, 300)
+                # Text that was on its way may arrive while the next process still starts; `pid` is null until it has.
+                served.eventually(lambda: served.stats()["pid"] is not None, 60)
                 assert not any(each.done() for each in reading), "all streams are open"
                 os.kill(served.stats()["pid"], signal.SIGKILL)
             results = [each.result() for each in reading]
