@@ -53,9 +53,13 @@ def to_hf(config: Config) -> Config:
 def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     """The canonical configuration; converters permute the rows of q and k, and write biases as tensors alone."""
     config = gguf_fields.read(model, "llama", "interleaved")
-    config["attention_bias"] = "layers.0.attn.q.bias" in model.shapes
-    if "layers.0.attn.o.bias" in model.shapes:
+    config["attention_bias"] = _biased(model, "attn.q", "attn.k", "attn.v")
+    if _biased(model, "attn.o"):
         config["output_bias"] = True
-    if "layers.0.mlp.down.bias" in model.shapes:
+    if _biased(model, "mlp.gate", "mlp.up", "mlp.down"):
         config["mlp_bias"] = True
     return config
+
+
+def _biased(model: gguf_fields.GgufModel, *names: str) -> bool:
+    return all(f"layers.0.{name}.bias" in model.shapes for name in names)

@@ -1,8 +1,8 @@
 """The canonical configuration of a model, the same whatever file it came from, and the checks of its values.
 
 The mapping has the fields of `models.config.ModelConfig`, or of the family's own `Config`; rope_scaling is None, or a
-mapping with Hugging Face's keys and "rope_type" linear | llama3 | yarn. It is plain JSON: what differs between layers is
-a list with a value for each.
+mapping with Hugging Face's keys and "rope_type" linear | llama3 | yarn. It is plain JSON: what differs between layers
+is a list with a value for each.
 """
 
 from collections.abc import Mapping
