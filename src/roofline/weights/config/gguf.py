@@ -81,9 +81,6 @@ def from_gguf(
     if arch not in _ARCHITECTURES and registered is None:
         what = f"{path}: architecture {shorten(arch)!r}"
         raise UnsupportedError(what, "we have no model for it", tuple(_ARCHITECTURES))
-    if whole.get("split.count", int, 0) not in (0, 1):
-        what = f"{path}: split.count above 1, a GGUF in several files,"
-        raise UnsupportedError(what, "we read single files", ("gguf-split --merge",))
     within = f"{arch}."
     fields = Fields(path, {k.removeprefix(within): metadata[k] for k in metadata if k.startswith(within)}, within)
     _refuse_unknown(fields)
