@@ -60,8 +60,8 @@ def from_gguf(metadata: JsonObject, path: Path | str = "the GGUF file") -> Token
             ids[key] = token_id
     prefix, suffix = _around(fields, kind, ids)
     with naming(path):
-        parts: JsonObject = {"tokens": tokens, "added": added_tokens(tokens, types)}
-        parts |= _model(fields, kind, tokens, types, ids["unknown"])
+        model = _model(fields, kind, tokens, types, ids["unknown"])
+        parts: JsonObject = {"tokens": tokens, "added": added_tokens(tokens, types), **model}
         vocabulary = Vocabulary(
             **parts,
             bos_id=ids["bos"],

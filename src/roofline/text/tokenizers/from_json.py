@@ -121,8 +121,8 @@ def _model_parts(model: Fields) -> JsonObject:
             options["max_input_chars_per_word"] = longest
             options["continuing_subword_prefix"] = model.get("continuing_subword_prefix", str, "##")
         return {"model": kind, "tokens": tokens_of(model), "options": options}
-    found = f"{model.path}: model type {describe(model.values.get('type'))}"
-    raise UnsupportedError(found, "it is not built here", MODEL_KINDS)
+    what = f"{model.path}: model type {describe(model.values.get('type'))}"
+    raise UnsupportedError(what, "it is not built here", MODEL_KINDS)
 
 
 def _room(count: int) -> int:
@@ -178,8 +178,8 @@ def _spelling(file: Fields, *, words: bool) -> JsonObject:
     spaces = [s for s in steps if s["type"] == "Metaspace" or (s["type"] == "Replace" and s.get("content") == " ")]
     if kinds & {"ByteLevel", "WordPiece"} or not spaces:
         what = f"{file.path}: decoder {sorted(map(str, kinds))}"
-        known = ("ByteLevel", "Metaspace", "Replace", "WordPiece")
-        raise UnsupportedError(what, "its byte spelling is unknown", known)
+        kinds_built = ("ByteLevel", "Metaspace", "Replace", "WordPiece")
+        raise UnsupportedError(what, "its byte spelling is unknown", kinds_built)
     strip = any(s["type"] == "Strip" and s["start"] for s in steps)
     metaspace = any(s["type"] == "Metaspace" and s.get("prepend_scheme", "always") != "never" for s in steps)
     if any(s.get("replacement", SPACE) != SPACE for s in spaces):

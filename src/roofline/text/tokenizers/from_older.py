@@ -4,42 +4,52 @@ Such files do not say all: what is put around texts, and how they are split, is 
 tokenizer_config.json names. The classes of the tables below are built; others are refused by name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from roofline.common.errors import ConfigError, UnsupportedError
-from roofline.common.fields import Fields, has_type, shorten
+from roofline.common.fields import Fields, shorten
 from roofline.common.files import read_regular
 from roofline.common.json_files import read_json_file
 from roofline.text.tokenizers.from_json import content_of, ids_of, tokens_of
 from roofline.text.tokenizers.from_model import MAX_BYTES, read_model
 from roofline.text.tokenizers.pretokenizers import byte_level_pipeline
 from roofline.text.tokenizers.tokenizer import Tokenizer
-from roofline.text.tokenizers.vocabulary import MAX_ID, AddedToken, Vocabulary, checked_id, end_ids
+from roofline.text.tokenizers.vocabulary import MAX_ID, AddedToken, JsonObject, Vocabulary, checked_id, end_ids
 from roofline.text.tokenizers.wordpiece import word_pieces
 
 MODEL, MERGES, WORDS = "tokenizer.model", "merges.txt", "vocab.txt"
 _REMEDY = "save it again with transformers' fast tokenizer, which writes tokenizer.json"
-# Class -> its text for BOS and EOS where tokenizer_config.json has none, whether it puts them around a text.
-_AROUND: dict[str, dict[str, tuple[str, str, bool, bool]]] = {
+
+
+class _Around(NamedTuple):
+    """What a class has for BOS and EOS where tokenizer_config.json does not say, and whether it puts them around."""
+
+    bos: str
+    eos: str
+    begins: bool = False
+    ends: bool = False
+
+
+_AROUND: dict[str, dict[str, _Around]] = {
     MODEL: {
-        "LlamaTokenizer": ("<s>", "</s>", True, False),
-        "CodeLlamaTokenizer": ("<s>", "</s>", True, False),
-        "GemmaTokenizer": ("<bos>", "<eos>", True, False),
-        "T5Tokenizer": ("", "</s>", False, True),
+        "LlamaTokenizer": _Around("<s>", "</s>", begins=True),
+        "CodeLlamaTokenizer": _Around("<s>", "</s>", begins=True),
+        "GemmaTokenizer": _Around("<bos>", "<eos>", begins=True),
+        "T5Tokenizer": _Around("", "</s>", ends=True),
     },
     MERGES: {
-        "GPT2Tokenizer": ("<|endoftext|>", "<|endoftext|>", False, False),
-        "CodeGenTokenizer": ("<|endoftext|>", "<|endoftext|>", False, False),
-        "Qwen2Tokenizer": ("", "<|endoftext|>", False, False),
-        "RobertaTokenizer": ("<s>", "</s>", True, True),
-        "BartTokenizer": ("<s>", "</s>", True, True),
+        "GPT2Tokenizer": _Around("<|endoftext|>", "<|endoftext|>"),
+        "CodeGenTokenizer": _Around("<|endoftext|>", "<|endoftext|>"),
+        "Qwen2Tokenizer": _Around("", "<|endoftext|>"),
+        "RobertaTokenizer": _Around("<s>", "</s>", begins=True, ends=True),
+        "BartTokenizer": _Around("<s>", "</s>", begins=True, ends=True),
     },
-    WORDS: {
-        "BertTokenizer": ("[CLS]", "[SEP]", True, True),
-        "DistilBertTokenizer": ("[CLS]", "[SEP]", True, True),
-        "ElectraTokenizer": ("[CLS]", "[SEP]", True, True),
-    },
+    WORDS: dict.fromkeys(
+        ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"),
+        _Around("[CLS]", "[SEP]", begins=True, ends=True),
+    ),
 }
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "cls_token", "sep_token", "mask_token")
 _BERT_NAMES = {
@@ -75,37 +85,45 @@ def from_older(files: Mapping[str, Path], settings: Fields) -> Tokenizer:
     source = older_file(files)
     if source is None:
         raise ConfigError(f"{settings.path}: none of {MODEL}, vocab.json with {MERGES}, {WORDS} is beside it")
-    path, known = files[source], _AROUND[source]
+    path, classes = files[source], _AROUND[source]
     name = (settings.get("tokenizer_class", str) or "").removesuffix("Fast")
-    if name not in known:
+    if name not in classes:
         what = f"{path}: tokenizer_class {shorten(name)!r}" if name else f"{path} without a tokenizer_class beside it"
-        raise UnsupportedError(what, f"what it puts around texts is in its code, not here: {_REMEDY}", sorted(known))
-    bos, eos, *switches = known[name]
+        raise UnsupportedError(what, f"what it puts around texts is in its code, not here: {_REMEDY}", sorted(classes))
+    around = classes[name]
+    names = {"bos_token": around.bos, "eos_token": around.eos}
     if source == MODEL:
-        parts, names = _of_model(path, settings, name)
+        parts, more_names = _of_model(path, settings, name)
     elif source == MERGES:
-        parts, names = _of_merges(files["vocab.json"], path, settings, name), {}
+        parts, more_names = _of_merges(files["vocab.json"], path, settings, name), {}
     else:
-        parts, names = _of_words(path, settings), dict(_BERT_NAMES)
-    names = {"bos_token": bos, "eos_token": eos} | names
-    parts["added"] = _added(files, settings, parts, names)
-    ids = {token: i for i, token in enumerate(parts["tokens"]) if token}
-    ids |= {token.content: token.id for token in parts["added"]}
-    if source == WORDS:  # its class knows no ends of texts, but what stands around one
-        around = [ids.get(_named(settings, names, key)) for key in ("cls_token", "sep_token")]
-    else:
-        around = [ids.get(_named(settings, names, key)) for key in ("bos_token", "eos_token")]
-    placed: list[tuple[int, ...]] = []
-    for key, token_id, default in zip(("add_bos_token", "add_eos_token"), around, switches, strict=True):
-        switch = settings.get(key, bool, default)
-        if switch and token_id is None:
-            raise ConfigError(f"{path}: {name} puts {key[4:]} around texts, and no token is that one")
-        placed.append((token_id,) if switch and token_id is not None else ())
-    ends = (around[1], *ids_of(settings, "eos_token_id"))
-    vocabulary = Vocabulary(
-        **parts, bos_id=around[0], eos_ids=end_ids(ends, parts["added"]), prefix=placed[0], suffix=placed[1]
+        parts, more_names = _of_words(path, settings), _BERT_NAMES
+    names |= more_names
+    tokens: list[str] = parts["tokens"]
+    added = _added(files, settings, tokens, parts["added"], names)
+    ids = {token: i for i, token in enumerate(tokens) if token} | {token.content: token.id for token in added}
+    # The class of vocab.txt knows no ends of texts, but what stands around one.
+    ends = ("cls_token", "sep_token") if source == WORDS else ("bos_token", "eos_token")
+    bos, eos = (ids.get(_named(settings, names, key)) for key in ends)
+    return Tokenizer.of_file(
+        path,
+        Vocabulary(
+            **{**parts, "added": added},
+            bos_id=bos,
+            eos_ids=end_ids((eos, *ids_of(settings, "eos_token_id")), added),
+            prefix=_placed(settings, "add_bos_token", around.begins, bos),
+            suffix=_placed(settings, "add_eos_token", around.ends, eos),
+        ),
     )
-    return Tokenizer.of_file(path, vocabulary)
+
+
+def _placed(settings: Fields, key: str, default: bool, token_id: int | None) -> tuple[int, ...]:
+    """The token that a switch puts around texts."""
+    if not settings.get(key, bool, default):
+        return ()
+    if token_id is None:
+        settings.refuse(key, f"is true, for this tokenizer_class or as it says, but no token is {key[4:]}")
+    return (token_id,)
 
 
 def _named(settings: Fields, names: Mapping[str, str], key: str) -> str:
@@ -113,7 +131,7 @@ def _named(settings: Fields, names: Mapping[str, str], key: str) -> str:
     return content_of(settings, key) or names.get(key, "")
 
 
-def _of_model(path: Path, settings: Fields, name: str) -> tuple[dict[str, object], dict[str, str]]:
+def _of_model(path: Path, settings: Fields, name: str) -> tuple[JsonObject, dict[str, str]]:
     """Fields of the vocabulary, and texts of special tokens that the file has."""
     model = read_model(str(path), read_regular(path, MAX_BYTES))
     tokens = list(model.pieces.tokens)
@@ -129,7 +147,7 @@ def _of_model(path: Path, settings: Fields, name: str) -> tuple[dict[str, object
     return {**model.parts(), "tokens": tokens, "added": added}, names
 
 
-def _of_merges(vocab: Path, path: Path, settings: Fields, name: str) -> dict[str, object]:
+def _of_merges(vocab: Path, path: Path, settings: Fields, name: str) -> JsonObject:
     data = read_json_file(vocab)
     tokens = tokens_of(Fields(vocab, {"vocab": data}))
     lines = _lines(path)
@@ -148,7 +166,7 @@ def _of_merges(vocab: Path, path: Path, settings: Fields, name: str) -> dict[str
     }
 
 
-def _of_words(path: Path, settings: Fields) -> dict[str, object]:
+def _of_words(path: Path, settings: Fields) -> JsonObject:
     for key, only in (("do_basic_tokenize", True), ("never_split", None)):
         if settings.values.get(key, only) not in (only, None):
             raise UnsupportedError(f"{settings.path}: {key} other than {only}", "is not built here")
@@ -172,20 +190,18 @@ def _lines(path: Path) -> list[str]:
 
 
 def _added(
-    files: Mapping[str, Path], settings: Fields, parts: Mapping[str, object], names: Mapping[str, str]
+    files: Mapping[str, Path],
+    settings: Fields,
+    tokens: Sequence[str],
+    model_tokens: Sequence[AddedToken],
+    names: Mapping[str, str],
 ) -> list[AddedToken]:
-    """The tokens that are found in a text before it is split, in the order of their ids."""
-    tokens, given = parts["tokens"], parts["added"]
-    assert isinstance(tokens, list), "a list in each kind of parts"
-    assert isinstance(given, list), "a list in each kind of parts"
+    """The tokens that are found in a text before it is split, in the order of their ids; model_tokens: the model's."""
     special = {_named(settings, names, key) for key in _NAMED}
-    extra = settings.values.get("additional_special_tokens")
-    if has_type(extra, list):
-        special |= {
-            entry if isinstance(entry, str) else "" for entry in settings.get("additional_special_tokens", list)
-        }
+    extra = settings.get("additional_special_tokens", list, [])
+    special |= {entry for entry in extra if isinstance(entry, str)}
     ids = {token: i for i, token in enumerate(tokens) if token}
-    added = {token.id: token for token in given}
+    added = {token.id: token for token in model_tokens}
     added |= {ids[name]: AddedToken(ids[name], name, special=True) for name in special if name in ids}
     if "added_tokens.json" in files:
         listed = Fields(files["added_tokens.json"], read_json_file(files["added_tokens.json"]))

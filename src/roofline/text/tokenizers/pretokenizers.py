@@ -156,8 +156,8 @@ def byte_level_pipeline(kind: str, *, prefix_space: bool = False) -> JsonObject:
     Raises UnsupportedError: an unknown kind; lists the known.
     """
     if kind not in PATTERNS:
-        known = sorted({*PATTERNS, *VISIBLE_SPACES})
-        raise UnsupportedError(f"tokenizer.ggml.pre = {kind!r}", "its splitting rule is not known", known)
+        kinds = sorted({*PATTERNS, *VISIBLE_SPACES})
+        raise UnsupportedError(f"tokenizer.ggml.pre = {kind!r}", "its splitting rule is not known", kinds)
     steps: list[JsonObject] = [
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
         for pattern in PATTERNS[kind]

@@ -129,6 +129,8 @@ class Vocabulary:
                 return models.Unigram(list(zip(self.tokens, self.scores, strict=True)), **self.options)
             ids = dict(zip(self.tokens, range(len(self.tokens)), strict=True))
             ids.pop("", None)
+            if self.model in ("WordPiece", "WordLevel") and self.options["unk_token"] not in ids:
+                raise ConfigError("it has no such token")  # which the library says when a text first needs it
             if self.model == "WordPiece":
                 return models.WordPiece(ids, **self.options)
             if self.model == "WordLevel":
