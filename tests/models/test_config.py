@@ -40,7 +40,7 @@ def test_fields_are_exactly_those_known() -> None:
     "change",
     [
         {"qk_norm": True},
-        {"family": "qwen", "sliding_window": 128},
+        {"family": "qwen", "gated": True},
         {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
     ],
 )

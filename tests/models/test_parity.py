@@ -97,7 +97,7 @@ def ours(config: dict[str, Any], model: Any) -> tuple[Any, Any, dict[str, Any]]:
     family, cfg = configure(config)
     parameters = {}
     for name, value in model.state_dict().items():
-        mine = from_hf(name)
+        mine = from_hf(config["family"], name)
         assert mine is not None, name
         if not (config["tied"] and mine == "head.weight"):
             parameters[mine] = value
@@ -151,7 +151,7 @@ def test_gradients_reach_every_parameter_and_equal_transformers(name: str) -> No
     ).square().mean().backward()
     model(ids[None]).logits.square().mean().backward()
     for hf_name, parameter in model.named_parameters():
-        mine = parameters[from_hf(hf_name)].grad
+        mine = parameters[from_hf(cfg.family, hf_name)].grad
         assert mine is not None, hf_name
         assert mine.abs().max() > 0, hf_name
         assert (mine - parameter.grad).abs().max() < 1e-4, hf_name

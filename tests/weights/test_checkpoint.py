@@ -222,6 +222,10 @@ def test_hf_config_defaults_and_options() -> None:
     )
     assert _hf(model_type="qwen2", sliding_window=32, use_sliding_window=True)["sliding_window"] is None  # 28 > 2
     assert _hf(model_type="qwen2")["attention_bias"]
+    biased = _hf(attention_bias=True, mlp_bias=True)
+    assert biased == _hf() | {"attention_bias": True, "output_bias": True, "mlp_bias": True}
+    mixed = _hf(model_type="qwen2", sliding_window=32, use_sliding_window=True, max_window_layers=1)
+    assert (mixed["sliding_window"], mixed["layer_windows"]) == (None, [0, 32])
     assert _hf(model_type="qwen3", head_dim=32)["head_dim"] == 32
     assert _hf(model_type="qwen3")["head_dim"] == 128
 
@@ -252,8 +256,8 @@ def test_hf_rope_old_and_new(key: str) -> None:
         ({"vocab_size": True}, ConfigError, "vocab_size: is true, not a whole number"),
         ({"rms_norm_eps": "1e-5"}, ConfigError, "rms_norm_eps: is the string '1e-5', not a number"),
         ({"hidden_act": "gelu"}, UnsupportedError, "hidden_act = gelu"),
-        ({"mlp_bias": True}, UnsupportedError, "mlp_bias"),
-        ({"attention_bias": True}, UnsupportedError, "attention_bias"),
+        ({"model_type": "mistral", "mlp_bias": True}, UnsupportedError, "mlp_bias"),
+        ({"model_type": "qwen2", "attention_bias": True}, UnsupportedError, "attention_bias"),
         ({"quantization_config": {"quant_method": "gptq"}}, UnsupportedError, "quantization_config"),
         ({"auto_map": {"AutoModel": "x.Y"}}, UnsupportedError, "auto_map"),
         ({"attn_logit_softcapping": 50.0}, UnsupportedError, "softcapping"),
@@ -271,10 +275,11 @@ def test_hf_rope_old_and_new(key: str) -> None:
         ({"layer_types": ["full_attention", "sliding_attention"]}, UnsupportedError, "layer_types"),
         ({"layer_types": 3}, ConfigError, "layer_types"),
         (
-            {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
-            UnsupportedError,
-            "layer_types",
+            {"model_type": "qwen2", "layer_types": ["full_attention"]},
+            ConfigError,
+            "layer_types: has 1 values for 2 layers",
         ),
+        ({"model_type": "qwen2", "layer_types": ["full_attention", "new"]}, UnsupportedError, "layer_types 'new'"),
         ({"model_type": "qwen2", "num_key_value_heads": ...}, ConfigError, "num_key_value_heads"),
         ({"model_type": "mistral", "sliding_window": -4}, ConfigError, "sliding_window"),
     ],
@@ -350,7 +355,7 @@ def test_models_saved_by_transformers_open(case: str, sharded: bool, tmp_path: P
     assert config["rope_style"] == "half"
     assert read_config(tmp_path) == config
     for theirs, values in model.state_dict().items():
-        name = names.from_hf(theirs)
+        name = names.from_hf(config["family"], theirs)
         assert name is not None
         if name == "head.weight" and config["tied"]:
             continue
@@ -376,7 +381,7 @@ def test_pickles_and_empty_folders_are_refused(tmp_path: Path) -> None:
 def test_old_extras_of_hf_files_are_skipped_and_int_tensors_refused(tmp_path: Path) -> None:
     library = pytest.importorskip("safetensors.numpy", reason="it writes the file")
     shapes = names.parameter_shapes({**CONFIG, "rope_style": "half"})
-    hf_names = {names.from_hf(n): n for n in _hf_names(2)}
+    hf_names = {names.from_hf("llama", n): n for n in _hf_names(2)}
     tensors = {hf_names[name]: np.ones(shape, np.float32) for name, shape in shapes.items()}
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(8, np.float32)
     tensors["lm_head.weight"] = np.zeros((50, 64), np.float32)
@@ -404,12 +409,12 @@ def _hf_names(layers: int) -> list[str]:
     ],
 )
 def test_names_that_are_nearly_right_are_unknown(name: str) -> None:
-    assert names.from_gguf(name) is None
+    assert names.from_gguf("llama", name) is None
 
 
 @pytest.mark.parametrize("name", ["model.layers.0.mlp.gate_proj", "layers.0.mlp.gate_proj.weight", "score.weight", ""])
 def test_hf_names_that_are_nearly_right_are_unknown(name: str) -> None:
-    assert names.from_hf(name) is None
+    assert names.from_hf("llama", name) is None
 
 
 def test_gguf_with_other_keys_of_the_architecture_is_refused(write: Write) -> None:
@@ -465,7 +470,8 @@ def test_divisors_of_rope_in_a_file_are_read(write: Write) -> None:
 
 def test_a_layer_s_number_has_up_to_six_digits() -> None:
     for index in ("0", "9", "10", "999999"):
-        assert names.from_gguf(f"blk.{index}.attn_q.weight") == f"layers.{index}.attn.q.weight"
-        assert names.from_hf(names.to_hf("llama", f"layers.{index}.attn.q.bias")) == f"layers.{index}.attn.q.bias"
+        ours = f"layers.{index}.attn.q.bias"
+        assert names.from_gguf("llama", f"blk.{index}.attn_q.bias") == ours
+        assert names.from_hf("llama", names.to_hf("llama", ours)) == ours
     for index in ("", "00", "1000000", "x"):
-        assert names.from_gguf(f"blk.{index}.attn_q.weight") is None
+        assert names.from_gguf("llama", f"blk.{index}.attn_q.weight") is None

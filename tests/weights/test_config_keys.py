@@ -14,9 +14,9 @@ from roofline.common.errors import ConfigError, RooflineError, UnsupportedError
 from roofline.common.fields import Fields
 from roofline.models.config import ModelConfig
 from roofline.ops.rope_tables import frequencies
-from roofline.weights.config.canonical import checked
 from roofline.weights.config.gguf import from_gguf
 from roofline.weights.config.hf import from_hf
+from roofline.weights.families.shared.canonical import checked
 
 HF: dict[str, Any] = {
     **{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50},
@@ -341,7 +341,7 @@ def test_llama3_needs_a_ramp() -> None:
 # Values that say nothing, of the keys that say something at every other value.
 NEUTRAL_HF: dict[str, tuple[Any, Any]] = {
     **dict.fromkeys(("hidden_act", "hidden_activation"), ("silu", "gelu")),
-    **dict.fromkeys(("attention_bias", "mlp_bias", "qkv_bias", "rope_interleaved", "use_qk_norm"), (False, True)),
+    **dict.fromkeys(("qkv_bias", "rope_interleaved", "use_qk_norm"), (False, True)),
     **dict.fromkeys(("attn_temperature_tuning", "is_encoder_decoder", "add_cross_attention"), (False, True)),
     "use_bidirectional_attention": (False, True),
     "is_causal": (True, False),
@@ -423,15 +423,13 @@ def test_defaults_of_config_json_are_those_of_transformers() -> None:
     assert (config["sliding_window"], config["attention_bias"], config["qk_norm"]) == (None, False, False)
     window = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8}
     assert _hf(window | {"num_hidden_layers": 28})["sliding_window"] is None  # layers from the 28th on slide
-    with pytest.raises(UnsupportedError, match="layer_types that mix windows"):
-        _hf(window | {"num_hidden_layers": 29})
-    with pytest.raises(UnsupportedError, match="layer_types that mix windows"):
-        _hf(window | {"max_window_layers": 1})
+    assert _hf(window | {"num_hidden_layers": 29})["layer_windows"] == [0] * 28 + [8]
+    assert _hf(window | {"max_window_layers": 1})["layer_windows"] == [0, 8]
     assert _hf(window | {"max_window_layers": 0})["sliding_window"] == 8
     assert _hf(window | {"max_window_layers": 2})["sliding_window"] is None
     with pytest.raises(ConfigError, match="max_window_layers: the number -1 is below 0"):
         _hf(window | {"max_window_layers": -1})
-    with pytest.raises(UnsupportedError, match="layer_types that mix windows"):  # layers that slide over nothing
+    with pytest.raises(UnsupportedError, match="layer_types with sliding_attention"):  # layers that slide over nothing
         _hf({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 2})
 
 

@@ -73,7 +73,7 @@ def test_every_name_goes_there_and_back() -> None:
     for name in ("mpt-125m", "mpt-7b-alibi", "llama-3-8b"):
         config = presets.preset(name) | {"layers": 2}
         for ours in names.parameter_shapes(config):
-            assert names.from_hf(names.to_hf(config["family"], ours)) == ours
+            assert names.from_hf(config["family"], names.to_hf(config["family"], ours)) == ours
     with pytest.raises(ConfigError, match=r"attn\.qkv"):
         names.to_hf("llama", "layers.0.attn.qkv.weight")
 

@@ -57,9 +57,9 @@ class LoadedModel:
     @cached_property
     def config(self) -> "ModelConfig":
         """The canonical configuration."""
-        from roofline.models.config import ModelConfig
+        from roofline.models.registry import config_of
 
-        return ModelConfig.of(self.settings)
+        return config_of(self.settings)
 
 
 @named_packages()
@@ -138,12 +138,12 @@ def _load_bundle(
 def _load_checkpoint(
     source: str, checkpoint: "Checkpoint", backend: "Backend", options: LoadOptions, neighbours: Neighbours, text: bool
 ) -> "Loaded":
-    from roofline.models.config import ModelConfig
+    from roofline.models.registry import config_of
 
     settings = checkpoint.config
     capacity = backend.capacity(options, settings, neighbours.replicas)
     words: TextSide = load_text(checkpoint) if text else (None, None)  # before what takes longer: it may be refused
-    request = LoadRequest(checkpoint, ModelConfig.of(settings), options, capacity, neighbours)
+    request = LoadRequest(checkpoint, config_of(settings), options, capacity, neighbours)
     if options.ranks == 1:
         executable, notes = backend.make(request)
     else:

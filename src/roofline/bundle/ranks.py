@@ -106,12 +106,12 @@ def main(argument: str) -> int:
 
 def _follow(task: RankTask, rank: int, store: "Store", tell: Callable[[str], None]) -> None:
     from roofline.backends.parallel.executable import follow
-    from roofline.models.config import ModelConfig
+    from roofline.models.registry import config_of
 
     options = task.options
     backend = require_ranks(table.get(options.backend), options)
     checkpoint = open_checkpoint(task.source, options)
-    config = ModelConfig.of(checkpoint.config)
+    config = config_of(checkpoint.config)
     device = backend.rank_device(options, rank)
     tell("here")
     ranks = Ranks(rank, _grid(options), store, task.patience, device)

@@ -63,11 +63,11 @@ def write_bundle(
     from roofline.backends.cpu.truth import samples
     from roofline.backends.prices import PriceTable
     from roofline.models import registry
-    from roofline.models.config import ModelConfig
+    from roofline.models.registry import config_of
     from roofline.program import target
     from roofline.program.compile import compile_program
 
-    config = ModelConfig.of(checkpoint.config)
+    config = config_of(checkpoint.config)
     program = compile_program(registry.get(config.family), config, checkpoint.tensors, target.CPU)
     layout = lay_out(program, min(config.max_position, MAX_POSITIONS))
     planned = keep_operands(program)

@@ -1,8 +1,8 @@
 """The configuration every family shares: what a model file says about its shape, checked once."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
-from typing import Any
+from dataclasses import MISSING, dataclass, fields, replace
+from typing import Any, Self
 
 from roofline.common.errors import ConfigError
 from roofline.common.names import did_you_mean
@@ -20,10 +20,15 @@ class ModelConfig:
     rope_style: see ops.rope_tables; max_position: context it was trained for; tied: the head is the embedding;
     attention_bias: q, k, v have biases; qk_norm: RMS norm of each q and k head; sliding_window: None: full attention;
     positions: "rope", "learned" (a row of a table is added to each embedding) or "alibi"; bias: every linear layer and
-    layer norm has one.
+    layer norm has one; output_bias, mlp_bias: the linear behind attention, those of the MLP have biases;
+    rotary_dim: the first dimensions of a head that rope turns, None: all; layer_windows: the window of each layer, 0:
+    full attention; empty: sliding_window is that of all.
 
     Of mpt alone, as the other families have RMS norms and SwiGLU: rms: its norms are RMS norms, which have no bias;
     gated: its MLP has a gate; activation: of the MLP or of its gate, "gelu" (exact), "gelu_tanh" or "silu".
+
+    A family with more to say has a subclass named `Config` in its module, which `registry.configure` makes instead.
+    What differs between layers is asked for by layer: `window`, `rope_of`, `alike`.
     """
 
     family: str
@@ -48,6 +53,10 @@ class ModelConfig:
     rms: bool = False
     gated: bool = False
     activation: str = "gelu"
+    output_bias: bool = False
+    mlp_bias: bool = False
+    rotary_dim: int | None = None
+    layer_windows: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("width", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "max_position"):
@@ -58,6 +67,13 @@ class ModelConfig:
             raise ConfigError(f"model config: heads={self.heads} is not a multiple of kv_heads={self.kv_heads}")
         if self.sliding_window is not None and self.sliding_window < 1:
             raise ConfigError(f"model config: sliding_window={self.sliding_window} is not at least 1")
+        if self.layer_windows and (len(self.layer_windows) != self.layers or min(self.layer_windows) < 0):
+            reason = f"is not a number of at least 0 for each of {self.layers} layers"
+            raise ConfigError(f"model config: layer_windows={list(self.layer_windows)} {reason}")
+        if self.layer_windows and self.sliding_window is not None:
+            raise ConfigError("model config: sliding_window beside layer_windows; one of them is too many")
+        if self.rotary_dim is not None and not 0 < self.rotary_dim <= self.head_dim:
+            raise ConfigError(f"model config: rotary_dim={self.rotary_dim} is not from 1 to head_dim={self.head_dim}")
         if not self.norm_eps > 0 or not self.rope_theta > 0:
             raise ConfigError(f"model config: norm_eps={self.norm_eps}, rope_theta={self.rope_theta} must be above 0")
         if self.positions not in POSITIONS:
@@ -68,8 +84,11 @@ class ModelConfig:
             _ = self.rope  # refuses the impossible
 
     @classmethod
-    def of(cls, mapping: Mapping[str, Any]) -> "ModelConfig":
-        """From a mapping with these fields. Raises ConfigError naming what is missing or unknown."""
+    def of(cls, mapping: Mapping[str, Any]) -> Self:
+        """From a mapping with these fields; lists, as JSON has them, become tuples.
+
+        Raises ConfigError naming what is missing or unknown.
+        """
         names = [f.name for f in fields(cls)]
         required = [f.name for f in fields(cls) if f.default is MISSING]
         for key in mapping:
@@ -78,12 +97,30 @@ class ModelConfig:
         missing = [name for name in required if name not in mapping]
         if missing:
             raise ConfigError(f"model config: missing {', '.join(missing)}")
-        return cls(**mapping)
+        values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in mapping.items()}
+        return cls(**values)
 
     @property
     def rope(self) -> RopeTable:
-        """The rotary table of every layer."""
-        return RopeTable.of(self.head_dim, self.rope_theta, self.rope_style, self.rope_scaling)
+        """The rotary table of every layer that has no other one."""
+        return RopeTable.of(self.rotary_dim or self.head_dim, self.rope_theta, self.rope_style, self.rope_scaling)
+
+    def rope_of(self, layer: int) -> RopeTable | None:
+        """The rotary table of a layer; None: it does not turn q and k."""
+        return self.rope if self.positions == "rope" else None
+
+    def window(self, layer: int) -> int:
+        """How many keys a token of that layer sees, with its own; 0: all."""
+        return self.layer_windows[layer] if self.layer_windows else self.sliding_window or 0
+
+    def alike(self, layer: int) -> int:
+        """The first layer that computes what this one does, with weights of its own."""
+        facts = self.window(layer), self.rope_of(layer)
+        return next(first for first in range(layer + 1) if (self.window(first), self.rope_of(first)) == facts)
+
+    def first(self, layers: int) -> Self:
+        """The configuration of a model of which only the first so many layers are left."""
+        return replace(self, layers=layers, layer_windows=self.layer_windows[:layers])
 
     @property
     def q_width(self) -> int:

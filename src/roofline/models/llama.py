@@ -28,19 +28,28 @@ def check_rope(cfg: ModelConfig) -> None:
 def spec(cfg: ModelConfig) -> tuple[Param, ...]:
     """The parameters, in the order of use."""
     bias = [Param(f"layers.{{layer}}.attn.{n}.bias", (w,), "column") for n, w in _qkv_widths(cfg)]
+    behind = Param("layers.{layer}.attn.o.bias", (cfg.width,), "replicate")
     return (
         Param("embed.weight", (cfg.vocab, cfg.width), "vocab"),
         Param("layers.{layer}.attn_norm.weight", (cfg.width,), "replicate"),
         *(Param(f"layers.{{layer}}.attn.{n}.weight", (w, cfg.width), "column") for n, w in _qkv_widths(cfg)),
         *(bias if cfg.attention_bias else ()),
         Param("layers.{layer}.attn.o.weight", (cfg.width, cfg.q_width), "row"),
+        *((behind,) if cfg.output_bias else ()),
         Param("layers.{layer}.mlp_norm.weight", (cfg.width,), "replicate"),
-        Param("layers.{layer}.mlp.gate.weight", (cfg.ffn, cfg.width), "column"),
-        Param("layers.{layer}.mlp.up.weight", (cfg.ffn, cfg.width), "column"),
-        Param("layers.{layer}.mlp.down.weight", (cfg.width, cfg.ffn), "row"),
+        *mlp_params(cfg),
         Param("final_norm.weight", (cfg.width,), "replicate"),
         Param("head.weight", (cfg.vocab, cfg.width), "vocab", tied_to="embed.weight" if cfg.tied else None),
     )
+
+
+def mlp_params(cfg: ModelConfig) -> tuple[Param, ...]:
+    """Gate, up and down of a layer, with their biases where there are any."""
+    into = [Param(f"layers.{{layer}}.mlp.{n}.weight", (cfg.ffn, cfg.width), "column") for n in ("gate", "up")]
+    inner = [Param(f"layers.{{layer}}.mlp.{n}.bias", (cfg.ffn,), "column") for n in ("gate", "up")]
+    down = Param("layers.{layer}.mlp.down.weight", (cfg.width, cfg.ffn), "row")
+    outer = Param("layers.{layer}.mlp.down.bias", (cfg.width,), "replicate")
+    return (*into, *inner, down, outer) if cfg.mlp_bias else (*into, down)
 
 
 def _qkv_widths(cfg: ModelConfig) -> tuple[tuple[str, int], ...]:
@@ -60,22 +69,25 @@ def block(cfg: ModelConfig, w: Weights, x: Value, layer: int, batch: ForwardBatc
 
 def attention(cfg: ModelConfig, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> Value:
     """Causal grouped-query attention with rotary positions; with qk_norm each head of q and k is normed first."""
+    table, window = cfg.rope_of(layer), cfg.window(layer)
     q = ops.linear(x, w.q.weight, w.q.bias)  # [tokens, heads * head_dim]
     k = ops.linear(x, w.k.weight, w.k.bias)  # [tokens, kv_heads * head_dim]
     v = ops.linear(x, w.v.weight, w.v.bias)
     if cfg.qk_norm:
         q = ops.rms_norm(q, w.q_norm.weight, cfg.norm_eps, cfg.heads)
         k = ops.rms_norm(k, w.k_norm.weight, cfg.norm_eps, cfg.kv_heads)
-    q = ops.rope(q, batch.positions, cfg.rope, cfg.heads)
-    k = ops.rope(k, batch.positions, cfg.rope, cfg.kv_heads)
+    if table is not None:
+        q = ops.rope(q, batch.positions, table, cfg.heads)
+        k = ops.rope(k, batch.positions, table, cfg.kv_heads)
     batch.cache = ops.kv_write(batch.cache, k, v, layer)
-    out = ops.attend(q, batch.cache, layer, cfg.heads, cfg.attention_scale, window=cfg.sliding_window or 0)
-    return ops.linear(out, w.o.weight)
+    out = ops.attend(q, batch.cache, layer, cfg.heads, cfg.attention_scale, window=window)
+    return ops.linear(out, w.o.weight, w.o.bias)
 
 
 def mlp(w: Weights, x: Value) -> Value:
     """SwiGLU."""
-    return ops.linear(ops.silu_mul(ops.linear(x, w.gate.weight), ops.linear(x, w.up.weight)), w.down.weight)
+    gate, up = ops.linear(x, w.gate.weight, w.gate.bias), ops.linear(x, w.up.weight, w.up.bias)
+    return ops.linear(ops.silu_mul(gate, up), w.down.weight, w.down.bias)
 
 
 def head(cfg: ModelConfig, w: Weights, x: Value, batch: ForwardBatch) -> Value:

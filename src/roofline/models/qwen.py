@@ -1,6 +1,5 @@
 """Qwen2, Qwen2.5 (biases on q, k, v) and Qwen3 (norms of q and k). Sources: Yang et al. 2024, 2025."""
 
-from roofline.common.errors import UnsupportedError
 from roofline.models import llama
 from roofline.models.config import ModelConfig
 from roofline.models.spec import Param
@@ -10,9 +9,6 @@ embed, block, head = llama.embed, llama.block, llama.head
 
 def check(cfg: ModelConfig) -> None:
     """Raises UnsupportedError on what this family does not have."""
-    if cfg.sliding_window is not None:
-        what = "a sliding window in a qwen model"
-        raise UnsupportedError(what, "released models switch it off", ["sliding_window = None"])
     llama.check_rope(cfg)
 
 

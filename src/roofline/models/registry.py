@@ -22,6 +22,7 @@ _FAMILIES: dict[str, str | Family] = {
 # What files call a family from outside: ("gguf", architecture) or ("hf", model_type) -> (family, the one of ours that
 # its fields are read like).
 _FILE_KINDS: dict[tuple[str, str], tuple[str, str]] = {}
+_LIKE: dict[str, str] = {}  # family from outside -> the one of ours that its files are read like
 
 
 def register(name: str, family: "str | Family", *, gguf: str = "", hf: str = "", like: str = "llama") -> None:
@@ -40,6 +41,7 @@ def register(name: str, family: "str | Family", *, gguf: str = "", hf: str = "",
         what = f"a model family named {name!r}" if name in _FAMILIES else files
         raise ConfigError(f"{what} is already registered")
     _FAMILIES[name] = family
+    _LIKE[name] = like
     _FILE_KINDS.update(dict.fromkeys(kinds, (name, like)))
 
 
@@ -48,6 +50,11 @@ def known_like(like: str, model_types: Iterable[str]) -> str:
     if like not in model_types:
         raise ConfigError(f"a registered family says like={like!r}: {unknown('model_type of ours', like, model_types)}")
     return like
+
+
+def like_of(name: str) -> str | None:
+    """The architecture or model_type of ours that the files of a registered family are read like."""
+    return _LIKE.get(name)
 
 
 def file_kind(file: str, kind: str) -> tuple[str, str] | None:
@@ -64,8 +71,18 @@ def get(name: str) -> Family:
 
 
 def configure(mapping: Mapping[str, object]) -> tuple[Family, ModelConfig]:
-    """Family and checked configuration of a mapping with ModelConfig's fields. Raises ConfigError, UnsupportedError."""
-    cfg = ModelConfig.of(mapping)
-    family = get(cfg.family)
+    """Family and checked configuration of a mapping with the fields of the family's `Config`, or of ModelConfig where
+    it has none. Raises ConfigError, UnsupportedError."""
+    name = mapping.get("family")
+    if not isinstance(name, str):
+        raise ConfigError(f"model config: family={name!r} is not the name of a model family")
+    family = get(name)
+    kind: type[ModelConfig] = getattr(family, "Config", ModelConfig)
+    cfg = kind.of(mapping)
     family.check(cfg)
     return family, cfg
+
+
+def config_of(mapping: Mapping[str, object]) -> ModelConfig:
+    """The configuration alone, as `configure` gives it."""
+    return configure(mapping)[1]

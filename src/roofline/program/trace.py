@@ -53,7 +53,7 @@ def trace(family: Family, cfg: ModelConfig, tensors: Tensors) -> Program:
     logits = forward(family, cfg, parameters, batch)
     assert isinstance(logits, Symbol)
     assert isinstance(batch.cache, Symbol)
-    group = KvGroup(cfg.layers, cfg.kv_heads, cfg.head_dim, cfg.sliding_window or 0, "f32")
+    group = KvGroup(cfg.layers, cfg.kv_heads, cfg.head_dim, _window(cfg), "f32")
     return Program(
         name=cfg.family,
         inputs=tuple(recorder.inputs),
@@ -63,6 +63,13 @@ def trace(family: Family, cfg: ModelConfig, tensors: Tensors) -> Program:
         kv_groups={CACHE: group},
         tables={name: table for table, name in recorder.tables.items()},
     )
+
+
+def _window(cfg: ModelConfig) -> int:
+    """The window that all layers have, else 0: their keys lie in pages of one group, which keeps what any of them
+    reads."""
+    windows = {cfg.window(layer) for layer in range(cfg.layers)}
+    return windows.pop() if len(windows) == 1 else 0
 
 
 def trace_shape(family: Family, cfg: ModelConfig, form: str = "BF16") -> Program:

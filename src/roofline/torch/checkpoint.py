@@ -42,8 +42,8 @@ def checkpoint_of(model: PretrainedModel) -> Checkpoint:
     for key, tensor in state.items():
         _check(name, key, tensor)
     if config["tied"]:
-        _check_tied(name, state)
-    stored = stored_names(name, {key: _dtype(tensor) for key, tensor in state.items()}, config["tied"])
+        _check_tied(name, config["family"], state)
+    stored = stored_names(name, {key: _dtype(tensor) for key, tensor in state.items()}, config)
     tensors = {
         ours: TensorInfo(ours, _dtype(state[key]), tuple(state[key].shape), state[key].nbytes)
         for ours, key in stored.items()
@@ -71,9 +71,9 @@ def _check(path: Path, key: str, tensor: Tensor) -> None:
         raise ConfigError(f"{what} is on the meta device: it has a shape but no values; load the weights first")
 
 
-def _check_tied(path: Path, state: Mapping[str, Tensor]) -> None:
+def _check_tied(path: Path, family: str, state: Mapping[str, Tensor]) -> None:
     """A configuration that says tied while the tensors differ would lose the head."""
-    ends = {names.from_hf(key): tensor for key, tensor in state.items()}
+    ends = {names.from_hf(family, key): tensor for key, tensor in state.items()}
     head, embed = ends.get("head.weight"), ends.get("embed.weight")
     if head is None or embed is None or head.data_ptr() == embed.data_ptr():
         return

@@ -16,7 +16,7 @@ from roofline.common.json_types import JsonObject
 from roofline.ops import formats
 from roofline.ops.adapters import AdapterMatrix
 from roofline.weights.files.safetensors import SafetensorsFile
-from roofline.weights.names import from_hf
+from roofline.weights.names import matrix_from_hf
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
@@ -109,7 +109,7 @@ def _pairs(file: SafetensorsFile, rank: int) -> dict[str, dict[str, str]]:
     pairs: dict[str, dict[str, str]] = {}
     for name, info in file.tensors.items():
         match = _NAME.fullmatch(name)
-        tensor = from_hf(f"{match[1]}.weight") if match else None
+        tensor = matrix_from_hf(f"{match[1]}.weight") if match else None
         if match is None or tensor is None or not tensor.startswith("layers."):
             reason = "is no LoRA matrix of a linear layer in the model's blocks; nothing else is adapted here"
             raise UnsupportedError(f"{file.path}: tensor {shorten(name)!r}", reason)

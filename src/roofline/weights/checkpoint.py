@@ -13,9 +13,9 @@ from roofline.common.files import check_readable, readable
 from roofline.common.json_files import read_json_file
 from roofline.ops import formats
 from roofline.weights import names
-from roofline.weights.config.canonical import Config
-from roofline.weights.config.gguf import from_gguf
+from roofline.weights.config.gguf import family_of, from_gguf
 from roofline.weights.config.hf import from_hf
+from roofline.weights.families.shared.canonical import Config
 from roofline.weights.files.float8 import Float8Tensors
 from roofline.weights.files.gguf import GGUFFile
 from roofline.weights.files.mapped import JsonObject, TensorInfo, map_file
@@ -126,11 +126,12 @@ def _file_of_folder(folder: Path) -> Path:
 
 def _open_gguf(path: Path) -> Checkpoint:
     file = GGUFFile(path)
+    family = family_of(path, file.metadata)
     stored: dict[str, str] = {}  # canonical name -> the file's
     for name in file.tensors:
         if name == names.GGUF_ROPE_FACTORS:
             continue
-        canonical = names.from_gguf(name)
+        canonical = names.from_gguf(family, name)
         if canonical is None:
             refuse(path, f"tensor {shorten(name)!r}", "no model of ours has it")
         stored[canonical] = name
@@ -147,18 +148,19 @@ def _open_safetensors(path: Path) -> Checkpoint:
     model = SafetensorsModel(path)
     config = from_hf(model.config_path, model.config)
     source = Float8Tensors(path, model)
-    stored = stored_names(path, {name: info.format for name, info in source.tensors.items()}, config["tied"])
+    stored = stored_names(path, {name: info.format for name, info in source.tensors.items()}, config)
     tensors = {name: replace(source.tensors[old], name=name) for name, old in stored.items()}
     return Checkpoint(path, "safetensors", tensors, model.config, config, lambda name: source.read(stored[name]))
 
 
-def stored_names(path: Path, dtypes: Mapping[str, str], tied: bool) -> dict[str, str]:
+def stored_names(path: Path, dtypes: Mapping[str, str], config: JsonObject) -> dict[str, str]:
     """Canonical name -> Hugging Face's, of the tensors that a model of ours has.
 
     Args:
         path: what errors name.
         dtypes: Hugging Face's name -> format of each tensor.
-        tied: the head is the embedding; a copy of it is left out, as transformers does.
+        config: the canonical configuration; where it says tied, the head is the embedding, and a copy of it is left
+            out, as transformers does.
 
     Raises ConfigError for a tensor that no model of ours has, UnsupportedError for a dtype we do not read.
     """
@@ -166,10 +168,10 @@ def stored_names(path: Path, dtypes: Mapping[str, str], tied: bool) -> dict[str,
     for name, dtype in dtypes.items():
         if names.HF_BUFFERS.fullmatch(name):
             continue
-        canonical = names.from_hf(name)
+        canonical = names.from_hf(config["family"], name)
         if canonical is None:
             refuse(path, f"tensor {shorten(name)!r}", "no model of ours has it")
-        if canonical == "head.weight" and tied:
+        if canonical == "head.weight" and config["tied"]:
             continue
         if dtype not in formats.FORMATS:
             what = f"{path}: tensor {shorten(name)!r}: dtype {dtype}"

@@ -4,14 +4,13 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 
 from roofline.common.errors import ConfigError
 from roofline.common.files import write_atomically
-from roofline.weights.config import hf, mpt
+from roofline.weights.families.table import MODEL_TYPES, files_of
 from roofline.weights.files.mapped import JsonObject
 from roofline.weights.files.safetensors import INDEX
 from roofline.weights.names import to_hf
@@ -22,72 +21,11 @@ _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 def hf_config(config: JsonObject, dtype: str = "F32") -> dict[str, object]:
     """The config.json of a canonical configuration, which `config.hf.from_hf` reads back as the same."""
-    kind = config["family"]
+    family = config["family"]
+    if family not in MODEL_TYPES.values():
+        raise ConfigError(f"a {family} model has no config.json that others read")
     common = {"tie_word_embeddings": config["tied"], "torch_dtype": _DTYPES[dtype]}
-    if kind == "mpt":
-        return common | _mpt(config)
-    if kind == "qwen":
-        kind = "qwen3" if config["qk_norm"] else "qwen2"
-    elif kind == "llama" and config["sliding_window"] is not None:
-        kind = "mistral"
-    names = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-    if kind not in names:
-        raise ConfigError(f"a {config['family']} model has no config.json that others read")
-    rope = {"rope_theta": config["rope_theta"], **(config["rope_scaling"] or {"rope_type": "default"})}
-    fields: dict[str, object] = {
-        "architectures": [f"{names[kind]}ForCausalLM"],
-        "model_type": kind,
-        **{theirs: config[ours] for theirs, ours in hf.REQUIRED.items()},
-        "num_key_value_heads": config["kv_heads"],
-        "head_dim": config["head_dim"],
-        "rms_norm_eps": config["norm_eps"],
-        "hidden_act": "silu",
-        "rope_theta": config["rope_theta"],
-        "rope_parameters": rope,
-    }
-    if config["rope_scaling"]:
-        fields["rope_scaling"] = config["rope_scaling"]
-    if kind == "llama":
-        fields |= {"attention_bias": False, "mlp_bias": False}
-    if kind == "mistral":
-        fields["sliding_window"] = config["sliding_window"]
-    return common | fields
-
-
-def _mpt(config: JsonObject) -> dict[str, object]:
-    """LLM Foundry's names; transformers' own MPT has neither rope nor grouped queries, gated MLPs or RMS norms."""
-    positions, ratio = config["positions"], Fraction(config["ffn"], config["width"])
-    attention: dict[str, object] = {"alibi": positions == "alibi", "alibi_bias_max": 8}
-    if config["kv_heads"] != config["heads"]:
-        attention |= {"attn_type": "grouped_query_attention", "kv_n_heads": config["kv_heads"]}
-    if positions == "rope":
-        attention |= {"rope": True, "rope_theta": config["rope_theta"]} | _mpt_rope(config)
-    fields: dict[str, object] = {"norm_type": "low_precision_rmsnorm"} if config.get("rms") else {}
-    if config.get("gated") or config.get("activation", "gelu") != "gelu":
-        kind, activation = "mptglu" if config.get("gated") else "mptmlp", config.get("activation", "gelu")
-        ffn = {"ffn_type": kind, "ffn_hidden_size": config["ffn"], "ffn_act_fn": mpt.ACTIVATIONS[activation]}
-        fields["ffn_config"] = ffn
-    return fields | {
-        "architectures": ["MPTForCausalLM"],
-        "model_type": "mpt",
-        **{theirs: config[ours] for theirs, ours in mpt.REQUIRED.items()},
-        "expansion_ratio": ratio.numerator if ratio.denominator == 1 else float(ratio),
-        "max_seq_len": config["max_position"],
-        "no_bias": not config["bias"],
-        "learned_pos_emb": positions == "learned",
-        "layer_norm_epsilon": config["norm_eps"],
-        "attn_config": attention,
-    }
-
-
-def _mpt_rope(config: JsonObject) -> dict[str, object]:
-    """What LLM Foundry calls the scaling of rope. Raises ConfigError where it has none such."""
-    scaling = dict(config["rope_scaling"] or {"rope_type": "no_scaling"})
-    kind = scaling.pop("rope_type")
-    if kind not in ("no_scaling", "linear", "llama3") or config["rope_style"] != "half":
-        what = f"rope scaling {kind!r} with rope_style {config['rope_style']!r}"
-        raise ConfigError(f"an mpt model with {what} has no config.json that others read")
-    return {"rope_impl": "dail" if kind == "no_scaling" else "hf", "rope_hf_config": {"type": kind, **scaling}}
+    return common | files_of(family).to_hf(dict(config))
 
 
 def write_folder(

@@ -85,11 +85,14 @@ def check(program: Program) -> None:
         reason = "the cpu backend has no place for what a stage goes on from"
         raise UnsupportedError("a stage of a pipeline", reason, ["tensor_parallel", "backend=reference"])
     types, integers = program.types(), ""
+    (group,) = program.kv_groups.values()
     previous: Instr | None = None
     for instr in program.body:
         if instr.op not in _OPERATIONS:
             raise UnsupportedError(f"op {instr.op!r}", NO_KERNEL, sorted(_OPERATIONS))
         if instr.op == "attend":
+            if instr.attr("window") != group.window:
+                raise UnsupportedError("layers with different windows", "the cpu backend has one for all of them")
             if instr.attr("soft_cap"):
                 raise UnsupportedError("attend with soft_cap", "the cpu backend has no kernel for it")
             if previous is None or not previous.writes_cache:

@@ -154,12 +154,12 @@ def _place(request: LoadRequest, program: "Program", device: "UsableDevice") -> 
 def _neighbours_needs(request: LoadRequest, program: "Program", chip: "Chip") -> "Needs":
     """What will lie beside a model on its device: a draft model, and two other traces of the model itself."""
     from roofline.backends.gpu.memory.requirements import Needs, needs_of
-    from roofline.models.config import ModelConfig
+    from roofline.models.registry import config_of
 
     needs, limits = Needs((), 0, 0, 0, 1), request.capacity.limits
     draft, traces = request.neighbours.draft, request.neighbours.traces
     if draft is not None:
-        config = ModelConfig.of(draft.config)
+        config = config_of(draft.config)
         drafting = compile_for_gpu(draft, config, replace(request.options, activations="auto", max_adapters=None), chip)
         needs = needs.sharing_device_with(needs_of(drafting, limits, extra=scratch_bytes(drafting, limits)))
     if traces is not None:

@@ -74,10 +74,10 @@ def executable_without_memory(
     """The model on "meta" tensors, with as many layers as differ in their formats."""
     from roofline.backends.gpu.program import compile_for_gpu
     from roofline.backends.gpu.runtime.executable import GpuExecutable, Runtime
-    from roofline.models.config import ModelConfig
+    from roofline.models.registry import config_of
 
     first = _first_layers(checkpoint)
-    config = replace(ModelConfig.of(checkpoint.config), layers=first.layers)
+    config = config_of(checkpoint.config).first(first.layers)
     program = compile_for_gpu(first, config, options, chip)
     longest = min(config.max_position, 1 << 15)
     (group,) = program.kv_groups.values()

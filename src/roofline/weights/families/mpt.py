@@ -1,13 +1,36 @@
-"""The config.json of an MPT model -> the canonical configuration: its own names, LLM Foundry's and transformers'.
+"""Files of MPT: config.json with its own names, LLM Foundry's and transformers', and names of tensors.
 
 Of what LLM Foundry can switch on, honoured is what has the same mathematics here; the rest is refused by name.
 """
 
 from collections.abc import Mapping
+from fractions import Fraction
 
-from roofline.common.errors import UnsupportedError
+from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.fields import Fields, describe, shorten
-from roofline.weights.config.canonical import Config, checked, checked_rope_scaling, refuse_unless_neutral
+from roofline.weights.families.shared.canonical import Config, checked, checked_rope_scaling, refuse_unless_neutral
+from roofline.weights.families.shared.gguf_fields import GgufModel
+from roofline.weights.families.shared.hf_fields import refuse_features
+from roofline.weights.families.shared.tensor_names import TensorNames
+
+NAMES = TensorNames(
+    layer={
+        "attn_norm": ("", "norm_1"),
+        "attn.qkv": ("", "attn.Wqkv"),
+        "attn.o": ("", "attn.out_proj"),
+        "mlp_norm": ("", "norm_2"),
+        "mlp.gate": ("", "ffn.gate"),
+        "mlp.up": ("", "ffn.up_proj"),
+        "mlp.down": ("", "ffn.down_proj"),
+    },
+    top={
+        "embed": ("", "transformer.wte"),
+        "positions": ("", "transformer.wpe"),
+        "final_norm": ("", "transformer.norm_f"),
+        "head": ("", "lm_head"),
+    },
+    hf_layers="transformer.blocks",
+)
 
 REQUIRED = {"d_model": "width", "n_layers": "layers", "n_heads": "heads", "vocab_size": "vocab"}
 _SPELLED = {ours: theirs for theirs, ours in REQUIRED.items()} | {
@@ -46,8 +69,14 @@ ACTIVATIONS: dict[str, dict[str, object]] = {
 }
 
 
-def from_mpt(fields: Fields) -> Config:
+def from_gguf(model: GgufModel, architecture: str) -> Config:
+    """Refuses: we read MPT from config.json alone."""
+    raise UnsupportedError(f"{model.fields.path}: architecture {architecture!r}", "we have no names for its tensors")
+
+
+def from_hf(fields: Fields, model_type: str = "mpt") -> Config:
     """The canonical configuration of a parsed config.json. Raises ConfigError, UnsupportedError naming the field."""
+    refuse_features(fields, ("auto_map",))  # of what it names, the code is known
     attention = fields.inside("attn_config")
     refuse_unless_neutral(fields, _NEUTRAL)
     _check_code(fields)
@@ -170,3 +199,39 @@ def _refuse_other_spellings(fields: Fields, ours: Config) -> None:
         value = fields.get(key, float)
         if value is not None and value != ours[name]:
             fields.refuse(key, f"{value!r} is not the {ours[name]!r} that {_SPELLED[name]} says")
+
+
+def to_hf(config: Config) -> Config:
+    """LLM Foundry's names; transformers' own MPT has neither rope nor grouped queries, gated MLPs or RMS norms."""
+    positions, ratio = config["positions"], Fraction(config["ffn"], config["width"])
+    attention: dict[str, object] = {"alibi": positions == "alibi", "alibi_bias_max": 8}
+    if config["kv_heads"] != config["heads"]:
+        attention |= {"attn_type": "grouped_query_attention", "kv_n_heads": config["kv_heads"]}
+    if positions == "rope":
+        attention |= {"rope": True, "rope_theta": config["rope_theta"]} | _rope_to_hf(config)
+    fields: dict[str, object] = {"norm_type": "low_precision_rmsnorm"} if config.get("rms") else {}
+    if config.get("gated") or config.get("activation", "gelu") != "gelu":
+        kind, activation = "mptglu" if config.get("gated") else "mptmlp", config.get("activation", "gelu")
+        ffn = {"ffn_type": kind, "ffn_hidden_size": config["ffn"], "ffn_act_fn": ACTIVATIONS[activation]}
+        fields["ffn_config"] = ffn
+    return fields | {
+        "architectures": ["MPTForCausalLM"],
+        "model_type": "mpt",
+        **{theirs: config[ours] for theirs, ours in REQUIRED.items()},
+        "expansion_ratio": ratio.numerator if ratio.denominator == 1 else float(ratio),
+        "max_seq_len": config["max_position"],
+        "no_bias": not config["bias"],
+        "learned_pos_emb": positions == "learned",
+        "layer_norm_epsilon": config["norm_eps"],
+        "attn_config": attention,
+    }
+
+
+def _rope_to_hf(config: Config) -> dict[str, object]:
+    """What LLM Foundry calls the scaling of rope. Raises ConfigError where it has none such."""
+    scaling = dict(config["rope_scaling"] or {"rope_type": "no_scaling"})
+    kind = scaling.pop("rope_type")
+    if kind not in ("no_scaling", "linear", "llama3") or config["rope_style"] != "half":
+        what = f"rope scaling {kind!r} with rope_style {config['rope_style']!r}"
+        raise ConfigError(f"an mpt model with {what} has no config.json that others read")
+    return {"rope_impl": "dail" if kind == "no_scaling" else "hf", "rope_hf_config": {"type": kind, **scaling}}

@@ -1,10 +1,8 @@
 """The canonical configuration of a model, the same whatever file it came from, and the checks of its values.
 
-The mapping has these keys: family ("llama" | "qwen" | "mpt"), width, layers, heads, kv_heads, head_dim, ffn, vocab,
-norm_eps, rope_theta, rope_scaling (None, or a mapping with Hugging Face's keys and "rope_type" linear | llama3 | yarn),
-rope_style ("half" | "interleaved"), max_position, tied, attention_bias (on q, k, v), qk_norm, sliding_window (or None),
-and of mpt positions and bias, and rms, gated and activation where these are not ModelConfig's defaults: the fields of
-`models.config.ModelConfig`.
+The mapping has the fields of `models.config.ModelConfig`, or of the family's own `Config`; rope_scaling is None, or a
+mapping with Hugging Face's keys and "rope_type" linear | llama3 | yarn. It is plain JSON: what differs between layers
+is a list with a value for each.
 """
 
 from collections.abc import Mapping
@@ -31,10 +29,8 @@ def checked(fields: Fields, config: Config, spelled: Mapping[str, str]) -> Confi
 
     spelled: what the file calls those that a reader takes from it, for the ConfigError that names file and key.
     """
-    for key, largest in _INTEGERS.items():
-        value = fields.checked(spelled.get(key, key), config[key], int)
-        if not 1 <= value <= largest:
-            fields.refuse(spelled.get(key, key), f"{describe(value)} is not from 1 to {largest}")
+    for key in _INTEGERS:
+        check_integer(fields, spelled.get(key, key), key, config[key])
     for key in ("norm_eps", "rope_theta"):
         config[key] = fields.checked(spelled.get(key, key), config[key], float)
         if config[key] <= 0:
@@ -48,6 +44,12 @@ def checked(fields: Fields, config: Config, spelled: Mapping[str, str]) -> Confi
     if window is not None and fields.checked("sliding_window", window, int) < 1:
         fields.refuse("sliding_window", f"{describe(window)} is not at least 1")
     return config
+
+
+def check_integer(fields: Fields, spelled: str, key: str, value: object) -> None:
+    """Raise ConfigError unless a canonical field, which the file calls `spelled`, is within reason."""
+    if not 1 <= fields.checked(spelled, value, int) <= _INTEGERS[key]:
+        fields.refuse(spelled, f"{describe(value)} is not from 1 to {_INTEGERS[key]}")
 
 
 def refuse_unless_neutral(fields: Fields, neutral: Mapping[str, tuple[object, ...]]) -> None:

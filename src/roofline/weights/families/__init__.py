@@ -1,0 +1,1 @@
+"""How files of each model family are read: a module each, named in table.py."""

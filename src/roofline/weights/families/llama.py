@@ -1,0 +1,65 @@
+"""Files of Llama and Mistral, whose layers all have the same window."""
+
+from roofline.common.errors import UnsupportedError
+from roofline.common.fields import Fields
+from roofline.weights.families.shared import gguf_fields, hf_fields
+from roofline.weights.families.shared.canonical import Config, checked
+from roofline.weights.families.shared.tensor_names import ATTENTION, MLP, NORMS, TensorNames
+
+NAMES = TensorNames(NORMS | ATTENTION | MLP)
+
+
+def from_hf(fields: Fields, model_type: str) -> Config:
+    """The canonical configuration; biases where attention_bias and mlp_bias say so, as Llama alone has them."""
+    biases = ("attention_bias", "mlp_bias") if model_type == "llama" else ()
+    hf_fields.refuse_features(fields, biases)
+    ours = hf_fields.sizes(fields, "llama")
+    ours["kv_heads"] = hf_fields.kv_heads(fields, heads_by_default=model_type == "llama")
+    ours["head_dim"] = hf_fields.head_dim(fields)
+    ours["norm_eps"] = fields.get("rms_norm_eps", float, 1e-6)
+    ours["tied"] = fields.get("tie_word_embeddings", bool, False)
+    ours |= {"attention_bias": False, "qk_norm": False}
+    if "attention_bias" in biases and fields.get("attention_bias", bool, False):
+        ours |= {"attention_bias": True, "output_bias": True}
+    if "mlp_bias" in biases and fields.get("mlp_bias", bool, False):
+        ours["mlp_bias"] = True
+    ours["sliding_window"] = _window(fields, model_type)
+    ours["rope_theta"], ours["rope_scaling"] = hf_fields.rope(fields)
+    return checked(fields, ours, hf_fields.SPELLED)
+
+
+def _window(fields: Fields, model_type: str) -> int | None:
+    """The window that all layers share, None for full attention."""
+    types = set(fields.elements("layer_types", str) or ())
+    if model_type != "mistral":
+        if types - {"full_attention"}:
+            raise UnsupportedError(f"{fields.path}: layer_types", "all layers of this type attend to everything")
+        return None
+    window = fields.get("sliding_window", int, None if "sliding_window" in fields.values else 4096)  # null means none
+    if types - {"full_attention" if window is None else "sliding_attention"}:
+        reason = "all layers of this type attend as sliding_window says"
+        raise UnsupportedError(f"{fields.path}: layer_types", reason)
+    return window
+
+
+def to_hf(config: Config) -> Config:
+    """The fields of a config.json."""
+    if config["sliding_window"] is not None:
+        return hf_fields.to_hf(config, "mistral", "Mistral") | {"sliding_window": config["sliding_window"]}
+    biases = {"attention_bias": config["attention_bias"], "mlp_bias": config.get("mlp_bias", False)}
+    return hf_fields.to_hf(config, "llama", "Llama") | biases
+
+
+def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
+    """The canonical configuration; converters permute the rows of q and k, and write biases as tensors alone."""
+    config = gguf_fields.read(model, "llama", "interleaved")
+    config["attention_bias"] = _biased(model, "attn.q", "attn.k", "attn.v")
+    if _biased(model, "attn.o"):
+        config["output_bias"] = True
+    if _biased(model, "mlp.gate", "mlp.up", "mlp.down"):
+        config["mlp_bias"] = True
+    return config
+
+
+def _biased(model: gguf_fields.GgufModel, *names: str) -> bool:
+    return all(f"layers.0.{name}.bias" in model.shapes for name in names)

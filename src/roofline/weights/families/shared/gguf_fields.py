@@ -1,0 +1,212 @@
+"""What readers of GGUF metadata share: the keys that most architectures have, and how they are read.
+
+Keys of an architecture that no reader honours may change the mathematics, and are refused by name.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from roofline.common.errors import UnsupportedError
+from roofline.common.fields import Fields, describe, has_type, refuse, shorten
+from roofline.weights.families.shared.canonical import Config, checked, checked_rope_scaling, refuse_unless_neutral
+from roofline.weights.files.mapped import JsonObject
+
+_REQUIRED = {
+    "block_count": "layers",
+    "embedding_length": "width",
+    "feed_forward_length": "ffn",
+    "attention.head_count": "heads",
+    "attention.layer_norm_rms_epsilon": "norm_eps",
+    "context_length": "max_position",
+}
+_BY_LAYER = ("feed_forward_length", "attention.head_count", "attention.head_count_kv")
+_READ = {
+    *_REQUIRED,
+    *("attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.sliding_window"),
+    *("vocab_size", "rope.freq_base", "rope.dimension_count", "rope.scale_linear", "rope.scaling.type"),
+    *("rope.scaling.yarn_ext_factor", "rope.scaling.factor", "rope.scaling.original_context_length"),
+    *("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"),
+}
+SPELLED = {ours: theirs for theirs, ours in _REQUIRED.items()} | {
+    "kv_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "rope_theta": "rope.freq_base",
+    "sliding_window": "attention.sliding_window",
+    "vocab": "vocab_size",
+}
+_SPELLED_ROPE = {
+    "factor": "rope.scaling.factor",
+    "original_max_position_embeddings": "rope.scaling.original_context_length",
+    "beta_fast": "rope.scaling.yarn_beta_fast",
+    "beta_slow": "rope.scaling.yarn_beta_slow",
+}
+# Keys that change nothing at these values (the first is what a converter writes by default).
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "rope.scaling.finetuned": (True, False),
+    **dict.fromkeys(("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"), (1.0,)),
+    **dict.fromkeys(("expert_count", "expert_used_count"), (0,)),
+    "use_parallel_residual": (False,),
+    "attention.causal": (True,),
+    **dict.fromkeys(("attention.scale", "attention.clamp_kqv", "attention.max_alibi_bias"), (0.0,)),
+    "logit_scale": (0.0, 1.0),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (0.0,)),
+    "tensor_data_layout": ("Meta AI original pth",),
+}
+
+
+@dataclass(frozen=True)
+class GgufModel:
+    """What a GGUF file says of its model.
+
+    fields: the metadata of the architecture, without its name before each key; shapes: canonical parameter name ->
+    shape, which say the vocabulary's size and whether the head is tied; rope_factors: float32 [head_dim / 2] of the
+    tensor rope_freqs.weight (Llama 3.1), if there is one.
+    """
+
+    fields: Fields
+    shapes: Mapping[str, tuple[int, ...]]
+    rope_factors: np.ndarray | None
+
+
+def read(model: GgufModel, family: str, rope_style: str, honoured: Collection[str] = ()) -> Config:
+    """The canonical configuration as far as architectures agree on it; attention without biases and norms of q and k.
+
+    honoured: further keys that the caller reads; "rope.dimension_count" says that a part of a head may be turned.
+    """
+    fields = model.fields
+    refuse_unknown(fields, honoured)
+    config: Config = {"family": family, "rope_style": rope_style, "attention_bias": False, "qk_norm": False}
+    for key, name in _REQUIRED.items():
+        if key in _BY_LAYER:
+            config[name] = _uniform(fields, key, config["layers"])
+        else:
+            config[name] = fields.need(key, float if name == "norm_eps" else int)
+    config["kv_heads"] = config["heads"]
+    if "attention.head_count_kv" in fields.values:
+        config["kv_heads"] = _uniform(fields, "attention.head_count_kv", config["layers"])
+    config["head_dim"] = _head_dim(fields, config, honoured)
+    if "rope.dimension_count" in honoured:
+        turned = fields.get("rope.dimension_count", int, config["head_dim"])
+        if turned % 2 or not 0 < turned <= config["head_dim"]:
+            fields.refuse("rope.dimension_count", f"{turned} is not an even number up to {config['head_dim']}")
+        config |= {"rotary_dim": turned} if turned != config["head_dim"] else {}
+    config["vocab"] = _vocab(fields, model.shapes)
+    config["tied"] = "head.weight" not in model.shapes
+    config["sliding_window"] = fields.get("attention.sliding_window", int) or None
+    config["rope_theta"] = fields.get("rope.freq_base", float, 10000.0)
+    config["rope_scaling"] = _rope_scaling(fields)
+    config = checked(fields, config, SPELLED)
+    if model.rope_factors is not None:
+        if config["rope_scaling"] is not None:
+            scaling = f"{fields.within}rope.scaling.factor"
+            refuse(fields.path, "rope_freqs.weight", f"stands beside {scaling}; one of them is too many")
+        config["rope_scaling"] = _llama3_of(fields.path, model.rope_factors, config)
+    return config
+
+
+def refuse_unknown(fields: Fields, honoured: Collection[str] = ()) -> None:
+    """Raise UnsupportedError for a key that nobody reads and that may change the mathematics."""
+    for key in fields.values:
+        if key not in _READ and key not in _NEUTRAL and key not in honoured:
+            what = f"{fields.path}: {fields.within}{shorten(key)}"
+            raise UnsupportedError(what, "we do not know what it does to the mathematics")
+    refuse_unless_neutral(fields, {key: values for key, values in _NEUTRAL.items() if key not in honoured})
+
+
+def new_keys(fields: Fields) -> str:
+    """The keys that no architecture we have shares, for an error; empty where there are none."""
+    new = [shorten(key) for key in fields.values if key not in _READ and key not in _NEUTRAL]
+    return f"; new in it: {', '.join(new[:8])}{', ...' if len(new) > 8 else ''}" if new else ""
+
+
+def _uniform(fields: Fields, key: str, layers: int) -> int:
+    """The one value of a field that may be an array with a value per layer."""
+    if not has_type(fields.values.get(key), list):
+        return fields.need(key, int)
+    values = fields.elements(key, int) or []
+    if len(values) != layers:
+        fields.refuse(key, f"has {len(values)} values for {layers} layers")
+    if any(value != values[0] for value in values):
+        what = f"{fields.path}: {fields.within}{key} that differs between layers"
+        raise UnsupportedError(what, "our layers are all alike")
+    return values[0]
+
+
+def _head_dim(fields: Fields, config: JsonObject, honoured: Collection[str]) -> int:
+    heads, width = config["heads"], config["width"]
+    if heads < 1:
+        fields.refuse("attention.head_count", f"{describe(heads)} is not at least 1")
+    dim = fields.get("attention.key_length", int, width // heads)
+    for key in {"attention.value_length", "rope.dimension_count"}.difference(honoured):
+        other = fields.get(key, int, dim)
+        if other != dim:
+            what = f"{fields.path}: {fields.within}{key} = {other!r}"
+            raise UnsupportedError(what, f"it differs from the head's dimension {dim!r}")
+    return dim
+
+
+def _vocab(fields: Fields, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    if "embed.weight" not in shapes:
+        refuse(fields.path, "token_embd.weight", "the tensor is missing")
+    rows = shapes["embed.weight"][0]
+    stated = fields.get("vocab_size", int, rows)
+    if stated != rows:
+        fields.refuse("vocab_size", f"{stated!r} is not the {rows} rows of token_embd.weight")
+    return rows
+
+
+def _rope_scaling(fields: Fields) -> Config | None:
+    """The scaling as llama.cpp reads it: a type that is not said is linear; a factor that is neither there, nor under
+    its older name scale_linear, or is 0, changes nothing; the original context is the context where it is not said.
+    """
+    kind = fields.get("rope.scaling.type", str, "linear")
+    name = "rope.scaling.factor" if "rope.scaling.factor" in fields.values else "rope.scale_linear"
+    factor = fields.get(name, float, 0.0)
+    mixed = fields.get("rope.scaling.yarn_ext_factor", float, -1.0)  # below 0: as the type says
+    if mixed >= 0 and mixed != (kind == "yarn"):
+        what = f"{fields.path}: {fields.within}rope.scaling.yarn_ext_factor = {mixed}"
+        raise UnsupportedError(what, f"it changes the mathematics of scaling {shorten(kind)!r} and we do not have it")
+    unscaled = factor == 0 and (name in fields.values or "rope.scaling.type" not in fields.values)
+    if kind == "linear" and (unscaled or factor == 1):
+        return None
+    original, context = "rope.scaling.original_context_length", "context_length"
+    values = {original: fields.need(context, int), **fields.values}
+    values["rope.scaling.factor"] = fields.values.get(name)
+    return checked_rope_scaling(Fields(fields.path, values, fields.within), kind, _SPELLED_ROPE)
+
+
+def _llama3_of(path: Path | str, factors: np.ndarray, config: JsonObject) -> Config | None:
+    """The Llama 3.1 scaling whose frequency divisors a file carries.
+
+    Converters evaluate the ramp and drop its parameters. In the ramp, 1 / divisor is linear in the frequency, so both
+    ends can be solved for; scaling them and the original context together changes nothing, so 8192 (Llama 3.1's own) is
+    taken for the context. The result is used only if it gives back every divisor.
+    """
+    half = config["head_dim"] // 2
+    if factors.shape != (half,) or not np.isfinite(factors).all() or (factors <= 0).any():
+        refuse(path, "rope_freqs.weight", f"is not {half} positive numbers")
+    divisors = factors.astype(np.float64)
+    if np.all(divisors == 1):
+        return None
+    original = 8192.0
+    turns = original / (2 * math.pi) * config["rope_theta"] ** (-np.arange(half) / half)
+    largest = float(divisors.max())
+    candidates = [(1.0, 4.0)]
+    inside = (divisors > 1.0001) & (divisors < largest * 0.9999)
+    if inside.sum() >= 2:
+        smooth = (1 / divisors[inside] - 1 / largest) / (1 - 1 / largest)
+        slope, offset = np.polyfit(turns[inside], smooth, 1)
+        if slope > 0 > offset:
+            candidates.append((-offset / slope, (1 - offset) / slope))
+    for low, high in candidates:
+        smooth = np.clip((turns - low) / (high - low), 0, 1)
+        if np.allclose(1 / ((1 - smooth) / largest + smooth), divisors, rtol=1e-5, atol=0):
+            ramp = {"factor": largest, "low_freq_factor": float(low), "high_freq_factor": float(high)}
+            values = {**ramp, "original_max_position_embeddings": original}
+            return checked_rope_scaling(Fields(path, values, "rope_freqs.weight: "), "llama3")
+    reason = "its divisors are not those of Llama 3.1's scaling"
+    raise UnsupportedError(f"{path}: rope_freqs.weight", reason, ("a file with rope.scaling.* metadata",))

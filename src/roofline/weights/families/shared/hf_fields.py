@@ -1,0 +1,166 @@
+"""What readers of config.json share: the fields that most model types have, and those that are refused by name."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from roofline.common.errors import UnsupportedError
+from roofline.common.fields import Fields, describe, shorten
+from roofline.weights.families.shared.canonical import (
+    Config,
+    check_integer,
+    checked_rope_scaling,
+    refuse_unless_neutral,
+)
+from roofline.weights.files import float8
+
+REQUIRED = {
+    "hidden_size": "width",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "intermediate_size": "ffn",
+    "vocab_size": "vocab",
+    "max_position_embeddings": "max_position",
+}
+SPELLED = {ours: theirs for theirs, ours in REQUIRED.items()} | {
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "norm_eps": "rms_norm_eps",
+}
+# Fields that change the mathematics -> the values at which they do not. Absent and null are always neutral.
+NEUTRAL: dict[str, tuple[object, ...]] = {
+    **dict.fromkeys(("hidden_act", "hidden_activation"), ("silu",)),
+    **dict.fromkeys(("attention_bias", "mlp_bias", "qkv_bias", "rope_interleaved", "use_qk_norm"), (False,)),
+    **dict.fromkeys(("attn_temperature_tuning", "is_encoder_decoder", "add_cross_attention"), (False,)),
+    "use_bidirectional_attention": (False,),
+    "is_causal": (True,),
+    **dict.fromkeys(("auto_map", "text_config", "vision_config", "audio_config", "query_pre_attn_scalar"), ()),
+    **dict.fromkeys(("clip_qkv", "no_rope_layer_interval", "attention_multiplier"), ()),
+    **dict.fromkeys(("per_layer_config", "attention_chunk_size"), ()),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (0, 0.0)),
+    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts"), (0,)),
+    **dict.fromkeys(("partial_rotary_factor", "embedding_multiplier", "residual_multiplier"), (1, 1.0)),
+    **dict.fromkeys(("logits_scaling", "logit_scale"), (1, 1.0)),
+    "no_rope_layers": ([],),
+    "pruned_heads": ({},),
+}
+_ROPE_KEYS = {
+    *("rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "partial_rotary_factor"),
+    *("original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+    *("truncate", "finetuned"),
+}
+
+
+# What else a config.json of a family of ours has, or any config.json, without a change of the mathematics.
+_SHARED = {
+    *("model_type", "architectures", "tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters"),
+    *("sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "torch_dtype", "dtype", "use_cache"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "initializer_range", "pretraining_tp"),
+    *("attention_dropout", "_name_or_path", "_attn_implementation", "quantization_config", "unsloth_fixed"),
+}
+
+
+def refuse_features(fields: Fields, honoured: Collection[str] = ()) -> None:
+    """Raise UnsupportedError for a field that changes the mathematics, unless a reader honours it."""
+    refuse_unless_neutral(fields, {key: values for key, values in NEUTRAL.items() if key not in honoured})
+    for key in ("quantization_config", "compression_config"):
+        if fields.values.get(key) is not None:
+            float8.check_config(Path(fields.path), fields.values[key])
+
+
+def new_fields(fields: Fields) -> str:
+    """The fields that none of our readers knows, for an error; empty where there are none."""
+    known = {*REQUIRED, *SPELLED.values(), *NEUTRAL, *_SHARED}
+    new = sorted(key for key, value in fields.values.items() if value is not None and key not in known)
+    return f"; new in it: {', '.join(map(shorten, new[:8]))}{', ...' if len(new) > 8 else ''}" if new else ""
+
+
+def sizes(fields: Fields, family: str) -> Config:
+    """The fields of REQUIRED, and what follows from there being a config.json: the style of rope."""
+    ours: Config = {"family": family, "rope_style": "half"}
+    ours |= {name: fields.need(key, int) for key, name in REQUIRED.items()}
+    check_integer(fields, "num_hidden_layers", "layers", ours["layers"])  # of which readers make lists
+    return ours
+
+
+def kv_heads(fields: Fields, heads_by_default: bool = False) -> int:
+    """num_key_value_heads; heads_by_default: where it is absent, transformers takes the number of heads."""
+    if not heads_by_default:
+        return fields.need("num_key_value_heads", int)
+    return fields.get("num_key_value_heads", int, fields.need("num_attention_heads", int))
+
+
+def head_dim(fields: Fields, default: int | None = None) -> int:
+    """head_dim; where it is absent `default`, or what the heads have of the width."""
+    dim = fields.get("head_dim", int, default)
+    if dim is not None:
+        return dim
+    width, heads = fields.need("hidden_size", int), fields.need("num_attention_heads", int)
+    if heads < 1 or width % heads:
+        fields.refuse("num_attention_heads", f"{describe(heads)} does not divide a width of {width!r}")
+    return width // heads
+
+
+def layer_types(fields: Fields, known: Collection[str] = ("full_attention", "sliding_attention")) -> list[str] | None:
+    """The kind of each layer, None where the file does not say. Raises ConfigError, UnsupportedError."""
+    types = fields.elements("layer_types", str)
+    if not types:
+        return None
+    layers = fields.need("num_hidden_layers", int)
+    if len(types) != layers:
+        fields.refuse("layer_types", f"has {len(types)} values for {layers} layers")
+    new = next((kind for kind in types if kind not in known), None)
+    if new is not None:
+        what = f"{fields.path}: layer_types {shorten(new)!r}"
+        raise UnsupportedError(what, "we do not have such layers", tuple(known))
+    return types
+
+
+def windows(ours: Config, each: list[int]) -> None:
+    """Write the window of each layer, 0 for none, as the canonical configuration has it."""
+    ours["sliding_window"] = (each[0] or None) if len(set(each)) == 1 else None
+    if len(set(each)) > 1:
+        ours["layer_windows"] = each
+
+
+def rope(fields: Fields) -> tuple[object, Config | None]:
+    """(theta, scaling) as transformers takes them from rope_parameters (its own version 5) and from what came before:
+    rope_scaling, where it says anything, stands for all of rope_parameters; rope_theta beside them is a default of the
+    one inside; original_max_position_embeddings beside them is read before the one inside.
+    """
+    name = "rope_scaling" if fields.get("rope_scaling", dict) else "rope_parameters"
+    table = fields.inside(name)
+    unknown = sorted(set(table.values) - _ROPE_KEYS)
+    if any(isinstance(table.values[key], Mapping) for key in unknown):
+        raise UnsupportedError(f"{fields.path}: {name} per kind of layer", "our layers are all alike")
+    if unknown:
+        what = f"{fields.path}: {name} {shorten(unknown[0])!r}"
+        raise UnsupportedError(what, "we do not know what it does to the mathematics")
+    refuse_unless_neutral(table, {"partial_rotary_factor": (1,)})
+    theta = table.get("rope_theta", float, fields.get("rope_theta", float, 10000.0))
+    unread = fields.inside("rope_parameters").get("rope_theta", float, theta)
+    if unread != theta and "rope_theta" not in {*table.values, *fields.values}:
+        fields.refuse("rope_parameters.rope_theta", f"{unread} is not read beside rope_scaling: write it there too")
+    kind = table.get("rope_type", str) or table.get("type", str, "default")
+    original = "original_max_position_embeddings"
+    values: Config = {original: fields.need("max_position_embeddings", int)}
+    values |= {key: value for key, value in table.values.items() if value is not None or key == "truncate"}
+    if fields.get(original, float) is not None:
+        values[original] = fields.values[original]
+    return theta, checked_rope_scaling(Fields(fields.path, values, table.within), kind)
+
+
+def to_hf(config: Config, kind: str, name: str) -> Config:
+    """The fields that most model types share, of a canonical configuration. name: of transformers' classes."""
+    scaling = config["rope_scaling"]
+    fields: Config = {
+        "architectures": [f"{name}ForCausalLM"],
+        "model_type": kind,
+        **{theirs: config[ours] for theirs, ours in REQUIRED.items()},
+        "num_key_value_heads": config["kv_heads"],
+        "head_dim": config["head_dim"],
+        "rms_norm_eps": config["norm_eps"],
+        "hidden_act": "silu",
+        "rope_theta": config["rope_theta"],
+        "rope_parameters": {"rope_theta": config["rope_theta"], **(scaling or {"rope_type": "default"})},
+    }
+    return fields | ({"rope_scaling": scaling} if scaling else {})

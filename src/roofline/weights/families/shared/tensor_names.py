@@ -1,0 +1,85 @@
+"""What tensors of a family are called in files: its table of names, and the search in it both ways."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+_INDEX = r"(0|[1-9][0-9]{0,5})"  # no leading zeros: two spellings of one layer would be two names for one parameter
+_GGUF = re.compile(rf"blk\.{_INDEX}\.(\w+)\.(weight|bias)")
+_OURS = re.compile(rf"layers\.{_INDEX}\.([\w.]+)\.(weight|bias)")
+
+# Ours in a layer -> GGUF's, Hugging Face's: what most families share.
+NORMS = {"attn_norm": ("attn_norm", "input_layernorm"), "mlp_norm": ("ffn_norm", "post_attention_layernorm")}
+ATTENTION = {
+    "attn.q": ("attn_q", "self_attn.q_proj"),
+    "attn.k": ("attn_k", "self_attn.k_proj"),
+    "attn.v": ("attn_v", "self_attn.v_proj"),
+    "attn.o": ("attn_output", "self_attn.o_proj"),
+}
+QK_NORMS = {"attn.q_norm": ("attn_q_norm", "self_attn.q_norm"), "attn.k_norm": ("attn_k_norm", "self_attn.k_norm")}
+MLP = {
+    "mlp.gate": ("ffn_gate", "mlp.gate_proj"),
+    "mlp.up": ("ffn_up", "mlp.up_proj"),
+    "mlp.down": ("ffn_down", "mlp.down_proj"),
+}
+TOP = {
+    "embed": ("token_embd", "model.embed_tokens"),
+    "final_norm": ("output_norm", "model.norm"),
+    "head": ("output", "lm_head"),
+}
+
+
+@dataclass(frozen=True)
+class TensorNames:
+    """Names without ``.weight`` and ``.bias``: ours -> (GGUF's, Hugging Face's), "" where such files have it not.
+
+    layer: in a layer; top: outside of layers; hf_layers: what stands before a layer's number at Hugging Face.
+    """
+
+    layer: Mapping[str, tuple[str, str]]
+    top: Mapping[str, tuple[str, str]] = field(default_factory=lambda: TOP)
+    hf_layers: str = "model.layers"
+
+    def from_gguf(self, name: str) -> str | None:
+        """``"blk.3.attn_q.weight"`` -> ``"layers.3.attn.q.weight"``; None for a name that is not in the table."""
+        return self._canonical(name, _GGUF, 0)
+
+    def from_hf(self, name: str) -> str | None:
+        """``"model.layers.3.self_attn.q_proj.weight"`` -> ``"layers.3.attn.q.weight"``; None for an unknown name."""
+        return self._canonical(name, self._hf, 1)
+
+    def to_hf(self, name: str) -> str | None:
+        """The inverse of `from_hf`; None for a parameter that is not in the table."""
+        match = _OURS.fullmatch(name)
+        if match:
+            index, part, kind = match.groups()
+            theirs, before = self.layer.get(part, ("", ""))[1], f"{self.hf_layers}.{index}."
+        else:
+            part, _, kind = name.rpartition(".")
+            theirs, before = self.top.get(part, ("", ""))[1], ""
+        return f"{before}{theirs}.{kind}" if theirs else None
+
+    @cached_property
+    def _hf(self) -> re.Pattern[str]:
+        return re.compile(rf"{re.escape(self.hf_layers)}\.{_INDEX}\.([\w.]+)\.(weight|bias)")
+
+    @cached_property
+    def _ours(self) -> tuple[tuple[dict[str, str], dict[str, str]], ...]:
+        """Theirs -> ours, in layers and outside, of GGUF files and of Hugging Face's."""
+        return tuple(
+            (
+                {theirs[at]: ours for ours, theirs in self.layer.items() if theirs[at]},
+                {theirs[at]: ours for ours, theirs in self.top.items() if theirs[at]},
+            )
+            for at in range(2)
+        )
+
+    def _canonical(self, name: str, pattern: re.Pattern[str], at: int) -> str | None:
+        layer, top = self._ours[at]
+        match = pattern.fullmatch(name)
+        if match:
+            index, part, kind = match.groups()
+            return f"layers.{index}.{layer[part]}.{kind}" if part in layer else None
+        stem, _, kind = name.rpartition(".")
+        return f"{top[stem]}.{kind}" if stem in top and kind in ("weight", "bias") else None

@@ -1,0 +1,57 @@
+"""Which module here reads the files of which model."""
+
+from importlib import import_module
+from typing import Protocol, cast
+
+from roofline.common.fields import Fields
+from roofline.models.registry import like_of
+from roofline.weights.families.shared.canonical import Config
+from roofline.weights.families.shared.gguf_fields import GgufModel
+from roofline.weights.families.shared.tensor_names import TensorNames
+
+# model_type of a config.json -> module.
+MODEL_TYPES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "qwen",
+    "qwen3": "qwen",
+    "mpt": "mpt",
+}
+# general.architecture of a GGUF file -> module.
+ARCHITECTURES = {
+    "llama": "llama",
+    "qwen2": "qwen",
+    "qwen3": "qwen",
+}
+
+
+class FamilyFiles(Protocol):
+    """How files of a family are read and written; each of these is a name in its module.
+
+    NAMES: of its tensors. from_hf: the canonical configuration of a config.json with that model_type. to_hf: the fields
+    that transformers needs of a canonical configuration, model_type among them. from_gguf: the canonical configuration
+    of GGUF metadata with that architecture; only of families that ARCHITECTURES names.
+
+    The readers raise ConfigError for missing and bad fields, UnsupportedError for what changes the mathematics and the
+    family does not have.
+    """
+
+    NAMES: TensorNames
+
+    def from_hf(self, fields: Fields, model_type: str) -> Config: ...
+
+    def to_hf(self, config: Config) -> Config: ...
+
+    def from_gguf(self, model: GgufModel, architecture: str) -> Config: ...
+
+
+def module(name: str) -> FamilyFiles:
+    """One of the modules that the tables name."""
+    return cast(FamilyFiles, import_module(f"roofline.weights.families.{name}"))
+
+
+def files_of(family: str) -> FamilyFiles:
+    """How files of a family are read; one from outside is read like the one of ours that it names."""
+    like = like_of(family) or family
+    names = MODEL_TYPES | ARCHITECTURES | {name: name for name in MODEL_TYPES.values()}
+    return module(names.get(like, "llama"))
