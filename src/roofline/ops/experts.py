@@ -116,7 +116,7 @@ def _sigmoid_scale_type(call: Call) -> Type:
     return x
 
 
-_SCALE = (Trait.ROW_WISE, Trait.BY_COLUMN, Trait.WHOLE_VALUES)
+_SCALE = (Trait.ROW_WISE, Trait.WHOLE_VALUES)
 
 
 @op(values=("x", "gate"), infer=_sigmoid_scale_type, traits=_SCALE, flops=per_element(1), inplace="x")

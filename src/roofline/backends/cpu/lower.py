@@ -59,7 +59,6 @@ _TANH = {
     "gelu_gated": "gelu_tanh_gated",
     "gelu_gated_quantise": "gelu_tanh_gated_quantise",
 }
-_EXPERTS = ("route", "expert_linear", "expert_linear_silu_mul", "combine")
 Ref = tuple[int, int, int, int]
 NONE: Ref = (-1, 0, 0, 0)
 NO_KERNEL = (
@@ -220,8 +219,7 @@ def _record(
         "k_norm": -1,
         "pieces": len(pieces),
     }
-    if instr.op in _EXPERTS:
-        fields |= _expert_fields(instr, types, columns, refs)
+    fields |= _expert_fields(instr, types, columns, refs)
     if operation == "exchange":  # the core needs no scratch for such rows
         fields |= {"width": 0, "stride": 0}
     if writes:
@@ -241,9 +239,10 @@ def _record(
 def _expert_fields(
     instr: Instr, types: Mapping[str, Type], columns: int, refs: Mapping[str, Ref]
 ) -> dict[str, object]:
-    """What the operations of experts have in fields of other names: how many a row goes to, and which."""
+    """What operations of experts have in fields of other names, how many a row goes to and which; others have none."""
     if instr.op == "route":
         top = types[instr.outputs[0].name].width
         return {"width": types[instr.inputs[0]].width, "layer": top, "residual": refs[instr.outputs[1].name]}
-    ranks: dict[str, object] = {"layer": types[instr.inputs[1]].width}
-    return ranks | ({"width": columns} if columns else {})
+    if instr.op == "combine":
+        return {"layer": types[instr.inputs[1]].width}
+    return {"layer": types[instr.inputs[1]].width, "width": columns} if instr.has(Trait.EXPERTS) else {}
