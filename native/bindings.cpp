@@ -176,6 +176,12 @@ class PyExecutable {
             adapters_[slot] = data;
     }
 
+    // int64 [routes][experts]: rows that went to each; and distinct experts, added up over so many Routes of steps.
+    nb::tuple expert_counts() const {
+        const Executable::ExpertCounts& counts = core_->expert_counts();
+        return nb::make_tuple(counts.rows, counts.experts, counts.distinct, counts.routes);
+    }
+
     bool timing() const { return core_->timing; }
     void set_timing(bool on) { core_->timing = on; }
     std::vector<double> op_seconds() const { return core_->op_seconds; }
@@ -245,6 +251,7 @@ NB_MODULE(_native, m) {
              "repetition"_a, "presence"_a, "frequency"_a, "hist_start"_a, "hist_ids"_a, "hist_counts"_a, "bias_start"_a, "bias_ids"_a, "bias_values"_a,
              "logprobs"_a, "mask"_a.none(), "ids"_a, "logprob"_a, "top_ids"_a, "top_logprobs"_a, "width"_a, "which"_a.none() = nb::none())
         .def("set_adapter", &PyExecutable::set_adapter, "slot"_a, "data"_a, "parts"_a, "scales"_a)
+        .def("expert_counts", &PyExecutable::expert_counts)
         .def("choose", &PyExecutable::choose, "op"_a, "regime"_a, "variant"_a)
         .def_prop_rw("timing", &PyExecutable::timing, &PyExecutable::set_timing)
         .def("op_seconds", &PyExecutable::op_seconds);

@@ -7,7 +7,6 @@ from typing import Any
 from roofline.backends.capacity import Capacity
 from roofline.backends.cpu.executable import CpuExecutable
 from roofline.models import registry
-from roofline.models.config import ModelConfig
 from roofline.ops.batch import BatchLimits
 from roofline.program import target
 from roofline.program.compile import compile_program
@@ -34,6 +33,7 @@ LLAMA: dict[str, Any] = {
     "sliding_window": None,
 }
 MPT: dict[str, Any] = {**LLAMA, "family": "mpt", "kv_heads": 4, "positions": "learned", "bias": True}
+MIXTRAL: dict[str, Any] = {**LLAMA, "family": "mixtral", "ffn": 96, "experts": 8, "experts_per_token": 2}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "llama-interleaved": {**LLAMA, "rope_style": "interleaved", "tied": False},
@@ -44,6 +44,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "mpt-rope": {**MPT, "kv_heads": 2, "positions": "rope", "rms": True, "gated": True, "activation": "silu"},
     "mpt-geglu": {**MPT, "positions": "rope", "rms": True, "gated": True, "activation": "gelu_tanh"},
     "mpt-silu": {**MPT, "activation": "silu"},
+    "mixtral": MIXTRAL,
+    "qwen2-moe": {
+        **{**MIXTRAL, "family": "qwen_moe", "attention_bias": True, "renormalise": False},
+        **{"experts": 5, "experts_per_token": 3, "shared_ffn": 160},
+    },
+    "qwen3-moe": {**MIXTRAL, "family": "qwen_moe", "qk_norm": True, "experts": 20, "experts_per_token": 4},
     "mpt-alibi": {**MPT, "heads": 3, "kv_heads": 3, "head_dim": 128, "positions": "alibi", "bias": False},
 }
 
@@ -63,7 +69,7 @@ def executable(
     kv_dtype: str = "bf16",
 ) -> CpuExecutable:
     """keep_values: every value keeps its own place in the arena, so that all can be read after a step."""
-    config = ModelConfig.of(source.config)
+    config = registry.config_of(source.config)
     program = compile_program(
         registry.get(config.family), config, source.tensors, target.with_cache(target.CPU, kv_dtype)
     )

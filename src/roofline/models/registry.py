@@ -12,10 +12,12 @@ from roofline.models.family import Family
 _FAMILIES: dict[str, str | Family] = {
     "llama": "roofline.models.llama",
     "mistral": "roofline.models.llama",
+    "mixtral": "roofline.models.moe",
     "mpt": "roofline.models.mpt",
     "qwen": "roofline.models.qwen",
     "qwen2": "roofline.models.qwen",
     "qwen3": "roofline.models.qwen",
+    "qwen_moe": "roofline.models.moe",
 }
 
 

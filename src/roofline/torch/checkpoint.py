@@ -49,7 +49,7 @@ def checkpoint_of(model: PretrainedModel) -> Checkpoint:
         for ours, key in stored.items()
     }
     checkpoint = Checkpoint(name, "memory", tensors, {}, config, lambda ours: _bytes(state[stored[ours]]))
-    checkpoint.check_names(names.parameter_shapes(config))
+    checkpoint.check_names(names.parameter_shapes(config, tensors))
     return checkpoint
 
 

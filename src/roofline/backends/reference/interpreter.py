@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from roofline.backends.reference import orders
+from roofline.backends.reference import experts, orders
 from roofline.backends.reference.cache import PagedCache
 from roofline.backends.reference.weights import Read, Weights
 from roofline.common.errors import UnsupportedError
@@ -106,6 +106,34 @@ class Interpreter:
         if instr.attr("gate_order") == "exp2":
             return orders.silu_exp2(gate) * up
         return registry.get("silu_mul").reference(gate, up)
+
+    def _op_route(self, instr: Instr, x: "Tensor") -> "tuple[Tensor, Tensor]":
+        if instr.attr("order") != "exp2":
+            weights, ids = self._by_reference(instr, [x])
+            return weights, ids
+        return experts.route_exp2(x, instr.attr("top"), instr.attr("renormalise"))
+
+    def _op_expert_linear(self, instr: Instr, x: "Tensor | Q8Rows", ids: "Tensor") -> "Tensor":
+        order, name = instr.attr("order"), instr.weights[0]
+        if order not in ("q8g32", "q15g32", "f32"):
+            result: Tensor = registry.get("expert_linear").reference(
+                x, ids, self.weights.tensor(name), instr.attr("experts")
+            )
+            return result
+        return experts.expert_linear(self.weights, name, x, ids, instr.attr("experts"), order)
+
+    def _op_expert_linear_silu_mul(self, instr: Instr, x: "Tensor | Q8Rows", ids: "Tensor") -> "Tensor":
+        products = self._op_expert_linear(instr, x, ids).unflatten(1, (ids.shape[1], -1))  # [rows, top, 2 * ffn]
+        gate, up = products.chunk(2, dim=2)
+        if instr.attr("gate_order") == "exp2":
+            return (orders.silu_exp2(gate) * up).flatten(1)
+        result: Tensor = registry.get("silu_mul").reference(gate, up).flatten(1)
+        return result
+
+    def _op_sigmoid_scale(self, instr: Instr, x: "Tensor", gate: "Tensor") -> "Tensor":
+        if instr.attr("order") != "exp2":
+            return self._by_reference(instr, [x, gate])
+        return experts.sigmoid_scale_exp2(x, gate)
 
     def _op_rms_norm(self, instr: Instr, x: "Tensor", heads: int | None = None, weight: int = 0) -> "Tensor":
         w, eps, heads = self.weights.tensor(instr.weights[weight]), instr.attr("eps"), heads or instr.attr("heads")

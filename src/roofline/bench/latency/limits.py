@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from roofline.common.json_types import JsonMapping
 from roofline.models.registry import configure
 from roofline.program.ir import Instr, Program
-from roofline.program.passes.price import Amount, Work, amount, price, segment_work
+from roofline.program.passes.price import Amount, Work, amount, mixture, price, segment_work, with_experts
 from roofline.program.trace import trace_shape
 
 FORM, KV = "BF16", "bf16"
@@ -79,7 +79,7 @@ class ModelLimits:
         priced = price(program)
         products = [cost for instr, cost in priced.instrs if instr.op == "attend" or _multiplies(program, instr)]
         self._products = sum(products[1:], products[0])
-        self._all = priced.total
+        self._all, self._experts = priced.total, mixture(program)
         self._window = cfg.sliding_window or 0
         (group,) = program.kv_groups.values()
         self.kv_token_bytes = replace(group, format=KV).token_bytes
@@ -100,7 +100,7 @@ class ModelLimits:
     def work(self, batch: int, tokens: int, context: int) -> tuple[float, float]:
         """(FLOPs, bytes) of a step."""
         read, pairs = segment_work(context, tokens, self._window)
-        work = Work(batch * tokens, batch, batch * read, batch * pairs)
+        work = with_experts(Work(batch * tokens, batch, batch * read, batch * pairs), self._experts)
         total: Amount = amount(self._all, work)
         kv = self.kv_token_bytes * (work.context + work.tokens)
         return float(amount(self._products, work).flops), float(total.weight_bytes + kv)

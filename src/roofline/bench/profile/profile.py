@@ -22,7 +22,16 @@ from roofline.common.json_types import JsonObject
 from roofline.hardware.roofs import Roofs, highest, reachable
 from roofline.ops.batch import PAGE_TOKENS, Segment
 from roofline.program.overview import Label, labels
-from roofline.program.passes.price import Work, amount, arithmetic, price, seconds, segment_work
+from roofline.program.passes.price import (
+    Work,
+    amount,
+    arithmetic,
+    mixture,
+    price,
+    seconds,
+    segment_work,
+    with_experts,
+)
 from roofline.program.target import GPU
 
 if TYPE_CHECKING:
@@ -173,7 +182,8 @@ def working_set(program: "Program", step: Step) -> int:
     """Bytes of weights and KV that a step touches."""
     (group,) = program.kv_groups.values()
     priced = price(program)
-    return priced.weight_bytes + amount(priced.total, step.work(group.window)).kv_bytes
+    work = with_experts(step.work(group.window), mixture(program))
+    return priced.weight_bytes + amount(priced.total, work).kv_bytes
 
 
 def summarise(
@@ -183,7 +193,8 @@ def summarise(
     best = fastest(timings)
     untimed = sorted(plain)[: counted(len(plain))]
     (group,) = program.kv_groups.values()
-    work, names, touched = step.work(group.window), _merged(program, step), working_set(program, step)
+    work = with_experts(step.work(group.window), mixture(program))
+    names, touched = _merged(program, step), working_set(program, step)
     reads = roofs.read_bytes_per_s(touched)
     kinds: dict[tuple[str, ...], list[OpTime]] = {}
     for (instr, cost), label, spent_seconds in zip(price(program).instrs, names, best.ops, strict=True):

@@ -37,7 +37,7 @@ def command(
     from roofline.backends.cpu.roofs import stored_roofs
     from roofline.program.compile import stage_names
     from roofline.program.overview import overview
-    from roofline.program.passes.price import Work, segment_work
+    from roofline.program.passes.price import Work, mixture, segment_work, with_experts
     from roofline.program.target import CPU, with_cache
     from roofline.program.text import print_program
     from roofline.weights.sources import DEFAULT_MODEL
@@ -50,6 +50,7 @@ def command(
         print(print_program(programs[after]), end="")
         return
     work = Work(tokens, 1, *segment_work(context, tokens, cfg.sliding_window or 0))
+    work = with_experts(work, mixture(programs["plan"]))
     roofs = stored_roofs()
     view = overview(programs["plan"], work, roofs)
     if as_json:

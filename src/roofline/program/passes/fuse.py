@@ -1,7 +1,7 @@
 """fuse: neighbours become one instruction where the result between them is read by nobody else.
 
-linear_silu_mul, *_quantize, linear_add, rope_kv_write, qkv_write; and add_norm, whose sum others may read too. Each
-rounds exactly where its parts round. A target says which of them its backend has.
+expert_linear_silu_mul (fuse_experts.py), linear_silu_mul, *_quantize, linear_add, rope_kv_write, qkv_write; and
+add_norm, whose sum others may read too. Each rounds exactly where its parts round. A target says which of them its backend has.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -10,6 +10,7 @@ from functools import partial
 
 from roofline.ops.registry import fusions as fusions_into
 from roofline.program.ir import Instr, Program
+from roofline.program.passes.fuse_experts import fuse_experts
 from roofline.program.passes.rewrite import makers, readers, without_dead
 from roofline.program.target import CPU
 
@@ -21,6 +22,8 @@ _ADD_NORM = {"rms_norm": {}, "layer_norm": {"layer": True}}
 
 def fuse(program: Program, fusions: Collection[str] = CPU.fusions) -> Program:
     """The Program with fused instructions, each where the last of its parts stood. fusions: which may be made."""
+    if "expert_linear_silu_mul" in fusions:
+        program = fuse_experts(program)
     body = list(program.body)
     patterns: dict[str, Callable[[Instr, Makers, Read], Instr | None]] = {
         "linear_silu_mul": partial(_linear_silu_mul, program),

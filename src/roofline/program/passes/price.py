@@ -1,8 +1,9 @@
 """price: what each instruction computes and moves, as functions of the step, and how long that takes at the roofs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from roofline.common.errors import UnsupportedError
 from roofline.ops.batch import Batch
 from roofline.ops.cost import Cost
 from roofline.ops.traits import Trait
@@ -15,12 +16,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Work:
-    """The size of one step: query tokens, logit rows, keys read (summed over segments), query-key pairs."""
+    """The size of one step: query tokens, logit rows, keys read (summed over segments), query-key pairs; and of models
+    with experts the distinct ones of a layer that tokens, and rows, are expected to be sent to (`with_experts`)."""
 
     tokens: int
     rows: int
     context: int
     pairs: int
+    experts: float = 0.0
+    row_experts: float = 0.0
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The experts of each layer, and how many of them a row goes to."""
+
+    experts: int
+    top: int
+
+    def hit(self, rows: int) -> float:
+        """Distinct experts that so many rows are expected to go to, each choosing for itself and none preferred: `top`
+        for one row, and never more than there are."""
+        return self.experts * (1.0 - (1.0 - self.top / self.experts) ** rows)
 
 
 @dataclass(frozen=True)
@@ -55,8 +72,29 @@ def price(program: "Program") -> Price:
     return Price(costs, sum(recipe.nbytes for recipe in program.weights.values()))
 
 
+def mixture(program: "Program") -> Mixture | None:
+    """The experts of a Program's layers, None where it has none. Raises UnsupportedError where layers differ."""
+    types = program.types()
+    kinds = {
+        Mixture(int(instr.attr("experts")), types[instr.inputs[1]].width)
+        for instr in program.body
+        if instr.has(Trait.EXPERTS)
+    }
+    if len(kinds) > 1:
+        raise UnsupportedError("layers with other numbers of experts", "a step has one price for all of them")
+    return next(iter(kinds), None)
+
+
+def with_experts(work: Work, experts: Mixture | None) -> Work:
+    """The size of a step of a model with these experts."""
+    if experts is None:
+        return work
+    return replace(work, experts=experts.hit(work.tokens), row_experts=experts.hit(work.rows))
+
+
 def amount(cost: Cost, work: Work) -> Amount:
     """A cost for one step."""
+    assert not cost.weight_bytes.experts or work.experts or not work.tokens, "a step says which experts it reads"
     return Amount(*(part.at(**vars(work)) for part in vars(cost).values()))
 
 
@@ -73,7 +111,7 @@ def seconds(instr: "Instr", spent: Amount, roofs: "Roofs", working_set: int) -> 
 def arithmetic(instr: "Instr") -> tuple[str, int]:
     """The roof of an instruction's operations, as `Roofs` names it, and what it is divided by."""
     order = instr.attr("order")
-    if instr.has(Trait.PRODUCT) and order in ("q8g32", "q15g32"):
+    if instr.has(Trait.PRODUCT, Trait.EXPERTS) and order in ("q8g32", "q15g32"):
         return "int8_ops", 1 if order == "q8g32" else 2  # two products of bytes for one of 15 bits
     sixteen_bits = order in CACHE_ORDERS.values() or order in GPU_ORDERS  # of which f16 is as fast as bf16
     return "bf16_flops" if sixteen_bits else "f32_flops", 1

@@ -16,12 +16,17 @@ MODEL_TYPES = {
     "qwen2": "qwen",
     "qwen3": "qwen",
     "mpt": "mpt",
+    "mixtral": "mixtral",
+    "qwen2_moe": "qwen_moe",
+    "qwen3_moe": "qwen_moe",
 }
 # general.architecture of a GGUF file -> module.
 ARCHITECTURES = {
     "llama": "llama",
     "qwen2": "qwen",
     "qwen3": "qwen",
+    "qwen2moe": "qwen_moe",
+    "qwen3moe": "qwen_moe",
 }
 
 

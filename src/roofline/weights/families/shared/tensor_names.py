@@ -30,11 +30,22 @@ TOP = {
 }
 
 
+_EXPERT = "{expert}"
+_NUMBERED = re.compile(rf"\.experts\.{_INDEX}\.")
+
+
+def _without_expert(part: str) -> tuple[str, str]:
+    """A name with `{expert}` in place of an expert's number, and the number; "" where there is none."""
+    match = _NUMBERED.search(part)
+    return (part, "") if match is None else (_NUMBERED.sub(f".experts.{_EXPERT}.", part, 1), match[1])
+
+
 @dataclass(frozen=True)
 class TensorNames:
     """Names without ``.weight`` and ``.bias``: ours -> (GGUF's, Hugging Face's), "" where such files have it not.
 
-    layer: in a layer; top: outside of layers; hf_layers: what stands before a layer's number at Hugging Face.
+    layer: in a layer, `{expert}` standing for the number of each expert; top: outside of layers; hf_layers: what stands
+    before a layer's number at Hugging Face.
     """
 
     layer: Mapping[str, tuple[str, str]]
@@ -54,7 +65,9 @@ class TensorNames:
         match = _OURS.fullmatch(name)
         if match:
             index, part, kind = match.groups()
+            part, expert = _without_expert(part)
             theirs, before = self.layer.get(part, ("", ""))[1], f"{self.hf_layers}.{index}."
+            theirs = theirs.replace(_EXPERT, expert)
         else:
             part, _, kind = name.rpartition(".")
             theirs, before = self.top.get(part, ("", ""))[1], ""
@@ -80,6 +93,7 @@ class TensorNames:
         match = pattern.fullmatch(name)
         if match:
             index, part, kind = match.groups()
-            return f"layers.{index}.{layer[part]}.{kind}" if part in layer else None
+            part, expert = _without_expert(part)
+            return f"layers.{index}.{layer[part].replace(_EXPERT, expert)}.{kind}" if part in layer else None
         stem, _, kind = name.rpartition(".")
         return f"{top[stem]}.{kind}" if stem in top and kind in ("weight", "bias") else None
