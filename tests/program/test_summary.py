@@ -82,3 +82,11 @@ def test_rates_are_work_divided_by_roofs() -> None:
     assert (prompt.bound, prompt.tokens) == ("compute", 2048)
     least = prompt.flops / 181e12
     assert least < prompt.seconds < 1.1 * least
+
+
+@pytest.mark.parametrize(("context", "keys"), [(1024, 1024), (8192, 4096)])
+def test_a_window_bounds_what_a_token_reads(context: int, keys: int) -> None:
+    tensors = tensors_of("mistral-7b-v0.1")
+    program = compile_program(*configure(preset("mistral-7b-v0.1")), tensors, gpu())
+    rate = Speeds(program, SheetRoofs(181e12, 1638.4e9, ())).decode(2, context)
+    assert rate.kv_bytes == 2 * (keys + 1) * 2 * 2 * 32 * 8 * 128

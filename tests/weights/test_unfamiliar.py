@@ -7,7 +7,6 @@ from pathlib import Path
 from weights_builders import GGUFBuilder
 
 from roofline.models import presets
-from roofline.weights.config import gguf, hf
 from roofline.weights.config.unfamiliar import unfamiliar
 from roofline.weights.to_hf import hf_config
 
@@ -49,8 +48,3 @@ def test_a_strange_value_cannot_fill_the_screen(tmp_path: Path) -> None:
     assert strange is not None
     assert all(len(text) < 90 and text.isprintable() for item in strange.new_keys.items() for text in item)
     assert len(strange.name) < 90
-
-
-def test_readers_tell_what_they_read() -> None:
-    assert {"llama", "qwen3", "mpt"} <= set(hf.model_types())
-    assert {"llama", "qwen3"} <= set(gguf.architectures())

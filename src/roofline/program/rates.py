@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from roofline.program.ir import Program
+from roofline.program.ir import Instr, Program
 from roofline.program.passes.price import (
     Amount,
     Price,
@@ -50,7 +50,7 @@ class Speeds:
         self._roofs = roofs
         types = program.types()
         self._experts = [experts_of(instr, types) for instr, _ in self._price.instrs]
-        self._window = min((group.window for group in program.kv_groups.values()), default=0)
+        self._windows = [_window(instr) for instr, _ in self._price.instrs]
 
     def decode(self, sequences: int, context: int) -> Rate:
         """One step that makes the last token of `context` in each of so many sequences."""
@@ -61,11 +61,10 @@ class Speeds:
         return self._rate("prefill", 1, context, context)
 
     def _rate(self, step: str, sequences: int, tokens: int, context: int) -> Rate:
-        keys, pairs = segment_work(context - tokens, tokens, self._window)
-        work = Work(sequences * tokens, sequences, sequences * keys, sequences * pairs)
+        works = {window: _work(sequences, tokens, context, window) for window in {0, *self._windows}}
+        kinds = zip(self._price.instrs, self._windows, self._experts, strict=True)
         spent = [
-            _routed(amount(cost, work), experts, work.tokens)
-            for (_, cost), experts in zip(self._price.instrs, self._experts, strict=True)
+            _routed(amount(cost, works[window]), experts, sequences * tokens) for (_, cost), window, experts in kinds
         ]
         working_set = self._price.weight_bytes + sum(part.kv_bytes for part in spent)
         least = memory = compute = 0.0
@@ -78,7 +77,19 @@ class Speeds:
             sum(getattr(part, name) for part in spent) for name in ("weight_bytes", "kv_bytes", "flops", "link_bytes")
         )
         bound = "memory" if memory >= compute else "compute"
-        return Rate(step, sequences, context, work.tokens, work.tokens / least, least, bound, *sums)
+        count = sequences * tokens
+        return Rate(step, sequences, context, count, count / least, least, bound, *sums)
+
+
+def _window(instr: Instr) -> int:
+    """How many keys a token sees in an attention; 0: all, as for every other op."""
+    return int(instr.attr("window")) if "window" in instr.attrs else 0
+
+
+def _work(sequences: int, tokens: int, context: int, window: int) -> Work:
+    """A step that computes the last `tokens` of `context` in each sequence, as an op with that window sees it."""
+    keys, pairs = segment_work(context - tokens, tokens, window)
+    return Work(sequences * tokens, sequences, sequences * keys, sequences * pairs)
 
 
 def _routed(spent: Amount, experts: tuple[int, int], tokens: int) -> Amount:

@@ -14,11 +14,6 @@ from roofline.weights.families.shared.gguf_fields import GgufModel, new_keys
 from roofline.weights.files.mapped import JsonObject
 
 
-def architectures() -> tuple[str, ...]:
-    """The architectures of GGUF files that we have a family for."""
-    return tuple(_ARCHITECTURES)
-
-
 def from_gguf(
     path: Path, metadata: JsonObject, shapes: Mapping[str, tuple[int, ...]], rope_factors: np.ndarray | None
 ) -> Config:

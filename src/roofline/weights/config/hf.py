@@ -11,11 +11,6 @@ from roofline.weights.families.shared.hf_fields import new_fields
 from roofline.weights.files.mapped import JsonObject
 
 
-def model_types() -> tuple[str, ...]:
-    """The model_types of config.json that we have a family for."""
-    return tuple(_FAMILIES)
-
-
 def from_hf(path: Path, config: JsonObject) -> Config:
     """The canonical configuration of a parsed config.json.
 

@@ -12,8 +12,7 @@ from roofline.common.fields import shorten
 from roofline.common.json_files import read_json_file
 from roofline.models.registry import file_kind
 from roofline.ops import registry
-from roofline.weights.config.gguf import architectures
-from roofline.weights.config.hf import model_types
+from roofline.weights.families.table import ARCHITECTURES, MODEL_TYPES
 from roofline.weights.files.gguf import GGUFFile
 from roofline.weights.files.mapped import JsonObject, map_file
 
@@ -87,8 +86,8 @@ class Unfamiliar:
     """What can be said of a file whose architecture we do not have.
 
     key: "model_type" or "general.architecture"; name: its value; nearest: of ours, by the keys they share, "" where
-    they share next to none; new_keys: those that no file of the nearest has, with their values; ops: of ours that its keys ask for -> these keys; lacking:
-    what they ask for and no op of ours does -> these keys.
+    they share next to none; new_keys: those that no file of the nearest has, with their values; ops: of ours that its
+    keys ask for -> these keys; lacking: what they ask for and no op of ours does -> these keys.
     """
 
     path: str
@@ -109,14 +108,14 @@ def unfamiliar(path: Path) -> Unfamiliar | None:
     if file.suffix == ".json":
         config = read_json_file(file)
         name = config.get("model_type")
-        if not isinstance(name, str) or name in model_types() or file_kind("hf", name):
+        if not isinstance(name, str) or name in MODEL_TYPES or file_kind("hf", name):
             return None
         return _describe(file, "model_type", name, config, _HF_KEYS)
     if file.suffix != ".gguf" and map_file(file)[:4] != b"GGUF":
         return None
     metadata = GGUFFile(file).metadata
     name = metadata.get("general.architecture")
-    if not isinstance(name, str) or name in architectures() or file_kind("gguf", name):
+    if not isinstance(name, str) or name in ARCHITECTURES or file_kind("gguf", name):
         return None
     own = {key.removeprefix(f"{name}."): value for key, value in metadata.items() if key.startswith(f"{name}.")}
     return _describe(file, "general.architecture", name, own, _GGUF_KEYS)
