@@ -141,7 +141,16 @@ def test_a_file_is_told_beside_what_it_could_be(smollm2_path: Path) -> None:
     assert (report["fit"]["devices"], report["fit"]["roofs"]) == (1, None)
     told = run(smollm2_path).stdout
     assert "here, Q4_1" in told
+    assert "-: its rows are no whole number of the format's blocks" in told
     assert "roofline doctor measures them" in told
+
+
+def test_a_model_that_is_here_is_told_and_not_the_shape_of_its_name(
+    smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roofline.weights.sources.stored_path", lambda name: smollm2_path)
+    assert record("smollm2-135m")["kind"] == "gguf"
+    assert record("preset:smollm2-135m")["kind"] == "preset"
 
 
 def test_stored_roofs_of_this_machine_give_rates() -> None:
