@@ -197,8 +197,6 @@ def field(number: int, wire: int, data: bytes) -> bytes:
 
 PIECE = field(1, 2, field(1, 2, b"<unk>") + field(3, 0, b"\2"))
 NO_ENDS = field(2, 2, b"".join(bytes([key, 2]) + b"\xff" * 9 + b"\1" for key in (0xC8, 0xD0)))  # BOS and EOS are -1
-    2, 2, b"".join(bytes([number << 3 & 127 | 128, number >> 4]) + b"\xff" * 9 + b"\1" for number in (41, 42))
-)
 BAD_MODELS = [
     (b"", "pieces: are missing"),
     (b"\0", "begins no field"),

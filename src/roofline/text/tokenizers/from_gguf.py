@@ -114,7 +114,10 @@ def _model(fields: Fields, kind: str, tokens: list[str], types: Sequence[int], u
         return _byte_level(fields)
     prefixed = fields.get("add_space_prefix", bool, kind == "llama")
     single = fields.get("remove_extra_whitespaces", bool, False)
-    charsmap = bytes(byte & 0xFF for byte in fields.elements("precompiled_charsmap", int) or ())
+    units = fields.elements("precompiled_charsmap", int) or ()
+    if units and not (min(units) >= -128 and max(units) <= 255):
+        fields.refuse("precompiled_charsmap", "has an element that is no byte")
+    charsmap = bytes(unit & 0xFF for unit in units)  # some files have signed ones
     check_charsmap(fields.path, f"{fields.within}precompiled_charsmap", charsmap)
     has_merges = "merges" in fields.values or kind in ("gpt2", "gemma4")
     scores = [] if has_merges and kind != "t5" else _scores(fields, len(tokens))
