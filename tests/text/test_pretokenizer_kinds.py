@@ -1,6 +1,8 @@
 """The pre-tokenizers of GGUF files: pieces of each pattern, the same for large texts in time linear in their size."""
 
+import re
 import time
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +72,13 @@ def test_each_pattern_takes_time_linear_in_the_text(patterns: tuple[str, ...]) -
         began = time.process_time()
         pieces_of(kind, text * 10_000 + "x")
         assert time.process_time() - began < 2, text  # the square of this would take minutes
+
+
+def test_the_table_of_the_documents_has_every_kind() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/tokenizers.md").read_text("utf-8")
+    rows = page[page.index("## Pre-tokenizers") :].split("\n")
+    listed = [kind for row in rows if row.startswith("| `") for kind in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    assert sorted(listed) == sorted([*PATTERNS, *VISIBLE_SPACES])
 
 
 def test_sets_of_kinds_name_kinds() -> None:
