@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_samples import AWKWARD
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as LibraryTokenizer
 
 from roofline.bundle.text_side import text_of_folder
 from roofline.common.errors import ConfigError, RooflineError, UnsupportedError
 from roofline.text.streaming.stops import Detokenizer
 from roofline.text.tokenizers.charsmap import CharacterMap
 from roofline.text.tokenizers.from_gguf import from_gguf
+from roofline.text.tokenizers.from_json import from_json
 from roofline.text.tokenizers.from_model import read_model
 from roofline.text.tokenizers.protobuf import message
 from roofline.text.tokenizers.tokenizer import Tokenizer
@@ -186,6 +189,39 @@ def test_models_of_words_and_characters_are_refused_by_name(tmp_path: Path, kind
     data = trained(tmp_path, vocab_size=40, model_type=kind).read_bytes()
     with pytest.raises(UnsupportedError, match=f"a model of {kind}.*BPE"):
         read_model("tokenizer.model", data)
+
+
+@pytest.mark.parametrize("scheme", ["always", "first", "never"])
+@pytest.mark.parametrize("name", ["T5", "lower case"])
+def test_tokenizer_json_of_unigram_is_read_as_the_library_does(tmp_path: Path, name: str, scheme: str) -> None:
+    read = read_model("m", trained(tmp_path, **MODELS[name]).read_bytes())
+    built = LibraryTokenizer(
+        models.Unigram(list(zip(read.pieces.tokens, read.pieces.scores, strict=True)), read.pieces.unknown, False)
+    )
+    built.normalizer = normalizers.Sequence(
+        [normalizers.Precompiled(read.pieces.charsmap), normalizers.Replace(Regex(" {2,}"), " ")]
+    )
+    built.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    built.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    built.add_special_tokens(["<unk>", "</s>"])
+    ours = from_json(built.to_str().encode(), {"eos_token": "</s>"})
+    for tokenizer in (ours, Tokenizer.from_bytes(ours.to_bytes())):
+        for text in TEXTS:
+            ids = tokenizer.encode(text, add_special=False, parse_special=True)
+            assert ids == built.encode(text, add_special_tokens=False).ids, text
+            assert tokenizer.decode(ids) == built.decode(ids), text
+            streamed = Detokenizer(tokenizer)
+            assert "".join(streamed.push([i]) for i in ids) + streamed.flush() == built.decode(ids)
+
+
+def test_a_piece_that_is_too_long_for_its_merges_is_refused() -> None:
+    tokens = ["<unk>", "a", "a" * 1025]
+    metadata = {
+        **{"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.scores": [0.0] * 3},
+        "tokenizer.ggml.token_type": [2, 1, 1],
+    }
+    with pytest.raises(ConfigError, match=r"m\.gguf: token 2 has 1025 characters, of 1024"):
+        from_gguf(metadata, "m.gguf")
 
 
 # --- bytes that are no model ----------------------------------------------------------------------------------------
