@@ -104,6 +104,11 @@ def test_gemma_4_has_merges_and_visible_spaces(kind: dict[str, str]) -> None:
     assert built.encode("", add_special=True) == ([2] if kind["model"] == "gemma4" else [])
 
 
+def test_the_left_token_of_a_merge_may_begin_with_a_space() -> None:
+    merged = {**BYTES, "tokenizer.ggml.tokens": ["a", "b", " a", " ab"], "tokenizer.ggml.merges": [" a b"]}
+    assert from_gguf({**merged, "tokenizer.ggml.token_type": [1] * 4}).vocabulary.lefts == [" a"]
+
+
 # --- special tokens -------------------------------------------------------------------------------------------------
 
 BYTES = {
