@@ -121,7 +121,7 @@ def test_ids_and_texts_are_those_of_sentencepiece(model: Path) -> None:
             assert tokenizer.special_ids.isdisjoint(ids)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(text=st.text(alphabet=ALPHABET, max_size=24) | st.text(alphabet=st.characters(codec="utf-8"), max_size=12))
 def test_any_text_is_encoded_as_sentencepiece_does(model: Path, text: str) -> None:
     if "\0" in text:
@@ -269,7 +269,7 @@ def refusal(read: Callable[[], object]) -> str | None:
     return None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.binary(max_size=60) | st.binary(max_size=40).map(lambda more: PIECE + more))
 def test_no_bytes_crash_the_readers(data: bytes) -> None:
     for read in (lambda: list(message("f", "m", memoryview(data))), lambda: read_model("f", data)):
@@ -277,7 +277,7 @@ def test_no_bytes_crash_the_readers(data: bytes) -> None:
         assert reason is None or (reason.startswith("f: ") and len(reason) < 300)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(units=st.lists(st.integers(0, (1 << 32) - 1), min_size=1, max_size=8), texts=st.binary(max_size=8))
 def test_no_map_of_characters_leads_astray(units: list[int], texts: bytes) -> None:
     trie = b"".join(unit.to_bytes(4, "little") for unit in units) * (256 // len(units) + 1)
@@ -289,7 +289,7 @@ def test_no_map_of_characters_leads_astray(units: list[int], texts: bytes) -> No
         characters.map(text)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(at=st.floats(0, 1), value=st.integers(0, 255))
 def test_a_changed_byte_of_a_model_is_read_or_refused(model: Path, at: float, value: int) -> None:
     data = bytearray(model.read_bytes())
