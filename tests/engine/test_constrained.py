@@ -270,7 +270,12 @@ CONTROLS = [
 
 def test_ids_that_are_looked_at_afterwards_are_those_that_masks_allow(warm):
     """Whatever shapes the choice: masks before it and a second choice where its form refuses the first are the same."""
-    forms = [{"guided_regex": "[a-m]{3,12}"}, {"constraint": Constraint.of_json_schema(PERSON)}, {"guided_regex": ".+"}]
+    forms = [
+        {"guided_regex": "[a-m]{3,12}"},
+        {"constraint": Constraint.of_json_schema(PERSON)},
+        {"guided_regex": ".+"},
+        {"guided_choice": ["abcabcabc", "xyz"]},
+    ]
     requests = {
         f"{form} {controls}": (
             [7, form, at],

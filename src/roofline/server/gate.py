@@ -94,7 +94,7 @@ class Gate:
             raise self._too_large(scope)
         if scope["method"] == "POST":
             coding = headers.get(b"content-encoding", b"identity").strip().lower()
-            if coding != b"identity":
+            if coding not in (b"", b"identity"):
                 problem = "The body has a content encoding, and none is unpacked here: send it as it is."
                 raise RequestError(415, "unsupported_media_type", problem)
             kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()

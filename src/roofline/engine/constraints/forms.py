@@ -3,8 +3,8 @@
 The id with the largest score of all is also the one with the largest score of those that are allowed, if it is allowed
 itself. So where the cores that would make masks are those that compute the step, a row is sampled without a mask first,
 and the mask is made only where the form refuses the id. That holds for sampling without top-k, top-p and min-p, which
-cut off another part of what is allowed than of everything. Elsewhere, and for such rows, masks are made while the step
-is computed.
+cut off another part of what is allowed than of everything. Elsewhere, for such rows, and where
+it is known already that one id alone may come, masks are made while the step is computed.
 """
 
 from typing import TYPE_CHECKING
@@ -41,10 +41,12 @@ class Forms:
         ahead: list[tuple[Matcher, int]] = []
         self._unmasked = []
         row = 0
+        unmasked = self._resampling is not None and not plan.scores
         for sequence in plan.sampled:
-            if sequence.matcher is not None:
-                later = self._resampling is not None and not plan.scores and not _cuts(sequence.request.params)
-                (self._unmasked if later else ahead).append((sequence.matcher, row))
+            matcher = sequence.matcher
+            if matcher is not None:
+                later = unmasked and not matcher.forced and not _cuts(sequence.request.params)
+                (self._unmasked if later else ahead).append((matcher, row))
             row += len(sequence.draft) + 1
         self._started = bool(ahead)
         if ahead:

@@ -63,6 +63,11 @@ class Matcher:
             if rest.any():
                 mask[:] = rest
 
+    @property
+    def forced(self) -> bool:
+        """Whether it is known already that one id alone may come next."""
+        return self.error is None and bool(self._forced)
+
     def allows(self, token: int) -> bool:
         """Whether `fill` would set the bit of an id, found without those of the others; False where only it knows."""
         if self.error is not None or token < 0:  # as after `fill`: the answer ends, whatever was sampled
