@@ -66,6 +66,7 @@ def _architecture(report: "Report") -> list[tuple[str, str]]:
     rows = [(label, _value(config.pop(key))) for key, label in _FIELDS.items() if config.get(key) is not None]
     if summary.experts:
         rows.append(("experts", f"{summary.experts}, {summary.top} a token"))
+        config = {key: value for key, value in config.items() if not key.startswith("experts")}
     rest = {key: value for key, value in config.items() if value not in (None, False, "", [], {})}
     rows += [(key.replace("_", " "), _value(value)) for key, value in rest.items()]
     return [*rows, ("ops", ", ".join(summary.ops))]
