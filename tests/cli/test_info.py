@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,32 @@ def test_what_does_not_fit_says_what_would() -> None:
     quantised = record("llama-2-70b", "--chip", "A100 40GB", "--count", 2, "--dtype", "q4_k_m")
     assert quantised["fit"]["fits"]
     assert quantised["dtype"] == "Q4_K_M"
+
+
+def test_a_model_whose_matrices_cannot_be_shared_has_its_layers_in_stages() -> None:
+    report = record("mixtral-8x7b", "--chip", "A100 80GB")
+    fit = report["fit"]
+    assert (report["active"], report["experts"], report["top"]) == (12_879_925_248, 8, 2)
+    assert (fit["devices"], fit["stages"], fit["fits"]) == (2, 2, True)
+    assert 2 * fit["weights"] == pytest.approx(report["bytes"], rel=0.02)
+    assert fit["token_bytes"] == report["kv_token_bytes"]["bf16"] // 2
+    one = fit["rates"][0]
+    read = 2 * (report["active"] - report["embedding"]) + 4096 * report["kv_token_bytes"]["bf16"]
+    assert one["weight_bytes"] + one["kv_bytes"] == pytest.approx(read, rel=1e-3)
+    assert one["seconds"] == pytest.approx(read / 2039e9, rel=1e-3)
+    told = run("mixtral-8x7b", "--chip", "A100 80GB").stdout
+    assert "(--pp 2)" in told
+    assert "experts are read as if tokens chose them evenly" in told
+    assert ("no kernels" in told) == bool(fit["lacking"])
+
+
+def test_neither_torch_nor_triton_is_needed(run_python: Callable[..., str]) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['triton'] = None\n"
+        "from roofline.cli.main import main\n"
+        "print(main(['info', 'mpt-7b', '--chip', 'MI250', '--json']))"
+    )
+    assert run_python(code).splitlines()[-1] == "0"
 
 
 def test_a_die_is_a_device() -> None:
