@@ -218,9 +218,15 @@ def test_a_file_of_another_architecture_is_told_by_its_keys(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text(json.dumps(config | {"sliding_window": 128}))
     result = run(tmp_path)
     assert (result.exit_code, result.stderr) == (1, "")
-    for part in ("model_type 'fancy'", "mistral", "num_local_experts = 8", "op expert_linear", "state-space layers"):
+    for part in (
+        "model_type 'fancy'",
+        "mixtral",
+        "attn_logit_softcapping = 50.0",
+        "op expert_linear",
+        "state-space layers",
+    ):
         assert part in result.stdout, part
     told = json.loads(run(tmp_path, "--json").stdout)
-    assert (told["known"], told["nearest"]) == (False, "mistral")
+    assert (told["known"], told["nearest"]) == (False, "mixtral")
     assert told["ops"]["attend"] == ["num_key_value_heads", "attn_logit_softcapping", "sliding_window"]
     assert "hidden_size" not in told["new_keys"]
