@@ -53,6 +53,7 @@ def restate(tensors: Tensors, form: str) -> dict[str, Restated]:
             own = vector
         else:
             own = form if form != MIXTURE else _q4_k_m(name, info.shape, layers, tied, experts)
+        formats.get(own).nbytes(info.shape)  # raises where blocks would span rows
         restated[name] = Restated(own, info.shape)
     return restated
 
