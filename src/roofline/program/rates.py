@@ -1,20 +1,21 @@
 """How fast a priced Program can be at most: steps of decoding and of prefill, each op at its own roof."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from roofline.program.ir import Instr, Program
 from roofline.program.passes.price import (
-    Amount,
     Price,
     RoofRates,
     Work,
     amount,
     arithmetic,
+    mixture,
     price,
     seconds,
     segment_work,
+    with_experts,
 )
-from roofline.program.summary import experts_of
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,7 @@ class Speeds:
     def __init__(self, program: Program, roofs: RoofRates) -> None:
         self._price: Price = price(program)
         self._roofs = roofs
-        types = program.types()
-        self._experts = [experts_of(instr, types) for instr, _ in self._price.instrs]
+        self._experts = mixture(program)
         self._windows = [_window(instr) for instr, _ in self._price.instrs]
 
     def decode(self, sequences: int, context: int) -> Rate:
@@ -62,9 +62,9 @@ class Speeds:
 
     def _rate(self, step: str, sequences: int, tokens: int, context: int) -> Rate:
         works = {window: _work(sequences, tokens, context, window) for window in {0, *self._windows}}
-        kinds = zip(self._price.instrs, self._windows, self._experts, strict=True)
         spent = [
-            _routed(amount(cost, works[window]), experts, sequences * tokens) for (_, cost), window, experts in kinds
+            amount(cost, with_experts(works[window], self._experts))
+            for (_, cost), window in zip(self._price.instrs, self._windows, strict=True)
         ]
         working_set = self._price.weight_bytes + sum(part.kv_bytes for part in spent)
         least = memory = compute = 0.0
@@ -92,10 +92,12 @@ def _work(sequences: int, tokens: int, context: int, window: int) -> Work:
     return Work(sequences * tokens, sequences, sequences * keys, sequences * pairs)
 
 
-def _routed(spent: Amount, experts: tuple[int, int], tokens: int) -> Amount:
-    """The same with the weights of those experts alone that the step's tokens are routed to."""
-    count, top = experts
-    if not count:
-        return spent
-    chosen = 1 - (1 - top / count) ** tokens
-    return Amount(**{**vars(spent), "weight_bytes": round(spent.weight_bytes * chosen)})
+def in_turn(stages: Sequence[Rate]) -> Rate:
+    """The rate of a step that goes through stages one after the other: what they read and compute together, bound as
+    the longest of them is."""
+    longest = max(stages, key=lambda rate: rate.seconds)
+    sums = {name: sum(getattr(rate, name) for rate in stages) for name in _SUMMED}
+    return replace(longest, **sums, tokens_per_s=longest.tokens / sums["seconds"])
+
+
+_SUMMED = ("seconds", "weight_bytes", "kv_bytes", "flops", "link_bytes")
