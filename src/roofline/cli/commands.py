@@ -22,6 +22,8 @@ ROOT = Group(
         "compile": "models.compile:command",
         "lib": "models.lib:command",
         "info": "models.info:command",
+        "convert": "models.convert:command",
+        "quantize": "models.quantize:command",
         "show": "models.show:command",
         "generate": "run.generate:command",
         "chat": "run.chat:command",
