@@ -139,9 +139,7 @@ def write_safetensors(checkpoint: Checkpoint, out: Path, dtype: str, work: Work)
 
 
 @contextmanager
-def _rounding(
-    checkpoint: Checkpoint, target: Target, work: Work
-) -> Iterator[Callable[[str], Iterator[np.ndarray]]]:
+def _rounding(checkpoint: Checkpoint, target: Target, work: Work) -> Iterator[Callable[[str], Iterator[np.ndarray]]]:
     """Gives the pieces of a tensor by its canonical name; threads round them."""
     total = sum(int(np.prod(info.shape)) for info in checkpoint.tensors.values())
     done = 0

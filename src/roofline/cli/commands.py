@@ -34,6 +34,7 @@ ROOT = Group(
         "keys": Group("Keys of `serve --api-keys`.", {"new": "run.keys:new"}),
         "doctor": "measure.doctor:command",
         "conform": "measure.conform:command",
+        "eval": "measure.evaluate:command",
         "profile": "measure.profile:command",
         "kernels": "measure.kernels:command",
         "parity": "training.parity:command",

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from roofline.cli.models.progress import weights_bar
+from roofline.cli.models.progress import counted_bar
 from roofline.cli.options import AsJson, ModelArgument
 from roofline.common.errors import ConfigError
 from roofline.common.options import Option
@@ -38,7 +38,7 @@ def command(
             f"{checkpoint.path} holds {len(lost)} tensors in {form} or the like, which {kind} does not hold as they are: "
             "--dequantize widens them"
         )
-    with weights_bar("converting") as bar:
+    with counted_bar("converting") as bar:
         if to_gguf:
             written = write_gguf(checkpoint, output, dtype.upper() if lost else "", Work(progress=bar))
         else:

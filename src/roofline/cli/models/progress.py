@@ -1,12 +1,12 @@
-"""A bar on stderr for work on the weights of a model."""
+"""A bar on stderr for work that takes minutes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
 @contextmanager
-def weights_bar(stage: str) -> Iterator[Callable[[int, int], None]]:
-    """Gives what is told (values done, all) and shows it, where stderr is a terminal."""
+def counted_bar(stage: str) -> Iterator[Callable[[int, int], None]]:
+    """Gives what is told (how many are done, all) and shows it, where stderr is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 

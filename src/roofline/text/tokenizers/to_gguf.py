@@ -123,4 +123,3 @@ def _around(vocabulary: Vocabulary) -> dict[str, object]:
             raise _refused(f"{list(ids)} around each text", f"only the token {name} can be put there")
         values[f"add_{name}_token"] = bool(ids)
     return values
-

@@ -171,7 +171,9 @@ def _affine_k(blocks: np.ndarray, weights: np.ndarray, top: int) -> tuple[np.nda
     return np.concatenate([d_data, dmin_data, packed], axis=1), codes
 
 
-def _upper_scales(groups: np.ndarray, w: np.ndarray, a: np.ndarray, minima: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _upper_scales(
+    groups: np.ndarray, w: np.ndarray, a: np.ndarray, minima: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """d and dmin of blocks whose weights are d * a - dmin * minima, least squares over each block; neither below 0."""
     b = np.broadcast_to(minima[..., None], a.shape)
     aa, ab, bb, ax, bx = (

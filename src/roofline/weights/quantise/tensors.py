@@ -85,14 +85,21 @@ def pieces(
 
 
 def _converted(
-    checkpoint: Checkpoint, name: str, part: np.ndarray, shape: tuple[int, int], form: str, importance: np.ndarray | None
+    checkpoint: Checkpoint,
+    name: str,
+    part: np.ndarray,
+    shape: tuple[int, int],
+    form: str,
+    importance: np.ndarray | None,
 ) -> np.ndarray:
     source = checkpoint.tensors[name].format
     if source == form:
         return part.copy()
     values = formats.get(source).dequantize(part, shape)
     if is_quantised(form) and not np.isfinite(values).all():
-        raise ConfigError(f"{checkpoint.path}: tensor {name!r} holds NaN or infinity, which cannot be rounded to {form}")
+        raise ConfigError(
+            f"{checkpoint.path}: tensor {name!r} holds NaN or infinity, which cannot be rounded to {form}"
+        )
     out = round_to(form, values, importance)
     if form == "F16" and not np.isfinite(formats.get("F16").dequantize(out, shape)).all() and np.isfinite(values).all():
         raise ConfigError(f"{checkpoint.path}: tensor {name!r} holds values beyond the range of F16; use bf16 or f32")
