@@ -25,7 +25,9 @@ def _weights(seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("form", ROUNDED)
 def test_the_search_loses_less_than_the_plain_packer(form):
     values = _weights()
-    assert _error(form, values, round_to(form, values)) < 0.95 * _error(form, values, formats.get(form).quantize(values))
+    assert _error(form, values, round_to(form, values)) < 0.95 * _error(
+        form, values, formats.get(form).quantize(values)
+    )
 
 
 @pytest.mark.parametrize("form", ROUNDED)

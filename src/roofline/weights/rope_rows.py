@@ -1,7 +1,7 @@
 """The order of the rows of q and k: in halves, as Hugging Face has them, or in pairs, as GGUF files of Llama do.
 
-Head by head, row i of the first half and row i of the second are neighbours in the other order. Rows are moved as bytes,
-so nothing is rounded, whatever the format.
+Head by head, row i of the first half and row i of the second are neighbours in the other order. Rows are moved as
+bytes, so nothing is rounded, whatever the format.
 """
 
 import re

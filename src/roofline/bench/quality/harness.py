@@ -1,4 +1,4 @@
-"""A model of ours for EleutherAI's lm-evaluation-harness (the package lm-eval): `simple_evaluate(model=harness_model(llm))`.
+"""A model of ours for EleutherAI's lm-evaluation-harness, the package lm-eval: `harness_model(llm)`.
 
 The package is imported when `harness_model` is called, and by nothing else. What it asks for is computed by `Answers`,
 which needs no more than an `LLM`.
@@ -67,8 +67,8 @@ class Answers:
         return sums
 
     def continuations(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
-        """Of (context, settings): what the model says next, up to the first of the texts `until`. Raises ConfigError for
-        settings that are not known here."""
+        """Of (context, settings): what the model says next, up to the first of the texts `until`. Raises ConfigError
+        for settings that are not known here."""
         prompts, params = [], []
         for context, settings in requests:
             params.append(_sampling(settings))
@@ -80,8 +80,8 @@ class Answers:
         return [output.text for output in self._llm.generate(prompts, params, use_tqdm=False)] if prompts else []
 
     def _split(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Ids of both, encoded as one text: what the continuation adds to those of the context. Spaces at the end of the
-        context belong to the continuation, as its first token begins with them."""
+        """Ids of both, encoded as one text: what the continuation adds to those of the context. Spaces at the end of
+        the context belong to the continuation, as its first token begins with them."""
         encode = self._llm.tokenizer.encode
         trailing = len(context) - len(context.rstrip())
         if trailing:
@@ -143,9 +143,7 @@ def harness_model(llm: "LLM") -> "LM":
         def tokenizer_name(self) -> str:
             return llm.name.replace("/", "__")
 
-        def apply_chat_template(
-            self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
-        ) -> str:
+        def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
             parts = llm.chat_template.render(chat_history, add_generation_prompt=add_generation_prompt)
             return "".join(part.text for part in parts)
 

@@ -33,7 +33,7 @@ class TensorError:
 
 @dataclass(frozen=True)
 class Report:
-    """source, rounded: their scores on the held-out text; worst: the tensors with the largest errors, the worst first."""
+    """source, rounded: their scores on the held-out text; worst: the tensors with the largest errors, worst first."""
 
     source: Score
     rounded: Score

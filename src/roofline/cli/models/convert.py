@@ -34,10 +34,8 @@ def command(
     if lost and not dequantize:
         form = checkpoint.tensors[lost[0]].format
         kind = "GGUF" if to_gguf else "safetensors"
-        raise ConfigError(
-            f"{checkpoint.path} holds {len(lost)} tensors in {form} or the like, which {kind} does not hold as they are: "
-            "--dequantize widens them"
-        )
+        what = f"{checkpoint.path} holds {len(lost)} quantised tensors, such as {lost[0]!r} in {form}"
+        raise ConfigError(f"{what}, which {kind} cannot hold as they are: --dequantize widens them")
     with counted_bar("converting") as bar:
         if to_gguf:
             written = write_gguf(checkpoint, output, dtype.upper() if lost else "", Work(progress=bar))

@@ -16,6 +16,7 @@ from roofline.weights.quantise.rounding import round_to
 from roofline.weights.rope_rows import heads_of, reorder
 
 _PIECE = 1 << 22  # values that are rounded at once
+_AHEAD = 16  # pieces that are begun before the first of them is written
 _EXACT = ("F32", "F16", "BF16")
 
 
@@ -75,7 +76,7 @@ def pieces(
     try:
         for start in range(0, rows, step):
             waiting.append(pool.submit(convert, start))
-            if len(waiting) > pool._max_workers + 1:
+            if len(waiting) > _AHEAD:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
@@ -98,7 +99,7 @@ def _converted(
     values = formats.get(source).dequantize(part, shape)
     if is_quantised(form) and not np.isfinite(values).all():
         raise ConfigError(
-            f"{checkpoint.path}: tensor {name!r} holds NaN or infinity, which cannot be rounded to {form}"
+            f"{checkpoint.path}: tensor {name!r} holds NaN or infinity, which {form} does not hold"
         )
     out = round_to(form, values, importance)
     if form == "F16" and not np.isfinite(formats.get("F16").dequantize(out, shape)).all() and np.isfinite(values).all():
