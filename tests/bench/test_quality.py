@@ -85,7 +85,7 @@ def test_importance_is_the_mean_square_of_what_comes_in(model):
     importance = column_importance(open_checkpoint(model), TEXT, 1)
     assert importance["layers.1.mlp.down.weight"].shape == (96,)
     assert importance["embed.weight"].shape == (64,)  # as the head
-    assert {name.rsplit(".", 2)[1] for name in importance} == {*"qkvo", "gate", "up", "down", "embed"}
+    assert {name.split(".")[-2] for name in importance} == {*"qkvo", "gate", "up", "down", "embed"}
     for each in importance.values():
         assert each.min() > 0 and each.mean() == pytest.approx(1, abs=0.01)
     assert np.array_equal(importance["layers.0.attn.q.weight"], importance["layers.0.attn.v.weight"])
@@ -93,7 +93,18 @@ def test_importance_is_the_mean_square_of_what_comes_in(model):
 
 def test_the_command_compares_formats_of_the_cache(model, tmp_path):
     (tmp_path / "text.txt").write_text(TEXT)
-    words = ["eval", model, "--text", tmp_path / "text.txt", "--context", "48", "--stride", "24", "--backend", "reference"]
+    words = [
+        "eval",
+        model,
+        "--text",
+        tmp_path / "text.txt",
+        "--context",
+        "48",
+        "--stride",
+        "24",
+        "--backend",
+        "reference",
+    ]
     result = call_roofline([*words, "--kv-dtypes", "bf16,int8", "--limit", "80", "--json"])
     assert result.exit_code == 0, result.output
     kv = json.loads(result.stdout)["kv"]
@@ -112,14 +123,17 @@ class TestHarness:
     def llm(model):
         from roofline import LLM
 
-        with LLM(str(model), backend="reference", arithmetic="plain", threads=1, max_model_len=40, cache_tokens=640) as llm:
+        with LLM(
+            str(model), backend="reference", arithmetic="plain", threads=1, max_model_len=40, cache_tokens=640
+        ) as llm:
             yield llm
 
     def test_likelihoods_add_up_to_the_whole_text(self, llm):
         answers = Answers(llm)
-        (whole, _), (rest, _) = answers.likelihoods([("", "abc def"), ("abc", " def")])
-        ((first, _),) = answers.likelihoods([("", "abc")])
-        assert whole == pytest.approx(first + rest, abs=1e-4)
+        pairs = [("a", "bc def"), ("a", "bc"), ("abc", " def"), ("abc ", "def"), ("", "abc def")]
+        both, first, rest, moved, whole = (logprob for logprob, _ in answers.likelihoods(pairs))
+        assert both == pytest.approx(first + rest, abs=1e-4)
+        assert rest == moved  # the space belongs to the token behind it
         assert answers.rolling(["abc def"])[0] == pytest.approx(whole, abs=1e-4)
         assert answers.rolling([""]) == [0.0]
 

@@ -75,7 +75,7 @@ def test_llama3_scaling_comes_back(tmp_path):
     folder = write_model(tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    config["rope_scaling"] = {**scaling, "original_max_position_embeddings": 256}
+    config["rope_scaling"] = {**scaling, "original_max_position_embeddings": 8192}
     (folder / "config.json").write_text(json.dumps(config))
     write_gguf(open_checkpoint(folder), tmp_path / "new.gguf", "", Work(threads=1))
     assert np.allclose(_logits(folder), _logits(tmp_path / "new.gguf"), atol=1e-5)

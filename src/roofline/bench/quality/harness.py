@@ -4,11 +4,12 @@ The package is imported when `harness_model` is called, and by nothing else. Wha
 which needs no more than an `LLM`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from roofline.bench.quality.windows import windows_of
 from roofline.common.errors import ConfigError
+from roofline.common.json_types import JsonMapping
 from roofline.engine.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Answers:
             sums.append(sum(each.logprob for window in told for each in window))
         return sums
 
-    def continuations(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    def continuations(self, requests: Sequence[tuple[str, JsonMapping]]) -> list[str]:
         """Of (context, settings): what the model says next, up to the first of the texts `until`. Raises ConfigError
         for settings that are not known here."""
         prompts, params = [], []
@@ -106,7 +107,7 @@ class Answers:
         return told
 
 
-def _sampling(settings: Mapping[str, Any]) -> SamplingParams:
+def _sampling(settings: JsonMapping) -> SamplingParams:
     for name in settings:
         if name not in _GENERATION:
             raise ConfigError(f"the task's generation setting {name!r} is not known (known: {', '.join(_GENERATION)})")

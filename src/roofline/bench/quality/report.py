@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from roofline.weights.checkpoint import Checkpoint
 
 CONTEXT = 512
+TOKENS = 4096  # of the text that are scored, unless more are asked for
 WORST = 8  # tensors that are named
 _ROWS = 1 << 20  # values of a tensor that are compared at once
 Progress = Callable[[int, int], None]
@@ -52,7 +53,7 @@ def report(
     load: LoadOptions,
     importance: Mapping[str, np.ndarray],
     *,
-    limit: int | None = None,
+    limit: int = TOKENS,
     progress: Progress = lambda done, total: None,
 ) -> Report:
     """Compare two checkpoints of one model.

@@ -1,22 +1,18 @@
 """roofline eval: how well a model predicts a text, with one or several formats of its key-value cache."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from roofline.backends.options import DEFAULT_MODEL, LoadOptions
-from roofline.cli.models.progress import counted_bar
 from roofline.cli.options import AsJson, ModelArgument
-from roofline.cli.output import console, plain_table, print_json
+from roofline.cli.output import print_json
 from roofline.cli.parser import Without
+from roofline.cli.progress import counted_bar
+from roofline.cli.scores import print_scores, read_text
 from roofline.common.errors import ConfigError
 from roofline.common.options import Option
 
-if TYPE_CHECKING:
-    from roofline.bench.quality.score import Score
-
-MAX_TEXT = 1 << 28  # bytes
 _FIXED = (  # by the context and the size of a step
     *("kv_cache_dtype", "cache_tokens", "max_model_len", "max_running", "max_batch_tokens", "max_adapters"),
     *("max_adapter_rank", "tensor_parallel", "pipeline_parallel"),
@@ -68,16 +64,6 @@ def command(
     print_scores("KV cache", kinds, scores)
 
 
-def read_text(path: Path) -> str:
-    """A text file. Raises ConfigError where it cannot be read or is not UTF-8."""
-    from roofline.common.files import read_regular
-
-    try:
-        return read_regular(path, MAX_TEXT).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8: {error.reason} at byte {error.start}") from error
-
-
 def default_context(model: str, load: LoadOptions) -> int:
     """2,048 tokens, or what a model has if less."""
     from roofline.bundle.sources import open_source
@@ -85,15 +71,3 @@ def default_context(model: str, load: LoadOptions) -> int:
     _, source = open_source(model, load)
     config = source.manifest.config if hasattr(source, "manifest") else source.config
     return min(2048, int(config["max_position"]))
-
-
-def print_scores(heading: str, names: Sequence[str], scores: "Sequence[Score]") -> None:
-    """A table of scores, compared with the first."""
-    rows = []
-    for name, each in zip(names, scores, strict=True):
-        compared = ["-"] * 3
-        if each.kl is not None and each.kl_99 is not None and each.agreement is not None:
-            compared = [f"{each.kl:.5f}", f"{each.kl_99:.4f}", f"{each.agreement:.2%}"]
-        error = each.perplexity * each.error
-        rows.append([name, f"{each.perplexity:.4f}", f"{error:.3f}", *compared, f"{each.tokens_per_second:.0f}"])
-    console().print(plain_table((heading, "perplexity", "+-", "KL", "KL 99%", "same top", "tok/s"), rows))

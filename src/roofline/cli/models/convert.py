@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from roofline.cli.models.progress import counted_bar
 from roofline.cli.options import AsJson, ModelArgument
+from roofline.cli.progress import counted_bar
 from roofline.common.errors import ConfigError
 from roofline.common.options import Option
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from roofline.cli.models.progress import counted_bar
 from roofline.cli.options import AsJson, ModelArgument, Threads
 from roofline.cli.output import print_json
+from roofline.cli.progress import counted_bar
 from roofline.common.errors import ConfigError
 from roofline.common.options import Option
 from roofline.common.units import human_bytes
@@ -33,15 +33,15 @@ def command(
         Path | None, Option("A text like those the model will read: errors count where its weights are used most.")
     ] = None,
     report: Annotated[
-        Path | None, Option("Another text, on which the result is compared with MODEL: perplexity, KL, worst tensors.")
+        Path | None,
+        Option("Another text, on which the result is compared with MODEL: perplexity, KL, tensors."),
     ] = None,
-    report_tokens: Annotated[int, Option("Tokens of that text that are scored.", minimum=2, unit="tokens")] = 4096,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Write MODEL's weights in fewer bits, each block with the scale that loses least."""
     from roofline.bundle.rewrite import Work, quantised_tensors, write_gguf
-    from roofline.cli.measure.evaluate import read_text
+    from roofline.cli.scores import read_text
     from roofline.weights.quantise.mixes import mix_of
 
     mix = mix_of(to)
@@ -63,7 +63,7 @@ def command(
     notes = [f"{len(lost)} tensors had been quantised before and were rounded a second time"] if lost else []
     compared = None
     if texts[1] is not None:
-        compared = _compare(checkpoint, output, texts[1], importance, report_tokens, threads)
+        compared = _compare(checkpoint, output, texts[1], importance, threads)
     print_written(written, notes, as_json, compared)
 
 
@@ -81,7 +81,6 @@ def _compare(
     output: Path,
     text: str,
     importance: "dict[str, np.ndarray]",
-    tokens: int,
     threads: int | None,
 ) -> "Report":
     from roofline.backends.options import LoadOptions
@@ -90,7 +89,7 @@ def _compare(
 
     load = LoadOptions(threads=threads)
     with counted_bar("comparing") as bar:
-        return report(checkpoint, open_checkpoint(output), text, load, importance, limit=tokens, progress=bar)
+        return report(checkpoint, open_checkpoint(output), text, load, importance, progress=bar)
 
 
 def opened(model: str, output: Path) -> "Checkpoint":
@@ -126,7 +125,7 @@ def print_written(written: "Rewritten", notes: Sequence[str], as_json: bool, com
     for note in notes:
         print(note)
     if compared is not None:
-        from roofline.cli.measure.evaluate import print_scores
+        from roofline.cli.scores import print_scores
 
         print_scores("model", ("source", "rounded"), (compared.source, compared.rounded))
         print("largest relative errors:", ", ".join(f"{e.name} ({e.format}) {e.error:.4f}" for e in compared.worst))
