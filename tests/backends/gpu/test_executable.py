@@ -60,7 +60,9 @@ def test_steps_equal_the_reference(name):
     gpu, reference = models(name)
     for step in steps():
         got, want = logits(gpu, step), logits(reference, step)
-        assert distance(got, want) < 0.02, distance(got, want)
+        # Where experts are nearly equal, rounding may send a token of the context to another one.
+        most = 0.04 if "experts" in MODELS[name][0] else 0.02
+        assert distance(got, want) < most, distance(got, want)
 
 
 @pytest.mark.parametrize(("name", "damage"), [("llama", 0x7FC0), ("llama", 0xFF80), ("qwen3", 0x7C00)])

@@ -38,6 +38,7 @@ def route(low: Lowering, instr: Instr) -> Launch:
 
     def launch(step: Step) -> None:
         logits = step.value(instr.inputs[0])
+        step.schedules.pop(ids, None)  # of an earlier step of these sizes
         route(low.chip, logits, renormalise=instr.attr("renormalise"), weights=step.value(weights), ids=step.value(ids))
 
     return launch
