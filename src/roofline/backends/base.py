@@ -143,6 +143,23 @@ class GivesHidden(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class ExpertCounts:
+    """Which experts the steps' rows went to since the start, all layers together: how many rows went to each (none: the
+    model has no experts), and the distinct ones of a layer in a step, added up over so many layers of steps."""
+
+    rows: list[int]
+    read: int
+    layers: int
+
+
+@runtime_checkable
+class CountsExperts(Protocol):
+    """Counts which experts are used."""
+
+    def expert_counts(self) -> ExpertCounts: ...
+
+
 @runtime_checkable
 class FindsDamage(Protocol):
     """Finds what makes logits no numbers."""
