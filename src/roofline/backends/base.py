@@ -39,8 +39,8 @@ class MonotonicClock:
 class StepCost:
     """What a step must move and compute, and how long that takes at the measured roofs (None: roofs not measured).
 
-    work: the step's size as (1, tokens, rows, keys read, query-key pairs), and of a model with experts how many distinct
-    ones of a layer the tokens and the rows are expected to go to; to price it again at other roofs.
+    work: the step's size as (1, tokens, rows, keys read, query-key pairs), and of a model with experts how many
+    distinct ones of a layer the tokens and the rows are expected to go to; to price it again at other roofs.
     """
 
     flops: float

@@ -62,8 +62,10 @@ def to_hf(config: Config) -> Config:
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }
-    shared = {"shared_expert_intermediate_size": config["shared_ffn"], "qkv_bias": config["attention_bias"]}
-    return hf_fields.to_hf(config, kind, name) | experts | ({} if third else shared)
+    fields = hf_fields.to_hf(config, kind, name) | experts
+    if not third:
+        fields |= {"shared_expert_intermediate_size": config["shared_ffn"], "qkv_bias": config["attention_bias"]}
+    return fields
 
 
 def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
