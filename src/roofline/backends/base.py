@@ -108,6 +108,20 @@ class Queueing(Protocol):
 
 
 @runtime_checkable
+class Resamples(Protocol):
+    """Computes on the host's own cores, and can choose some ids of a step anew at no more than what they cost.
+
+    Bits of ids that may come next are made there at the expense of the step, so only where an id was refused.
+    """
+
+    def sample_again(self, rows: SampleRows, chosen: np.ndarray) -> Sampled:
+        """As `sample`, but for the logit rows `chosen`, int32 [n], alone; of the others, what the last call gave.
+
+        rows: of all logit rows of the step, as in that call, but for `mask`.
+        """
+
+
+@runtime_checkable
 class Retraceable(Protocol):
     """Runs other traces of its model, such as one that gives hidden states, on the same weights."""
 

@@ -21,6 +21,7 @@ ROOT = Group(
         "rm": "models.remove:command",
         "compile": "models.compile:command",
         "lib": "models.lib:command",
+        "info": "models.info:command",
         "show": "models.show:command",
         "generate": "run.generate:command",
         "chat": "run.chat:command",

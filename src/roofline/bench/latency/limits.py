@@ -34,12 +34,12 @@ class Speeds:
     """
 
     def __init__(self, device: str, working_set: int, threads: int | None = None) -> None:
-        self._asked = device, working_set, threads
-        self._before = _measure(*self._asked)
+        self._measured_for = device, working_set, threads
+        self._before = _measure(*self._measured_for)
 
     def best(self) -> Speed:
         """The higher figure of each roof."""
-        before, after = self._before, _measure(*self._asked)
+        before, after = self._before, _measure(*self._measured_for)
         return Speed(max(before.flops, after.flops), max(before.bytes_per_s, after.bytes_per_s), after.source)
 
 

@@ -1,7 +1,7 @@
 """price: what each instruction computes and moves, as functions of the step, and how long that takes at the roofs."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from roofline.common.errors import UnsupportedError
 from roofline.ops.batch import Batch
@@ -10,8 +10,14 @@ from roofline.ops.traits import Trait
 from roofline.program.target import CACHE_ORDERS, GPU_ORDERS
 
 if TYPE_CHECKING:
-    from roofline.hardware.roofs import Roofs
     from roofline.program.ir import Instr, Program
+
+
+class RoofRates(Protocol):
+    """What prices are divided by: measured (`hardware.roofs.Roofs`), or of a data sheet; with the rates that
+    `arithmetic` names as attributes beside this."""
+
+    def read_bytes_per_s(self, working_set: float) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,7 @@ def amount(cost: Cost, work: Work) -> Amount:
     return Amount(*(part.at(**vars(work)) for part in vars(cost).values()))
 
 
-def seconds(instr: "Instr", spent: Amount, roofs: "Roofs", working_set: int) -> float:
+def seconds(instr: "Instr", spent: Amount, roofs: RoofRates, working_set: int) -> float:
     """The least time an instruction can take: its arithmetic at its own roof or its reads, whichever is longer.
 
     working_set: bytes a step touches in all; weights and KV are read at that size's bandwidth.
