@@ -4,17 +4,17 @@ from dataclasses import dataclass
 
 from roofline.program.ir import Instr, Program
 from roofline.program.passes.price import (
-    Amount,
     Price,
     RoofRates,
     Work,
     amount,
     arithmetic,
+    mixture,
     price,
     seconds,
     segment_work,
+    with_experts,
 )
-from roofline.program.summary import experts_of
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,7 @@ class Speeds:
     def __init__(self, program: Program, roofs: RoofRates) -> None:
         self._price: Price = price(program)
         self._roofs = roofs
-        types = program.types()
-        self._experts = [experts_of(instr, types) for instr, _ in self._price.instrs]
+        self._experts = mixture(program)
         self._windows = [_window(instr) for instr, _ in self._price.instrs]
 
     def decode(self, sequences: int, context: int) -> Rate:
@@ -61,11 +60,11 @@ class Speeds:
         return self._rate("prefill", 1, context, context)
 
     def _rate(self, step: str, sequences: int, tokens: int, context: int) -> Rate:
-        works = {window: _work(sequences, tokens, context, window) for window in {0, *self._windows}}
-        kinds = zip(self._price.instrs, self._windows, self._experts, strict=True)
-        spent = [
-            _routed(amount(cost, works[window]), experts, sequences * tokens) for (_, cost), window, experts in kinds
-        ]
+        works = {
+            window: with_experts(_work(sequences, tokens, context, window), self._experts)
+            for window in {0, *self._windows}
+        }
+        spent = [amount(cost, works[w]) for (_, cost), w in zip(self._price.instrs, self._windows, strict=True)]
         working_set = self._price.weight_bytes + sum(part.kv_bytes for part in spent)
         least = memory = compute = 0.0
         for (instr, _), part in zip(self._price.instrs, spent, strict=True):
@@ -90,12 +89,3 @@ def _work(sequences: int, tokens: int, context: int, window: int) -> Work:
     """A step that computes the last `tokens` of `context` in each sequence, as an op with that window sees it."""
     keys, pairs = segment_work(context - tokens, tokens, window)
     return Work(sequences * tokens, sequences, sequences * keys, sequences * pairs)
-
-
-def _routed(spent: Amount, experts: tuple[int, int], tokens: int) -> Amount:
-    """The same with the weights of those experts alone that the step's tokens are routed to."""
-    count, top = experts
-    if not count:
-        return spent
-    chosen = 1 - (1 - top / count) ** tokens
-    return Amount(**{**vars(spent), "weight_bytes": round(spent.weight_bytes * chosen)})
