@@ -176,10 +176,9 @@ class PyExecutable {
             adapters_[slot] = data;
     }
 
-    // int64 [routes][experts]: rows that went to each; and distinct experts, added up over so many Routes of steps.
-    nb::tuple expert_counts() const {
+    nb::tuple expert_counts() const {  // the fields of ExpertCounts
         const Executable::ExpertCounts& counts = core_->expert_counts();
-        return nb::make_tuple(counts.rows, counts.experts, counts.distinct, counts.routes);
+        return nb::make_tuple(counts.rows, counts.read, counts.layers);
     }
 
     bool timing() const { return core_->timing; }

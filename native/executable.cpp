@@ -35,24 +35,18 @@ Executable::Executable(const Kernels* kernels, int threads, const Code& code, co
 
 void Executable::resolve(const Code& code, const uint8_t* image) {
     const auto vector = [image](int64_t place) { return place < 0 ? nullptr : (const float*)(image + place); };
-    int routes = 0;
     for (const Code::Entry& entry : code.entries()) {
         const Record& r = entry.record;
         const Operation& known = *entry.operation;
         Op op{known.base, known.flags, r.over_rows != 0, r.x, r.y, r.residual, (int)r.digits, r.width, r.stride,
               vector(r.weight), vector(r.bias), (float)r.eps, (int)r.layer, vector(r.q_norm), vector(r.k_norm), {}, {}};
         for (const Piece& p : entry.pieces) op.segments.push_back({(Format)p.format, image + p.address, p.rows, p.columns, p.start});
-        if (op.base == Base::Route) {
-            expert_counts_.experts = std::max(expert_counts_.experts, op.width);
-            routes++;
-        }
-        op.route = routes - 1;
+        if (op.base == Base::Route && op.width > (int64_t)expert_counts_.rows.size()) expert_counts_.rows.resize(op.width);
         if (known.uses.width == uses::count) widest_ = std::max(widest_, op.width);
         adapts_ = adapts_ || op.base == Base::AdapterDown;
         if (op.base == Base::Attend && !attend_) attend_ = ops_.size();
         ops_.push_back(std::move(op));
     }
-    expert_counts_.rows.assign(routes * expert_counts_.experts, 0);
 }
 
 // The scheduler keeps to the sizes. That is not believed either: a step beyond them would write outside the cache.

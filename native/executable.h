@@ -36,8 +36,6 @@ struct Op {  // a Record, its places resolved: the fields are described there
     std::vector<Segment> segments;
     Variant variants[kRegimes];  // by rows of the step
 
-    int route = -1;  // of Experts: the number of the Route that says where rows go
-
     bool quantises() const { return flags & kQuantises; }
     int ranks() const { return layer; }                                      // of the operations of experts
     int64_t experts() const { return (int64_t)segments.size() / (flags & kSiluMul ? 2 : 1); }
@@ -94,12 +92,11 @@ class Executable {
     void set_adapter(size_t slot, const Adapter& parts);
     // Inputs of the matrices of a group; -1: there is no such group.
     int64_t group_width(int64_t group) const;
-    // What experts the steps' rows went to, since the start: rows of each expert of each Route of the code, in order, and
-    // how many distinct experts a Route sent the rows of a step to, added up, and over how many Routes.
+    // Which experts the steps' rows went to, since the start, all layers together.
     struct ExpertCounts {
-        int64_t experts = 0;         // of a Route: columns of `rows`
-        std::vector<int64_t> rows;   // [routes][experts]
-        int64_t distinct = 0, routes = 0;
+        std::vector<int64_t> rows;  // of each expert
+        // Distinct experts that a layer sent the rows of a step to, added up over so many layers of steps.
+        int64_t read = 0, layers = 0;
     };
     const ExpertCounts& expert_counts() const { return expert_counts_; }
     float* logits() const { return (float*)at(logits_); }

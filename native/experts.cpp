@@ -45,11 +45,10 @@ void Executable::sort_slots(const Op& op, int worker) {
     }
     s.order.resize(slots);
     for (int64_t i = 0; i < slots; i++) s.order[s.starts[expert_of(i) + 1]++] = (int32_t)i;
-    if (worker > 0 || op.route < 0) return;
-    int64_t* const rows = expert_counts_.rows.data() + op.route * expert_counts_.experts;
-    for (const int32_t e : s.hit) rows[e] += s.count(e);
-    expert_counts_.distinct += (int64_t)s.hit.size();
-    expert_counts_.routes += slots > 0;
+    if (worker > 0) return;
+    for (const int32_t e : s.hit) expert_counts_.rows[e] += s.count(e);
+    expert_counts_.read += (int64_t)s.hit.size();
+    expert_counts_.layers++;
 }
 
 void Executable::experts(const Op& op, int index, int worker) {

@@ -50,6 +50,7 @@ class Executable:
     @timing.setter
     def timing(self, on: bool) -> None: ...
     def op_seconds(self) -> list[float]: ...
+    def expert_counts(self) -> tuple[list[int], int, int]: ...  # rows of each expert, distinct ones, of so many layers
     def set_adapter(
         self, slot: int, data: np.ndarray, parts: np.ndarray, scales: np.ndarray
     ) -> None: ...  # float32; int64 [parts][7]; float32 [parts]

@@ -83,6 +83,37 @@ def test_a_record_that_lies(llama: Subject, operation: str, field: str, at: int,
         _ = spoilt(llama, operation, field, value, at).checked
 
 
+@pytest.fixture(scope="module")
+def mixtral() -> Subject:
+    return subject("mixtral", "Q4_0", "bf16")
+
+
+@pytest.mark.parametrize(
+    ("operation", "field", "at", "value", "message"),
+    [
+        ("route", "width", 0, 1 << 13, "width is a number that cannot be"),
+        ("route", "layer", 0, 9, "layer is a number that cannot be"),  # of 8 experts
+        ("route", "residual", 2, 1 << 30, "residual is a place outside the arena"),
+        ("route", "width", 0, 7, "residual is of another size than rows were sent to"),  # said of the experts
+        ("expert_linear_gated", "residual", 0, 12345, "residual is not the experts that rows were sent to last"),
+        ("expert_linear_gated", "layer", 0, 0, "layer is a number that cannot be"),
+        ("expert_linear_gated", "layer", 0, 1, "pieces do not fill a row of the result"),
+        ("expert_linear_gated", "stride", 0, 200, "pieces do not fill a row of the result"),
+        ("expert_linear_gated", "piece", 2, 64, "pieces do not fill a row of the result"),
+        ("expert_linear_gated", "piece", 1, 1 << 45, "pieces is a place outside weights.bin"),
+        ("expert_linear_ranked", "layer", 0, 257, "layer is a number that cannot be"),
+        ("expert_linear_ranked", "width", 0, 192, "pieces do not have the inputs of the operation"),
+        ("combine", "layer", 0, 256, "x is a place outside the arena"),
+        ("combine", "width", 0, 1 << 22, "x is a place outside the arena"),
+    ],
+)
+def test_a_record_of_experts_that_lies(
+    mixtral: Subject, operation: str, field: str, at: int, value: int, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^operation [0-9]+.*{message}"):
+        _ = spoilt(mixtral, operation, field, value, at).checked
+
+
 # What operations have no use for: their records may hold anything there.
 IGNORED = {
     "embed": "digits x residual stride weight bias eps q_norm k_norm",
@@ -103,6 +134,12 @@ IGNORED = {
     "gelu_tanh_gated_quantise": "residual stride weight bias eps layer q_norm k_norm",
     "gelu_quantise": "residual stride weight bias eps layer q_norm k_norm",
     "take_rows": "digits residual stride weight bias eps layer q_norm k_norm",
+    "route": "digits stride weight bias eps q_norm k_norm",
+    "route_all": "digits stride weight bias eps q_norm k_norm",
+    "expert_linear_ranked": "weight bias eps q_norm k_norm",
+    "expert_linear_gated": "weight bias eps q_norm k_norm",
+    "combine": "digits stride weight bias eps q_norm k_norm",
+    "sigmoid_scale": "digits stride weight bias eps layer q_norm k_norm",
     "add": "digits stride weight bias eps layer q_norm k_norm",
 }
 

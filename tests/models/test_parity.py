@@ -105,8 +105,8 @@ def _random(model: Any) -> Any:
 
 
 def _with_matrices_apart(tensors: dict[str, Any], family: str) -> dict[str, Any]:
-    """transformers' tensors under the names of files, its experts' gates and ups, which it has as [experts, 2 * ffn, width], by themselves and
-    one below the other, as ours are; names as our modules for training have them."""
+    """transformers' tensors under the names of files, but its experts' gates and ups, which it has as [experts, 2 *
+    ffn, width], by themselves and one below the other, as ours are, named as our modules for training name them."""
     apart = {}
     for name, value in tensors.items():
         within, experts, part = name.rpartition(".mlp.experts.")

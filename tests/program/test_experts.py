@@ -7,11 +7,11 @@ from roofline.common.errors import UnsupportedError
 from roofline.models.registry import configure
 from roofline.models.spec import expand
 from roofline.ops.traits import Trait
+from roofline.program.compile import compile_program
 from roofline.program.ir import Program
 from roofline.program.passes.price import Mixture, Work, amount, mixture, price, with_experts
 from roofline.program.passes.shard import shard
 from roofline.program.target import CPU, GPU
-from roofline.program.compile import compile_program
 from roofline.program.trace import trace_shape
 
 MIXTURE = BASE | {"family": "mixtral", "experts": 8, "experts_per_token": 2}

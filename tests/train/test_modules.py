@@ -23,6 +23,9 @@ CONFIGS = {
     "mistral": B | {"sliding_window": 9},
     "qwen2": builders.QWEN2,
     "qwen3": builders.QWEN3,
+    "mixtral": B | {"family": "mixtral", "experts": 5, "experts_per_token": 2},
+    "qwen2_moe": builders.QWEN2
+    | {"family": "qwen_moe", "experts": 4, "experts_per_token": 3, "renormalise": False, "shared_ffn": 48},
     "mpt_learned": MPT | {"positions": "learned", "bias": True},
     "mpt_alibi": MPT | {"positions": "alibi"},
     "mpt_rope": MPT | {"kv_heads": 2, "ffn": 128, "rms": True, "gated": True, "bias": True},

@@ -39,8 +39,8 @@ class MonotonicClock:
 class StepCost:
     """What a step must move and compute, and how long that takes at the measured roofs (None: roofs not measured).
 
-    work: the step's size as (1, tokens, rows, keys read, query-key pairs), and of a model with experts how many distinct
-    ones of a layer the tokens and the rows are expected to go to; to price it again at other roofs.
+    work: the step's size as (1, tokens, rows, keys read, query-key pairs), and of a model with experts how many
+    distinct ones of a layer the tokens and the rows are expected to go to; to price it again at other roofs.
     """
 
     flops: float
@@ -155,6 +155,23 @@ class GivesHidden(Protocol):
 
         Raises UnsupportedError where the model has no such rows, CapacityError for want of memory.
         """
+
+
+@dataclass(frozen=True)
+class ExpertCounts:
+    """Which experts the steps' rows went to since the start, all layers together: how many rows went to each (none: the
+    model has no experts), and the distinct ones of a layer in a step, added up over so many layers of steps."""
+
+    rows: list[int]
+    read: int
+    layers: int
+
+
+@runtime_checkable
+class CountsExperts(Protocol):
+    """Counts which experts are used."""
+
+    def expert_counts(self) -> ExpertCounts: ...
 
 
 @runtime_checkable

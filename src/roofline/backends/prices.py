@@ -48,8 +48,8 @@ class PriceTable:
         for instr, cost in price(program).instrs:
             kinds[cost, arithmetic(instr)] += 1
         parts = ("flops", "weight_bytes", "kv_bytes")
-        columns = [[list(astuple(getattr(cost, part))[:SIZES]) for cost, _ in kinds] for part in parts]
-        table = cls(group.window, list(kinds.values()), [rate for _, rate in kinds], *columns)
+        flops, weights, kv = ([list(astuple(getattr(cost, part))[:SIZES]) for cost, _ in kinds] for part in parts)
+        table = cls(group.window, list(kinds.values()), [rate for _, rate in kinds], flops, weights, kv)
         experts = mixture(program)
         if experts is None:
             return table

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from roofline.backends.base import Executable, GivesHidden
+from roofline.backends.base import CountsExperts, Executable, GivesHidden
 from roofline.common.errors import ConfigError, RequestError, describe_error
 from roofline.engine.adapters import Adapters
 from roofline.engine.cache.naive import NaiveCache
@@ -215,7 +215,11 @@ class LocalEngine:
 
     def stats(self) -> EngineStats:
         """A reading of the counters."""
-        return self._meter.reading(self.state, self._speculator)
+        reading = self._meter.reading(self.state, self._speculator)
+        if isinstance(self.executable, CountsExperts):
+            counts = self.executable.expert_counts()
+            reading.expert_rows, reading.experts_read, reading.expert_layers = counts.rows, counts.read, counts.layers
+        return reading
 
     def close(self) -> None:
         """Abort everything and close the executable. What its cache has goes into the file that keeps it."""

@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ class EngineStats:
     `draft_seconds`, a part of `python_seconds`, went into making them; `drafts_held` were left aside because they would
     have lost time. `correction`: the factor by which the roofs are too low, as far as steps have shown; 1: none has.
     `step_sizes`: how many steps computed at most as many tokens as each of STEP_EDGES, and more than the edge before;
-    the last counts those beyond all edges.
+    the last counts those beyond all edges. Of models with experts, where the backend counts them: `expert_rows`, how
+    many rows went to each, all layers together; and `experts_read` distinct ones, added up over `expert_layers` layers
+    of steps.
     """
 
     running: int = 0
@@ -61,6 +64,14 @@ class EngineStats:
     step_tokens: int = 0
     step_sizes: list[int] = field(default_factory=lambda: [0] * (len(STEP_EDGES) + 1))
     finished: dict[str, int] = field(default_factory=dict)
+    expert_rows: list[int] = field(default_factory=list)
+    experts_read: int = 0
+    expert_layers: int = 0
+
+    @property
+    def experts_per_layer(self) -> float | None:
+        """Distinct experts that a layer reads in a step, on average; None before the first, and without experts."""
+        return self.experts_read / self.expert_layers if self.expert_layers else None
 
     @property
     def generated_tokens(self) -> int:
@@ -98,10 +109,11 @@ class EngineStats:
     def since(self, earlier: "EngineStats") -> "EngineStats":
         """The figures of the time between two readings; gauges and per-reason counts as they are now."""
         gauges = {"running", "waiting", "pages_used", "pages_total", "page_bytes", "finished", "correction"}
-        numbers = [f.name for f in fields(self) if f.name not in gauges | {"step_sizes"}]
+        numbers = [f.name for f in fields(self) if f.name not in gauges | {"step_sizes", "expert_rows"}]
         sizes = [now - then for now, then in zip(self.step_sizes, earlier.step_sizes, strict=True)]
         changes = {name: getattr(self, name) - getattr(earlier, name) for name in numbers}
-        return replace(self, **changes, step_sizes=sizes)
+        rows = [now - then for now, then in zip_longest(self.expert_rows, earlier.expert_rows, fillvalue=0)]
+        return replace(self, **changes, step_sizes=sizes, expert_rows=rows)
 
 
 def total(readings: Iterable[EngineStats]) -> EngineStats:
@@ -109,11 +121,13 @@ def total(readings: Iterable[EngineStats]) -> EngineStats:
     result = EngineStats()
     for reading in readings:
         for f in fields(EngineStats):
-            if f.name not in ("finished", "page_bytes", "correction", "step_sizes"):
+            if f.name not in ("finished", "page_bytes", "correction", "step_sizes", "expert_rows"):
                 setattr(result, f.name, getattr(result, f.name) + getattr(reading, f.name))
         for reason, count in reading.finished.items():
             result.finished[reason] = result.finished.get(reason, 0) + count
         result.step_sizes = [a + b for a, b in zip(result.step_sizes, reading.step_sizes, strict=True)]
+        pairs = zip_longest(result.expert_rows, reading.expert_rows, fillvalue=0)
+        result.expert_rows = [a + b for a, b in pairs]
         result.correction = max(result.correction, reading.correction)
         result.page_bytes = max(result.page_bytes, reading.page_bytes)  # of one model, so of one size
     return result

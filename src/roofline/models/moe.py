@@ -1,5 +1,6 @@
-"""Mixtures of experts: Mixtral, Qwen2-MoE (a shared expert beside them), Qwen3-MoE (norms of q and k). Sources: Jiang et
-al. 2024, Yang et al. 2024, 2025.
+"""Mixtures of experts: Mixtral, Qwen2-MoE (a shared expert beside them), Qwen3-MoE (norms of q and k).
+
+Sources: Jiang et al. 2024, Yang et al. 2024, 2025.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ embed, head = llama.embed, llama.head
 @dataclass(frozen=True)
 class Config(ModelConfig):
     """ffn is of each expert. experts: of a layer; experts_per_token: how many of them a token goes to; renormalise:
-    their weights add up to 1; shared_ffn: of the expert that every token goes to, scaled by a sigmoid; 0: there is none.
+    their weights add up to 1; shared_ffn: of the expert that every token goes to, scaled by a sigmoid; 0: none.
     """
 
     experts: int = 0
@@ -75,8 +76,8 @@ def block(cfg: Config, w: Weights, x: Value, layer: int, batch: ForwardBatch) ->
 
 
 def mlp(cfg: Config, w: Weights, x: Value) -> Value:
-    """SwiGLU of the experts that the router chooses, and of the shared one. All products of x stand before those of what
-    they give: backends keep the integers that they make of a value until the next one's are made."""
+    """SwiGLU of the experts that the router chooses, and of the shared one. All products of x stand before those of
+    what they give: backends keep the integers that they make of a value until the next one's are made."""
     chances, ids = ops.route(ops.linear(x, w.router.weight), cfg.experts_per_token, cfg.renormalise)
     gates = ops.expert_linear(x, ids, w.experts.gate.weight, cfg.experts)  # [tokens, top * ffn]
     ups = ops.expert_linear(x, ids, w.experts.up.weight, cfg.experts)

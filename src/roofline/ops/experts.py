@@ -93,7 +93,7 @@ def expert_linear(x: "Tensor | Q8Rows", ids: "Tensor", w: "Tensor", experts: int
 def _combine_type(call: Call) -> Type:
     if call.x.width % call.weights.width:
         raise ConfigError(f"combine: width {call.x.width} for {call.weights.width} experts a token")
-    return Type(call.x.dtype, call.x.leading, (call.x.width // call.weights.width,))
+    return Type("f32", call.x.leading, (call.x.width // call.weights.width,))
 
 
 _COMBINE = (Trait.ROW_WISE, Trait.WHOLE_VALUES)
@@ -112,14 +112,13 @@ def combine(x: "Tensor", weights: "Tensor") -> "Tensor":
 def _sigmoid_scale_type(call: Call) -> Type:
     if call.gate.width != 1:
         raise ConfigError(f"sigmoid_scale: a gate of width {call.gate.width}, not one number a row")
-    x: Type = call.x
-    return x
+    return Type("f32", call.x.leading, call.x.trailing)
 
 
 _SCALE = (Trait.ROW_WISE, Trait.WHOLE_VALUES)
 
 
-@op(values=("x", "gate"), infer=_sigmoid_scale_type, traits=_SCALE, flops=per_element(1), inplace="x")
+@op(values=("x", "gate"), infer=_sigmoid_scale_type, traits=_SCALE, flops=per_element(1))
 def sigmoid_scale(x: "Tensor", gate: "Tensor") -> "Tensor":
     """x times the sigmoid of gate: x [tokens, width], gate [tokens, 1] (the shared expert of Qwen2-MoE)."""
     import torch

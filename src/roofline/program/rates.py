@@ -61,11 +61,11 @@ class Speeds:
         return self._rate("prefill", 1, context, context)
 
     def _rate(self, step: str, sequences: int, tokens: int, context: int) -> Rate:
-        works = {window: _work(sequences, tokens, context, window) for window in {0, *self._windows}}
-        spent = [
-            amount(cost, with_experts(works[window], self._experts))
-            for (_, cost), window in zip(self._price.instrs, self._windows, strict=True)
-        ]
+        works = {
+            window: with_experts(_work(sequences, tokens, context, window), self._experts)
+            for window in {0, *self._windows}
+        }
+        spent = [amount(cost, works[w]) for (_, cost), w in zip(self._price.instrs, self._windows, strict=True)]
         working_set = self._price.weight_bytes + sum(part.kv_bytes for part in spent)
         least = memory = compute = 0.0
         for (instr, _), part in zip(self._price.instrs, spent, strict=True):

@@ -83,7 +83,7 @@ def engine_figures(engine: AsyncEngine) -> JsonObject:
     """An engine's counters with what follows from them, and under `replicas` those of each of several engines."""
     stats = engine.stats()
     rates = ("generated_tokens", "prefill_tokens_per_second", "decode_tokens_per_second", "share_of_roof", "acceptance")
-    figures = asdict(stats) | {name: getattr(stats, name) for name in rates}
+    figures = asdict(stats) | {name: getattr(stats, name) for name in (*rates, "experts_per_layer")}
     loaded = engine.description
     cache = {"pages": loaded.num_pages, "page_bytes": loaded.page_bytes} if loaded is not None else None
     figures |= {"restarts": engine.restarts, "pid": engine.pid, "cache": cache}

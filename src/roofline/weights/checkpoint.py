@@ -11,6 +11,7 @@ from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.fields import naming, refuse, shorten
 from roofline.common.files import check_readable, readable
 from roofline.common.json_files import read_json_file
+from roofline.models.spec import Param
 from roofline.ops import formats
 from roofline.weights import names
 from roofline.weights.config.gguf import family_of, from_gguf
@@ -52,6 +53,12 @@ class Checkpoint:
         """float32 [shape] of a tensor. Raises ConfigError for an unknown name."""
         raw = self.read(name)
         return formats.get(self.tensors[name].format).dequantize(raw, self.tensors[name].shape)
+
+    def parameter(self, param: Param) -> np.ndarray:
+        """float32 [shape] of a parameter; of experts, whether the files have them as one tensor or as one each."""
+        if not param.experts or param.name in self.tensors:
+            return self.dequantize(param.name)
+        return np.concatenate([self.dequantize(param.expert(number)) for number in range(param.experts)])
 
     def check_names(self, expected: Mapping[str, tuple[int, ...]] | Iterable[str]) -> None:
         """Raise ConfigError unless the tensors are exactly `expected`; with a mapping, shapes are compared too."""

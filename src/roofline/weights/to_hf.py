@@ -3,7 +3,7 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.files import write_atomically
 from roofline.models.registry import configure
 from roofline.weights.config import hf
+from roofline.models.spec import Param
 from roofline.weights.families.table import MODEL_TYPES, files_of
 from roofline.weights.files.mapped import JsonObject
 from roofline.weights.files.safetensors import INDEX
@@ -56,7 +57,8 @@ def write_folder(
     """Write a model into a new folder, which is complete once it exists.
 
     Args:
-        tensors: canonical name, shape and little-endian bytes of `dtype` ("F32", "BF16", "F16").
+        tensors: canonical name, shape and little-endian bytes of `dtype` ("F32", "BF16", "F16"); experts one below the
+            other, which are written as a tensor each.
         other_files: further files of the folder, such as the tokenizer's.
 
     Raises ConfigError where the folder is there already.
@@ -69,12 +71,26 @@ def write_folder(
         for name, data in (other_files or {}).items():
             write_atomically(part / name, data)
         write_atomically(part / "config.json", json.dumps(hf_config(config, dtype), indent=1) + "\n")
-        _write_tensors(part, config["family"], tensors, dtype)
+        _write_tensors(part, config["family"], _by_expert(tensors, config.get("experts", 0)), dtype)
         part.chmod(0o755)
         part.rename(folder)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
+
+
+def _by_expert(
+    tensors: Iterable[tuple[str, tuple[int, ...], bytes | np.ndarray]], experts: int
+) -> Iterator[tuple[str, tuple[int, ...], bytes | np.ndarray]]:
+    """The same with a tensor for each expert, as other programs read them."""
+    for name, shape, data in tensors:
+        if ".experts." not in name:
+            yield name, shape, data
+            continue
+        size = len(data) // experts
+        param, each = Param(name, shape, "replicate", experts=experts), (shape[0] // experts, *shape[1:])
+        for number in range(experts):
+            yield param.expert(number), each, data[number * size : (number + 1) * size]
 
 
 def _write_tensors(

@@ -6,18 +6,19 @@ from gpu_models import LIMITS, LLAMA, distance, exact_whole, logits, steps, time
 
 from roofline.backends.base import FindsDamage
 from roofline.backends.sampling import SampleRows
+from roofline.common.errors import UnsupportedError
 from roofline.engine.config import EngineConfig
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
 from roofline.hardware.chips import chips
 from roofline.models import registry
-from roofline.models.config import ModelConfig
 from roofline.ops.batch import Segment
 from roofline.program import target
 from roofline.program.compile import compile_program
 from roofline.weights.random_weights import random_checkpoint
 
 torch = pytest.importorskip("torch")
+MIXTRAL = {**LLAMA, "family": "mixtral", "ffn": 64, "experts": 5, "experts_per_token": 2}
 MODELS = {
     "llama": (LLAMA, "BF16"),
     "mistral": ({**LLAMA, "sliding_window": 20, "rope_style": "interleaved", "tied": False}, "Q8_0"),
@@ -26,6 +27,11 @@ MODELS = {
     "llama3": ({**LLAMA, "tied": False}, "E4M3"),
     "mpt": ({**LLAMA, "family": "mpt", "kv_heads": 4, "positions": "alibi", "bias": True}, "F16"),
     "mpt-rope": ({**LLAMA, "family": "mpt", "rms": True, "gated": True, "bias": True}, "BF16"),  # gated by gelu
+    "mixtral": (MIXTRAL, "BF16"),
+    "qwen2-moe": (
+        {**MIXTRAL, "family": "qwen_moe", "attention_bias": True, "renormalise": False, "shared_ffn": 96},
+        "BF16",
+    ),
     "mpt-silu": ({**LLAMA, "family": "mpt", "rms": True, "activation": "silu"}, "BF16"),
 }
 
@@ -37,7 +43,7 @@ def models(name, exact=False):
 
     config, form = MODELS[name]
     source = random_checkpoint(config, seed=3, form=form)
-    cfg = ModelConfig.of(source.config)
+    cfg = registry.config_of(source.config)
     activations = "f16" if form == "F16" else "bf16"
     program = compile_program(registry.get(cfg.family), cfg, source.tensors, target.gpu(activations, exact))
     shape = {"limits": LIMITS, "num_pages": 16, "max_context": 128, "weights_hash": "7e57"}
@@ -45,7 +51,7 @@ def models(name, exact=False):
     return gpu, ReferenceExecutable(program, source.read, **shape)
 
 
-QUICK = ("llama", "llama3")  # 16-bit and 8-bit floats; the others take their time: -m slow
+QUICK = ("llama", "llama3", "mixtral")  # 16-bit and 8-bit floats; the others take their time: -m slow
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS])
@@ -54,7 +60,9 @@ def test_steps_equal_the_reference(name):
     gpu, reference = models(name)
     for step in steps():
         got, want = logits(gpu, step), logits(reference, step)
-        assert distance(got, want) < 0.02, distance(got, want)
+        # Where experts are nearly equal, rounding may send a token of the context to another one.
+        most = 0.04 if "experts" in MODELS[name][0] else 0.02
+        assert distance(got, want) < most, distance(got, want)
 
 
 @pytest.mark.parametrize(("name", "damage"), [("llama", 0x7FC0), ("llama", 0xFF80), ("qwen3", 0x7C00)])
@@ -187,3 +195,18 @@ def test_padding_writes_to_the_scratch_page_only():
     assert np.array_equal(gpu.logits(), want)
     for pages, old in zip(gpu._caches["kv0"], after, strict=True):
         assert torch.equal(pages[:, :16].view(torch.int16), old[:, :16].view(torch.int16))
+
+
+def test_exact_steps_of_experts_do_not_depend_on_company_or_chunks():
+    gpu, _ = models("mixtral", exact=True)
+    exact_whole(gpu)
+
+
+def test_experts_in_blocks_are_refused():
+    from roofline.backends.gpu.runtime.executable import GpuExecutable, Runtime
+
+    source = random_checkpoint(MIXTRAL, seed=3, form="Q8_0")
+    program = compile_program(*registry.configure(source.config), source.tensors, target.gpu("bf16", False))
+    shape = {"limits": LIMITS, "num_pages": 16, "max_context": 128, "weights_hash": "7e57"}
+    with pytest.raises(UnsupportedError, match="experts of one 16-bit or 32-bit format"):
+        GpuExecutable(program, source.read, Runtime(chips.get("sm_90"), "cpu", False), **shape)

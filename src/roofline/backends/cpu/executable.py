@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import roofline._native as _native
-from roofline.backends.base import BackgroundCheck, Clock, MonotonicClock, StepCost
+from roofline.backends.base import BackgroundCheck, Clock, ExpertCounts, MonotonicClock, StepCost
 from roofline.backends.capacity import Capacity
 from roofline.backends.cpu.lowered import Identity, Lowered
 from roofline.backends.cpu.weights_check import StepEdges, WeightsCheck
@@ -302,6 +302,9 @@ class CpuExecutable:
 
     def op_seconds(self) -> list[float]:
         return self._core.op_seconds()
+
+    def expert_counts(self) -> ExpertCounts:
+        return ExpertCounts(*self._core.expert_counts())
 
     def weights_hash(self, nbytes: int) -> str:
         return hashlib.sha256(self.image.view()[:nbytes].data).hexdigest()

@@ -110,7 +110,9 @@ def check(program: Program) -> None:
         if instr.has(Trait.EXPERTS):
             pieces = program.weights[instr.weights[0]].pieces
             if len({(piece.stop - piece.start, piece.format) for piece in pieces}) > 1:
-                raise UnsupportedError(f"{instr.weights[0]}", "experts of a layer must be of one format on the cpu backend")
+                raise UnsupportedError(
+                    f"{instr.weights[0]}", "experts of a layer must be of one format on the cpu backend"
+                )
         for name in instr.inputs:
             # A few rows are quantised by each thread for itself, into one place: the next that are made take it.
             if types[name].dtype in Q_BYTES and name != integers:
@@ -236,9 +238,7 @@ def _record(
     return np.concatenate([record.view(np.int64), np.array(numbers, np.int64)])
 
 
-def _expert_fields(
-    instr: Instr, types: Mapping[str, Type], columns: int, refs: Mapping[str, Ref]
-) -> dict[str, object]:
+def _expert_fields(instr: Instr, types: Mapping[str, Type], columns: int, refs: Mapping[str, Ref]) -> dict[str, object]:
     """What operations of experts have in fields of other names, how many a row goes to and which; others have none."""
     if instr.op == "route":
         top = types[instr.outputs[0].name].width

@@ -39,8 +39,8 @@ def sigmoid_scale_exp2(x: "Tensor", gate: "Tensor") -> "Tensor":
 def expert_linear(
     weights: Weights, name: str, x: "Tensor | Q8Rows", ids: "Tensor", experts: int, order: str
 ) -> "Tensor":
-    """Orders "q8g32", "q15g32" and "f32" of a linear, a row with each of its experts: float32 [rows, top * out]; x as in
-    ops.expert_linear."""
+    """Orders "q8g32", "q15g32" and "f32" of a linear, a row with each of its experts: float32 [rows, top * out]; x as
+    in ops.expert_linear."""
     import torch
 
     top = ids.shape[1]

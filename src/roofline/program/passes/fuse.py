@@ -1,7 +1,8 @@
 """fuse: neighbours become one instruction where the result between them is read by nobody else.
 
 expert_linear_silu_mul (fuse_experts.py), linear_silu_mul, *_quantize, linear_add, rope_kv_write, qkv_write; and
-add_norm, whose sum others may read too. Each rounds exactly where its parts round. A target says which of them its backend has.
+add_norm, whose sum others may read too. Each rounds exactly where its parts round. A target says which of them its
+backend has.
 """
 
 from collections.abc import Callable, Collection, Mapping

@@ -22,9 +22,7 @@ def fuse_experts(program: Program) -> Program:
         name, recipe = _interleaved(program, gate, up)
         weights[name] = recipe
         gate_order = {"gate_order": instr.attr("order")} if instr.attr("order") else {}
-        body.append(
-            Instr("expert_linear_silu_mul", gate.inputs, (name,), {**gate.attrs, **gate_order}, instr.outputs)
-        )
+        body.append(Instr("expert_linear_silu_mul", gate.inputs, (name,), {**gate.attrs, **gate_order}, instr.outputs))
     if len(weights) == len(program.weights):
         return program
     return without_dead(Program(**{**vars(program), "weights": weights}), body)

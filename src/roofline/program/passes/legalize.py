@@ -1,7 +1,8 @@
 """legalize: make a target's numeric choices visible, so that the reference computes the same arithmetic.
 
-Linears (and those of experts) on quantised weights get integer rows from `quantize_rows` (once for each value, however many linears read it);
-every op with more than one possible rounding gets its order; attend and kv_write get the dtypes they round to.
+Linears, and those of experts, on quantised weights get integer rows from `quantize_rows` (once for each value, however
+many linears read it); every op with more than one possible rounding gets its order; attend and kv_write get the dtypes
+they round to.
 """
 
 from dataclasses import replace

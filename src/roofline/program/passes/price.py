@@ -43,7 +43,9 @@ class Mixture:
     def hit(self, rows: int) -> float:
         """Distinct experts that so many rows are expected to go to, each choosing for itself and none preferred: `top`
         for one row, and never more than there are."""
-        return self.experts * (1.0 - (1.0 - self.top / self.experts) ** rows)
+        if rows == 0:
+            return 0.0
+        return self.experts - (self.experts - self.top) * (1.0 - self.top / self.experts) ** (rows - 1)
 
 
 @dataclass(frozen=True)

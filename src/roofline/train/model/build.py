@@ -62,4 +62,4 @@ def _check_backend(name: str) -> None:
 def load(model: Model, checkpoint: Checkpoint) -> None:
     """Copy the weights of a file into the parameters; quantised formats are widened."""
     for _, param, tensor in model.canonical():
-        fill(tensor, part(param, model.ranks).cut(torch.from_numpy(checkpoint.dequantize(param.name))))
+        fill(tensor, part(param, model.ranks).cut(torch.from_numpy(checkpoint.parameter(param))))

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from roofline.common.json_types import JsonMapping
 from roofline.models.registry import configure
-from roofline.models.spec import expand
+from roofline.models.spec import Param, expand
 from roofline.program.ir import Program
+from roofline.program.passes.price import mixture
 from roofline.program.trace import trace_shape
 
 CONVENTIONS = {
@@ -46,9 +47,9 @@ def per_token(
         documents: documents are kept apart, so attention gets a mask.
     """
     family, cfg = configure(config)
-    shapes = {p.name: p.shape for p in expand(family.spec(cfg), cfg.layers) if p.tied_to is None}
+    params = [p for p in expand(family.spec(cfg), cfg.layers) if p.tied_to is None]
     program = trace_shape(family, cfg, "F32")
-    every = sum(math.prod(shape) for shape in shapes.values())
+    every = sum(math.prod(p.shape) - _idle(program, p) for p in params)
     again = 4 / 3 if checkpointing == "full" else 1.0
     foundry = 6.0 * every + 12.0 * cfg.layers * cfg.width * length
     titan = 6.0 * (every - _only_looked_up(program)) + 12.0 * cfg.layers * cfg.q_width * length
@@ -63,6 +64,14 @@ def per_token(
         "torchtitan": Flops(titan, titan * again),
         "matmul": Flops(3 * (products["blocks"] + products["head"] + products["seen"]), hardware),
     }
+
+
+def _idle(program: Program, param: Param) -> int:
+    """Of a parameter of experts, the elements that a token does not meet."""
+    experts = mixture(program)
+    if not param.experts or experts is None:
+        return 0
+    return math.prod(param.shape) // param.experts * (experts.experts - experts.top)
 
 
 def mean_keys(length: int, window: int = 0) -> float:

@@ -105,9 +105,13 @@ class DeviceWeights:
 
     def shapes(self) -> Iterable[tuple[Part, ...]]:
         """The parts of every matrix, for their shapes."""
-        yield from self.matrices.values()
+        yield from (parts for _, parts in self.shapes_by_name())
+
+    def shapes_by_name(self) -> Iterator[tuple[str, tuple[Part, ...]]]:
+        """The same with the name of each."""
+        yield from self.matrices.items()
         if self._hosted is not None:
-            yield from (parts for parts in self._hosted.shapes.values() if isinstance(parts, tuple))
+            yield from ((name, parts) for name, parts in self._hosted.shapes.items() if isinstance(parts, tuple))
 
     def _matrix(self, recipe: Recipe) -> tuple[Part, ...]:
         parts, start = [], 0

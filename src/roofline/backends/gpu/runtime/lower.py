@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from roofline.backends.gpu.memory.requirements import layer_of
 from roofline.backends.gpu.memory.weights import DeviceWeights
+from roofline.backends.gpu.runtime import lower_experts
 from roofline.backends.gpu.runtime.adapters import DeviceAdapters
 from roofline.backends.gpu.runtime.matmul import Products
 from roofline.backends.gpu.runtime.step import Step, dtypes
@@ -282,6 +283,9 @@ _LOWER: dict[str, Callable[[Lowering, Instr], Launch]] = {
     "add_norm": _add_norm,
     "linear": _linear,
     "linear_silu_mul": _linear_silu_mul,
+    "route": lower_experts.route,
+    "expert_linear": lower_experts.expert_linear,
+    "combine": lower_experts.combine,
     "adapter_down": _adapter_down,
     "adapter_up": _adapter_up,
     "rope_kv_write": _rope_kv_write,
@@ -295,6 +299,7 @@ _LOWER: dict[str, Callable[[Lowering, Instr], Launch]] = {
     "scale": _by_torch(lambda instr, x: x[0] * instr.attr("factor")),
     "cast": _by_torch(lambda instr, x: x[0]),
     "soft_cap": _by_torch(_soft_cap),
+    "sigmoid_scale": _by_torch(lambda instr, x: x[0].float() * x[1].float().sigmoid()),
 }
 
 

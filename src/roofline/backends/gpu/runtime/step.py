@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from roofline.backends.gpu.kernels.attend_launches import Launch as AttendLaunch
+    from roofline.backends.gpu.kernels.experts import Schedule
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Step:
 
     types, places: of the Program's values; fields: batch fields, int32, as long as `sizes` says; slots int64 [tokens];
     caches: kv group -> (k, v), each [layers, pages, kv_heads, 16, head_dim]; scratch uint8: for one launch at a time;
-    launches: how attention is cut into programs, the same for all layers of a kind.
+    launches: how attention is cut into programs, the same for all layers of a kind; schedules: of experts, by the value
+    that says where rows go.
     """
 
     types: Mapping[str, Type]
@@ -50,6 +52,7 @@ class Step:
     arena: "Tensor"
     scratch: "Tensor"
     launches: "dict[object, tuple[AttendLaunch, ...]]" = field(default_factory=dict)
+    schedules: "dict[str, Schedule]" = field(default_factory=dict)
     _views: "dict[str, Tensor]" = field(default_factory=dict)
 
     def value(self, name: str) -> "Tensor":

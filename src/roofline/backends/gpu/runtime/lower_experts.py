@@ -1,0 +1,91 @@
+"""Mixtures of experts as launches: routing, products with the experts' matrices, and what is made of them."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from roofline.backends.gpu.memory.weights import DeviceWeights
+from roofline.backends.gpu.runtime.step import Step
+from roofline.common.errors import UnsupportedError
+from roofline.hardware.chips.chips import Chip
+from roofline.program.ir import Instr
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from roofline.backends.gpu.kernels.experts import Schedule
+
+Launch = Callable[[Step], None]
+
+
+class Lowering(Protocol):
+    """What these launches need to know of it (see lower.py)."""
+
+    @property
+    def chip(self) -> Chip: ...
+
+    @property
+    def weights(self) -> DeviceWeights: ...
+
+    @property
+    def exact(self) -> bool: ...
+
+
+def route(low: Lowering, instr: Instr) -> Launch:
+    from roofline.backends.gpu.kernels.route import route
+
+    weights, ids = (value.name for value in instr.outputs)
+
+    def launch(step: Step) -> None:
+        logits = step.value(instr.inputs[0])
+        step.schedules.pop(ids, None)  # of an earlier step of these sizes
+        route(low.chip, logits, renormalise=instr.attr("renormalise"), weights=step.value(weights), ids=step.value(ids))
+
+    return launch
+
+
+def expert_linear(low: Lowering, instr: Instr) -> Launch:
+    from roofline.backends.gpu.kernels.experts import expert_linear
+
+    (x, ids), out, experts, name = instr.inputs, instr.output.name, int(instr.attr("experts")), instr.weights[0]
+    _check(low.weights, name)
+
+    def launch(step: Step) -> None:
+        (part,) = low.weights.matrices[name]
+        matrix: Tensor = part.weight  # [experts * out, in]
+        plan = _schedule(low, step, ids, experts, matrix.dtype)
+        rows = step.value(x)
+        rows = rows.view(-1, matrix.shape[1])  # a row a token, or a row a slot
+        slots = step.value(out).view(plan.order.shape[0], -1)
+        expert_linear(low.chip, rows, matrix.view(experts, -1, matrix.shape[1]), plan, out=slots)
+
+    return launch
+
+
+def combine(low: Lowering, instr: Instr) -> Launch:
+    from roofline.backends.gpu.kernels.route import combine
+
+    (x, weights), out = instr.inputs, instr.output.name
+
+    def launch(step: Step) -> None:
+        result = step.value(out)
+        combine(low.chip, step.value(x).view(-1, result.shape[1]), step.value(weights), out=result)
+
+    return launch
+
+
+def _check(weights: DeviceWeights, name: str) -> None:
+    """Raises UnsupportedError for blocks: the kernel multiplies floats. Of a hosted layer, by its shapes."""
+    shapes = [parts for each, parts in weights.shapes_by_name() if each == name]
+    if any(len(parts) > 1 or parts[0].quantised for parts in shapes):
+        what, reason = f"{name} on a GPU", "its kernel multiplies experts of one 16-bit or 32-bit format"
+        raise UnsupportedError(what, reason, ("the same model in BF16", "backend=cpu"))
+
+
+def _schedule(low: Lowering, step: Step, ids: str, experts: int, dtype: "torch.dtype") -> "Schedule":
+    """Slots sorted by expert: once a step for all products that the same experts are asked for."""
+    from roofline.backends.gpu.kernels.experts import schedule
+
+    if ids not in step.schedules:
+        step.schedules[ids] = schedule(low.chip, step.value(ids), experts, dtype, exact=low.exact)
+    return step.schedules[ids]
