@@ -16,7 +16,7 @@ from roofline.ops.batch import Segment  # noqa: E402
 from roofline.weights.random_weights import random_checkpoint  # noqa: E402
 
 ISAS = native.isas()
-FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "F32", "F16", "BF16")
+FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "INT4", "INT8", "E4M3", "NF4", "F32", "F16", "BF16")
 KV_DTYPES = ("bf16", "int8")
 QUICK = ("llama", "mistral", "qwen3", "mpt", "mpt-alibi")  # what differs most; the rest of some cases: -m slow
 
