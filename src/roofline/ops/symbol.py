@@ -75,6 +75,9 @@ class WeightType:
         return not self.quantised and any(formats.get(name).integers is not None for name in self.formats)
 
 
+FLOAT_FORMATS = ("F32", "F16", "BF16")
+
+
 @dataclass(frozen=True)
 class Parameter:
     """A weight while tracing."""
