@@ -12,8 +12,8 @@ from roofline.ops import formats
 native = pytest.importorskip("roofline._native", reason="the C++ core is not built")
 
 ISAS = native.isas()
-QUANTISED = tuple(name for name in native.format_names() if formats.get(name).block > 1)
-FLOATS = ("F32", "F16", "BF16")
+QUANTISED = tuple(name for name in native.format_names() if formats.get(name).integers is not None)
+FLOATS = ("F32", "F16", "BF16", "E4M3", "NF4")  # multiplied with float rows
 CASES = [(name, 1) for name in QUANTISED + FLOATS] + [(name, 2) for name in QUANTISED]  # format, digits
 
 

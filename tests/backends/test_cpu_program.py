@@ -17,7 +17,7 @@ from roofline.weights.random_weights import random_checkpoint  # noqa: E402
 
 ISAS = native.isas()
 FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "F32", "F16", "BF16")
-MORE = ("Q5_0", "Q5_1", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4")
+MORE = ("Q5_0", "Q5_1", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4", "INT4", "INT8", "E4M3", "NF4")
 KV_DTYPES = ("bf16", "int8")
 QUICK = ("llama", "mistral", "qwen3", "mpt", "mpt-alibi")  # what differs most; the rest of some cases: -m slow
 

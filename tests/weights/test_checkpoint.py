@@ -370,7 +370,7 @@ def test_models_saved_by_transformers_open(case: str, sharded: bool, tmp_path: P
 def test_pickles_and_empty_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="neither"):
         open_checkpoint(tmp_path)
-    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    (tmp_path / "consolidated.pth.bin").write_bytes(b"x")
     with pytest.raises(UnsupportedError, match="pickle"):
         open_checkpoint(tmp_path)
     with pytest.raises(ConfigError, match="no such file"):
@@ -447,7 +447,7 @@ def test_many_gguf_files_are_named_in_part(tmp_path: Path) -> None:
 
 
 def test_pickles_of_either_name_are_refused_as_such(tmp_path: Path) -> None:
-    for name in ("pytorch_model.bin", "model.pt", "model.pth"):
+    for name in ("model.bin", "model.pt", "model.pth"):
         folder = tmp_path / name.replace(".", "-")
         folder.mkdir()
         (folder / name).write_bytes(b"x")

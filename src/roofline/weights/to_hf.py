@@ -11,8 +11,8 @@ import numpy as np
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.files import write_atomically
 from roofline.models.registry import configure
-from roofline.weights.config import hf
 from roofline.models.spec import Param
+from roofline.weights.config import hf
 from roofline.weights.families.table import MODEL_TYPES, files_of
 from roofline.weights.files.mapped import JsonObject
 from roofline.weights.files.safetensors import INDEX

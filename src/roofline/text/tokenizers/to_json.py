@@ -3,8 +3,8 @@
 import json
 
 from roofline.text.tokenizers.from_json import from_json
-from roofline.text.tokenizers.to_gguf import check_same
 from roofline.text.tokenizers.sentencepiece import SPACE
+from roofline.text.tokenizers.to_gguf import check_same
 from roofline.text.tokenizers.tokenizer import Tokenizer
 from roofline.text.tokenizers.vocabulary import JsonObject
 

@@ -98,9 +98,7 @@ def _converted(
         return part.copy()
     values = formats.get(source).dequantize(part, shape)
     if is_quantised(form) and not np.isfinite(values).all():
-        raise ConfigError(
-            f"{checkpoint.path}: tensor {name!r} holds NaN or infinity, which {form} does not hold"
-        )
+        raise ConfigError(f"{checkpoint.path}: tensor {name!r} holds NaN or infinity, which {form} does not hold")
     out = round_to(form, values, importance)
     if form == "F16" and not np.isfinite(formats.get("F16").dequantize(out, shape)).all() and np.isfinite(values).all():
         raise ConfigError(f"{checkpoint.path}: tensor {name!r} holds values beyond the range of F16; use bf16 or f32")
