@@ -9,11 +9,11 @@ namespace roofline {
 // Version of the operations' records and meaning, as bundles keep them: raise it when either changes
 // (docs/reference/bundle.md). A new operation alone needs no new version: readers refuse
 // operations that they do not know.
-inline constexpr int kCodeVersion = 1;
+inline constexpr int kCodeVersion = 2;
 
 // What an operation computes; its flags say in which form.
 enum class Base {
-    Embed, Norm, Quantise, Linear, RopeWrite, Attend, Activate, TakeRows, Add, LayerNorm,
+    Embed, Norm, Quantise, Linear, RopeWrite, Attend, Activate, TakeRows, Add, LayerNorm, Scale, SoftCap,
     Exchange,  // with other ranks: `forward` stops before it, and who calls it makes its result
     AdapterDown,
     AdapterUp,  // the two products of LoRA, of each row's own adapter, which is given when it is loaded
@@ -42,6 +42,9 @@ enum Number {  // of a plain number
     qkv_columns,    // at least those of q, k and v
     head_columns,   // at least those of all heads of q
     layer,          // of the cache
+    window,         // keys that a token sees, 0: all
+    rope_table,     // one of the model's, -1: nothing is rotated
+    not_negative,   // a real number of at least 0
     first_id,
     group,  // of an adapter: its matrices that read one value
     real,
@@ -85,11 +88,11 @@ struct Ref {
     FIELD(Ref, x, Value)                                                                                                \
     FIELD(Ref, y, Value)                                                                                                \
     FIELD(Ref, residual, Value)      /* what a linear layer or Add adds */                                              \
-    FIELD(int64_t, width, Number)    /* inputs of a row */                                                              \
+    FIELD(int64_t, width, Number)    /* inputs of a row; of Attend its window, of RopeWrite its rope table */           \
     FIELD(int64_t, stride, Number)   /* columns of y, or of q|k|v */                                                    \
     FIELD(int64_t, weight, Vector)   /* of a norm, or the slopes of attention's heads in units of log2 */               \
     FIELD(int64_t, bias, Vector)                                                                                        \
-    FIELD(double, eps, Number)                                                                                          \
+    FIELD(double, eps, Number)       /* of a norm; what Scale multiplies by; the cap of SoftCap and, 0: none, Attend */ \
     FIELD(int64_t, layer, Number)    /* of Embed the first id of its rows, others give zeros; of adapters the group */  \
     FIELD(int64_t, q_norm, Vector)                                                                                      \
     FIELD(int64_t, k_norm, Vector)                                                                                      \
@@ -132,14 +135,15 @@ inline constexpr Uses kShifted{ number, tokens_or_rows, unread, row,           r
 inline constexpr Uses kShiftedQ{number, tokens_or_rows, digits, row,           integers, no_value,      count,  unread,       of_width,       maybe_of_width,  real,   unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kPlainRow{number, tokens_or_rows, unread, row,           row,      no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kRowQ{    number, tokens_or_rows, digits, row,           integers, no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
+inline constexpr Uses kScaled{  number, tokens_or_rows, unread, row,           row,      no_value,      count,  unread,       no_place,       no_place,        real,   unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kGated{   number, tokens_or_rows, unread, two_rows,      row,      no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kGatedQ{  number, tokens_or_rows, digits, two_rows,      integers, no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kSum{     number, tokens_or_rows, unread, row,           row,      row,           count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kTaken{   number, rows,           unread, row_of_tokens, row,      no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kProduct{ number, tokens_or_rows, digits, operand,       columns,  maybe_columns, count,  count,        no_place,       maybe_of_stride, unread, unread,   no_place,      no_place,      matrix};
 inline constexpr Uses kProducts{number, tokens_or_rows, digits, operand,       columns,  maybe_columns, count,  count,        no_place,       maybe_of_stride, unread, unread,   no_place,      no_place,      gate_and_up};
-inline constexpr Uses kWrite{   number, tokens,         unread, columns,       queries,  no_value,      unread, qkv_columns,  no_place,       no_place,        unread, layer,    maybe_of_head, maybe_of_head, no_matrix};
-inline constexpr Uses kAttend{  number, tokens,         unread, queries,       columns,  no_value,      unread, head_columns, maybe_of_heads, no_place,        unread, layer,    no_place,      no_place,      no_matrix};
+inline constexpr Uses kWrite{   number, tokens,         unread, columns,       queries,  no_value,      rope_table, qkv_columns, no_place,    no_place,        unread, layer,    maybe_of_head, maybe_of_head, no_matrix};
+inline constexpr Uses kAttend{  number, tokens,         unread, queries,       columns,  no_value,      window, head_columns, maybe_of_heads, no_place,        not_negative, layer,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kDown{    number, tokens_or_rows, unread, row,           columns,  no_value,      count,  count,        no_place,       no_place,        unread, group,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kUp{      number, tokens_or_rows, unread, row,           columns,  columns,       count,  count,        no_place,       no_place,        unread, group,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kOutside{ number, unread,         unread, no_value,      no_value, no_value,      unread, unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
@@ -175,6 +179,8 @@ inline constexpr Operation kOperations[] = {  // by number
     {"silu_quantise", Base::Activate, kQuantises, uses::kRowQ},
     {"adapter_down", Base::AdapterDown, kPlain, uses::kDown},
     {"adapter_up", Base::AdapterUp, kPlain, uses::kUp},
+    {"scale", Base::Scale, kPlain, uses::kScaled},
+    {"soft_cap", Base::SoftCap, kPlain, uses::kScaled},
 };
 constexpr bool all_uses_said() {
     for (const Operation& each : kOperations) {

@@ -42,7 +42,7 @@ CPU = Target(
     orders={
         "rms_norm": "lanes16",
         "layer_norm": "lanes16",
-        **dict.fromkeys(("silu", "silu_mul", "gelu", "gelu_mul"), "exp2"),
+        **dict.fromkeys(("silu", "silu_mul", "gelu", "gelu_mul", "soft_cap"), "exp2"),
         "attend": "pages64",
         "all_reduce": "rank",
     },

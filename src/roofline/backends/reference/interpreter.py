@@ -129,6 +129,10 @@ class Interpreter:
     def _op_silu(self, instr: Instr, x: "Tensor") -> "Tensor":
         return orders.silu_exp2(x) if instr.attr("order") == "exp2" else self._by_reference(instr, [x])
 
+    def _op_soft_cap(self, instr: Instr, x: "Tensor") -> "Tensor":
+        exact = instr.attr("order") == "exp2"
+        return orders.soft_cap_exp2(x, instr.attr("cap")) if exact else self._by_reference(instr, [x])
+
     def _op_silu_mul(self, instr: Instr, gate: "Tensor", up: "Tensor | None" = None) -> "Tensor":
         if instr.attr("order") != "exp2":
             return self._by_reference(instr, [gate, up])

@@ -1,6 +1,7 @@
 """price: what each instruction computes and moves, as functions of the step, and how long that takes at the roofs."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from roofline.ops.batch import Batch
@@ -15,12 +16,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Work:
-    """The size of one step: query tokens, logit rows, keys read (summed over segments), query-key pairs."""
+    """The size of one step: query tokens, logit rows, keys read (summed over segments), query-key pairs.
+
+    windowed: window -> (context, pairs) of the layers that have it; 0, full attention, is what context and pairs say.
+    """
 
     tokens: int
     rows: int
     context: int
     pairs: int
+    windowed: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+    def of(self, instr: "Instr") -> "Work":
+        """The step as an instruction sees it: with the keys that its window leaves."""
+        window = window_of(instr)
+        return Work(self.tokens, self.rows, *self.windowed[window]) if window else self
 
 
 @dataclass(frozen=True)
@@ -41,10 +51,20 @@ class Price:
     instrs: "tuple[tuple[Instr, Cost], ...]"
     weight_bytes: int
 
+    def amount(self, work: Work) -> "Amount":
+        """What all instructions take in one step."""
+        parts = [vars(amount(cost, work.of(instr))) for instr, cost in self.instrs]
+        return Amount(**{name: sum(part[name] for part in parts) for name in parts[0]})
+
     @property
     def total(self) -> Cost:
-        """The sum over all instructions."""
+        """The sum over all instructions, of a Program whose attentions have one window."""
         return sum((cost for _, cost in self.instrs), Cost())
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The windows of its attentions, ascending; 0: full attention."""
+        return tuple(sorted({window_of(instr) for instr, _ in self.instrs if instr.op == "attend"}))
 
 
 def price(program: "Program") -> Price:
@@ -57,7 +77,23 @@ def price(program: "Program") -> Price:
 
 def amount(cost: Cost, work: Work) -> Amount:
     """A cost for one step."""
-    return Amount(*(part.at(**vars(work)) for part in vars(cost).values()))
+    sizes = {"tokens": work.tokens, "rows": work.rows, "context": work.context, "pairs": work.pairs}
+    return Amount(*(part.at(**sizes) for part in vars(cost).values()))
+
+
+def window_of(instr: "Instr") -> int:
+    """The window of an attention, 0: none, as of everything else."""
+    return int(instr.attr("window")) if instr.op == "attend" else 0
+
+
+def step_work(tokens: int, rows: int, segments: Sequence[tuple[int, int]], windows: Iterable[int]) -> Work:
+    """The size of a step. segments: (first position, query tokens) of each; windows: of the Program's attentions."""
+
+    def keys(window: int) -> tuple[int, int]:
+        read, pairs = zip(*(segment_work(first, n, window) for first, n in segments), strict=True)
+        return sum(read), sum(pairs)
+
+    return Work(tokens, rows, *keys(0), {window: keys(window) for window in windows if window})
 
 
 def seconds(instr: "Instr", spent: Amount, roofs: "Roofs", working_set: int) -> float:
@@ -79,14 +115,11 @@ def arithmetic(instr: "Instr") -> tuple[str, int]:
     return "bf16_flops" if sixteen_bits else "f32_flops", 1
 
 
-def work_of(batch: Batch, window: int = 0) -> Work:
-    """The size of the step in a batch buffer; window: the kv group's (0: none)."""
-    context = pairs = 0
-    for i in range(batch.segments):
-        n = int(batch.seg_start[i + 1] - batch.seg_start[i])
-        context_i, pairs_i = segment_work(int(batch.context_len[i]) - n, n, window)
-        context, pairs = context + context_i, pairs + pairs_i
-    return Work(batch.tokens, batch.rows, context, pairs)
+def work_of(batch: Batch, windows: Iterable[int] = ()) -> Work:
+    """The size of the step in a batch buffer; windows: of the Program's attentions."""
+    counts = (batch.seg_start[1 : batch.segments + 1] - batch.seg_start[: batch.segments]).tolist()
+    segments = [(int(batch.context_len[i]) - n, n) for i, n in enumerate(counts)]
+    return step_work(batch.tokens, batch.rows, segments, windows)
 
 
 def segment_work(first: int, tokens: int, window: int = 0) -> tuple[int, int]:
