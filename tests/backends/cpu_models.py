@@ -7,7 +7,6 @@ from typing import Any
 from roofline.backends.capacity import Capacity
 from roofline.backends.cpu.executable import CpuExecutable
 from roofline.models import registry
-from roofline.models.config import ModelConfig
 from roofline.ops.batch import BatchLimits
 from roofline.program import target
 from roofline.program.compile import compile_program
@@ -34,6 +33,7 @@ LLAMA: dict[str, Any] = {
     "sliding_window": None,
 }
 MPT: dict[str, Any] = {**LLAMA, "family": "mpt", "kv_heads": 4, "positions": "learned", "bias": True}
+GEMMA: dict[str, Any] = {**LLAMA, "family": "gemma", "layers": 3, "query_scalar": 50.0, "layer_windows": [40, 0, 40]}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "llama-interleaved": {**LLAMA, "rope_style": "interleaved", "tied": False},
@@ -45,6 +45,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "mpt-geglu": {**MPT, "positions": "rope", "rms": True, "gated": True, "activation": "gelu_tanh"},
     "mpt-silu": {**MPT, "activation": "silu"},
     "mpt-alibi": {**MPT, "heads": 3, "kv_heads": 3, "head_dim": 128, "positions": "alibi", "bias": False},
+    "gemma2": {**GEMMA, "attention_cap": 2.0, "logit_cap": 3.0},
+    "gemma3": {**GEMMA, "qk_norm": True, "head_dim": 256, "heads": 2, "kv_heads": 1, "local_theta": 1e3},
 }
 
 
@@ -63,7 +65,7 @@ def executable(
     kv_dtype: str = "bf16",
 ) -> CpuExecutable:
     """keep_values: every value keeps its own place in the arena, so that all can be read after a step."""
-    config = ModelConfig.of(source.config)
+    _, config = registry.configure(source.config)
     program = compile_program(
         registry.get(config.family), config, source.tensors, target.with_cache(target.CPU, kv_dtype)
     )

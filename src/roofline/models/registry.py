@@ -10,6 +10,7 @@ from roofline.models.config import ModelConfig
 from roofline.models.family import Family
 
 _FAMILIES: dict[str, str | Family] = {
+    "gemma": "roofline.models.gemma",
     "llama": "roofline.models.llama",
     "mistral": "roofline.models.llama",
     "mpt": "roofline.models.mpt",

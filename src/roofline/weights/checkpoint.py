@@ -20,6 +20,7 @@ from roofline.weights.files.float8 import Float8Tensors
 from roofline.weights.files.gguf import GGUFFile
 from roofline.weights.files.mapped import JsonObject, TensorInfo, map_file
 from roofline.weights.files.safetensors import SafetensorsModel
+from roofline.weights.hf_values import as_ours
 
 
 @dataclass(eq=False)
@@ -150,7 +151,8 @@ def _open_safetensors(path: Path) -> Checkpoint:
     source = Float8Tensors(path, model)
     stored = stored_names(path, {name: info.format for name, info in source.tensors.items()}, config)
     tensors = {name: replace(source.tensors[old], name=name) for name, old in stored.items()}
-    return Checkpoint(path, "safetensors", tensors, model.config, config, lambda name: source.read(stored[name]))
+    ours, read = as_ours(config["family"], tensors, lambda name: source.read(stored[name]))
+    return Checkpoint(path, "safetensors", ours, model.config, config, read)
 
 
 def stored_names(path: Path, dtypes: Mapping[str, str], config: JsonObject) -> dict[str, str]:

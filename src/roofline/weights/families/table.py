@@ -16,12 +16,16 @@ MODEL_TYPES = {
     "qwen2": "qwen",
     "qwen3": "qwen",
     "mpt": "mpt",
+    "gemma2": "gemma",
+    "gemma3_text": "gemma",
 }
 # general.architecture of a GGUF file -> module.
 ARCHITECTURES = {
     "llama": "llama",
     "qwen2": "qwen",
     "qwen3": "qwen",
+    "gemma2": "gemma",
+    "gemma3": "gemma",
 }
 
 
