@@ -28,7 +28,6 @@ from roofline.backends.cpu.lowered import from_bytes, to_bytes
 from roofline.backends.sampling import SampleRows
 from roofline.common.errors import RooflineError
 from roofline.models import registry
-from roofline.models.config import ModelConfig
 from roofline.ops.batch import BatchLimits, Segment
 from roofline.program import target
 from roofline.program.compile import compile_program
@@ -41,6 +40,7 @@ MODELS = (  # and the format of their weights and of their cache
     ("qwen3", "Q4_K", "int8"),
     ("mpt", "BF16", "bf16"),
     ("mpt-alibi", "Q4_0", "int8"),
+    ("gemma2", "Q4_0", "int8"),
 )
 HEAD = 56  # bytes before what the checksum is of
 ENDS = (0, 1, -1, 2, 3, 15, 64, 1 << 31, 1 << 40, (1 << 63) - 1, -(1 << 63))
@@ -59,10 +59,8 @@ def subject(name: str, form: str, kv_dtype: str) -> Subject:
     from roofline import _native
 
     source = checkpoint(name, form)
-    config = ModelConfig.of(source.config)
-    program = compile_program(
-        registry.get(config.family), config, source.tensors, target.with_cache(target.CPU, kv_dtype)
-    )
+    family, config = registry.configure(source.config)
+    program = compile_program(family, config, source.tensors, target.with_cache(target.CPU, kv_dtype))
     identity: Future[str] = Future()
     identity.set_result("7e57" * 16)
     made = CpuExecutable.from_program(
