@@ -34,6 +34,21 @@ void k_scales(const uint8_t* s, int j, uint8_t& scale, uint8_t& minimum) {
     }
 }
 
+void fifth_bits(const uint8_t* high, Group& g) {  // bit i of 32: input i
+    for (int i = 0; i < 32; i++) g.q[i] |= (uint8_t)((high[i / 8] >> (i % 8) & 1) << 4);
+}
+
+// Two halves of 128 values have 32 bytes each; group 4 * half + n lies at bits 2n.
+void bit_pairs(const uint8_t* q, int group, Group& g) {
+    for (int i = 0; i < 32; i++) g.q[i] = q[group / 4 * 32 + i] >> (2 * (group % 4)) & 3;
+}
+
+// Q3_K's sixteen 6-bit scales in twelve bytes, offset by 32: low halves of eight bytes, their high halves, upper pairs.
+int8_t q3_scale(const uint8_t* s, int j) {
+    const int low = j < 8 ? s[j] & 15 : s[j - 8] >> 4, high = s[8 + j % 4] >> (2 * (j / 4)) & 3;
+    return (int8_t)((low | high << 4) - 32);
+}
+
 void read_group(Format f, const uint8_t* row, int64_t group, Group& g) {
     switch (f) {
         case Format::Q8_0: {
@@ -43,6 +58,26 @@ void read_group(Format f, const uint8_t* row, int64_t group, Group& g) {
         }
         case Format::Q4_0: return nibble_halves(row + group * 18 + 2, g);
         case Format::Q4_1: return nibble_halves(row + group * 20 + 4, g);
+        case Format::Q5_0:
+            nibble_halves(row + group * 22 + 6, g);
+            return fifth_bits(row + group * 22 + 2, g);
+        case Format::Q5_1:
+            nibble_halves(row + group * 24 + 8, g);
+            return fifth_bits(row + group * 24 + 4, g);
+        case Format::IQ4_NL: return nibble_halves(row + group * 18 + 2, g);
+        case Format::MXFP4: return nibble_halves(row + group * 17 + 1, g);
+        case Format::Q2_K: return bit_pairs(row + group / 8 * 84 + 16, (int)(group % 8), g);
+        case Format::Q3_K: {
+            const uint8_t* b = row + group / 8 * 110;
+            bit_pairs(b + 32, (int)(group % 8), g);
+            for (int i = 0; i < 32; i++) g.q[i] |= (uint8_t)((b[i] >> (group % 8) & 1) << 2);
+            return;
+        }
+        case Format::IQ4_T32:
+        case Format::IQ3_XXS_T32:
+        case Format::IQ3_S_T32:
+        case Format::IQ2_T32: return nibble_halves(row + group / 8 * 140 + 12 + group % 8 * 16, g);
+        case Format::IQ2_T16: return nibble_halves(row + group / 8 * 148 + 20 + group % 8 * 16, g);
         case Format::Q4_K: {
             const uint8_t* q = row + group / 8 * 144 + 16 + group % 8 / 2 * 32;
             for (int i = 0; i < 32; i++) g.q[i] = group % 2 ? q[i] >> 4 : q[i] & 15;
@@ -72,21 +107,39 @@ void place_nibbles(const Group& g, int row, uint8_t* plane) {
         for (int c = 0; c < 4; c++) plane[j * 64 + row * 4 + c] = (uint8_t)((g.q[8 * j + c] & 15) | (g.q[8 * j + 4 + c] & 15) << 4);
 }
 
+void place_pairs(const Group& g, int row, uint8_t* plane, int shift) {  // two bits of each value
+    for (int v = 0; v < 8; v++)
+        for (int c = 0; c < 4; c++)
+            plane[v / 4 * 64 + row * 4 + c] |= (uint8_t)((g.q[4 * v + c] >> shift & 3) << (2 * (v % 4)));
+}
+
+void place_bits(const Group& g, int row, uint8_t* plane, int shift) {  // one bit of each value
+    for (int v = 0; v < 8; v++)
+        for (int c = 0; c < 4; c++) {
+            const int bit = row * 4 + c;
+            plane[v * 8 + bit / 8] |= (uint8_t)((g.q[4 * v + c] >> shift & 1) << (bit % 8));
+        }
+}
+
 void place_group(Format f, const Group& g, int row, uint8_t* values) {
-    if (f == Format::Q8_0) {
-        for (int v = 0; v < 8; v++) std::memcpy(values + v * 64 + row * 4, g.q + 4 * v, 4);
-        return;
+    switch (f) {
+        case Format::Q8_0:
+            for (int v = 0; v < 8; v++) std::memcpy(values + v * 64 + row * 4, g.q + 4 * v, 4);
+            return;
+        case Format::Q2_K: return place_pairs(g, row, values, 0);
+        case Format::Q3_K:
+            place_pairs(g, row, values, 0);
+            return place_bits(g, row, values + 128, 2);
+        case Format::Q5_0:
+        case Format::Q5_1:
+        case Format::Q5_K:
+            place_nibbles(g, row, values);
+            return place_bits(g, row, values + 256, 4);
+        case Format::Q6_K:
+            place_nibbles(g, row, values);
+            return place_pairs(g, row, values + 256, 4);
+        default: return place_nibbles(g, row, values);
     }
-    place_nibbles(g, row, values);
-    if (f == Format::Q5_K)
-        for (int v = 0; v < 8; v++)
-            for (int c = 0; c < 4; c++) {
-                const int bit = row * 4 + c;
-                values[256 + v * 8 + bit / 8] |= (uint8_t)((g.q[4 * v + c] >> 4) << (bit % 8));
-            }
-    if (f == Format::Q6_K)
-        for (int v = 0; v < 8; v++)
-            for (int c = 0; c < 4; c++) values[256 + v / 4 * 64 + row * 4 + c] |= (uint8_t)((g.q[4 * v + c] >> 4) << (2 * (v % 4)));
 }
 
 void place_half(uint16_t h, int row, uint8_t* at) { std::memcpy(at + 2 * row, &h, 2); }
@@ -98,8 +151,14 @@ void place_scales(Format f, const uint8_t* row_data, int64_t k, int row, uint8_t
         uint8_t* out = scales + b * i.scales;
         switch (f) {
             case Format::Q8_0:
-            case Format::Q4_0: place_half(half_at(block), row, out); break;
+            case Format::Q4_0:
+            case Format::Q5_0:
+            case Format::IQ4_NL: place_half(half_at(block), row, out); break;
+            case Format::MXFP4:  // an exponent; 0 as 1: kernels flush what it makes smaller (linear_impl.h)
+                out[row] = block[0] ? block[0] : 1;
+                break;
             case Format::Q4_1:
+            case Format::Q5_1:
                 place_half(half_at(block), row, out);
                 place_half(half_at(block + 2), row, out + 32);
                 break;
@@ -112,6 +171,23 @@ void place_scales(Format f, const uint8_t* row_data, int64_t k, int row, uint8_t
             case Format::Q6_K:  // d, then sixteen signed scales
                 place_half(half_at(block + 208), row, out);
                 for (int j = 0; j < 16; j++) out[32 + j * 16 + row] = block[192 + j];
+                break;
+            case Format::Q2_K:  // d and dmin, then sixteen bytes of a scale (low half) and a minimum
+                place_half(half_at(block + 80), row, out);
+                place_half(half_at(block + 82), row, out + 32);
+                for (int j = 0; j < 16; j++) out[64 + j * 16 + row] = block[j];
+                break;
+            case Format::Q3_K:
+                place_half(half_at(block + 108), row, out);
+                for (int j = 0; j < 16; j++) out[32 + j * 16 + row] = (uint8_t)q3_scale(block + 96, j);
+                break;
+            case Format::IQ4_T32:
+            case Format::IQ3_XXS_T32:
+            case Format::IQ3_S_T32:
+            case Format::IQ2_T32:
+            case Format::IQ2_T16:  // a float, then eight or sixteen signed bytes
+                std::memcpy(out + 4 * row, block, 4);
+                for (int j = 0; j < i.block_bytes - 4 - 128; j++) out[64 + j * 16 + row] = block[4 + j];
                 break;
             default: break;
         }

@@ -3,7 +3,12 @@
 // A quantised tile holds sixteen rows over all K inputs as two planes that follow each other: the quantised values of
 // every group of 32 inputs, then the scales. In the value plane "canonical" vector c (0..7) of a group is 64 bytes: for
 // each of sixteen rows the values of inputs 4c..4c+3. Nibble planes hold canonical vectors 2j (low) and 2j+1 (high) in
-// vector j. A float tile is [K][16 rows] in the file's own type.
+// vector j. Planes of two bits hold canonical vectors 4j..4j+3 in vector j, planes of single bits eight bytes a vector.
+// A float tile is [K][16 rows] in the file's own type.
+//
+// Formats named *_T32 and *_T16 are ours, and no file has them: 4-bit codes that stand for the values of a table
+// (`kTables`), a float32 for 256 inputs and a signed byte for each 32 or 16 of them. Files whose weights come from
+// codebooks are turned into them, exactly, by ops/formats/tables.py.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +18,9 @@ namespace roofline {
 // Version of the packed layout, as bundles keep it: raise it when a packed byte changes (docs/reference/bundle.md).
 inline constexpr int kLayoutVersion = 1;
 
-enum class Format : int { F32 = 0, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Count };
+enum class Format : int { F32 = 0, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K,
+                            Q5_0, Q5_1, Q2_K, Q3_K, IQ4_NL, MXFP4,
+                            IQ4_T32, IQ3_XXS_T32, IQ3_S_T32, IQ2_T32, IQ2_T16, Count };
 
 inline constexpr int kTileRows = 16;
 
@@ -30,7 +37,31 @@ inline constexpr FormatInfo kFormats[] = {
     {"F32", 1, 4, 64, 0, 1},         {"F16", 1, 2, 32, 0, 1},         {"BF16", 1, 2, 32, 0, 1},
     {"Q8_0", 32, 34, 512, 32, 32},   {"Q4_0", 32, 18, 256, 32, 32},   {"Q4_1", 32, 20, 256, 64, 32},
     {"Q4_K", 256, 144, 256, 320, 256}, {"Q5_K", 256, 176, 320, 320, 256}, {"Q6_K", 256, 210, 384, 288, 256},
+    {"Q5_0", 32, 22, 320, 32, 32},   {"Q5_1", 32, 24, 320, 64, 32},   {"Q2_K", 256, 84, 128, 320, 256},
+    {"Q3_K", 256, 110, 192, 288, 256}, {"IQ4_NL", 32, 18, 256, 32, 32}, {"MXFP4", 32, 17, 256, 16, 32},
+    {"IQ4_T32", 256, 140, 256, 192, 256},   {"IQ3_XXS_T32", 256, 140, 256, 192, 256},
+    {"IQ3_S_T32", 256, 140, 256, 192, 256}, {"IQ2_T32", 256, 140, 256, 192, 256},
+    {"IQ2_T16", 256, 148, 256, 320, 256},
 };
+
+// What the 4-bit codes of a format stand for. The last one has what 1- and 2-bit codebooks are made of.
+inline constexpr int8_t kTables[5][16] = {
+    {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113},  // IQ4_NL, IQ4_T32
+    {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12},                   // MXFP4: twice the value of the float
+    {4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62},      // IQ3_XXS_T32
+    {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15},              // IQ3_S_T32
+    {-43, -25, -9, -8, -7, -1, 0, 1, 7, 8, 9, 25, 43, 0, 0, 0},                  // IQ2_T32, IQ2_T16
+};
+inline const int8_t (&table_of(Format f))[16] {
+    switch (f) {
+        case Format::MXFP4: return kTables[1];
+        case Format::IQ3_XXS_T32: return kTables[2];
+        case Format::IQ3_S_T32: return kTables[3];
+        case Format::IQ2_T32:
+        case Format::IQ2_T16: return kTables[4];
+        default: return kTables[0];
+    }
+}
 
 inline const FormatInfo& info(Format f) { return kFormats[(unsigned)f < (unsigned)Format::Count ? (int)f : 0]; }
 inline bool is_float(Format f) { return f <= Format::BF16; }

@@ -13,7 +13,23 @@ namespace ISA_NAMESPACE {
 
 // ---- weight formats: how a group of 32 inputs of a tile becomes canonical vectors and scales -------------------------
 
+// What the bytes of `two` are turned into: nothing, or values of the format's table, biased by 128 as wide values are.
+struct Plain {
+    explicit Plain(Format) {}
+    Bytes operator()(const Bytes& v) const { return v; }
+};
+struct Looked {
+    Table values;
+    explicit Looked(Format f) {
+        uint8_t biased[16];
+        for (int i = 0; i < 16; i++) biased[i] = (uint8_t)(table_of(f)[i] ^ 0x80);
+        values = table16(biased);
+    }
+    Bytes operator()(const Bytes& v) const { return look_up(values, v); }
+};
+
 struct Nibbles {
+    using Codes = Plain;
     static constexpr int kValues = 256, kOffset = 0;
     static constexpr bool kWide = false, kMinimum = false, kHalves = false;
     template <int J> static inline void two(const uint8_t* v, Bytes& a, Bytes& b) {
@@ -33,6 +49,7 @@ struct Q4_1 : Nibbles {
     static inline F32 minimum(const uint8_t* s, int64_t g) { return load_f16((const uint16_t*)(s + g * 64 + 32)); }
 };
 struct Q8_0 {
+    using Codes = Plain;
     static constexpr int kValues = 512, kScales = 32, kOffset = kWideIsBiased ? 128 : 0;
     static constexpr bool kWide = true, kMinimum = false, kHalves = false;
     template <int J> static inline void two(const uint8_t* v, Bytes& a, Bytes& b) {
@@ -57,9 +74,17 @@ struct Q5_K : Q4_K {
     static constexpr int kValues = 320;
     template <int J> static inline void two(const uint8_t* v, Bytes& a, Bytes& b) {
         Bytes n = bytes(v + J * 64);
-        a = add16_where(low_nibbles(n), v + 256 + 16 * J);
-        b = add16_where(high_nibbles(n), v + 256 + 16 * J + 8);
+        a = add_where<16>(low_nibbles(n), v + 256 + 16 * J);
+        b = add_where<16>(high_nibbles(n), v + 256 + 16 * J + 8);
     }
+};
+struct Q5_0 : Q4_0 {
+    static constexpr int kValues = 320, kOffset = 16;
+    template <int J> static inline void two(const uint8_t* v, Bytes& a, Bytes& b) { Q5_K::two<J>(v, a, b); }
+};
+struct Q5_1 : Q4_1 {
+    static constexpr int kValues = 320;
+    template <int J> static inline void two(const uint8_t* v, Bytes& a, Bytes& b) { Q5_K::two<J>(v, a, b); }
 };
 struct Q6_K : Nibbles {
     static constexpr int kValues = 384, kScales = 36, kOffset = 32;
@@ -73,15 +98,87 @@ struct Q6_K : Nibbles {
         const uint8_t* super = s + g / 8 * 288;
         return mul(load_f16((const uint16_t*)super), load_s8((const int8_t*)(super + 32 + (g % 8 * 2 + half) * 16)));
     }
-    static inline F32 scale(const uint8_t* s, int64_t g) { return half_scale(s, g, 0); }
 };
+struct Q2_K : Nibbles {
+    static constexpr int kValues = 128, kScales = 40;
+    static constexpr bool kMinimum = true, kHalves = true;
+    template <int J> static inline void two(const uint8_t* v, Bytes& a, Bytes& b) {
+        Bytes n = bytes(v + J / 2 * 64);
+        a = two_bits<J % 2 * 2>(n);
+        b = two_bits<J % 2 * 2 + 1>(n);
+    }
+    static inline I32 packed(const uint8_t* super, int64_t g, int half) {
+        return iload_u8(super + 64 + (g % 8 * 2 + half) * 16);
+    }
+    static inline F32 half_scale(const uint8_t* s, int64_t g, int half) {
+        const uint8_t* super = s + g / 8 * 320;
+        return mul(load_f16((const uint16_t*)super), to_float(iand(packed(super, g, half), iset1(15))));
+    }
+    static inline F32 half_minimum(const uint8_t* s, int64_t g, int half) {
+        const uint8_t* super = s + g / 8 * 320;
+        return sub(zero(), mul(load_f16((const uint16_t*)(super + 32)), to_float(ishr<4>(packed(super, g, half)))));
+    }
+};
+struct Q3_K : Nibbles {
+    static constexpr int kValues = 192, kScales = 36, kOffset = 4;
+    static constexpr bool kHalves = true;
+    template <int J> static inline void two(const uint8_t* v, Bytes& a, Bytes& b) {
+        Q2_K::two<J>(v, a, b);
+        a = add_where<4>(a, v + 128 + 16 * J);
+        b = add_where<4>(b, v + 128 + 16 * J + 8);
+    }
+    static inline F32 half_scale(const uint8_t* s, int64_t g, int half) { return Q6_K::half_scale(s, g, half); }
+};
+// Codes of a table, whose values reach 127: as wide as those of Q8_0.
+struct OfTable : Nibbles {
+    using Codes = Looked;
+    static constexpr int kOffset = kWideIsBiased ? 128 : 0;
+    static constexpr bool kWide = true;
+};
+struct IQ4_NL : OfTable {
+    static constexpr int kScales = 32;
+    static inline F32 scale(const uint8_t* s, int64_t g) { return load_f16((const uint16_t*)(s + g * 32)); }
+};
+struct MXFP4 : OfTable {  // 2^(e - 128) as a float's exponent: below 2^-126 it is zero, as all that small is here
+    static constexpr int kScales = 16;
+    static inline F32 scale(const uint8_t* s, int64_t g) { return as_float(ishl<23>(isub(iload_u8(s + g * 16), iset1(1)))); }
+};
+struct T32 : OfTable {
+    static constexpr int kScales = 24;
+    static inline F32 scale(const uint8_t* s, int64_t g) {
+        const uint8_t* super = s + g / 8 * 192;
+        return mul(load((const float*)super), load_s8((const int8_t*)(super + 64 + g % 8 * 16)));
+    }
+};
+struct T16 : OfTable {
+    static constexpr int kScales = 40;
+    static constexpr bool kHalves = true;
+    static inline F32 half_scale(const uint8_t* s, int64_t g, int half) {
+        const uint8_t* super = s + g / 8 * 320;
+        return mul(load((const float*)super), load_s8((const int8_t*)(super + 64 + (g % 8 * 2 + half) * 16)));
+    }
+};
+
+// The scale and the minimum of a group of 32, or of its half.
+template <class Fmt> static ALWAYS_INLINE F32 scale_of(const uint8_t* s, int64_t g, int half) {
+    if constexpr (Fmt::kHalves) return Fmt::half_scale(s, g, half);
+    else return Fmt::scale(s, g);
+}
+template <class Fmt> static ALWAYS_INLINE F32 minimum_of(const uint8_t* s, int64_t g, int half) {
+    if constexpr (Fmt::kHalves) return Fmt::half_minimum(s, g, half);
+    else return Fmt::minimum(s, g);
+}
 
 // ---- linear: orders "q8g32", "q15g32": exact int32 in a group, then one FMA (and one for a minimum) a group, ascending ------------
 
 template <class Fmt, int J, int D, int RT, int MT>
-static ALWAYS_INLINE void dot_quarter(const uint8_t* const (&v)[RT], const int8_t* const (&x)[D], I32 (&d)[D][RT][MT]) {
+static ALWAYS_INLINE void dot_quarter(const typename Fmt::Codes& codes, const uint8_t* const (&v)[RT],
+                                      const int8_t* const (&x)[D], I32 (&d)[D][RT][MT]) {
     Bytes a[RT], b[RT];
-    for (int r = 0; r < RT; r++) Fmt::template two<J>(v[r], a[r], b[r]);
+    for (int r = 0; r < RT; r++) {
+        Fmt::template two<J>(v[r], a[r], b[r]);
+        a[r] = codes(a[r]), b[r] = codes(b[r]);
+    }
     for (int i = 0; i < D; i++)
         for (int m = 0; m < MT; m++) {
             Four x0 = four(x[i] + 32 * m + 8 * J), x1 = four(x[i] + 32 * m + 8 * J + 4);
@@ -114,11 +211,33 @@ static ALWAYS_INLINE F32 dot_value(const I32 (&d)[D][RT][MT], int r, int m) {
     return to_float(d[0][r][m]);
 }
 
+// Scales the dots of a group, or of its half, and adds them and the minimum's part.
+template <class Fmt, int D, int RT, int MT>
+static ALWAYS_INLINE void add_dots(const uint8_t* const (&s)[RT], int64_t g, int half, const float* xs, const float* xz,
+                                   const int32_t* isum, const I32 (&d)[D][RT][MT], F32 (&acc)[RT][MT]) {
+    F32 scale[RT], minimum[RT];
+    for (int r = 0; r < RT; r++) {
+        scale[r] = scale_of<Fmt>(s[r], g, half);
+        if constexpr (Fmt::kMinimum) minimum[r] = minimum_of<Fmt>(s[r], g, half);
+    }
+    for (int m = 0; m < MT; m++) {
+        const F32 xscale = set1(xs[m]);
+        for (int r = 0; r < RT; r++) {
+            acc[r][m] = fma(mul(scale[r], xscale), dot_value<D, RT, MT>(d, r, m), acc[r][m]);
+            if constexpr (Fmt::kMinimum && Fmt::kHalves)
+                acc[r][m] = fma(minimum[r], mul(xscale, to_float(iset1(isum[2 * m + half]))), acc[r][m]);
+            else if constexpr (Fmt::kMinimum)
+                acc[r][m] = fma(minimum[r], set1(xz[m]), acc[r][m]);
+        }
+    }
+}
+
 // RT tiles against MT tokens of a panel.
 template <class Fmt, int D, int RT, int MT>
 static ALWAYS_INLINE void quantised_block(const Linear& a, const uint8_t* const (&tiles)[RT], const Panel& p, int64_t token, size_t ahead, F32 (&acc)[RT][MT]) {
     const int64_t groups = a.k / 32;
     const size_t step = tile_bytes(a.format, a.k) / groups;
+    const typename Fmt::Codes codes(a.format);
     const uint8_t *v[RT], *s[RT];
     const uint8_t* fetch[RT];
     for (int r = 0; r < RT; r++) fetch[r] = tiles[r] + ahead;
@@ -140,30 +259,15 @@ static ALWAYS_INLINE void quantised_block(const Linear& a, const uint8_t* const 
                 for (size_t at = 0; at < step; at += 64) prefetch_far(fetch[r] + at);
         for (int r = 0; r < RT; r++) fetch[r] += step;
         begin_dots<Fmt, D, RT, MT>(d, isum, 0);
-        dot_quarter<Fmt, 0, D, RT, MT>(v, x, d);
-        dot_quarter<Fmt, 1, D, RT, MT>(v, x, d);
+        dot_quarter<Fmt, 0, D, RT, MT>(codes, v, x, d);
+        dot_quarter<Fmt, 1, D, RT, MT>(codes, v, x, d);
         if constexpr (Fmt::kHalves) {
-            F32 scale[RT];
-            for (int r = 0; r < RT; r++) scale[r] = Q6_K::half_scale(s[r], g, 0);
-            for (int m = 0; m < MT; m++)
-                for (int r = 0; r < RT; r++) acc[r][m] = fma(mul(scale[r], set1(xs[m])), dot_value<D, RT, MT>(d, r, m), acc[r][m]);
+            add_dots<Fmt, D, RT, MT>(s, g, 0, xs, xz, isum, d, acc);
             begin_dots<Fmt, D, RT, MT>(d, isum, 1);
         }
-        dot_quarter<Fmt, 2, D, RT, MT>(v, x, d);
-        dot_quarter<Fmt, 3, D, RT, MT>(v, x, d);
-        F32 scale[RT], minimum[RT];
-        for (int r = 0; r < RT; r++) {
-            if constexpr (Fmt::kHalves) scale[r] = Q6_K::half_scale(s[r], g, 1);
-            else scale[r] = Fmt::scale(s[r], g);
-            if constexpr (Fmt::kMinimum) minimum[r] = Fmt::minimum(s[r], g);
-        }
-        for (int m = 0; m < MT; m++) {
-            F32 xscale = set1(xs[m]);
-            for (int r = 0; r < RT; r++) {
-                acc[r][m] = fma(mul(scale[r], xscale), dot_value<D, RT, MT>(d, r, m), acc[r][m]);
-                if constexpr (Fmt::kMinimum) acc[r][m] = fma(minimum[r], set1(xz[m]), acc[r][m]);
-            }
-        }
+        dot_quarter<Fmt, 2, D, RT, MT>(codes, v, x, d);
+        dot_quarter<Fmt, 3, D, RT, MT>(codes, v, x, d);
+        add_dots<Fmt, D, RT, MT>(s, g, 1, xs, xz, isum, d, acc);
         for (int r = 0; r < RT; r++) v[r] += Fmt::kValues;
         for (int i = 0; i < D; i++) x[i] += p.tokens * 32;
         xs += p.tokens;
@@ -343,6 +447,17 @@ static void linear(const Linear& a, int64_t begin, int64_t end) {
         case Format::Q4_K: return linear_quantised<Q4_K>(a, begin, end);
         case Format::Q5_K: return linear_quantised<Q5_K>(a, begin, end);
         case Format::Q6_K: return linear_quantised<Q6_K>(a, begin, end);
+        case Format::Q5_0: return linear_quantised<Q5_0>(a, begin, end);
+        case Format::Q5_1: return linear_quantised<Q5_1>(a, begin, end);
+        case Format::Q2_K: return linear_quantised<Q2_K>(a, begin, end);
+        case Format::Q3_K: return linear_quantised<Q3_K>(a, begin, end);
+        case Format::IQ4_NL: return linear_quantised<IQ4_NL>(a, begin, end);
+        case Format::MXFP4: return linear_quantised<MXFP4>(a, begin, end);
+        case Format::IQ4_T32:
+        case Format::IQ3_XXS_T32:
+        case Format::IQ3_S_T32:
+        case Format::IQ2_T32: return linear_quantised<T32>(a, begin, end);
+        case Format::IQ2_T16: return linear_quantised<T16>(a, begin, end);
         default: return;
     }
 }
@@ -350,30 +465,32 @@ static void linear(const Linear& a, int64_t begin, int64_t end) {
 // ---- embedding: one row gathered from the head's packed tiles --------------------------------------------------------
 
 template <class Fmt, int J>
-static inline void embed_quarter(const uint8_t* v, int lane, float (&q)[32]) {
+static inline void embed_quarter(const typename Fmt::Codes& codes, const uint8_t* v, int lane, float (&q)[32]) {
     Bytes two[2];
     Fmt::template two<J>(v, two[0], two[1]);
     for (int h = 0; h < 2; h++) {
+        const Bytes values = codes(two[h]);
         uint8_t raw[64];
-        std::memcpy(raw, &two[h], 64);
+        std::memcpy(raw, &values, 64);
         for (int c = 0; c < 4; c++) q[8 * J + 4 * h + c] = Fmt::kWide ? (float)((int)raw[lane * 4 + c] - 128) : (float)raw[lane * 4 + c];
     }
 }
 
 template <class Fmt>
-static void embed_quantised(const uint8_t* tile, int64_t k, int lane, float* out) {
+static void embed_quantised(Format f, const uint8_t* tile, int64_t k, int lane, float* out) {
+    const typename Fmt::Codes codes(f);
     const uint8_t* s = tile + k / 32 * Fmt::kValues;
     for (int64_t g = 0; g < k / 32; g++) {
         float q[32], scale[16], minimum[16];
-        embed_quarter<Fmt, 0>(tile + g * Fmt::kValues, lane, q);
-        embed_quarter<Fmt, 1>(tile + g * Fmt::kValues, lane, q);
-        embed_quarter<Fmt, 2>(tile + g * Fmt::kValues, lane, q);
-        embed_quarter<Fmt, 3>(tile + g * Fmt::kValues, lane, q);
-        store(scale, Fmt::scale(s, g));
-        if constexpr (Fmt::kMinimum) store(minimum, Fmt::minimum(s, g));
+        embed_quarter<Fmt, 0>(codes, tile + g * Fmt::kValues, lane, q);
+        embed_quarter<Fmt, 1>(codes, tile + g * Fmt::kValues, lane, q);
+        embed_quarter<Fmt, 2>(codes, tile + g * Fmt::kValues, lane, q);
+        embed_quarter<Fmt, 3>(codes, tile + g * Fmt::kValues, lane, q);
         for (int i = 0; i < 32; i++) {
-            if constexpr (Fmt::kHalves)
-                if (i == 16) store(scale, Q6_K::half_scale(s, g, 1));
+            if (i % 16 == 0) {
+                store(scale, scale_of<Fmt>(s, g, i / 16));
+                if constexpr (Fmt::kMinimum) store(minimum, minimum_of<Fmt>(s, g, i / 16));
+            }
             const float centred = Fmt::kWide ? q[i] : q[i] - Fmt::kOffset;
             out[g * 32 + i] = scale[lane] * centred;
             if constexpr (Fmt::kMinimum) out[g * 32 + i] += minimum[lane];
@@ -395,12 +512,23 @@ static void embed(Format f, const uint8_t* weight, int64_t k, int64_t row, float
         case Format::BF16:
             for (int64_t c = 0; c < k; c++) store(values, load_bf16((const uint16_t*)tile + c * 16)), out[c] = values[lane];
             return;
-        case Format::Q8_0: return embed_quantised<Q8_0>(tile, k, lane, out);
-        case Format::Q4_0: return embed_quantised<Q4_0>(tile, k, lane, out);
-        case Format::Q4_1: return embed_quantised<Q4_1>(tile, k, lane, out);
-        case Format::Q4_K: return embed_quantised<Q4_K>(tile, k, lane, out);
-        case Format::Q5_K: return embed_quantised<Q5_K>(tile, k, lane, out);
-        case Format::Q6_K: return embed_quantised<Q6_K>(tile, k, lane, out);
+        case Format::Q8_0: return embed_quantised<Q8_0>(f, tile, k, lane, out);
+        case Format::Q4_0: return embed_quantised<Q4_0>(f, tile, k, lane, out);
+        case Format::Q4_1: return embed_quantised<Q4_1>(f, tile, k, lane, out);
+        case Format::Q4_K: return embed_quantised<Q4_K>(f, tile, k, lane, out);
+        case Format::Q5_K: return embed_quantised<Q5_K>(f, tile, k, lane, out);
+        case Format::Q6_K: return embed_quantised<Q6_K>(f, tile, k, lane, out);
+        case Format::Q5_0: return embed_quantised<Q5_0>(f, tile, k, lane, out);
+        case Format::Q5_1: return embed_quantised<Q5_1>(f, tile, k, lane, out);
+        case Format::Q2_K: return embed_quantised<Q2_K>(f, tile, k, lane, out);
+        case Format::Q3_K: return embed_quantised<Q3_K>(f, tile, k, lane, out);
+        case Format::IQ4_NL: return embed_quantised<IQ4_NL>(f, tile, k, lane, out);
+        case Format::MXFP4: return embed_quantised<MXFP4>(f, tile, k, lane, out);
+        case Format::IQ4_T32:
+        case Format::IQ3_XXS_T32:
+        case Format::IQ3_S_T32:
+        case Format::IQ2_T32: return embed_quantised<T32>(f, tile, k, lane, out);
+        case Format::IQ2_T16: return embed_quantised<T16>(f, tile, k, lane, out);
         default: return;
     }
 }

@@ -160,10 +160,11 @@ static inline void store_bf16(uint16_t* p, F32 v) {
     _mm_storeu_si128((__m128i*)p, to_bf16_half(v.a));
     _mm_storeu_si128((__m128i*)(p + 8), to_bf16_half(v.b));
 }
-static inline F32 load_u8(const uint8_t* p) {
-    return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p))),
-            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8))))};
+static inline I32 iload_u8(const uint8_t* p) {
+    return {_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)),
+            _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)))};
 }
+static inline F32 load_u8(const uint8_t* p) { return to_float(iload_u8(p)); }
 static inline F32 load_s8(const int8_t* p) {
     return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))),
             _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8))))};
@@ -196,17 +197,24 @@ static inline Bytes high_nibbles(Bytes v) {
     const __m256i m = _mm256_set1_epi8(15);
     return {_mm256_and_si256(_mm256_srli_epi16(v.a, 4), m), _mm256_and_si256(_mm256_srli_epi16(v.b, 4), m)};
 }
-static inline __m256i spread16(const uint8_t* bits32) {  // 16 in every byte whose bit is set
+template <int N> static inline __m256i spread(const uint8_t* bits32) {  // N in every byte whose bit is set
     int32_t m;
     std::memcpy(&m, bits32, 4);
-    const __m256i spread = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3);
+    const __m256i places = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3);
     const __m256i bit = _mm256_set1_epi64x((long long)0x8040201008040201ull);
-    __m256i v = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(m), spread), bit);
-    return _mm256_and_si256(_mm256_cmpeq_epi8(v, bit), _mm256_set1_epi8(16));
+    __m256i v = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(m), places), bit);
+    return _mm256_and_si256(_mm256_cmpeq_epi8(v, bit), _mm256_set1_epi8(N));
 }
-static inline Bytes add16_where(Bytes v, const uint8_t* bit64) {
-    return {_mm256_add_epi8(v.a, spread16(bit64)), _mm256_add_epi8(v.b, spread16(bit64 + 4))};
+template <int N> static inline Bytes add_where(Bytes v, const uint8_t* bit64) {
+    return {_mm256_add_epi8(v.a, spread<N>(bit64)), _mm256_add_epi8(v.b, spread<N>(bit64 + 4))};
 }
+template <int S> static inline Bytes two_bits(Bytes v) {
+    const __m256i m = _mm256_set1_epi8(3);
+    return {_mm256_and_si256(_mm256_srli_epi16(v.a, 2 * S), m), _mm256_and_si256(_mm256_srli_epi16(v.b, 2 * S), m)};
+}
+using Table = __m256i;
+static inline Table table16(const uint8_t* p) { return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)p)); }
+static inline Bytes look_up(Table t, Bytes v) { return {_mm256_shuffle_epi8(t, v.a), _mm256_shuffle_epi8(t, v.b)}; }
 template <int S> static inline __m256i two_bits_half(__m256i v, __m256i plane) {
     const __m256i m = _mm256_set1_epi8(0x30);
     if constexpr (S == 2) return _mm256_or_si256(v, _mm256_and_si256(plane, m));

@@ -120,9 +120,8 @@ static inline void store_bf16(uint16_t* p, F32 v) {
     __m256bh h = _mm512_cvtneps_pbh(v);
     std::memcpy(p, &h, 32);
 }
-static inline F32 load_u8(const uint8_t* p) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)));
-}
+static inline I32 iload_u8(const uint8_t* p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)); }
+static inline F32 load_u8(const uint8_t* p) { return _mm512_cvtepi32_ps(iload_u8(p)); }
 static inline F32 load_s8(const int8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
 }
@@ -136,11 +135,17 @@ static inline void widen32(const int8_t* p, uint16_t* out) {
 static inline Bytes bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 static inline Bytes low_nibbles(Bytes v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
 static inline Bytes high_nibbles(Bytes v) { return _mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(15)); }
-static inline Bytes add16_where(Bytes v, const uint8_t* bit64) {  // bit i of 64 adds 16 to byte i
+template <int N> static inline Bytes add_where(Bytes v, const uint8_t* bit64) {  // bit i of 64 adds N to byte i
     uint64_t m;
     std::memcpy(&m, bit64, 8);
-    return _mm512_mask_add_epi8(v, (__mmask64)m, v, _mm512_set1_epi8(16));
+    return _mm512_mask_add_epi8(v, (__mmask64)m, v, _mm512_set1_epi8(N));
 }
+template <int S> static inline Bytes two_bits(Bytes v) {  // those at bit position 2 * S of each byte
+    return _mm512_and_si512(_mm512_srli_epi16(v, 2 * S), _mm512_set1_epi8(3));
+}
+using Table = __m512i;  // sixteen bytes, in each quarter
+static inline Table table16(const uint8_t* p) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)p)); }
+static inline Bytes look_up(Table t, Bytes v) { return _mm512_shuffle_epi8(t, v); }
 // Adds 16 * (two bits of `plane` at bit position 2 * S of each byte).
 template <int S> static inline Bytes add_two_bits(Bytes v, Bytes plane) {
     const __m512i m = _mm512_set1_epi8(0x30);

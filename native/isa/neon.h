@@ -162,12 +162,14 @@ static inline uint16x4_t to_bf16_4(float32x4_t v) {
 static inline void store_bf16(uint16_t* p, F32 v) {
     for (int i = 0; i < 4; i++) vst1_u16(p + 4 * i, to_bf16_4(v.v[i]));
 }
-static inline F32 load_u8(const uint8_t* p) {
+static inline int32x4_t widen4(uint16x4_t v) { return vreinterpretq_s32_u32(vmovl_u16(v)); }
+static inline I32 iload_u8(const uint8_t* p) {
     const uint8x16_t b = vld1q_u8(p);
     const uint16x8_t low = vmovl_u8(vget_low_u8(b)), high = vmovl_high_u8(b);
-    return {{vcvtq_f32_u32(vmovl_u16(vget_low_u16(low))), vcvtq_f32_u32(vmovl_high_u16(low)),
-             vcvtq_f32_u32(vmovl_u16(vget_low_u16(high))), vcvtq_f32_u32(vmovl_high_u16(high))}};
+    return {{widen4(vget_low_u16(low)), widen4(vget_high_u16(low)), widen4(vget_low_u16(high)),
+             widen4(vget_high_u16(high))}};
 }
+static inline F32 load_u8(const uint8_t* p) { return to_float(iload_u8(p)); }
 static inline F32 load_s8(const int8_t* p) {
     const int8x16_t b = vld1q_s8(p);
     const int16x8_t low = vmovl_s8(vget_low_s8(b)), high = vmovl_high_s8(b);
@@ -190,13 +192,25 @@ static inline void widen32(const int8_t* p, uint16_t* out) {
 static inline Bytes bytes(const uint8_t* p) { return ROOFLINE_FOUR(vld1q_u8(p + 16 * i)); }
 static inline Bytes low_nibbles(Bytes v) { return ROOFLINE_FOUR(vandq_u8(v.v[i], vdupq_n_u8(15))); }
 static inline Bytes high_nibbles(Bytes v) { return ROOFLINE_FOUR(vshrq_n_u8(v.v[i], 4)); }
-static inline Bytes add16_where(Bytes v, const uint8_t* bit64) {  // bit i of 64 adds 16 to byte i
+template <int N>
+static inline Bytes add_where(Bytes v, const uint8_t* bit64) {  // bit i of 64 adds N to byte i
     const uint8x16_t bit = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
     return each([&](int i) __attribute__((always_inline)) {
         const uint8x16_t spread = vcombine_u8(vld1_dup_u8(bit64 + 2 * i), vld1_dup_u8(bit64 + 2 * i + 1));
-        return vaddq_u8(v.v[i], vandq_u8(vtstq_u8(spread, bit), vdupq_n_u8(16)));
+        return vaddq_u8(v.v[i], vandq_u8(vtstq_u8(spread, bit), vdupq_n_u8(N)));
     });
 }
+template <int S>
+static inline Bytes two_bits(Bytes v) {  // those at bit position 2 * S of each byte
+    return each([&](int i) __attribute__((always_inline)) {
+        uint8x16_t two = v.v[i];
+        if constexpr (S > 0) two = vshrq_n_u8(two, 2 * S);
+        return vandq_u8(two, vdupq_n_u8(3));
+    });
+}
+using Table = uint8x16_t;
+static inline Table table16(const uint8_t* p) { return vld1q_u8(p); }
+static inline Bytes look_up(Table t, Bytes v) { return ROOFLINE_FOUR(vqtbl1q_u8(t, v.v[i])); }
 // Adds 16 * (two bits of `plane` at bit position 2 * S of each byte).
 template <int S>
 static inline Bytes add_two_bits(Bytes v, Bytes plane) {

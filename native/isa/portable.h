@@ -119,6 +119,7 @@ static inline void store_bf16(uint16_t* p, F32 v) {
         else p[i] = (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
     }
 }
+static inline I32 iload_u8(const uint8_t* p) { return ieach([&](int i) { return (int32_t)p[i]; }); }
 static inline F32 load_u8(const uint8_t* p) { return each([&](int i) { return (float)p[i]; }); }
 static inline F32 load_s8(const int8_t* p) { return each([&](int i) { return (float)p[i]; }); }
 static inline void store_s8(int8_t* p, I32 v) { for (int i = 0; i < 16; i++) p[i] = (int8_t)v.v[i]; }
@@ -131,8 +132,18 @@ static inline void widen32(const int8_t* p, uint16_t* out) {
 static inline Bytes bytes(const uint8_t* p) { Bytes r; std::memcpy(r.v, p, 64); return r; }
 static inline Bytes low_nibbles(Bytes v) { for (auto& b : v.v) b &= 15; return v; }
 static inline Bytes high_nibbles(Bytes v) { for (auto& b : v.v) b >>= 4; return v; }
-static inline Bytes add16_where(Bytes v, const uint8_t* bit64) {
-    for (int i = 0; i < 64; i++) v.v[i] = (uint8_t)(v.v[i] + ((bit64[i / 8] >> (i % 8) & 1) << 4));
+template <int N> static inline Bytes add_where(Bytes v, const uint8_t* bit64) {
+    for (int i = 0; i < 64; i++) v.v[i] = (uint8_t)(v.v[i] + (bit64[i / 8] >> (i % 8) & 1) * N);
+    return v;
+}
+template <int S> static inline Bytes two_bits(Bytes v) {
+    for (auto& b : v.v) b = b >> (2 * S) & 3;
+    return v;
+}
+struct Table { uint8_t v[16]; };
+static inline Table table16(const uint8_t* p) { Table r; std::memcpy(r.v, p, 16); return r; }
+static inline Bytes look_up(const Table& t, Bytes v) {
+    for (auto& b : v.v) b = t.v[b & 15];
     return v;
 }
 template <int S> static inline Bytes add_two_bits(Bytes v, Bytes plane) {

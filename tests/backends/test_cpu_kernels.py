@@ -12,7 +12,7 @@ from roofline.ops import formats
 native = pytest.importorskip("roofline._native", reason="the C++ core is not built")
 
 ISAS = native.isas()
-QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K")
+QUANTISED = tuple(name for name in native.format_names() if formats.get(name).block > 1)
 FLOATS = ("F32", "F16", "BF16")
 CASES = [(name, 1) for name in QUANTISED + FLOATS] + [(name, 2) for name in QUANTISED]  # format, digits
 
@@ -28,8 +28,11 @@ class Matrix:
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(self.seed)
-        values = rng.standard_normal((self.rows, self.columns), dtype=np.float32)
-        self.raw = formats.get(self.name).quantize(values)
+        form = formats.get(self.name)
+        if form.pack is None:
+            self.raw = table_blocks(rng, self.rows * self.columns // form.block, form.block_bytes)
+        else:
+            self.raw = form.quantize(rng.standard_normal((self.rows, self.columns), dtype=np.float32))
         self.number = native.format_names().index(self.name)
         tiles = -(-self.rows // 16)
         self.memory = native.Memory(tiles * native.tile_bytes(self.number, self.columns))
@@ -44,6 +47,13 @@ class Matrix:
         y = np.full((len(x), self.rows), np.nan, np.float32)
         native.kernels.linear(isa, self.number, self.memory.address, self.rows, self.columns, x, y, digits)
         return y
+
+
+def table_blocks(rng: np.random.Generator, count: int, size: int) -> np.ndarray:
+    """Random blocks of a format that is never made: a small scale, any factors and codes. uint8 [count * size]."""
+    blocks = rng.integers(0, 256, (count, size), np.uint8)
+    blocks[:, :4] = (rng.standard_normal((count, 1)).astype(np.float32) * np.float32(2.0**-10)).view(np.uint8)
+    return blocks.reshape(-1)
 
 
 SILU, GELU, GELU_TANH = range(3)  # native/kernels.h

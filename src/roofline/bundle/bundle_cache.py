@@ -101,11 +101,13 @@ def key_of(source: Path) -> str:
     """Hex identity of a source and of what would be made of it: path, sizes, times and first bytes of its files; the
     core's build and layout; and the code that turns models into Programs, extensions included."""
     from roofline import _native
+    from roofline.weights.files.gguf_parts import part_names
 
     facts = names.FORMAT, _native.versions(), _native.build_id(), extensions.key()
     digest = hashlib.sha256(repr(facts).encode())
     source = source.resolve()
-    parts = [source] if source.is_file() else sorted(f for f in source.iterdir() if f.is_file())
+    of_file = part_names(source) if source.is_file() else source.iterdir()
+    parts = sorted(f for f in of_file if f.is_file())
     for file in parts:
         status = file.stat()
         digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())

@@ -269,5 +269,7 @@ def _resident_bytes(pid: int | None) -> int:
 
 def source_bytes(path: Path) -> int:
     """The size of a model's files: what it takes at least."""
-    files: Iterable[Path] = path.rglob("*") if path.is_dir() else [path]
+    from roofline.weights.files.gguf_parts import part_names
+
+    files: Iterable[Path] = path.rglob("*") if path.is_dir() else part_names(path)
     return sum(each.stat().st_size for each in files if each.is_file())

@@ -17,7 +17,7 @@ from roofline.weights.config.gguf import family_of, from_gguf
 from roofline.weights.config.hf import from_hf
 from roofline.weights.families.shared.canonical import Config
 from roofline.weights.files.float8 import Float8Tensors
-from roofline.weights.files.gguf import GGUFFile
+from roofline.weights.files.gguf_parts import GGUFModel, part_names
 from roofline.weights.files.mapped import JsonObject, TensorInfo, map_file
 from roofline.weights.files.safetensors import SafetensorsModel
 from roofline.weights.hf_values import as_ours
@@ -73,7 +73,7 @@ class Checkpoint:
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a GGUF file, a .safetensors file beside its config.json, or a folder of either.
+    """Open a GGUF file or any part of a split one, a .safetensors file beside its config.json, or a folder of either.
 
     Tensors and configuration are checked against each other: every tensor the configuration implies is there with its
     shape, and no other. Raises ConfigError naming file and field, UnsupportedError for what we do not read.
@@ -109,11 +109,11 @@ def read_config(path: str | Path) -> Config:
 
 
 def _file_of_folder(folder: Path) -> Path:
-    """The folder itself when it holds safetensors, else its one GGUF file."""
+    """The folder itself when it holds safetensors, else its one GGUF file, or the first part of its one GGUF model."""
     if any(folder.glob("*.safetensors")) or (folder / "model.safetensors.index.json").exists():
         return folder
     ggufs = sorted(folder.glob("*.gguf"))
-    if len(ggufs) == 1:
+    if len(ggufs) == 1 or (ggufs and set(ggufs) <= set(part_names(ggufs[0]))):
         return ggufs[0]
     if ggufs:
         refuse(
@@ -126,7 +126,7 @@ def _file_of_folder(folder: Path) -> Path:
 
 
 def _open_gguf(path: Path) -> Checkpoint:
-    file = GGUFFile(path)
+    file = GGUFModel(path)
     family = family_of(path, file.metadata)
     stored: dict[str, str] = {}  # canonical name -> the file's
     for name in file.tensors:

@@ -14,10 +14,17 @@ int top_exponent(Format f) {
         case Format::F16:
             return 12;
         case Format::Q8_0:
+        case Format::IQ4_NL:
+        case Format::Q3_K:
             return 5;
         case Format::Q4_0:
         case Format::Q4_1:
             return 9;
+        case Format::Q5_0:
+        case Format::Q5_1:
+            return 8;
+        case Format::Q2_K:
+            return 7;
         default:
             return 2;
     }
@@ -33,8 +40,35 @@ void set_scales(Format f, uint8_t* block, Random& random) {
         const uint16_t h = half(f, random);
         std::memcpy(block + at, &h, 2);
     };
-    put(f == Format::Q6_K ? 208 : 0);
-    if (f == Format::Q4_1 || f == Format::Q4_K || f == Format::Q5_K) put(2);
+    switch (f) {
+        case Format::Q4_1:
+        case Format::Q5_1:
+        case Format::Q4_K:
+        case Format::Q5_K:
+            put(2);
+            return put(0);
+        case Format::Q6_K:
+            return put(208);
+        case Format::Q2_K:
+            put(82);
+            return put(80);
+        case Format::Q3_K:
+            return put(108);
+        case Format::MXFP4:  // one in eight is below the smallest normal number
+            block[0] = (uint8_t)(random.below(8) ? 120 + random.below(4) : random.below(3));
+            return;
+        case Format::IQ4_T32:
+        case Format::IQ3_XXS_T32:
+        case Format::IQ3_S_T32:
+        case Format::IQ2_T32:
+        case Format::IQ2_T16: {
+            const float scale = random.real() * 0x1p-15f;
+            std::memcpy(block, &scale, 4);
+            return;
+        }
+        default:
+            return put(0);
+    }
 }
 
 std::vector<uint8_t> file_bytes(Format f, int64_t rows, int64_t k, Random& random) {

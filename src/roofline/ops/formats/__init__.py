@@ -3,20 +3,25 @@
 import numpy as np
 
 from roofline.common.errors import ConfigError, UnsupportedError
-from roofline.ops.formats import blocks32, blocks256, float8, plain
-from roofline.ops.formats.base import Format
+from roofline.ops.formats import blocks32, blocks256, blocks256_low, codebooks, float8, plain, tables
+from roofline.ops.formats.base import CHUNK_VALUES, Format
 
-__all__ = ["FORMATS", "Format", "get", "packed", "packed_bytes", "register"]
+__all__ = ["FORMATS", "Format", "get", "packed", "packed_bytes", "readable", "register"]
 
-_FAMILIES = (plain, float8, blocks32, blocks256)
+_FAMILIES = (plain, float8, blocks32, blocks256, blocks256_low, tables, codebooks)
 FORMATS: dict[str, Format] = {form.name: form for family in _FAMILIES for form in family.FORMATS}
 
 
 def get(name: str) -> Format:
     """The format of that name, e.g. ``get("Q4_1")``. Raises UnsupportedError listing the known ones."""
     if name not in FORMATS:
-        raise UnsupportedError(f"weight format {name!r}", "it is not one of the formats we read", tuple(FORMATS))
+        raise UnsupportedError(f"weight format {name!r}", "it is not one of the formats we read", readable())
     return FORMATS[name]
+
+
+def readable() -> tuple[str, ...]:
+    """The names of the formats that files have."""
+    return tuple(form.name for form in FORMATS.values() if form.stored)
 
 
 def register(form: Format) -> None:
@@ -55,7 +60,13 @@ def packed_bytes(name: str, raw: np.ndarray) -> np.ndarray:
         return raw
     blocks = raw.reshape(-1, form.block_bytes)
     if form.convert is not None:
-        return np.ascontiguousarray(form.convert(blocks), np.uint8).reshape(-1)
+        step = max(1, CHUNK_VALUES // form.block)
+        parts = [np.empty(0, np.uint8)]
+        with np.errstate(invalid="ignore", over="ignore"):  # a scale that is no number stays none
+            for start in range(0, len(blocks), step):
+                part = form.convert(blocks[start : start + step])
+                parts.append(np.ascontiguousarray(part, np.uint8).reshape(-1))
+        return np.concatenate(parts)
     values = form.dequantize(raw, (blocks.shape[0] * form.block,))
     out = ours.quantize(values)
     if not np.array_equal(ours.dequantize(out, values.shape), values, equal_nan=True):

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from roofline.common.errors import ConfigError
+from roofline.common.errors import ConfigError, UnsupportedError
 
 # Blocks handled at once, so that temporaries stay in the cache and small beside the result.
-_CHUNK_VALUES = 1 << 18
+CHUNK_VALUES = 1 << 18
 # Of blocks: q, 8-bit integers [blocks, block]; scale, float32 [blocks, groups of a block]; minimum: the same, None: 0.
 Integers = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
@@ -24,12 +24,13 @@ class Format:
         block_bytes: bytes a block takes.
         gguf_type: the number of the format in GGUF files (ggml's `ggml_type`); -1: they do not have it.
         unpack: uint8 [blocks, block_bytes] -> float32 [blocks, block].
-        pack: float32 [blocks, block] -> uint8 [blocks, block_bytes].
+        pack: float32 [blocks, block] -> uint8 [blocks, block_bytes]; None: it is read and never written.
         packed_as: the format of ours whose arithmetic and tiles a backend uses for it; "": its own.
         integers: uint8 [blocks, block_bytes] -> the `Integers` of which a weight is scale * q + minimum; None: it is
             made otherwise.
         convert: its blocks -> the bytes that `packed_as` has for the same values, uint8 [blocks, any]; None: by way of
             the float32 values, which must survive it.
+        stored: whether files have it; False: only a `packed_as` names it.
     """
 
     name: str
@@ -37,10 +38,11 @@ class Format:
     block_bytes: int
     gguf_type: int
     unpack: Callable[[np.ndarray], np.ndarray]
-    pack: Callable[[np.ndarray], np.ndarray]
+    pack: Callable[[np.ndarray], np.ndarray] | None
     packed_as: str = ""
     convert: Callable[[np.ndarray], np.ndarray] | None = None
     integers: Callable[[np.ndarray], "Integers"] | None = None
+    stored: bool = True
 
     def nbytes(self, shape: Sequence[int]) -> int:
         """Bytes of a tensor of this shape. Raises ConfigError when a row is not a whole number of blocks."""
@@ -58,18 +60,23 @@ class Format:
             raise ConfigError(f"{self.name} of shape {tuple(shape)} takes {self.nbytes(shape)} bytes, got {raw.size}")
         blocks = raw.reshape(-1, self.block_bytes)
         out = np.empty((blocks.shape[0], self.block), np.float32)
-        step = max(1, _CHUNK_VALUES // self.block)
+        step = max(1, CHUNK_VALUES // self.block)
         with np.errstate(invalid="ignore", over="ignore"):  # an infinite scale in the file gives NaN, as it should
             for start in range(0, blocks.shape[0], step):
                 out[start : start + step] = self.unpack(blocks[start : start + step])
         return out.reshape(tuple(shape))
 
     def quantize(self, values: np.ndarray) -> np.ndarray:
-        """uint8 [nbytes] of a tensor with any shape whose last dimension is a multiple of `block`."""
+        """uint8 [nbytes] of a tensor with any shape whose last dimension is a multiple of `block`.
+
+        Raises UnsupportedError for a format without `pack`.
+        """
+        if self.pack is None:
+            raise UnsupportedError(f"quantising to {self.name}", "its blocks are read here and not made")
         total = self.nbytes(values.shape)
         blocks = np.ascontiguousarray(values, np.float32).reshape(-1, self.block)
         out = np.empty((blocks.shape[0], self.block_bytes), np.uint8)
-        step = max(1, _CHUNK_VALUES // self.block)
+        step = max(1, CHUNK_VALUES // self.block)
         for start in range(0, blocks.shape[0], step):
             out[start : start + step] = self.pack(blocks[start : start + step])
         assert out.size == total
@@ -82,7 +89,8 @@ def integer_format(
     block_bytes: int,
     gguf_type: int,
     integers: Callable[[np.ndarray], Integers],
-    pack: Callable[[np.ndarray], np.ndarray],
+    pack: Callable[[np.ndarray], np.ndarray] | None,
+    stored: bool = True,
 ) -> Format:
     """A format whose weights are scale * q + minimum; integers: as `Format` has it."""
 
@@ -93,4 +101,4 @@ def integer_format(
             values += minimum[..., None]
         return values.reshape(-1, block)
 
-    return Format(name, block, block_bytes, gguf_type, unpack, pack, integers=integers)
+    return Format(name, block, block_bytes, gguf_type, unpack, pack, integers=integers, stored=stored)

@@ -27,10 +27,6 @@ def from_gguf(
     """
     arch = architecture(path, metadata)
     fields = _fields(path, metadata, arch)
-    whole = Fields(path, metadata)
-    if whole.get("split.count", int, 0) not in (0, 1):
-        what = f"{path}: split.count above 1, a GGUF in several files,"
-        raise UnsupportedError(what, "we read single files", ("gguf-split --merge",))
     model = GgufModel(fields, shapes, rope_factors)
     registered = file_kind("gguf", arch)
     if registered is not None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.fields import refuse, shorten
-from roofline.ops.formats import FORMATS
+from roofline.ops.formats import FORMATS, readable
 from roofline.weights.files.gguf_strings import StringArray, find_strings
 from roofline.weights.files.mapped import TensorInfo, as_bytes, map_file
 
@@ -33,9 +33,7 @@ _MIN_TENSOR = 8 + 1 + 4 + 8 + 4 + 8
 
 # Types that ggml knows and we do not read, for an error that names them.
 _FOREIGN = {
-    **{6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS"},
-    **{19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64"},
-    **{28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0"},
+    **{9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 40: "NVFP4", 41: "Q1_0"},
 }
 
 
@@ -236,7 +234,7 @@ def _read_tensors(cursor: _Cursor, count: int) -> tuple[dict[str, TensorInfo], d
 
 def _tensor_info(cursor: _Cursor, name: str, field: str, shape: tuple[int, ...], kind: int) -> TensorInfo:
     if kind in _FOREIGN and all(form.gguf_type != kind for form in FORMATS.values()):
-        raise UnsupportedError(f"{cursor.path}: {field}: type {_FOREIGN[kind]}", "we do not read it", tuple(FORMATS))
+        raise UnsupportedError(f"{cursor.path}: {field}: type {_FOREIGN[kind]}", "we do not read it", readable())
     form = next((form for form in FORMATS.values() if form.gguf_type == kind), None)
     if form is None:
         refuse(cursor.path, field, f"type {kind} is unknown")
