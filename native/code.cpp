@@ -217,6 +217,10 @@ class RecordCheck {
             case uses::maybe_of_heads:
                 floats = shape_.heads;
                 break;
+            case uses::of_queries:
+                return inside_image(shape_, place, 4 * shape_.heads * shape_.head_dim);
+            case uses::of_keys:
+                return inside_image(shape_, place, 4 * shape_.kv_heads * shape_.head_dim);
             default:
                 throw std::invalid_argument("is used in a way that nobody checks");
         }

@@ -208,6 +208,13 @@ void Executable::one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_ro
         case Base::Norm: kernels_->rms_norm(x, op.weight, op.width, op.eps, y); break;
         case Base::LayerNorm: kernels_->layer_norm(x, op.weight, op.bias, op.width, op.eps, y); break;
         case Base::Activate: kernels_->activate(activation(op), x, gated ? x + op.width : nullptr, op.width, y); break;
+        case Base::QkNorm: {
+            const int64_t q = (int64_t)attention_.heads * attention_.head_dim, k = (int64_t)attention_.kv_heads * attention_.head_dim;
+            kernels_->rms_norm(x, op.weight, q, op.eps, y);
+            kernels_->rms_norm(x + q, op.bias, k, op.eps, y + q);
+            if (y != x) std::memcpy(y + q + k, x + q + k, (op.width - q - k) * 4);
+            return;
+        }
         case Base::Scale: kernels_->scale(x, op.eps, op.width, y); return;
         case Base::SoftCap: kernels_->soft_cap(x, op.eps, op.width, y); return;
         case Base::Add: kernels_->add(x, (const float*)at(op.residual) + row * op.width, op.width, y); return;

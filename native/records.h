@@ -14,6 +14,7 @@ inline constexpr int kCodeVersion = 2;
 // What an operation computes; its flags say in which form.
 enum class Base {
     Embed, Norm, Quantise, Linear, RopeWrite, Attend, Activate, TakeRows, Add, LayerNorm, Scale, SoftCap,
+    QkNorm,  // of q and of k, which lie side by side with v, each over all its heads
     Exchange,  // with other ranks: `forward` stops before it, and who calls it makes its result
     AdapterDown,
     AdapterUp,  // the two products of LoRA, of each row's own adapter, which is given when it is loaded
@@ -71,6 +72,8 @@ enum Vector {  // of a place of floats in the image
     maybe_of_stride,
     maybe_of_head,   // head_dim of them
     maybe_of_heads,  // one a head
+    of_queries,      // one for each column of q
+    of_keys,         // one for each column of k
 };
 }  // namespace uses
 
@@ -135,6 +138,7 @@ inline constexpr Uses kShifted{ number, tokens_or_rows, unread, row,           r
 inline constexpr Uses kShiftedQ{number, tokens_or_rows, digits, row,           integers, no_value,      count,  unread,       of_width,       maybe_of_width,  real,   unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kPlainRow{number, tokens_or_rows, unread, row,           row,      no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kRowQ{    number, tokens_or_rows, digits, row,           integers, no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
+inline constexpr Uses kQkNorm{  number, tokens,         unread, row,           row,      no_value,      qkv_columns, unread,  of_queries,     of_keys,         real,   unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kScaled{  number, tokens_or_rows, unread, row,           row,      no_value,      count,  unread,       no_place,       no_place,        real,   unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kGated{   number, tokens_or_rows, unread, two_rows,      row,      no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kGatedQ{  number, tokens_or_rows, digits, two_rows,      integers, no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
@@ -181,6 +185,7 @@ inline constexpr Operation kOperations[] = {  // by number
     {"adapter_up", Base::AdapterUp, kPlain, uses::kUp},
     {"scale", Base::Scale, kPlain, uses::kScaled},
     {"soft_cap", Base::SoftCap, kPlain, uses::kScaled},
+    {"qk_norm", Base::QkNorm, kPlain, uses::kQkNorm},
 };
 constexpr bool all_uses_said() {
     for (const Operation& each : kOperations) {

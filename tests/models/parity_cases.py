@@ -74,6 +74,37 @@ CASES = {
         GEMMA3 | {"rope_scaling": LINEAR, "head_dim": 256, "heads": 2, "kv_heads": 1, "query_scalar": 256.0},
     ),
 }
+CASES |= {
+    "phi3": Case("phi3", "fused q, k, v and gate, up; a window", BASE | {"family": "phi3", "sliding_window": 9}),
+    "phi4_mini": Case("phi3", "partial rotary", BASE | {"family": "phi3", "rotary_dim": 12, "tied": True}),
+    "smollm3": Case(
+        "smollm3",
+        "layers without rope",
+        BASE | {"family": "smollm3", "layers": 4, "turning": [True, False, True, False]},
+    ),
+    "smollm3_windows": Case(
+        "smollm3",
+        "windows where there is no rope, biases",
+        BASE
+        | {"family": "smollm3", "layers": 3, "turning": [True, False, False], "layer_windows": [0, 9, 9]}
+        | {"attention_bias": True, "output_bias": True, "mlp_bias": True},
+    ),
+    "granite": Case(
+        "granite",
+        "multipliers of embeddings, branches, scores and logits",
+        BASE
+        | {"family": "granite", "embedding_multiplier": 6.0, "residual_multiplier": 0.3}
+        | {"attention_multiplier": 0.11, "logits_scaling": 1.7},
+    ),
+    "olmo2": Case(
+        "olmo2", "post-norms alone, norms of q and k over all heads", BASE | {"family": "olmo2", "tied": False}
+    ),
+    "glm4": Case(
+        "glm4",
+        "post-norms, half of each head turned in neighbouring pairs, biases on q, k, v",
+        BASE | {"family": "glm4", "rope_style": "interleaved", "rotary_dim": 8, "attention_bias": True, "tied": False},
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -90,7 +121,7 @@ class Parity:
 
 def theirs(config: Mapping[str, Any]) -> Any:
     """transformers' model with random weights; norms and biases too, so that none hides behind ones and zeros."""
-    fields = hf_config(dict(config))
+    fields = hf_config(dict(config)) | dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
     built = transformers.AutoConfig.for_model(str(fields.pop("model_type")), **fields)
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(built, attn_implementation="eager").float().eval()

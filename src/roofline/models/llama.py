@@ -25,6 +25,12 @@ def check_rope(cfg: ModelConfig) -> None:
         raise UnsupportedError(what, "its norms are RMS norms and its MLP is SwiGLU", ["family mpt"])
 
 
+def check_biases(cfg: ModelConfig) -> None:
+    """Raises UnsupportedError on a bias."""
+    if cfg.attention_bias or cfg.output_bias or cfg.mlp_bias:
+        raise UnsupportedError(f"a bias in a {cfg.family} model", "its linear layers have none", ["family llama"])
+
+
 def spec(cfg: ModelConfig) -> tuple[Param, ...]:
     """The parameters, in the order of use."""
     bias = [Param(f"layers.{{layer}}.attn.{n}.bias", (w,), "column") for n, w in _qkv_widths(cfg)]

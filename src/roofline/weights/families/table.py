@@ -18,6 +18,11 @@ MODEL_TYPES = {
     "mpt": "mpt",
     "gemma2": "gemma",
     "gemma3_text": "gemma",
+    "phi3": "phi3",
+    "smollm3": "smollm3",
+    "granite": "granite",
+    "glm4": "glm4",
+    "olmo2": "olmo2",
 }
 # general.architecture of a GGUF file -> module.
 ARCHITECTURES = {
@@ -26,6 +31,11 @@ ARCHITECTURES = {
     "qwen3": "qwen",
     "gemma2": "gemma",
     "gemma3": "gemma",
+    "phi3": "phi3",
+    "smollm3": "smollm3",
+    "granite": "granite",
+    "glm4": "glm4",
+    "olmo2": "olmo2",
 }
 
 
