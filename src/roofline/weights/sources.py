@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roofline.common import env
-from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.common.errors import ConfigError
 from roofline.common.files import check_readable, entries, locked, readable, write_atomically
 from roofline.common.units import now_utc
 from roofline.weights.storage import disk_errors, sha256_of
@@ -67,7 +67,7 @@ class StoredModel:
 
 def catalog() -> dict[str, CatalogEntry]:
     """Short name -> entry, of what pip brings."""
-    tables = ((name, fields) for name, fields in _tables().items() if name not in ("hub", "refused"))
+    tables = ((name, fields) for name, fields in _tables().items() if name != "hub")
     return {name: _entry(name, fields) for name, fields in tables}
 
 
@@ -83,15 +83,13 @@ def hub_names() -> dict[str, str]:
 def full_name(name: str) -> str:
     """The name that a model is stored under: a hub id for the short name of one, else `name` itself.
 
-    Raises UnsupportedError for the name of a model that is known not to run, ConfigError for ``preset:NAME``.
+    Raises ConfigError for ``preset:NAME``.
     """
     if name.startswith("preset:"):
         from roofline.models.presets import preset
 
         preset(name.removeprefix("preset:"))  # an unknown one is answered with the names of presets
         raise ConfigError(f"{name} is a shape without weights and tokenizer: name a model, or a path, to run one")
-    if (reason := _tables()["refused"].get(name)) is not None:
-        raise UnsupportedError(f"model {name!r}", reason, ("a name from `roofline list`",))
     return hub_names().get(name, name)
 
 
