@@ -13,14 +13,15 @@ static constexpr bool kManyRegisters = kMaxQueries > 4;         // what attend_o
 static constexpr int kKeyVectors = kManyRegisters ? 4 : 1;   // pages whose scores are in registers together
 static constexpr int kValueVectors = kManyRegisters ? 4 : 1;  // sixteen-wide slices of V in registers together
 
-// Int8: the format of the cache, and Leans: whether scores fall with distance, are known when compiling, so that the bf16
-// cache and models that rotate pay nothing for the others.
-template <bool Leans> struct TileSlopes {};
-template <> struct TileSlopes<true> {
+// Int8: the format of the cache, and Bend: whether scores fall with distance or are capped, are known when compiling, so
+// that the bf16 cache and models that do neither pay nothing for the others.
+enum class Bend { None, Leans, Capped };
+template <Bend> struct TileSlopes {};
+template <> struct TileSlopes<Bend::Leans> {
     const float* slopes;  // of the tile's queries, in units of log2
 };
-template <bool Int8, bool Leans = false> struct BlockPages : TileSlopes<Leans> {
-    static constexpr bool kInt8 = Int8, kLeans = Leans;
+template <bool Int8, Bend B = Bend::None> struct BlockPages : TileSlopes<B> {
+    static constexpr bool kInt8 = Int8, kLeans = B == Bend::Leans, kCapped = B == Bend::Capped;
     static constexpr int kBytes = Int8 ? 1 : 2;  // of an element in the cache
     const uint16_t *k[4], *v[4];
     const char *next_k[4], *next_v[4];  // what is fetched while a page is used, from the pages four further on; null: nothing
@@ -28,9 +29,9 @@ template <bool Int8, bool Leans = false> struct BlockPages : TileSlopes<Leans> {
 };
 
 // The pages that hold the block at `begin`. Behind the last page of this item come those of the thread's next one.
-template <bool Int8, bool Leans = false>
-static inline BlockPages<Int8, Leans> block_pages(const Attend& a, int32_t begin, int32_t end) {
-    BlockPages<Int8, Leans> b;
+template <bool Int8, Bend B = Bend::None>
+static inline BlockPages<Int8, B> block_pages(const Attend& a, int32_t begin, int32_t end) {
+    BlockPages<Int8, B> b;
     const int64_t head = page_head_bytes(a.head_dim, Int8);
     const int first = begin / kPage, pages = (end + kPage - 1) / kPage;
     for (int i = 0; i < kBlock / kPage && first + i < pages; i++) {
@@ -51,8 +52,8 @@ static inline BlockPages<Int8, Leans> block_pages(const Attend& a, int32_t begin
 
 // Widens the block of an 8-bit cache at `begin`, once for all its queries: the integers become bf16 without rounding, in the
 // order of a bf16 page. Their scales stay apart: K's is multiplied into scores, V's into weights.
-template <bool Leans>
-static void widen_block(const Attend& a, int32_t begin, int32_t end, BlockPages<true, Leans>& b) {
+template <Bend B>
+static void widen_block(const Attend& a, int32_t begin, int32_t end, BlockPages<true, B>& b) {
     const int64_t head = (int64_t)a.head_dim * kPage;
     const int pages = (std::min(kBlock, end - begin) + kPage - 1) / kPage;
     for (int i = 0; i < pages; i++) {
@@ -178,6 +179,9 @@ static inline bool weigh(const Attend& a, const Pages& b, const int32_t* positio
             for (int i = 0; i < Q; i++) s[i][v] = mul(s[i][v], scale);
         }
     if constexpr (Pages::kLeans) lean<Q>(b, position, begin, pages, s);
+    if constexpr (Pages::kCapped)
+        for (int i = 0; i < Q; i++)
+            for (int v = 0; v < pages; v++) s[i][v] = capped(s[i][v], set1(a.cap));
     if (hides)
         for (int i = 0; i < Q; i++)
             for (int v = 0; v < pages; v++) s[i][v] = select(mask_of(visible_keys(a, position[i], begin + v * kPage)), s[i][v], none);
@@ -258,7 +262,7 @@ static int32_t overlapped_keys(const Attend& a, const uint16_t* q, const int32_t
 
 // A block of keys serves all queries before the next is touched: it comes from memory once and then lies in the first
 // cache. While the first tile of queries is at it, the next block is fetched.
-template <bool Int8, bool Leans>
+template <bool Int8, Bend B>
 static void attend_keys(const Attend& a, const uint16_t* q, const int32_t* position, int queries, int32_t begin, int32_t end, AttendState* state, float* acc) {
     for (int i = 0; i < queries; i++) {
         state[i].m = -infinity();
@@ -266,11 +270,11 @@ static void attend_keys(const Attend& a, const uint16_t* q, const int32_t* posit
         for (int d = 0; d < a.head_dim; d += 16) store(acc + (int64_t)i * a.head_dim + d, zero());
     }
     for (int32_t at = begin / kBlock * kBlock; at < end; at += kBlock) {
-        if constexpr (kManyRegisters && !Int8 && !Leans) {
+        if constexpr (kManyRegisters && !Int8 && B == Bend::None) {
             at += overlapped_keys<kMaxQueries>(a, q, position, queries, at, end, state, acc);
             if (at >= end) break;
         }
-        BlockPages<Int8, Leans> b = block_pages<Int8, Leans>(a, at, end);
+        BlockPages<Int8, B> b = block_pages<Int8, B>(a, at, end);
         bool ahead = true;
         for (int i = 0; i < queries; i += kMaxQueries) {
             const int n = std::min(kMaxQueries, queries - i);
@@ -278,21 +282,26 @@ static void attend_keys(const Attend& a, const uint16_t* q, const int32_t* posit
             if (position[i + n - 1] < at || passed) continue;  // none of them sees any of these keys
             if constexpr (Int8)
                 if (ahead) widen_block(a, at, end, b);
-            if constexpr (Leans) b.slopes = a.slopes + i;
+            if constexpr (B == Bend::Leans) b.slopes = a.slopes + i;
             const int64_t first = (int64_t)i * a.head_dim;
-            // A tile that leans fetches even what others have: half the code, and its exponentials hide it.
-            if (ahead || Leans) attend_tile<true>(a, b, q + first, position + i, n, at, state + i, acc + first);
-            else if constexpr (!Leans) attend_tile<false>(a, b, q + first, position + i, n, at, state + i, acc + first);
+            // A tile that bends fetches even what others have: half the code, and its exponentials hide it.
+            if (ahead || B != Bend::None) attend_tile<true>(a, b, q + first, position + i, n, at, state + i, acc + first);
+            else if constexpr (B == Bend::None) attend_tile<false>(a, b, q + first, position + i, n, at, state + i, acc + first);
             ahead = false;
         }
     }
 }
 
 static void attend_split(const Attend& a, const uint16_t* q, const int32_t* position, int queries, int32_t begin, int32_t end, AttendState* state, float* acc) {
-    if (a.slopes && a.wide) attend_keys<true, true>(a, q, position, queries, begin, end, state, acc);
-    else if (a.slopes) attend_keys<false, true>(a, q, position, queries, begin, end, state, acc);
-    else if (a.wide) attend_keys<true, false>(a, q, position, queries, begin, end, state, acc);
-    else attend_keys<false, false>(a, q, position, queries, begin, end, state, acc);
+    if (a.wide) {
+        if (a.slopes) attend_keys<true, Bend::Leans>(a, q, position, queries, begin, end, state, acc);
+        else if (a.cap > 0) attend_keys<true, Bend::Capped>(a, q, position, queries, begin, end, state, acc);
+        else attend_keys<true, Bend::None>(a, q, position, queries, begin, end, state, acc);
+    } else {
+        if (a.slopes) attend_keys<false, Bend::Leans>(a, q, position, queries, begin, end, state, acc);
+        else if (a.cap > 0) attend_keys<false, Bend::Capped>(a, q, position, queries, begin, end, state, acc);
+        else attend_keys<false, Bend::None>(a, q, position, queries, begin, end, state, acc);
+    }
 }
 
 // Merges a later split into an earlier total. A split in which a query saw nothing changes nothing.

@@ -48,39 +48,20 @@ static int rows_of_a_tile(int group, int max_queries) {
 }
 
 void Executable::plan_items() {
-    items_.clear();
     prefill_rows_.clear();
     row_segment_.resize(tokens_);
-    const int32_t *start = field(kSegStart), *context = field(kContextLen);
-    const int group = attention_.heads / attention_.kv_heads, window = attention_.window;
-    const int few = rows_of_a_tile(group, kernels_->max_queries);
-    const int query_rows = variant(ops_[attend_]).query_rows;  // all layers attend alike
-    int slots = 0, merges = 0;
+    const int32_t* start = field(kSegStart);
     has_prefill_ = false;
     for (int s = 0; s < segments_; s++) {
         const int count = start[s + 1] - start[s];
         for (int r = start[s]; r < start[s + 1]; r++) row_segment_[r] = s;
-        if (count > 1) {
-            has_prefill_ = true;
-            for (int r = start[s]; r < start[s + 1]; r++) prefill_rows_.push_back(r);
-        }
-        if (count <= kFewRows) {
-            for (int r = 0; r < count; r += few) {
-                const int rows = std::min(few, count - r), seen = context[s] - count + r + 1;  // keys of the first of them
-                const int first = window > 0 ? std::max(0, seen - window) / kSplit : 0;
-                const int splits = (seen + rows - 1 + kSplit - 1) / kSplit - first;
-                for (int h = 0; h < attention_.kv_heads; h++, merges++) {
-                    for (int p = 0; p < splits; p++) items_.push_back({s, h, start[s] + r, rows, first + p, splits, slots + p * rows, slots, merges});
-                    slots += splits * rows;
-                }
-            }
-            continue;
-        }
-        // Late rows see most keys: they go first, so that the last items claimed are short.
-        for (int r = (count - 1) / query_rows * query_rows; r >= 0; r -= query_rows)
-            for (int h = 0; h < attention_.kv_heads; h++)
-                items_.push_back({s, h, start[s] + r, std::min(query_rows, count - r), 0, 0, 0, 0, 0});
+        if (count == 1) continue;
+        has_prefill_ = true;
+        for (int r = start[s]; r < start[s + 1]; r++) prefill_rows_.push_back(r);
     }
+    int slots = 0, merges = 0;
+    for (Plan& plan : plans_) plan_window(plan, slots, merges);
+    const int group = attention_.heads / attention_.kv_heads;
     if (partial_states_.size() < (size_t)slots * group) {
         partial_states_.resize((size_t)slots * group);
         partials_.resize((size_t)slots * group * attention_.head_dim);
@@ -92,12 +73,46 @@ void Executable::plan_items() {
     for (int i = 0; i < merges; i++) merges_[i].next.store(0, std::memory_order_relaxed);
 }
 
+// The items of the attentions with one window. Slots and merges of different windows are the same places: all threads
+// are done with one attention before the next. `most_slots` and `most_merges` grow to what any of them needs.
+void Executable::plan_window(Plan& plan, int& most_slots, int& most_merges) {
+    std::vector<Item>& items = plan.items;
+    items.clear();
+    const int32_t *start = field(kSegStart), *context = field(kContextLen);
+    const int group = attention_.heads / attention_.kv_heads, window = plan.window;
+    const int few = rows_of_a_tile(group, kernels_->max_queries);
+    const int query_rows = variant(ops_[attend_]).query_rows;  // all layers attend alike
+    int slots = 0, merges = 0;
+    for (int s = 0; s < segments_; s++) {
+        const int count = start[s + 1] - start[s];
+        if (count <= kFewRows) {
+            for (int r = 0; r < count; r += few) {
+                const int rows = std::min(few, count - r), seen = context[s] - count + r + 1;  // keys of the first of them
+                const int first = window > 0 ? std::max(0, seen - window) / kSplit : 0;
+                const int splits = (seen + rows - 1 + kSplit - 1) / kSplit - first;
+                for (int h = 0; h < attention_.kv_heads; h++, merges++) {
+                    for (int p = 0; p < splits; p++) items.push_back({s, h, start[s] + r, rows, first + p, splits, slots + p * rows, slots, merges});
+                    slots += splits * rows;
+                }
+            }
+            continue;
+        }
+        // Late rows see most keys: they go first, so that the last items claimed are short.
+        for (int r = (count - 1) / query_rows * query_rows; r >= 0; r -= query_rows)
+            for (int h = 0; h < attention_.kv_heads; h++)
+                items.push_back({s, h, start[s] + r, std::min(query_rows, count - r), 0, 0, 0, 0, 0});
+    }
+    most_slots = std::max(most_slots, slots);
+    most_merges = std::max(most_merges, merges);
+}
+
 // The pages an item reads first.
-Executable::FirstPages Executable::first_pages(const Item& item) const {
+Executable::FirstPages Executable::first_pages(const Op& op, const Item& item) const {
+    const int window = plans_[op.plan].window;
     const int32_t* pages = field(kPages) + field(kPageStart)[item.segment];
     const int32_t* positions = field(kPositions);
     const int seen = positions[item.row] + 1, last = positions[item.row + item.count - 1] + 1;
-    const int begin = std::max(item.split * kSplit, attention_.window > 0 ? seen - attention_.window : 0);
+    const int begin = std::max(item.split * kSplit, window > 0 ? seen - window : 0);
     const int end = item.splits > 0 ? std::min((item.split + 1) * kSplit, last) : last;
     const int first = begin / (kBlockPages * kPageTokens) * kBlockPages;
     return {pages + first, std::min(kBlockPages, (end + kPageTokens - 1) / kPageTokens - first), item.kv_head};
@@ -105,9 +120,10 @@ Executable::FirstPages Executable::first_pages(const Item& item) const {
 
 // Starts fetching the first keys and values of a thread's first item, while it would only wait for the others.
 void Executable::fetch_first(const Op& op, int worker) const {
-    const int64_t items = (int64_t)items_.size(), at = items * worker / pool_.threads();
-    if (at >= items * (worker + 1) / pool_.threads() || items_[at].splits == 0) return;
-    const FirstPages first = first_pages(items_[at]);
+    const std::vector<Item>& all = plans_[op.plan].items;
+    const int64_t items = (int64_t)all.size(), at = items * worker / pool_.threads();
+    if (at >= items * (worker + 1) / pool_.threads() || all[at].splits == 0) return;
+    const FirstPages first = first_pages(op, all[at]);
     const int64_t head = head_bytes();
     const uint8_t* cache = attention_.cache + op.layer * attention_.layer_stride;
     for (int p = 0; p < first.count; p++) {
@@ -120,13 +136,14 @@ void Executable::fetch_first(const Op& op, int worker) const {
 }
 
 Rope Executable::rope_of(const Op& op) const {
-    return {attention_.table, op.q_norm, op.k_norm, attention_.eps, attention_.interleaved, attention_.head_dim, attention_.q_scale};
+    return {op.rope, op.q_norm, op.k_norm, attention_.eps, attention_.interleaved, attention_.head_dim, attention_.rotated, attention_.q_scale};
 }
 
 // `next`: the item this thread takes afterwards, or null.
 Attend Executable::attend_of(const Op& op, const Item& item, const Item* next, Worker& w) const {
     Attend a{attention_.head_dim, attention_.page_stride, attention_.cache + op.layer * attention_.layer_stride, attention_.kv_heads, item.kv_head,
-             field(kPages) + field(kPageStart)[item.segment], attention_.window, nullptr, 0, 0};
+             field(kPages) + field(kPageStart)[item.segment], plans_[op.plan].window, nullptr, 0, 0};
+    a.cap = op.cap;
     if (attention_.int8) a.wide = (uint16_t*)(((uintptr_t)w.wide.data() + 63) & ~(uintptr_t)63);  // whole cache lines
     if (op.weight) {  // query i of any call is of head i % group
         const int group = attention_.heads / attention_.kv_heads;
@@ -134,7 +151,7 @@ Attend Executable::attend_of(const Op& op, const Item& item, const Item* next, W
         a.slopes = w.slopes.data();
     }
     if (next && next->splits > 0) {
-        const FirstPages first = first_pages(*next);
+        const FirstPages first = first_pages(op, *next);
         a.next_pages = first.pages, a.next_count = first.count, a.next_kv_head = first.kv_head;
     }
     return a;
@@ -228,10 +245,11 @@ void Executable::write_rows(const Op& op, int begin, int end, E* heads) const {
 
 void Executable::attend(const Op& op, int index, int worker) {
     Worker& w = workers_[worker];
-    Claims claim = claims(index, worker, (int64_t)items_.size(), 1);
+    const std::vector<Item>& items = plans_[op.plan].items;
+    Claims claim = claims(index, worker, (int64_t)items.size(), 1);
     for (int64_t i, end; claim.next(i, end);) {
-        const Item& item = items_[i];
-        const Item* next = claim.own(i + 1) ? &items_[i + 1] : nullptr;
+        const Item& item = items[i];
+        const Item* next = claim.own(i + 1) ? &items[i + 1] : nullptr;
         if (item.splits == 0) attend_rows(op, item, w);
         else attend_few(op, item, next, w);
     }

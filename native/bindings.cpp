@@ -44,7 +44,7 @@ ModelShape shape_of(const nb::dict& d) {
     s.logits = {logits[0], logits[1], logits[2], logits[3]};
     std::copy(arena.begin(), arena.end(), s.arena);
     s.layers = integer("layers"), s.heads = integer("heads"), s.kv_heads = integer("kv_heads"), s.head_dim = integer("head_dim");
-    s.window = integer("window");
+    s.tables = integer("tables"), s.rotated = integer("rotated");
     s.interleaved = nb::cast<bool>(d["interleaved"]);
     s.q_scale = nb::cast<double>(d["q_scale"]), s.eps = nb::cast<double>(d["eps"]);
     return s;
@@ -66,7 +66,7 @@ template <> constexpr const char* kNumpyFormat<Ref> = "(4,)<i8";
 
 class PyExecutable {
    public:
-    // table: of more positions than the image's, or None; sizes: the fields of StepSizes.
+    // table: the rope tables of more positions than the image's, or None; sizes: the fields of StepSizes.
     PyExecutable(const std::string& isa, int threads, const PyCode& code, Array<uint8_t> image, nb::object table, const Memory& arena,
                  const Memory& cache, bool int8, Array<int32_t> batch, std::vector<int64_t> fields, std::vector<int64_t> sizes) {
         if (fields.size() != kFieldCount || sizes.size() != 6) throw std::invalid_argument("the batch layout does not match this build");
@@ -85,12 +85,12 @@ class PyExecutable {
         int64_t positions = shape.positions;
         if (rope && !table.is_none()) {
             table_ = nb::cast<Array<float>>(table);
-            rope = table_.data(), positions = (int64_t)table_.size() / shape.head_dim;
+            rope = table_.data(), positions = (int64_t)table_.size() / (shape.rotated * shape.tables);
         }
         if (rope && step.positions > positions) throw std::invalid_argument("the rope table has fewer positions than are served");
         core_ = std::make_unique<Executable>(
             kernels_named(isa), threads, code.code,
-            Places{image.data(), rope, arena.data(), cache.data(), int8, batch.data(), std::move(fields)}, step);
+            Places{image.data(), rope, positions, arena.data(), cache.data(), int8, batch.data(), std::move(fields)}, step);
     }
 
     size_t forward(size_t from) {

@@ -54,7 +54,10 @@ void check_shape(const ModelShape& s) {
     demand(s.heads % s.kv_heads == 0, "the heads cannot be shared out among the key-value heads");
     between(s.head_dim, 16, 512, kNumber);
     demand(s.head_dim % 16 == 0, kNumber);
-    between(s.window, 0, 1 << 30, kNumber);
+    between(s.tables, 0, 1 << 16, kNumber);
+    demand((s.tables == 0) == (s.table == -1), kNumber);
+    between(s.rotated, s.tables ? 2 : 0, s.head_dim, kNumber);
+    demand(s.rotated % 2 == 0, kNumber);
     demand(std::isfinite(s.q_scale) && std::isfinite(s.eps), kNumber);
     try {
         inside_arena(s, s.logits, 4 * s.vocab, true);
@@ -62,7 +65,7 @@ void check_shape(const ModelShape& s) {
         throw std::invalid_argument(std::string("the reference to the logits ") + error.what());
     }
     try {
-        if (s.table != -1) inside_image(s, s.table, s.positions * s.head_dim * 4);
+        if (s.table != -1) inside_image(s, s.table, s.tables * s.positions * s.rotated * 4);
     } catch (const std::invalid_argument& error) {
         throw std::invalid_argument(std::string("the rope table ") + error.what());
     }
@@ -93,7 +96,8 @@ class RecordCheck {
     template <class Use, class T>
     void check_number(Use, const T&) {}
     void check_number(uses::Number use, double value) {
-        if (use == uses::real) demand(std::isfinite(value), "is no number");
+        if (use == uses::real || use == uses::not_negative) demand(std::isfinite(value), "is no number");
+        if (use == uses::not_negative) demand(value >= 0, "is below 0");
     }
     void check_number(uses::Number use, int64_t value) {
         constexpr const char* kNumber = "is a number that cannot be";
@@ -102,6 +106,7 @@ class RecordCheck {
             case uses::number:  // of the operation: it was looked up
             case uses::unread:
             case uses::real:
+            case uses::not_negative:
                 return;
             case uses::tokens:
                 return demand(value == 0, "is over logit rows, which this operation cannot be");
@@ -119,6 +124,10 @@ class RecordCheck {
                 return between(value, s.heads * s.head_dim, kMostColumns, kNumber);
             case uses::layer:
                 return between(value, 0, s.layers - 1, "is a layer that is not there");
+            case uses::window:
+                return between(value, 0, 1 << 30, kNumber);
+            case uses::rope_table:
+                return between(value, -1, s.tables - 1, "is a rope table that is not there");
             case uses::first_id:
                 return between(value, 0, (int64_t)1 << 30, kNumber);
             case uses::group:
@@ -238,6 +247,10 @@ class RecordCheck {
             case uses::maybe_of_heads:
                 floats = shape_.heads;
                 break;
+            case uses::of_queries:
+                return inside_image(shape_, place, 4 * shape_.heads * shape_.head_dim);
+            case uses::of_keys:
+                return inside_image(shape_, place, 4 * shape_.kv_heads * shape_.head_dim);
             default:
                 throw std::invalid_argument("is used in a way that nobody checks");
         }

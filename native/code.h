@@ -13,11 +13,12 @@ namespace roofline {
 // What code is told beside its records; bytes and places as in docs/reference/bundle.md.
 struct ModelShape {
     int64_t image_bytes = 0, matrix_bytes = 0;
-    int64_t table = -1, positions = 0;  // of the rope table; place -1: none, nothing is rotated
+    int64_t table = -1, positions = 0;  // of the rope tables, one behind the other; place -1: none, nothing is rotated
+    int64_t tables = 0, rotated = 0;    // how many there are; dimensions of a head that they turn, the first ones
     int64_t vocab = 0;
     Ref logits{};
     int64_t arena[3] = {};  // bytes: constant, per token, per row
-    int64_t layers = 0, heads = 0, kv_heads = 0, head_dim = 0, window = 0;
+    int64_t layers = 0, heads = 0, kv_heads = 0, head_dim = 0;
     bool interleaved = false;
     double q_scale = 0, eps = 0;
 };

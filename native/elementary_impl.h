@@ -84,6 +84,13 @@ static inline F32 gelu_tanh(F32 x) {
     return div(x, add(set1(1.0f), exp2(t)));
 }
 
+// cap * tanh(x / cap), with tanh(u) = 1 - 2 / (e^(2u) + 1).
+static inline F32 capped(F32 x, F32 cap) {
+    F32 t = mul(mul(set1(2.0f), div(x, cap)), set1(0x1.715476p+0f));
+    t = min(max(t, set1(-126.0f)), set1(126.0f));
+    return mul(cap, sub(set1(1.0f), div(set1(2.0f), add(exp2(t), set1(1.0f)))));
+}
+
 static inline float quiet_nan() { return std::numeric_limits<float>::quiet_NaN(); }
 static inline float infinity() { return std::numeric_limits<float>::infinity(); }
 

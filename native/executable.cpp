@@ -12,8 +12,8 @@ namespace {
 Attention attention_of(const Code& code, const Places& places, int64_t cache_pages) {
     const ModelShape& s = code.shape();
     const int64_t page = code.page_bytes(places.int8);
-    return {(int)s.heads, (int)s.kv_heads, (int)s.head_dim, (int)s.window, s.interleaved, (float)s.q_scale, (float)s.eps,
-            places.table, places.cache, places.int8, page, page * cache_pages};
+    return {(int)s.heads, (int)s.kv_heads, (int)s.head_dim, (int)s.rotated, s.interleaved, (float)s.q_scale, (float)s.eps,
+            places.cache, places.int8, page, page * cache_pages};
 }
 
 }  // namespace
@@ -21,7 +21,7 @@ Attention attention_of(const Code& code, const Places& places, int64_t cache_pag
 Executable::Executable(const Kernels* kernels, int threads, const Code& code, const Places& places, const StepSizes& sizes)
     : kernels_(kernels), pool_(threads), attention_(attention_of(code, places, sizes.cache_pages)), sizes_(sizes), batch_(places.batch),
       fields_(places.fields), arena_(places.arena), logits_(code.shape().logits), vocab_((int)code.shape().vocab) {
-    resolve(code, places.image);
+    resolve(code, places);
     counters_.reset(new Counter[ops_.size() * threads]);
     op_seconds.assign(ops_.size(), 0.0);
     workers_.resize(threads);
@@ -33,13 +33,24 @@ Executable::Executable(const Kernels* kernels, int threads, const Code& code, co
     size_expert_scratch();
 }
 
-void Executable::resolve(const Code& code, const uint8_t* image) {
+int Executable::plan_of(int window) {
+    for (size_t i = 0; i < plans_.size(); i++)
+        if (plans_[i].window == window) return (int)i;
+    plans_.push_back({window, {}});
+    return (int)plans_.size() - 1;
+}
+
+void Executable::resolve(const Code& code, const Places& places) {
+    const uint8_t* image = places.image;
     const auto vector = [image](int64_t place) { return place < 0 ? nullptr : (const float*)(image + place); };
     for (const Code::Entry& entry : code.entries()) {
         const Record& r = entry.record;
         const Operation& known = *entry.operation;
         Op op{known.base, known.flags, r.over_rows != 0, r.x, r.y, r.residual, (int)r.digits, r.width, r.stride,
-              vector(r.weight), vector(r.bias), (float)r.eps, (int)r.layer, vector(r.q_norm), vector(r.k_norm), {}, {}};
+              vector(r.weight), vector(r.bias), (float)r.eps, (int)r.layer, 0, 0, nullptr, vector(r.q_norm), vector(r.k_norm), {}, {}};
+        if (op.base == Base::Attend) op.plan = plan_of((int)r.width), op.cap = (float)(r.eps * 1.4426950408889634);
+        if (op.base == Base::RopeWrite && r.width >= 0)
+            op.rope = places.table + r.width * places.table_positions * attention_.rotated;
         for (const Piece& p : entry.pieces) op.segments.push_back({(Format)p.format, image + p.address, p.rows, p.columns, p.start});
         if (op.base == Base::Route && op.width > (int64_t)expert_counts_.rows.size()) expert_counts_.rows.resize(op.width);
         if (known.uses.width == uses::count) widest_ = std::max(widest_, op.width);
@@ -140,7 +151,7 @@ void Executable::work(int worker, size_t from, size_t end) {
             *stamp++ = std::chrono::steady_clock::now();  // before the barrier, see read_stamps
             if (worker == 0) meets_[i] = meet;
         }
-        if (meet && i + 1 < end && ops_[i + 1].base == Base::RopeWrite) fetch_first(ops_[i + 1], worker);
+        if (meet && i + 1 < end && ops_[i + 1].base == Base::RopeWrite) fetch_first(ops_[i + 2], worker);
         if (meet) pool_.barrier().wait();
     }
 }
@@ -200,6 +211,15 @@ void Executable::one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_ro
         case Base::Norm: kernels_->rms_norm(x, op.weight, op.width, op.eps, y); break;
         case Base::LayerNorm: kernels_->layer_norm(x, op.weight, op.bias, op.width, op.eps, y); break;
         case Base::Activate: kernels_->activate(activation(op), x, gated ? x + op.width : nullptr, op.width, y); break;
+        case Base::QkNorm: {
+            const int64_t q = (int64_t)attention_.heads * attention_.head_dim, k = (int64_t)attention_.kv_heads * attention_.head_dim;
+            kernels_->rms_norm(x, op.weight, q, op.eps, y);
+            kernels_->rms_norm(x + q, op.bias, k, op.eps, y + q);
+            if (y != x) std::memcpy(y + q + k, x + q + k, (op.width - q - k) * 4);
+            return;
+        }
+        case Base::Scale: kernels_->scale(x, op.eps, op.width, y); return;
+        case Base::SoftCap: kernels_->soft_cap(x, op.eps, op.width, y); return;
         case Base::Add: kernels_->add(x, (const float*)at(op.residual) + row * op.width, op.width, y); return;
         case Base::Route:
             kernels_->route((const float*)at(op.x) + row * op.width, op.width, op.ranks(), op.flags & kOfAll,

@@ -32,6 +32,9 @@ struct Op {  // a Record, its places resolved: the fields are described there
     const float *weight = nullptr, *bias = nullptr;
     float eps = 0;
     int layer = 0;
+    int plan = 0;                    // of Attend: which of plans_
+    float cap = 0;                   // of Attend, in units of log2; 0: none
+    const float* rope = nullptr;     // of RopeWrite: its table
     const float *q_norm = nullptr, *k_norm = nullptr;
     std::vector<Segment> segments;
     Variant variants[kRegimes];  // by rows of the step
@@ -51,10 +54,9 @@ struct AdapterPart {
 using Adapter = std::vector<AdapterPart>;
 
 struct Attention {  // shared by all layers of the KV group
-    int heads = 0, kv_heads = 0, head_dim = 0, window = 0;
+    int heads = 0, kv_heads = 0, head_dim = 0, rotated = 0;
     bool interleaved = false;
     float q_scale = 0, eps = 0;
-    const float* table = nullptr;
     uint8_t* cache = nullptr;
     bool int8 = false;  // format of the cache; otherwise bf16
     int64_t page_stride = 0, layer_stride = 0;
@@ -69,7 +71,8 @@ struct StepSizes {
 // What an Executable works on, in sizes that its code and the step's sizes ask for.
 struct Places {
     const uint8_t* image = nullptr;
-    const float* table = nullptr;  // the image's or one of the caller's; null where nothing is rotated
+    const float* table = nullptr;  // the image's or the caller's, one behind the other; null where nothing is rotated
+    int64_t table_positions = 0;   // rows of each of these tables
     uint8_t *arena = nullptr, *cache = nullptr;
     bool int8 = false;               // format of the cache; otherwise bf16
     const int32_t* batch = nullptr;  // the step's buffer
@@ -114,6 +117,10 @@ class Executable {
     };
     struct alignas(64) Counter {
         std::atomic<int32_t> next{0};
+    };
+    struct Plan {  // the items of all attentions with one window
+        int window;
+        std::vector<Item> items;
     };
     // Chunks of an op's work. Each thread has its own even share and takes from the others when that is done: step after
     // step a thread reads the same weights and the same pages, which stay in the caches next to its core.
@@ -172,10 +179,12 @@ class Executable {
     uint8_t* at(const Ref& r) const { return arena_ + r.base + r.per_token * tokens_ + r.per_row * rows_; }
     int64_t lead(const Op& op) const { return op.over_rows ? rows_ : tokens_; }
     const Variant& variant(const Op& op) const { return op.variants[regime_of(lead(op))]; }
-    void resolve(const Code& code, const uint8_t* image);
+    void resolve(const Code& code, const Places& places);
+    int plan_of(int window);
     void check_step() const;
     void check_segment(int segment) const;
     void plan_items();
+    void plan_window(Plan& plan, int& slots, int& merges);
     void begin_step();
     void work(int worker, size_t from, size_t end);
     void read_stamps(size_t from, size_t end_op);
@@ -198,7 +207,7 @@ class Executable {
         return Claims(&counters_[(size_t)index * pool_.threads()], pool_.threads(), worker, total, chunk);
     }
     void attend(const Op& op, int index, int worker);
-    FirstPages first_pages(const Item& item) const;
+    FirstPages first_pages(const Op& op, const Item& item) const;
     void fetch_first(const Op& op, int worker) const;
     void attend_few(const Op& op, const Item& item, const Item* next, Worker& w);
     void gather_queries(const Op& op, int row, int kv_head, int queries, Worker& w) const;
@@ -231,7 +240,7 @@ class Executable {
     int64_t widest_ = 0;
     ExpertCounts expert_counts_;
     std::unique_ptr<Counter[]> counters_;
-    std::vector<Item> items_;
+    std::vector<Plan> plans_;
     std::vector<int> prefill_rows_;   // rows of segments longer than one token
     std::vector<int> row_segment_;
     std::unique_ptr<Counter[]> merges_;  // splits arrived, for each group of items that are merged

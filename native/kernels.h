@@ -64,12 +64,13 @@ struct Linear {
 };
 
 struct Rope {              // what turns a row of q|k|v into a query and cache entries
-    const float* table;    // [positions][2][head_dim / 2]: cosines, then sines; null: nothing is rotated
+    const float* table;    // [positions][2][rotated / 2]: cosines, then sines; null: nothing is rotated
     const float* q_norm;   // [head_dim] or null
     const float* k_norm;
     float eps;
     bool interleaved;
     int head_dim;
+    int rotated;           // the first dimensions of a head, which are turned; the others pass through
     float q_scale;         // softmax scale * log2(e)
 };
 
@@ -89,6 +90,7 @@ struct Attend {
     const int32_t* next_pages;    // what this thread will read after this: fetched while the last block is used
     int next_count, next_kv_head;
     uint16_t* wide = nullptr;     // [2][64 keys][head_dim]: where a block of an 8-bit cache is widened; null: bf16 cache
+    float cap = 0;  // scores become cap * tanh(score / cap), in units of log2; 0: none. Not beside slopes
     const float* slopes = nullptr;  // [queries] ALiBi: score += slope * (key - position), in units of log2; null: none
 };
 
@@ -132,6 +134,8 @@ struct Kernels {
     void (*quantise)(const float* x, const Quantised& out, int64_t row);
     void (*activate)(Activation, const float* x, const float* up, int64_t n, float* out);  // of x, times up unless that is null; out may be x
     void (*add)(const float* x, const float* y, int64_t n, float* out);                    // out may be x or y
+    void (*scale)(const float* x, float factor, int64_t n, float* out);                    // out may be x, as of the next
+    void (*soft_cap)(const float* x, float cap, int64_t n, float* out);                    // cap * tanh(x / cap)
     void (*rope_query)(const Rope&, const float* head, int32_t position, uint16_t* out);
     void (*rope_key)(const Rope&, const float* head, int32_t position, uint16_t* out);
     void (*to_bf16)(const float* x, int64_t n, uint16_t* out);  // n a multiple of 16

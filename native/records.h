@@ -9,11 +9,12 @@ namespace roofline {
 // Version of the operations' records and meaning, as bundles keep them: raise it when either changes
 // (docs/reference/bundle.md). A new operation alone needs no new version: readers refuse
 // operations that they do not know.
-inline constexpr int kCodeVersion = 1;
+inline constexpr int kCodeVersion = 2;
 
 // What an operation computes; its flags say in which form.
 enum class Base {
-    Embed, Norm, Quantise, Linear, RopeWrite, Attend, Activate, TakeRows, Add, LayerNorm,
+    Embed, Norm, Quantise, Linear, RopeWrite, Attend, Activate, TakeRows, Add, LayerNorm, Scale, SoftCap,
+    QkNorm,  // of q and of k, which lie side by side with v, each over all its heads
     Exchange,  // with other ranks: `forward` stops before it, and who calls it makes its result
     AdapterDown,
     AdapterUp,  // the two products of LoRA, of each row's own adapter, which is given when it is loaded
@@ -48,6 +49,9 @@ enum Number {  // of a plain number
     qkv_columns,    // at least those of q, k and v
     head_columns,   // at least those of all heads of q
     layer,          // of the cache
+    window,         // keys that a token sees, 0: all
+    rope_table,     // one of the model's, -1: nothing is rotated
+    not_negative,   // a real number of at least 0
     first_id,
     group,  // of an adapter: its matrices that read one value
     router_columns,  // one for each expert
@@ -83,6 +87,8 @@ enum Vector {  // of a place of floats in the image
     maybe_of_stride,
     maybe_of_head,   // head_dim of them
     maybe_of_heads,  // one a head
+    of_queries,      // one for each column of q
+    of_keys,         // one for each column of k
 };
 }  // namespace uses
 
@@ -100,11 +106,11 @@ struct Ref {
     FIELD(Ref, x, Value)                                                                                                \
     FIELD(Ref, y, Value)                                                                                                \
     FIELD(Ref, residual, Value)      /* what a linear layer or Add adds; ids or weights of experts; the sigmoid's operand */ \
-    FIELD(int64_t, width, Number)    /* inputs of a row */                                                              \
+    FIELD(int64_t, width, Number)    /* inputs of a row; of Attend its window, of RopeWrite its rope table */           \
     FIELD(int64_t, stride, Number)   /* columns of y, or of q|k|v */                                                    \
     FIELD(int64_t, weight, Vector)   /* of a norm, or the slopes of attention's heads in units of log2 */               \
     FIELD(int64_t, bias, Vector)                                                                                        \
-    FIELD(double, eps, Number)                                                                                          \
+    FIELD(double, eps, Number)       /* of a norm; what Scale multiplies by; the cap of SoftCap and, 0: none, Attend */ \
     FIELD(int64_t, layer, Number)    /* of Embed the first id of its rows, others give zeros; of adapters the group; of experts how many a row goes to */  \
     FIELD(int64_t, q_norm, Vector)                                                                                      \
     FIELD(int64_t, k_norm, Vector)                                                                                      \
@@ -147,14 +153,16 @@ inline constexpr Uses kShifted{ number, tokens_or_rows, unread, row,           r
 inline constexpr Uses kShiftedQ{number, tokens_or_rows, digits, row,           integers, no_value,      count,  unread,       of_width,       maybe_of_width,  real,   unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kPlainRow{number, tokens_or_rows, unread, row,           row,      no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kRowQ{    number, tokens_or_rows, digits, row,           integers, no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
+inline constexpr Uses kQkNorm{  number, tokens,         unread, row,           row,      no_value,      qkv_columns, unread,  of_queries,     of_keys,         real,   unread,   no_place,      no_place,      no_matrix};
+inline constexpr Uses kScaled{  number, tokens_or_rows, unread, row,           row,      no_value,      count,  unread,       no_place,       no_place,        real,   unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kGated{   number, tokens_or_rows, unread, two_rows,      row,      no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kGatedQ{  number, tokens_or_rows, digits, two_rows,      integers, no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kSum{     number, tokens_or_rows, unread, row,           row,      row,           count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kTaken{   number, rows,           unread, row_of_tokens, row,      no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kProduct{ number, tokens_or_rows, digits, operand,       columns,  maybe_columns, count,  count,        no_place,       maybe_of_stride, unread, unread,   no_place,      no_place,      matrix};
 inline constexpr Uses kProducts{number, tokens_or_rows, digits, operand,       columns,  maybe_columns, count,  count,        no_place,       maybe_of_stride, unread, unread,   no_place,      no_place,      gate_and_up};
-inline constexpr Uses kWrite{   number, tokens,         unread, columns,       queries,  no_value,      unread, qkv_columns,  no_place,       no_place,        unread, layer,    maybe_of_head, maybe_of_head, no_matrix};
-inline constexpr Uses kAttend{  number, tokens,         unread, queries,       columns,  no_value,      unread, head_columns, maybe_of_heads, no_place,        unread, layer,    no_place,      no_place,      no_matrix};
+inline constexpr Uses kWrite{   number, tokens,         unread, columns,       queries,  no_value,      rope_table, qkv_columns, no_place,    no_place,        unread, layer,    maybe_of_head, maybe_of_head, no_matrix};
+inline constexpr Uses kAttend{  number, tokens,         unread, queries,       columns,  no_value,      window, head_columns, maybe_of_heads, no_place,        not_negative, layer,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kDown{    number, tokens_or_rows, unread, row,           columns,  no_value,      count,  count,        no_place,       no_place,        unread, group,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kUp{      number, tokens_or_rows, unread, row,           columns,  columns,       count,  count,        no_place,       no_place,        unread, group,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kRoute{   number, tokens_or_rows, unread, row,           of_ranks, of_ranks,      router_columns, unread, no_place,    no_place,        unread, ranks_of_router, no_place, no_place,   no_matrix};
@@ -162,7 +170,7 @@ inline constexpr Uses kExperts{ number, tokens_or_rows, digits, operand,       c
 inline constexpr Uses kRanked{  number, tokens_or_rows, digits, ranked_operand, columns, of_ranks,      count,  count,        no_place,       no_place,        unread, ranks,    no_place,      no_place,      expert_matrices};
 inline constexpr Uses kExpertsGated{number, tokens_or_rows, digits, operand,   columns,  of_ranks,      count,  count,        no_place,       no_place,        unread, ranks,    no_place,      no_place,      expert_gates_and_ups};
 inline constexpr Uses kCombine{ number, tokens_or_rows, unread, ranked_rows,   row,      of_ranks,      count,  unread,       no_place,       no_place,        unread, ranks,    no_place,      no_place,      no_matrix};
-inline constexpr Uses kScaled{  number, tokens_or_rows, unread, row,           row,      one_number,    count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
+inline constexpr Uses kSigmoid{ number, tokens_or_rows, unread, row,           row,      one_number,    count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kOutside{ number, unread,         unread, no_value,      no_value, no_value,      unread, unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 // clang-format on
 }  // namespace uses
@@ -202,7 +210,10 @@ inline constexpr Operation kOperations[] = {  // by number
     {"expert_linear_ranked", Base::Experts, kOfRanks, uses::kRanked},
     {"expert_linear_gated", Base::Experts, kSiluMul, uses::kExpertsGated},
     {"combine", Base::Combine, kPlain, uses::kCombine},
-    {"sigmoid_scale", Base::SigmoidScale, kPlain, uses::kScaled},
+    {"sigmoid_scale", Base::SigmoidScale, kPlain, uses::kSigmoid},
+    {"scale", Base::Scale, kPlain, uses::kScaled},
+    {"soft_cap", Base::SoftCap, kPlain, uses::kScaled},
+    {"qk_norm", Base::QkNorm, kPlain, uses::kQkNorm},
 };
 constexpr bool all_uses_said() {
     for (const Operation& each : kOperations) {

@@ -116,13 +116,34 @@ static void add(const float* x, const float* y, int64_t n, float* out) {
     }
 }
 
+static void scale(const float* x, float factor, int64_t n, float* out) {
+    const F32 f = set1(factor);
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) store(out + i, mul(load(x + i), f));
+    if (i < n) {
+        const Mask m = mask_of((1u << (n - i)) - 1);
+        store_masked(out + i, m, mul(load_masked(x + i, m), f));
+    }
+}
+
+static void soft_cap(const float* x, float cap, int64_t n, float* out) {
+    const F32 c = set1(cap);
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) store(out + i, capped(load(x + i), c));
+    if (i < n) {
+        const Mask m = mask_of((1u << (n - i)) - 1);
+        store_masked(out + i, m, capped(load_masked(x + i, m), c));
+    }
+}
+
 static constexpr int kMaxHeadDim = 512;
 
 // Rotation in separately rounded products, as the reference writes it. Vectors of the type above only: left to itself, gcc
 // 12 turns an interleaved scalar loop into fmaddsub even under -ffp-contract=off.
 static void rotate(const Rope& r, const float* x, int32_t position, float* out) {
-    const int half = r.head_dim / 2, whole = half / 16 * 16;
-    const float *cos = r.table + (int64_t)position * r.head_dim, *sin = cos + half;
+    const int half = r.rotated / 2, whole = half / 16 * 16;
+    const float *cos = r.table + (int64_t)position * r.rotated, *sin = cos + half;
+    for (int i = r.rotated; i < r.head_dim; i++) out[i] = x[i];
     for (int i = 0; i < whole; i += 16) {
         const F32 c = load(cos + i), s = load(sin + i);
         F32 a, b;

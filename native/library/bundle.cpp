@@ -12,7 +12,7 @@
 namespace roofline {
 namespace {
 
-constexpr int64_t kFormat = 1, kManifestFormat = 2, kByteOrder = 0x0102030405060708;
+constexpr int64_t kFormat = 2, kManifestFormat = 3, kByteOrder = 0x0102030405060708;
 constexpr size_t kHead = 56, kFixed = 320;  // where the checksum begins, and what has a fixed place
 constexpr double kHugeShare = 0.9;          // of the file on huge pages; with less it is copied
 
@@ -96,7 +96,7 @@ std::unique_ptr<BundleCode> read_code(const std::string& data) {
     for (int64_t* field : {&m.image_bytes, &m.matrix_bytes, &m.table, &m.positions, &m.vocab}) *field = f.next();
     for (int64_t* field : {&m.logits.id, &m.logits.base, &m.logits.per_token, &m.logits.per_row}) *field = f.next();
     for (int64_t& bytes : m.arena) bytes = f.next();
-    for (int64_t* field : {&m.layers, &m.heads, &m.kv_heads, &m.head_dim, &m.window}) *field = f.next();
+    for (int64_t* field : {&m.layers, &m.heads, &m.kv_heads, &m.head_dim, &m.tables, &m.rotated}) *field = f.next();
     m.interleaved = f.next() != 0;
     m.q_scale = f.real();
     m.eps = f.real();

@@ -34,6 +34,7 @@ LLAMA: dict[str, Any] = {
 }
 MPT: dict[str, Any] = {**LLAMA, "family": "mpt", "kv_heads": 4, "positions": "learned", "bias": True}
 MIXTRAL: dict[str, Any] = {**LLAMA, "family": "mixtral", "ffn": 96, "experts": 8, "experts_per_token": 2}
+GEMMA: dict[str, Any] = {**LLAMA, "family": "gemma", "layers": 3, "query_scalar": 50.0, "layer_windows": [40, 0, 40]}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "llama-interleaved": {**LLAMA, "rope_style": "interleaved", "tied": False},
@@ -51,6 +52,8 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "qwen3-moe": {**MIXTRAL, "family": "qwen_moe", "qk_norm": True, "experts": 20, "experts_per_token": 4},
     "mpt-alibi": {**MPT, "heads": 3, "kv_heads": 3, "head_dim": 128, "positions": "alibi", "bias": False},
+    "gemma2": {**GEMMA, "attention_cap": 2.0, "logit_cap": 3.0},
+    "gemma3": {**GEMMA, "qk_norm": True, "head_dim": 256, "heads": 2, "kv_heads": 1, "local_theta": 1e3},
 }
 
 

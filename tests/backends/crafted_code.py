@@ -42,6 +42,7 @@ MODELS = (  # and the format of their weights and of their cache
     ("mpt-alibi", "Q4_0", "int8"),
     ("mixtral", "Q4_0", "bf16"),
     ("qwen2-moe", "F32", "bf16"),
+    ("gemma2", "Q4_0", "int8"),
 )
 HEAD = 56  # bytes before what the checksum is of
 ENDS = (0, 1, -1, 2, 3, 15, 64, 1 << 31, 1 << 40, (1 << 63) - 1, -(1 << 63))
@@ -60,10 +61,8 @@ def subject(name: str, form: str, kv_dtype: str) -> Subject:
     from roofline import _native
 
     source = checkpoint(name, form)
-    config = registry.config_of(source.config)
-    program = compile_program(
-        registry.get(config.family), config, source.tensors, target.with_cache(target.CPU, kv_dtype)
-    )
+    family, config = registry.configure(source.config)
+    program = compile_program(family, config, source.tensors, target.with_cache(target.CPU, kv_dtype))
     identity: Future[str] = Future()
     identity.set_result("7e57" * 16)
     made = CpuExecutable.from_program(

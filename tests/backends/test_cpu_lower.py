@@ -70,9 +70,9 @@ def test_what_attention_and_lookups_cannot_do_is_named() -> None:
     model = builders.build(builders.MPT)
     program = keep_operands(compile_program(model.family, model.cfg, model.tensors, CPU))
     for op, change, said in (
-        ("attend", {"attrs": {"soft_cap": 5.0}}, "attend with soft_cap"),
+        ("attend", {"attrs": {"soft_cap": 5.0, "alibi": True}}, "attend with soft_cap and alibi"),
         ("embed", {"inputs": ("logit_rows",)}, "embed of logit_rows"),
-        ("qkv_write", {"op": "scale"}, "op 'scale'"),
+        ("qkv_write", {"op": "route"}, "op 'route'"),
     ):
         body = list(program.body)
         at = next(i for i, instr in enumerate(body) if instr.op == op)

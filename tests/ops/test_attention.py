@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from roofline import ops
-from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.common.errors import ConfigError
 from roofline.ops import registry
 from roofline.ops.attention import log2_slopes, quantize_heads, round_to, slopes_of
 from roofline.ops.cost import Affine
@@ -182,8 +182,10 @@ def test_rows_of_training_attend_as_segments_do(kv_heads: int) -> None:
     assert torch.equal(ops.attend(q, ops.kv_write(mine, k, v, 0), 0, heads, 0.3), q)
     assert seen[0][0].shape == seen[0][1].shape == (count, heads, length, dim)
     assert seen[0][3:] == (bias, 0.3)
-    with pytest.raises(UnsupportedError, match="soft_cap on rows"):
-        ops.attend(q, rows, 0, heads, 0.3, soft_cap=1.0)
+    capped = ops.attend(q, cache, 0, heads, 0.3, soft_cap=0.5)
+    assert not torch.allclose(capped, want, atol=1e-2)
+    for each in (rows, biased):
+        assert torch.allclose(ops.attend(q, each, 0, heads, 0.3, soft_cap=0.5), capped, atol=1e-6)
 
 
 def test_heads_of_a_part_have_the_slopes_of_the_whole() -> None:

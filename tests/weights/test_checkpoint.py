@@ -165,7 +165,7 @@ def test_gguf_rope_divisors_that_are_something_else_are_refused() -> None:
     ("changes", "kind", "field"),
     [
         ({"general__architecture": None}, ConfigError, "general.architecture"),
-        ({"general__architecture": "gemma3"}, UnsupportedError, "gemma3.*llama, qwen2, qwen3"),
+        ({"general__architecture": "novel", "novel__gates": 3}, UnsupportedError, "novel.*gates.*llama, qwen2, qwen3"),
         ({"general__architecture": ["llama"]}, ConfigError, "general.architecture"),
         ({"llama__block_count": None}, ConfigError, "llama.block_count"),
         ({"llama__block_count": 0}, ConfigError, "llama.block_count: the number 0 is not from 1 to 16384"),
@@ -245,7 +245,11 @@ def test_hf_rope_old_and_new(key: str) -> None:
     ("changes", "kind", "field"),
     [
         ({"model_type": ...}, ConfigError, "model_type"),
-        ({"model_type": "gpt2"}, UnsupportedError, "gpt2.*llama, mistral, qwen2, qwen3"),
+        (
+            {"model_type": "novel", "gates": 3},
+            UnsupportedError,
+            "novel.*new in it: gates.*llama, mistral, qwen2, qwen3",
+        ),
         ({"hidden_size": ...}, ConfigError, "hidden_size"),
         ({"hidden_size": "64"}, ConfigError, "hidden_size: is the string '64', not a whole number"),
         ({"hidden_size": 2**40, "head_dim": 16}, ConfigError, "hidden_size"),

@@ -17,6 +17,7 @@ from roofline.ops.rope_tables import frequencies
 from roofline.weights.config.gguf import from_gguf
 from roofline.weights.config.hf import from_hf
 from roofline.weights.families.shared.canonical import checked
+from roofline.weights.families.table import MODEL_TYPES
 
 HF: dict[str, Any] = {
     **{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50},
@@ -56,6 +57,11 @@ _CHANGED: dict[str, Any] = {
     **{"layer_norm_epsilon": 1e-4, "learned_pos_emb": False, "logit_scale": 2.0, "norm_type": "rmsnorm"},
     **{"attn_type": "multiquery_attention", "clip_qkv": 8.0, "softmax_scale": 0.5, "prefix_lm": True, "qk_ln": True},
     **{"attn_uses_sequence_id": True, "alibi": False, "alibi_bias_max": 16},
+    # of families with more to say
+    **{"query_pre_attn_scalar": 100, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 20.0},
+    **{"hidden_activation": "silu", "use_bidirectional_attention": True, "original_max_position_embeddings": 256},
+    **{"no_rope_layers": [0, 0], "no_rope_layer_interval": 1, "embedding_multiplier": 3.0, "logits_scaling": 2.0},
+    **{"residual_multiplier": 0.5, "attention_multiplier": 0.5},
 }
 # Keys that say something only beside another one.
 _BESIDE: dict[str, dict[str, Any]] = {
@@ -64,23 +70,43 @@ _BESIDE: dict[str, dict[str, Any]] = {
     "use_sliding_window": {"max_window_layers": 0, "sliding_window": 8},
     "learned_pos_emb": {"attn_config": {"alibi": False}},
 }
+# Of SmolLM3 a window is where there is no rope, unless layer_types says otherwise.
+_WINDOWED = {"use_sliding_window": True, "sliding_window": 8}
+_BESIDE_OF: dict[str, dict[str, dict[str, Any]]] = {
+    **{kind: {} for kind in ("gemma2", "gemma3_text", "phi3")},
+    "smollm3": {
+        "sliding_window": {"use_sliding_window": True, "no_rope_layers": [1, 0]},
+        "use_sliding_window": {"sliding_window": 8, "no_rope_layers": [1, 0]},
+        "layer_types": _WINDOWED,
+    },
+}
+_CHANGED_OF: dict[str, dict[str, Any]] = {
+    "gemma2": {"tie_word_embeddings": False, "layer_types": ["full_attention"] * 2},
+    "gemma3_text": {"tie_word_embeddings": False, "layer_types": ["full_attention"] * 2},
+    "smollm3": {"tie_word_embeddings": False, "layer_types": ["sliding_attention"] * 2},
+    "glm4": {"attention_bias": False},
+}
+_BASE_OF = {"glm4": {"head_dim": 64}}
 # Of every class, beside what these say themselves: any model may say it, and transformers' shared code reads it.
 _SHARED = {"is_causal": False, "per_layer_config": {"0": {"head_dim": 8}}, "attention_chunk_size": 4}
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "mpt"])
+@pytest.mark.parametrize("kind", MODEL_TYPES)
 def test_every_key_of_transformers_is_honoured_or_refused(kind: str) -> None:
     transformers = pytest.importorskip("transformers", reason="its classes list the keys")
     known = set(transformers.CONFIG_MAPPING[kind].__annotations__)
-    base = {**(MPT if kind == "mpt" else HF), "model_type": kind}
+    base = {**(MPT if kind == "mpt" else HF), "model_type": kind, **_BASE_OF.get(kind, {})}
     known -= {"model_type", "keys_to_ignore_at_inference", "base_model_tp_plan", "base_model_pp_plan", *_HARMLESS}
-    known -= {"sub_configs", "attribute_map", "attn_config"}
-    assert known <= set(_CHANGED), "a new key: does it change the logits?"
+    known -= {"sub_configs", "attribute_map", "attn_config", "default_theta"}
+    known -= {"original_max_position_embeddings", "embd_pdrop"}  # of Phi-3: read beside a scaling; a dropout
+    changed = _CHANGED | _CHANGED_OF.get(kind, {})
+    assert known <= set(changed), "a new key: does it change the logits?"
     for key in known:
         if kind == "llama" and key in ("sliding_window", "layer_types"):
             continue
-        value = False if (kind, key) == ("mpt", "tie_word_embeddings") else _CHANGED[key]
-        assert _is_honoured_or_refused({key: value}, {**base, **_BESIDE.get(key, {})}), key
+        value = False if (kind, key) == ("mpt", "tie_word_embeddings") else changed[key]
+        beside = _BESIDE_OF.get(kind, _BESIDE).get(key, {})
+        assert _is_honoured_or_refused({key: value}, {**base, **beside}), key
     for key, value in _SHARED.items():
         assert _is_honoured_or_refused({key: value}, base), key
     if kind == "mpt":

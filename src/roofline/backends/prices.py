@@ -13,23 +13,21 @@ from roofline.ops.batch import Batch
 from roofline.program.passes.price import Mixture, work_of
 
 if TYPE_CHECKING:
-    from roofline.ops.cost import Cost
+    from roofline.ops.cost import Affine, Cost
     from roofline.program.ir import Program
-
-SIZES = 5  # of a step: 1, tokens, rows, context, pairs
 
 
 @dataclass(frozen=True)
 class PriceTable:
     """Costs of a Program's instructions, equal ones together, as plain numbers.
 
-    window: the kv group's. Of each kind: how many there are, roof of its arithmetic (a field of Roofs) and what that is
-    divided by, then the coefficients of 1, tokens, rows, context, pairs in its FLOPs, weight and KV bytes. Of a model
-    with experts also `mixture`, how many there are and how many a row goes to, and for each kind `experts`, the
-    coefficients of experts and row_experts in its weight bytes.
+    windows: of its attentions, 0: full. Of each kind: how many there are, roof of its arithmetic (a field of Roofs) and
+    what that is divided by, then the coefficients of 1, tokens, rows, and of context and pairs of each window in turn,
+    in its FLOPs, weight and KV bytes. Of a model with experts also `mixture`, how many there are and how many a row
+    goes to, and for each kind `experts`, the coefficients of experts and row_experts in its weight bytes.
     """
 
-    window: int
+    windows: list[int]
     counts: list[int]
     rates: list[tuple[str, int]]
     flops: list[list[int]]
@@ -41,19 +39,26 @@ class PriceTable:
     @classmethod
     def of(cls, program: "Program") -> "PriceTable":
         """The table of a Program."""
-        from roofline.program.passes.price import arithmetic, mixture, price
+        from roofline.program.passes.price import arithmetic, mixture, price, window_of
 
-        (group,) = program.kv_groups.values()
-        kinds: Counter[tuple[Cost, tuple[str, int]]] = Counter()
-        for instr, cost in price(program).instrs:
-            kinds[cost, arithmetic(instr)] += 1
+        priced = price(program)
+        windows = list(priced.windows) or [0]
+        kinds: Counter[tuple[Cost, tuple[str, int], int]] = Counter()
+        for instr, cost in priced.instrs:
+            kinds[cost, arithmetic(instr), windows.index(window_of(instr)) if instr.op == "attend" else 0] += 1
+
+        def columns(amounts: "Affine", at: int) -> list[int]:
+            of_window = [amounts.context, amounts.pairs]
+            others = len(windows) - at - 1
+            return [amounts.const, amounts.tokens, amounts.rows] + [0, 0] * at + of_window + [0, 0] * others
+
         parts = ("flops", "weight_bytes", "kv_bytes")
-        flops, weights, kv = ([list(astuple(getattr(cost, part))[:SIZES]) for cost, _ in kinds] for part in parts)
-        table = cls(group.window, list(kinds.values()), [rate for _, rate in kinds], flops, weights, kv)
+        flops, weights, kv = ([columns(getattr(cost, part), at) for cost, _, at in kinds] for part in parts)
+        table = cls(windows, list(kinds.values()), [rate for _, rate, _ in kinds], flops, weights, kv)
         experts = mixture(program)
         if experts is None:
             return table
-        moved = [[cost.weight_bytes.experts, cost.weight_bytes.row_experts] for cost, _ in kinds]
+        moved = [[cost.weight_bytes.experts, cost.weight_bytes.row_experts] for cost, _, _ in kinds]
         return replace(table, mixture=list(astuple(experts)), experts=moved)
 
     def as_json(self) -> dict[str, object]:
@@ -68,10 +73,10 @@ class StepPrices:
     """
 
     def __init__(self, table: PriceTable, roofs: Roofs | None, working_set: int) -> None:
-        self._window, self._rates = table.window, table.rates
+        self._windows, self._rates = table.windows, table.rates
         self._counts = np.array(table.counts, np.float64)
         self._mixture = Mixture(*table.mixture) if table.mixture else None
-        # [kinds, 5]: coefficients of 1, tokens, rows, context, pairs; with a mixture two more for its experts
+        # [kinds, 3 + 2 * windows]: the coefficients that PriceTable lists; with a mixture two more for its experts
         self._flops, weights, kv = (np.array(part, np.float64) for part in (table.flops, table.weights, table.kv))
         if table.mixture:
             more = np.zeros((len(self._counts), 2))
@@ -80,12 +85,12 @@ class StepPrices:
         self._moved = weights + kv
         totals = [self._counts @ part for part in (self._flops, weights, kv)]
         times = () if roofs is None else self._at(roofs, working_set)
-        self._all = np.vstack([*totals, *times])  # [3 or 3 + 2 * kinds, 5 or 7]: one product a step
+        self._all = np.vstack([*totals, *times])  # [3 or 3 + 2 * kinds, columns]: one product a step
         self._work = np.zeros(self._flops.shape[1])
 
     def of(self, batch: Batch) -> StepCost:
         """The price of the step in the buffer: each instruction at its own roof, added up."""
-        sizes: tuple[float, ...] = _sizes(batch, self._window)
+        sizes: tuple[float, ...] = _sizes(batch, self._windows)
         if self._mixture is not None:
             sizes = (*sizes, self._mixture.hit(batch.tokens), self._mixture.hit(batch.rows))
         self._work[:] = sizes
@@ -98,22 +103,23 @@ class StepPrices:
 
     def limit_seconds(self, works: Sequence[tuple[float, ...]], roofs: Roofs, working_set: int) -> float:
         """The least time for steps of the sizes `works` (`StepCost.work`) at other roofs and another working set."""
-        sizes = np.array(works, np.float64).reshape(-1, len(self._work)).T  # [5 or 7, steps]
+        sizes = np.array(works, np.float64).reshape(-1, len(self._work)).T  # [columns, steps]
         compute, move = self._at(roofs, working_set)
         return float((self._counts @ np.maximum(compute @ sizes, move @ sizes)).sum())
 
     def _at(self, roofs: Roofs, working_set: int) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds of arithmetic and of reads, [kinds, 5 or 7]: coefficients of a step's size."""
+        """Seconds of arithmetic and of reads, [kinds, columns]: coefficients of a step's size."""
         rates = np.array([getattr(roofs, name) / divisor for name, divisor in self._rates])
         return self._flops / rates[:, None], self._moved / roofs.read_bytes_per_s(working_set)
 
 
-def _sizes(batch: Batch, window: int) -> tuple[int, ...]:
-    """1, tokens, rows, keys read, query-key pairs of the step in the buffer."""
+def _sizes(batch: Batch, windows: Sequence[int]) -> tuple[int, ...]:
+    """1, tokens, rows of the step in the buffer, and for each window the keys read and the query-key pairs."""
     n = batch.segments
     if n == batch.tokens:  # all segments are one token long
         context = batch.context_len[:n]
-        keys = int((np.minimum(context, window) if window else context).sum())
-        return 1, n, batch.rows, keys, keys
-    work = work_of(batch, window)
-    return 1, work.tokens, work.rows, work.context, work.pairs
+        keys = [int((np.minimum(context, window) if window else context).sum()) for window in windows]
+        return 1, n, batch.rows, *(count for each in keys for count in (each, each))
+    work = work_of(batch, windows)
+    sizes = {0: (work.context, work.pairs), **work.windowed}
+    return 1, work.tokens, work.rows, *(count for w in windows for count in sizes[w])

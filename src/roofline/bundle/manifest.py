@@ -13,7 +13,7 @@ from roofline.common.fields import has_type
 from roofline.common.files import read_regular
 from roofline.common.json_types import JsonMapping
 
-FORMAT = 2  # of the directory and this file; libroofline's is in native/library/bundle.cpp
+FORMAT = 3  # of the directory and this file; libroofline's is in native/library/bundle.cpp
 MANIFEST, CODE, WEIGHTS, PROGRAM, TRUTH = "manifest.json", "code.bin", "weights.bin", "program.txt", "truth.bin"
 TOKENIZER, TEMPLATE = "tokenizer.bin", "template.jinja"
 MAX_MANIFEST = 64 << 20  # bytes
@@ -27,10 +27,10 @@ _SHAPE: dict[str, Any] = {
     "source": {"path": str, "kind": str, "key": str},
     "config": dict.fromkeys(_SIZES, int),
     "prices": {
-        "window": int,
+        "windows": [int],
         "counts": [int],
         "rates": [(str, int)],
-        **{name: [(int, int, int, int, int)] for name in ("flops", "weights", "kv")},
+        **{name: [[int]] for name in ("flops", "weights", "kv")},
     },
     "truth": [(str, str, int, int, int, int)],
     "checked": {"build": str, "chip": str, "isas": [str]},

@@ -54,8 +54,8 @@ class Bundle:
 
         try:
             program = verify(parse_program(self._text(names.PROGRAM)))
-            if len(program.kv_groups) != 1 or len(program.tables) > 1:
-                raise ConfigError("it has not one cache, or several tables")
+            if len(program.kv_groups) != 1:
+                raise ConfigError("it has not one cache")
         except (RooflineError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError) as error:
             reason = f"{names.PROGRAM} is no program: {error}"
             raise BundleError(self.path, reason, _source(self.manifest)) from error

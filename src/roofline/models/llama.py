@@ -25,6 +25,12 @@ def check_rope(cfg: ModelConfig) -> None:
         raise UnsupportedError(what, "its norms are RMS norms and its MLP is SwiGLU", ["family mpt"])
 
 
+def check_biases(cfg: ModelConfig) -> None:
+    """Raises UnsupportedError on a bias."""
+    if cfg.attention_bias or cfg.output_bias or cfg.mlp_bias:
+        raise UnsupportedError(f"a bias in a {cfg.family} model", "its linear layers have none", ["family llama"])
+
+
 def spec(cfg: ModelConfig) -> tuple[Param, ...]:
     """The parameters, in the order of use."""
     bias = [Param(f"layers.{{layer}}.attn.{n}.bias", (w,), "column") for n, w in _qkv_widths(cfg)]
@@ -67,7 +73,7 @@ def block(cfg: ModelConfig, w: Weights, x: Value, layer: int, batch: ForwardBatc
     return x + mlp(w.mlp, ops.rms_norm(x, w.mlp_norm.weight, cfg.norm_eps))
 
 
-def attention(cfg: ModelConfig, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> Value:
+def attention(cfg: ModelConfig, w: Weights, x: Value, layer: int, batch: ForwardBatch, soft_cap: float = 0.0) -> Value:
     """Causal grouped-query attention with rotary positions; with qk_norm each head of q and k is normed first."""
     table, window = cfg.rope_of(layer), cfg.window(layer)
     q = ops.linear(x, w.q.weight, w.q.bias)  # [tokens, heads * head_dim]
@@ -80,7 +86,7 @@ def attention(cfg: ModelConfig, w: Weights, x: Value, layer: int, batch: Forward
         q = ops.rope(q, batch.positions, table, cfg.heads)
         k = ops.rope(k, batch.positions, table, cfg.kv_heads)
     batch.cache = ops.kv_write(batch.cache, k, v, layer)
-    out = ops.attend(q, batch.cache, layer, cfg.heads, cfg.attention_scale, window=window)
+    out = ops.attend(q, batch.cache, layer, cfg.heads, cfg.attention_scale, window=window, soft_cap=soft_cap)
     return ops.linear(out, w.o.weight, w.o.bias)
 
 

@@ -10,6 +10,12 @@ from roofline.models.config import ModelConfig
 from roofline.models.family import Family
 
 _FAMILIES: dict[str, str | Family] = {
+    "gemma": "roofline.models.gemma",
+    "glm4": "roofline.models.glm4",
+    "granite": "roofline.models.granite",
+    "olmo2": "roofline.models.olmo2",
+    "phi3": "roofline.models.phi3",
+    "smollm3": "roofline.models.smollm3",
     "llama": "roofline.models.llama",
     "mistral": "roofline.models.llama",
     "mixtral": "roofline.models.moe",

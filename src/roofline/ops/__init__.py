@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         layer_norm_quantize,
         linear_add,
         norm_quantize,
+        qk_norm,
         qkv_write,
         rope_kv_write,
         silu_mul_quantize,
@@ -38,7 +39,7 @@ __all__ += ["all_gather", "all_reduce"]
 __all__ += ["add", "cast", "embed", "scale", "soft_cap", "split", "take_rows"]
 __all__ += ["combine", "expert_linear", "route", "sigmoid_scale"]
 __all__ += ["add_norm", "gelu_mul_quantize", "gelu_quantize", "layer_norm_quantize", "linear_add", "norm_quantize"]
-__all__ += ["expert_linear_silu_mul"]
+__all__ += ["expert_linear_silu_mul", "qk_norm"]
 __all__ += ["qkv_write", "rope_kv_write", "silu_mul_quantize", "silu_quantize"]
 __all__ += ["Q8Rows", "linear", "quantize_rows"]
 __all__ += ["layer_norm", "rms_norm"]

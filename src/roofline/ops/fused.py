@@ -160,6 +160,30 @@ def qkv_write(
     return q, attention.kv_write(cache, k, v, layer, kv_dtype)
 
 
+def _qk_norm_type(call: Call) -> Type:
+    if call.q_norm.shape[0] + 2 * call.k_norm.shape[0] != call.qkv.width:
+        raise ConfigError(f"qk_norm: weights of {call.q_norm.shape} and {call.k_norm.shape} for q, k, v in {call.qkv}")
+    qkv: Type = call.qkv
+    return qkv
+
+
+@op(
+    values=("qkv",),
+    weights=("q_norm", "k_norm"),
+    infer=_qk_norm_type,
+    traits=_ROWS,
+    flops=lambda call: Affine.per(call.qkv.leading, 4 * (call.q_norm.shape[0] + call.k_norm.shape[0])),
+    fuses=("split", "split", "rms_norm", "rms_norm"),
+)
+def qk_norm(qkv: "Tensor", q_norm: "Tensor", k_norm: "Tensor", eps: float) -> "Tensor":
+    """q, k, v side by side, all of q and all of k normed: qkv [tokens, q + 2 * k], q_norm [q], k_norm [k]."""
+    import torch
+
+    q, k = q_norm.shape[0], k_norm.shape[0]
+    first, second, rest = qkv.split([q, k, k], dim=1)
+    return torch.cat([norms.rms_norm(first, q_norm, eps), norms.rms_norm(second, k_norm, eps), rest], dim=1)
+
+
 def _rope_kv_write_type(call: Call) -> tuple[Type, Type]:
     head_dim = call.cache.trailing[1]
     if any(w is not None and w.shape != (head_dim,) for w in (call.q_norm, call.k_norm)):

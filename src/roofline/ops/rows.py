@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from roofline.common.errors import UnsupportedError
-
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -84,20 +82,33 @@ def score_bias(
 
 
 def attend_rows(q: "Tensor", rows: Rows, heads: int, scale: float, soft_cap: float) -> "Tensor":
-    """`attend` on Rows, whose bias has window, documents and ALiBi in it; q [tokens, heads * head_dim].
-
-    Raises UnsupportedError for a soft cap, which torch's attention does not have.
-    """
-    if soft_cap:
-        instead = ["a cache that is read segment by segment"]
-        raise UnsupportedError("soft_cap on rows", "torch's attention cannot squeeze scores", instead)
+    """`attend` on Rows, whose bias has window, documents and ALiBi in it; q [tokens, heads * head_dim]."""
     assert rows.k is not None
     assert rows.v is not None
     queries = q.view(rows.count, rows.length, heads, -1).transpose(1, 2)
     each = heads // rows.kv_heads
     k, v = (t.repeat_interleave(each, 1) if each > 1 else t for t in (rows.k, rows.v))
-    out = (rows.attend or fused_attention)(queries, k, v, rows.bias, scale)
+    if soft_cap:
+        out = capped_attention(queries, k, v, rows.bias, scale, soft_cap)
+    else:
+        out = (rows.attend or fused_attention)(queries, k, v, rows.bias, scale)
     return out.transpose(1, 2).reshape(q.shape)
+
+
+def capped_attention(
+    q: "Tensor", k: "Tensor", v: "Tensor", bias: "Tensor | None", scale: float, soft_cap: float
+) -> "Tensor":
+    """As `fused_attention`, of scores that are capped before the bias; torch's own cannot, so all scores are kept."""
+    import torch
+
+    scores = (q @ k.transpose(-1, -2)).float() * scale
+    scores = soft_cap * torch.tanh(scores / soft_cap)
+    if bias is None:
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(future, -math.inf)
+    else:
+        scores = scores + bias
+    return torch.softmax(scores, -1).to(q.dtype) @ v
 
 
 def fused_attention(q: "Tensor", k: "Tensor", v: "Tensor", bias: "Tensor | None", scale: float) -> "Tensor":

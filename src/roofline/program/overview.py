@@ -8,7 +8,7 @@ from roofline.ops import formats
 from roofline.ops.registry import get
 from roofline.ops.symbol import Type
 from roofline.program.ir import Instr, Program
-from roofline.program.passes.price import Amount, Work, amount, price, seconds
+from roofline.program.passes.price import Amount, Work, amount, price, seconds, window_of
 
 LAST = "last layer"
 
@@ -53,25 +53,27 @@ class Overview:
 def overview(program: Program, work: Work, roofs: Roofs | None) -> Overview:
     """The table for one step of size `work`."""
     priced = price(program)
-    total = amount(priced.total, work)
+    total = priced.amount(work)
     working_set = priced.weight_bytes + total.kv_bytes
     layers = sum(group.layers for group in program.kv_groups.values())
     priced_here = [
-        (label, cost, (_like(instr), cost)) for (instr, cost), label in zip(priced.instrs, labels(program), strict=True)
+        (label, cost, (_like(instr), cost, window_of(instr)))
+        for (instr, cost), label in zip(priced.instrs, labels(program), strict=True)
     ]
     inner = Counter(like for label, _, like in priced_here if label.section.startswith("layer "))
     first = Counter(like for label, _, like in priced_here if label.section == "layer 0")
     rows: list[Row] = []
     spent_seconds = 0.0
     for (instr, _), (label, cost, like) in zip(priced.instrs, priced_here, strict=True):
-        spent = amount(cost, work)
+        spent = amount(cost, work.of(instr))
         time = seconds(instr, spent, roofs, working_set) if roofs else None
         spent_seconds += time or 0.0
         if label.section == LAST and rows[-1].section == LAST:
             rows[-1] = _joined(rows[-1], spent, time)
         elif label.section == LAST:
             rows.append(Row(LAST, LAST, "wanted rows", "", 1, spent, time, "memory"))
-        elif label.section in ("embed", "layer 0", "head"):
+        elif label.section in ("embed", "layer 0", "head") or (instr.op == "attend" and not first[like]):
+            label, first[like] = replace(label, section="layer 0") if instr.op == "attend" else label, first[like] or 1
             times = inner[like] // first[like] if label.section == "layer 0" else 1
             bound = _bound(spent, time, roofs, working_set)
             rows.append(Row(**vars(label), times=times, spent=spent, seconds=time, bound=bound))
@@ -108,7 +110,8 @@ def _shape(instr: Instr, program: Program, types: dict[str, Type]) -> str:
         return f"{rows} × {columns}" if instr.op == "embed" else f"{columns} → {rows}"
     cache = next((types[name] for name in instr.inputs if types[name].dtype == "cache"), None)
     if cache is not None and "heads" in get(instr.op).attributes:
-        return f"{instr.attr('heads')}/{cache.trailing[0]} × {cache.trailing[1]}"
+        window = f", window {window_of(instr):,}" if window_of(instr) else ""
+        return f"{instr.attr('heads')}/{cache.trailing[0]} × {cache.trailing[1]}{window}"
     return str(instr.output.type.width) if instr.output.type.dtype != "cache" else str(types[instr.inputs[1]].width)
 
 

@@ -31,6 +31,7 @@ class Target:
     activations: str = "f32"
     rows8: str = ""
     fusions: tuple[str, ...] = (
+        "qk_norm",
         "linear_silu_mul",
         "expert_linear_silu_mul",
         "quantize",
@@ -49,7 +50,7 @@ CPU = Target(
     orders={
         "rms_norm": "lanes16",
         "layer_norm": "lanes16",
-        **dict.fromkeys(("silu", "silu_mul", "gelu", "gelu_mul", "route", "sigmoid_scale"), "exp2"),
+        **dict.fromkeys(("silu", "silu_mul", "gelu", "gelu_mul", "soft_cap", "route", "sigmoid_scale"), "exp2"),
         "attend": "pages64",
         "all_reduce": "rank",
     },

@@ -19,6 +19,7 @@ from roofline.weights import names
 from roofline.weights.checkpoint import Checkpoint, stored_names
 from roofline.weights.config.hf import from_hf
 from roofline.weights.files.mapped import TensorInfo
+from roofline.weights.hf_values import as_ours
 
 PretrainedModel = Any  # transformers' class of that name; transformers itself is not imported here
 PretrainedTokenizer = Any
@@ -48,8 +49,9 @@ def checkpoint_of(model: PretrainedModel) -> Checkpoint:
         ours: TensorInfo(ours, _dtype(state[key]), tuple(state[key].shape), state[key].nbytes)
         for ours, key in stored.items()
     }
-    checkpoint = Checkpoint(name, "memory", tensors, {}, config, lambda ours: _bytes(state[stored[ours]]))
-    checkpoint.check_names(names.parameter_shapes(config, tensors))
+    infos, read = as_ours(config["family"], tensors, lambda ours: _bytes(state[stored[ours]]))
+    checkpoint = Checkpoint(name, "memory", infos, {}, config, read)
+    checkpoint.check_names(names.parameter_shapes(config, infos))
     return checkpoint
 
 

@@ -22,6 +22,7 @@ from roofline.weights.files.gguf_parts import GGUFModel, part_names
 from roofline.weights.files.mapped import JsonObject, TensorInfo, map_file
 from roofline.weights.files.safetensors import SafetensorsModel
 from roofline.weights.files.torch_pickle import TorchModel
+from roofline.weights.hf_values import as_ours
 from roofline.weights.quantised.method import Files, QuantisedTensors
 from roofline.weights.quantised.methods import method_of
 
@@ -194,7 +195,8 @@ def _open_hf(path: Path, model: SafetensorsModel | TorchModel, kind: str) -> Che
         count = f"{len(source.widened):,} of {sum(len(info.shape) == 2 for info in tensors.values()):,}"
         reasons = ", ".join(sorted(set(source.widened.values())))
         log.get("weights").warning("%s: %s matrices are kept in float32, 4 bytes a weight: %s", path, count, reasons)
-    return Checkpoint(path, kind, tensors, model.config, config, lambda name: source.read(stored[name]))
+    ours, read = as_ours(config["family"], tensors, lambda name: source.read(stored[name]))
+    return Checkpoint(path, kind, ours, model.config, config, read)
 
 
 def _spare_biases(

@@ -13,7 +13,7 @@ import sys
 import threading
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,37 +95,48 @@ def run_pip(arguments: list[str], temporary: Path) -> None:
     )
 
 
-def extract(archive: Path, member: str, target: Path, size: int, sha256: str, report: Progress) -> None:
-    """Take the one member that matches a pattern out of a zip, verified, and rename it into place.
+def extract(archives: Sequence[Path], member: str, target: Path, size: int, sha256: str, report: Progress) -> None:
+    """Take the one member that matches a pattern out of each zip, write them one behind the other, verified, and rename
+    the file into place.
 
-    Raises ConfigError when none or several match, or the bytes are not those of `size` and `sha256`; the archive is
-    then deleted, so that the next pull gets it anew.
+    Raises ConfigError when none or several of an archive match, or the bytes are not those of `size` and `sha256`; the
+    archives are then deleted, so that the next pull gets them anew.
     """
-    part = target.with_name(f".{target.name}.part")
+    part, archive = target.with_name(f".{target.name}.part"), archives[0]
+    digest, done = hashlib.sha256(), 0
     try:
-        with zipfile.ZipFile(archive) as wheel_file:
-            matching = [info for info in wheel_file.infolist() if fnmatch.fnmatch(info.filename, member)]
-            if len(matching) != 1 or matching[0].file_size != size:
-                raise ConfigError(f"{archive.name}: no single member {member} of {size} bytes")
-            digest, done = hashlib.sha256(), 0
-            with wheel_file.open(matching[0]) as source, part.open("wb") as sink:
-                while done <= size and (chunk := source.read(_CHUNK)):
+        with part.open("wb") as sink:
+            for archive in archives:
+                for chunk in _member(archive, member, size - done):
                     digest.update(chunk)
                     sink.write(chunk)
                     done += len(chunk)
                     report("unpacking", done, size)
-                sink.flush()
-                os.fsync(sink.fileno())
+            sink.flush()
+            os.fsync(sink.fileno())
         if done != size or digest.hexdigest() != sha256:
-            raise ConfigError(f"{archive.name}: {matching[0].filename} is not the file expected (SHA-256 differs)")
+            raise ConfigError(f"{archive.name}: {member} is not the file expected (size or SHA-256 differs)")
         os.replace(part, target)
     except (ConfigError, zipfile.BadZipFile, zlib.error) as error:
-        archive.unlink(missing_ok=True)
+        for each in archives:
+            each.unlink(missing_ok=True)
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{archive.name}: damaged ({error}); pull again") from error
     finally:
         part.unlink(missing_ok=True)  # already renamed when all went well
+
+
+def _member(archive: Path, pattern: str, most: int) -> Iterator[bytes]:
+    """The bytes of the one member that matches, which has at most so many. Raises ConfigError."""
+    with zipfile.ZipFile(archive) as wheel_file:
+        matching = [info for info in wheel_file.infolist() if fnmatch.fnmatch(info.filename, pattern)]
+        if len(matching) != 1 or matching[0].file_size > most:
+            raise ConfigError(f"{archive.name}: no single member {pattern} of at most {most} bytes")
+        with wheel_file.open(matching[0]) as source:
+            while most >= 0 and (chunk := source.read(_CHUNK)):
+                most -= len(chunk)
+                yield chunk
 
 
 @dataclass(frozen=True)

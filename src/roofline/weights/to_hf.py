@@ -16,6 +16,7 @@ from roofline.weights.config import hf
 from roofline.weights.families.table import MODEL_TYPES, files_of
 from roofline.weights.files.mapped import JsonObject
 from roofline.weights.files.safetensors import INDEX
+from roofline.weights.hf_values import as_theirs
 from roofline.weights.names import to_hf
 
 FILE_BYTES = 5 << 30  # of weights in a file
@@ -107,7 +108,7 @@ def _write_tensors(
         pending.clear()
 
     for name, shape, data in tensors:
-        raw = data if isinstance(data, bytes) else data.tobytes()
+        raw = as_theirs(family, name, data if isinstance(data, bytes) else data.tobytes(), dtype)
         if size and size + len(raw) > FILE_BYTES:
             write_pending()
             size = 0

@@ -319,14 +319,13 @@ class CpuExecutable:
         del self._core, self.image, self._arena, self._cache
 
     def _rope_table(self) -> np.ndarray | None:
-        """A rope table of our own where more positions are served than the image's has."""
+        """Rope tables of our own where more positions are served than the image's have."""
         lowered = self._model.lowered
         if lowered.table < 0 or self.max_context <= lowered.positions:
             return None
         from roofline.backends.cpu.memory import rope_array
 
-        (table,) = self.program.tables.values()
-        return rope_array(table, self.max_context, lowered.attention.head_dim)
+        return np.concatenate([rope_array(table, self.max_context) for table in self.program.tables.values()])
 
 
 def _arena_bytes(lowered: Lowered, limits: BatchLimits) -> int:

@@ -34,8 +34,8 @@ class Layout:
     """Places in the image, in bytes.
 
     matrices: weight -> pieces; vectors: weight -> place of its float32; slopes: place of ALiBi's, float32 [heads], -1:
-    none; table: place of the rope table, float32 [positions, 2, head_dim / 2], -1: none; positions: that can be served;
-    matrix_bytes: of the packed matrices; nbytes: of the whole image.
+    none; table: place of the rope tables, float32 [tables, positions, 2, turned / 2], -1: none; positions: that can be
+    served; matrix_bytes: of the packed matrices; nbytes: of the whole image.
     """
 
     matrices: Mapping[str, tuple[PackedPiece, ...]]
@@ -76,9 +76,9 @@ def lay_out(program: Program, positions: int) -> Layout:
     if heads := alibi_heads(program)[0]:
         slopes, end = at, at + 4 * heads
         at = _up(end, ALIGN)
-    for table in program.tables.values():
+    if program.tables:
         place = _up(at, SECTION)
-        end = place + positions * table.dim * 4
+        end = place + sum(positions * table.dim * 4 for table in program.tables.values())
     return Layout(matrices, vectors, slopes, place, positions, matrix_bytes, end)
 
 

@@ -5,8 +5,9 @@ the native module.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,7 @@ _OPERATIONS = {
     "embed": "embed",
     "rms_norm": "norm",
     "norm_quantize": "norm_quantise",
+    "qk_norm": "qk_norm",
     "layer_norm": "layer_norm",
     "layer_norm_quantize": "layer_norm_quantise",
     "quantize_rows": "quantise",
@@ -42,6 +44,8 @@ _OPERATIONS = {
     "gelu": "gelu",
     "gelu_quantize": "gelu_quantise",
     "add": "add",
+    "scale": "scale",
+    "soft_cap": "soft_cap",
     "take_rows": "take_rows",
     "route": "route",
     "expert_linear": "expert_linear",
@@ -59,6 +63,7 @@ _TANH = {
     "gelu_gated": "gelu_tanh_gated",
     "gelu_gated_quantise": "gelu_tanh_gated_quantise",
 }
+_FACTORS = {"scale": "factor", "soft_cap": "cap", "attend": "soft_cap"}  # op -> the attribute that its number is
 Ref = tuple[int, int, int, int]
 NONE: Ref = (-1, 0, 0, 0)
 NO_KERNEL = (
@@ -90,16 +95,13 @@ def check(program: Program) -> None:
         reason = "the cpu backend has no place for what a stage goes on from"
         raise UnsupportedError("a stage of a pipeline", reason, ["tensor_parallel", "backend=reference"])
     types, integers = program.types(), ""
-    (group,) = program.kv_groups.values()
     previous: Instr | None = None
     for instr in program.body:
         if instr.op not in _OPERATIONS:
             raise UnsupportedError(f"op {instr.op!r}", NO_KERNEL, sorted(_OPERATIONS))
         if instr.op == "attend":
-            if instr.attr("window") != group.window:
-                raise UnsupportedError("layers with different windows", "the cpu backend has one for all of them")
-            if instr.attr("soft_cap"):
-                raise UnsupportedError("attend with soft_cap", "the cpu backend has no kernel for it")
+            if instr.attr("soft_cap") and instr.attr("alibi"):
+                raise UnsupportedError("attend with soft_cap and alibi", "the cpu backend has no kernel for both")
             if previous is None or not previous.writes_cache:
                 reason = "the cpu backend runs the two together"
                 raise UnsupportedError("attend without rope_kv_write or qkv_write before it", reason)
@@ -131,9 +133,9 @@ def lower(program: Program, layout: Layout) -> Lowered:
     places, types = program.plan.places, program.types()
     offsets = ((name, place.offset) for name, place in places.items())
     refs = {name: (number, at.const, at.tokens, at.rows) for number, (name, at) in enumerate(offsets)}
-    arena, record = program.plan.arena, np.zeros(1, _record_type())
+    arena, record, tables = program.plan.arena, np.zeros(1, _record_type()), list(program.tables)
     return Lowered(
-        code=np.concatenate([_record(instr, record, types, layout, refs) for instr in program.body]),
+        code=np.concatenate([_record(instr, record, types, layout, refs, tables) for instr in program.body]),
         logits=refs[program.logits],
         arena=(arena.const, arena.tokens, arena.rows),
         attention=_attention(program),
@@ -170,21 +172,34 @@ def _operation(instr: Instr, types: Mapping[str, Type], columns: int) -> str:
 
 def _attention(program: Program) -> Attention:
     (group,) = program.kv_groups.values()
-    table = next(iter(program.tables.values()), None)
+    tables = list(program.tables.values())
     if group.head_dim % 16 or group.head_dim > 512:
         raise UnsupportedError(f"head_dim {group.head_dim}", "the cpu backend needs a multiple of 16 up to 512")
-    write = next(i for i in program.body if i.writes_cache)
-    attend = next(i for i in program.body if i.op == "attend")
+    if len({(table.style, table.dim) for table in tables}) > 1:
+        raise UnsupportedError(
+            "rope tables of several styles or widths", "the cpu backend has one of each for all layers"
+        )
+    writes = [i for i in program.body if i.op == "rope_kv_write"]
+    attends = [i for i in program.body if i.op == "attend"]
     return Attention(
         layers=group.layers,
-        heads=int(attend.attr("heads")),
+        heads=_shared(attends, "heads"),
         kv_heads=group.kv_heads,
         head_dim=group.head_dim,
-        window=int(group.window),
-        interleaved=table is not None and table.style == "interleaved",
-        q_scale=float(np.float32(attend.attr("scale") * math.log2(math.e))),
-        eps=float(write.attr("eps")) if write.op == "rope_kv_write" else 0.0,
+        tables=len(tables),
+        rotated=tables[0].dim if tables else 0,
+        interleaved=bool(tables) and tables[0].style == "interleaved",
+        q_scale=float(np.float32(_shared(attends, "scale") * math.log2(math.e))),
+        eps=float(_shared(writes, "eps")) if writes else 0.0,
     )
+
+
+def _shared(instrs: list[Instr], name: str) -> Any:
+    """The attribute of instructions that must agree on it."""
+    values = {instr.attr(name) for instr in instrs}
+    if len(values) > 1:
+        raise UnsupportedError(f"layers with different {name} of attention", "the cpu backend has one for all of them")
+    return values.pop()
 
 
 def _record_type() -> np.dtype[np.void]:
@@ -195,9 +210,17 @@ def _record_type() -> np.dtype[np.void]:
 
 
 def _record(
-    instr: Instr, empty: np.ndarray, types: Mapping[str, Type], layout: Layout, refs: Mapping[str, Ref]
+    instr: Instr,
+    empty: np.ndarray,
+    types: Mapping[str, Type],
+    layout: Layout,
+    refs: Mapping[str, Ref],
+    tables: Sequence[str],
 ) -> np.ndarray:
-    """int64: the instruction's record, a filled copy of `empty`, and its matrix's pieces (native/records.h)."""
+    """int64: the instruction's record, a filled copy of `empty`, and its matrix's pieces (native/records.h).
+
+    tables: names of the rope tables, in the order of the image.
+    """
     first = instr.weights[0] if instr.weights else ""
     pieces = layout.matrices.get(first, ())
     columns = pieces[0].columns if pieces else 0
@@ -224,7 +247,13 @@ def _record(
     fields |= _expert_fields(instr, types, columns, refs)
     if operation == "exchange":  # the core needs no scratch for such rows
         fields |= {"width": 0, "stride": 0}
+    if instr.op in _FACTORS:
+        fields["eps"] = instr.attr(_FACTORS[instr.op])
+    if instr.op == "attend":
+        fields["width"] = instr.attr("window")
     if writes:
+        table = instr.attrs.get("table")
+        fields["width"] = -1 if table is None else tables.index(table)
         fields |= dict(zip(("q_norm", "k_norm"), (layout.vectors[name] for name in instr.weights), strict=False))
     elif instr.weights:
         if not pieces:

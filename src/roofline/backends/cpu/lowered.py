@@ -15,23 +15,25 @@ if TYPE_CHECKING:
 
 MAGIC = b"RLBUNDLE"
 BYTE_ORDER = 0x0102030405060708
-FORMAT = 1  # version of the header below
+FORMAT = 2  # version of the header below
 # 8-byte fields: byte order, format, layout, code version, bytes of the file, CRC-32 of all after this field
 _HEAD = struct.Struct("<8s6q")
-# weights.bin's bytes, its matrices' bytes, table, positions, vocab; logits; arena; attention; first eos id, how many,
+# weights.bin's bytes, its matrices' bytes, tables, positions, vocab; logits; arena; attention; first eos id, how many,
 # bos id; first number of the code and how many; SHA-256 of the source's weights and of program.txt
-_BODY = struct.Struct("<5q 4q 3q 6q2d 3q 2q 32s32s")
+_BODY = struct.Struct("<5q 4q 3q 7q2d 3q 2q 32s32s")
 
 
 @dataclass(frozen=True)
 class Attention:
-    """What all layers' attention share. q_scale: softmax scale * log2(e), rounded to float32."""
+    """What all layers' attention share. tables: how many rope tables there are; rotated: dimensions of a head that they
+    turn; q_scale: softmax scale * log2(e), rounded to float32."""
 
     layers: int
     heads: int
     kv_heads: int
     head_dim: int
-    window: int
+    tables: int
+    rotated: int
     interleaved: bool
     q_scale: float
     eps: float
@@ -42,8 +44,8 @@ class Lowered:
     """All that the core is told.
 
     code: int64 records; logits: reference to their value; arena: bytes as (constant, a token, a row); table: place of
-    the rope table in the image, -1: none; positions: its own, or what a model without one serves; matrix_bytes, nbytes:
-    of the image (see layout.py); exchanges: whether ranks share the model, which those of a bundle never do.
+    the rope tables in the image, -1: none; positions: theirs, or what a model without any serves; matrix_bytes,
+    nbytes: of the image (see layout.py); exchanges: whether ranks share the model, which those of a bundle never do.
     """
 
     code: np.ndarray
@@ -114,16 +116,16 @@ def from_bytes(data: bytes, versions: tuple[int, int]) -> tuple[Lowered, Identit
     if zlib.crc32(data[_HEAD.size :]) != crc:
         raise ConfigError("its checksum is wrong")
     f = _BODY.unpack_from(data, _HEAD.size)
-    layers, heads, kv_heads, head_dim, window, interleaved, q_scale, eps = f[12:20]
-    attention = Attention(layers, heads, kv_heads, head_dim, window, bool(interleaved), q_scale, eps)
-    eos_at, eos_count, bos, code_at, code_count = f[20:25]
+    layers, heads, kv_heads, head_dim, tables, rotated, interleaved, q_scale, eps = f[12:21]
+    attention = Attention(layers, heads, kv_heads, head_dim, tables, rotated, bool(interleaved), q_scale, eps)
+    eos_at, eos_count, bos, code_at, code_count = f[21:26]
     nbytes, matrix_bytes, table, positions, vocab = f[:5]
     code_numbers = _numbers(data, code_at, code_count)
     lowered = Lowered(code_numbers, f[5:9], f[9:12], attention, vocab, table, positions, matrix_bytes, nbytes)
     eos = tuple(_numbers(data, eos_at, eos_count).tolist())
     if not all(0 <= i < vocab for i in eos) or not -1 <= bos < vocab:
         raise ConfigError("it has a special id outside the vocabulary")
-    return lowered, Identity(f[25].hex(), f[26].hex(), None if bos < 0 else bos, eos)
+    return lowered, Identity(f[26].hex(), f[27].hex(), None if bos < 0 else bos, eos)
 
 
 def _numbers(data: bytes, start: int, count: int) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from roofline.common import log
-from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.common.errors import ConfigError
 
 if TYPE_CHECKING:
     from roofline import _native
@@ -71,13 +71,15 @@ def image_parts(
             view.view(np.float32)[:] = log2_slopes(heads, *among)
 
         yield layout.slopes, 4 * heads, slopes
-    (group,) = program.kv_groups.values()
+    place = layout.table
     for table in program.tables.values():
 
         def rope(address: int, view: np.ndarray, table: "RopeTable" = table) -> None:
-            view.view(np.float32)[:] = rope_array(table, layout.positions, group.head_dim).reshape(-1)
+            view.view(np.float32)[:] = rope_array(table, layout.positions).reshape(-1)
 
-        yield layout.table, layout.nbytes - layout.table, rope
+        size = layout.positions * table.dim * 4
+        yield place, size, rope
+        place += size
 
 
 def map_image(path: Path, nbytes: int) -> "_native.Mapping":
@@ -108,11 +110,9 @@ def settle(mapping: "_native.Mapping") -> "Image":
     return memory
 
 
-def rope_array(table: "RopeTable", positions: int, head_dim: int) -> np.ndarray:
-    """float32 [positions, 2, head_dim / 2]: cosines, then sines. Raises UnsupportedError for partial rotation."""
+def rope_array(table: "RopeTable", positions: int) -> np.ndarray:
+    """float32 [positions, 2, table.dim / 2]: cosines, then sines."""
     from roofline.ops.rope_tables import cos_sin
 
-    if table.dim != head_dim:
-        raise UnsupportedError("partial rotary embedding", f"{table.dim} of {head_dim} dimensions turn")
     cos, sin = cos_sin(table, np.arange(positions))
     return np.ascontiguousarray(np.stack([cos, sin], axis=1))

@@ -147,6 +147,14 @@ class Interpreter:
             return orders.rms_norm_lanes16(x.contiguous(), w, eps, heads)
         return registry.get("rms_norm").reference(x.contiguous(), w, eps, heads)
 
+    def _op_qk_norm(self, instr: Instr, qkv: "Tensor") -> "Tensor":
+        import torch
+
+        q, k = (self.weights.tensor(name).shape[0] for name in instr.weights)
+        first, second, rest = qkv.split([q, k, k], dim=1)
+        parts = self._op_rms_norm(instr, first, 1, 0), self._op_rms_norm(instr, second, 1, 1)
+        return torch.cat([*parts, rest], dim=1)
+
     def _op_layer_norm(self, instr: Instr, x: "Tensor") -> "Tensor":
         if instr.attr("order") != "lanes16":
             return self._by_reference(instr, [x])
@@ -162,6 +170,10 @@ class Interpreter:
 
     def _op_silu(self, instr: Instr, x: "Tensor") -> "Tensor":
         return orders.silu_exp2(x) if instr.attr("order") == "exp2" else self._by_reference(instr, [x])
+
+    def _op_soft_cap(self, instr: Instr, x: "Tensor") -> "Tensor":
+        exact = instr.attr("order") == "exp2"
+        return orders.soft_cap_exp2(x, instr.attr("cap")) if exact else self._by_reference(instr, [x])
 
     def _op_silu_mul(self, instr: Instr, gate: "Tensor", up: "Tensor | None" = None) -> "Tensor":
         if instr.attr("order") != "exp2":

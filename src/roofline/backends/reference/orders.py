@@ -140,6 +140,14 @@ def silu_exp2(x: "Tensor") -> "Tensor":
     return x / (1.0 + exp2_signed(-x * LOG2E))
 
 
+def soft_cap_exp2(x: "Tensor", cap: float) -> "Tensor":
+    """Order "exp2": cap * tanh(x / cap), with tanh(u) = 1 - 2 / (2^(2u * log2 e) + 1)."""
+    import torch
+
+    rounded = torch.tensor(cap, dtype=torch.float32)
+    return rounded * (1.0 - 2.0 / (exp2_signed((2.0 * (x / rounded)) * LOG2E) + 1.0))
+
+
 @dataclass
 class _State:
     """The softmax of one split so far: largest score m, 16 lanes of the sum, weighted values acc."""
@@ -217,12 +225,11 @@ def _scores(q: "Tensor", k: "Tensor") -> "Tensor":
 
 
 def _bend(scores: "Tensor", distance: "Tensor", soft_cap: float, slopes: list[float] | None) -> "Tensor":
-    """Soft cap, then ALiBi, both scaled to units of log2; tanh(u) = 1 - 2 / (2^(2u * log2 e) + 1)."""
+    """Soft cap, then ALiBi, both scaled to units of log2."""
     import torch
 
     if soft_cap:
-        cap = torch.tensor(soft_cap * math.log2(math.e), dtype=torch.float32)
-        scores = cap * (1.0 - 2.0 / (exp2_signed((2.0 * (scores / cap)) * LOG2E) + 1.0))
+        scores = soft_cap_exp2(scores, soft_cap * math.log2(math.e))
     if slopes is not None:
         each = torch.tensor(slopes, dtype=torch.float32)
         scores = scores + each[None, :, None] * distance[:, None, :].float()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from roofline.common.json_types import JsonMapping
 from roofline.models.registry import configure
 from roofline.program.ir import Instr, Program
-from roofline.program.passes.price import Amount, Work, amount, mixture, price, segment_work, with_experts
+from roofline.program.passes.price import Amount, Price, mixture, price, segment_work, step_work, window_of
 from roofline.program.trace import trace_shape
 
 FORM, KV = "BF16", "bf16"
@@ -77,10 +77,9 @@ class ModelLimits:
         family, cfg = configure(config)
         program = trace_shape(family, cfg, FORM)
         priced = price(program)
-        products = [cost for instr, cost in priced.instrs if instr.op == "attend" or _multiplies(program, instr)]
-        self._products = sum(products[1:], products[0])
-        self._all, self._experts = priced.total, mixture(program)
-        self._window = cfg.sliding_window or 0
+        products = tuple(each for each in priced.instrs if each[0].op == "attend" or _multiplies(program, each[0]))
+        self._products, self._all, self._experts = Price(products, 0), priced, mixture(program)
+        self._windows = [window_of(instr) for instr, _ in priced.instrs if instr.op == "attend"]  # of each layer
         (group,) = program.kv_groups.values()
         self.kv_token_bytes = replace(group, format=KV).token_bytes
         self.weight_bytes = priced.weight_bytes
@@ -99,11 +98,15 @@ class ModelLimits:
 
     def work(self, batch: int, tokens: int, context: int) -> tuple[float, float]:
         """(FLOPs, bytes) of a step."""
-        read, pairs = segment_work(context, tokens, self._window)
-        work = with_experts(Work(batch * tokens, batch, batch * read, batch * pairs), self._experts)
-        total: Amount = amount(self._all, work)
-        kv = self.kv_token_bytes * (work.context + work.tokens)
-        return float(amount(self._products, work).flops), float(total.weight_bytes + kv)
+        work = step_work(batch * tokens, batch, [(context, tokens)] * batch, self._all.windows, self._experts)
+        total: Amount = self._all.amount(work)
+        kv = self.kv_token_bytes * (batch * tokens) + self._kv_read(batch, tokens, context)
+        return float(self._products.amount(work).flops), float(total.weight_bytes + kv)
+
+    def _kv_read(self, batch: int, tokens: int, context: int) -> int:
+        """Bytes of keys and values that all layers read."""
+        keys = [segment_work(context, tokens, window)[0] for window in self._windows]
+        return batch * sum(keys) * self.kv_token_bytes // len(keys)
 
 
 def _multiplies(program: Program, instr: Instr) -> bool:

@@ -22,16 +22,7 @@ from roofline.common.json_types import JsonObject
 from roofline.hardware.roofs import Roofs, highest, reachable
 from roofline.ops.batch import PAGE_TOKENS, Segment
 from roofline.program.overview import Label, labels
-from roofline.program.passes.price import (
-    Work,
-    amount,
-    arithmetic,
-    mixture,
-    price,
-    seconds,
-    segment_work,
-    with_experts,
-)
+from roofline.program.passes.price import Work, amount, arithmetic, mixture, price, seconds, step_work, with_experts
 from roofline.program.target import GPU
 
 if TYPE_CHECKING:
@@ -64,10 +55,9 @@ class Step:
         """Pages of one sequence."""
         return -(-(self.context + self.tokens) // PAGE_TOKENS)
 
-    def work(self, window: int = 0) -> Work:
-        """The step's size for prices; window: the kv group's (0: none)."""
-        context, pairs = segment_work(self.context, self.tokens, window)
-        return Work(self.tokens * self.batch, self.batch, context * self.batch, pairs * self.batch)
+    def work(self, windows: Sequence[int] = ()) -> Work:
+        """The step's size for prices; windows: of the Program's attentions."""
+        return step_work(self.tokens * self.batch, self.batch, [(self.context, self.tokens)] * self.batch, windows)
 
 
 @dataclass(frozen=True)
@@ -180,10 +170,9 @@ def fastest(timings: Sequence[Timing]) -> Timing:
 
 def working_set(program: "Program", step: Step) -> int:
     """Bytes of weights and KV that a step touches."""
-    (group,) = program.kv_groups.values()
     priced = price(program)
-    work = with_experts(step.work(group.window), mixture(program))
-    return priced.weight_bytes + amount(priced.total, work).kv_bytes
+    work = with_experts(step.work(priced.windows), mixture(program))
+    return priced.weight_bytes + priced.amount(work).kv_bytes
 
 
 def summarise(
@@ -192,13 +181,13 @@ def summarise(
     """The figures of a step from its runs with clocks and its runs without (seconds each)."""
     best = fastest(timings)
     untimed = sorted(plain)[: counted(len(plain))]
-    (group,) = program.kv_groups.values()
-    work = with_experts(step.work(group.window), mixture(program))
+    priced = price(program)
+    work = with_experts(step.work(priced.windows), mixture(program))
     names, touched = _merged(program, step), working_set(program, step)
     reads = roofs.read_bytes_per_s(touched)
     kinds: dict[tuple[str, ...], list[OpTime]] = {}
-    for (instr, cost), label, spent_seconds in zip(price(program).instrs, names, best.ops, strict=True):
-        spent = amount(cost, work)
+    for (instr, cost), label, spent_seconds in zip(priced.instrs, names, best.ops, strict=True):
+        spent = amount(cost, work.of(instr))
         limit = seconds(instr, spent, roofs, touched)
         moves = (spent.weight_bytes + spent.kv_bytes) / reads >= limit
         section = "head" if label.section == "head" else "embed" if label.section == "embed" else "layers"

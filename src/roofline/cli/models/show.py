@@ -37,7 +37,7 @@ def command(
     from roofline.backends.cpu.roofs import stored_roofs
     from roofline.program.compile import stage_names
     from roofline.program.overview import overview
-    from roofline.program.passes.price import Work, mixture, segment_work, with_experts
+    from roofline.program.passes.price import mixture, price, step_work
     from roofline.program.target import CPU, with_cache
     from roofline.program.text import print_program
     from roofline.weights.sources import DEFAULT_MODEL
@@ -45,12 +45,12 @@ def command(
     if after and after not in stage_names():
         raise ConfigError(f"there is no pass {after!r}: the passes are {', '.join(stage_names())}")
     name = model or DEFAULT_MODEL
-    cfg, programs = compile_stages(name, with_cache(CPU, host_kv_dtype(kv_cache_dtype)))
+    _, programs = compile_stages(name, with_cache(CPU, host_kv_dtype(kv_cache_dtype)))
     if after:
         print(print_program(programs[after]), end="")
         return
-    work = Work(tokens, 1, *segment_work(context, tokens, cfg.sliding_window or 0))
-    work = with_experts(work, mixture(programs["plan"]))
+    planned = programs["plan"]
+    work = step_work(tokens, 1, [(context, tokens)], price(planned).windows, mixture(planned))
     roofs = stored_roofs()
     view = overview(programs["plan"], work, roofs)
     if as_json:

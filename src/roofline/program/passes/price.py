@@ -1,6 +1,7 @@
 """price: what each instruction computes and moves, as functions of the step, and how long that takes at the roofs."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from roofline.common.errors import UnsupportedError
@@ -23,14 +24,26 @@ class RoofRates(Protocol):
 @dataclass(frozen=True)
 class Work:
     """The size of one step: query tokens, logit rows, keys read (summed over segments), query-key pairs; and of models
-    with experts the distinct ones of a layer that tokens, and rows, are expected to be sent to (`with_experts`)."""
+    with experts the distinct ones of a layer that tokens, and rows, are expected to be sent to (`with_experts`).
+
+    windowed: window -> (context, pairs) of the layers that have it; 0, full attention, is what context and pairs say.
+    """
 
     tokens: int
     rows: int
     context: int
     pairs: int
+    windowed: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     experts: float = 0.0
     row_experts: float = 0.0
+
+    def of(self, instr: "Instr") -> "Work":
+        """The step as an instruction sees it: with the keys that its window leaves."""
+        window = window_of(instr)
+        if not window:
+            return self
+        context, pairs = self.windowed[window]
+        return replace(self, context=context, pairs=pairs, windowed={})
 
 
 @dataclass(frozen=True)
@@ -66,10 +79,20 @@ class Price:
     instrs: "tuple[tuple[Instr, Cost], ...]"
     weight_bytes: int
 
+    def amount(self, work: Work) -> "Amount":
+        """What all instructions take in one step."""
+        parts = [vars(amount(cost, work.of(instr))) for instr, cost in self.instrs]
+        return Amount(**{name: sum(part[name] for part in parts) for name in parts[0]})
+
     @property
     def total(self) -> Cost:
-        """The sum over all instructions."""
+        """The sum over all instructions, of a Program whose attentions have one window."""
         return sum((cost for _, cost in self.instrs), Cost())
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The windows of its attentions, ascending; 0: full attention."""
+        return tuple(sorted({window_of(instr) for instr, _ in self.instrs if instr.op == "attend"}))
 
 
 def price(program: "Program") -> Price:
@@ -103,7 +126,31 @@ def with_experts(work: Work, experts: Mixture | None) -> Work:
 def amount(cost: Cost, work: Work) -> Amount:
     """A cost for one step."""
     assert not cost.weight_bytes.experts or work.experts or not work.tokens, "a step says which experts it reads"
-    return Amount(*(part.at(**vars(work)) for part in vars(cost).values()))
+    sizes = {name: value for name, value in vars(work).items() if name != "windowed"}
+    return Amount(*(part.at(**sizes) for part in vars(cost).values()))
+
+
+def window_of(instr: "Instr") -> int:
+    """The window of an attention, 0: none, as of everything else."""
+    return int(instr.attr("window")) if instr.op == "attend" else 0
+
+
+def step_work(
+    tokens: int,
+    rows: int,
+    segments: Sequence[tuple[int, int]],
+    windows: Iterable[int],
+    experts: Mixture | None = None,
+) -> Work:
+    """The size of a step. segments: (first position, query tokens) of each; windows: of the Program's attentions;
+    experts: of its layers."""
+
+    def keys(window: int) -> tuple[int, int]:
+        read, pairs = zip(*(segment_work(first, n, window) for first, n in segments), strict=True)
+        return sum(read), sum(pairs)
+
+    work = Work(tokens, rows, *keys(0), {window: keys(window) for window in windows if window})
+    return with_experts(work, experts)
 
 
 def seconds(instr: "Instr", spent: Amount, roofs: RoofRates, working_set: int) -> float:
@@ -125,14 +172,11 @@ def arithmetic(instr: "Instr") -> tuple[str, int]:
     return "bf16_flops" if sixteen_bits else "f32_flops", 1
 
 
-def work_of(batch: Batch, window: int = 0) -> Work:
-    """The size of the step in a batch buffer; window: the kv group's (0: none)."""
-    context = pairs = 0
-    for i in range(batch.segments):
-        n = int(batch.seg_start[i + 1] - batch.seg_start[i])
-        context_i, pairs_i = segment_work(int(batch.context_len[i]) - n, n, window)
-        context, pairs = context + context_i, pairs + pairs_i
-    return Work(batch.tokens, batch.rows, context, pairs)
+def work_of(batch: Batch, windows: Iterable[int] = ()) -> Work:
+    """The size of the step in a batch buffer; windows: of the Program's attentions."""
+    counts = (batch.seg_start[1 : batch.segments + 1] - batch.seg_start[: batch.segments]).tolist()
+    segments = [(int(batch.context_len[i]) - n, n) for i, n in enumerate(counts)]
+    return step_work(batch.tokens, batch.rows, segments, windows)
 
 
 def segment_work(first: int, tokens: int, window: int = 0) -> tuple[int, int]:

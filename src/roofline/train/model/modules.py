@@ -55,7 +55,7 @@ class Block(nn.Module):
         self.compute = compute
         self.places = [_add_parameter(self, name, part_.local, device, dtype) for name, part_ in parts]
 
-    def forward(self, x: Tensor, rows: tuple[int, int], *shared: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, rows: tuple[int, int, int], *shared: Tensor | None) -> Tensor:
         # Parameters are looked up at every call: while a sharded block computes, they are other tensors.
         return self.compute(rows, x, *shared, *(getattr(node, kind) for node, kind in self.places))
 
@@ -122,14 +122,15 @@ class Model(nn.Module):
         behind which logits are computed, [n, vocab], counted through all rows; without targets.
         """
         rows, length = ids.shape
-        shared = self.shared(rows, length, ids.device, documents)
+        kinds = [self.cfg.alike(layer) for layer in range(self.cfg.layers)]
+        shared = {kind: self.shared(rows, length, ids.device, documents, kind) for kind in set(kinds)}
         outer = [getattr(node, kind) for node, kind in self._outer]
         w = _outer_weights(self.family, self.cfg, self._outer_names, outer)
         w.layers = self.blocks  # type: ignore[attr-defined]
-        batch = ForwardBatch(ids.reshape(-1), shared[0], slice(None) if places is None else places, None)
+        batch = ForwardBatch(ids.reshape(-1), shared[0][0], slice(None) if places is None else places, None)
 
-        def call_block(_: object, __: object, block: Block, x: Tensor, *rest: object) -> Tensor:
-            return self._watched(block(x, (rows, length), *shared))
+        def call_block(_: object, __: object, block: Block, x: Tensor, layer: int, batch: object) -> Tensor:
+            return self._watched(block(x, (rows, length, kinds[layer]), *shared[kinds[layer]]))
 
         def call_head(
             head: Callable[..., Tensor], cfg: ModelConfig, w: Weights, x: Tensor, batch: ForwardBatch
@@ -163,13 +164,15 @@ class Model(nn.Module):
         return _logits(self.family, self.cfg, self._outer_names, x, weights)
 
     def shared(
-        self, rows: int, length: int, device: torch.device, documents: Tensor | None
+        self, rows: int, length: int, device: torch.device, documents: Tensor | None, layer: int = 0
     ) -> tuple[Tensor | None, ...]:
-        """What all blocks read: positions [tokens], cos and sin of rope [tokens, head_dim / 2], a bias of scores."""
+        """What all blocks like that of a layer read: positions [tokens], cos and sin of rope [tokens, turned / 2], a
+        bias of scores."""
         positions = torch.arange(length, device=device).repeat(rows)
-        cos, sin = rope_angles(positions, self.cfg.rope) if self.cfg.positions == "rope" else (None, None)
+        table = self.cfg.rope_of(layer)
+        cos, sin = rope_angles(positions, table) if table is not None else (None, None)
         alibi_heads = self.cfg.heads if self.cfg.positions == "alibi" else 0
-        bias = score_bias(length, device, documents, self.cfg.sliding_window or 0, alibi_heads)
+        bias = score_bias(length, device, documents, self.cfg.window(layer), alibi_heads)
         if bias is not None and alibi_heads and self.ranks.size > 1:
             bias = bias.chunk(self.ranks.size, 1)[self.ranks.rank]
         return positions, cos, sin, bias
@@ -197,7 +200,7 @@ class _BlockSpec:
 
 def _block(
     spec: _BlockSpec,
-    rows: tuple[int, int],
+    rows: tuple[int, int, int],
     x: Tensor,
     positions: Tensor,
     cos: Tensor | None,
@@ -206,16 +209,20 @@ def _block(
     *parameters: Tensor,
     fused: bool = False,
 ) -> Tensor:
-    """A layer of the family on x [tokens, width]; fused: with torch's own attention."""
+    """A layer of the family on x [tokens, width]; rows: how many, of which length, and the first layer like this one;
+    fused: with torch's own attention."""
+    count, length, layer = rows
     at = positions if cos is None or sin is None else TurnedPositions(cos, sin)
     # Selective checkpointing can keep the result of an attention only if it is one op.
-    batch = ForwardBatch(None, at, slice(None), Rows(*rows, spec.cfg.kv_heads, bias, attend=None if fused else attend))
+    batch = ForwardBatch(
+        None, at, slice(None), Rows(count, length, spec.cfg.kv_heads, bias, attend=None if fused else attend)
+    )
     w = nest(
         [param.name.removeprefix("layers.{layer}.") for param in spec.table],
         [family_form(param, tensor, spec.ranks) for param, tensor in zip(spec.table, parameters, strict=True)],
     )
-    # The cache keeps nothing, so all layers may be layer 0; another number would compile each layer by itself.
-    return spec.family.block(spec.cfg, w, x, 0, batch)  # type: ignore[return-value]  # of tensors
+    # The cache keeps nothing, so layers that are alike may be one; another number would compile each layer by itself.
+    return spec.family.block(spec.cfg, w, x, layer, batch)  # type: ignore[return-value]  # of tensors
 
 
 def _head_loss(
@@ -248,7 +255,7 @@ def _within_budget(compiled: Callable[..., Tensor], *tensors: object) -> Tensor:
 
 
 def _checkpointed(
-    compute: Callable[..., Tensor], context: Contexts | None, rows: tuple[int, int], *tensors: Tensor | None
+    compute: Callable[..., Tensor], context: Contexts | None, rows: tuple[int, int, int], *tensors: Tensor | None
 ) -> Tensor:
     context_fn = context or noop_context_fn
     block = partial(compute, rows)

@@ -9,7 +9,7 @@ from roofline.models import presets
 from roofline.models.registry import configure
 from roofline.train.config.schema import AttnSection, ModelSection
 from roofline.weights.checkpoint import read_config
-from roofline.weights.config.mpt import from_mpt
+from roofline.weights.families.mpt import from_hf as from_mpt
 from roofline.weights.sources import resolve
 
 _MPT_ONLY = ("d_model", "n_heads", "n_layers", "vocab_size")

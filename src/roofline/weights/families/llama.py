@@ -19,10 +19,8 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     ours["norm_eps"] = fields.get("rms_norm_eps", float, 1e-6)
     ours["tied"] = fields.get("tie_word_embeddings", bool, False)
     ours |= {"attention_bias": False, "qk_norm": False}
-    if "attention_bias" in biases and fields.get("attention_bias", bool, False):
-        ours |= {"attention_bias": True, "output_bias": True}
-    if "mlp_bias" in biases and fields.get("mlp_bias", bool, False):
-        ours["mlp_bias"] = True
+    if biases:
+        hf_fields.biases(fields, ours)
     ours["sliding_window"] = _window(fields, model_type)
     ours["rope_theta"], ours["rope_scaling"] = hf_fields.rope(fields)
     return checked(fields, ours, hf_fields.SPELLED)
@@ -53,13 +51,14 @@ def to_hf(config: Config) -> Config:
 def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     """The canonical configuration; converters permute the rows of q and k, and write biases as tensors alone."""
     config = gguf_fields.read(model, "llama", "interleaved")
-    config["attention_bias"] = _biased(model, "attn.q", "attn.k", "attn.v")
-    if _biased(model, "attn.o"):
+    config["attention_bias"] = biased(model, "attn.q", "attn.k", "attn.v")
+    if biased(model, "attn.o"):
         config["output_bias"] = True
-    if _biased(model, "mlp.gate", "mlp.up", "mlp.down"):
+    if biased(model, "mlp.gate", "mlp.up", "mlp.down"):
         config["mlp_bias"] = True
     return config
 
 
-def _biased(model: gguf_fields.GgufModel, *names: str) -> bool:
+def biased(model: gguf_fields.GgufModel, *names: str) -> bool:
+    """Whether all of these linear layers have a bias in the first layer."""
     return all(f"layers.0.{name}.bias" in model.shapes for name in names)

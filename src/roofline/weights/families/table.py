@@ -19,6 +19,13 @@ MODEL_TYPES = {
     "mixtral": "mixtral",
     "qwen2_moe": "qwen_moe",
     "qwen3_moe": "qwen_moe",
+    "gemma2": "gemma",
+    "gemma3_text": "gemma",
+    "phi3": "phi3",
+    "smollm3": "smollm3",
+    "granite": "granite",
+    "glm4": "glm4",
+    "olmo2": "olmo2",
 }
 # general.architecture of a GGUF file -> module.
 ARCHITECTURES = {
@@ -27,6 +34,13 @@ ARCHITECTURES = {
     "qwen3": "qwen",
     "qwen2moe": "qwen_moe",
     "qwen3moe": "qwen_moe",
+    "gemma2": "gemma",
+    "gemma3": "gemma",
+    "phi3": "phi3",
+    "smollm3": "smollm3",
+    "granite": "granite",
+    "glm4": "glm4",
+    "olmo2": "olmo2",
 }
 
 

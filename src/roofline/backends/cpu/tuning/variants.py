@@ -67,7 +67,8 @@ def _describe(instr: Instr, program: Program) -> tuple[str, str] | None:
         return "rows", f"{instr.op} {out.width} {out.dtype}"
     if instr.op == "attend":
         (group,) = program.kv_groups.values()
-        rest = f" window {group.window}" if group.window else ""
+        rest = f" window {instr.attr('window')}" if instr.attr("window") else ""
+        rest += " capped" if instr.attr("soft_cap") else ""
         rest += " alibi" if instr.attr("alibi") else ""
         return "attend", f"attend {instr.attr('heads')}/{group.kv_heads}x{group.head_dim}{rest}"
     return None

@@ -120,7 +120,55 @@ def windows(ours: Config, each: list[int]) -> None:
         ours["layer_windows"] = each
 
 
-def rope(fields: Fields) -> tuple[object, Config | None]:
+def decoder(
+    fields: Fields,
+    family: str,
+    honoured: Collection[str] = (),
+    *,
+    heads_by_default: bool = True,
+    eps: float = 1e-6,
+    tied: bool = False,
+    theta: float = 1e4,
+    turned: float | None = None,
+) -> Config:
+    """The canonical configuration as far as most model types agree on it: full attention without biases and norms of q
+    and k. The caller adds what is its own, then asks `checked`.
+
+    honoured: what the caller reads besides. heads_by_default, eps, tied, theta: transformers' defaults for the type;
+    turned: its default of partial_rotary_factor, None: it has none.
+    """
+    refuse_features(fields, (*honoured, *(("partial_rotary_factor",) if turned is not None else ())))
+    ours = sizes(fields, family)
+    ours |= {"kv_heads": kv_heads(fields, heads_by_default), "head_dim": head_dim(fields)}
+    ours["norm_eps"] = fields.get("rms_norm_eps", float, eps)
+    ours["tied"] = fields.get("tie_word_embeddings", bool, tied)
+    ours |= {"attention_bias": False, "qk_norm": False, "sliding_window": None}
+    if turned is not None:
+        ours |= _turned(fields, ours["head_dim"], turned)
+    ours["rope_theta"], ours["rope_scaling"] = rope(fields, theta, partial=turned is not None)
+    return ours
+
+
+def _turned(fields: Fields, dim: int, default: float) -> Config:
+    """rotary_dim, where partial_rotary_factor leaves a part of each head alone."""
+    name = "rope_scaling" if fields.get("rope_scaling", dict) else "rope_parameters"
+    outer = fields.get("partial_rotary_factor", float, default)
+    factor = fields.inside(name).get("partial_rotary_factor", float, outer)
+    turned = int(dim * factor) if 0 < factor <= 1 else 0
+    if turned < 2 or turned % 2:
+        fields.refuse("partial_rotary_factor", f"{describe(factor)} of {dim} dimensions is no even number of them")
+    return {"rotary_dim": turned} if turned != dim else {}
+
+
+def biases(fields: Fields, ours: Config, attention: bool = False) -> None:
+    """Write what attention_bias (of q, k, v and o) and mlp_bias say; attention: the default of the first."""
+    if fields.get("attention_bias", bool, attention):
+        ours |= {"attention_bias": True, "output_bias": True}
+    if fields.get("mlp_bias", bool, False):
+        ours["mlp_bias"] = True
+
+
+def rope(fields: Fields, default: float = 1e4, partial: bool = False) -> tuple[object, Config | None]:
     """(theta, scaling) as transformers takes them from rope_parameters (its own version 5) and from what came before:
     rope_scaling, where it says anything, stands for all of rope_parameters; rope_theta beside them is a default of the
     one inside; original_max_position_embeddings beside them is read before the one inside.
@@ -133,8 +181,8 @@ def rope(fields: Fields) -> tuple[object, Config | None]:
     if unknown:
         what = f"{fields.path}: {name} {shorten(unknown[0])!r}"
         raise UnsupportedError(what, "we do not know what it does to the mathematics")
-    refuse_unless_neutral(table, {"partial_rotary_factor": (1,)})
-    theta = table.get("rope_theta", float, fields.get("rope_theta", float, 10000.0))
+    refuse_unless_neutral(table, {} if partial else {"partial_rotary_factor": (1,)})
+    theta = table.get("rope_theta", float, fields.get("rope_theta", float, default))
     unread = fields.inside("rope_parameters").get("rope_theta", float, theta)
     if unread != theta and "rope_theta" not in {*table.values, *fields.values}:
         fields.refuse("rope_parameters.rope_theta", f"{unread} is not read beside rope_scaling: write it there too")
@@ -161,4 +209,8 @@ def to_hf(config: Config, kind: str, name: str) -> Config:
         "rope_theta": config["rope_theta"],
         "rope_parameters": {"rope_theta": config["rope_theta"], **(scaling or {"rope_type": "default"})},
     }
+    if config.get("rotary_dim"):
+        factor = config["rotary_dim"] / config["head_dim"]
+        fields["partial_rotary_factor"] = fields["rope_parameters"]["partial_rotary_factor"] = factor
+        scaling = scaling and {**scaling, "partial_rotary_factor": factor}
     return fields | ({"rope_scaling": scaling} if scaling else {})

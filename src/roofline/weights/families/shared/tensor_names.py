@@ -45,12 +45,13 @@ class TensorNames:
     """Names without ``.weight`` and ``.bias``: ours -> (GGUF's, Hugging Face's), "" where such files have it not.
 
     layer: in a layer, `{expert}` standing for the number of each expert; top: outside of layers; hf_layers: what stands
-    before a layer's number at Hugging Face.
+    before a layer's number at Hugging Face; norms_less: what Hugging Face's weights of norms lack to ours.
     """
 
     layer: Mapping[str, tuple[str, str]]
     top: Mapping[str, tuple[str, str]] = field(default_factory=lambda: TOP)
     hf_layers: str = "model.layers"
+    norms_less: float = 0.0
 
     def from_gguf(self, name: str) -> str | None:
         """``"blk.3.attn_q.weight"`` -> ``"layers.3.attn.q.weight"``; None for a name that is not in the table."""

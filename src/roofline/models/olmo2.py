@@ -1,0 +1,46 @@
+"""OLMo 2: norms behind attention and MLP and none before them, and norms of q and k over all heads together.
+
+Source: OLMo Team 2025.
+"""
+
+from roofline import ops
+from roofline.models import llama
+from roofline.models.config import ModelConfig
+from roofline.models.family import ForwardBatch
+from roofline.models.spec import Param, Weights
+from roofline.ops.symbol import Value
+
+embed, head = llama.embed, llama.head
+
+
+def check(cfg: ModelConfig) -> None:
+    """Raises UnsupportedError on what this family does not have."""
+    llama.check(cfg)
+    llama.check_biases(cfg)
+
+
+def spec(cfg: ModelConfig) -> tuple[Param, ...]:
+    """Llama's table with its norms elsewhere, and norms of q and k, which no rank can compute from a part."""
+    rest = [param for param in llama.spec(cfg) if not param.name.startswith("layers.") or "_norm" not in param.name]
+    behind = [Param(f"layers.{{layer}}.{n}_post_norm.weight", (cfg.width,), "replicate") for n in ("attn", "mlp")]
+    widths = {"q": cfg.q_width, "k": cfg.kv_width}
+    norms = [Param(f"layers.{{layer}}.attn.{n}_norm.weight", (w,), "replicate") for n, w in widths.items()]
+    return (*rest, *norms, *behind)
+
+
+def block(cfg: ModelConfig, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> Value:
+    """One layer on x [tokens, width]; the step's k and v go into batch.cache."""
+    x = x + ops.rms_norm(attention(cfg, w.attn, x, layer, batch), w.attn_post_norm.weight, cfg.norm_eps)
+    return x + ops.rms_norm(llama.mlp(w.mlp, x), w.mlp_post_norm.weight, cfg.norm_eps)
+
+
+def attention(cfg: ModelConfig, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> Value:
+    """Causal grouped-query attention with rotary positions; all of q is normed together, and all of k."""
+    q = ops.rms_norm(ops.linear(x, w.q.weight), w.q_norm.weight, cfg.norm_eps)  # [tokens, heads * head_dim]
+    k = ops.rms_norm(ops.linear(x, w.k.weight), w.k_norm.weight, cfg.norm_eps)  # [tokens, kv_heads * head_dim]
+    v = ops.linear(x, w.v.weight)
+    q = ops.rope(q, batch.positions, cfg.rope, cfg.heads)
+    k = ops.rope(k, batch.positions, cfg.rope, cfg.kv_heads)
+    batch.cache = ops.kv_write(batch.cache, k, v, layer)
+    out = ops.attend(q, batch.cache, layer, cfg.heads, cfg.attention_scale, window=cfg.window(layer))
+    return ops.linear(out, w.o.weight)

@@ -1,0 +1,209 @@
+"""Small configurations that exercise each switch of each family, and what comes of them beside transformers.
+
+A case is compared twice: the family's own text in float32 torch, as training and the reference run it, and the cpu
+backend with its 16-bit cache. The last tokens are those that each would choose, one step after the other.
+"""
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from roofline.backends.capacity import Capacity
+from roofline.models.forward import forward
+from roofline.models.registry import configure
+from roofline.models.spec import check, expand
+from roofline.ops.batch import Batch, BatchLimits, Segment
+from roofline.program import target
+from roofline.program.compile import compile_program
+from roofline.torch.checkpoint import checkpoint_of
+from roofline.weights.checkpoint import Checkpoint
+from roofline.weights.to_hf import hf_config
+from tests.models.eager import ContiguousCache, eager_batch
+
+PROMPT, GREEDY = 90, 64
+BASE: dict[str, Any] = {
+    **{"family": "llama", "width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "ffn": 128, "vocab": 96},
+    **{"norm_eps": 1e-5, "rope_theta": 1e4, "rope_scaling": None, "rope_style": "half", "max_position": 1024},
+    **{"tied": True, "attention_bias": False, "qk_norm": False, "sliding_window": None},
+}
+LINEAR = {"rope_type": "linear", "factor": 8.0}
+GEMMA2 = BASE | {"family": "gemma", "layers": 4, "head_dim": 32, "layer_windows": [9, 0, 9, 0], "query_scalar": 24.0}
+GEMMA2 |= {"attention_cap": 5.0, "logit_cap": 3.0, "norm_eps": 1e-6}
+GEMMA3 = GEMMA2 | {"qk_norm": True, "attention_cap": 0.0, "logit_cap": 0.0, "local_theta": 1e4, "rope_theta": 1e6}
+
+
+@dataclass(frozen=True)
+class Case:
+    """kind: the model_type; switches: what of the family it exercises, for the table of models."""
+
+    kind: str
+    switches: str
+    config: Mapping[str, Any]
+
+
+CASES = {
+    "llama": Case("llama", "grouped queries", BASE),
+    "llama_bias": Case(
+        "llama",
+        "attention_bias with that of o, mlp_bias",
+        BASE | {"attention_bias": True, "output_bias": True, "mlp_bias": True, "tied": False},
+    ),
+    "mistral": Case("mistral", "a window", BASE | {"sliding_window": 9, "tied": False}),
+    "qwen2": Case("qwen2", "biases on q, k, v", BASE | {"family": "qwen", "attention_bias": True}),
+    "qwen2_windows": Case(
+        "qwen2",
+        "windows by layer",
+        BASE | {"family": "qwen", "attention_bias": True, "layers": 4, "layer_windows": [0, 0, 9, 9]},
+    ),
+    "qwen3": Case("qwen3", "norms of q and k", BASE | {"family": "qwen", "qk_norm": True, "head_dim": 32}),
+    "gemma2": Case("gemma2", "post-norms, caps of scores and logits, windows by layer, query scale", GEMMA2),
+    "gemma2_uncapped": Case(
+        "gemma2",
+        "without caps, one window",
+        GEMMA2 | {"attention_cap": 0.0, "logit_cap": 0.0, "layer_windows": (), "sliding_window": 9},
+    ),
+    "gemma3": Case("gemma3_text", "norms of q and k, two thetas, windows by layer", GEMMA3),
+    "gemma3_scaled": Case(
+        "gemma3_text",
+        "linear scaling of the global theta, head_dim 256",
+        GEMMA3 | {"rope_scaling": LINEAR, "head_dim": 256, "heads": 2, "kv_heads": 1, "query_scalar": 256.0},
+    ),
+}
+CASES |= {
+    "phi3": Case("phi3", "fused q, k, v and gate, up; a window", BASE | {"family": "phi3", "sliding_window": 9}),
+    "phi4_mini": Case("phi3", "partial rotary", BASE | {"family": "phi3", "rotary_dim": 12, "tied": True}),
+    "smollm3": Case(
+        "smollm3",
+        "layers without rope",
+        BASE | {"family": "smollm3", "layers": 4, "turning": [True, False, True, False]},
+    ),
+    "smollm3_windows": Case(
+        "smollm3",
+        "windows where there is no rope, biases",
+        BASE
+        | {"family": "smollm3", "layers": 3, "turning": [True, False, False], "layer_windows": [0, 9, 9]}
+        | {"attention_bias": True, "output_bias": True, "mlp_bias": True},
+    ),
+    "granite": Case(
+        "granite",
+        "multipliers of embeddings, branches, scores and logits",
+        BASE
+        | {"family": "granite", "embedding_multiplier": 6.0, "residual_multiplier": 0.3}
+        | {"attention_multiplier": 0.11, "logits_scaling": 1.7},
+    ),
+    "olmo2": Case(
+        "olmo2", "post-norms alone, norms of q and k over all heads", BASE | {"family": "olmo2", "tied": False}
+    ),
+    "glm4": Case(
+        "glm4",
+        "post-norms, half of each head turned in neighbouring pairs, biases on q, k, v",
+        BASE | {"family": "glm4", "rope_style": "interleaved", "rotary_dim": 8, "attention_bias": True, "tied": False},
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Largest difference of a logit, in torch and on the cpu backend; how many of GREEDY tokens are those of
+    transformers; of the others the largest distance of its two highest logits."""
+
+    eager: float
+    cpu: float
+    eager_tokens: int
+    cpu_tokens: int
+    tie: float
+
+
+def theirs(config: Mapping[str, Any]) -> Any:
+    """transformers' model with random weights; norms and biases too, so that none hides behind ones and zeros."""
+    fields = hf_config(dict(config)) | dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+    built = transformers.AutoConfig.for_model(str(fields.pop("model_type")), **fields)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(built, attn_implementation="eager").float().eval()
+    less = float(config["family"] == "gemma")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(
+                torch.randn_like(parameter) * 0.1 + (("norm" in name and "bias" not in name) - less * ("norm" in name))
+            )
+    return model
+
+
+def ours(source: Checkpoint) -> tuple[Any, Any, dict[str, Any]]:
+    """Family, configuration and parameters of a checkpoint as torch tensors."""
+    family, cfg = configure(source.config)
+    parameters = {name: torch.from_numpy(source.dequantize(name).copy()) for name in source.tensors}
+    check(expand(family.spec(cfg), cfg.layers), {name: tuple(p.shape) for name, p in parameters.items()})
+    return family, cfg, parameters
+
+
+class Eager:
+    """A family's text on torch tensors, one sequence, step after step."""
+
+    def __init__(self, source: Checkpoint) -> None:
+        self.family, self.cfg, self.parameters = ours(source)
+        self.cache, self.at = ContiguousCache(self.cfg.kv_heads), 0
+
+    def step(self, ids: list[int]) -> np.ndarray:
+        """float32 [len(ids), vocab]."""
+        batch = Batch(BatchLimits(len(ids), 1, len(ids), 64))
+        batch.fill([Segment(ids, self.at, range(16))], range(len(ids)))
+        filled = eager_batch(batch, self.cache, [0])
+        with torch.no_grad():
+            logits = forward(self.family, self.cfg, self.parameters, filled)
+        self.cache, self.at = filled.cache, self.at + len(ids)
+        return logits.numpy()
+
+
+class OnCpu:
+    """The cpu backend, one sequence, step after step."""
+
+    def __init__(self, source: Checkpoint) -> None:
+        from roofline._native import isas
+        from roofline.backends.cpu.executable import CpuExecutable
+
+        family, cfg = configure(source.config)
+        program = compile_program(family, cfg, source.tensors, target.CPU)
+        identity: Future[str] = Future()
+        identity.set_result("7e57" * 16)
+        limits = BatchLimits(tokens=PROMPT, segments=1, rows=PROMPT, pages=16)
+        capacity = Capacity(limits, 256, 16)
+        self.model = CpuExecutable.from_program(
+            program, source, capacity, weights_hash=identity, isa=isas()[0], threads=1
+        )
+        self.at = 0
+
+    def step(self, ids: list[int]) -> np.ndarray:
+        """float32 [len(ids), vocab]."""
+        self.model.batch.fill([Segment(ids, self.at, range(16))], range(len(ids)))
+        self.model.forward()
+        self.at += len(ids)
+        return self.model.logits().copy()
+
+
+def measure(config: Mapping[str, Any]) -> Parity:
+    """A configuration's model with random weights, beside transformers'."""
+    model = theirs(config)
+    source = checkpoint_of(model)
+    ids = torch.randint(0, config["vocab"], (PROMPT,), generator=torch.Generator().manual_seed(1)).tolist()
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0].numpy()
+    assert expected.std() > 0.1
+    results = []
+    for runner in (Eager(source), OnCpu(source)):
+        first = runner.step(ids)
+        chosen = [int(first[-1].argmax())]
+        while len(chosen) < GREEDY:
+            chosen.append(int(runner.step(chosen[-1:])[0].argmax()))
+        with torch.no_grad():
+            after = model(torch.tensor([ids + chosen[:-1]])).logits[0].numpy()[PROMPT - 1 :]
+        equal = after.argmax(-1) == np.array(chosen)
+        lost = after.max(-1) - after[np.arange(GREEDY), chosen]
+        results.append((float(np.abs(first - expected).max()), int(equal.sum()), float(lost.max())))
+    (eager, eager_tokens, _), (cpu, cpu_tokens, tie) = results
+    return Parity(eager, cpu, eager_tokens, cpu_tokens, tie)

@@ -1,0 +1,91 @@
+"""Every family beside transformers, from its config.json to 64 tokens through the cache; and as a model to train."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="parity runs both models in torch")
+pytest.importorskip("transformers", reason="parity needs transformers' models")
+pytest.importorskip("roofline._native", reason="the C++ core is not built")
+
+from roofline.models.registry import configure  # noqa: E402
+from roofline.torch.checkpoint import checkpoint_of  # noqa: E402
+from roofline.train.model.build import load  # noqa: E402
+from roofline.train.model.modules import Model  # noqa: E402
+from roofline.weights.checkpoint import open_checkpoint  # noqa: E402
+from roofline.weights.config.hf import from_hf  # noqa: E402
+from roofline.weights.to_hf import hf_config, write_folder  # noqa: E402
+from tests.models.parity_cases import CASES, GREEDY, Eager, measure, theirs  # noqa: E402
+from tools.models_table import PAGE, rows  # noqa: E402
+
+QUICK = ("gemma2", "gemma3", "phi4_mini", "smollm3", "granite", "glm4", "olmo2")  # the rest: -m slow
+NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small products are faster on one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_and_greedy_tokens_are_those_of_transformers(name: str) -> None:
+    found = measure(CASES[name].config)
+    assert found.eager < 1e-5
+    assert found.eager_tokens == GREEDY
+    assert found.cpu < 0.05  # q, k, v and weights are rounded to 16 bits for attention
+    assert found.cpu_tokens == GREEDY or found.tie < 0.02
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_configuration_is_read_back_as_it_was(name: str) -> None:
+    config = dict(CASES[name].config)
+    read = from_hf(Path("config.json"), hf_config(config))
+    assert configure(read)[1] == configure(config)[1]
+
+
+def test_every_case_stands_in_the_table_of_models() -> None:
+    page = PAGE.read_text("utf-8")
+    for case in CASES.values():
+        assert f"| `{case.kind}` | {case.switches} |" in page, "write it: python -m tools.models_table"
+    assert len(rows(page)) == len(CASES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_family_trains(name: str) -> None:
+    """The torch module has the logits of transformers, and a gradient for every parameter."""
+    config = CASES[name].config
+    original = theirs(config)
+    source = checkpoint_of(original)
+    model = Model(source.config, "cpu")
+    load(model, source)
+    ids = torch.randint(0, config["vocab"], (2, 24), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        assert (model(ids) - original(ids).logits).abs().max() < 2e-5
+    model(ids, ids.roll(-1, 1)).backward()
+    for parameter, value in model.named_parameters():
+        assert value.grad is not None, parameter
+        assert value.grad.abs().max() > 0, parameter
+
+
+@pytest.mark.parametrize("name", ["gemma3", "phi3", "olmo2"])
+def test_what_training_exports_has_the_values_of_transformers(name: str, tmp_path: Path) -> None:
+    """Parameters that Hugging Face stores as other numbers go there and back."""
+    transformers = pytest.importorskip("transformers")
+    source = checkpoint_of(theirs(CASES[name].config))
+    floats = {tensor: source.dequantize(tensor) for tensor in source.tensors}
+    rows = [(tensor, values.shape, values.tobytes()) for tensor, values in floats.items()]
+    write_folder(tmp_path / "out", source.config, rows, "F32")
+    again = open_checkpoint(tmp_path / "out")
+    for tensor, values in floats.items():
+        np.testing.assert_allclose(again.dequantize(tensor), values, atol=2e-7)
+    exported = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    ids = list(range(20))
+    with torch.no_grad():
+        expected = exported(torch.tensor([ids])).logits[0].numpy()
+    np.testing.assert_allclose(Eager(again).step(ids), expected, atol=1e-4)
