@@ -34,7 +34,13 @@ _GATED_GGUF: tuple[str, ...] = (
 _GATED_GGUF += ("attention.key_length", "attention.value_length", "vocab_size", "rope.scaling.type")
 _QWEN = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 _MPT = ("d_model", "n_heads", "n_layers", "expansion_ratio", "max_seq_len", "attn_config", "no_bias", "norm_type")
-_EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step")
+_EXPERTS: tuple[str, ...] = (
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "norm_topk_prob",
+    "decoder_sparse_step",
+)
 _EXPERTS += ("mlp_only_layers", "router_aux_loss_coef")
 _EXPERTS_GGUF = ("expert_count", "expert_used_count", "expert_feed_forward_length")
 _HF_KEYS: dict[str, tuple[str, ...]] = {
