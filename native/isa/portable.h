@@ -10,8 +10,8 @@ namespace ISA_NAMESPACE {
 inline constexpr const char* kIsaName = "portable";
 inline constexpr bool kWideIsBiased = false;
 inline constexpr int kMaxRowTiles = 1;
-inline constexpr int kMaxTokens = 4;
-inline constexpr int kMaxTokensWide = 2;   // the same where activations have two digits
+inline constexpr int kMaxTokens = 2;  // with more, the portable kernels take twice as long to compile
+inline constexpr int kMaxTokensWide = 1;   // the same where activations have two digits
 inline constexpr int kMaxQueries = 2;
 
 struct F32 { float v[16]; };

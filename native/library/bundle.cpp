@@ -168,7 +168,7 @@ void check_sample(const Bundle& bundle, const TruthSample& sample, const uint8_t
     Format f = Format::Count;
     for (int i = 0; i < (int)Format::Count; i++)
         if (sample.format == kFormats[i].name) f = (Format)i;
-    if (f == Format::Count) return;  // a format of somebody else's, which was turned into one of ours
+    if (f == Format::Count) return;  // it was turned into one of ours, of which there is another sample
     const FormatInfo& i = info(f);
     const int64_t rows = sample.rows, k = sample.columns;
     if (rows < 1 || rows > kTileRows || k < 1 || k > 1 << 24 || k % i.block || (!is_float(f) && k % 32) ||

@@ -258,3 +258,17 @@ def test_verifying_gives_the_bits_of_decoding(model: str, heads: int, kv_dtype: 
         text.at += count
         assert got[:count].tobytes() == b"".join(row.tobytes() for row in wanted[at : at + count]), count
     assert text.at > 512 + 15
+
+
+def test_rows_are_kept_in_the_format_that_stands_in_too() -> None:
+    """libroofline checks the tiles of those, as it cannot turn the file's blocks into them."""
+    from roofline.backends.cpu.truth import check_samples, samples
+
+    source = checkpoint("llama", "IQ4_XS")
+    cpu = executable(source, isa=ISAS[0])
+    checked = samples(cpu.program, cpu.layout, source)
+    by_format = {sample.format: sample for sample in checked}
+    assert {"IQ4_XS", "IQ4_T32"} <= by_format.keys()
+    assert by_format["IQ4_XS"].address == by_format["IQ4_T32"].address
+    assert all(sample.fits(cpu.layout.nbytes) for sample in checked)
+    check_samples(ISAS[0], cpu.image.address, checked)

@@ -47,7 +47,10 @@ class Sample:
 
 
 def samples(program: "Program", layout: "Layout", source: "Checkpoint") -> list[Sample]:
-    """One Sample for each weight format of a Program. Raises ConfigError where one is not all numbers."""
+    """One Sample for each weight format of a Program, and for each format of ours that stands in for one of them.
+
+    Raises ConfigError where one is not all numbers.
+    """
     by_format: dict[str, Sample] = {}
     for name, pieces in layout.matrices.items():
         for piece, packed in zip(program.weights[name].pieces, pieces, strict=True):
@@ -61,7 +64,14 @@ def samples(program: "Program", layout: "Layout", source: "Checkpoint") -> list[
                 damage = "holds NaN or infinity, so the file is damaged"
                 raise ConfigError(f"{source.path}: tensor {piece.tensor!r}: {damage}")
             by_format[piece.format] = Sample(piece.format, piece.tensor, rows, packed.columns, packed.address, raw)
-    return list(by_format.values())
+    stand_ins = [_as_packed(s) for s in by_format.values() if formats.packed(s.format).name not in by_format]
+    return [*by_format.values(), *{sample.format: sample for sample in stand_ins}.values()]
+
+
+def _as_packed(sample: Sample) -> Sample:
+    """The same rows in the format that stands in for theirs, whose tiles a reader without Python can check."""
+    raw = formats.packed_bytes(sample.format, np.frombuffer(sample.raw, np.uint8))
+    return replace(sample, format=formats.packed(sample.format).name, raw=raw.tobytes())
 
 
 def damaged_tensor(executable: "CpuExecutable") -> str | None:
