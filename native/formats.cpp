@@ -56,6 +56,12 @@ void read_group(Format f, const uint8_t* row, int64_t group, Group& g) {
             for (int i = 0; i < 32; i++) g.q[i] = (uint8_t)(b[i] ^ 0x80);
             return;
         }
+        case Format::INT8: {
+            const uint8_t* b = row + group * 36 + 4;
+            for (int i = 0; i < 32; i++) g.q[i] = (uint8_t)(b[i] ^ 0x80);
+            return;
+        }
+        case Format::INT4: return nibble_halves(row + group * 21 + 5, g);
         case Format::Q4_0: return nibble_halves(row + group * 18 + 2, g);
         case Format::Q4_1: return nibble_halves(row + group * 20 + 4, g);
         case Format::Q5_0:
@@ -124,6 +130,7 @@ void place_bits(const Group& g, int row, uint8_t* plane, int shift) {  // one bi
 void place_group(Format f, const Group& g, int row, uint8_t* values) {
     switch (f) {
         case Format::Q8_0:
+        case Format::INT8:
             for (int v = 0; v < 8; v++) std::memcpy(values + v * 64 + row * 4, g.q + 4 * v, 4);
             return;
         case Format::Q2_K: return place_pairs(g, row, values, 0);
@@ -142,6 +149,30 @@ void place_group(Format f, const Group& g, int row, uint8_t* values) {
     }
 }
 
+// Coded floats: a row's codes go to its lane, input after input. A code that is NaN makes its group's scale NaN, since the
+// kernel knows numbers only, and so does a scale of e4m3 that is too large for the kernel to multiply it by 256.
+void place_codes(Format f, const uint8_t* row_data, int64_t k, int row, uint8_t* tile) {
+    const FormatInfo& i = info(f);
+    uint8_t* scales = tile + values_bytes(f, k);
+    for (int64_t b = 0; b < k / i.block; b++) {
+        const uint8_t* block = row_data + b * i.block_bytes;
+        uint8_t scale[4];
+        std::memcpy(scale, block, 4);
+        const uint8_t* codes = block + 4;
+        if (f == Format::E4M3) {
+            if ((scale[3] & 0x7f) >= 0x7b) std::memset(scale, 0xff, 4);  // from 2^119 on
+            for (int c = 0; c < i.block; c++) {
+                tile[(b * i.block + c) * kTileRows + row] = codes[c];
+                if ((codes[c] & 0x7f) == 0x7f) std::memset(scale, 0xff, 4);
+            }
+        } else {  // the file's even input is the high nibble
+            for (int c = 0; c < i.block / 2; c++)
+                tile[(b * i.block / 2 + c) * kTileRows + row] = (uint8_t)(codes[c] >> 4 | codes[c] << 4);
+        }
+        std::memcpy(scales + (b * kTileRows + row) * 4, scale, 4);
+    }
+}
+
 void place_half(uint16_t h, int row, uint8_t* at) { std::memcpy(at + 2 * row, &h, 2); }
 
 void place_scales(Format f, const uint8_t* row_data, int64_t k, int row, uint8_t* scales) {
@@ -154,6 +185,11 @@ void place_scales(Format f, const uint8_t* row_data, int64_t k, int row, uint8_t
             case Format::Q4_0:
             case Format::Q5_0:
             case Format::IQ4_NL: place_half(half_at(block), row, out); break;
+            case Format::INT8: std::memcpy(out + 4 * row, block, 4); break;
+            case Format::INT4:  // the scale, then the zero point
+                std::memcpy(out + 4 * row, block, 4);
+                out[64 + row] = block[4];
+                break;
             case Format::MXFP4:  // an exponent; 0 as 1: kernels flush what it makes smaller (linear_impl.h)
                 out[row] = block[0] ? block[0] : 1;
                 break;
@@ -204,9 +240,13 @@ void pack_tiles(Format f, const uint8_t* file, int64_t rows, int64_t k, int64_t 
         std::memset(tile, 0, size);
         for (int r = 0; r < kTileRows && t * kTileRows + r < rows; r++) {
             const uint8_t* row = file + (t * kTileRows + r) * row_bytes;
-            if (is_float(f)) {
+            if (is_plain(f)) {
                 const int width = i.block_bytes;
                 for (int64_t c = 0; c < k; c++) std::memcpy(tile + (c * kTileRows + r) * width, row + c * width, width);
+                continue;
+            }
+            if (is_float(f)) {
+                place_codes(f, row, k, r, tile);
                 continue;
             }
             Group g;

@@ -6,6 +6,9 @@
 // vector j. Planes of two bits hold canonical vectors 4j..4j+3 in vector j, planes of single bits eight bytes a vector.
 // A float tile is [K][16 rows] in the file's own type.
 //
+// Tiles of coded floats (E4M3, NF4) are multiplied with float inputs, a column at a time: their value plane is [K][16 rows]
+// of codes (NF4: [K / 2][16 rows], the even input in the low nibble), their scales are float32.
+//
 // Formats named *_T32 and *_T16 are ours, and no file has them: 4-bit codes that stand for the values of a table
 // (`kTables`), a float32 for 256 inputs and a signed byte for each 32 or 16 of them. Files whose weights come from
 // codebooks are turned into them, exactly, by ops/formats/tables.py.
@@ -20,7 +23,8 @@ inline constexpr int kLayoutVersion = 1;
 
 enum class Format : int { F32 = 0, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K,
                             Q5_0, Q5_1, Q2_K, Q3_K, IQ4_NL, MXFP4,
-                            IQ4_T32, IQ3_XXS_T32, IQ3_S_T32, IQ2_T32, IQ2_T16, Count };
+                            IQ4_T32, IQ3_XXS_T32, IQ3_S_T32, IQ2_T32, IQ2_T16,
+                            INT4, INT8, E4M3, NF4, Count };
 
 inline constexpr int kTileRows = 16;
 
@@ -42,6 +46,8 @@ inline constexpr FormatInfo kFormats[] = {
     {"IQ4_T32", 256, 140, 256, 192, 256},   {"IQ3_XXS_T32", 256, 140, 256, 192, 256},
     {"IQ3_S_T32", 256, 140, 256, 192, 256}, {"IQ2_T32", 256, 140, 256, 192, 256},
     {"IQ2_T16", 256, 148, 256, 320, 256},
+    {"INT4", 32, 21, 256, 80, 32},   {"INT8", 32, 36, 512, 64, 32},
+    {"E4M3", 128, 132, 512, 64, 128}, {"NF4", 64, 36, 256, 64, 64},
 };
 
 // What the 4-bit codes of a format stand for. The last one has what 1- and 2-bit codebooks are made of.
@@ -64,12 +70,14 @@ inline const int8_t (&table_of(Format f))[16] {
 }
 
 inline const FormatInfo& info(Format f) { return kFormats[(unsigned)f < (unsigned)Format::Count ? (int)f : 0]; }
-inline bool is_float(Format f) { return f <= Format::BF16; }
+inline bool is_plain(Format f) { return f <= Format::BF16; }  // a number an element, no groups
+// Multiplied with float inputs, not with rows of integers.
+inline bool is_float(Format f) { return is_plain(f) || f == Format::E4M3 || f == Format::NF4; }
 
 // Bytes of one packed tile, a multiple of 64.
 inline size_t tile_bytes(Format f, int64_t k) {
     const FormatInfo& i = info(f);
-    size_t n = is_float(f) ? (size_t)i.values * k : (size_t)i.values * (k / 32) + (size_t)i.scales * (k / i.scale_group);
+    size_t n = is_plain(f) ? (size_t)i.values * k : (size_t)i.values * (k / 32) + (size_t)i.scales * (k / i.scale_group);
     return (n + 63) / 64 * 64;
 }
 inline size_t values_bytes(Format f, int64_t k) { return (size_t)info(f).values * (k / 32); }

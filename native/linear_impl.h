@@ -31,7 +31,7 @@ struct Looked {
 struct Nibbles {
     using Codes = Plain;
     static constexpr int kValues = 256, kOffset = 0;
-    static constexpr bool kWide = false, kMinimum = false, kHalves = false;
+    static constexpr bool kWide = false, kMinimum = false, kHalves = false, kZero = false;
     template <int J> static inline void two(const uint8_t* v, Bytes& a, Bytes& b) {
         Bytes n = bytes(v + J * 64);
         a = low_nibbles(n);
@@ -51,12 +51,22 @@ struct Q4_1 : Nibbles {
 struct Q8_0 {
     using Codes = Plain;
     static constexpr int kValues = 512, kScales = 32, kOffset = kWideIsBiased ? 128 : 0;
-    static constexpr bool kWide = true, kMinimum = false, kHalves = false;
+    static constexpr bool kWide = true, kMinimum = false, kHalves = false, kZero = false;
     template <int J> static inline void two(const uint8_t* v, Bytes& a, Bytes& b) {
         a = bytes(v + J * 128);
         b = bytes(v + J * 128 + 64);
     }
     static inline F32 scale(const uint8_t* s, int64_t g) { return load_f16((const uint16_t*)(s + g * 32)); }
+};
+struct INT8 : Q8_0 {  // as Q8_0, with float32 scales
+    static constexpr int kScales = 64;
+    static inline F32 scale(const uint8_t* s, int64_t g) { return load((const float*)(s + g * 64)); }
+};
+struct INT4 : Nibbles {  // scale * (code - zero point)
+    static constexpr int kScales = 80;
+    static constexpr bool kZero = true;
+    static inline F32 scale(const uint8_t* s, int64_t g) { return load((const float*)(s + g * 80)); }
+    static inline F32 minus_zero(const uint8_t* s, int64_t g) { return sub(zero(), load_u8(s + g * 80 + 64)); }
 };
 struct Q4_K : Nibbles {
     static constexpr int kScales = 40;  // 320 bytes a superblock of 8 groups
@@ -215,15 +225,19 @@ static ALWAYS_INLINE F32 dot_value(const I32 (&d)[D][RT][MT], int r, int m) {
 template <class Fmt, int D, int RT, int MT>
 static ALWAYS_INLINE void add_dots(const uint8_t* const (&s)[RT], int64_t g, int half, const float* xs, const float* xz,
                                    const int32_t* isum, const I32 (&d)[D][RT][MT], F32 (&acc)[RT][MT]) {
-    F32 scale[RT], minimum[RT];
+    F32 scale[RT], minimum[RT], minus_zero[RT];
     for (int r = 0; r < RT; r++) {
         scale[r] = scale_of<Fmt>(s[r], g, half);
+        if constexpr (Fmt::kZero) minus_zero[r] = Fmt::minus_zero(s[r], g);
         if constexpr (Fmt::kMinimum) minimum[r] = minimum_of<Fmt>(s[r], g, half);
     }
     for (int m = 0; m < MT; m++) {
         const F32 xscale = set1(xs[m]);
         for (int r = 0; r < RT; r++) {
-            acc[r][m] = fma(mul(scale[r], xscale), dot_value<D, RT, MT>(d, r, m), acc[r][m]);
+            F32 dot = dot_value<D, RT, MT>(d, r, m);
+            // Below 2^24 in magnitude all three, so the zero point is taken off without a rounding.
+            if constexpr (Fmt::kZero) dot = fma(minus_zero[r], set1((float)(isum[2 * m] + isum[2 * m + 1])), dot);
+            acc[r][m] = fma(mul(scale[r], xscale), dot, acc[r][m]);
             if constexpr (Fmt::kMinimum && Fmt::kHalves)
                 acc[r][m] = fma(minimum[r], mul(xscale, to_float(iset1(isum[2 * m + half]))), acc[r][m]);
             else if constexpr (Fmt::kMinimum)
@@ -396,9 +410,49 @@ static void linear_quantised(const Linear& a, int64_t tile_begin, int64_t tile_e
     else linear_digits<Fmt, 1>(a, tile_begin, tile_end);
 }
 
-// Float weights: one chain of FMAs over ascending inputs. Four tiles at a time hide the latency of a chain.
-template <class Load, int RT, int MT>
-static inline void float_block(const Linear& a, int64_t tile, int64_t token, Load load_row, int width) {
+// Float weights: sixteen values of input c of a tile.
+struct PlainF32 {
+    static constexpr bool kCoded = false;
+    static inline F32 column(const uint8_t* tile, int64_t c) { return load((const float*)(tile + c * 64)); }
+};
+struct PlainF16 {
+    static constexpr bool kCoded = false;
+    static inline F32 column(const uint8_t* tile, int64_t c) { return load_f16((const uint16_t*)(tile + c * 32)); }
+};
+struct PlainBF16 {
+    static constexpr bool kCoded = false;
+    static inline F32 column(const uint8_t* tile, int64_t c) { return load_bf16((const uint16_t*)(tile + c * 32)); }
+};
+// Coded floats: values of inputs c and c + 1 (c is even), to be multiplied by the scale of kGroup inputs: one rounding.
+struct CodedE4M3 {
+    static constexpr bool kCoded = true;
+    static constexpr int64_t kGroup = 128;
+    static inline F32 scale(const uint8_t* p) { return mul(load((const float*)p), set1(256.0f)); }  // load_e4m3 is a 256th
+    static inline void two(const uint8_t* tile, int64_t c, F32& a, F32& b) {
+        a = load_e4m3(tile + c * 16);
+        b = load_e4m3(tile + c * 16 + 16);
+    }
+};
+struct CodedNF4 {
+    static constexpr bool kCoded = true;
+    static constexpr int64_t kGroup = 64;
+    // The values of bitsandbytes' NF4 (Dettmers et al. 2023), as float32.
+    static constexpr float kValues[16] = {
+        -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f,
+        -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,
+        0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f,
+        0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
+    static inline F32 scale(const uint8_t* p) { return load((const float*)p); }
+    static inline void two(const uint8_t* tile, int64_t c, F32& a, F32& b) {
+        const I32 codes = iload_u8(tile + c * 8);
+        a = lookup16(kValues, codes);
+        b = lookup16(kValues, ishr<4>(codes));
+    }
+};
+
+// One chain of FMAs over ascending inputs. Four tiles at a time hide the latency of a chain.
+template <class Values, int RT, int MT>
+static inline void float_block(const Linear& a, int64_t tile, int64_t token) {
     const size_t size = tile_bytes(a.format, a.k);
     const uint8_t* tiles[RT];
     for (int r = 0; r < RT; r++) tiles[r] = a.up && r ? a.up + tile * size : a.weight + (a.up ? tile : tile + r) * size;
@@ -406,47 +460,68 @@ static inline void float_block(const Linear& a, int64_t tile, int64_t token, Loa
     for (int r = 0; r < RT; r++)
         for (int m = 0; m < MT; m++) acc[r][m] = zero();
     const float* x = a.xf + token * a.k;
-    for (int64_t c = 0; c < a.k; c++)
-        for (int r = 0; r < RT; r++) {
-            F32 w = load_row(tiles[r] + c * kTileRows * width);
-            for (int m = 0; m < MT; m++) acc[r][m] = fma(w, set1(x[m * a.k + c]), acc[r][m]);
+    if constexpr (Values::kCoded) {
+        const size_t scales = values_bytes(a.format, a.k);
+        for (int64_t first = 0; first < a.k; first += Values::kGroup) {
+            F32 scale[RT];
+            for (int r = 0; r < RT; r++) scale[r] = Values::scale(tiles[r] + scales + first / Values::kGroup * 64);
+            for (int64_t c = first; c < first + Values::kGroup; c += 2)
+                for (int r = 0; r < RT; r++) {
+                    F32 even, odd;
+                    Values::two(tiles[r], c, even, odd);
+                    even = mul(even, scale[r]);
+                    odd = mul(odd, scale[r]);
+                    for (int m = 0; m < MT; m++) acc[r][m] = fma(even, set1(x[m * a.k + c]), acc[r][m]);
+                    for (int m = 0; m < MT; m++) acc[r][m] = fma(odd, set1(x[m * a.k + c + 1]), acc[r][m]);
+                }
         }
+    } else {
+        for (int64_t c = 0; c < a.k; c++)
+            for (int r = 0; r < RT; r++) {
+                F32 w = Values::column(tiles[r], c);
+                for (int m = 0; m < MT; m++) acc[r][m] = fma(w, set1(x[m * a.k + c]), acc[r][m]);
+            }
+    }
     if constexpr (RT == 2)
         if (a.up) return store_gated<MT>(a, tile, token, acc[0], acc[1]);
     store_block<RT, MT>(a, tile, token, acc);
 }
 
-template <class Load, int RT>
-static inline void float_tokens(const Linear& a, int64_t tile, Load load_row, int width) {
+template <class Values, int RT>
+static inline void float_tokens(const Linear& a, int64_t tile) {
     constexpr int kMany = kMaxRowTiles == 2 ? (RT == 4 ? 6 : 8) : 4 / RT;  // tokens whose chains the registers hold
     int64_t t = 0;
     if constexpr (kMany > 1)
-        for (; t + kMany <= a.tokens; t += kMany) float_block<Load, RT, kMany>(a, tile, t, load_row, width);
-    for (; t < a.tokens; t++) float_block<Load, RT, 1>(a, tile, t, load_row, width);
+        for (; t + kMany <= a.tokens; t += kMany) float_block<Values, RT, kMany>(a, tile, t);
+    for (; t < a.tokens; t++) float_block<Values, RT, 1>(a, tile, t);
 }
 
-template <class Load>
-static void linear_float(const Linear& a, int64_t tile_begin, int64_t tile_end, Load load_row, int width) {
+template <class Values>
+static void linear_float(const Linear& a, int64_t tile_begin, int64_t tile_end) {
     for (int64_t tile = tile_begin; tile < tile_end;) {
         const bool four_tiles = kMaxRowTiles == 2 && !a.up && tile + 4 <= tile_end && tile + 4 <= a.rows / kTileRows;
-        if (a.up) float_tokens<Load, 2>(a, tile, load_row, width);
-        else if (four_tiles) float_tokens<Load, 4>(a, tile, load_row, width);
-        else float_tokens<Load, 1>(a, tile, load_row, width);
+        if (a.up) float_tokens<Values, 2>(a, tile);
+        else if (four_tiles) float_tokens<Values, 4>(a, tile);
+        else float_tokens<Values, 1>(a, tile);
         tile += four_tiles ? 4 : 1;
     }
 }
 
 static void linear(const Linear& a, int64_t begin, int64_t end) {
     switch (a.format) {
-        case Format::F32: return linear_float(a, begin, end, [](const uint8_t* p) { return load((const float*)p); }, 4);
-        case Format::F16: return linear_float(a, begin, end, [](const uint8_t* p) { return load_f16((const uint16_t*)p); }, 2);
-        case Format::BF16: return linear_float(a, begin, end, [](const uint8_t* p) { return load_bf16((const uint16_t*)p); }, 2);
+        case Format::F32: return linear_float<PlainF32>(a, begin, end);
+        case Format::F16: return linear_float<PlainF16>(a, begin, end);
+        case Format::BF16: return linear_float<PlainBF16>(a, begin, end);
+        case Format::E4M3: return linear_float<CodedE4M3>(a, begin, end);
+        case Format::NF4: return linear_float<CodedNF4>(a, begin, end);
         case Format::Q8_0: return linear_quantised<Q8_0>(a, begin, end);
         case Format::Q4_0: return linear_quantised<Q4_0>(a, begin, end);
         case Format::Q4_1: return linear_quantised<Q4_1>(a, begin, end);
         case Format::Q4_K: return linear_quantised<Q4_K>(a, begin, end);
         case Format::Q5_K: return linear_quantised<Q5_K>(a, begin, end);
         case Format::Q6_K: return linear_quantised<Q6_K>(a, begin, end);
+        case Format::INT4: return linear_quantised<INT4>(a, begin, end);
+        case Format::INT8: return linear_quantised<INT8>(a, begin, end);
         case Format::Q5_0: return linear_quantised<Q5_0>(a, begin, end);
         case Format::Q5_1: return linear_quantised<Q5_1>(a, begin, end);
         case Format::Q2_K: return linear_quantised<Q2_K>(a, begin, end);
@@ -481,7 +556,8 @@ static void embed_quantised(Format f, const uint8_t* tile, int64_t k, int lane, 
     const typename Fmt::Codes codes(f);
     const uint8_t* s = tile + k / 32 * Fmt::kValues;
     for (int64_t g = 0; g < k / 32; g++) {
-        float q[32], scale[16], minimum[16];
+        float q[32], scale[16], minimum[16], minus_zero[16];
+        if constexpr (Fmt::kZero) store(minus_zero, Fmt::minus_zero(s, g));
         embed_quarter<Fmt, 0>(codes, tile + g * Fmt::kValues, lane, q);
         embed_quarter<Fmt, 1>(codes, tile + g * Fmt::kValues, lane, q);
         embed_quarter<Fmt, 2>(codes, tile + g * Fmt::kValues, lane, q);
@@ -491,27 +567,40 @@ static void embed_quantised(Format f, const uint8_t* tile, int64_t k, int lane, 
                 store(scale, scale_of<Fmt>(s, g, i / 16));
                 if constexpr (Fmt::kMinimum) store(minimum, minimum_of<Fmt>(s, g, i / 16));
             }
-            const float centred = Fmt::kWide ? q[i] : q[i] - Fmt::kOffset;
+            float centred = Fmt::kWide ? q[i] : q[i] - Fmt::kOffset;
+            if constexpr (Fmt::kZero) centred += minus_zero[lane];
             out[g * 32 + i] = scale[lane] * centred;
             if constexpr (Fmt::kMinimum) out[g * 32 + i] += minimum[lane];
         }
     }
 }
 
+template <class Values>
+static void embed_float(Format f, const uint8_t* tile, int64_t k, int lane, float* out) {
+    float values[16];
+    if constexpr (Values::kCoded) {
+        for (int64_t c = 0; c < k; c += 2) {
+            const F32 scale = Values::scale(tile + values_bytes(f, k) + c / Values::kGroup * 64);
+            F32 two[2];
+            Values::two(tile, c, two[0], two[1]);
+            for (int i = 0; i < 2; i++) store(values, mul(two[i], scale)), out[c + i] = values[lane];
+        }
+    } else {
+        for (int64_t c = 0; c < k; c++) store(values, Values::column(tile, c)), out[c] = values[lane];
+    }
+}
+
 static void embed(Format f, const uint8_t* weight, int64_t k, int64_t row, float* out) {
     const int lane = (int)(row % kTileRows);
     const uint8_t* tile = weight + row / kTileRows * tile_bytes(f, k);
-    float values[16];
     switch (f) {
-        case Format::F32:
-            for (int64_t c = 0; c < k; c++) std::memcpy(out + c, tile + (c * 16 + lane) * 4, 4);
-            return;
-        case Format::F16:
-            for (int64_t c = 0; c < k; c++) store(values, load_f16((const uint16_t*)tile + c * 16)), out[c] = values[lane];
-            return;
-        case Format::BF16:
-            for (int64_t c = 0; c < k; c++) store(values, load_bf16((const uint16_t*)tile + c * 16)), out[c] = values[lane];
-            return;
+        case Format::F32: return embed_float<PlainF32>(f, tile, k, lane, out);
+        case Format::F16: return embed_float<PlainF16>(f, tile, k, lane, out);
+        case Format::BF16: return embed_float<PlainBF16>(f, tile, k, lane, out);
+        case Format::E4M3: return embed_float<CodedE4M3>(f, tile, k, lane, out);
+        case Format::NF4: return embed_float<CodedNF4>(f, tile, k, lane, out);
+        case Format::INT4: return embed_quantised<INT4>(f, tile, k, lane, out);
+        case Format::INT8: return embed_quantised<INT8>(f, tile, k, lane, out);
         case Format::Q8_0: return embed_quantised<Q8_0>(f, tile, k, lane, out);
         case Format::Q4_0: return embed_quantised<Q4_0>(f, tile, k, lane, out);
         case Format::Q4_1: return embed_quantised<Q4_1>(f, tile, k, lane, out);

@@ -165,6 +165,21 @@ static inline I32 iload_u8(const uint8_t* p) {
             _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)))};
 }
 static inline F32 load_u8(const uint8_t* p) { return to_float(iload_u8(p)); }
+// Sixteen e4m3 codes as a 256th of their values: sign and magnitude moved into a float16, whose exponent is biased by 8 more.
+static inline F32 load_e4m3(const uint8_t* p) {
+    __m256i code = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)), 7);
+    code = _mm256_and_si256(code, _mm256_set1_epi16((short)0xbfff));
+    return {_mm256_cvtph_ps(_mm256_castsi256_si128(code)), _mm256_cvtph_ps(_mm256_extracti128_si256(code, 1))};
+}
+static inline __m256 lookup8_of16(F32 value, __m256i index) {  // bit 3 of the index, moved to the sign, chooses the half
+    const __m256 high = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28));
+    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(value.a, index), _mm256_permutevar8x32_ps(value.b, index), high);
+}
+// Lane i: value[index[i] mod 16].
+static inline F32 lookup16(const float* value, I32 index) {
+    const F32 all = load(value);
+    return {lookup8_of16(all, index.a), lookup8_of16(all, index.b)};
+}
 static inline F32 load_s8(const int8_t* p) {
     return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))),
             _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8))))};

@@ -122,6 +122,13 @@ static inline void store_bf16(uint16_t* p, F32 v) {
 }
 static inline I32 iload_u8(const uint8_t* p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)); }
 static inline F32 load_u8(const uint8_t* p) { return _mm512_cvtepi32_ps(iload_u8(p)); }
+// Sixteen e4m3 codes as a 256th of their values: sign and magnitude moved into a float16, whose exponent is biased by 8 more.
+static inline F32 load_e4m3(const uint8_t* p) {
+    const __m256i code = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)), 7);
+    return _mm512_cvtph_ps(_mm256_and_si256(code, _mm256_set1_epi16((short)0xbfff)));
+}
+// Lane i: value[index[i] mod 16].
+static inline F32 lookup16(const float* value, I32 index) { return _mm512_permutexvar_ps(index, load(value)); }
 static inline F32 load_s8(const int8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
 }

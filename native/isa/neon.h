@@ -170,6 +170,22 @@ static inline I32 iload_u8(const uint8_t* p) {
              widen4(vget_high_u16(high))}};
 }
 static inline F32 load_u8(const uint8_t* p) { return to_float(iload_u8(p)); }
+// Sixteen e4m3 codes as a 256th of their values: sign and magnitude moved into a float16, whose exponent is biased by 8 more.
+static inline F32 load_e4m3(const uint8_t* p) {
+    const int8x16_t code = vreinterpretq_s8_u8(vld1q_u8(p));
+    const int16x8_t keep = vdupq_n_s16((int16_t)0xbfff);
+    const int16x8_t a = vandq_s16(vshll_n_s8(vget_low_s8(code), 7), keep), b = vandq_s16(vshll_n_s8(vget_high_s8(code), 7), keep);
+    return {{vcvt_f32_f16(vreinterpret_f16_s16(vget_low_s16(a))), vcvt_f32_f16(vreinterpret_f16_s16(vget_high_s16(a))),
+             vcvt_f32_f16(vreinterpret_f16_s16(vget_low_s16(b))), vcvt_f32_f16(vreinterpret_f16_s16(vget_high_s16(b)))}};
+}
+// Lane i: value[index[i] mod 16]. A float is four bytes of a table of 64.
+static inline F32 lookup16(const float* value, I32 index) {
+    const uint8_t* p = (const uint8_t*)value;
+    const uint8x16x4_t table = {{vld1q_u8(p), vld1q_u8(p + 16), vld1q_u8(p + 32), vld1q_u8(p + 48)}};
+    const int32x4_t low = vdupq_n_s32(15), first = vdupq_n_s32(0x03020100), times = vdupq_n_s32(0x04040404);
+    return ROOFLINE_FOUR(vreinterpretq_f32_u8(
+        vqtbl4q_u8(table, vreinterpretq_u8_s32(vmlaq_s32(first, vandq_s32(index.v[i], low), times)))));
+}
 static inline F32 load_s8(const int8_t* p) {
     const int8x16_t b = vld1q_s8(p);
     const int16x8_t low = vmovl_s8(vget_low_s8(b)), high = vmovl_high_s8(b);

@@ -121,6 +121,12 @@ static inline void store_bf16(uint16_t* p, F32 v) {
 }
 static inline I32 iload_u8(const uint8_t* p) { return ieach([&](int i) { return (int32_t)p[i]; }); }
 static inline F32 load_u8(const uint8_t* p) { return each([&](int i) { return (float)p[i]; }); }
+// Sixteen e4m3 codes as a 256th of their values: sign and magnitude moved into a float16, whose exponent is biased by 8 more.
+static inline F32 load_e4m3(const uint8_t* p) {
+    return each([&](int i) { return half_to_float((uint16_t)(((uint32_t)(int32_t)(int8_t)p[i] << 7) & 0xbfff)); });
+}
+// Lane i: value[index[i] mod 16].
+static inline F32 lookup16(const float* value, I32 index) { return each([&](int i) { return value[index.v[i] & 15]; }); }
 static inline F32 load_s8(const int8_t* p) { return each([&](int i) { return (float)p[i]; }); }
 static inline void store_s8(int8_t* p, I32 v) { for (int i = 0; i < 16; i++) p[i] = (int8_t)v.v[i]; }
 

@@ -12,8 +12,8 @@ from roofline.ops import formats
 native = pytest.importorskip("roofline._native", reason="the C++ core is not built")
 
 ISAS = native.isas()
-QUANTISED = tuple(name for name in native.format_names() if formats.get(name).block > 1)
-FLOATS = ("F32", "F16", "BF16")
+QUANTISED = tuple(name for name in native.format_names() if formats.get(name).integers is not None)
+FLOATS = ("F32", "F16", "BF16", "E4M3", "NF4")  # multiplied with float rows
 CASES = [(name, 1) for name in QUANTISED + FLOATS] + [(name, 2) for name in QUANTISED]  # format, digits
 
 
@@ -82,6 +82,19 @@ def test_linear_equals_the_files_weights(isa: str, name: str, digits: int) -> No
     wanted = used @ matrix.values.T
     size = np.abs(used) @ np.abs(matrix.values).T
     assert np.max(np.abs(matrix.times(isa, x, digits) - wanted) / size) < 1e-5
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_linear_is_its_order(name: str) -> None:
+    """Every rounding of "q8g32", groups of 32 and of 16, minima and tables."""
+    torch = pytest.importorskip("torch", reason="the orders are written in torch")
+    from roofline.backends.reference.orders import linear_integers
+    from roofline.backends.reference.unpack import unpack
+    from roofline.ops import quantize_rows
+
+    matrix, x = Matrix(name, 24, 512), activations(3, 512)
+    wanted = linear_integers(quantize_rows(torch.from_numpy(x)), unpack(matrix.raw, name, (24, 512)))
+    np.testing.assert_array_equal(matrix.times(ISAS[0], x), wanted.numpy())
 
 
 @pytest.mark.parametrize(("name", "digits"), CASES)

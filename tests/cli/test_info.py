@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,32 @@ def test_what_does_not_fit_says_what_would() -> None:
     assert quantised["dtype"] == "Q4_K_M"
 
 
+def test_a_model_whose_matrices_cannot_be_shared_has_its_layers_in_stages() -> None:
+    report = record("mixtral-8x7b", "--chip", "A100 80GB")
+    fit = report["fit"]
+    assert (report["active"], report["experts"], report["top"]) == (12_879_925_248, 8, 2)
+    assert (fit["devices"], fit["stages"], fit["fits"]) == (2, 2, True)
+    assert 2 * fit["weights"] == pytest.approx(report["bytes"], rel=0.02)
+    assert fit["token_bytes"] == report["kv_token_bytes"]["bf16"] // 2
+    one = fit["rates"][0]
+    read = 2 * (report["active"] - report["embedding"]) + 4096 * report["kv_token_bytes"]["bf16"]
+    assert one["weight_bytes"] + one["kv_bytes"] == pytest.approx(read, rel=1e-3)
+    assert one["seconds"] == pytest.approx(read / 2039e9, rel=1e-3)
+    told = run("mixtral-8x7b", "--chip", "A100 80GB").stdout
+    assert "(--pp 2)" in told
+    assert "experts are read as if tokens chose them evenly" in told
+    assert ("no kernels" in told) == bool(fit["lacking"])
+
+
+def test_neither_torch_nor_triton_is_needed(run_python: Callable[..., str]) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['triton'] = None\n"
+        "from roofline.cli.main import main\n"
+        "print(main(['info', 'mpt-7b', '--chip', 'MI250', '--json']))"
+    )
+    assert run_python(code).splitlines()[-1] == "0"
+
+
 def test_a_die_is_a_device() -> None:
     fit = record("llama-2-7b", "--chip", "MI250")["fit"]
     assert (fit["memory"], fit["dies"]) == (64 << 30, 2)
@@ -93,6 +120,7 @@ def test_a_chip_without_kernels_or_figures_says_so() -> None:
         (("preset:lama-2-7b",), "did you mean 'llama-2-7b'"),
         (("llama-2-7b", "--count", 2), "--count is of a chip"),
         (("llama-2-7b", "--context", 5000), "trained for 4,096 positions"),
+        (("smollm2-360m", "--dtype", "q4_k"), "rows must be multiples of 256"),
         (("llama-2-7b", "--dtype", "q4_2"), "there is no weight format 'q4_2'"),
         (("llama-2-7b", "--chip", "MI210", "--count", 64), "tensor_parallel=64 needs 64"),
         (("llama-2-7b", "--chip", "MI210", "--kv-cache-dtype", "fp8"), "do not convert 8-bit floats"),
@@ -191,9 +219,15 @@ def test_a_file_of_another_architecture_is_told_by_its_keys(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text(json.dumps(config | {"sliding_window": 128}))
     result = run(tmp_path)
     assert (result.exit_code, result.stderr) == (1, "")
-    for part in ("model_type 'fancy'", "mistral", "num_local_experts = 8", "op expert_linear", "state-space layers"):
+    for part in (
+        "model_type 'fancy'",
+        "mixtral",
+        "attn_logit_softcapping = 50.0",
+        "op expert_linear",
+        "state-space layers",
+    ):
         assert part in result.stdout, part
     told = json.loads(run(tmp_path, "--json").stdout)
-    assert (told["known"], told["nearest"]) == (False, "mistral")
+    assert (told["known"], told["nearest"]) == (False, "mixtral")
     assert told["ops"]["attend"] == ["num_key_value_heads", "attn_logit_softcapping", "sliding_window"]
     assert "hidden_size" not in told["new_keys"]

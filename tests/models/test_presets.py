@@ -19,6 +19,10 @@ COUNTS = {
     "llama-3.2-1b": 1_235_814_400,
     "mistral-7b-v0.1": 7_241_732_096,
     "mistral-large-2407": 122_610_069_504,
+    "mixtral-8x7b": 46_702_792_704,
+    "mixtral-8x22b": 140_620_634_112,
+    "qwen1.5-moe-a2.7b": 14_315_784_192,
+    "qwen3-30b-a3b": 30_532_122_624,
     "qwen2-72b": 72_706_203_648,
     "qwen2.5-0.5b": 494_032_768,
     "qwen3-8b": 8_190_735_360,
@@ -26,7 +30,7 @@ COUNTS = {
 }
 # What comparisons of chips are published of.
 MEASURED = ("mpt-1b", "mpt-13b", "llama-2-7b", "llama-2-13b", "llama-2-70b", "mistral-7b-v0.1", "codellama-34b")
-MEASURED += ("llama-3-8b", "llama-3-70b", "llama-3.1-70b", "llama-3.1-405b", "mistral-large-2407")
+MEASURED += ("llama-3-8b", "llama-3-70b", "llama-3.1-70b", "llama-3.1-405b", "mistral-large-2407", "mixtral-8x7b")
 
 
 @pytest.mark.parametrize(("name", "preset"), presets.presets().items())

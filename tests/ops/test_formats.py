@@ -29,6 +29,9 @@ BOUNDS = {
     "IQ4_NL": 0.12,
     "IQ4_XS": 0.15,
     "MXFP4": 0.26,
+    "INT4": 0.14,
+    "INT8": 0.005,
+    "NF4": 0.16,
 }
 PACKED = [name for name, form in formats.FORMATS.items() if form.pack is not None]
 CONVERTED = [name for name, form in formats.FORMATS.items() if form.packed_as]

@@ -26,6 +26,7 @@ def tensors_of(name: str) -> dict[str, Restated]:
         ("llama-2-70b", 38.58, 4.80),
         ("llama-3-8b", 4.58, 4.89),
         ("mistral-7b-v0.1", 4.07, 4.83),
+        ("qwen3-30b-a3b", 17.28, 4.86),
     ],
 )
 def test_a_mixture_takes_what_files_of_it_take(name: str, gibibytes: float, bits: float) -> None:
@@ -42,7 +43,7 @@ def test_vectors_keep_float32_beside_blocks() -> None:
     assert restated["final_norm.weight"].format == "F32"
     assert restate(tensors_of("llama-3.2-1b"), "F16")["final_norm.weight"].format == "F16"
     with pytest.raises(ConfigError, match="multiples of 256"):
-        nbytes(restate(tensors_of("smollm2-135m"), "Q6_K"))
+        restate(tensors_of("smollm2-135m"), "Q6_K")
 
 
 @pytest.mark.parametrize(("name", "form"), [("bf16", "BF16"), ("FP8", "E4M3"), ("q4_k_m", "Q4_K_M"), ("q8", "Q8_0")])
@@ -90,3 +91,17 @@ def test_a_window_bounds_what_a_token_reads(context: int, keys: int) -> None:
     program = compile_program(*configure(preset("mistral-7b-v0.1")), tensors, gpu())
     rate = Speeds(program, SheetRoofs(181e12, 1638.4e9, ())).decode(2, context)
     assert rate.kv_bytes == 2 * (keys + 1) * 2 * 2 * 32 * 8 * 128
+
+
+def test_of_experts_a_token_meets_those_that_it_is_routed_to() -> None:
+    tensors = tensors_of("mixtral-8x7b")
+    summary = summarize(trace(*configure(preset("mixtral-8x7b")), tensors), tensors)
+    assert (summary.parameters, summary.active) == (46_702_792_704, 12_879_925_248)
+    assert (summary.experts, summary.top) == (8, 2)
+    assert nbytes(restate(tensors, "Q4_K_M")) / 1e9 == pytest.approx(28.45, abs=0.005)  # as files of it are listed
+    program = compile_program(*configure(preset("mixtral-8x7b")), tensors, gpu())
+    speeds = Speeds(program, SheetRoofs(1307.4e12, 5.3e12, ()))
+    embedding = 2 * 32000 * 4096
+    one, many = speeds.decode(1, 1), speeds.decode(256, 1)
+    assert one.weight_bytes == pytest.approx(2 * summary.active - embedding, rel=1e-3)
+    assert many.weight_bytes == pytest.approx(2 * summary.parameters - embedding, rel=1e-3)

@@ -188,7 +188,6 @@ def test_gguf_rope_divisors_that_are_something_else_are_refused() -> None:
         ({"llama__rope__scaling__type": "linear"}, ConfigError, "factor: is missing"),
         ({"llama__rope__scaling__type": 3}, ConfigError, "rope.scaling.type"),
         ({"llama__rope__scaling__attn_factor": 2.0}, UnsupportedError, "attn_factor"),
-        ({"split__count": 3}, UnsupportedError, "several files"),
     ],
 )
 def test_gguf_config_is_refused_by_field(changes: dict[str, Any], kind: Any, field: str) -> None:
@@ -308,7 +307,7 @@ def test_any_json_in_hf_fields_never_crashes(kind: str, changes: dict[str, Any])
 
 
 GGUF_KEYS = [*METADATA, "llama.rope.freq_base", "llama.rope.scaling.type", "llama.rope.scaling.factor"]
-GGUF_KEYS += ["llama.attention.key_length", "llama.attention.sliding_window", "llama.vocab_size", "split.count"]
+GGUF_KEYS += ["llama.attention.key_length", "llama.attention.sliding_window", "llama.vocab_size"]
 
 
 @settings(max_examples=300, deadline=None)
@@ -371,7 +370,7 @@ def test_models_saved_by_transformers_open(case: str, sharded: bool, tmp_path: P
 def test_pickles_and_empty_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="neither"):
         open_checkpoint(tmp_path)
-    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    (tmp_path / "consolidated.pth.bin").write_bytes(b"x")
     with pytest.raises(UnsupportedError, match="pickle"):
         open_checkpoint(tmp_path)
     with pytest.raises(ConfigError, match="no such file"):
@@ -448,7 +447,7 @@ def test_many_gguf_files_are_named_in_part(tmp_path: Path) -> None:
 
 
 def test_pickles_of_either_name_are_refused_as_such(tmp_path: Path) -> None:
-    for name in ("pytorch_model.bin", "model.pt", "model.pth"):
+    for name in ("model.bin", "model.pt", "model.pth"):
         folder = tmp_path / name.replace(".", "-")
         folder.mkdir()
         (folder / name).write_bytes(b"x")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.weights.checkpoint import open_checkpoint
-from roofline.weights.files.float8 import check_config
+from roofline.weights.quantised.methods import check_config
 
 torch = pytest.importorskip("torch")
 library = pytest.importorskip("safetensors.torch", reason="it writes the files")
@@ -127,12 +127,12 @@ def test_files_that_are_not_whole_are_refused(changes: dict[str, Any], kind: Any
 @pytest.mark.parametrize(
     ("quantization", "said"),
     [
-        ({"quant_method": "gptq"}, "quant_method gptq"),
+        ({"quant_method": "hqq"}, "quant_method hqq"),
         ({**FP8, "weight_block_size": [64, 64]}, "64, 64"),
         ({**FP8, "fmt": "e5m2"}, "e5m2"),
         ({**compressed("tensor"), "format": "pack-quantized"}, "pack-quantized"),
-        (compressed("tensor", num_bits=4), "floats of 8 bits"),
-        (compressed("tensor", type="int"), "floats of 8 bits"),
+        (compressed("tensor", num_bits=4), "floats of 4 bits"),
+        (compressed("tensor", type="int"), "weights of type int are read in int-quantized"),
         (compressed("group", group_size=32), "group"),
         (compressed("block", block_structure=[64, 64]), "64, 64"),
         ("fp8", "no table"),

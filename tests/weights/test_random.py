@@ -56,7 +56,7 @@ def test_every_format(form: str) -> None:
     assert checkpoint.read(info.name).size == info.nbytes
     assert checkpoint.tensors["final_norm.weight"].format == (form if formats.get(form).block == 1 else "F32")
     exact = random_values(info.name, info.shape, 1)
-    assert np.abs(checkpoint.dequantize(info.name) - exact).max() < 0.13 * np.abs(exact).max()
+    assert np.abs(checkpoint.dequantize(info.name) - exact).max() < 0.16 * np.abs(exact).max()  # NF4's widest gap
 
 
 def test_refusals() -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 from weights_builders import GGUFBuilder
 
 from roofline.models import presets
+from roofline.weights.config import unfamiliar as unfamiliar_keys
 from roofline.weights.config.unfamiliar import unfamiliar
+from roofline.weights.families import table
 from roofline.weights.to_hf import hf_config
 
 
@@ -40,6 +42,23 @@ def test_gguf_files_are_told_too(write: Callable[..., Path]) -> None:
     assert (strange.key, strange.name, strange.nearest) == ("general.architecture", "wide", "qwen2")
     assert set(strange.ops) == {"route", "expert_linear", "combine", "attend", "rope"}
     assert dict(strange.new_keys) == {"expert_count": "8"}
+
+
+def test_families_that_are_named_as_near_are_ours() -> None:
+    assert set(unfamiliar_keys._HF_KEYS) <= set(table.MODEL_TYPES)
+    assert set(unfamiliar_keys._GGUF_KEYS) <= set(table.ARCHITECTURES)
+
+
+def test_experts_are_nearest_to_families_with_experts(tmp_path: Path) -> None:
+    config = {"model_type": "deepseek_v2", "n_routed_experts": 64, "num_experts_per_tok": 6, "kv_lora_rank": 512}
+    config |= {"moe_intermediate_size": 1408, "norm_topk_prob": False, "n_shared_experts": 2, "rms_norm_eps": 1e-6}
+    config |= {"rope_theta": 1e4, "hidden_act": "silu", "num_key_value_heads": 16, "router_aux_loss_coef": 0.001}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    strange = unfamiliar(tmp_path)
+    assert strange is not None
+    assert strange.nearest in ("mixtral", "qwen2_moe", "qwen3_moe")
+    assert strange.lacking == {"attention over compressed keys and values": ("kv_lora_rank",)}
+    assert {"route", "expert_linear", "combine"} <= set(strange.ops)
 
 
 def test_a_strange_value_cannot_fill_the_screen(tmp_path: Path) -> None:

@@ -28,13 +28,15 @@ MOST_SEQUENCES = 256  # of a step, where the options of loading do not say anoth
 
 @dataclass(frozen=True)
 class Fit:
-    """What fits on `devices` that share a model's matrices. Bytes are of the one that has the most.
+    """What fits on `devices` that share a model: its matrices, or, with `stages` above 1, its layers, one stage after
+    the other. Bytes are of the one that has the least room for the cache; rates with stages are of all of them in turn.
 
     place: the product's name, or the chip of this machine; memory: of a device, as sold, or free now; workspace: what
     the largest step needs beside weights and cache; token_bytes: of the cache; kv_format: its format; cache_tokens: for
     which there is room, 0 where not even one page fits; context: that was asked for; sequences: of this context that
     fit; longest: context that the cache and the model allow; roofs: None where nothing says them; limit: why no more
-    devices can share the model, where it does not fit and they cannot; dies: devices in a package of the product.
+    devices can share the model, where it does not fit and they cannot; dies: devices in a package of the product;
+    lacking: ops of the model that have no kernel there.
     """
 
     place: str
@@ -52,6 +54,8 @@ class Fit:
     rates: "tuple[Rate, ...]" = ()
     limit: str = ""
     dies: int = 1
+    stages: int = 1
+    lacking: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -78,6 +82,7 @@ def on_product(
     """
     from roofline.backends.gpu.backend import STEP, scratch_bytes
     from roofline.backends.gpu.program import compile_for_gpu
+    from roofline.backends.gpu.runtime.lower import without_kernel
     from roofline.hardware.chips.chips import chips
     from roofline.hardware.chips.products import sheet_roofs
 
@@ -88,13 +93,16 @@ def on_product(
     if kv_cache_dtype == "fp8" and chip is None:
         raise UnsupportedError(f"an fp8 KV cache on {product.name}", "no kernels are compiled for it", ("auto",))
 
-    def compile_for(devices: int) -> Program:
-        return compile_for_gpu(model, config, options, chip, Share(0, devices))
-
     limits = _limits(*STEP)
-    share = _least(compile_for, lambda p: _needs(p, limits, scratch_bytes(p, limits)), memory, count)
-    fit = _fit(product.name, memory, share, context, config.max_position)
-    return _rated(replace(fit, dies=product.dies), share.program, sheet_roofs(product))
+
+    def part_of(share: Share) -> _Part:
+        program = compile_for_gpu(model, config, options, chip, share)
+        return _Part(program, _needs(program, limits, scratch_bytes(program, limits)))
+
+    split = _least(part_of, memory, count)
+    fit = _fit(product.name, memory, split, context, config.max_position)
+    lacking = dict.fromkeys(op for part in split.parts for op in without_kernel(part.program))
+    return _rated(replace(fit, dies=product.dies, lacking=tuple(lacking)), split, sheet_roofs(product))
 
 
 def on_this_machine(model: "Tensors", config: "ModelConfig", context: int, kv_cache_dtype: str = "auto") -> Fit:
@@ -113,9 +121,9 @@ def on_this_machine(model: "Tensors", config: "ModelConfig", context: int, kv_ca
     if machine.memory_available is None:
         raise ConfigError("nothing says how much memory this machine has: name a chip (--chip)")
     program = compile_program(registry.get(config.family), config, model.tensors, target)
-    share = _Share(1, program, _needs(program, _limits(*HOST_STEP), 0))
-    fit = _fit(machine.chip, machine.memory_available, share, context, config.max_position)
-    return _rated(fit, program, stored_roofs())
+    split = _Split(1, (_Part(program, _needs(program, _limits(*HOST_STEP), 0)),))
+    fit = _fit(machine.chip, machine.memory_available, split, context, config.max_position)
+    return _rated(fit, split, stored_roofs())
 
 
 def _limits(tokens: int, sequences: int) -> BatchLimits:
@@ -129,46 +137,65 @@ def _needs(program: Program, limits: BatchLimits, scratch: int) -> "Needs":
 
 
 @dataclass(frozen=True)
-class _Share:
-    """One of so many devices: its Program, its needs; limit: why no more can share the model."""
+class _Part:
+    """What one device has: its Program, its needs."""
 
-    devices: int
     program: Program
     needs: "Needs"
+
+    def pages(self, memory: int) -> int:
+        """Pages of the cache that a device of so many bytes has room for."""
+        return max(0, memory - self.needs.weights - self.needs.workspace) // (self.needs.token * PAGE_TOKENS)
+
+
+@dataclass(frozen=True)
+class _Split:
+    """A model on so many devices. parts: the fullest one's, where they share its matrices; of each stage, where they
+    share its layers; limit: why no more can share it."""
+
+    devices: int
+    parts: tuple[_Part, ...]
     limit: str = ""
 
+    def fullest(self, memory: int) -> _Part:
+        """The part that leaves the least room for the cache, the heavier one where several leave none."""
+        return min(self.parts, key=lambda part: (part.pages(memory), -part.needs.weights))
 
-def _least(
-    compile_for: Callable[[int], Program], needs_of: "Callable[[Program], Needs]", memory: int, count: int | None
-) -> _Share:
+
+def _least(part_of: Callable[[Share], _Part], memory: int, count: int | None) -> _Split:
     """The fewest devices that the model fits on, else the most that can share it. count: exactly so many."""
 
-    def share_of(devices: int) -> _Share:
-        program = compile_for(devices)
-        return _Share(devices, program, needs_of(program))
+    def split(devices: int) -> _Split:
+        try:
+            return _Split(devices, (part_of(Share(0, devices)),))
+        except UnsupportedError:  # matrices that cannot be shared
+            if devices == 1:
+                raise
+        return _Split(devices, tuple(part_of(Share(stage=n, stages=devices)) for n in range(devices)))
 
-    best = share_of(count or 1)
+    best = split(count or 1)
     if count is not None:
         return best
-    single, devices = best.needs, 1
-    while best.needs.total(PAGE_TOKENS) > memory and devices < MOST_DEVICES:
+    single, devices = best.parts[0].needs, 1
+    while not best.fullest(memory).pages(memory) and devices < MOST_DEVICES:
         devices *= 2
         if single.over(devices).total(PAGE_TOKENS) > memory and devices < MOST_DEVICES:
             continue  # shares are no smaller than equal ones
         try:
-            best = share_of(devices)
+            best = split(devices)
         except (CapacityError, UnsupportedError) as error:
             return replace(best, limit=str(error))
     return best
 
 
-def _fit(place: str, memory: int, share: _Share, context: int, positions: int) -> Fit:
-    needs = share.needs
-    pages = max(0, memory - needs.weights - needs.workspace) // (needs.token * PAGE_TOKENS)
-    formats = dict.fromkeys(group.format for group in share.program.kv_groups.values())
+def _fit(place: str, memory: int, split: _Split, context: int, positions: int) -> Fit:
+    fullest = split.fullest(memory)
+    needs, pages = fullest.needs, fullest.pages(memory)
+    formats = dict.fromkeys(group.format for group in fullest.program.kv_groups.values())
     return Fit(
         place=place,
-        devices=share.devices,
+        devices=split.devices,
+        stages=len(split.parts),
         memory=memory,
         weights=needs.weights,
         workspace=needs.workspace,
@@ -179,21 +206,22 @@ def _fit(place: str, memory: int, share: _Share, context: int, positions: int) -
         sequences=pages // -(-context // PAGE_TOKENS),
         longest=min(pages * PAGE_TOKENS, positions),
         roofs=None,
-        limit=share.limit,
+        limit=split.limit,
     )
 
 
-def _rated(fit: Fit, program: Program, roofs: "Roofs | SheetRoofs | None") -> Fit:
-    """The fit with the rates of its Program at these roofs; without a rate of products there is none of prefill."""
-    from roofline.program.rates import Speeds
+def _rated(fit: Fit, split: _Split, roofs: "Roofs | SheetRoofs | None") -> Fit:
+    """The fit with the rates of its Programs at these roofs; without a rate of products there is none of prefill."""
+    from roofline.program.rates import Speeds, in_turn
 
     if roofs is None:
         return fit
     fit = replace(fit, roofs=roofs)
     if not fit.sequences:
         return fit
-    speeds = Speeds(program, roofs)
+    stages = [Speeds(part.program, roofs) for part in split.parts]
     batches = sorted({*(n for n in BATCHES if n <= fit.sequences), min(fit.sequences, MOST_SEQUENCES)})
-    rates = [speeds.decode(n, fit.context) for n in batches]
-    rates += [speeds.prefill(fit.context)] if math.isfinite(roofs.bf16_flops) else []
+    rates = [in_turn([speeds.decode(n, fit.context) for speeds in stages]) for n in batches]
+    if math.isfinite(roofs.bf16_flops):
+        rates.append(in_turn([speeds.prefill(fit.context) for speeds in stages]))
     return replace(fit, rates=tuple(rates))

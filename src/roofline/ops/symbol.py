@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from roofline.ops import formats
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -64,8 +66,13 @@ class WeightType:
 
     @property
     def quantised(self) -> bool:
-        """True when no segment is a plain float format."""
-        return not any(name in FLOAT_FORMATS for name in self.formats)
+        """True when all segments are integers by groups, which rows of integers can be multiplied with."""
+        return all(formats.get(name).integers is not None for name in self.formats)
+
+    @property
+    def mixed(self) -> bool:
+        """True when some segments are integers by groups and others floats."""
+        return not self.quantised and any(formats.get(name).integers is not None for name in self.formats)
 
 
 FLOAT_FORMATS = ("F32", "F16", "BF16")

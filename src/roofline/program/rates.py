@@ -1,6 +1,7 @@
 """How fast a priced Program can be at most: steps of decoding and of prefill, each op at its own roof."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from roofline.program.ir import Instr, Program
 from roofline.program.passes.price import (
@@ -89,3 +90,14 @@ def _work(sequences: int, tokens: int, context: int, window: int) -> Work:
     """A step that computes the last `tokens` of `context` in each sequence, as an op with that window sees it."""
     keys, pairs = segment_work(context - tokens, tokens, window)
     return Work(sequences * tokens, sequences, sequences * keys, sequences * pairs)
+
+
+def in_turn(stages: Sequence[Rate]) -> Rate:
+    """The rate of a step that goes through stages one after the other: what they read and compute together, bound as
+    the longest of them is."""
+    longest = max(stages, key=lambda rate: rate.seconds)
+    sums = {name: sum(getattr(rate, name) for rate in stages) for name in _SUMMED}
+    return replace(longest, **sums, tokens_per_s=longest.tokens / sums["seconds"])
+
+
+_SUMMED = ("seconds", "weight_bytes", "kv_bytes", "flops", "link_bytes")

@@ -1,13 +1,12 @@
 """What a model is in figures, read from its Program as traced: parameters, bytes, operations, what a token costs."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
 from roofline.ops import formats
-from roofline.ops.symbol import Type
-from roofline.program.ir import Instr, KvGroup, Program
-from roofline.program.passes.price import price
+from roofline.ops.traits import Trait
+from roofline.program.ir import KvGroup, Program
+from roofline.program.passes.price import mixture, price
 from roofline.program.trace import Tensors
 
 
@@ -63,9 +62,9 @@ def summarize(program: Program, tensors: Tensors) -> Summary:
     total = sum(sizes.values())
     looked_up = {instr.weights[0] for instr in program.body if instr.op == "embed"}
     multiplied = {name for instr in program.body if instr.op != "embed" for name in instr.weights}
-    types = program.types()
-    routed = [(instr, *experts_of(instr, types)) for instr in program.body if experts_of(instr, types)[0]]
-    idle = sum((experts - top) * (sizes[name] // experts) for instr, experts, top in routed for name in instr.weights)
+    experts = mixture(program)
+    routed = {name for instr in program.body if instr.has(Trait.EXPERTS) for name in instr.weights}
+    idle = 0 if experts is None else sum(sizes[n] // experts.experts for n in routed) * (experts.experts - experts.top)
     cost = price(program).total.flops
     return Summary(
         layers=sum(group.layers for group in program.kv_groups.values()),
@@ -73,23 +72,14 @@ def summarize(program: Program, tensors: Tensors) -> Summary:
         active=total - idle,
         embedding=sum(sizes[name] for name in looked_up),
         tied=bool(looked_up & multiplied),
-        experts=max((experts for _, experts, _ in routed), default=0),
-        top=max((top for *_, top in routed), default=0),
+        experts=experts.experts if experts else 0,
+        top=experts.top if experts else 0,
         stored=stored_formats(tensors),
         kv_groups=tuple(program.kv_groups.values()),
         token_flops=cost.at(tokens=1, rows=1),
         pair_flops=cost.pairs,
         ops=tuple(dict.fromkeys(instr.op for instr in program.body)),
     )
-
-
-def experts_of(instr: Instr, types: Mapping[str, Type]) -> tuple[int, int]:
-    """(experts, how many of them each token is routed to) of an instruction that holds the matrices of several; (0, 0)
-    of any other. types: of the Program's values."""
-    if "experts" not in instr.attrs or not instr.weights:
-        return 0, 0
-    ids = next(types[name] for name in instr.inputs if types[name].dtype == "i32")
-    return int(instr.attr("experts")), ids.width
 
 
 def stored_formats(tensors: Tensors) -> tuple[Stored, ...]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from roofline.common import log
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.fields import naming, refuse, shorten
 from roofline.common.files import check_readable, readable
@@ -17,10 +18,12 @@ from roofline.weights import names
 from roofline.weights.config.gguf import family_of, from_gguf
 from roofline.weights.config.hf import from_hf
 from roofline.weights.families.shared.canonical import Config
-from roofline.weights.files.float8 import Float8Tensors
 from roofline.weights.files.gguf_parts import GGUFModel, part_names
 from roofline.weights.files.mapped import JsonObject, TensorInfo, map_file
 from roofline.weights.files.safetensors import SafetensorsModel
+from roofline.weights.files.torch_pickle import TorchModel
+from roofline.weights.quantised.method import Files, QuantisedTensors
+from roofline.weights.quantised.methods import method_of
 
 
 @dataclass(eq=False)
@@ -29,7 +32,7 @@ class Checkpoint:
 
     Attributes:
         path: the file or folder.
-        kind: "gguf", "safetensors", "random" or "memory".
+        kind: "gguf", "safetensors", "torch", "random" or "memory".
         tensors: canonical name -> TensorInfo.
         metadata: the GGUF key-value pairs, or config.json.
         config: the canonical configuration with its family (see `weights.config`).
@@ -79,7 +82,8 @@ class Checkpoint:
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a GGUF file or any part of a split one, a .safetensors file beside its config.json, or a folder of either.
+    """Open a GGUF file or any part of a split one, a .safetensors file beside its config.json, or a folder of either or
+    of pytorch_model.bin.
 
     Tensors and configuration are checked against each other: every tensor the configuration implies is there with its
     shape, and no other. Raises ConfigError naming file and field, UnsupportedError for what we do not read.
@@ -99,7 +103,11 @@ def _open(path: Path) -> Checkpoint:
     is_gguf = path.is_file() and (path.suffix == ".gguf" or map_file(path)[:4] == b"GGUF")
     if path.is_file() and not is_gguf and path.suffix not in (".safetensors", ".json"):
         raise ConfigError(f"{path} is neither a GGUF file, a .safetensors file nor a folder of them")
-    return _open_gguf(path) if is_gguf else _open_safetensors(path)
+    if is_gguf:
+        return _open_gguf(path)
+    if path.is_dir() and TorchModel.is_in(path) and not _has_safetensors(path):
+        return _open_hf(path, TorchModel(path), "torch")
+    return _open_hf(path, SafetensorsModel(path), "safetensors")
 
 
 def read_config(path: str | Path) -> Config:
@@ -115,8 +123,9 @@ def read_config(path: str | Path) -> Config:
 
 
 def _file_of_folder(folder: Path) -> Path:
-    """The folder itself when it holds safetensors, else its one GGUF file, or the first part of its one GGUF model."""
-    if any(folder.glob("*.safetensors")) or (folder / "model.safetensors.index.json").exists():
+    """The folder itself when it holds safetensors or pytorch_model.bin, else its one GGUF file, or the first part of
+    its one GGUF model."""
+    if _has_safetensors(folder) or TorchModel.is_in(folder):
         return folder
     ggufs = sorted(folder.glob("*.gguf"))
     if len(ggufs) == 1 or (ggufs and set(ggufs) <= set(part_names(ggufs[0]))):
@@ -125,10 +134,18 @@ def _file_of_folder(folder: Path) -> Path:
         refuse(
             folder, "folder", f"holds {len(ggufs)} GGUF files; name one: {', '.join(repr(p.name) for p in ggufs[:8])}"
         )
+    alternatives = ("the same model as safetensors or GGUF",)
+    if (folder / "ndarray-cache.json").exists() or (folder / "tensor-cache.json").exists():
+        reason = "their parameters are fused and named in MLC's own way"
+        raise UnsupportedError(f"{folder}: weights of MLC LLM (ndarray-cache.json)", reason, alternatives)
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
-        reason = "pickled weights can run code, so they are never loaded"
-        raise UnsupportedError(f"{folder}: a pickled checkpoint", reason, ("the same model as safetensors or GGUF",))
+        reason = "pickled weights are read from pytorch_model.bin and its index alone, as transformers writes them"
+        raise UnsupportedError(f"{folder}: a pickled checkpoint", reason, alternatives)
     refuse(folder, "folder", "holds neither *.safetensors nor *.gguf")
+
+
+def _has_safetensors(folder: Path) -> bool:
+    return any(folder.glob("*.safetensors")) or (folder / "model.safetensors.index.json").exists()
 
 
 def _open_gguf(path: Path) -> Checkpoint:
@@ -162,13 +179,37 @@ def _as_matrix(info: TensorInfo) -> TensorInfo:
     return info
 
 
-def _open_safetensors(path: Path) -> Checkpoint:
-    model = SafetensorsModel(path)
+def _open_hf(path: Path, model: SafetensorsModel | TorchModel, kind: str) -> Checkpoint:
     config = from_hf(model.config_path, model.config)
-    source = Float8Tensors(path, model)
+    source = QuantisedTensors(Files(path, model), method_of(model.config_path, model.config))
     stored = stored_names(path, {name: info.format for name, info in source.tensors.items()}, config)
+    if config["tied"] and source.is_made("lm_head.weight"):
+        reason = "is quantised, and tie_word_embeddings says that the embedding is the head"
+        refuse(path, "tensor 'lm_head.weight'", reason)
     tensors = {name: replace(source.tensors[old], name=name) for name, old in stored.items()}
-    return Checkpoint(path, "safetensors", tensors, model.config, config, lambda name: source.read(stored[name]))
+    with naming(path):
+        for name in _spare_biases(source, stored, config, tensors):
+            del tensors[name]
+    if source.widened:
+        count = f"{len(source.widened):,} of {sum(len(info.shape) == 2 for info in tensors.values()):,}"
+        reasons = ", ".join(sorted(set(source.widened.values())))
+        log.get("weights").warning("%s: %s matrices are kept in float32, 4 bytes a weight: %s", path, count, reasons)
+    return Checkpoint(path, kind, tensors, model.config, config, lambda name: source.read(stored[name]))
+
+
+def _spare_biases(
+    source: QuantisedTensors, stored: Mapping[str, str], config: JsonObject, tensors: Mapping[str, TensorInfo]
+) -> list[str]:
+    """Biases of zeros beside quantised matrices that the model has none of: AutoGPTQ writes them for every matrix."""
+    biases = [name for name in stored if name.endswith(".bias")]
+    biases = [name for name in biases if source.is_made(stored[name].removesuffix("bias") + "weight")]
+    shapes = names.parameter_shapes(config, tensors) if biases else {}
+    spare = []
+    for name in biases:
+        info = source.tensors[stored[name]]
+        if name not in shapes and not formats.get(info.format).dequantize(source.read(info.name), info.shape).any():
+            spare.append(name)
+    return spare
 
 
 def stored_names(path: Path, dtypes: Mapping[str, str], config: JsonObject) -> dict[str, str]:

@@ -42,6 +42,14 @@ def to_hf(family: str, name: str) -> str:
     return theirs
 
 
+def to_gguf(family: str, name: str) -> str:
+    """What GGUF files call a parameter of one of our families: the inverse of `from_gguf`. Raises ConfigError."""
+    theirs = files_of(family).NAMES.to_gguf(name)
+    if theirs is None:
+        raise ConfigError(f"{name} of a {family} model has no name in GGUF files")
+    return theirs
+
+
 def parameter_shapes(config: JsonObject, stored: Container[str] = ()) -> dict[str, tuple[int, ...]]:
     """Canonical name -> shape of every tensor a file must hold for a configuration: the rows of its family's table.
 

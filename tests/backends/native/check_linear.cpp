@@ -36,6 +36,15 @@ uint16_t half(Format f, Random& random) {  // finite; one in eight is a denormal
 }
 
 void set_scales(Format f, uint8_t* block, Random& random) {
+    if (f == Format::INT4 || f == Format::INT8 || f == Format::E4M3 || f == Format::NF4) {  // float32 scales
+        const float most = f == Format::NF4 ? 0.25f : f == Format::INT4 ? 1 / 64.0f : f == Format::INT8 ? 1 / 512.0f : 1 / 2048.0f;
+        const uint32_t scale = bits_of(random.real() * most);
+        std::memcpy(block, &scale, 4);
+        if (f == Format::INT4) block[4] &= 15;  // the zero point
+        for (int b = 4; f == Format::E4M3 && b < info(f).block_bytes; b++)
+            if ((block[b] & 0x7f) == 0x7f) block[b] ^= 1;  // not NaN
+        return;
+    }
     const auto put = [&](int at) {
         const uint16_t h = half(f, random);
         std::memcpy(block + at, &h, 2);
@@ -86,7 +95,7 @@ std::vector<uint8_t> file_bytes(Format f, int64_t rows, int64_t k, Random& rando
             std::memcpy(block, (const uint8_t*)&value + 2, 2);
         else
             for (int b = 0; b < i.block_bytes; b++) block[b] = (uint8_t)random.bits();
-        if (!is_float(f)) set_scales(f, block, random);
+        if (!is_plain(f)) set_scales(f, block, random);
     }
     return file;
 }

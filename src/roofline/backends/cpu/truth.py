@@ -115,7 +115,7 @@ def _check(isa: str, address: int, sample: Sample) -> None:
     number = _native.format_names().index(packed)
     _native.kernels.linear(isa, number, address, rows, columns, x, y)
     used = x.astype(np.float64)
-    if packed not in ("F32", "F16", "BF16"):
+    if formats.get(packed).integers is not None:
         q, scale = np.empty(x.shape, np.int8), np.empty((2, columns // 32), np.float32)
         _native.kernels.quantise(isa, x, columns, q, scale, np.empty_like(scale))
         used = q.astype(np.float64) * np.repeat(scale.astype(np.float64), 32, axis=1)

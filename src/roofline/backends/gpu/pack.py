@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 import numpy as np
 
 from roofline.common.errors import UnsupportedError
+from roofline.ops import formats
 from roofline.ops.formats import blocks256
 
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ LAYOUTS = {
     "Q5_K": Layout(5, 32, 0, True, True),
     "Q6_K": Layout(6, 16, 32, True, False),
 }
+
+
+# Format -> the one of LAYOUTS that stands in for it on a GPU: INT4's codes less their zero points are 8-bit integers.
+STAND_INS = {"INT4": "Q8_0", "INT8": "Q8_0"}
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,24 @@ def pack(raw: np.ndarray, name: str, rows: int, columns: int) -> Packed[np.ndarr
         _plane((upper >> each)[:, :, high_order(layout.group)], more)[:, :, 0] if more else None,
         *(None if part is None else np.ascontiguousarray(part.T) for part in turned),  # type: ignore[arg-type]
     )
+
+
+def stand_in(raw: np.ndarray, name: str) -> np.ndarray:
+    """A matrix's bytes (uint8) in the format that stands in for its own, the very same where that is its own.
+
+    Raises UnsupportedError where float16 cannot hold a scale.
+    """
+    if name not in STAND_INS:
+        return raw
+    form = formats.get(name)
+    assert form.integers is not None, "formats of groups stand in for such formats"
+    q, scale, _ = form.integers(raw.reshape(-1, form.block_bytes))
+    with np.errstate(over="ignore"):
+        half = scale.astype("<f2")
+    if not np.array_equal(half.astype(np.float32), scale):
+        reason = "its kernels read it with scales that float16 holds exactly, and some of these are not"
+        raise UnsupportedError(f"format {name} on a GPU", reason, [*sorted(LAYOUTS), "E4M3"])
+    return np.concatenate([half.view(np.uint8).reshape(-1, 2), q.astype(np.int8).view(np.uint8)], axis=1).reshape(-1)
 
 
 def order(bits: int) -> np.ndarray:

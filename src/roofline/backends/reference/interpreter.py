@@ -5,7 +5,7 @@ reference; 16-bit values are held in float32 and rounded where the Program round
 as the ops they stand for, which is what they promise to equal.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +25,15 @@ from roofline.program.target import CACHE_ORDERS, GPU_ORDERS
 if TYPE_CHECKING:
     from torch import Tensor
 
+Observer = Callable[[Instr, list[object]], None]
+
 
 class Interpreter:
     """A Program bound to weights. read: file tensor name -> its bytes, uint8; group: who shares the model, if any."""
 
     def __init__(self, program: Program, read: Read, group: Group | None = None) -> None:
         require_ranks(program.share.ranks, group)
+        self.observer: Observer | None = None  # told of each instruction and its operands
         self.program, self.weights, self.group = program, Weights(program, read), group
 
     def run(self, inputs: Mapping[str, object]) -> dict[str, Any]:
@@ -40,7 +43,10 @@ class Interpreter:
         values = dict(inputs)
         with torch.no_grad():
             for instr in self.program.body:
-                results = self.step(instr, [values[name] for name in instr.inputs])
+                operands = [values[name] for name in instr.inputs]
+                if self.observer is not None:
+                    self.observer(instr, operands)
+                results = self.step(instr, operands)
                 values |= dict(zip((v.name for v in instr.outputs), results, strict=True))
         return values
 

@@ -102,9 +102,10 @@ def _takes(shape: "ModelShape", form: str) -> Takes:
 
 
 def _that_fit(report: Report, fit: "Fit") -> tuple[str, ...]:
-    """Formats in which the weights would leave room, by their size alone."""
-    room = (fit.memory - fit.workspace) * fit.devices
-    return tuple(row.format for row in report.takes if row.bytes is not None and row.bytes < room)
+    """Formats in which the fullest device's weights would leave room, by what they save of all weights."""
+    own = next((row.bytes for row in report.takes if row.format == report.dtype), None) or report.summary.bytes
+    room = fit.memory - fit.workspace
+    return tuple(row.format for row in report.takes if row.bytes is not None and fit.weights * row.bytes / own < room)
 
 
 def record(report: Report) -> JsonObject:

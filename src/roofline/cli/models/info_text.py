@@ -66,6 +66,7 @@ def _architecture(report: "Report") -> list[tuple[str, str]]:
     rows = [(label, _value(config.pop(key))) for key, label in _FIELDS.items() if config.get(key) is not None]
     if summary.experts:
         rows.append(("experts", f"{summary.experts}, {summary.top} a token"))
+        config = {key: value for key, value in config.items() if not key.startswith("experts")}
     rest = {key: value for key, value in config.items() if value not in (None, False, "", [], {})}
     rows += [(key.replace("_", " "), _value(value)) for key, value in rest.items()]
     return [*rows, ("ops", ", ".join(summary.ops))]
@@ -146,6 +147,8 @@ def _show_fit(out: "Console", report: "Report", fit: "Fit") -> None:
         rows.append(("no more devices", fit.limit))
     if report.no_kernels:
         rows.append(("no kernels", report.no_kernels))
+    if fit.lacking:
+        rows.append(("no kernels", f"for {', '.join(fit.lacking)}: the gpu backend does not run this model yet"))
     out.print(_facts(rows))
     if fit.rates:
         out.print()
@@ -155,6 +158,8 @@ def _show_fit(out: "Console", report: "Report", fit: "Fit") -> None:
 
 
 def _of_what(fit: "Fit") -> str:
+    if fit.stages > 1:
+        return f" a device; each has some of the layers (--pp {fit.stages})"
     if fit.dies > 1:
         return f" a device, of which a package has {fit.dies}"
     return " a device" if fit.devices > 1 else ""
@@ -196,7 +201,8 @@ def _footnotes(report: "Report", fit: "Fit") -> Iterable[str]:
     flops = human_rate(fit.roofs.bf16_flops, "FLOP") if math.isfinite(fit.roofs.bf16_flops) else "not in the table"
     if isinstance(fit.roofs, SheetRoofs):
         yield f"roofs{' of a device' * several}: reads {reads}, bf16 {flops} ({'; '.join(fit.roofs.sources)})"
-        exchanged = f", {human_bytes(fit.rates[0].link_bytes)} a token from other devices" if several else ""
+        link = fit.rates[0].link_bytes
+        exchanged = f", {human_bytes(link)} a token from other devices" if link else ""
         yield f"not counted: arithmetic outside matrix products, launches{exchanged}"
     else:
         int8 = f", int8 {human_rate(fit.roofs.int8_ops, 'op')}" if fit.roofs.int8_ops else ""

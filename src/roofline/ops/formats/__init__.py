@@ -3,12 +3,12 @@
 import numpy as np
 
 from roofline.common.errors import ConfigError, UnsupportedError
-from roofline.ops.formats import blocks32, blocks256, blocks256_low, codebooks, float8, plain, tables
+from roofline.ops.formats import blocks32, blocks256, blocks256_low, codebooks, float8, nf4, plain, scaled, tables
 from roofline.ops.formats.base import CHUNK_VALUES, Format
 
 __all__ = ["FORMATS", "Format", "get", "packed", "packed_bytes", "readable", "register"]
 
-_FAMILIES = (plain, float8, blocks32, blocks256, blocks256_low, tables, codebooks)
+_FAMILIES = (plain, float8, nf4, blocks32, blocks256, blocks256_low, scaled, tables, codebooks)
 FORMATS: dict[str, Format] = {form.name: form for family in _FAMILIES for form in family.FORMATS}
 
 

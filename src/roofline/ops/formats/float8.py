@@ -1,7 +1,8 @@
 """E4M3: 8-bit floats of OCP's flavour (e4m3fn), 128 of a row with one float32 scale; a weight is scale * value.
 
-What checkpoints of 8-bit floats are read as (`weights/files/float8.py`), whether they have a scale for each matrix, row
-or block. Values: sign, 4 bits of exponent (bias 7), 3 of mantissa; largest 448, no infinity, NaN is all ones.
+What checkpoints of 8-bit floats are read as (`weights/quantised/float8.py`), whether they have a scale for each
+matrix, row or block. Values: sign, 4 bits of exponent (bias 7), 3 of mantissa; largest 448, no infinity, NaN is all
+ones.
 """
 
 import numpy as np

@@ -111,7 +111,7 @@ def _groups(program: Program, target: Target) -> dict[str, KvGroup]:
 
 def _quantised(program: Program, instr: Instr) -> bool:
     kind = program.weights[instr.weights[0]].type
-    if not kind.quantised and any(name not in ("F32", "F16", "BF16") for name in kind.formats):
+    if kind.mixed:
         raise UnsupportedError(f"{instr.weights[0]}", f"it mixes {', '.join(kind.formats)} in one weight")
     return kind.quantised
 

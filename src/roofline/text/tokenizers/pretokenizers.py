@@ -5,6 +5,9 @@ a search takes time linear in the text. Each splits the pieces of the one before
 own. Where llama.cpp splits otherwise is listed in docs/reference/tokenizers.md.
 """
 
+import re
+from collections.abc import Iterator
+
 from roofline.common.errors import UnsupportedError
 from roofline.text.tokenizers.vocabulary import JsonObject
 
@@ -146,6 +149,8 @@ NFC = frozenset({"qwen2", "deepseek-r1-qwen", "qwen35", "megrez", "f2llmv2"})
 ADDS_BOS = _LLAMA3_FAMILY | {"tekken", "chameleon"}
 # Spelt in SentencePiece's alphabet, with merges: spaces become visible ones and nothing splits a text.
 VISIBLE_SPACES = frozenset({"gemma4", "sarvam-moe", "granite-embed-multi-311m"})
+# The name that llama.cpp's own converter writes for a splitting rule that has several.
+_PREFERRED = {"llama3": "llama-bpe", "llama-v3": "llama-bpe"}
 
 
 def byte_level_pipeline(kind: str, *, prefix_space: bool = False) -> JsonObject:
@@ -170,3 +175,44 @@ def byte_level_pipeline(kind: str, *, prefix_space: bool = False) -> JsonObject:
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*steps, {**byte_level, "use_regex": last}]},
         "decoder": {**byte_level, "use_regex": True},
     }
+
+
+def kind_of_pipeline(pipeline: JsonObject, ignore_merges: bool) -> str | None:
+    """The name that GGUF files give to a pipeline of tokenizer.json, the inverse of `byte_level_pipeline`.
+
+    None where none of the names here stands for it. A name that says nothing of merges or NFC stands for a pipeline
+    without them.
+    """
+    patterns = tuple(_patterns(pipeline.get("pre_tokenizer")))
+    normalizers = [step["type"] for step in _steps(pipeline.get("normalizer"), "normalizers")]
+    if None in patterns or normalizers not in ([], ["NFC"]):
+        return None
+    for kind, known in PATTERNS.items():
+        if known == patterns and (kind in NFC) == bool(normalizers) and (kind in IGNORE_MERGES) == ignore_merges:
+            return _PREFERRED.get(kind, kind)
+    return None
+
+
+def _steps(step: JsonObject | None, inside: str) -> Iterator[JsonObject]:
+    if step is None:
+        return
+    if step["type"] != "Sequence":
+        yield step
+        return
+    for inner in step[inside]:
+        yield from _steps(inner, inside)
+
+
+def _patterns(pre_tokenizer: JsonObject | None) -> Iterator[str | None]:
+    """The pattern of each step that splits; None for a step that no name of GGUF files stands for."""
+    for step in _steps(pre_tokenizer, "pretokenizers"):
+        if step["type"] == "Digits":
+            yield r"\p{N}" if step["individual_digits"] else r"\p{N}+"
+        elif step["type"] == "Split" and step["behavior"] == "Isolated" and not step["invert"]:
+            pattern = step["pattern"]
+            yield pattern.get("Regex", re.escape(pattern.get("String", "")))
+        elif step["type"] == "ByteLevel" and not step["add_prefix_space"]:
+            if step.get("use_regex", True):
+                yield _GPT2
+        else:
+            yield None

@@ -34,17 +34,25 @@ _GATED_GGUF: tuple[str, ...] = (
 _GATED_GGUF += ("attention.key_length", "attention.value_length", "vocab_size", "rope.scaling.type")
 _QWEN = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 _MPT = ("d_model", "n_heads", "n_layers", "expansion_ratio", "max_seq_len", "attn_config", "no_bias", "norm_type")
+_EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step")
+_EXPERTS += ("mlp_only_layers", "router_aux_loss_coef")
+_EXPERTS_GGUF = ("expert_count", "expert_used_count", "expert_feed_forward_length")
 _HF_KEYS: dict[str, tuple[str, ...]] = {
     "llama": (*_GATED, "attention_bias", "mlp_bias", "head_dim"),
     "mistral": (*_GATED, "head_dim", "sliding_window"),
     "qwen2": (*_GATED, *_QWEN),
     "qwen3": (*_GATED, *_QWEN, "attention_bias", "head_dim"),
+    "mixtral": (*_GATED, "sliding_window", "num_local_experts", *_EXPERTS[1:2], *_EXPERTS[-1:], "router_jitter_noise"),
+    "qwen2_moe": (*_GATED, *_QWEN, *_EXPERTS, "shared_expert_intermediate_size", "qkv_bias"),
+    "qwen3_moe": (*_GATED, *_QWEN, *_EXPERTS, "attention_bias", "head_dim"),
     "mpt": (*_MPT, "learned_pos_emb", "emb_pdrop", "resid_pdrop", "ffn_config", "init_config", "logit_scale"),
 }
 _GGUF_KEYS: dict[str, tuple[str, ...]] = {
     "llama": _GATED_GGUF,
     "qwen2": _GATED_GGUF[:4],
     "qwen3": _GATED_GGUF[:6],
+    "qwen2moe": (*_GATED_GGUF[:4], *_EXPERTS_GGUF, "expert_shared_feed_forward_length"),
+    "qwen3moe": (*_GATED_GGUF[:6], *_EXPERTS_GGUF),
 }
 # What a key, or a key and its value, says the model computes -> the ops of ours that compute it.
 _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (

@@ -62,10 +62,8 @@ def to_hf(config: Config) -> Config:
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }
-    fields = hf_fields.to_hf(config, kind, name) | experts
-    if not third:
-        fields |= {"shared_expert_intermediate_size": config["shared_ffn"], "qkv_bias": config["attention_bias"]}
-    return fields
+    shared = {"shared_expert_intermediate_size": config.get("shared_ffn", 0), "qkv_bias": config["attention_bias"]}
+    return hf_fields.to_hf(config, kind, name) | experts | ({} if third else shared)
 
 
 def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:

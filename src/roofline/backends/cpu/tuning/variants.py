@@ -7,7 +7,7 @@ A name is a few words that native/variant.h describes; each candidate here chang
 from dataclasses import dataclass, replace
 
 from roofline.backends.cpu.select import DEFAULT
-from roofline.ops.symbol import FLOAT_FORMATS, Q_BYTES
+from roofline.ops.symbol import Q_BYTES
 from roofline.ops.traits import Trait
 from roofline.program.ir import Instr, Program
 
@@ -60,7 +60,7 @@ def _describe(instr: Instr, program: Program) -> tuple[str, str] | None:
     if instr.has(Trait.PRODUCT):
         recipe = program.weights[instr.weights[0]]
         formats = "+".join(dict.fromkeys(piece.format for piece in recipe.pieces))
-        kind = "float_linear" if recipe.pieces[0].format in FLOAT_FORMATS else "linear"
+        kind = "linear" if recipe.type.quantised else "float_linear"
         return kind, f"{instr.op} {recipe.shape[1]}x{recipe.shape[0]} {formats}"
     if instr.makes_integers:
         out = types[instr.output.name]

@@ -13,7 +13,7 @@ from roofline.backends.gpu.devices import give_back
 from roofline.backends.gpu.memory.capacity import BUFFERS
 from roofline.backends.gpu.memory.offload import Offload
 from roofline.backends.gpu.memory.requirements import layer_of
-from roofline.backends.gpu.pack import pack
+from roofline.backends.gpu.pack import STAND_INS, pack, stand_in
 from roofline.hardware.detect import cores_allowed, cpu_quota, usable_cores
 from roofline.ops import formats
 from roofline.program.ir import Piece, Program, Recipe
@@ -115,7 +115,7 @@ class DeviceWeights:
 
     def _matrix(self, recipe: Recipe) -> tuple[Part, ...]:
         parts, start = [], 0
-        for form, pieces in groupby(recipe.pieces, key=lambda piece: formats.packed(piece.format).name):
+        for form, pieces in groupby(recipe.pieces, key=lambda piece: _form(piece.format)):
             same = tuple(pieces)
             quantised, float8 = formats.get(form).block > 1, form == "E4M3"
             weight = self._quantised(recipe, same, form) if quantised else self._float(recipe, same, self._dtype)
@@ -127,7 +127,10 @@ class DeviceWeights:
     def _quantised(self, recipe: Recipe, pieces: tuple[Piece, ...], form: str) -> "Packed[Tensor] | Float8Weight":
         from roofline.backends.gpu.kernels.float8 import Float8Weight
 
-        raw = [formats.packed_bytes(p.format, p.bytes_of(self.read(p.tensor), recipe.columns)) for p in pieces]
+        raw = []
+        for piece in pieces:
+            own = formats.packed_bytes(piece.format, piece.bytes_of(self.read(piece.tensor), recipe.columns))
+            raw.append(stand_in(own, formats.packed(piece.format).name))
         rows = sum(piece.stop - piece.start for piece in pieces)
         if form == "E4M3":
             return Float8Weight.of(np.concatenate(raw), rows, self._device)
@@ -187,6 +190,12 @@ class HostedWeights:
         for name in self._names.get(layer, ()):
             self.shapes[name] = _map(make(name), name, take)
         return tensors
+
+
+def _form(name: str) -> str:
+    """The format that a piece is on the device."""
+    ours = formats.packed(name).name
+    return STAND_INS.get(ours, ours)
 
 
 def _map(weight: T, key: str, change: "Callable[[str, Tensor], Tensor]") -> T:

@@ -301,3 +301,8 @@ _LOWER: dict[str, Callable[[Lowering, Instr], Launch]] = {
     "soft_cap": _by_torch(_soft_cap),
     "sigmoid_scale": _by_torch(lambda instr, x: x[0].float() * x[1].float().sigmoid()),
 }
+
+
+def without_kernel(program: Program) -> tuple[str, ...]:
+    """The ops of a Program that have no kernel here, by order of use."""
+    return tuple(dict.fromkeys(i.op for i in program.body if i.op not in _LOWER and not i.has(Trait.VIEW)))

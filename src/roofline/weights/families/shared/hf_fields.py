@@ -11,7 +11,7 @@ from roofline.weights.families.shared.canonical import (
     checked_rope_scaling,
     refuse_unless_neutral,
 )
-from roofline.weights.files import float8
+from roofline.weights.quantised.methods import method_of
 
 REQUIRED = {
     "hidden_size": "width",
@@ -62,9 +62,7 @@ _SHARED = {
 def refuse_features(fields: Fields, honoured: Collection[str] = ()) -> None:
     """Raise UnsupportedError for a field that changes the mathematics, unless a reader honours it."""
     refuse_unless_neutral(fields, {key: values for key, values in NEUTRAL.items() if key not in honoured})
-    for key in ("quantization_config", "compression_config"):
-        if fields.values.get(key) is not None:
-            float8.check_config(Path(fields.path), fields.values[key])
+    method_of(Path(fields.path), fields.values)
 
 
 def new_fields(fields: Fields) -> str:

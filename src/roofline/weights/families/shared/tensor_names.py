@@ -60,17 +60,24 @@ class TensorNames:
         """``"model.layers.3.self_attn.q_proj.weight"`` -> ``"layers.3.attn.q.weight"``; None for an unknown name."""
         return self._canonical(name, self._hf, 1)
 
+    def to_gguf(self, name: str) -> str | None:
+        """The inverse of `from_gguf`; None for a parameter that is not in the table."""
+        return self._theirs(name, 0, "blk")
+
     def to_hf(self, name: str) -> str | None:
         """The inverse of `from_hf`; None for a parameter that is not in the table."""
+        return self._theirs(name, 1, self.hf_layers)
+
+    def _theirs(self, name: str, at: int, layers: str) -> str | None:
         match = _OURS.fullmatch(name)
         if match:
             index, part, kind = match.groups()
             part, expert = _without_expert(part)
-            theirs, before = self.layer.get(part, ("", ""))[1], f"{self.hf_layers}.{index}."
+            theirs, before = self.layer.get(part, ("", ""))[at], f"{layers}.{index}."
             theirs = theirs.replace(_EXPERT, expert)
         else:
             part, _, kind = name.rpartition(".")
-            theirs, before = self.top.get(part, ("", ""))[1], ""
+            theirs, before = self.top.get(part, ("", ""))[at], ""
         return f"{before}{theirs}.{kind}" if theirs else None
 
     @cached_property
