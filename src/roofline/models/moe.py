@@ -6,7 +6,7 @@ Sources: Jiang et al. 2024, Yang et al. 2024, 2025.
 from dataclasses import dataclass
 
 from roofline import ops
-from roofline.common.errors import ConfigError
+from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.models import llama, qwen
 from roofline.models.config import ModelConfig
 from roofline.models.family import ForwardBatch
@@ -43,6 +43,9 @@ class Config(ModelConfig):
 def check(cfg: Config) -> None:
     """Raises UnsupportedError on what this family does not have."""
     llama.check_rope(cfg)
+    if cfg.output_bias or cfg.mlp_bias:
+        what = f"output_bias={cfg.output_bias}, mlp_bias={cfg.mlp_bias} in a {cfg.family} model"
+        raise UnsupportedError(what, "only its q, k and v can have biases")
 
 
 def spec(cfg: Config) -> tuple[Param, ...]:

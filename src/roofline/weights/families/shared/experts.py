@@ -32,9 +32,10 @@ def expert_size(fields: Fields, name: str) -> int:
 
 
 def _experts(fields: Fields, count: str, chosen: str) -> Config:
-    experts, top = fields.need(count, int), fields.need(chosen, int)
+    experts = fields.need(count, int)
     if not 1 <= experts <= MOST_EXPERTS:
         fields.refuse(count, f"{describe(experts)} is not from 1 to {MOST_EXPERTS}")
+    top = fields.need(chosen, int)
     if not 1 <= top <= min(experts, MOST_CHOSEN):
         fields.refuse(chosen, f"{describe(top)} is not from 1 to {min(experts, MOST_CHOSEN)}")
     return {"experts": experts, "experts_per_token": top}
