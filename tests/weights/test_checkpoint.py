@@ -181,7 +181,7 @@ def test_gguf_rope_divisors_that_are_something_else_are_refused() -> None:
         ({"llama__attention__layer_norm_rms_epsilon": math.nan}, ConfigError, "is the number nan, not a finite"),
         ({"llama__rope__freq_base": -1.0}, ConfigError, "rope.freq_base"),
         ({"llama__vocab_size": 51}, ConfigError, "vocab_size"),
-        ({"llama__expert_count": 8}, UnsupportedError, "expert_count"),
+        ({"llama__expert_count": 8}, ConfigError, "expert_used_count"),
         ({"llama__attention__clamp_kqv": 8.0}, UnsupportedError, "clamp_kqv"),
         ({"llama__something__new": 1}, UnsupportedError, "something.new"),
         ({"llama__rope__scaling__type": "longrope"}, UnsupportedError, "longrope"),
