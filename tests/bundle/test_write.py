@@ -23,7 +23,13 @@ CLI = "import sys; from roofline.cli.main import main; sys.exit(main())"
 # Digests of what is in bundles, by version. Where a test below fails, the layout or the operations have changed: raise
 # kLayoutVersion (native/formats.h) or kCodeVersion (native/executable.h) and put the new digest here.
 # Version -> number of formats and the digest of their tiles: more formats do not raise it.
-LAYOUT = {1: {9: "ffca09b07eeead794bdc3cae375a5c87", 20: "d32e700f693bdf3933e1b6108c163375"}}
+LAYOUT = {
+    1: {
+        9: "ffca09b07eeead794bdc3cae375a5c87",
+        20: "d32e700f693bdf3933e1b6108c163375",
+        24: "49bf76dc0d22f597331604fdecc417ea",
+    }
+}
 CODE = {
     1: {
         "operations.txt": "aba03c8529c20a4600572c56e92aae94",

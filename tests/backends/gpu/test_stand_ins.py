@@ -64,3 +64,13 @@ def test_a_checkpoint_equals_the_reference(kind: str, tmp_path: Path) -> None:
     vectors = [vector for name, vector in gpu.weights.vectors.items() if name.startswith("layers")]
     there = sum(part.weight.nbytes for part in layers) + sum(vector.nbytes for vector in vectors)
     assert sum(needs_of(program, LIMITS).layers) == there  # what is asked of the device is what lies on it
+
+
+def test_formats_with_a_stand_in_are_compiled_for_and_nf4_is_refused(tmp_path: Path) -> None:
+    """Before anything is loaded."""
+    from roofline.backends.gpu.program import _check_formats
+
+    _check_formats({"INT4", "INT8", "Q4_0", "E4M3", "BF16"})
+    for name in ("NF4", "Q2_K"):
+        with pytest.raises(UnsupportedError, match=f"weights of {name} on a GPU"):
+            _check_formats({name, "INT4"})

@@ -72,11 +72,11 @@ def _float8_variant(chip: "Chip | None", what: str, instead: str) -> str:
 
 def _check_formats(matrices: "set[str]") -> None:
     """Raises UnsupportedError, naming the file's formats, where the kernels cannot read one."""
-    from roofline.backends.gpu.pack import LAYOUTS
+    from roofline.backends.gpu.pack import LAYOUTS, STAND_INS
     from roofline.ops import formats
     from roofline.ops.symbol import FLOAT_FORMATS
 
-    readable = {*FLOAT_FORMATS, *LAYOUTS, FLOAT8}
+    readable = {*FLOAT_FORMATS, *LAYOUTS, *STAND_INS, FLOAT8}
     foreign = sorted(name for name in matrices if formats.packed(name).name not in readable)
     if foreign:
         what, reason = f"weights of {', '.join(foreign)} on a GPU", "its kernels do not read them"
