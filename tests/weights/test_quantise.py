@@ -1,11 +1,15 @@
 """Rounding loses less than the plain packers do, and the mixes are those of llama.cpp's quantiser."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from roofline.common.errors import ConfigError
 from roofline.ops import formats
 from roofline.weights import names
+from roofline.weights.files.mapped import as_bytes, forget, map_file
 from roofline.weights.quantise.mixes import MIXES, formats_of, mix_of
 from roofline.weights.quantise.rounding import round_to
 from roofline.weights.rope_rows import reorder
@@ -110,3 +114,17 @@ def test_rows_come_back_from_pairs():
     rows = pairs.reshape(32, 3)[:, 0] // 3
     assert rows[:8].tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
     assert np.array_equal(reorder(pairs, 32, 4, "half"), raw)
+
+
+def test_pages_of_a_file_that_were_read_leave_memory(tmp_path):
+    def resident() -> int:
+        return int(re.search(r"RssFile:\s+(\d+)", Path("/proc/self/status").read_text())[1])  # KiB
+
+    (tmp_path / "data").write_bytes(b"\1" * (32 << 20))
+    data = as_bytes(map_file(tmp_path / "data"))
+    assert int(data.sum(dtype=np.int64)) == 32 << 20
+    before = resident()
+    forget(data[4096 + 5 :])
+    assert before - resident() > 30 << 10
+    assert data[-1] == 1  # and is read again
+    forget(np.ones(5))  # no file

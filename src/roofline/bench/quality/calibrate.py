@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from roofline.backends.options import LoadOptions
-from roofline.bench.quality.score import load_to_score, text_windows
+from roofline.bench.quality.score import load_to_score
 from roofline.common.errors import CapacityError, ConfigError
 from roofline.hardware.detect import detect
 from roofline.ops.batch import PAGE_TOKENS, Segment
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from roofline.program.ir import Program
     from roofline.weights.checkpoint import Checkpoint
 
-CONTEXT = 512  # tokens of a window
-TOKENS = 4096  # of a text, after which the means hardly change
+CONTEXT = 512  # tokens that see each other
+TOKENS = 1024  # of a text: the reference, which is slow, reads it
 _FLOOR = 1e-3  # of the mean: a column that a text never used may still be used by another
 
 Progress = Callable[[int, int], None]
@@ -53,19 +53,20 @@ def column_importance(
 
     assert isinstance(executable, ReferenceExecutable), "it was asked for"
     assert tokenizer is not None, "it was loaded with its text side"
-    windows = text_windows(tokenizer, text, context, context - 1, TOKENS)
+    ids = tokenizer.encode(text, add_special=True)[:TOKENS]
+    if not ids:
+        raise ConfigError("the text to calibrate with is empty")
     sums = _Squares(executable.program)
     executable.observe(sums.see)
     step = executable.limits.tokens
-    done, total = 0, sum(len(window.ids) for window in windows)
-    for window in windows:
-        for start in range(0, len(window.ids), step):
-            ids = window.ids[start : start + step]
-            pages = range(-(-(start + len(ids)) // PAGE_TOKENS))
-            executable.batch.fill([Segment(ids, start, pages)], range(len(ids)))
+    for begin in range(0, len(ids), context):
+        window = ids[begin : begin + context]
+        for start in range(0, len(window), step):
+            part = window[start : start + step]
+            pages = range(-(-(start + len(part)) // PAGE_TOKENS))
+            executable.batch.fill([Segment(part, start, pages)], range(len(part)))
             executable.forward()
-            done += len(ids)
-            progress(done, total)
+            progress(begin + start + len(part), len(ids))
     executable.close()
     return sums.importance()
 

@@ -59,6 +59,8 @@ def forget(view: "np.ndarray") -> None:
     owner: object = view
     while isinstance(owner, np.ndarray):
         owner = owner.base
+    if isinstance(owner, memoryview):
+        owner = owner.obj
     if not isinstance(owner, mmap.mmap) or not view.nbytes:
         return
     start = view.ctypes.data - np.frombuffer(owner, np.uint8).ctypes.data

@@ -5,8 +5,8 @@ that each gives, the best scale (and minimum) is the solution of a least-squares
 least error stays. The formats with two levels then solve once more for their upper scales, with all codes of a block.
 
 The error of a weight counts as much as `importance` says of its column (the mean square of what it is multiplied with,
-where that was measured). Larger weights count more, as their errors come with larger products: the factor is the root
-of the mean square of the block plus the weight's own square, with which Q4_K_M of SmolLM2 lost least among those tried.
+where that was measured), times the root of the mean square of its block plus its own square: large weights are more
+often those that matter.
 """
 
 from collections.abc import Callable
