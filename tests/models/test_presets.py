@@ -19,6 +19,11 @@ COUNTS = {
     "llama-3.2-1b": 1_235_814_400,
     "mistral-7b-v0.1": 7_241_732_096,
     "mistral-large-2407": 122_610_069_504,
+    "gemma-2-27b": 27_227_128_320,
+    "gemma-3-1b": 999_885_952,
+    "phi-4": 14_659_507_200,
+    "smollm3-3b": 3_075_098_624,
+    "olmo-2-7b": 7_298_617_344,
     "mixtral-8x7b": 46_702_792_704,
     "mixtral-8x22b": 140_620_634_112,
     "qwen1.5-moe-a2.7b": 14_315_784_192,
@@ -60,6 +65,14 @@ def test_scaled_positions_are_those_of_each_generation() -> None:
     assert (factors["llama-3.1-8b"]["factor"], factors["llama-3.2-1b"]["factor"]) == (8.0, 32.0)
     assert presets.preset("mistral-7b-v0.1")["sliding_window"] == 4096
     assert presets.preset("mistral-7b-v0.2")["sliding_window"] is None
+
+
+def test_lists_begin_in_the_table_and_repeat_over_the_layers() -> None:
+    windows = presets.preset("gemma-3-1b")["layer_windows"]
+    assert len(windows) == 26
+    assert [layer for layer, window in enumerate(windows) if window == 0] == [5, 11, 17, 23]
+    assert set(windows) == {0, 512}
+    assert presets.preset("smollm3-3b")["turning"][-5:] == [False, True, True, True, False]
 
 
 def test_an_unknown_preset_is_refused_with_the_nearest_name() -> None:

@@ -117,7 +117,10 @@ def test_what_others_need_to_know_is_in_the_configuration() -> None:
         **(llama["rope_scaling"] or {"rope_type": "default"}),
     }
     for name, config in CONFIGS.items():
-        if config["family"] != "mpt":
+        if config["family"] == "gemma" and config["rope_scaling"]:  # which has a table for each kind of layer
+            whole = hf_config(config)["rope_parameters"]["full_attention"]
+            assert whole == {"rope_theta": config["rope_theta"], **config["rope_scaling"]}, name
+        elif config["family"] != "mpt":
             assert hf_config(config).get("rope_scaling") == config["rope_scaling"], name
     assert "attention_bias" not in hf_config(CONFIGS["qwen2"])
     assert [hf_config(CONFIGS[name])["model_type"] for name in ("mistral", "qwen2", "qwen3")] == [
@@ -125,8 +128,8 @@ def test_what_others_need_to_know_is_in_the_configuration() -> None:
         "qwen2",
         "qwen3",
     ]
-    with pytest.raises(ConfigError, match="a gemma model has no config"):
-        hf_config(llama | {"family": "gemma"})
+    with pytest.raises(ConfigError, match="a falcon model has no config"):
+        hf_config(llama | {"family": "falcon"})
     mpt = hf_config(presets.preset("mpt-125m"))
     assert mpt["attn_config"] == {"alibi": False, "alibi_bias_max": 8}
     assert (mpt["expansion_ratio"], type(mpt["expansion_ratio"])) == (4, int)

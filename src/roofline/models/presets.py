@@ -13,6 +13,7 @@ from roofline.common.names import unknown
 from roofline.models.registry import configure
 from roofline.models.spec import expand
 
+_BY_LAYER = {"layer_windows", "turning"}  # lists that rows begin, and that layers repeat
 _ABSENT = {"rope_scaling": None, "sliding_window": None}  # TOML has no word for none
 
 
@@ -35,6 +36,8 @@ def presets() -> Mapping[str, Preset]:
     for group in tables.values():
         for name, row in group["models"].items():
             config = defaults | group["shared"] | row
+            for key in _BY_LAYER & config.keys():
+                config[key] = [config[key][layer % len(config[key])] for layer in range(config["layers"])]
             found[name] = Preset(name, config, config.pop("parameters"), group["source"])
     return found
 

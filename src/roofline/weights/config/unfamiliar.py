@@ -34,6 +34,7 @@ _GATED_GGUF: tuple[str, ...] = (
 _GATED_GGUF += ("attention.key_length", "attention.value_length", "vocab_size", "rope.scaling.type")
 _QWEN = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 _MPT = ("d_model", "n_heads", "n_layers", "expansion_ratio", "max_seq_len", "attn_config", "no_bias", "norm_type")
+_GEMMA = ("hidden_activation", "query_pre_attn_scalar", "sliding_window", "head_dim", *_GATED[1:])
 _EXPERTS: tuple[str, ...] = (
     "num_experts",
     "num_experts_per_tok",
@@ -48,6 +49,12 @@ _HF_KEYS: dict[str, tuple[str, ...]] = {
     "mistral": (*_GATED, "head_dim", "sliding_window"),
     "qwen2": (*_GATED, *_QWEN),
     "qwen3": (*_GATED, *_QWEN, "attention_bias", "head_dim"),
+    "gemma2": (*_GEMMA, "attn_logit_softcapping", "final_logit_softcapping"),
+    "gemma3_text": (*_GEMMA, "rope_local_base_freq", "layer_types", "_sliding_window_pattern"),
+    "phi3": (*_GATED, "sliding_window", "original_max_position_embeddings", "partial_rotary_factor", "resid_pdrop"),
+    "olmo2": (*_GATED, "attention_bias"),
+    "smollm3": (*_GATED, "no_rope_layers", "no_rope_layer_interval", "use_sliding_window", "layer_types"),
+    "glm4": (*_GATED, "attention_bias", "head_dim", "partial_rotary_factor"),
     "mixtral": (*_GATED, "sliding_window", "num_local_experts", *_EXPERTS[1:2], *_EXPERTS[-1:], "router_jitter_noise"),
     "qwen2_moe": (*_GATED, *_QWEN, *_EXPERTS, "shared_expert_intermediate_size", "qkv_bias"),
     "qwen3_moe": (*_GATED, *_QWEN, *_EXPERTS, "attention_bias", "head_dim"),
