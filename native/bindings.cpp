@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstring>
 #include <map>
+#include <numeric>
 #include <stdexcept>
 #include <thread>
 
@@ -105,7 +106,7 @@ class PyExecutable {
                 Array<int32_t> sample_index, Array<int32_t> position, Array<float> repetition, Array<float> presence, Array<float> frequency,
                 Array<int32_t> hist_start, Array<int32_t> hist_ids, Array<int32_t> hist_counts, Array<int32_t> bias_start, Array<int32_t> bias_ids,
                 Array<float> bias_values, Array<int32_t> logprobs, nb::object mask, Output<int32_t> ids, Output<float> logprob, Output<int32_t> top_ids,
-                Output<float> top_logprobs, int width) {
+                Output<float> top_logprobs, int width, nb::object which) {
         const int rows = core_->rows(), vocab = core_->vocab(), words = (vocab + 31) / 32;
         for (const size_t size : {temperature.size(), top_k.size(), top_p.size(), min_p.size(), seed.size(), sample_index.size(), position.size(),
                                   repetition.size(), presence.size(), frequency.size(), logprobs.size(), ids.size(), logprob.size()})
@@ -121,22 +122,31 @@ class PyExecutable {
             if ((int64_t)mask_array.size() != (int64_t)rows * words) throw std::invalid_argument("the mask does not cover rows x vocabulary");
             masks = mask_array.data();
         }
-        std::vector<SampleRow> list(rows);
-        for (int i = 0; i < rows; i++) {
+        std::vector<int32_t> chosen(rows);  // whose entries in the results are written
+        std::iota(chosen.begin(), chosen.end(), 0);
+        if (!which.is_none()) {
+            const auto some = nb::cast<Array<int32_t>>(which);
+            chosen.assign(some.data(), some.data() + some.size());
+            for (const int32_t row : chosen)
+                if (row < 0 || row >= rows) throw std::invalid_argument("there is no such logit row to sample");
+        }
+        std::vector<SampleRow> list;
+        list.reserve(chosen.size());
+        for (const int32_t i : chosen) {
             const int h0 = hist_start.data()[i], h1 = hist_start.data()[i + 1], b0 = bias_start.data()[i], b1 = bias_start.data()[i + 1];
-            list[i] = {core_->logits() + (int64_t)i * vocab, nullptr, nullptr, vocab, temperature.data()[i], top_p.data()[i], min_p.data()[i],
-                       repetition.data()[i], presence.data()[i], frequency.data()[i], top_k.data()[i], seed.data()[i], sample_index.data()[i],
-                       position.data()[i], hist_ids.data() + h0, hist_counts.data() + h0, h1 - h0, bias_ids.data() + b0, bias_values.data() + b0,
-                       b1 - b0, masks ? masks + (int64_t)i * words : nullptr, std::min({logprobs.data()[i], width, vocab}), -1, 0.0f,
-                       top_ids.data() + (int64_t)i * width, top_logprobs.data() + (int64_t)i * width};
+            list.push_back({core_->logits() + (int64_t)i * vocab, nullptr, nullptr, vocab, temperature.data()[i], top_p.data()[i], min_p.data()[i],
+                            repetition.data()[i], presence.data()[i], frequency.data()[i], top_k.data()[i], seed.data()[i], sample_index.data()[i],
+                            position.data()[i], hist_ids.data() + h0, hist_counts.data() + h0, h1 - h0, bias_ids.data() + b0, bias_values.data() + b0,
+                            b1 - b0, masks ? masks + (int64_t)i * words : nullptr, std::min({logprobs.data()[i], width, vocab}), -1, 0.0f,
+                            top_ids.data() + (int64_t)i * width, top_logprobs.data() + (int64_t)i * width});
         }
         {
             nb::gil_scoped_release release;
             core_->sample(list);
         }
-        for (int i = 0; i < rows; i++) {
-            ids.data()[i] = list[i].id;
-            logprob.data()[i] = list[i].logprob;
+        for (size_t i = 0; i < list.size(); i++) {
+            ids.data()[chosen[i]] = list[i].id;
+            logprob.data()[chosen[i]] = list[i].logprob;
         }
     }
 
@@ -164,6 +174,12 @@ class PyExecutable {
             adapters_.erase(slot);
         else
             adapters_[slot] = data;
+    }
+
+    // int64 [routes][experts]: rows that went to each; and distinct experts, added up over so many Routes of steps.
+    nb::tuple expert_counts() const {
+        const Executable::ExpertCounts& counts = core_->expert_counts();
+        return nb::make_tuple(counts.rows, counts.experts, counts.distinct, counts.routes);
     }
 
     bool timing() const { return core_->timing; }
@@ -233,8 +249,9 @@ NB_MODULE(_native, m) {
         .def("logits", &PyExecutable::logits)
         .def("sample", &PyExecutable::sample, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "sample_index"_a, "position"_a,
              "repetition"_a, "presence"_a, "frequency"_a, "hist_start"_a, "hist_ids"_a, "hist_counts"_a, "bias_start"_a, "bias_ids"_a, "bias_values"_a,
-             "logprobs"_a, "mask"_a.none(), "ids"_a, "logprob"_a, "top_ids"_a, "top_logprobs"_a, "width"_a)
+             "logprobs"_a, "mask"_a.none(), "ids"_a, "logprob"_a, "top_ids"_a, "top_logprobs"_a, "width"_a, "which"_a.none() = nb::none())
         .def("set_adapter", &PyExecutable::set_adapter, "slot"_a, "data"_a, "parts"_a, "scales"_a)
+        .def("expert_counts", &PyExecutable::expert_counts)
         .def("choose", &PyExecutable::choose, "op"_a, "regime"_a, "variant"_a)
         .def_prop_rw("timing", &PyExecutable::timing, &PyExecutable::set_timing)
         .def("op_seconds", &PyExecutable::op_seconds);

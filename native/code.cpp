@@ -1,5 +1,6 @@
 #include "code.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
@@ -131,6 +132,12 @@ class RecordCheck {
                 return between(value, 0, (int64_t)1 << 30, kNumber);
             case uses::group:
                 return between(value, 0, 1 << 16, "is a group of matrices that cannot be");
+            case uses::router_columns:
+                return between(value, 1, kMostExperts, kNumber);
+            case uses::ranks:
+                return between(value, 1, kMostRanks, kNumber);
+            case uses::ranks_of_router:
+                return between(value, 1, std::min<int64_t>(r_.width, kMostRanks), kNumber);
             case uses::no_matrix:
                 return demand(value == 0, "are a matrix too many");
             case uses::table:
@@ -139,6 +146,11 @@ class RecordCheck {
                 return between(value, 1, 1 << 12, "are no matrix");
             case uses::gate_and_up:
                 return demand(value == 2, "are not those of gate and up");
+            case uses::expert_matrices:
+                return between(value, 1, kMostExperts, "are no matrices of experts");
+            case uses::expert_gates_and_ups:
+                between(value, 2, 2 * kMostExperts, "are no matrices of experts");
+                return demand(value % 2 == 0, "are not those of gate and up");
         }
         throw std::invalid_argument("is used in a way that nobody checks");
     }
@@ -154,6 +166,10 @@ class RecordCheck {
         inside_image(shape_, p.address, (p.rows + kTileRows - 1) / kTileRows * (int64_t)tile_bytes(f, p.columns));
         if (uses_.pieces == uses::table) return;
         const Piece& first = pieces_[0];
+        if (uses_.pieces == uses::expert_matrices || uses_.pieces == uses::expert_gates_and_ups) {  // start is not read
+            demand(p.format == first.format && p.rows == first.rows, "are not alike");
+            return demand(p.rows * r_.layer == r_.stride, "do not fill a row of the result");
+        }
         demand(is_float(f) == is_float((Format)first.format), "are of floats and of integers");
         const bool up = uses_.pieces == uses::gate_and_up && &p != &first;  // where it starts is not read
         demand(up || (p.start >= 0 && p.start <= r_.stride && p.rows <= r_.stride - p.start),
@@ -166,6 +182,7 @@ class RecordCheck {
     void check_place(uses::Value use, const Ref& ref) const {
         bool of_rows = uses_.over_rows == uses::rows || (uses_.over_rows == uses::tokens_or_rows && r_.over_rows);
         int64_t bytes = 4 * r_.width;
+        const int64_t ranks = use == uses::ranked_operand || use == uses::ranked_rows ? r_.layer : 1;
         switch (use) {
             case uses::no_value:
                 return;
@@ -177,12 +194,25 @@ class RecordCheck {
             case uses::two_rows:
                 bytes = 8 * r_.width;
                 break;
+            case uses::ranked_rows:
+                bytes *= ranks;
+                break;
+            case uses::of_ranks:
+                bytes = 4 * r_.layer;
+                break;
+            case uses::one_number:
+                bytes = 4;
+                break;
             case uses::operand:
-                if (!takes_integers()) break;
+            case uses::ranked_operand:
+                if (!takes_integers()) {
+                    bytes *= ranks;
+                    break;
+                }
                 [[fallthrough]];
             case uses::integers:
                 demand(r_.width % 32 == 0, "has rows of an odd width");
-                bytes = Quantised::row_bytes(r_.width, (int)r_.digits);
+                bytes = Quantised::row_bytes(ranks * r_.width, (int)r_.digits);
                 break;
             case uses::maybe_columns:
                 if (ref.id < 0) return;
@@ -248,17 +278,28 @@ class OrderCheck {
         field = "pieces";
         if (entry.operation->flags & kOfPositions)
             demand(entry.pieces[0].rows >= shape_.positions, "have fewer rows than there are positions");
-        if (entry.operation->base != Base::Linear) {
+        const Base base = entry.operation->base;
+        if (base == Base::Route) routed_ = &r;
+        if (base != Base::Linear && base != Base::Experts) {
             if (entry.operation->flags & kQuantises) made_ = &r;
             return;
+        }
+        if (base == Base::Experts) {
+            const int64_t experts = r.pieces / (entry.operation->flags & kSiluMul ? 2 : 1);
+            field = "residual";
+            demand(routed_ && std::memcmp(&routed_->residual, &r.residual, sizeof(Ref)) == 0,
+                   "is not the experts that rows were sent to last");
+            demand(routed_->layer == r.layer && routed_->over_rows == r.over_rows && routed_->width == experts,
+                   "is of another size than rows were sent to");
         }
         // Of a few rows of integers each thread makes its own, in one place: the next take it, and only integers find
         // it.
         field = "x";
         const bool last = made_ && made_->y.id == r.x.id;
         demand(last == takes_integers, "is not the rows of integers that were made last");
+        const int64_t ranks = entry.operation->flags & kOfRanks ? r.layer : 1;
         if (last)
-            demand(made_->width == r.width && made_->digits == r.digits && made_->over_rows == r.over_rows,
+            demand(made_->width == ranks * r.width && made_->digits == r.digits && made_->over_rows == r.over_rows,
                    "is of another size than was made");
     }
     void end() const { demand(!writes_, "the last operation lacks the attention that belongs to it"); }
@@ -266,7 +307,7 @@ class OrderCheck {
   private:
     const ModelShape& shape_;
     bool writes_ = false;  // whether the operation before was RopeWrite
-    const Record* made_ = nullptr;
+    const Record *made_ = nullptr, *routed_ = nullptr;  // the last that made integers, the last Route
 };
 
 }  // namespace

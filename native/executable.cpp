@@ -30,6 +30,7 @@ Executable::Executable(const Kernels* kernels, int threads, const Code& code, co
         w.scratch.resize(widest_ + 64);
     }
     size_attention_scratch();
+    size_expert_scratch();
 }
 
 int Executable::plan_of(int window) {
@@ -42,6 +43,7 @@ int Executable::plan_of(int window) {
 void Executable::resolve(const Code& code, const Places& places) {
     const uint8_t* image = places.image;
     const auto vector = [image](int64_t place) { return place < 0 ? nullptr : (const float*)(image + place); };
+    int routes = 0;
     for (const Code::Entry& entry : code.entries()) {
         const Record& r = entry.record;
         const Operation& known = *entry.operation;
@@ -51,11 +53,17 @@ void Executable::resolve(const Code& code, const Places& places) {
         if (op.base == Base::RopeWrite && r.width >= 0)
             op.rope = places.table + r.width * places.table_positions * attention_.rotated;
         for (const Piece& p : entry.pieces) op.segments.push_back({(Format)p.format, image + p.address, p.rows, p.columns, p.start});
+        if (op.base == Base::Route) {
+            expert_counts_.experts = std::max(expert_counts_.experts, op.width);
+            routes++;
+        }
+        op.route = routes - 1;
         if (known.uses.width == uses::count) widest_ = std::max(widest_, op.width);
         adapts_ = adapts_ || op.base == Base::AdapterDown;
         if (op.base == Base::Attend && !attend_) attend_ = ops_.size();
         ops_.push_back(std::move(op));
     }
+    expert_counts_.rows.assign(routes * expert_counts_.experts, 0);
 }
 
 // The scheduler keeps to the sizes. That is not believed either: a step beyond them would write outside the cache.
@@ -105,7 +113,7 @@ void Executable::begin_step() {
     rows_ = header[2];
     plan_items();
     for (size_t i = 0; i < ops_.size() * pool_.threads(); i++) counters_[i].next.store(0, std::memory_order_relaxed);
-    for (Worker& w : workers_) w.private_id = -1;
+    for (Worker& w : workers_) w.private_id = w.slots.id = w.gathered_id = -1;
     if (timing) {
         stamps_.resize((size_t)pool_.threads() * (ops_.size() + 1));
         meets_.resize(ops_.size());
@@ -178,6 +186,7 @@ void Executable::read_stamps(size_t from, size_t end_op) {
 bool Executable::run(const Op& op, int index, int worker) {
     switch (op.base) {
         case Base::Linear: linear(op, index, worker); return true;
+        case Base::Experts: experts(op, index, worker); return true;
         case Base::RopeWrite: return rope_write(op, index, worker);
         case Base::Attend: attend(op, index, worker); return true;
         case Base::AdapterDown:
@@ -218,6 +227,15 @@ void Executable::one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_ro
         case Base::Scale: kernels_->scale(x, op.eps, op.width, y); return;
         case Base::SoftCap: kernels_->soft_cap(x, op.eps, op.width, y); return;
         case Base::Add: kernels_->add(x, (const float*)at(op.residual) + row * op.width, op.width, y); return;
+        case Base::Route:
+            kernels_->route((const float*)at(op.x) + row * op.width, op.width, op.ranks(), op.flags & kOfAll,
+                            (float*)at(op.y) + row * op.ranks(), (int32_t*)at(op.residual) + row * op.ranks());
+            return;
+        case Base::Combine:
+            kernels_->combine((const float*)at(op.x) + row * op.width * op.ranks(),
+                              (const float*)at(op.residual) + row * op.ranks(), op.ranks(), op.width, y);
+            return;
+        case Base::SigmoidScale: kernels_->sigmoid_scale(x, ((const float*)at(op.residual))[row], op.width, y); return;
         case Base::TakeRows: std::memcpy(y, (const float*)at(op.x) + field(kLogitRows)[row] * op.width, op.width * 4); return;
         case Base::Quantise: kernels_->quantise(x, Quantised{out, out_rows, op.width, op.digits}, out_row); return;
         default: return;

@@ -39,7 +39,11 @@ struct Op {  // a Record, its places resolved: the fields are described there
     std::vector<Segment> segments;
     Variant variants[kRegimes];  // by rows of the step
 
+    int route = -1;  // of Experts: the number of the Route that says where rows go
+
     bool quantises() const { return flags & kQuantises; }
+    int ranks() const { return layer; }                                      // of the operations of experts
+    int64_t experts() const { return (int64_t)segments.size() / (flags & kSiluMul ? 2 : 1); }
 };
 
 // A LoRA adapter. A part is one matrix of the model: A [rank][inputs] makes `rank` values from `first` on, from which B
@@ -93,6 +97,14 @@ class Executable {
     void set_adapter(size_t slot, const Adapter& parts);
     // Inputs of the matrices of a group; -1: there is no such group.
     int64_t group_width(int64_t group) const;
+    // What experts the steps' rows went to, since the start: rows of each expert of each Route of the code, in order, and
+    // how many distinct experts a Route sent the rows of a step to, added up, and over how many Routes.
+    struct ExpertCounts {
+        int64_t experts = 0;         // of a Route: columns of `rows`
+        std::vector<int64_t> rows;   // [routes][experts]
+        int64_t distinct = 0, routes = 0;
+    };
+    const ExpertCounts& expert_counts() const { return expert_counts_; }
     float* logits() const { return (float*)at(logits_); }
     int rows() const { return rows_; }
     int vocab() const { return vocab_; }
@@ -140,6 +152,13 @@ class Executable {
         int threads_, worker_, tried_ = 0;
         int64_t total_, chunk_, chunks_;
     };
+    struct Slots {  // the (row, rank) pairs of a step, sorted by expert; a slot is row * ranks + rank
+        int64_t id = -1;              // the value that the experts are in
+        std::vector<int32_t> order;   // slots by expert, those of one ascending
+        std::vector<int32_t> starts;  // [experts + 1]: where an expert's begin in `order`
+        std::vector<int32_t> hit;     // experts that have a slot
+        int count(int expert) const { return starts[expert + 1] - starts[expert]; }
+    };
     struct Worker {
         std::vector<uint8_t> private_rows;  // a few quantised rows that this thread made for itself
         int64_t private_id = -1;
@@ -149,6 +168,10 @@ class Executable {
         std::vector<float> slopes;        // the same, where attention has slopes
         std::vector<AttendState> states;
         std::vector<uint16_t> wide;  // a block of an 8-bit cache
+        Slots slots;                      // of the last Route
+        std::vector<uint8_t> gathered;    // rows of one expert, as its matrix takes them
+        int64_t gathered_id = -1;         // which they are
+        std::vector<float> products;      // of several such rows, before each goes to its place
     };
     struct FirstPages {
         const int32_t* pages;
@@ -171,6 +194,11 @@ class Executable {
     bool run(const Op& op, int index, int worker);  // true: a barrier must follow
     bool row_op(const Op& op, int index, int worker);
     void linear(const Op& op, int index, int worker);
+    void experts(const Op& op, int index, int worker);
+    void sort_slots(const Op& op, int worker);
+    void expert_tiles(const Op& op, int index, int expert, int64_t from, int64_t to, Worker& w);
+    uint8_t* gather(const Op& op, const int32_t* slots, int64_t count, int64_t id, Worker& w) const;
+    void size_expert_scratch();
     bool rope_write(const Op& op, int index, int worker);
     bool adapter(const Op& op, int index, int worker);
     void adapt_rows(const Op& op, const Adapter& parts, int64_t begin, int64_t end, int64_t from, int64_t to);
@@ -213,6 +241,7 @@ class Executable {
     std::vector<Adapter> adapters_;  // by slot
     size_t attend_ = 0;  // index of the first Attend
     int64_t widest_ = 0;
+    ExpertCounts expert_counts_;
     std::unique_ptr<Counter[]> counters_;
     std::vector<Plan> plans_;
     std::vector<int> prefill_rows_;   // rows of segments longer than one token

@@ -123,6 +123,8 @@ struct SampleRow {
 
 enum class Activation { Silu, Gelu, GeluTanh };  // Gelu: exact
 
+constexpr int kMostExperts = 4096, kMostRanks = 256;  // of a router; that a row goes to
+
 struct Kernels {
     const char* isa;
     void (*linear)(const Linear&, int64_t tile_begin, int64_t tile_end);
@@ -153,6 +155,12 @@ struct Kernels {
                          float* out, int64_t ldo);
     void (*adapter_up)(const float* t, int64_t ldt, int64_t rows, const float* b, int64_t ldb, int64_t ranks,
                        float scale, float* y, int64_t ldy, int64_t n);
+    // Of a row's router logits x [experts] the `top` largest, equal ones by number, and their softmax: over these, or
+    // over all. Ids are distinct and within the experts whatever x holds.
+    void (*route)(const float* x, int64_t experts, int top, bool over_all, float* weights, int32_t* ids);
+    // out [n] = the sum over ranks of weight * row, in their order; x [top][n].
+    void (*combine)(const float* x, const float* weights, int top, int64_t n, float* out);
+    void (*sigmoid_scale)(const float* x, float gate, int64_t n, float* out);  // x times the sigmoid of `gate`; out may be x
     void (*sample)(SampleRow&);
     void (*exp2_many)(const float* x, int64_t n, float* out);  // tests
     int max_queries;

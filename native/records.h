@@ -18,6 +18,10 @@ enum class Base {
     Exchange,  // with other ranks: `forward` stops before it, and who calls it makes its result
     AdapterDown,
     AdapterUp,  // the two products of LoRA, of each row's own adapter, which is given when it is loaded
+    Route,      // which experts a row goes to, and their weights
+    Experts,    // products with the matrices of these experts
+    Combine,    // the sum over a row's experts
+    SigmoidScale,
 };
 enum Flags : unsigned {
     kPlain = 0,
@@ -27,6 +31,8 @@ enum Flags : unsigned {
     kOfPositions = 8,  // of Embed: looks up positions instead of ids
     kGelu = 16,        // of Activate: gelu instead of silu
     kGated = 32,       // of Activate: of the gate, and times up, which lie side by side
+    kOfAll = 64,       // of Route: weights are the softmax over all experts instead of the chosen ones
+    kOfRanks = 128,    // of Experts: another input for each of a row's experts, side by side
 };
 
 // What an operation does with each field of its record. `Code` (code.h) checks a record by these before it may run, so
@@ -48,11 +54,16 @@ enum Number {  // of a plain number
     not_negative,   // a real number of at least 0
     first_id,
     group,  // of an adapter: its matrices that read one value
+    router_columns,  // one for each expert
+    ranks,           // experts of a row
+    ranks_of_router,  // the same, no more than there are
     real,
     no_matrix,
     table,          // one piece, whose rows are looked up
     matrix,         // pieces beside each other
     gate_and_up,    // two pieces of one shape and format
+    expert_matrices,          // a piece for each expert, all of one shape and format
+    expert_gates_and_ups,     // two for each, its gate and its up
 };
 enum Value {  // of a reference to a value in the arena: the bytes of one of its rows, and which rows it has
     no_value = 1,
@@ -64,6 +75,10 @@ enum Value {  // of a reference to a value in the arena: the bytes of one of its
     columns,        // `stride` floats
     maybe_columns,  // the same, or no value
     queries,        // bf16, of all heads
+    of_ranks,       // a number of 4 bytes for each expert of the row
+    ranked_rows,    // a row for each of them, side by side
+    ranked_operand,  // the same, as the matrices take them
+    one_number,     // a float
 };
 enum Vector {  // of a place of floats in the image
     no_place = 1,
@@ -90,13 +105,13 @@ struct Ref {
     FIELD(int64_t, digits, Number)    /* bytes of an integer that the operation makes or reads */                       \
     FIELD(Ref, x, Value)                                                                                                \
     FIELD(Ref, y, Value)                                                                                                \
-    FIELD(Ref, residual, Value)      /* what a linear layer or Add adds */                                              \
+    FIELD(Ref, residual, Value)      /* what a linear layer or Add adds; ids or weights of experts; the sigmoid's operand */ \
     FIELD(int64_t, width, Number)    /* inputs of a row; of Attend its window, of RopeWrite its rope table */           \
     FIELD(int64_t, stride, Number)   /* columns of y, or of q|k|v */                                                    \
     FIELD(int64_t, weight, Vector)   /* of a norm, or the slopes of attention's heads in units of log2 */               \
     FIELD(int64_t, bias, Vector)                                                                                        \
     FIELD(double, eps, Number)       /* of a norm; what Scale multiplies by; the cap of SoftCap and, 0: none, Attend */ \
-    FIELD(int64_t, layer, Number)    /* of Embed the first id of its rows, others give zeros; of adapters the group */  \
+    FIELD(int64_t, layer, Number)    /* of Embed the first id of its rows, others give zeros; of adapters the group; of experts how many a row goes to */  \
     FIELD(int64_t, q_norm, Vector)                                                                                      \
     FIELD(int64_t, k_norm, Vector)                                                                                      \
     FIELD(int64_t, pieces, Number)   /* of a matrix: so many pieces follow */
@@ -139,7 +154,7 @@ inline constexpr Uses kShiftedQ{number, tokens_or_rows, digits, row,           i
 inline constexpr Uses kPlainRow{number, tokens_or_rows, unread, row,           row,      no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kRowQ{    number, tokens_or_rows, digits, row,           integers, no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kQkNorm{  number, tokens,         unread, row,           row,      no_value,      qkv_columns, unread,  of_queries,     of_keys,         real,   unread,   no_place,      no_place,      no_matrix};
-inline constexpr Uses kScaled{  number, tokens_or_rows, unread, row,           row,      no_value,      count,  unread,       no_place,       no_place,        real,   unread,   no_place,      no_place,      no_matrix};
+inline constexpr Uses kTimes{   number, tokens_or_rows, unread, row,           row,      no_value,      count,  unread,       no_place,       no_place,        real,   unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kGated{   number, tokens_or_rows, unread, two_rows,      row,      no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kGatedQ{  number, tokens_or_rows, digits, two_rows,      integers, no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kSum{     number, tokens_or_rows, unread, row,           row,      row,           count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
@@ -150,6 +165,12 @@ inline constexpr Uses kWrite{   number, tokens,         unread, columns,       q
 inline constexpr Uses kAttend{  number, tokens,         unread, queries,       columns,  no_value,      window, head_columns, maybe_of_heads, no_place,        not_negative, layer,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kDown{    number, tokens_or_rows, unread, row,           columns,  no_value,      count,  count,        no_place,       no_place,        unread, group,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kUp{      number, tokens_or_rows, unread, row,           columns,  columns,       count,  count,        no_place,       no_place,        unread, group,    no_place,      no_place,      no_matrix};
+inline constexpr Uses kRoute{   number, tokens_or_rows, unread, row,           of_ranks, of_ranks,      router_columns, unread, no_place,    no_place,        unread, ranks_of_router, no_place, no_place,   no_matrix};
+inline constexpr Uses kExperts{ number, tokens_or_rows, digits, operand,       columns,  of_ranks,      count,  count,        no_place,       no_place,        unread, ranks,    no_place,      no_place,      expert_matrices};
+inline constexpr Uses kRanked{  number, tokens_or_rows, digits, ranked_operand, columns, of_ranks,      count,  count,        no_place,       no_place,        unread, ranks,    no_place,      no_place,      expert_matrices};
+inline constexpr Uses kExpertsGated{number, tokens_or_rows, digits, operand,   columns,  of_ranks,      count,  count,        no_place,       no_place,        unread, ranks,    no_place,      no_place,      expert_gates_and_ups};
+inline constexpr Uses kCombine{ number, tokens_or_rows, unread, ranked_rows,   row,      of_ranks,      count,  unread,       no_place,       no_place,        unread, ranks,    no_place,      no_place,      no_matrix};
+inline constexpr Uses kScaled{  number, tokens_or_rows, unread, row,           row,      one_number,    count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kOutside{ number, unread,         unread, no_value,      no_value, no_value,      unread, unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 // clang-format on
 }  // namespace uses
@@ -183,9 +204,16 @@ inline constexpr Operation kOperations[] = {  // by number
     {"silu_quantise", Base::Activate, kQuantises, uses::kRowQ},
     {"adapter_down", Base::AdapterDown, kPlain, uses::kDown},
     {"adapter_up", Base::AdapterUp, kPlain, uses::kUp},
-    {"scale", Base::Scale, kPlain, uses::kScaled},
-    {"soft_cap", Base::SoftCap, kPlain, uses::kScaled},
+    {"scale", Base::Scale, kPlain, uses::kTimes},
+    {"soft_cap", Base::SoftCap, kPlain, uses::kTimes},
     {"qk_norm", Base::QkNorm, kPlain, uses::kQkNorm},
+    {"route", Base::Route, kPlain, uses::kRoute},
+    {"route_all", Base::Route, kOfAll, uses::kRoute},
+    {"expert_linear", Base::Experts, kPlain, uses::kExperts},
+    {"expert_linear_ranked", Base::Experts, kOfRanks, uses::kRanked},
+    {"expert_linear_gated", Base::Experts, kSiluMul, uses::kExpertsGated},
+    {"combine", Base::Combine, kPlain, uses::kCombine},
+    {"sigmoid_scale", Base::SigmoidScale, kPlain, uses::kScaled},
 };
 constexpr bool all_uses_said() {
     for (const Operation& each : kOperations) {

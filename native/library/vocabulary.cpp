@@ -83,6 +83,9 @@ Vocabulary::Vocabulary(const std::string& file) {
     const long long count = counts.items[0].integer(), size = sizes.items[0].integer();
     const std::string tokens = file.substr(start + length, (size_t)size), &separator = header["separator"].string();
     if (separator.empty()) throw std::invalid_argument("its header is damaged");
+    // A token of such a vocabulary has a space before it or none by what stands around it.
+    if (header["continues"].kind != Json::Null)
+        throw std::invalid_argument("its tokens are words (WordPiece, WordLevel), which roofline serve decodes");
     const bool by_bytes = header["byte_level"].boolean();
     const ByteAlphabet alphabet;
     for (size_t at = 0, end; count > 0 && at <= tokens.size(); at = end + separator.size()) {

@@ -34,6 +34,7 @@ LLAMA: dict[str, Any] = {
 }
 MPT: dict[str, Any] = {**LLAMA, "family": "mpt", "kv_heads": 4, "positions": "learned", "bias": True}
 GEMMA: dict[str, Any] = {**LLAMA, "family": "gemma", "layers": 3, "query_scalar": 50.0, "layer_windows": [40, 0, 40]}
+MIXTRAL: dict[str, Any] = {**LLAMA, "family": "mixtral", "ffn": 96, "experts": 8, "experts_per_token": 2}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "llama-interleaved": {**LLAMA, "rope_style": "interleaved", "tied": False},
@@ -44,6 +45,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "mpt-rope": {**MPT, "kv_heads": 2, "positions": "rope", "rms": True, "gated": True, "activation": "silu"},
     "mpt-geglu": {**MPT, "positions": "rope", "rms": True, "gated": True, "activation": "gelu_tanh"},
     "mpt-silu": {**MPT, "activation": "silu"},
+    "mixtral": MIXTRAL,
+    "qwen2-moe": {
+        **{**MIXTRAL, "family": "qwen_moe", "attention_bias": True, "renormalise": False},
+        **{"experts": 5, "experts_per_token": 3, "shared_ffn": 160},
+    },
+    "qwen3-moe": {**MIXTRAL, "family": "qwen_moe", "qk_norm": True, "experts": 20, "experts_per_token": 4},
     "mpt-alibi": {**MPT, "heads": 3, "kv_heads": 3, "head_dim": 128, "positions": "alibi", "bias": False},
     "gemma2": {**GEMMA, "attention_cap": 2.0, "logit_cap": 3.0},
     "gemma3": {**GEMMA, "qk_norm": True, "head_dim": 256, "heads": 2, "kv_heads": 1, "local_theta": 1e3},
@@ -65,7 +72,7 @@ def executable(
     kv_dtype: str = "bf16",
 ) -> CpuExecutable:
     """keep_values: every value keeps its own place in the arena, so that all can be read after a step."""
-    _, config = registry.configure(source.config)
+    config = registry.config_of(source.config)
     program = compile_program(
         registry.get(config.family), config, source.tensors, target.with_cache(target.CPU, kv_dtype)
     )

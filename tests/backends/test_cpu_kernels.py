@@ -84,6 +84,19 @@ def test_linear_equals_the_files_weights(isa: str, name: str, digits: int) -> No
     assert np.max(np.abs(matrix.times(isa, x, digits) - wanted) / size) < 1e-5
 
 
+@pytest.mark.parametrize("name", QUANTISED)
+def test_linear_is_its_order(name: str) -> None:
+    """Every rounding of "q8g32", groups of 32 and of 16, minima and tables."""
+    torch = pytest.importorskip("torch", reason="the orders are written in torch")
+    from roofline.backends.reference.orders import linear_integers
+    from roofline.backends.reference.unpack import unpack
+    from roofline.ops import quantize_rows
+
+    matrix, x = Matrix(name, 24, 512), activations(3, 512)
+    wanted = linear_integers(quantize_rows(torch.from_numpy(x)), unpack(matrix.raw, name, (24, 512)))
+    np.testing.assert_array_equal(matrix.times(ISAS[0], x), wanted.numpy())
+
+
 @pytest.mark.parametrize(("name", "digits"), CASES)
 @pytest.mark.parametrize("shape", [(16, 256), (40, 256), (100, 512), (7, 768)])
 def test_linear_bits_do_not_depend_on_rows_or_isa(name: str, digits: int, shape: tuple[int, int]) -> None:

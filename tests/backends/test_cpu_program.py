@@ -17,6 +17,7 @@ from roofline.weights.random_weights import random_checkpoint  # noqa: E402
 
 ISAS = native.isas()
 FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "F32", "F16", "BF16")
+MORE = ("Q5_0", "Q5_1", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 KV_DTYPES = ("bf16", "int8")
 QUICK = ("llama", "mistral", "qwen3", "mpt", "mpt-alibi")  # what differs most; the rest of some cases: -m slow
 
@@ -59,7 +60,7 @@ def whole(model: Any, text: Text, chunk: int) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("model", "form", "kv_dtype"),
-    [("llama", form, "bf16") for form in FORMATS]
+    [("llama", form, "bf16") for form in FORMATS + MORE]
     + [(m, "Q4_1", "bf16") for m in MODELS if m != "llama"]
     + [quick_or_slow(m, "BF16", "bf16") for m in MODELS if m != "llama"]
     + [pytest.param(m, "Q4_1", "int8", marks=() if m == "llama" else pytest.mark.slow) for m in MODELS],
@@ -83,8 +84,9 @@ def test_each_instruction_equals_the_reference(model: str, form: str, kv_dtype: 
         rows = cpu.batch.tokens if kind.leading == "tokens" else cpu.batch.rows
         start = place.offset.at(tokens=cpu.batch.tokens, rows=cpu.batch.rows)
         raw = cpu._arena.view()[start : start + rows * kind.row_bytes].copy()
-        if kind.dtype == "f32":
-            return torch.from_numpy(raw.view(np.float32).reshape(rows, kind.width))
+        if kind.dtype in ("f32", "i32"):
+            dtype = np.float32 if kind.dtype == "f32" else np.int32
+            return torch.from_numpy(raw.view(dtype).reshape(rows, kind.width))
         digits = Q_BYTES[kind.dtype]
         planes, rest = np.split(raw, [digits * rows * kind.width])
         scale = np.ascontiguousarray(rest[: rows * kind.width // 32 * 4].view(np.float32).reshape(-1, rows).T)
@@ -114,13 +116,16 @@ def test_each_instruction_equals_the_reference(model: str, form: str, kv_dtype: 
             values |= dict(zip((v.name for v in instr.outputs), results, strict=True))
             if instr.writes_cache:
                 continue  # its results are the core's own: what attend makes of them is compared
-            got, wanted = value(instr.output.name), results[0]
-            if isinstance(wanted, Q8Rows):
-                assert torch.equal(got.q, wanted.q), instr
-                assert torch.equal(got.scale, wanted.scale), instr
-            else:
-                worst = float((got - wanted).abs().max() / wanted.abs().max())
-                assert worst < 1e-5, (instr, worst)
+            for output, wanted in zip(instr.outputs, results, strict=True):
+                got = value(output.name)
+                if isinstance(wanted, Q8Rows):
+                    assert torch.equal(got.q, wanted.q), instr
+                    assert torch.equal(got.scale, wanted.scale), instr
+                elif output.type.dtype == "i32":
+                    assert torch.equal(got, wanted), instr
+                else:
+                    worst = float((got - wanted).abs().max() / wanted.abs().max())
+                    assert worst < 1e-5, (instr, worst)
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,44 @@ def test_penalties_bias_and_masks(
         assert model.sample(rows).ids.tolist() == wanted
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+    repetition=st.sampled_from([1.0, 1.3, 0.7]),
+    allowed=st.sampled_from([0.02, 0.5, 0.98]),
+    data=st.integers(0, 1 << 20),
+)
+def test_choosing_refused_ids_anew_is_choosing_with_masks_at_once(
+    models: dict[str, Any], temperature: float, repetition: float, allowed: float, data: int
+) -> None:
+    rng = np.random.default_rng(data)
+    values = (rng.standard_normal((5, VOCAB)) * 2).round(1).astype(np.float32)  # some are equal
+    rows = rows_of(5, temperature=np.float32(temperature), repetition=repetition, seed=np.uint64(data), frequency=0.3)
+    lists = [rng.choice(VOCAB, n, replace=False).tolist() for n in (0, 5, 60, 0, 9)]
+    csr(rows, lists, [rng.integers(0, 4, len(ids)).tolist() for ids in lists])
+    rows.bias_start = np.array([0, 2, 2, 3, 3, 3], np.int32)
+    rows.bias_ids, rows.bias_values = np.array([4, 9, 8], np.int32), np.array([5.0, -np.inf, 2.0], np.float32)
+    rows.logprobs[:] = [2, 0, -1, 3, 1]
+    bits = rng.random((5, 32 * -(-VOCAB // 32))) < allowed  # [rows, ids]
+    bits[:, 50] = True
+    masks = np.packbits(bits, axis=1, bitorder="little").view(np.uint32)
+    for model in models.values():
+        logits(model, values)
+        rows.mask = masks
+        at_once = [each.copy() for each in vars(model.sample(rows)).values()]
+        rows.mask = None
+        free = model.sample(rows).ids
+        refused = np.flatnonzero(~bits[np.arange(5), free]).astype(np.int32)
+        rows.mask = np.where(np.isin(np.arange(5), refused)[:, None], masks, 0).astype(np.uint32)
+        again = vars(model.sample_again(rows, refused)).values()
+        asked = rows.logprobs[:, None] > np.arange(at_once[2].shape[1])  # what no row asked for is not written
+        assert (again := list(again))[0].tolist() == at_once[0].tolist()
+        assert again[1][rows.logprobs >= 0].tolist() == at_once[1][rows.logprobs >= 0].tolist()
+        assert all((new[asked] == old[asked]).all() for new, old in zip(again[2:], at_once[2:], strict=True))
+        with pytest.raises(ValueError, match="no such logit row"):
+            model.sample_again(rows, np.array([5], np.int32))
+
+
 def test_logprobs_are_of_the_raw_logits(models: dict[str, Any]) -> None:
     values = (np.random.default_rng(5).standard_normal((3, VOCAB)) * 4).astype(np.float32)
     rows = rows_of(3, temperature=np.float32(0.7), repetition=1.5)

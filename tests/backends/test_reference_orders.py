@@ -35,7 +35,9 @@ def test_quantize_rows_follows_its_rule_by_hand() -> None:
     assert not rows.q[1, :32].any()
 
 
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize(
+    "name", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4"]
+)
 def test_linear_q8g32_is_the_dot_of_what_was_quantised(name: str) -> None:
     random = np.random.default_rng(0)
     shape = (24, 512)

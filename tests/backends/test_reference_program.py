@@ -111,7 +111,9 @@ def test_long_contexts_cross_blocks_and_splits() -> None:
     assert np.array_equal(executable.logits()[0], legal[559])
 
 
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize(
+    "name", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4"]
+)
 def test_integer_groups_are_the_format_s_values(name: str) -> None:
     shape = (6, 512)
     row = formats.get(name)

@@ -50,9 +50,8 @@ class Taken:
 
 @pytest.fixture
 def device(monkeypatch):
-    from roofline.backends.gpu import devices
+    from roofline.backends.gpu import devices, partials
     from roofline.backends.gpu.ahead import kernel_cache
-    from roofline.backends.gpu.kernels import attend_launches
     from roofline.backends.gpu.measure import roofs
     from roofline.backends.gpu.runtime import executable
 
@@ -63,7 +62,7 @@ def device(monkeypatch):
         return taken
 
     monkeypatch.setattr(kernel_cache, "use", lambda: None)
-    monkeypatch.setattr(attend_launches, "workspace_limit", lambda *_: 1 << 10)  # else it is most of this little memory
+    monkeypatch.setattr(partials, "workspace_limit", lambda *_: 1 << 10)  # else it is most of this little memory
     monkeypatch.setattr(roofs, "ensure_op_roofs", lambda *_: None)
     monkeypatch.setattr(loader, "load_text", lambda _: (None, None))
     monkeypatch.setattr("roofline.bundle.draft_pair.check_draft", lambda *_: None)

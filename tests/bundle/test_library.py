@@ -317,6 +317,11 @@ def test_bytes_of_other_vocabularies(library: Library, bundle: Path) -> None:
             plain = ["▁", "▁the", "<nl>", "<0xff>", "\udce9", "", "<0x1>", "a▁b", '"\\', "\U0001f600"]
         assert found == [*plain, "", "", "\U0001f600\n", ""]
         library.close(handle)
+    _replace(bundle, "tokenizer.bin", to_bytes(Vocabulary("WordPiece", tokens, byte_level=False, continues="##")))
+    handle, size = library.open(bundle, threads=1, cache_tokens=64), lb.SIZE()
+    assert library.c.rl_decode(handle, (lb.INT * 1)(1), 1, None, 0, c.byref(size)) == lb.BUNDLE
+    assert "its tokens are words (WordPiece, WordLevel)" in library.error()
+    library.close(handle)
     lies = (words.replace(b"counts", b"founts"), words.replace(b"[10, 0", b"[11, 0"))
     for damaged in (b"", b"RLTOK2\n", words[:20], words[:-1], words + b"x", b"X" + words[1:], *lies):
         _replace(bundle, "tokenizer.bin", damaged)

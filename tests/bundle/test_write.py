@@ -22,7 +22,8 @@ CLI = "import sys; from roofline.cli.main import main; sys.exit(main())"
 
 # Digests of what is in bundles, by version. Where a test below fails, the layout or the operations have changed: raise
 # kLayoutVersion (native/formats.h) or kCodeVersion (native/executable.h) and put the new digest here.
-LAYOUT = {1: "ffca09b07eeead794bdc3cae375a5c87"}
+# Version -> number of formats and the digest of their tiles: more formats do not raise it.
+LAYOUT = {1: {9: "ffca09b07eeead794bdc3cae375a5c87", 20: "d32e700f693bdf3933e1b6108c163375"}}
 CODE = {
     1: {
         "operations.txt": "aba03c8529c20a4600572c56e92aae94",
@@ -40,17 +41,18 @@ def compile_command(source: Path, out: Path) -> list[str]:
 
 
 def test_the_packed_layout_has_its_version() -> None:
-    digest = hashlib.sha256()
-    for number, name in enumerate(native.format_names()):
-        from roofline.ops import formats
+    from roofline.ops import formats
 
+    digest, kept = hashlib.sha256(), LAYOUT[native.versions()[0]]
+    for number, name in enumerate(native.format_names()):
         form, rows, columns = formats.get(name), 40, 512
         size = rows * columns // form.block * form.block_bytes
         raw = (np.arange(size, dtype=np.uint32) * 2654435761 >> 16).astype(np.uint8)
         memory = native.Memory(3 * native.tile_bytes(number, columns))
         native.pack(number, raw, rows, columns, memory.address, 1)
         digest.update(memory.view()[: 3 * native.tile_bytes(number, columns)])
-    assert digest.hexdigest()[:32] == LAYOUT[native.versions()[0]]
+        assert digest.hexdigest()[:32] == kept.get(number + 1, digest.hexdigest()[:32]), name
+    assert len(native.format_names()) in kept
 
 
 @pytest.mark.parametrize("kept", CODE[1])

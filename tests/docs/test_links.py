@@ -31,6 +31,7 @@ THEIRS = {
         "program.txt",
         "checkpoints/",
     ),
+    *("generation_config.json", "tokenizer_config.json", "vocab.json", "merges.txt", "vocab.txt", "unicode.cpp"),
 }
 
 

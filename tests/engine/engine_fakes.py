@@ -196,6 +196,25 @@ class QueueingFake(FakeExecutable):
         return fetch
 
 
+class ResamplingFake(FakeExecutable):
+    """A toy that chooses some ids of a step anew; the others stay, whatever it is given for them."""
+
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        self.resampled = 0  # rows
+
+    def sample(self, rows: SampleRows) -> Sampled:
+        self.last = super().sample(rows)
+        return self.last
+
+    def sample_again(self, rows: SampleRows, chosen: np.ndarray) -> Sampled:
+        before, again = self.last, super().sample(rows)
+        for name, values in vars(before).items():
+            values[chosen] = getattr(again, name)[chosen]
+        self.resampled += len(chosen)
+        return before
+
+
 class KeepingFake(FakeExecutable):
     """A toy whose pages can be copied, each in two parts."""
 

@@ -1,13 +1,15 @@
 """Answers held to a form: over random models they have it, alone and in company, and what goes wrong stays alone."""
 
 import json
+import random
 import re
 import threading
 import time
 
 import jsonschema
+import numpy as np
 import pytest
-from engine_fakes import FakeExecutable, QueueingFake, SpellingTokenizer, check_pages
+from engine_fakes import FakeExecutable, QueueingFake, ResamplingFake, SpellingTokenizer, check_pages
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -26,6 +28,14 @@ PERSON = {
     "required": ["name", "age", "ok"],
     "additionalProperties": False,
 }
+KINDS = [
+    Constraint.of_json(),
+    Constraint.of_json_schema(PERSON),
+    Constraint.of_regex(r"[A-Za-z]{2,5}( [0-9é]+)*"),
+    Constraint.of_regex("(?s:.*)"),
+    Constraint.of_choice(["ab", "abc", "b!"]),
+    Constraint.of_lark('start: "(" start ")" | /[a-z]+/'),
+]
 SIZES = {"vocab_size": 300, "num_pages": 400, "max_context": 3000, "table_pages": 2000}
 
 
@@ -178,6 +188,8 @@ def mixed():
     [
         (FakeExecutable, {}, {}),
         (QueueingFake, {}, {}),
+        (ResamplingFake, {}, {}),
+        (ResamplingFake, {"max_running": 5}, {"num_pages": 14, "max_context": 200}),
         (FakeExecutable, {"max_batch_tokens": 16, "prefix_cache": False}, {}),
         (FakeExecutable, {"speculate": "ngram", "speculate_always": True}, {"rows": 60, "segments": 12}),
         (QueueingFake, {"max_running": 5}, {"num_pages": 14, "max_context": 200}),
@@ -241,6 +253,72 @@ def test_forced_runs_are_found_again_where_another_engine_goes_on(monkeypatch):
     engine.close()
 
 
+LOGPROBS = {"logprobs": 3}
+CONTROLS = [
+    {"temperature": 0},
+    {"temperature": 0.8},
+    {"temperature": 1.5, "repetition_penalty": 1.3, "frequency_penalty": 0.5},
+    {"temperature": 0.7, "logit_bias": {97: 6.0, 98: -100.0}},
+    {"temperature": 0.9, "top_k": 5},
+    {"temperature": 0.9, "top_p": 0.6},
+    {"temperature": 0.9, "min_p": 0.2},
+    {"temperature": 0.8, "min_tokens": 6},
+    {"temperature": 0.8, "ignore_eos": True},
+    {"temperature": 0, "prompt_logprobs": 1},
+]
+
+
+def test_ids_that_are_looked_at_afterwards_are_those_that_masks_allow(warm):
+    """Whatever shapes the choice: masks before it and a second choice where its form refuses the first are the same."""
+    forms = [
+        {"guided_regex": "[a-m]{3,12}"},
+        {"constraint": Constraint.of_json_schema(PERSON)},
+        {"guided_regex": ".+"},
+        {"guided_choice": ["abcabcabc", "xyz"]},
+    ]
+    requests = {
+        f"{form} {controls}": (
+            [7, form, at],
+            SamplingParams(seed=at, max_tokens=20, **LOGPROBS, **controls, **forms[form]),
+        )
+        for form in range(len(forms))
+        for at, controls in enumerate(CONTROLS)
+    }
+    engine = engine_of(kind=ResamplingFake, rows=64, segments=32)
+    try:
+        together = answers(engine, requests)
+        resampled = engine.executable.resampled
+    finally:
+        engine.close()
+    alone = answers(warm, requests)
+    assert {name: ids for name, (ids, _) in together.items()} == {name: ids for name, (ids, _) in alone.items()}
+    assert {name: last.finish_reason for name, (_, last) in together.items()} == {
+        name: last.finish_reason for name, (_, last) in alone.items()
+    }
+    generated = sum(len(ids) for ids, _ in together.values())
+    assert 0 < resampled < generated, "some ids are refused, and some are not"
+
+
+def test_an_id_is_allowed_where_its_bit_is_set(warm):
+    """For each id of the vocabulary, along walks through each kind of form."""
+    words = -(-SIZES["vocab_size"] // 32)
+    chance = random.Random(0)
+    for constraint in KINDS:
+        grammar = warm.compile(constraint).result()
+        for min_tokens, ignore_eos in [(0, False), (3, False), (0, True)]:
+            for _ in range(4):
+                matcher = grammar.matcher([70], min_tokens, ignore_eos)
+                for _ in range(16):
+                    mask = np.zeros(words, np.uint32)
+                    matcher.fill(mask)
+                    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: SIZES["vocab_size"]]
+                    own = [matcher.allows(token) for token in range(SIZES["vocab_size"])]
+                    unsure = {*TOKENIZER.eos_ids, 70}  # False there only asks for the mask
+                    assert [t for t in range(len(own)) if own[t] != bits[t] and (own[t] or t not in unsure)] == []
+                    if matcher.take(int(chance.choice(np.flatnonzero(bits)))) is not None:
+                        break
+
+
 def test_free_text_is_the_same_beside_forms_and_forms_are_not_drafted_for(warm):
     free = {name: request for name, request in mixed().items() if request[1].constraint is None}
     assert {name: ids for name, (ids, _) in answers(warm, free).items()} == {
@@ -283,8 +361,8 @@ def test_an_answer_ends_when_it_is_complete_whatever_else_is_asked(warm):
 
 
 UNCOMPILABLE = [
-    (Constraint.of_regex("(a"), "invalid regex"),
-    (Constraint.of_regex("a(?=b)"), "invalid regex"),
+    (Constraint.of_regex("(a"), "unclosed group"),
+    (Constraint.of_regex("a(?=b)"), "look-around"),
     (Constraint.of_regex("((a{1,100}){1,100}){1,100}"), "too many expressions"),
     (Constraint.of_regex("a?" * 1000 + "a" * 1000), "too many expressions"),
     (Constraint.of_lark("start: x"), "unknown name"),
@@ -392,7 +470,7 @@ def burn(_matcher, _mask):
         pass
 
 
-@pytest.mark.parametrize("kind", [FakeExecutable, QueueingFake])
+@pytest.mark.parametrize("kind", [FakeExecutable, QueueingFake, ResamplingFake])
 @pytest.mark.parametrize("fault", ["error", "slow", "wrong id"])
 def test_a_form_that_fails_ends_its_answer_alone(warm, monkeypatch, fault, kind):
     expected = answers(warm, mixed())

@@ -1,7 +1,11 @@
 """Peaks by the names that torch gives devices; nothing is guessed."""
 
+import math
+
 import pytest
 
+from roofline.common.errors import ConfigError
+from roofline.hardware.chips import products
 from roofline.hardware.chips.products import peak
 
 
@@ -77,3 +81,38 @@ def test_geforce_has_the_rate_of_products_with_fp32_accumulation() -> None:
 def test_mi100_multiplies_bf16_at_half_the_rate() -> None:
     found = [peak("AMD Instinct MI100", 120, precision) for precision in ("bf16", "fp16")]
     assert [one and one.flops for one in found] == [92.3e12, 184.6e12]
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("MI300X", "MI300X"),
+        ("amd instinct mi300x", "MI300X"),
+        ("h100-sxm", "H100 SXM"),
+        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
+        ("rtx4090", "RTX 4090"),
+    ],
+)
+def test_a_person_s_name_for_a_product_is_understood(name: str, title: str) -> None:
+    assert products.titled(name).name == title
+
+
+def test_a_name_of_several_products_is_refused_with_all_of_them() -> None:
+    with pytest.raises(ConfigError, match="A100 40GB, A100 80GB, A100 PCIe 40GB, A100 PCIe 80GB"):
+        products.titled("A100")
+    with pytest.raises(ConfigError, match="no chip ''"):
+        products.titled("")
+
+
+def test_no_product_stands_in_for_another_one() -> None:
+    with pytest.raises(ConfigError, match="no chip 'L40' in the table of products; did you mean 'L40S'"):
+        products.titled("L40")
+
+
+def test_a_die_has_its_part_of_the_package_s_roofs() -> None:
+    roofs = products.sheet_roofs(products.titled("MI250"))
+    assert roofs is not None
+    assert (roofs.bf16_flops, roofs.read_bytes_per_s(1)) == (181.05e12, 1638.4e9)
+    deck = products.sheet_roofs(products.titled("Steam Deck"))
+    assert deck is not None
+    assert (deck.bf16_flops, deck.bytes_per_s, len(deck.sources)) == (math.inf, 88e9, 1)

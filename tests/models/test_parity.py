@@ -25,6 +25,7 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 B = builders.BASE
 MPT = {"family": "mpt", "kv_heads": 4, "ffn": 256, "positions": "alibi", "tied": True}
+MIXTURE = {"experts": 6, "experts_per_token": 2}
 CASES: dict[str, tuple[dict[str, Any], str]] = {
     "llama2": (B | {"kv_heads": 4, "tied": False}, "Llama"),
     "llama3": (B | {"rope_scaling": LLAMA3, "rope_theta": 5e5, "tied": False}, "Llama"),
@@ -36,6 +37,12 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "qwen2.5_tied": (B | {"family": "qwen", "attention_bias": True, "norm_eps": 1e-6}, "Qwen2"),
     "qwen2.5_yarn": (B | {"family": "qwen", "attention_bias": True, "rope_scaling": YARN}, "Qwen2"),
     "qwen3": (B | {"family": "qwen", "qk_norm": True, "head_dim": 32}, "Qwen3"),
+    "mixtral": (B | MIXTURE | {"family": "mixtral", "tied": False}, "Mixtral"),
+    "qwen2_moe": (
+        B | MIXTURE | {"family": "qwen_moe", "attention_bias": True, "renormalise": False, "shared_ffn": 80},
+        "Qwen2Moe",
+    ),
+    "qwen3_moe": (B | MIXTURE | {"family": "qwen_moe", "qk_norm": True, "head_dim": 32}, "Qwen3Moe"),
     "mpt_released": (B | MPT, "Mpt"),
     "mpt_six_heads": (B | MPT | {"width": 48, "heads": 6, "kv_heads": 6, "head_dim": 8, "ffn": 192}, "Mpt"),
 }
@@ -62,6 +69,11 @@ def theirs(config: dict[str, Any], kind: str) -> Any:
     }
     if config["rope_scaling"]:
         fields["rope_scaling"] = config["rope_scaling"]
+    if "experts" in config:
+        fields |= {"num_local_experts": config["experts"], "num_experts": config["experts"]}
+        fields |= {"num_experts_per_tok": config["experts_per_token"], "moe_intermediate_size": config["ffn"]}
+        fields |= {"norm_topk_prob": config.get("renormalise", True)}
+        fields |= {"shared_expert_intermediate_size": config.get("shared_ffn", 0)}
     if kind == "Mistral":
         fields["sliding_window"] = config["sliding_window"]
     built = getattr(transformers, f"{kind}Config")(**fields, attn_implementation="eager")
@@ -92,11 +104,28 @@ def _random(model: Any) -> Any:
     return model
 
 
+def _with_matrices_apart(tensors: dict[str, Any], family: str) -> dict[str, Any]:
+    """transformers' tensors under the names of files, its experts' gates and ups, which it has as [experts, 2 * ffn, width], by themselves and
+    one below the other, as ours are; names as our modules for training have them."""
+    apart = {}
+    for name, value in tensors.items():
+        within, experts, part = name.rpartition(".mlp.experts.")
+        if part == "gate_up_proj":
+            gate, up = value.chunk(2, dim=1)
+            apart[f"{within}{experts}gate_proj.weight"] = gate.flatten(0, 1)
+            apart[f"{within}{experts}up_proj.weight"] = up.flatten(0, 1)
+        elif part == "down_proj":
+            apart[f"{within}{experts}down_proj.weight"] = value.flatten(0, 1)
+        else:
+            apart[name.replace(".mlp.gate.", ".block_sparse_moe.gate.") if family == "mixtral" else name] = value
+    return apart
+
+
 def ours(config: dict[str, Any], model: Any) -> tuple[Any, Any, dict[str, Any]]:
     """Family, configuration and their parameters under our names."""
     family, cfg = configure(config)
     parameters = {}
-    for name, value in model.state_dict().items():
+    for name, value in _with_matrices_apart(model.state_dict(), config["family"]).items():
         mine = from_hf(config["family"], name)
         assert mine is not None, name
         if not (config["tied"] and mine == "head.weight"):
@@ -139,7 +168,7 @@ def test_chunks_and_neighbours_give_the_same_logits() -> None:
     assert (torch.cat([a, b]) - whole).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("name", ["llama2", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama2", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe"])
 def test_gradients_reach_every_parameter_and_equal_transformers(name: str) -> None:
     config, kind = CASES[name]
     model = theirs(config, kind)
@@ -150,11 +179,12 @@ def test_gradients_reach_every_parameter_and_equal_transformers(name: str) -> No
         family, cfg, parameters, batch_of([Segment(ids.tolist(), 0, range(2))], ContiguousCache(cfg.kv_heads), [0])
     ).square().mean().backward()
     model(ids[None]).logits.square().mean().backward()
-    for hf_name, parameter in model.named_parameters():
+    theirs_by_name = _with_matrices_apart({name: p.grad for name, p in model.named_parameters()}, cfg.family)
+    for hf_name, gradient in theirs_by_name.items():
         mine = parameters[from_hf(cfg.family, hf_name)].grad
         assert mine is not None, hf_name
         assert mine.abs().max() > 0, hf_name
-        assert (mine - parameter.grad).abs().max() < 1e-4, hf_name
+        assert (mine - gradient).abs().max() < 1e-4, hf_name
 
 
 def test_call_block_wraps_every_layer_and_may_run_it_twice() -> None:

@@ -5,44 +5,61 @@ import pytest
 from roofline.common.errors import ConfigError
 from roofline.models import presets
 
-# The benchmark form's counts are those of LLM Foundry's tables, Llama's those of the published weights.
+# Of papers, model cards and indexes of weights, beside what presets.toml says of the same models.
 COUNTS = {
-    "mpt-125m": 125_311_488,
-    "mpt-350m": 355_985_408,
-    "mpt-760m": 760_470_528,
-    "mpt-1b": 1_315_950_592,
-    "mpt-3b": 2_651_837_440,
     "mpt-7b": 6_658_859_008,
-    "mpt-13b": 12_853_954_560,
-    "mpt-30b": 29_975_214_080,
-    "mpt-70b": 64_862_437_376,
     "mpt-7b-alibi": 6_649_286_656,
-    "llama-7b": 6_738_415_616,
-    "llama-13b": 13_015_864_320,
-    "llama-30b": 32_528_943_616,
-    "llama-65b": 65_285_660_672,
     "llama-2-7b": 6_738_415_616,
     "llama-2-13b": 13_015_864_320,
     "llama-2-70b": 68_976_648_192,
+    "codellama-34b": 33_743_970_304,
     "llama-3-8b": 8_030_261_248,
-    "llama-3-70b": 70_553_706_496,
+    "llama-3.1-70b": 70_553_706_496,
+    "llama-3.1-405b": 405_853_388_800,
     "llama-3.2-1b": 1_235_814_400,
-    "llama-3.2-3b": 3_212_749_824,
-    "tinyllama-1.1b": 1_100_048_384,
-    "smollm2-135m": 134_515_008,
-    "smollm2-360m": 361_821_120,
+    "mistral-7b-v0.1": 7_241_732_096,
+    "mistral-large-2407": 122_610_069_504,
+    "mixtral-8x7b": 46_702_792_704,
+    "mixtral-8x22b": 140_620_634_112,
+    "qwen1.5-moe-a2.7b": 14_315_784_192,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen2-72b": 72_706_203_648,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen3-8b": 8_190_735_360,
     "smollm2-1.7b": 1_711_376_384,
 }
+# What comparisons of chips are published of.
+MEASURED = ("mpt-1b", "mpt-13b", "llama-2-7b", "llama-2-13b", "llama-2-70b", "mistral-7b-v0.1", "codellama-34b")
+MEASURED += ("llama-3-8b", "llama-3-70b", "llama-3.1-70b", "llama-3.1-405b", "mistral-large-2407", "mixtral-8x7b")
+
+
+@pytest.mark.parametrize(("name", "preset"), presets.presets().items())
+def test_the_arithmetic_gives_the_published_number(name: str, preset: presets.Preset) -> None:
+    assert presets.parameter_count(preset.config) == preset.parameters
+    assert preset.name == name
+    assert preset.source
 
 
 @pytest.mark.parametrize(("name", "count"), COUNTS.items())
-def test_a_preset_has_the_published_number_of_parameters(name: str, count: int) -> None:
-    assert presets.parameter_count(presets.preset(name)) == count
+def test_the_table_says_what_is_published(name: str, count: int) -> None:
+    assert presets.presets()[name].parameters == count
 
 
-@pytest.mark.parametrize("name", presets.names())
-def test_every_preset_is_a_model_of_ours(name: str) -> None:
-    assert presets.parameter_count(presets.preset(name)) > 1e8
+def test_models_of_well_known_measurements_are_there() -> None:
+    assert set(MEASURED) <= set(presets.names())
+
+
+def test_a_configuration_that_was_handed_out_can_be_changed() -> None:
+    presets.preset("llama-2-7b")["layers"] = 1
+    assert presets.preset("llama-2-7b")["layers"] == 32
+
+
+def test_scaled_positions_are_those_of_each_generation() -> None:
+    factors = {name: presets.preset(name)["rope_scaling"] for name in ("llama-3-8b", "llama-3.1-8b", "llama-3.2-1b")}
+    assert factors["llama-3-8b"] is None
+    assert (factors["llama-3.1-8b"]["factor"], factors["llama-3.2-1b"]["factor"]) == (8.0, 32.0)
+    assert presets.preset("mistral-7b-v0.1")["sliding_window"] == 4096
+    assert presets.preset("mistral-7b-v0.2")["sliding_window"] is None
 
 
 def test_an_unknown_preset_is_refused_with_the_nearest_name() -> None:

@@ -50,7 +50,10 @@ def test_types_and_prices():
     (out,) = linear.types(call)
     assert out == Type("f32", "tokens", (64,))
     assert linear.price(call).flops == Affine(tokens=2 * 2 * 32 * 64)
-    assert linear.price(call).weight_bytes == Affine(const=w.nbytes)
+    assert linear.price(call).weight_bytes == Affine(experts=w.nbytes // 8)
+    assert linear.price(call).weight_bytes.at(tokens=1, experts=2.0) == 2 * w.nbytes // 8
+    rows = linear.call([Type("bf16", "rows", (64,)), Type("i32", "rows", (2,))], [w], {"experts": 8})
+    assert linear.price(rows).weight_bytes == Affine(row_experts=w.nbytes // 8)
     assert combine.types(combine.call([out, weights], [], {})) == (Type("f32", "tokens", (32,)),)
     two = Type("f32", "tokens", (2,))
     for wrong in (0, 3):
@@ -68,3 +71,18 @@ def test_types_and_prices():
         linear.types(linear.call([x, ids], [w], {"experts": 7}))
     with pytest.raises(ConfigError, match="width 63"):
         combine.types(combine.call([Type("f32", "tokens", (63,)), weights], [], {}))
+
+
+def test_gate_and_up_side_by_side_are_two_products_and_the_activation_between():
+    x, ids = torch.randn(5, 12), torch.tensor([[0, 2], [1, 0], [2, 1], [0, 1], [2, 0]])
+    gate, up = torch.randn(3, 10, 12), torch.randn(3, 10, 12)
+    fused = registry.get("expert_linear_silu_mul").reference(x, ids, torch.cat([gate, up], dim=1).flatten(0, 1), 3)
+    apart = ops.silu_mul(*(ops.expert_linear(x, ids, each.flatten(0, 1), 3) for each in (gate, up)))
+    assert torch.allclose(fused, apart, atol=1e-5)
+
+
+def test_sigmoid_scale_takes_one_number_a_row():
+    x, gate = torch.randn(4, 6), torch.randn(4, 1)
+    assert torch.allclose(ops.sigmoid_scale(x, gate), x / (1 + torch.exp(-gate)))
+    with pytest.raises(ConfigError, match="a gate of width 6"):
+        registry.get("sigmoid_scale").results([Type("f32", "tokens", (6,))] * 2, [], {})

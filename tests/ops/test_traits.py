@@ -25,6 +25,7 @@ ATTRIBUTES = {
     "attend": {"layer": 0, "heads": 4, "scale": 0.25},
     "route": {"top": 3},
     "expert_linear": {"experts": 4},
+    "expert_linear_silu_mul": {"experts": 4},
     "rms_norm": {"eps": 1e-5, "heads": 4},
     "norm_quantize": {"eps": 1e-5},
     "layer_norm": {"eps": 1e-5},
@@ -39,6 +40,7 @@ WEIGHTS = {
     "linear_add": [(WIDTH, WIDTH)],
     "linear_silu_mul": [(64, WIDTH)],
     "expert_linear": [(4 * 32, WIDTH)],
+    "expert_linear_silu_mul": [(4 * 32, WIDTH)],
     "rms_norm": [(WIDTH // 4,)],
 }
 
@@ -50,11 +52,13 @@ def of_trait(trait):
 def values_of(name):
     """Random values for an op's reference, one for each operand; small whole numbers, so that sums are exact."""
     generator = torch.Generator().manual_seed(7)
+    gate = {"gate": torch.rand(ROWS, 1, generator=generator)} if name == "sigmoid_scale" else {}
     special = {
-        "ids": torch.tensor([[1, 3, 2]] * ROWS) if name == "expert_linear" else torch.arange(ROWS) % 9,
+        "ids": torch.tensor([[1, 3, 2]] * ROWS) if "expert_linear" in name else torch.arange(ROWS) % 9,
         "positions": torch.arange(ROWS),
         "rows": torch.tensor([4, 0]),
         "weights": torch.rand(ROWS, 4, generator=generator),
+        **gate,
     }
 
     def rows():

@@ -27,7 +27,11 @@ BOUNDS = {
     "logit_bias": (2, "text", {"logit_bias": {"1": 1, "2": 1}}, {"logit_bias": dict.fromkeys("123", 1)}, "logit_bias"),
     "user_characters": (4, "chat", {"user": "äääa"}, {"user": "aaaaa"}, "user"),
 }
-ENDS = {"n": "is not within 1 and 3.", "choices": "is not within 1 and 6.", "messages": "is not within 1 and 3."}
+ENDS = {
+    "n": "is not within 1 and 3.",
+    "choices": "is not within 1 and 6.",
+    "messages": "has 4 items; from 1 to 3 are allowed.",
+}
 # Fields with bounds of their own: (route, within, beyond).
 FIXED = [
     ("text", {"logprobs": 0}, {"logprobs": -1}),

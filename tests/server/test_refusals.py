@@ -33,6 +33,20 @@ BAD_CHAT = [
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         "messages.0.content.0.type",
+        "unsupported_parameter",
+    ),
+    (
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]}
+            ]
+        },
+        "messages.0.content.0.type",
+        "unsupported_parameter",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "poem", "text": "x"}]}]},
+        "messages.0.content.0.type",
         "invalid_value",
     ),
     ({"messages": [{"role": "assistant", "content": "x"}]}, "messages", "invalid_value"),

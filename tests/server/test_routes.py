@@ -243,6 +243,13 @@ def test_without_canaries_nothing_is_computed_unasked(call, engine, make_context
     assert engine.proofs == []
 
 
+def test_probes_may_ask_for_the_head_alone(call, engine):
+    assert (call("HEAD", "/health").status_code, call("HEAD", "/health").text) == (200, "")
+    assert call("HEAD", "/ready").status_code == 200
+    engine.up = False
+    assert call("HEAD", "/ready").status_code == 503
+
+
 def test_health_and_ready(call, engine):
     assert call("GET", "/health").status_code == 200
     told = call("GET", "/ready").json()

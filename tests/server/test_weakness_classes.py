@@ -87,8 +87,9 @@ def test_class_e_nothing_is_unpacked(make_context, path):
     assert len(packed) < 4000
     headers = [(b"host", b"localhost"), (b"content-encoding", b"gzip"), (b"content-type", b"application/json")]
     status, body, _ = request(app, path, headers, "POST", [packed])
-    assert status == 400
-    assert b"JSON" in body
+    assert status == 415
+    assert b"none is unpacked here" in body
+    assert request(app, path, [*headers[:1], (b"content-encoding", b"identity")], "POST", [b"[]"])[0] == 400
 
 
 @pytest.mark.parametrize("path", CLOSED)

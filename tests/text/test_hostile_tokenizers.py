@@ -125,7 +125,7 @@ UNSAFE = [
 
 @pytest.mark.parametrize("pattern", SAFE)
 def test_patterns_of_models_are_searched_with(pattern: str) -> None:
-    assert least_length(pattern) <= 3
+    assert least_length(pattern) <= 12
     built = from_json(library_json(pre_tokenizer=split(pattern)), {}) if pattern else None
     assert built is None or built.encode("ab 12 " * 200, add_special=False)
 
@@ -258,6 +258,33 @@ def test_wrong_types_in_a_tokenizer_of_pieces_are_named() -> None:
     assert refused > 300
 
 
+WORDS: dict[str, Any] = {
+    "added_tokens": [{"id": 0, "content": "[UNK]", **ADDED}],
+    "normalizer": {
+        **{"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None},
+        "lowercase": True,
+    },
+    "pre_tokenizer": {"type": "BertPreTokenizer"},
+    "post_processor": {"type": "BertProcessing", "sep": ["a", 1], "cls": ["a", 1]},
+    "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+    "model": {
+        **{"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##"},
+        **{"max_input_chars_per_word": 100, "vocab": {"[UNK]": 0, "a": 1, "##b": 2}},
+    },
+}
+OPTIONAL = {"max_input_chars_per_word", "continuing_subword_prefix"}  # null stands for what these say here, too
+
+
+def test_wrong_types_in_a_tokenizer_of_words_are_named() -> None:
+    good, refused = _words(from_json(json.dumps(WORDS).encode(), {})), 0
+    for path, wrong in mutants(WORDS):
+        if path == ("normalizer", "strip_accents") or (wrong is None and path[-1] in OPTIONAL):
+            continue
+        raw = json.dumps(planted(WORDS, path, wrong)).encode()
+        refused += _check("tokenizer.json", path, wrong, lambda raw=raw: _words(from_json(raw, {})), good)
+    assert refused > 200
+
+
 GGUF: dict[str, Any] = {
     **{
         "model": "gpt2",
@@ -274,7 +301,20 @@ GGUF_PIECES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("good", [GGUF, GGUF_PIECES], ids=["bytes", "pieces"])
+GGUF_UNIGRAM: dict[str, Any] = {
+    **{"model": "t5", "tokens": ["<unk>", "</s>", "▁", "a", "<s>"], "scores": [0.0, 0.0, -1.0, -2.0, 0.0]},
+    **{"token_type": [2, 3, 1, 1, 3], "eos_token_id": 1, "unknown_token_id": 0, "add_space_prefix": True},
+    **{"remove_extra_whitespaces": True, "add_eos_token": True, "precompiled_charsmap": []},
+}
+GGUF_WORDS: dict[str, Any] = {
+    **{"model": "bert", "tokens": ["[UNK]", "[CLS]", "[SEP]", "▁ab", "c", "<s>"], "token_type": [3, 3, 3, 1, 1, 3]},
+    **{"unknown_token_id": 0, "bos_token_id": 1, "seperator_token_id": 2, "eos_token_id": 2, "add_sep_token": True},
+    **{"normalizer.lowercase": True, "normalizer.strip_accents": True, "add_bos_token": True},
+}
+KINDS = {"bytes": GGUF, "pieces": GGUF_PIECES, "unigram": GGUF_UNIGRAM, "words": GGUF_WORDS}
+
+
+@pytest.mark.parametrize("good", KINDS.values(), ids=KINDS.keys())
 def test_wrong_types_in_gguf_metadata_are_named(good: dict[str, Any]) -> None:
     def load(values: dict[str, Any]) -> Any:
         return _words(from_gguf({f"tokenizer.ggml.{key}": value for key, value in values.items()}, "model.gguf"))

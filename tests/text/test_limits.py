@@ -96,7 +96,7 @@ def replaced(content: int, kind: str = "String", pattern: str = "a") -> dict[str
 
 def charsmap(longest: int) -> dict[str, Any]:
     """A trie of one word, and three texts."""
-    data = (4).to_bytes(4, "little") + b"\1\0\0\0" + b"ab\0" + "é".encode() * longest + b"\0c\0"
+    data = (1024).to_bytes(4, "little") + b"\1\0\0\0" * 256 + b"ab\0" + "é".encode() * longest + b"\0c\0"
     return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(data).decode()}
 
 
@@ -149,12 +149,15 @@ def test_normalizers_that_write_as_much_as_they_may(case: str) -> None:
     (b"\0\0\0\0a\0", "a trie of 0 bytes in 6"),
     (b"\5\0\0\0" + b"\0" * 8, "a trie of 5 bytes in 12"),
     (b"\4\0\0\0" + b"\0" * 3, "a trie of 4 bytes in 7"),
+    (b"\4\0\0\0" + b"\0" * 5, "place 0 of the trie leads to 0, of 1"),  # the library would look at the 97th for an a
+    (b"\0\4\0\0" + b"\0" * 1024, "its last text does not end"),
+
 ])  # fmt: skip
 def test_maps_of_characters_that_are_none(data: bytes, reason: str) -> None:
     step = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(data).decode()}
     with pytest.raises(ConfigError, match=reason):
         checked_steps(Fields("a file", {"normalizer": step}), "normalizer")
-    whole = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(b"\4\0\0\0" + b"\0" * 4).decode()}
+    whole = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(b"\0\4\0\0" + b"\0" * 1025).decode()}
     assert checked_steps(Fields("a file", {"normalizer": whole}), "normalizer")
 
 

@@ -10,8 +10,9 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers import models
 
 from roofline.common.errors import ConfigError, UnsupportedError
-from roofline.text.tokenizers.from_gguf import _merges_from_scores, from_gguf
+from roofline.text.tokenizers.from_gguf import from_gguf
 from roofline.text.tokenizers.from_json import from_json
+from roofline.text.tokenizers.sentencepiece import merges_from_scores
 from roofline.text.tokenizers.tokenizer import Tokenizer
 
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
@@ -90,8 +91,8 @@ def test_unknown_kinds_are_refused_with_the_known() -> None:
     tokens = {"tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.merges": []}
     with pytest.raises(UnsupportedError, match=r"nonsense.*qwen2.*smollm"):
         from_gguf({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "nonsense", **tokens})
-    with pytest.raises(UnsupportedError, match=r"bert.*gpt2, llama"):
-        from_gguf({"tokenizer.ggml.model": "bert", **tokens})
+    with pytest.raises(UnsupportedError, match=r"rwkv.*gpt2, llama"):
+        from_gguf({"tokenizer.ggml.model": "rwkv", **tokens})
 
 
 @pytest.mark.parametrize(
@@ -128,8 +129,8 @@ def test_bad_json_is_refused(raw: bytes) -> None:
 
 
 def test_unsupported_json_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="WordPiece"):
-        from_json(library_json(model={"type": "WordPiece", "vocab": {}}), {})
+    with pytest.raises(UnsupportedError, match=r"Unheard.*WordPiece"):
+        from_json(library_json(model={"type": "Unheard", "vocab": {}}), {})
     with pytest.raises(UnsupportedError, match="decoder"):
         from_json(library_json(decoder={"type": "CTC"}), {})
     with pytest.raises(ConfigError, match="merges"):
@@ -144,13 +145,13 @@ def test_unsupported_json_is_refused() -> None:
 def test_merges_of_sentencepiece_are_in_the_order_of_their_scores() -> None:
     tokens = ["a", "b", "c", "ab", "abc", "bc", "<ab>"]
     equal = [("ab", "c"), ("a", "bc"), ("a", "b"), ("b", "c")]  # then the longest left part, then the longest right one
-    assert _merges_from_scores(tokens, [1] * 7, [0.0] * 7) == equal
-    assert _merges_from_scores(tokens, [1] * 7, [0.0, 0.0, 0.0, -1.0, -2.0, 0.5, 0.0]) == [
+    assert merges_from_scores(tokens, [1] * 7, [0.0] * 7) == equal
+    assert merges_from_scores(tokens, [1] * 7, [0.0, 0.0, 0.0, -1.0, -2.0, 0.5, 0.0]) == [
         ("b", "c"),
         ("a", "b"),
         ("ab", "c"),
         ("a", "bc"),
     ]
     for never in (2, 3, 6):  # unknown, control and byte
-        assert _merges_from_scores(tokens, [1, 1, 1, never, 1, 1, 1], [0.0] * 7) == [("a", "bc"), ("b", "c")]
-    assert _merges_from_scores(tokens, [1, 1, 1, 4, 1, 1, 1], [0.0] * 7) == equal
+        assert merges_from_scores(tokens, [1, 1, 1, never, 1, 1, 1], [0.0] * 7) == [("a", "bc"), ("b", "c")]
+    assert merges_from_scores(tokens, [1, 1, 1, 4, 1, 1, 1], [0.0] * 7) == equal

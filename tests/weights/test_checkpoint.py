@@ -188,7 +188,6 @@ def test_gguf_rope_divisors_that_are_something_else_are_refused() -> None:
         ({"llama__rope__scaling__type": "linear"}, ConfigError, "factor: is missing"),
         ({"llama__rope__scaling__type": 3}, ConfigError, "rope.scaling.type"),
         ({"llama__rope__scaling__attn_factor": 2.0}, UnsupportedError, "attn_factor"),
-        ({"split__count": 3}, UnsupportedError, "several files"),
     ],
 )
 def test_gguf_config_is_refused_by_field(changes: dict[str, Any], kind: Any, field: str) -> None:
@@ -312,7 +311,7 @@ def test_any_json_in_hf_fields_never_crashes(kind: str, changes: dict[str, Any])
 
 
 GGUF_KEYS = [*METADATA, "llama.rope.freq_base", "llama.rope.scaling.type", "llama.rope.scaling.factor"]
-GGUF_KEYS += ["llama.attention.key_length", "llama.attention.sliding_window", "llama.vocab_size", "split.count"]
+GGUF_KEYS += ["llama.attention.key_length", "llama.attention.sliding_window", "llama.vocab_size"]
 
 
 @settings(max_examples=300, deadline=None)

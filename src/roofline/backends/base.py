@@ -39,7 +39,8 @@ class MonotonicClock:
 class StepCost:
     """What a step must move and compute, and how long that takes at the measured roofs (None: roofs not measured).
 
-    work: the step's size as (1, tokens, rows, keys read, query-key pairs), to price it again at other roofs.
+    work: the step's size as (1, tokens, rows, keys read, query-key pairs), and of a model with experts how many distinct
+    ones of a layer the tokens and the rows are expected to go to; to price it again at other roofs.
     """
 
     flops: float
@@ -104,6 +105,20 @@ class Queueing(Protocol):
 
     def queue_sample(self, rows: SampleRows) -> Callable[[], Sampled]:
         """As `sample`, but at once: what it returns waits for the ids. `forward` may be called before that."""
+
+
+@runtime_checkable
+class Resamples(Protocol):
+    """Computes on the host's own cores, and can choose some ids of a step anew at no more than what they cost.
+
+    Bits of ids that may come next are made there at the expense of the step, so only where an id was refused.
+    """
+
+    def sample_again(self, rows: SampleRows, chosen: np.ndarray) -> Sampled:
+        """As `sample`, but for the logit rows `chosen`, int32 [n], alone; of the others, what the last call gave.
+
+        rows: of all logit rows of the step, as in that call, but for `mask`.
+        """
 
 
 @runtime_checkable

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,11 +10,13 @@ import numpy as np
 from roofline.backends.base import StepCost
 from roofline.hardware.roofs import Roofs
 from roofline.ops.batch import Batch
-from roofline.program.passes.price import work_of
+from roofline.program.passes.price import Mixture, work_of
 
 if TYPE_CHECKING:
     from roofline.ops.cost import Affine, Cost
     from roofline.program.ir import Program
+
+SIZES = 5  # of a step: 1, tokens, rows, context, pairs
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,8 @@ class PriceTable:
 
     windows: of its attentions, 0: full. Of each kind: how many there are, roof of its arithmetic (a field of Roofs) and
     what that is divided by, then the coefficients of 1, tokens, rows, and of context and pairs of each window in turn,
-    in its FLOPs, weight and KV bytes.
+    in its FLOPs, weight and KV bytes. Of a model with experts also `mixture`, how many there are and how many a row
+    goes to, and for each kind `experts`, the coefficients of experts and row_experts in its weight bytes.
     """
 
     windows: list[int]
@@ -32,11 +35,13 @@ class PriceTable:
     flops: list[list[int]]
     weights: list[list[int]]
     kv: list[list[int]]
+    mixture: list[int] = field(default_factory=list)
+    experts: list[list[int]] = field(default_factory=list)
 
     @classmethod
     def of(cls, program: "Program") -> "PriceTable":
         """The table of a Program."""
-        from roofline.program.passes.price import arithmetic, price, window_of
+        from roofline.program.passes.price import arithmetic, mixture, price, window_of
 
         priced = price(program)
         windows = list(priced.windows) or [0]
@@ -45,12 +50,21 @@ class PriceTable:
             kinds[cost, arithmetic(instr), windows.index(window_of(instr)) if instr.op == "attend" else 0] += 1
 
         def columns(amounts: "Affine", at: int) -> list[int]:
-            first, last = list(astuple(amounts)[:3]), list(astuple(amounts)[3:])
+            first, last = list(astuple(amounts)[:3]), list(astuple(amounts)[3:SIZES])
             return first + [0, 0] * at + last + [0, 0] * (len(windows) - at - 1)
 
         parts = ("flops", "weight_bytes", "kv_bytes")
-        tables = [[columns(getattr(cost, part), at) for cost, _, at in kinds] for part in parts]
-        return cls(windows, list(kinds.values()), [rate for _, rate, _ in kinds], *tables)
+        flops, weights, kv = ([columns(getattr(cost, part), at) for cost, _, at in kinds] for part in parts)
+        table = cls(windows, list(kinds.values()), [rate for _, rate, _ in kinds], flops, weights, kv)
+        experts = mixture(program)
+        if experts is None:
+            return table
+        moved = [[cost.weight_bytes.experts, cost.weight_bytes.row_experts] for cost, _, _ in kinds]
+        return replace(table, mixture=list(astuple(experts)), experts=moved)
+
+    def as_json(self) -> dict[str, object]:
+        """Its fields, but those of experts where there are none."""
+        return {name: value for name, value in asdict(self).items() if value != []}
 
 
 class StepPrices:
@@ -62,17 +76,24 @@ class StepPrices:
     def __init__(self, table: PriceTable, roofs: Roofs | None, working_set: int) -> None:
         self._windows, self._rates = table.windows, table.rates
         self._counts = np.array(table.counts, np.float64)
-        # [kinds, 3 + 2 * windows]: the coefficients that PriceTable lists
+        self._mixture = Mixture(*table.mixture) if table.mixture else None
+        # [kinds, 3 + 2 * windows]: the coefficients that PriceTable lists; with a mixture two more for its experts
         self._flops, weights, kv = (np.array(part, np.float64) for part in (table.flops, table.weights, table.kv))
+        if table.mixture:
+            more = np.zeros((len(self._counts), 2))
+            self._flops, kv = np.hstack([self._flops, more]), np.hstack([kv, more])
+            weights = np.hstack([weights, np.array(table.experts, np.float64)])
         self._moved = weights + kv
         totals = [self._counts @ part for part in (self._flops, weights, kv)]
         times = () if roofs is None else self._at(roofs, working_set)
         self._all = np.vstack([*totals, *times])  # [3 or 3 + 2 * kinds, columns]: one product a step
-        self._work = np.zeros(self._all.shape[1])
+        self._work = np.zeros(self._flops.shape[1])
 
     def of(self, batch: Batch) -> StepCost:
         """The price of the step in the buffer: each instruction at its own roof, added up."""
-        sizes = _sizes(batch, self._windows)
+        sizes: tuple[float, ...] = _sizes(batch, self._windows)
+        if self._mixture is not None:
+            sizes = (*sizes, self._mixture.hit(batch.tokens), self._mixture.hit(batch.rows))
         self._work[:] = sizes
         spent = self._all @ self._work
         limit, kinds = None, len(self._counts)

@@ -65,15 +65,15 @@ async def reference_logits(task: Task) -> np.ndarray:
 
     Raises UnsupportedError, with the reason, where there is no reference: torch is missing, or the model is too large.
     """
-    kept = await asyncio.to_thread(_file, task)
+    stored = await asyncio.to_thread(_file, task)
     rows = sum(map(len, task.rows))
-    if (logits := await asyncio.to_thread(_read, kept, rows)) is not None:
+    if (logits := await asyncio.to_thread(_read, stored, rows)) is not None:
         return logits
     data = await _computed(task)
     logits = _parse(data, rows)
     if logits is None:
         raise UnsupportedError("golden prompts", "the reference wrote no logits")
-    await asyncio.to_thread(_keep, kept, data)
+    await asyncio.to_thread(_keep, stored, data)
     return logits
 
 

@@ -154,6 +154,8 @@ def _problem(values: JsonMapping) -> str | None:
         return "prices have columns of several lengths"
     if not all(roof in ("int8_ops", "bf16_flops", "f32_flops") and divisor > 0 for roof, divisor in prices["rates"]):
         return "prices name a roof that is not there"
+    if not _fits_experts(prices):
+        return "prices of experts are not what they should be"
     if min(values["config"][name] for name in _SIZES) < 1:
         return "config has a size below 1"
     words = TOKENIZER in files
@@ -165,6 +167,16 @@ def _problem(values: JsonMapping) -> str | None:
     if impossible := [name for name, value in sampling.items() if not is_possible(name, value)]:
         return f"generation has a {impossible[0]} that sampling cannot have"
     return None
+
+
+def _fits_experts(prices: JsonMapping) -> bool:
+    """Whether the prices of experts, where a model has some, go with the others."""
+    if not prices.keys() & {"mixture", "experts"}:
+        return True
+    if not _fits(prices, {"mixture": (int, int), "experts": [(int, int)]}):
+        return False
+    experts, top = prices["mixture"]
+    return 1 <= top <= experts and len(prices["experts"]) == len(prices["counts"])
 
 
 def _fits(value: object, shape: Any) -> bool:

@@ -4,7 +4,7 @@ import math
 from typing import TYPE_CHECKING
 
 from roofline.common.fields import Fields, describe
-from roofline.common.json_types import JsonObject
+from roofline.common.json_types import JsonMapping, JsonObject
 
 if TYPE_CHECKING:
     from roofline.weights.checkpoint import Checkpoint
@@ -63,3 +63,15 @@ def _generation_config(checkpoint: "Checkpoint") -> Fields:
 
     path = checkpoint.path / "generation_config.json"
     return Fields(path, read_json_file(path) if path.is_file() else {})
+
+
+def gguf_sampling(recommended: JsonMapping) -> JsonObject:
+    """What `recommended_sampling` gave, by the keys of a GGUF file."""
+    return {_KEYS[name][1]: value for name, value in recommended.items()}
+
+
+def hf_sampling(recommended: JsonMapping) -> JsonObject:
+    """What `recommended_sampling` gave, by the keys of generation_config.json."""
+    if recommended.get("temperature") == 0:
+        return {"do_sample": False, **{_KEYS[name][0]: value for name, value in recommended.items() if value}}
+    return {_KEYS[name][0]: value for name, value in recommended.items()}

@@ -19,11 +19,11 @@ _MAX_TEMPLATE = 1 << 22  # bytes
 
 def text_of_folder(path: Path) -> "tuple[Tokenizer, ChatTemplate]":
     """Those of the files that Hugging Face writes beside the weights. Raises ConfigError where there are none."""
-    from roofline.text.tokenizers import from_json
+    from roofline.text.tokenizers import from_json, from_older
     from roofline.weights.sources import find_tokenizer_files
 
     files = find_tokenizer_files(path)
-    if "tokenizer.json" not in files:
+    if "tokenizer.json" not in files and from_older.older_file(files) is None:
         raise ConfigError(f"{path}: there is no tokenizer.json beside the weights; save the tokenizer there")
     settings: JsonObject = {}
     for name in ("generation_config.json", "tokenizer_config.json"):
@@ -34,7 +34,10 @@ def text_of_folder(path: Path) -> "tuple[Tokenizer, ChatTemplate]":
     source = _template(Fields(files.get("tokenizer_config.json", path), settings))
     if "chat_template.jinja" in files:
         source = _text(files["chat_template.jinja"])
-    return with_template(from_json.from_json(files["tokenizer.json"], settings), source)
+    if "tokenizer.json" in files:
+        return with_template(from_json.from_json(files["tokenizer.json"], settings), source)
+    named = Fields(files.get("tokenizer_config.json", path), settings)
+    return with_template(from_older.from_older(files, named), source)
 
 
 def _template(settings: Fields) -> str | None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +87,7 @@ def write_bundle(
             **_origin(checkpoint, files, identity.result()),
             name=name,
             source={"path": str(source.resolve()), "kind": checkpoint.kind, "key": key},
-            prices=asdict(PriceTable.of(planned)),
+            prices=PriceTable.of(planned).as_json(),
             truth=[[s.format, s.tensor, s.rows, s.columns, s.address, len(s.raw)] for s in checks],
             checked=checked,
             generation=generation | {"sampling": sampling},

@@ -40,11 +40,11 @@ def main(words: Sequence[str] | None = None) -> int:
         called = " ".join(filter(None, ("roofline", call.name or error.group, "--help")))
         message, status = f"roofline: {error} ({called} tells more)", 2
     except (RooflineError, OSError, ImportError) as error:
-        known = missing_package(error) if isinstance(error, ImportError) else error
-        if call.debug or known is None:
+        readable = missing_package(error) if isinstance(error, ImportError) else error
+        if call.debug or readable is None:
             raise
         message, status = (
-            f"roofline: {call.in_flags(known) if isinstance(known, RooflineError) else _of_system(known)}",
+            f"roofline: {call.in_flags(readable) if isinstance(readable, RooflineError) else _of_system(readable)}",
             1,
         )
     with suppress(OSError):  # what was printed before the error comes before it

@@ -42,7 +42,7 @@ def named_packages() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        known = missing_package(error)
-        if known is None:
+        readable = missing_package(error)
+        if readable is None:
             raise
-        raise known from error
+        raise readable from error

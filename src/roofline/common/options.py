@@ -117,8 +117,8 @@ class Option:
             fits = Path in self.kinds and isinstance(value, Path)
         if not fits:
             near = did_you_mean(value, self.allowed()) if isinstance(value, str) else ""
-            given = self.name if self.secret else f"{self.name}={value!r}"
-            raise ConfigError(f"{given} cannot be used: {self.remedy()}{'' if self.secret else near}")
+            setting = self.name if self.secret else f"{self.name}={value!r}"
+            raise ConfigError(f"{setting} cannot be used: {self.remedy()}{'' if self.secret else near}")
 
     def check_backend(self, value: object, backend: str) -> None:
         """Raises UnsupportedError for a value other than the default where the backend does not have the option."""

@@ -47,9 +47,9 @@ class Adapters:
         if slot is None:
             remedy = "Unload one, or load the model with a larger max_adapters."
             raise CapacityError("another adapter", self.most + 1, self.most, "adapters", remedy)
-        left = self._max_bytes - sum(info.nbytes for _, info in self._loaded.values())
-        if adapter.nbytes > left:
-            raise too_large(path, adapter.nbytes, left)
+        free_bytes = self._max_bytes - sum(info.nbytes for _, info in self._loaded.values())
+        if adapter.nbytes > free_bytes:
+            raise too_large(path, adapter.nbytes, free_bytes)
         executable.adapters.set(slot, adapter.matrices)
         info = AdapterInfo(adapter.digest, str(path), adapter.rank, len(adapter.matrices), adapter.nbytes)
         self._loaded[adapter.digest] = slot, info

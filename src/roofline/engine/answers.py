@@ -129,8 +129,8 @@ class AnswerBuilder:
             raise RooflineError(f"the engine failed on this request: {last.error}")
         assert last.usage is not None, "the last event has the usage"
         usage = last.usage._replace(completion_tokens=len(self.ids))
-        told = self.logprobs, usage, last.error, self.prompt_logprobs
-        return Answer(self.text, self.ids, self.finish_reason, self.stop, *told)
+        extras = self.logprobs, usage, last.error, self.prompt_logprobs
+        return Answer(self.text, self.ids, self.finish_reason, self.stop, *extras)
 
 
 Builders = dict[tuple[str, int], AnswerBuilder]  # by request and index of the answer

@@ -138,7 +138,7 @@ class BeamSearch:
 
     def extend(self, tops: Sequence[Sequence[tuple[int, float]]]) -> None:
         """One step. tops: for each of `beams` its likeliest next ids with their log-probabilities, likeliest first."""
-        width, told = self.params.beam_width, self.params.logprobs or 0
+        width, alternatives = self.params.beam_width, self.params.logprobs or 0
         ranked = sorted(
             (-beam.score - logprob, at, token, logprob)
             for at, (beam, top) in enumerate(zip(self.beams, tops, strict=True))
@@ -150,7 +150,7 @@ class BeamSearch:
                 break
             before = self.beams[at]
             ids = (*before.ids, token)
-            logprobs = (*before.logprobs, TokenLogprob(token, logprob, tuple(tops[at][:told])))
+            logprobs = (*before.logprobs, TokenLogprob(token, logprob, tuple(tops[at][:alternatives])))
             if token not in self._ends and len(ids) < self._longest:
                 if len(beams) < width:
                     beams.append(Beam(ids, -loss, logprobs))

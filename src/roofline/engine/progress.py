@@ -20,9 +20,9 @@ class ProgressBar:
         if now - self._drawn < EVERY:
             return
         self._drawn, done = now, answered()
-        left = f", {(now - self._began) * (self.total - done) / done:.0f} s left" if done else ""
+        remaining = f", {(now - self._began) * (self.total - done) / done:.0f} s left" if done else ""
         filled = "#" * (CELLS * done // self.total)
-        sys.stderr.write(f"\r\x1b[K[{filled:.<{CELLS}}] {done} of {self.total} prompts{left}")
+        sys.stderr.write(f"\r\x1b[K[{filled:.<{CELLS}}] {done} of {self.total} prompts{remaining}")
         sys.stderr.flush()
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from roofline.backends.base import Executable, FindsDamage, LostError, Queueing, StepCost
 from roofline.backends.sampling import Sampled
 from roofline.common import log
-from roofline.engine.constraints.masks import MaskBuilder
+from roofline.engine.constraints.forms import Forms
 from roofline.engine.digests import digests_of
 from roofline.engine.events import Event, FinishReason, Progress, token_logprob
 from roofline.engine.pooler import HiddenRows, Pooler, logits_of, take_rows
@@ -71,7 +71,7 @@ class Stepper:
         self.lost: LostError | None = None  # why no step can succeed any more
         self.recorder: Recorder | None = None  # whoever writes the steps down
         self._filler, self._rows = BatchFiller(executable.batch), RowBuilder()
-        self._masks = MaskBuilder(executable.vocab_size)
+        self._forms = Forms(executable)
         self.pooler = Pooler(executable)
         self._queueing = executable if overlap and isinstance(executable, Queueing) else None
         self._flying: Flight | None = None
@@ -137,20 +137,21 @@ class Stepper:
                 flight.digests = self._rows.digests or self.recorder is not None
                 if self.recorder is not None:
                     self.recorder.step(answers)
-                masked = self._masks.start(answers.sampled)
+                masked = self._forms.start(answers)
                 called = clock.now()
                 executable.forward()
-                rows.mask = self._masks.finish() if masked else None
+                rows.mask = self._forms.finish()
                 if answers.scores:
                     rows = with_scores(rows, answers)
                 if answers.rows:
-                    flight.sampled = (queueing.queue_sample if queueing is not None else executable.sample)(rows)
+                    sample = queueing.queue_sample if queueing is not None else self._forms.sample
+                    flight.sampled = sample(rows)
             if pooled:
                 flight.hidden = self.pooler.run(plan.part(pooled))
             returned = clock.now()
             flight.cost = self._cost(bool(answers.sequences), bool(pooled)) if self.measure else None
         except Exception as error:  # whatever a backend raises, other requests live on
-            self._masks.drop()
+            self._forms.drop()
             flight.error = error
             return
         if queueing is not None:
@@ -304,7 +305,7 @@ class Stepper:
 
     def close(self) -> None:
         """End the thread that makes masks, and free the model without its head."""
-        self._masks.close()
+        self._forms.close()
         self.pooler.close()
 
     def end(self, sequences: list[Sequence], reason: FinishReason, error: str | None = None) -> list[Event]:

@@ -18,10 +18,12 @@ _FAMILIES: dict[str, str | Family] = {
     "smollm3": "roofline.models.smollm3",
     "llama": "roofline.models.llama",
     "mistral": "roofline.models.llama",
+    "mixtral": "roofline.models.moe",
     "mpt": "roofline.models.mpt",
     "qwen": "roofline.models.qwen",
     "qwen2": "roofline.models.qwen",
     "qwen3": "roofline.models.qwen",
+    "qwen_moe": "roofline.models.moe",
 }
 
 

@@ -1,6 +1,6 @@
 """A family's spec table: what parameters there are, their shapes, and how tensor parallelism splits them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,8 @@ class Param:
     """One row of the table.
 
     `{layer}` in the name stands for each layer; tied_to: the parameter this one is; parts: row counts of a fused
-    column parameter, each of which is split by itself.
+    column parameter, each of which is split by itself; experts: so many matrices lie one below the other in it, which
+    files may have as one tensor or as one each (`file_shapes`).
     """
 
     name: str
@@ -25,6 +26,12 @@ class Param:
     split: str
     tied_to: str | None = None
     parts: tuple[int, ...] = ()
+    experts: int = 0
+
+    def expert(self, number: int) -> str:
+        """What the tensor of one expert is called: its number behind "experts"."""
+        before, _, after = self.name.rpartition(".experts.")
+        return f"{before}.experts.{number}.{after}"
 
 
 def expand(table: Iterable[Param], layers: int) -> tuple[Param, ...]:
@@ -36,10 +43,24 @@ def expand(table: Iterable[Param], layers: int) -> tuple[Param, ...]:
     return tuple(rows)
 
 
+def file_shapes(table: Iterable[Param], names: Container[str]) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of each tensor that a file must hold for the table's untied parameters; names: what it holds, which
+    says of each parameter of experts whether it is one tensor or several."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for param in table:
+        if param.tied_to is not None:
+            continue
+        if param.experts and param.name not in names and param.expert(0) in names:
+            each = (param.shape[0] // param.experts, *param.shape[1:])
+            shapes |= dict.fromkeys(map(param.expert, range(param.experts)), each)
+        else:
+            shapes[param.name] = param.shape
+    return shapes
+
+
 def check(table: Iterable[Param], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raises ConfigError unless exactly the table's untied parameters are there with their shapes."""
-    table = tuple(table)
-    expected = {p.name: p.shape for p in table if p.tied_to is None}
+    expected = file_shapes(table, shapes)
     for name, shape in expected.items():
         if name not in shapes:
             raise ConfigError(f"the model file has no {name} (expected {list(shape)})")

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from roofline.ops.attention import attend, kv_write, rope
     from roofline.ops.collectives import all_gather, all_reduce
     from roofline.ops.elementwise import add, cast, embed, scale, soft_cap, split, take_rows
-    from roofline.ops.experts import combine, expert_linear, route
+    from roofline.ops.experts import combine, expert_linear, route, sigmoid_scale
     from roofline.ops.fused import (
         add_norm,
+        expert_linear_silu_mul,
         gelu_mul_quantize,
         gelu_quantize,
         layer_norm_quantize,
@@ -36,8 +37,9 @@ __all__ += ["adapter_down", "adapter_up"]
 __all__ += ["attend", "kv_write", "rope"]
 __all__ += ["all_gather", "all_reduce"]
 __all__ += ["add", "cast", "embed", "scale", "soft_cap", "split", "take_rows"]
-__all__ += ["combine", "expert_linear", "route"]
+__all__ += ["combine", "expert_linear", "route", "sigmoid_scale"]
 __all__ += ["add_norm", "gelu_mul_quantize", "gelu_quantize", "layer_norm_quantize", "linear_add", "norm_quantize"]
+__all__ += ["expert_linear_silu_mul"]
 __all__ += ["qk_norm", "qkv_write", "rope_kv_write", "silu_mul_quantize", "silu_quantize"]
 __all__ += ["Q8Rows", "linear", "quantize_rows"]
 __all__ += ["layer_norm", "rms_norm"]

@@ -5,10 +5,12 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class Affine:
-    """const + tokens*T + rows*R + context*C + pairs*P, all coefficients whole numbers.
+    """const + tokens*T + rows*R + context*C + pairs*P + experts*E + row_experts*F, all coefficients whole numbers.
 
     The step's symbols: tokens (query tokens), rows (tokens whose logits are wanted), context (keys read: the sum over
-    segments of their context length), pairs (query-key pairs: the sum over query tokens of the keys each one sees).
+    segments of their context length), pairs (query-key pairs: the sum over query tokens of the keys each one sees),
+    experts and row_experts (how many distinct experts of a layer the tokens, or the rows, are sent to: what is expected
+    of them, so no whole number).
     """
 
     const: int = 0
@@ -16,6 +18,8 @@ class Affine:
     rows: int = 0
     context: int = 0
     pairs: int = 0
+    experts: int = 0
+    row_experts: int = 0
 
     def __add__(self, other: "Affine") -> "Affine":
         return Affine(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -23,9 +27,19 @@ class Affine:
     def __mul__(self, factor: int) -> "Affine":
         return Affine(*(getattr(self, f.name) * factor for f in fields(self)))
 
-    def at(self, *, tokens: int = 0, rows: int = 0, context: int = 0, pairs: int = 0) -> int:
-        """The value for one step."""
-        return self.const + self.tokens * tokens + self.rows * rows + self.context * context + self.pairs * pairs
+    def at(
+        self,
+        *,
+        tokens: int = 0,
+        rows: int = 0,
+        context: int = 0,
+        pairs: int = 0,
+        experts: float = 0.0,
+        row_experts: float = 0.0,
+    ) -> int:
+        """The value for one step, rounded where experts are expected in parts."""
+        affine = self.const + self.tokens * tokens + self.rows * rows + self.context * context + self.pairs * pairs
+        return affine + round(self.experts * experts + self.row_experts * row_experts)
 
     def __str__(self) -> str:
         terms = [str(self.const)] if self.const else []

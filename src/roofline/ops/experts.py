@@ -1,4 +1,4 @@
-"""route, expert_linear, combine: a mixture of experts. Source: Shazeer et al. 2017.
+"""route, expert_linear, combine, sigmoid_scale: a mixture of experts. Source: Shazeer et al. 2017.
 
 A token's experts stand in falling order of their logits, equal ones by number; what belongs to them lies side by side
 in the token's row, in that order.
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from roofline.common.errors import ConfigError
 from roofline.ops.cost import Affine
 from roofline.ops.elementwise import per_element
+from roofline.ops.matmul import Q8Rows
 from roofline.ops.registry import Call, op
 from roofline.ops.symbol import Type
 from roofline.ops.traits import Trait
@@ -23,7 +24,10 @@ def _route_type(call: Call) -> tuple[Type, Type]:
     return Type("f32", call.x.leading, (call.top,)), Type("i32", call.x.leading, (call.top,))
 
 
-@op(values=("x",), infer=_route_type, traits=(Trait.ROW_WISE,), flops=per_element(4))
+_ROUTE = (Trait.ROW_WISE, Trait.WHOLE_VALUES, Trait.READS_WIDE)
+
+
+@op(values=("x",), infer=_route_type, traits=_ROUTE, flops=per_element(4))
 def route(x: "Tensor", top: int, renormalise: bool = True) -> "tuple[Tensor, Tensor]":
     """(weights float32, ids int32), both [tokens, top], of router logits x [tokens, experts].
 
@@ -38,7 +42,8 @@ def route(x: "Tensor", top: int, renormalise: bool = True) -> "tuple[Tensor, Ten
     return weights, ids
 
 
-def _expert_linear_type(call: Call) -> Type:
+def expert_linear_type(call: Call) -> Type:
+    """Type rule shared with the fused form."""
     rows, width = call.w.shape
     if rows % call.experts:
         raise ConfigError(f"expert_linear: {rows} rows of {call.experts} experts")
@@ -49,22 +54,33 @@ def _expert_linear_type(call: Call) -> Type:
     return Type("f32", call.x.leading, (call.ids.width * (rows // call.experts),))
 
 
-def _expert_linear_flops(call: Call) -> Affine:
+def expert_linear_flops(call: Call) -> Affine:
+    """2 * in * out for each of a row's experts."""
     return Affine.per(call.x.leading, 2 * call.ids.width * (call.w.shape[0] // call.experts) * call.w.shape[1])
 
 
-_EXPERTS = (Trait.ROW_WISE, Trait.LONG_SUM)
+def expert_bytes(call: Call) -> Affine:
+    """The bytes of each expert that the rows of a step are sent to."""
+    each = call.w.nbytes // call.experts
+    return Affine(experts=each) if call.x.leading == "tokens" else Affine(row_experts=each)
 
 
-@op(values=("x", "ids"), weights=("w",), infer=_expert_linear_type, traits=_EXPERTS, flops=_expert_linear_flops)
-def expert_linear(x: "Tensor", ids: "Tensor", w: "Tensor", experts: int) -> "Tensor":
+EXPERTS = (Trait.ROW_WISE, Trait.LONG_SUM, Trait.EXPERTS)
+_PRICES = {"flops": expert_linear_flops, "weight_bytes": expert_bytes}
+_ROUNDED = (*EXPERTS, Trait.ROUNDED)
+
+
+@op(values=("x", "ids"), weights=("w",), infer=expert_linear_type, traits=_ROUNDED, **_PRICES)
+def expert_linear(x: "Tensor | Q8Rows", ids: "Tensor", w: "Tensor", experts: int) -> "Tensor":
     """x @ w[id].T for each of a token's experts: [tokens, top * out].
 
     x [tokens, in], the same for all of them, or [tokens, top * in]; ids int32 [tokens, top]; w [experts * out, in], the
-    experts' matrices one below the other. Its price reads every expert once: a step of few tokens reads fewer.
+    experts' matrices one below the other. Its price reads the experts that the step's rows are sent to.
     """
     import torch
 
+    if isinstance(x, Q8Rows):
+        x = x.dequantize()
     matrices = w.view(experts, -1, w.shape[1])
     parts = x.view(x.shape[0], -1, w.shape[1]).expand(-1, ids.shape[1], -1)  # [tokens, top, in]
     out = x.new_zeros(*ids.shape, matrices.shape[1])  # [tokens, top, out]
@@ -80,7 +96,10 @@ def _combine_type(call: Call) -> Type:
     return Type(call.x.dtype, call.x.leading, (call.x.width // call.weights.width,))
 
 
-@op(values=("x", "weights"), infer=_combine_type, traits=(Trait.ROW_WISE,), flops=per_element(2))
+_COMBINE = (Trait.ROW_WISE, Trait.WHOLE_VALUES)
+
+
+@op(values=("x", "weights"), infer=_combine_type, traits=_COMBINE, flops=per_element(2))
 def combine(x: "Tensor", weights: "Tensor") -> "Tensor":
     """The sum over a token's experts, in their order, of weight * x; x [tokens, top * width], weights [tokens, top]."""
     parts = x.view(*weights.shape, -1).unbind(1)
@@ -88,3 +107,21 @@ def combine(x: "Tensor", weights: "Tensor") -> "Tensor":
     for rank in range(1, weights.shape[1]):
         total = total + parts[rank] * weights[:, rank : rank + 1]
     return total
+
+
+def _sigmoid_scale_type(call: Call) -> Type:
+    if call.gate.width != 1:
+        raise ConfigError(f"sigmoid_scale: a gate of width {call.gate.width}, not one number a row")
+    x: Type = call.x
+    return x
+
+
+_SCALE = (Trait.ROW_WISE, Trait.WHOLE_VALUES)
+
+
+@op(values=("x", "gate"), infer=_sigmoid_scale_type, traits=_SCALE, flops=per_element(1), inplace="x")
+def sigmoid_scale(x: "Tensor", gate: "Tensor") -> "Tensor":
+    """x times the sigmoid of gate: x [tokens, width], gate [tokens, 1] (the shared expert of Qwen2-MoE)."""
+    import torch
+
+    return x * torch.sigmoid(gate.float()).to(x.dtype)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from roofline.common.errors import ConfigError
-from roofline.ops import activations, attention, elementwise, matmul, norms
+from roofline.ops import activations, attention, elementwise, experts, matmul, norms
 from roofline.ops.cost import Affine
 from roofline.ops.registry import Call, CostRule, get, op
 from roofline.ops.rope_tables import RopeTable
@@ -108,6 +108,32 @@ def linear_silu_mul(x: "Tensor | matmul.Q8Rows", w: "Tensor", gate_order: str = 
     Its FLOPs are the products; those of silu run at another roof and beside them.
     """
     return activations.silu_mul(matmul.linear(x, w, x_dtype=x_dtype))
+
+
+def _expert_linear_silu_mul_type(call: Call) -> Type:
+    return activations.gated_type(Call(gate=experts.expert_linear_type(call), up=None))
+
+
+@op(
+    values=("x", "ids"),
+    weights=("w",),
+    infer=_expert_linear_silu_mul_type,
+    traits=experts.EXPERTS,
+    flops=experts.expert_linear_flops,
+    weight_bytes=experts.expert_bytes,
+    fuses=("expert_linear", "expert_linear", "silu_mul"),
+)
+def expert_linear_silu_mul(
+    x: "Tensor | matmul.Q8Rows", ids: "Tensor", w: "Tensor", experts: int, gate_order: str = ""
+) -> "Tensor":
+    """silu(gate) * up for each of a token's experts: [tokens, top * ffn].
+
+    w [experts * 2 * ffn, in]: of each expert its gate and below it its up; the rest as in expert_linear; gate_order:
+    the order of silu_mul.
+    """
+    out = get("expert_linear").reference(x, ids, w, experts)  # [tokens, top * 2 * ffn]
+    parts = out.view(-1, out.shape[1] // ids.shape[1])  # [tokens * top, 2 * ffn]
+    return activations.silu_mul(parts).reshape(ids.shape[0], -1)
 
 
 def _qkv_write_type(call: Call) -> tuple[Type, Type]:

@@ -15,6 +15,10 @@ class Trait(Enum):
     BY_HEAD = "with `heads` heads: a head of the result depends on the same head of the first value alone"
     GATED = "takes gate and up as two values, or as one with both side by side"
     PRODUCT = "multiplies the rows of its first value with its first weight, a matrix [out, in]"
+    EXPERTS = (
+        "multiplies the rows of its first value with those matrices of its first weight that its second value names"
+    )
+    WHOLE_VALUES = "its values are no views, so a linear that makes one of them is not merged with others"
     VIEW = "the result is some columns of the value, in the same memory"
     ROUNDED = "on a target with 16-bit activations the result is rounded to them"
     READS_WIDE = "computes in float32 inside, so results that only such ops read are not rounded before them"

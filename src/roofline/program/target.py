@@ -30,7 +30,15 @@ class Target:
     vector_layout: str
     activations: str = "f32"
     rows8: str = ""
-    fusions: tuple[str, ...] = ("qk_norm", "linear_silu_mul", "quantize", "linear_add", "rope_kv_write", "qkv_write")
+    fusions: tuple[str, ...] = (
+        "qk_norm",
+        "linear_silu_mul",
+        "expert_linear_silu_mul",
+        "quantize",
+        "linear_add",
+        "rope_kv_write",
+        "qkv_write",
+    )
 
 
 # The orders themselves are written out in docs/explanation/exactness.md and, as code, in backends/reference/orders.py.
@@ -42,7 +50,7 @@ CPU = Target(
     orders={
         "rms_norm": "lanes16",
         "layer_norm": "lanes16",
-        **dict.fromkeys(("silu", "silu_mul", "gelu", "gelu_mul", "soft_cap"), "exp2"),
+        **dict.fromkeys(("silu", "silu_mul", "gelu", "gelu_mul", "soft_cap", "route", "sigmoid_scale"), "exp2"),
         "attend": "pages64",
         "all_reduce": "rank",
     },

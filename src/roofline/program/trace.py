@@ -9,7 +9,7 @@ from roofline.common.errors import ConfigError
 from roofline.models.config import ModelConfig
 from roofline.models.family import Family, ForwardBatch
 from roofline.models.forward import forward
-from roofline.models.spec import check, expand
+from roofline.models.spec import Param, check, expand
 from roofline.ops.registry import Op
 from roofline.ops.rope_tables import RopeTable
 from roofline.ops.symbol import Parameter, Symbol, Type
@@ -42,8 +42,7 @@ def trace(family: Family, cfg: ModelConfig, tensors: Tensors) -> Program:
     weights = {}
     for param in table:
         if param.tied_to is None:
-            piece = Piece(param.name, 0, param.shape[0], tensors[param.name].format)
-            weights[param.name] = Recipe(param.shape, (piece,))
+            weights[param.name] = Recipe(param.shape, _pieces(param, tensors))
     recorder = Recorder()
     fields = {"ids": "tokens", "positions": "tokens", "logit_rows": "rows"}
     inputs = {name: recorder.input(name, Type("i32", leading)) for name, leading in fields.items()}
@@ -63,6 +62,16 @@ def trace(family: Family, cfg: ModelConfig, tensors: Tensors) -> Program:
         kv_groups={CACHE: group},
         tables={name: table for table, name in recorder.tables.items()},
     )
+
+
+def _pieces(param: Param, tensors: Tensors) -> tuple[Piece, ...]:
+    """The tensor of a parameter; of experts a piece for each, of one tensor or of their own."""
+    if not param.experts:
+        return (Piece(param.name, 0, param.shape[0], tensors[param.name].format),)
+    rows, numbers = param.shape[0] // param.experts, range(param.experts)
+    if param.name in tensors:
+        return tuple(Piece(param.name, n * rows, (n + 1) * rows, tensors[param.name].format) for n in numbers)
+    return tuple(Piece(param.expert(n), 0, rows, tensors[param.expert(n)].format) for n in numbers)
 
 
 def _window(cfg: ModelConfig) -> int:

@@ -95,7 +95,7 @@ def _verify_pieces(program: Program, tensors: Tensors | None) -> None:
             cut = piece.columns or Columns(0, recipe.columns, recipe.columns)
             used.setdefault(piece.tensor, []).append((piece, cut))
     for name, boxes in used.items():
-        if any(_overlap(a, b) for a, b in itertools.combinations(boxes, 2)):
+        if _any_overlap(boxes):
             raise ConfigError(f"rows of the file tensor {name} are used twice: {_places(boxes)}")
         if tensors is not None:
             _verify_places(name, boxes, tensors, program.share)
@@ -105,6 +105,17 @@ def _verify_pieces(program: Program, tensors: Tensors | None) -> None:
 
 
 _Box = tuple[Piece, Columns]  # rows of a file tensor, and the columns of them
+
+
+def _any_overlap(boxes: list[_Box]) -> bool:
+    """Whether two of them share an element. Those of one tensor may be many, as experts' are: each is compared with
+    the next ones, as far as its rows reach."""
+    boxes = sorted(boxes, key=lambda box: box[0].start)
+    for at, box in enumerate(boxes):
+        for other in itertools.takewhile(lambda o, stop=box[0].stop: o[0].start < stop, boxes[at + 1 :]):  # type: ignore[misc]
+            if _overlap(box, other):
+                return True
+    return False
 
 
 def _overlap(one: _Box, other: _Box) -> bool:

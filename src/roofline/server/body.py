@@ -155,3 +155,9 @@ def within(field: str, value: int | None, least: int, most: int) -> None:
     """Raises RequestError for a number outside these bounds; None stands for a default."""
     if value is not None and not least <= value <= most:
         raise invalid(field, f"{value} is not within {least} and {most}")
+
+
+def count_within(field: str, count: int, least: int, most: int) -> None:
+    """Raises RequestError for a list with fewer or more items than these bounds."""
+    if not least <= count <= most:
+        raise invalid(field, f"has {count:,} items; from {least:,} to {most:,} are allowed")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from roofline.engine.constraint import Constraint
-from roofline.server.body import invalid, renamed, within
+from roofline.server.body import count_within, invalid, renamed
 from roofline.server.call_grammars import forced_calls, optional_calls
 from roofline.server.limits import Limits
 from roofline.server.text_side import TextSide
@@ -93,7 +93,7 @@ def call_id(answer: str, index: int, number: int) -> str:
 
 def check_tools(tools: Sequence[Message], limits: Limits) -> None:
     """Raises RequestError for more tools than allowed, or for names that calls cannot tell apart."""
-    within("tools", len(tools), 0, limits.tools)
+    count_within("tools", len(tools), 0, limits.tools)
     seen = set[str]()
     for number, tool in enumerate(tools):
         where, name = f"tools.{number}.function.name", _function(tool)["name"]

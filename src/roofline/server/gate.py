@@ -93,6 +93,10 @@ class Gate:
         if int(length) > self._most_bytes(scope):
             raise self._too_large(scope)
         if scope["method"] == "POST":
+            coding = headers.get(b"content-encoding", b"identity").strip().lower()
+            if coding not in (b"", b"identity"):
+                problem = "The body has a content encoding, and none is unpacked here: send it as it is."
+                raise RequestError(415, "unsupported_media_type", problem)
             kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
             if kind != b"application/json" and b"origin" in headers:
                 # A page in a browser may send other types across sites unasked; browsers then name the page.

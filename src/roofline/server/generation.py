@@ -13,7 +13,7 @@ from roofline.engine.beams import BeamSearchParams
 from roofline.engine.params import SamplingParams
 from roofline.engine.pooling import check_able
 from roofline.engine.process.messages import Ready
-from roofline.server.body import invalid, within
+from roofline.server.body import count_within, invalid, within
 from roofline.server.context import Context
 from roofline.server.limits import Limits
 from roofline.text.replies.parser import PlainReply, ReplyParser
@@ -83,7 +83,7 @@ def sampling_params(values: Mapping[str, object], limits: Limits) -> SamplingPar
     values = {name: value for name, value in values.items() if value is not None}
     stop, bias = values.get("stop"), values.get("logit_bias")
     strings = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
-    within("stop", len(strings), 0, limits.stop_strings)
+    count_within("stop", len(strings), 0, limits.stop_strings)
     for text in strings:
         if len(text.encode("utf-8", "surrogatepass")) > limits.stop_string_bytes:
             raise invalid("stop", f"a stop string may have at most {limits.stop_string_bytes} bytes")

@@ -51,7 +51,7 @@ def checkpoint_of(model: PretrainedModel) -> Checkpoint:
     }
     infos, read = as_ours(config["family"], tensors, lambda ours: _bytes(state[stored[ours]]))
     checkpoint = Checkpoint(name, "memory", infos, {}, config, read)
-    checkpoint.check_names(names.parameter_shapes(config))
+    checkpoint.check_names(names.parameter_shapes(config, infos))
     return checkpoint
 
 

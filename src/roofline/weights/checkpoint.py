@@ -85,7 +85,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     with readable(path):
         checkpoint = _open(_file_of_folder(path) if path.is_dir() else path)
     with naming(path):
-        checkpoint.check_names(names.parameter_shapes(checkpoint.config))
+        checkpoint.check_names(names.parameter_shapes(checkpoint.config, checkpoint.tensors))
     return checkpoint
 
 
@@ -140,9 +140,20 @@ def _open_gguf(path: Path) -> Checkpoint:
     if names.GGUF_ROPE_FACTORS in file.tensors:
         info = file.tensors[names.GGUF_ROPE_FACTORS]
         factors = formats.get(info.format).dequantize(file.read(info.name), info.shape)
-    tensors = {name: replace(file.tensors[old], name=name) for name, old in stored.items()}
+    tensors = {name: _as_matrix(replace(file.tensors[old], name=name)) for name, old in stored.items()}
     config = from_gguf(path, file.metadata, {n: t.shape for n, t in tensors.items()}, factors)
     return Checkpoint(path, "gguf", tensors, file.metadata, config, lambda name: file.read(stored[name]))
+
+
+def _as_matrix(info: TensorInfo) -> TensorInfo:
+    """The tensor with experts one below the other where it has them stacked, [experts, rows, cols], and a linear with
+    one output as a row. The bytes are the same."""
+    part = info.name.partition(".mlp.")[2]
+    if part.startswith("experts.") and len(info.shape) == 3:
+        return replace(info, shape=(info.shape[0] * info.shape[1], info.shape[2]))
+    if part == "shared.scale.weight" and len(info.shape) == 1:
+        return replace(info, shape=(1, *info.shape))
+    return info
 
 
 def _open_safetensors(path: Path) -> Checkpoint:

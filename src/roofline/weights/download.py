@@ -37,7 +37,7 @@ _ORPHAN = re.compile(r"\.[0-9a-f]{8}\.incomplete$")
 # What a safetensors model needs. Never *.bin, *.pt (pickles run code) nor *.py.
 _HUB_PATTERNS = (
     *("*.safetensors", "model.safetensors.index.json", "config.json", "generation_config.json", "tokenizer*"),
-    *("special_tokens_map.json", "chat_template*", "vocab.json", "merges.txt"),
+    *("special_tokens_map.json", "chat_template*", "vocab.json", "merges.txt", "vocab.txt", "added_tokens.json"),
 )
 _HUB_IGNORED = ("*/*", "consolidated*", "*.py", "adapter_*")
 

@@ -4,10 +4,11 @@ The tables are the families' (`weights/families`).
 """
 
 import re
+from collections.abc import Container
 
 from roofline.common.errors import ConfigError
 from roofline.models.registry import configure
-from roofline.models.spec import expand
+from roofline.models.spec import expand, file_shapes
 from roofline.weights.families.table import MODEL_TYPES, files_of, module
 from roofline.weights.files.mapped import JsonObject
 
@@ -41,10 +42,20 @@ def to_hf(family: str, name: str) -> str:
     return theirs
 
 
-def parameter_shapes(config: JsonObject) -> dict[str, tuple[int, ...]]:
-    """Canonical name -> shape of every parameter a file must hold for a configuration: the rows of its family's table.
+def to_gguf(family: str, name: str) -> str:
+    """What GGUF files call a parameter of one of our families: the inverse of `from_gguf`. Raises ConfigError."""
+    theirs = files_of(family).NAMES.to_gguf(name)
+    if theirs is None:
+        raise ConfigError(f"{name} of a {family} model has no name in GGUF files")
+    return theirs
+
+
+def parameter_shapes(config: JsonObject, stored: Container[str] = ()) -> dict[str, tuple[int, ...]]:
+    """Canonical name -> shape of every tensor a file must hold for a configuration: the rows of its family's table.
+
+    stored: the names of the file's tensors, which say whether each expert of a layer has one of its own.
 
     Raises ConfigError, UnsupportedError for configurations the family does not have.
     """
     family, cfg = configure(config)
-    return {param.name: param.shape for param in expand(family.spec(cfg), cfg.layers) if param.tied_to is None}
+    return file_shapes(expand(family.spec(cfg), cfg.layers), stored)

@@ -30,6 +30,7 @@ _MANIFEST = "manifest.json"
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"),
     *("chat_template.jinja", "chat_template.json", "tokenizer.model", "config.json"),
+    *("vocab.json", "merges.txt", "vocab.txt", "added_tokens.json"),
 )
 
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from roofline.common.errors import ConfigError
+from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.files import write_atomically
+from roofline.models.registry import configure
+from roofline.weights.config import hf
 from roofline.weights.families.table import MODEL_TYPES, files_of
 from roofline.weights.files.mapped import JsonObject
 from roofline.weights.files.safetensors import INDEX
@@ -27,6 +29,22 @@ def hf_config(config: JsonObject, dtype: str = "F32") -> dict[str, object]:
         raise ConfigError(f"a {family} model has no config.json that others read")
     common = {"tie_word_embeddings": config["tied"], "torch_dtype": _DTYPES[dtype]}
     return common | files_of(family).to_hf(dict(config))
+
+
+def checked_hf_config(config: JsonObject, dtype: str) -> dict[str, object]:
+    """As `hf_config`. Raises UnsupportedError where it would be read back as another configuration.
+
+    config: its norm_eps and rope_theta may be float32 numbers, whose shortest spelling is written.
+    """
+    spelled = {name: float(str(np.float32(config[name]))) for name in ("norm_eps", "rope_theta")}
+    written = {**config, **spelled, "rope_style": "half"}
+    values = hf_config(written, dtype)
+    (_, before), (_, after) = configure(written), configure(hf.from_hf(Path("config.json"), values))
+    for name, value in vars(before).items():
+        if getattr(after, name) != value:
+            what = f"{name} = {value!r} in a config.json"
+            raise UnsupportedError(what, f"it would be read back as {getattr(after, name)!r}", ("GGUF",))
+    return values
 
 
 def write_folder(

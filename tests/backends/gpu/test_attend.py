@@ -179,7 +179,8 @@ def test_exact_bits_do_not_depend_on_regime(dtype, window, soft_cap, alibi, flip
 
 def test_workspace_has_a_limit():
     """However long the contexts, also where the order forbids splits to be longer."""
-    from roofline.backends.gpu.kernels.attend_launches import prepare, workspace_floats, workspace_limit
+    from roofline.backends.gpu.kernels.attend_launches import prepare, workspace_floats
+    from roofline.backends.gpu.partials import workspace_limit
     from roofline.hardware.chips import chips
 
     shape = {"heads": 32, "kv_heads": 8, "head_dim": 128}

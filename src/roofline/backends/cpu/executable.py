@@ -269,10 +269,17 @@ class CpuExecutable:
 
     def sample(self, rows: SampleRows) -> Sampled:
         """One id for each logit row; -1 where a row's logits hold NaN. The arrays are reused by the next call."""
+        return self._sample(rows, None)
+
+    def sample_again(self, rows: SampleRows, chosen: np.ndarray) -> Sampled:
+        """See `backends.base.Resamples`."""
+        return self._sample(rows, chosen)
+
+    def _sample(self, rows: SampleRows, chosen: np.ndarray | None) -> Sampled:
         n = rows.rows
         out = Sampled(*(results[:n] for results in vars(self._results).values()))
         # The core takes the fields of both in the order of their declarations.
-        self._core.sample(*vars(rows).values(), *vars(out).values(), MAX_LOGPROBS)
+        self._core.sample(*vars(rows).values(), *vars(out).values(), MAX_LOGPROBS, chosen)
         return out
 
     def sample_of(self, logits: "Tensor", rows: SampleRows) -> Sampled:

@@ -47,6 +47,11 @@ _OPERATIONS = {
     "scale": "scale",
     "soft_cap": "soft_cap",
     "take_rows": "take_rows",
+    "route": "route",
+    "expert_linear": "expert_linear",
+    "expert_linear_silu_mul": "expert_linear_gated",
+    "combine": "combine",
+    "sigmoid_scale": "sigmoid_scale",
     "adapter_down": "adapter_down",
     "adapter_up": "adapter_up",
     "all_reduce": "exchange",
@@ -104,6 +109,12 @@ def check(program: Program) -> None:
             raise UnsupportedError(f"embed of {instr.inputs[0]}", "the cpu backend looks up ids and positions alone")
         if instr.has(Trait.GATED) and len(instr.inputs) != 1:
             raise UnsupportedError(f"{instr.op} on two values", "the cpu backend takes gate and up side by side")
+        if instr.has(Trait.EXPERTS):
+            pieces = program.weights[instr.weights[0]].pieces
+            if len({(piece.stop - piece.start, piece.format) for piece in pieces}) > 1:
+                raise UnsupportedError(
+                    f"{instr.weights[0]}", "experts of a layer must be of one format on the cpu backend"
+                )
         for name in instr.inputs:
             # A few rows are quantised by each thread for itself, into one place: the next that are made take it.
             if types[name].dtype in Q_BYTES and name != integers:
@@ -147,10 +158,15 @@ def _check_positions(program: Program, layout: Layout) -> None:
                 raise ConfigError(f"{what}; lower max_model_len")
 
 
-def _operation(instr: Instr) -> str:
+def _operation(instr: Instr, types: Mapping[str, Type], columns: int) -> str:
+    """columns: of its matrix; an input of experts that is wider has a part for each of a row's."""
     if instr.op == "embed" and instr.inputs[0] == "positions":
         return "embed_positions"
     name = _OPERATIONS[instr.op]
+    if instr.op == "route" and not instr.attr("renormalise"):
+        return "route_all"
+    if instr.op == "expert_linear" and types[instr.inputs[0]].width != columns:
+        return "expert_linear_ranked"
     return _TANH[name] if name in _TANH and instr.attr("tanh") else name
 
 
@@ -205,12 +221,13 @@ def _record(
 
     tables: names of the rope tables, in the order of the image.
     """
-    operation, out = _operation(instr), types[instr.output.name]
-    product, writes = instr.has(Trait.PRODUCT), instr.writes_cache
-    adapts = "group" in instr.attrs and operation.startswith("adapter")
-    inputs = types[instr.inputs[0]].width if product or writes or adapts else out.width
     first = instr.weights[0] if instr.weights else ""
     pieces = layout.matrices.get(first, ())
+    columns = pieces[0].columns if pieces else 0
+    operation, out = _operation(instr, types, columns), types[instr.output.name]
+    product, writes = instr.has(Trait.PRODUCT, Trait.EXPERTS), instr.writes_cache
+    adapts = "group" in instr.attrs and operation.startswith("adapter")
+    inputs = types[instr.inputs[0]].width if product or writes or adapts else out.width
     fields: dict[str, object] = {
         "operation": _native.operations().index(operation),
         "over_rows": out.leading == "rows",
@@ -227,6 +244,7 @@ def _record(
         "k_norm": -1,
         "pieces": len(pieces),
     }
+    fields |= _expert_fields(instr, types, columns, refs)
     if operation == "exchange":  # the core needs no scratch for such rows
         fields |= {"width": 0, "stride": 0}
     if instr.op in _FACTORS:
@@ -247,3 +265,13 @@ def _record(
         record[name] = value
     numbers = [getattr(piece, name) for piece in pieces for name, _ in _native.piece_fields()]
     return np.concatenate([record.view(np.int64), np.array(numbers, np.int64)])
+
+
+def _expert_fields(instr: Instr, types: Mapping[str, Type], columns: int, refs: Mapping[str, Ref]) -> dict[str, object]:
+    """What operations of experts have in fields of other names, how many a row goes to and which; others have none."""
+    if instr.op == "route":
+        top = types[instr.outputs[0].name].width
+        return {"width": types[instr.inputs[0]].width, "layer": top, "residual": refs[instr.outputs[1].name]}
+    if instr.op == "combine":
+        return {"layer": types[instr.inputs[1]].width}
+    return {"layer": types[instr.inputs[1]].width, "width": columns} if instr.has(Trait.EXPERTS) else {}

@@ -60,8 +60,8 @@ def ensure_roofs(
     stored = stored_roofs(threads=threads, isa=isa)
     if stored is not None and not again:
         return stored
-    kept = () if stored is None else (size for size, _ in stored.reads)  # any of them may be too low
-    fresh = measure_roofs(quick=quick, threads=threads, isa=isa, reads=sorted({*_read_sizes(quick), *kept}))
+    stored_sizes = () if stored is None else (size for size, _ in stored.reads)  # any of them may be too low
+    fresh = measure_roofs(quick=quick, threads=threads, isa=isa, reads=sorted({*_read_sizes(quick), *stored_sizes}))
     roofs = fresh if stored is None else highest(stored, fresh)
     store.store(roofs, detect.detect().fingerprint)
     return roofs

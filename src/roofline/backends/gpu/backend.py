@@ -183,7 +183,7 @@ def _budget(device: "UsableDevice", offload: "OffloadOption") -> "Budget":
 def scratch_bytes(program: "Program", limits: BatchLimits) -> int:
     """Bytes of the workspace that the plan does not know of: what one launch may want, be it a widened matrix and the
     rows it makes or attention's partial results; and what a stage goes on from."""
-    from roofline.backends.gpu.kernels.attend_launches import workspace_limit
+    from roofline.backends.gpu.partials import workspace_limit
 
     sizes = [recipe.shape for recipe in program.weights.values() if len(recipe.shape) == 2]
     widened = max(2 * rows * columns + 2 * limits.tokens * rows for rows, columns in sizes)

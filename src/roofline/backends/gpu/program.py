@@ -24,8 +24,8 @@ def compile_for_gpu(
     """The Program in the arithmetic of GPUs: 16-bit rows, in the format of the file where that is F16.
 
     chip: that it is for, where the cache or activations are to be fp8. Raises ConfigError for a cache of another
-    format, UnsupportedError for fp8 on a chip without it, for activations of fp8 where no weights are or beside
-    adapters, and for adapters of a rank that the kernel does not have.
+    format, UnsupportedError for weights of a format without kernels, for fp8 on a chip without it, for activations of
+    fp8 where no weights are or beside adapters, and for adapters of a rank that the kernel does not have.
     """
     from roofline.models import registry
     from roofline.program import target
@@ -33,6 +33,7 @@ def compile_for_gpu(
     from roofline.program.ir import WHOLE
 
     matrices = {info.format for info in checkpoint.tensors.values() if len(info.shape) == 2}
+    _check_formats(matrices)
     rows = "f16" if matrices == {"F16"} else "bf16"
     kv_dtype, cache, rows8 = options.kv_cache_dtype, "", ""
     if kv_dtype == "fp8":
@@ -67,3 +68,16 @@ def _float8_variant(chip: "Chip | None", what: str, instead: str) -> str:
     if not chip.fp8:
         raise UnsupportedError(f"{what} on {chip.name}", "its instructions do not convert 8-bit floats", (instead,))
     return chip.fp8
+
+
+def _check_formats(matrices: "set[str]") -> None:
+    """Raises UnsupportedError, naming the file's formats, where the kernels cannot read one."""
+    from roofline.backends.gpu.pack import LAYOUTS
+    from roofline.ops import formats
+    from roofline.ops.symbol import FLOAT_FORMATS
+
+    readable = {*FLOAT_FORMATS, *LAYOUTS, FLOAT8}
+    foreign = sorted(name for name in matrices if formats.packed(name).name not in readable)
+    if foreign:
+        what, reason = f"weights of {', '.join(foreign)} on a GPU", "its kernels do not read them"
+        raise UnsupportedError(what, reason, ("the cpu backend", *sorted(readable)))

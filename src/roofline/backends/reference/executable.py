@@ -12,7 +12,7 @@ from roofline.backends.base import Clock, MonotonicClock, StepCost
 from roofline.backends.checkpoint import damaged_tensor
 from roofline.backends.prices import PriceTable, StepPrices
 from roofline.backends.reference.cache import PagedCache
-from roofline.backends.reference.interpreter import Interpreter
+from roofline.backends.reference.interpreter import Interpreter, Observer
 from roofline.backends.reference.sampling import sample
 from roofline.backends.reference.weights import Read
 from roofline.backends.sampling import Sampled, SampleRows
@@ -98,6 +98,10 @@ class ReferenceExecutable:
         values = self._interpreter.run({**tensors, **carried, **caches, ADAPTERS: rows})
         result: Tensor = values[self.program.logits]
         return result
+
+    def observe(self, observer: Observer | None) -> None:
+        """Have each instruction and its operands shown before it is computed: what comes in is what weights meet."""
+        self._interpreter.observer = observer
 
     def logits(self) -> np.ndarray:
         return self._logits

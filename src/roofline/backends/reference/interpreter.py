@@ -5,11 +5,11 @@ reference; 16-bit values are held in float32 and rounded where the Program round
 as the ops they stand for, which is what they promise to equal.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from roofline.backends.reference import orders
+from roofline.backends.reference import experts, orders
 from roofline.backends.reference.cache import PagedCache
 from roofline.backends.reference.weights import Read, Weights
 from roofline.common.errors import UnsupportedError
@@ -25,12 +25,15 @@ from roofline.program.target import CACHE_ORDERS, GPU_ORDERS
 if TYPE_CHECKING:
     from torch import Tensor
 
+Observer = Callable[[Instr, list[object]], None]
+
 
 class Interpreter:
     """A Program bound to weights. read: file tensor name -> its bytes, uint8; group: who shares the model, if any."""
 
     def __init__(self, program: Program, read: Read, group: Group | None = None) -> None:
         require_ranks(program.share.ranks, group)
+        self.observer: Observer | None = None  # told of each instruction and its operands
         self.program, self.weights, self.group = program, Weights(program, read), group
 
     def run(self, inputs: Mapping[str, object]) -> dict[str, Any]:
@@ -40,7 +43,10 @@ class Interpreter:
         values = dict(inputs)
         with torch.no_grad():
             for instr in self.program.body:
-                results = self.step(instr, [values[name] for name in instr.inputs])
+                operands = [values[name] for name in instr.inputs]
+                if self.observer is not None:
+                    self.observer(instr, operands)
+                results = self.step(instr, operands)
                 values |= dict(zip((v.name for v in instr.outputs), results, strict=True))
         return values
 
@@ -106,6 +112,34 @@ class Interpreter:
         if instr.attr("gate_order") == "exp2":
             return orders.silu_exp2(gate) * up
         return registry.get("silu_mul").reference(gate, up)
+
+    def _op_route(self, instr: Instr, x: "Tensor") -> "tuple[Tensor, Tensor]":
+        if instr.attr("order") != "exp2":
+            weights, ids = self._by_reference(instr, [x])
+            return weights, ids
+        return experts.route_exp2(x, instr.attr("top"), instr.attr("renormalise"))
+
+    def _op_expert_linear(self, instr: Instr, x: "Tensor | Q8Rows", ids: "Tensor") -> "Tensor":
+        order, name = instr.attr("order"), instr.weights[0]
+        if order not in ("q8g32", "q15g32", "f32"):
+            result: Tensor = registry.get("expert_linear").reference(
+                x, ids, self.weights.tensor(name), instr.attr("experts")
+            )
+            return result
+        return experts.expert_linear(self.weights, name, x, ids, instr.attr("experts"), order)
+
+    def _op_expert_linear_silu_mul(self, instr: Instr, x: "Tensor | Q8Rows", ids: "Tensor") -> "Tensor":
+        products = self._op_expert_linear(instr, x, ids).unflatten(1, (ids.shape[1], -1))  # [rows, top, 2 * ffn]
+        gate, up = products.chunk(2, dim=2)
+        if instr.attr("gate_order") == "exp2":
+            return (orders.silu_exp2(gate) * up).flatten(1)
+        result: Tensor = registry.get("silu_mul").reference(gate, up).flatten(1)
+        return result
+
+    def _op_sigmoid_scale(self, instr: Instr, x: "Tensor", gate: "Tensor") -> "Tensor":
+        if instr.attr("order") != "exp2":
+            return self._by_reference(instr, [x, gate])
+        return experts.sigmoid_scale_exp2(x, gate)
 
     def _op_rms_norm(self, instr: Instr, x: "Tensor", heads: int | None = None, weight: int = 0) -> "Tensor":
         w, eps, heads = self.weights.tensor(instr.weights[weight]), instr.attr("eps"), heads or instr.attr("heads")

@@ -171,17 +171,16 @@ def goes_on_from_a_response(server: Server) -> str:
     first = server.response(body)
     text = response_text(first)
     expect(bool(text), "the response has no text")
-    kept = server.http.get(f"{server.url}{RESPONSES}/{first.get('id')}")
-    expect(kept.status_code == 200, f"the response is not there by its id: status {kept.status_code}")
-    expect(
-        response_text(json_of(kept)) == text, f"by its id the text is {response_text(json_of(kept))!r}, not {text!r}"
-    )
+    stored = server.http.get(f"{server.url}{RESPONSES}/{first.get('id')}")
+    expect(stored.status_code == 200, f"the response is not there by its id: status {stored.status_code}")
+    stored_text = response_text(json_of(stored))
+    expect(stored_text == text, f"by its id the text is {stored_text!r}, not {text!r}")
     streamed = server.streamed_response(body)
     expect(streamed == text, f"in the stream the text is {streamed!r}, not {text!r}")
     question = {"role": "user", "content": "And then?"}
     chained = server.response({**body, "input": [question], "previous_response_id": first.get("id")})
-    whole = [STORY[0], *output_of(first), question]
-    at_once = server.response({**body, "input": whole, "store": False})
+    conversation = [STORY[0], *output_of(first), question]
+    at_once = server.response({**body, "input": conversation, "store": False})
     counts = [(each.get("usage") or {}).get("input_tokens") for each in (chained, at_once)]
     expect(counts[0] == counts[1], f"the prompt has {counts[0]} tokens where it goes on, and {counts[1]} at once")
     texts = response_text(chained), response_text(at_once)

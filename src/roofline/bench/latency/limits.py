@@ -11,7 +11,16 @@ from dataclasses import dataclass, replace
 from roofline.common.json_types import JsonMapping
 from roofline.models.registry import configure
 from roofline.program.ir import Instr, Program
-from roofline.program.passes.price import Amount, Price, price, segment_work, step_work, window_of
+from roofline.program.passes.price import (
+    Amount,
+    Price,
+    mixture,
+    price,
+    segment_work,
+    step_work,
+    window_of,
+    with_experts,
+)
 from roofline.program.trace import trace_shape
 
 FORM, KV = "BF16", "bf16"
@@ -34,12 +43,12 @@ class Speeds:
     """
 
     def __init__(self, device: str, working_set: int, threads: int | None = None) -> None:
-        self._asked = device, working_set, threads
-        self._before = _measure(*self._asked)
+        self._measured_for = device, working_set, threads
+        self._before = _measure(*self._measured_for)
 
     def best(self) -> Speed:
         """The higher figure of each roof."""
-        before, after = self._before, _measure(*self._asked)
+        before, after = self._before, _measure(*self._measured_for)
         return Speed(max(before.flops, after.flops), max(before.bytes_per_s, after.bytes_per_s), after.source)
 
 
@@ -78,7 +87,7 @@ class ModelLimits:
         program = trace_shape(family, cfg, FORM)
         priced = price(program)
         products = tuple(each for each in priced.instrs if each[0].op == "attend" or _multiplies(program, each[0]))
-        self._products, self._all = Price(products, 0), priced
+        self._products, self._all, self._experts = Price(products, 0), priced, mixture(program)
         self._windows = [window_of(instr) for instr, _ in priced.instrs if instr.op == "attend"]  # of each layer
         (group,) = program.kv_groups.values()
         self.kv_token_bytes = replace(group, format=KV).token_bytes
@@ -99,6 +108,7 @@ class ModelLimits:
     def work(self, batch: int, tokens: int, context: int) -> tuple[float, float]:
         """(FLOPs, bytes) of a step."""
         work = step_work(batch * tokens, batch, [(context, tokens)] * batch, self._all.windows)
+        work = with_experts(work, self._experts)
         total: Amount = self._all.amount(work)
         kv = self.kv_token_bytes * (batch * tokens) + self._kv_read(batch, tokens, context)
         return float(self._products.amount(work).flops), float(total.weight_bytes + kv)

@@ -22,7 +22,16 @@ from roofline.common.json_types import JsonObject
 from roofline.hardware.roofs import Roofs, highest, reachable
 from roofline.ops.batch import PAGE_TOKENS, Segment
 from roofline.program.overview import Label, labels
-from roofline.program.passes.price import Work, amount, arithmetic, price, seconds, step_work
+from roofline.program.passes.price import (
+    Work,
+    amount,
+    arithmetic,
+    mixture,
+    price,
+    seconds,
+    step_work,
+    with_experts,
+)
 from roofline.program.target import GPU
 
 if TYPE_CHECKING:
@@ -171,7 +180,8 @@ def fastest(timings: Sequence[Timing]) -> Timing:
 def working_set(program: "Program", step: Step) -> int:
     """Bytes of weights and KV that a step touches."""
     priced = price(program)
-    return priced.weight_bytes + priced.amount(step.work(priced.windows)).kv_bytes
+    work = with_experts(step.work(priced.windows), mixture(program))
+    return priced.weight_bytes + priced.amount(work).kv_bytes
 
 
 def summarise(
@@ -181,7 +191,8 @@ def summarise(
     best = fastest(timings)
     untimed = sorted(plain)[: counted(len(plain))]
     priced = price(program)
-    work, names, touched = step.work(priced.windows), _merged(program, step), working_set(program, step)
+    work = with_experts(step.work(priced.windows), mixture(program))
+    names, touched = _merged(program, step), working_set(program, step)
     reads = roofs.read_bytes_per_s(touched)
     kinds: dict[tuple[str, ...], list[OpTime]] = {}
     for (instr, cost), label, spent_seconds in zip(priced.instrs, names, best.ops, strict=True):

@@ -60,8 +60,8 @@ def command(
     if as_json:
         print_json({"url": url, "model": server.model, "counts": counts, "checks": [asdict(each) for each in findings]})
     else:
-        told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
-        terminal.print(f"{server.model}: {told}")
+        summary = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+        terminal.print(f"{server.model}: {summary}")
     return 1 if counts["fail"] or counts["skipped"] == len(findings) else 0
 
 

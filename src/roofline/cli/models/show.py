@@ -37,7 +37,7 @@ def command(
     from roofline.backends.cpu.roofs import stored_roofs
     from roofline.program.compile import stage_names
     from roofline.program.overview import overview
-    from roofline.program.passes.price import price, step_work
+    from roofline.program.passes.price import mixture, price, step_work, with_experts
     from roofline.program.target import CPU, with_cache
     from roofline.program.text import print_program
     from roofline.weights.sources import DEFAULT_MODEL
@@ -49,7 +49,8 @@ def command(
     if after:
         print(print_program(programs[after]), end="")
         return
-    work = step_work(tokens, 1, [(context, tokens)], price(programs["plan"]).windows)
+    plan = programs["plan"]
+    work = with_experts(step_work(tokens, 1, [(context, tokens)], price(plan).windows), mixture(plan))
     roofs = stored_roofs()
     view = overview(programs["plan"], work, roofs)
     if as_json:

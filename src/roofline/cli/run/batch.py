@@ -94,17 +94,17 @@ class Meter:
     """How far the run is, on stderr: a line drawn over itself on a terminal, else a line every ten seconds."""
 
     def __init__(self) -> None:
-        self.began = self._shown = time.monotonic()
+        self.began = self._drawn_at = time.monotonic()
         self._terminal = sys.stderr.isatty()
 
     def show(self, progress: "Progress") -> None:
         """Say it, unless that was just done."""
         now = time.monotonic()
-        if now - self._shown < (TERMINAL_SECONDS if self._terminal else PIPE_SECONDS):
+        if now - self._drawn_at < (TERMINAL_SECONDS if self._terminal else PIPE_SECONDS):
             return
-        self._shown, new = now, progress.done - progress.before
-        left = f", {(now - self.began) * (progress.total - progress.done) / new:.0f} s left" if new else ""
-        words = f"{progress.done} of {progress.total} lines, {progress.errors} with errors{left}"
+        self._drawn_at, new = now, progress.done - progress.before
+        remaining = f", {(now - self.began) * (progress.total - progress.done) / new:.0f} s left" if new else ""
+        words = f"{progress.done} of {progress.total} lines, {progress.errors} with errors{remaining}"
         if self._terminal:
             filled = "#" * (24 * progress.done // max(1, progress.total))
             sys.stderr.write(f"\r\x1b[K[{filled:.<24}] {words}")

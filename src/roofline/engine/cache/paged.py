@@ -149,8 +149,8 @@ class PagedCache:
 
     def findable(self) -> list[tuple[bytes, int]]:
         """Keys and pages of all that `match` could find: those in use, then the others, most recently used first."""
-        held = [page for page, key in enumerate(self._key_of) if key is not None and self.refs[page]]
-        return [(key, page) for page in (*held, *reversed(self._idle)) if (key := self._key_of[page]) is not None]
+        used = [page for page, key in enumerate(self._key_of) if key is not None and self.refs[page]]
+        return [(key, page) for page in (*used, *reversed(self._idle)) if (key := self._key_of[page]) is not None]
 
     def restore(self, keys: Ids[bytes | None]) -> None:
         """Make page i findable by keys[i], where there is one, each used more recently than those that follow it. The

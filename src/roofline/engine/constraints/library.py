@@ -180,8 +180,10 @@ def _literal(text: str) -> str:
 
 
 def _shortened(message: str) -> str:
-    """The first line of what the library says, without the grammar that it repeats."""
+    """The first line of what the library says, without the grammar that it repeats; with the cause behind a colon."""
     lines = [line.strip() for line in message.splitlines() if line.strip() and not line.startswith("<")]
     text = lines[0] if lines else "the library does not say why"
+    cause = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "")
+    text = f"{text} {cause}" if cause and text.endswith(":") else text
     text = "nothing satisfies it" if text.startswith("NoExtension") else text
     return text if len(text) <= _MOST_ERROR else text[:_MOST_ERROR] + "..."

@@ -1,16 +1,14 @@
-"""Masks: the bits of the ids that each row of a step may choose, made by a thread while the step is computed."""
+"""Masks: the bits of the ids that rows of a step may choose, made by a thread of their own."""
 
 import contextlib
 import threading
 import time
-from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from roofline.common import log
 from roofline.engine.constraints.matcher import Matcher
-from roofline.engine.schedule.sequence import Sequence
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -62,25 +60,16 @@ class MaskBuilder:
         self._pool: ThreadPoolExecutor | None = None
         self._work: tuple[_Work, Future[None]] | None = None
 
-    def start(self, sequences: Items[Sequence]) -> bool:
-        """Begin with the masks of a step that samples these sequences; False where none of them has a form.
+    def start(self, jobs: list[tuple[Matcher, int]], rows: int) -> None:
+        """Begin with the masks of a step of so many logit rows: whose mask each is, and its row; at least one.
 
-        A sequence with a form has no draft; rows of other sequences allow everything.
+        All other rows allow everything.
         """
-        jobs: list[tuple[Matcher, int]] = []
-        row = 0
-        for sequence in sequences:
-            if sequence.matcher is not None:
-                jobs.append((sequence.matcher, row))
-            row += len(sequence.draft) + 1
-        if not jobs:
-            return False
-        if len(self._masks) != row:
-            self._masks = np.full((row, self._words), _ALL, np.uint32)  # [rows, words]
+        if len(self._masks) != rows:
+            self._masks = np.full((rows, self._words), _ALL, np.uint32)  # [rows, words]
         else:
             self._masks[:] = _ALL
         self._begin(_Work(jobs, self._masks))
-        return True
 
     def finish(self) -> np.ndarray:
         """The masks of the step, uint32 [rows, words], valid until the next `start`."""

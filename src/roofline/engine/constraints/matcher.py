@@ -63,6 +63,22 @@ class Matcher:
             if rest.any():
                 mask[:] = rest
 
+    @property
+    def forced(self) -> bool:
+        """Whether it is known already that one id alone may come next."""
+        return self.error is None and bool(self._forced)
+
+    def allows(self, token: int) -> bool:
+        """Whether `fill` would set the bit of an id, found without those of the others; False where only it knows."""
+        if self.error is not None or token < 0:  # as after `fill`: the answer ends, whatever was sampled
+            return True
+        self._look()
+        if self._forced:
+            return token == self._forced[-1]
+        if token in (self._early if self._count < self._min_tokens else self._never):
+            return False  # it may come where nothing else can
+        return self._state.validate_tokens([token]) == 1
+
     def take(self, token: int) -> FinishReason | None:
         """Go on with an id; "stop" where the answer is complete with it, "error" where it cannot come here."""
         if self.error is None:

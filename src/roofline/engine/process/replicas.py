@@ -54,9 +54,9 @@ class Replicas:
     @property
     def checked(self) -> Checked | None:
         """What is wrong with the weights of one, or, once all have compared theirs, that nothing is."""
-        known = [engine.checked for engine in self.engines if engine.checked is not None]
-        wrong = next((each for each in known if each.problem is not None), None)
-        return wrong or (Checked(None) if len(known) == len(self.engines) else None)
+        checked = [engine.checked for engine in self.engines if engine.checked is not None]
+        wrong = next((each for each in checked if each.problem is not None), None)
+        return wrong or (Checked(None) if len(checked) == len(self.engines) else None)
 
     @property
     def problem(self) -> str | None:

@@ -176,12 +176,15 @@ def _check(path: Path, receipt: Receipt) -> None:
         receipt.sampling.params(1)
     except RequestError as error:
         _refuse(path, f"sampling.{error}")
-    seen: set[tuple[int, int]] = set()
+    pairs: set[tuple[int, int]] = set()
     for at, choice in enumerate(receipt.choices):
         place = (choice.prompt, choice.sample)
-        if not (0 <= choice.prompt < len(receipt.prompts) and 0 <= choice.sample < receipt.sampling.n) or place in seen:
+        if (
+            not (0 <= choice.prompt < len(receipt.prompts) and 0 <= choice.sample < receipt.sampling.n)
+            or place in pairs
+        ):
             _refuse(path, f"choices.{at} is of a prompt or sample that it has not, or has twice")
-        seen.add(place)
+        pairs.add(place)
         if not choice.ids or len(choice.ids) != len(choice.digests):
             _refuse(path, f"choices.{at} has {len(choice.ids)} ids and {len(choice.digests)} digests")
         if any(len(digest) != 2 * DIGEST_BYTES for digest in choice.digests):

@@ -27,7 +27,7 @@ def with_scores(rows: SampleRows, plan: StepPlan) -> SampleRows:
         getattr(result, name)[own] = getattr(rows, name)
     scoring = np.ones(total, bool)
     scoring[own] = False
-    wanted = [token for each in plan.scores for token in each.ids]
+    tokens = [token for each in plan.scores for token in each.ids]
     result.logprobs[scoring] = [each.alternatives for each in plan.scores for _ in each.ids]
     history = np.zeros(total, np.int32)
     history[own] = np.diff(rows.hist_start)
@@ -40,7 +40,7 @@ def with_scores(rows: SampleRows, plan: StepPlan) -> SampleRows:
     decisive[result.bias_start[:-1][scoring]] = True
     result.bias_ids = np.empty(len(decisive), np.int32)
     result.bias_values = np.full(len(decisive), DECISIVE, np.float32)
-    result.bias_ids[decisive], result.bias_ids[~decisive] = wanted, rows.bias_ids
+    result.bias_ids[decisive], result.bias_ids[~decisive] = tokens, rows.bias_ids
     result.bias_values[~decisive] = rows.bias_values
     if rows.mask is not None:
         result.mask = np.full((total, rows.mask.shape[1]), 0xFFFFFFFF, np.uint32)  # [rows, words]

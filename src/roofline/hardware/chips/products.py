@@ -1,9 +1,12 @@
 """Accelerators as products: by the names drivers give them, with the figures of their data sheets (products.toml)."""
 
+import math
 import re
 from dataclasses import dataclass
 from functools import cache
 
+from roofline.common.errors import ConfigError
+from roofline.common.names import did_you_mean
 from roofline.hardware.chips.chips import read_table
 
 SIXTEEN_BITS = ("bf16", "fp16")
@@ -74,6 +77,64 @@ def find(name: str, units: int | None = None, code: str = "") -> Product | None:
     if units is not None:
         matching = [product for product in matching if product.units == units]
     return matching[0] if len(matching) == 1 else None
+
+
+def titled(name: str) -> Product:
+    """The product that a person names: by its name in the table, or as drivers have it, whatever the case and the
+    blanks; with or without its maker's. Never another one instead.
+
+    Raises ConfigError for a name of several products, listing them, and for one of none, with the nearest.
+    """
+    key = _key(name)
+    exact = [p for p in products() if _key(p.name) == key or re.fullmatch(p.match, name.strip(), re.IGNORECASE)]
+    if len(exact) == 1:
+        return exact[0]
+    several = exact or [product for product in products() if key and _key(product.name).startswith(key)]
+    if len(several) > 1:
+        raise ConfigError(f"{name!r} is several products: say which of {', '.join(p.name for p in several)}")
+    names = {product.name.lower(): product.name for product in products()}
+    near = did_you_mean(name.lower(), names)
+    for lower, spelled in names.items():
+        near = near.replace(repr(lower), repr(spelled))
+    raise ConfigError(f"there is no chip {name!r} in the table of products{near} (known: {', '.join(names.values())})")
+
+
+def _key(name: str) -> str:
+    """A name without its maker's, blanks and signs, in lower case."""
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    return "".join(word for word in words if word not in _MAKERS)
+
+
+_MAKERS = ("nvidia", "amd", "instinct", "geforce", "radeon", "intel")
+
+
+@dataclass(frozen=True)
+class SheetRoofs:
+    """What one device of a product reaches by its data sheet, in the words of `hardware.roofs.Roofs`.
+
+    The table has no rates for arithmetic outside matrix instructions, and none of matrix instructions for some: these
+    are infinite, and what is computed so takes no time beside its reads.
+    """
+
+    bf16_flops: float
+    bytes_per_s: float
+    sources: tuple[str, ...]
+    f32_flops: float = math.inf
+    int8_ops: float = math.inf
+
+    def read_bytes_per_s(self, working_set: float) -> float:
+        """The bandwidth of its memory, whatever is read from it."""
+        return self.bytes_per_s
+
+
+def sheet_roofs(product: Product) -> SheetRoofs | None:
+    """Those of one device, one die where a package has several; None where the table has no bandwidth."""
+    if product.bandwidth is None:
+        return None
+    flops = math.inf if product.bf16 is None else product.bf16.value / product.dies
+    figures = (product.bandwidth, product.bf16)
+    sources = dict.fromkeys(figure.source for figure in figures if figure is not None)
+    return SheetRoofs(flops, product.bandwidth.value / product.dies, tuple(sources))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """legalize: make a target's numeric choices visible, so that the reference computes the same arithmetic.
 
-Linears on quantised weights get integer rows from `quantize_rows` (once for each value, however many linears read it);
+Linears (and those of experts) on quantised weights get integer rows from `quantize_rows` (once for each value, however many linears read it);
 every op with more than one possible rounding gets its order; attend and kv_write get the dtypes they round to.
 """
 
@@ -23,7 +23,8 @@ def legalize(program: Program, target: Target) -> Program:
     body: list[Instr] = []
     for instr in program.body:
         order = target.logits_order if instr.output.name == head else target.quantised_order
-        if instr.op == "linear" and _quantised(program, instr) and order is not None:
+        product = instr.op == "linear" or instr.has(Trait.EXPERTS)
+        if product and _quantised(program, instr) and order is not None:
             source = instr.inputs[0]
             if (source, order) not in rows_of:
                 kind, bits = types[source], int(order[1:].partition("g")[0])
@@ -32,7 +33,7 @@ def legalize(program: Program, target: Target) -> Program:
                 body.append(Instr("quantize_rows", (source,), (), width, (rows,)))
                 rows_of[source, order] = rows
             attrs = {**instr.attrs, "order": order}
-            body.append(replace(instr, inputs=(rows_of[source, order].name,), attrs=attrs))
+            body.append(replace(instr, inputs=(rows_of[source, order].name, *instr.inputs[1:]), attrs=attrs))
         else:
             rows8 = target.rows8 if instr.op == "linear" and _float8(program, instr) else ""
             body.append(replace(instr, attrs=_choices(instr, target) | ({"x_dtype": rows8} if rows8 else {})))
@@ -57,10 +58,11 @@ def _rounded(program: Program, activations: str) -> Program:
     body: list[Instr] = []
     for instr in program.body:
         name, attrs = instr.output.name, dict(instr.attrs)
-        rounded = instr.op == "linear" or name in read_narrow
+        product = instr.op == "linear" or instr.has(Trait.EXPERTS)
+        rounded = product or name in read_narrow
         if instr.has(Trait.ROUNDED) and name != logits and rounded:
             attrs["out"] = activations
-        if instr.op == "linear" and types[instr.inputs[0]].dtype == "f32":
+        if product and types[instr.inputs[0]].dtype == "f32":
             instr, cast = _cast_before(instr, types[instr.inputs[0]], activations)
             if cast.output.name not in types:
                 types[cast.output.name] = cast.output.type
@@ -121,5 +123,6 @@ def _float8(program: Program, instr: Instr) -> bool:
 def _choices(instr: Instr, target: Target) -> dict[str, object]:
     attrs = dict(instr.attrs)
     attrs |= {name: dtype for name, dtype in target.attend_dtypes.items() if name in get(instr.op).attributes}
-    order = target.float_order if instr.op == "linear" else target.orders.get(instr.op)
+    product = instr.op == "linear" or instr.has(Trait.EXPERTS)
+    order = target.float_order if product else target.orders.get(instr.op)
     return attrs | ({"order": order} if order else {})

@@ -1,22 +1,30 @@
 """price: what each instruction computes and moves, as functions of the step, and how long that takes at the roofs."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
 
+from roofline.common.errors import UnsupportedError
 from roofline.ops.batch import Batch
 from roofline.ops.cost import Cost
 from roofline.ops.traits import Trait
 from roofline.program.target import CACHE_ORDERS, GPU_ORDERS
 
 if TYPE_CHECKING:
-    from roofline.hardware.roofs import Roofs
     from roofline.program.ir import Instr, Program
+
+
+class RoofRates(Protocol):
+    """What prices are divided by: measured (`hardware.roofs.Roofs`), or of a data sheet; with the rates that
+    `arithmetic` names as attributes beside this."""
+
+    def read_bytes_per_s(self, working_set: float) -> float: ...
 
 
 @dataclass(frozen=True)
 class Work:
-    """The size of one step: query tokens, logit rows, keys read (summed over segments), query-key pairs.
+    """The size of one step: query tokens, logit rows, keys read (summed over segments), query-key pairs; and of models
+    with experts the distinct ones of a layer that tokens, and rows, are expected to be sent to (`with_experts`).
 
     windowed: window -> (context, pairs) of the layers that have it; 0, full attention, is what context and pairs say.
     """
@@ -25,12 +33,29 @@ class Work:
     rows: int
     context: int
     pairs: int
+    experts: float = 0.0
+    row_experts: float = 0.0
     windowed: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     def of(self, instr: "Instr") -> "Work":
         """The step as an instruction sees it: with the keys that its window leaves."""
-        window = window_of(instr)
-        return Work(self.tokens, self.rows, *self.windowed[window]) if window else self
+        if not (window := window_of(instr)):
+            return self
+        context, pairs = self.windowed[window]
+        return replace(self, context=context, pairs=pairs)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The experts of each layer, and how many of them a row goes to."""
+
+    experts: int
+    top: int
+
+    def hit(self, rows: int) -> float:
+        """Distinct experts that so many rows are expected to go to, each choosing for itself and none preferred: `top`
+        for one row, and never more than there are."""
+        return self.experts * (1.0 - (1.0 - self.top / self.experts) ** rows)
 
 
 @dataclass(frozen=True)
@@ -75,9 +100,30 @@ def price(program: "Program") -> Price:
     return Price(costs, sum(recipe.nbytes for recipe in program.weights.values()))
 
 
+def mixture(program: "Program") -> Mixture | None:
+    """The experts of a Program's layers, None where it has none. Raises UnsupportedError where layers differ."""
+    types = program.types()
+    kinds = {
+        Mixture(int(instr.attr("experts")), types[instr.inputs[1]].width)
+        for instr in program.body
+        if instr.has(Trait.EXPERTS)
+    }
+    if len(kinds) > 1:
+        raise UnsupportedError("layers with other numbers of experts", "a step has one price for all of them")
+    return next(iter(kinds), None)
+
+
+def with_experts(work: Work, experts: Mixture | None) -> Work:
+    """The size of a step of a model with these experts."""
+    if experts is None:
+        return work
+    return replace(work, experts=experts.hit(work.tokens), row_experts=experts.hit(work.rows))
+
+
 def amount(cost: Cost, work: Work) -> Amount:
     """A cost for one step."""
-    sizes = {"tokens": work.tokens, "rows": work.rows, "context": work.context, "pairs": work.pairs}
+    assert not cost.weight_bytes.experts or work.experts or not work.tokens, "a step says which experts it reads"
+    sizes = {name: size for name, size in vars(work).items() if name != "windowed"}
     return Amount(*(part.at(**sizes) for part in vars(cost).values()))
 
 
@@ -93,10 +139,10 @@ def step_work(tokens: int, rows: int, segments: Sequence[tuple[int, int]], windo
         read, pairs = zip(*(segment_work(first, n, window) for first, n in segments), strict=True)
         return sum(read), sum(pairs)
 
-    return Work(tokens, rows, *keys(0), {window: keys(window) for window in windows if window})
+    return Work(tokens, rows, *keys(0), windowed={window: keys(window) for window in windows if window})
 
 
-def seconds(instr: "Instr", spent: Amount, roofs: "Roofs", working_set: int) -> float:
+def seconds(instr: "Instr", spent: Amount, roofs: RoofRates, working_set: int) -> float:
     """The least time an instruction can take: its arithmetic at its own roof or its reads, whichever is longer.
 
     working_set: bytes a step touches in all; weights and KV are read at that size's bandwidth.
@@ -109,7 +155,7 @@ def seconds(instr: "Instr", spent: Amount, roofs: "Roofs", working_set: int) -> 
 def arithmetic(instr: "Instr") -> tuple[str, int]:
     """The roof of an instruction's operations, as `Roofs` names it, and what it is divided by."""
     order = instr.attr("order")
-    if instr.has(Trait.PRODUCT) and order in ("q8g32", "q15g32"):
+    if instr.has(Trait.PRODUCT, Trait.EXPERTS) and order in ("q8g32", "q15g32"):
         return "int8_ops", 1 if order == "q8g32" else 2  # two products of bytes for one of 15 bits
     sixteen_bits = order in CACHE_ORDERS.values() or order in GPU_ORDERS  # of which f16 is as fast as bf16
     return "bf16_flops" if sixteen_bits else "f32_flops", 1

@@ -40,6 +40,9 @@ def shard(program: Program, params: Iterable[Param], rank: int, ranks: int) -> P
     """
     if ranks == 1:
         return program
+    if any(instr.has(Trait.EXPERTS) for instr in program.body):
+        reason = "each rank would hold and compute all of them, as no pass divides them yet"
+        raise UnsupportedError("experts under tensor_parallel", reason, ["tensor_parallel=1", "pipeline_parallel"])
     return _Writer(_Cuts(program, {param.name: param.split for param in params}, rank, ranks)).program()
 
 

@@ -15,7 +15,7 @@ from roofline.engine.params import SamplingParams
 from roofline.engine.pooling import probability
 from roofline.engine.relevance import VARIABLES, pair_messages, yes_or_no
 from roofline.server.answers import Answers
-from roofline.server.body import Body, fields_of, invalid, refuse_unsupported, renamed, typed, within
+from roofline.server.body import Body, count_within, fields_of, invalid, refuse_unsupported, renamed, typed, within
 from roofline.server.context import Context
 from roofline.server.generation import Generation, check_own_model, check_prompts
 from roofline.server.respond import respond_with_vectors
@@ -105,7 +105,7 @@ def read_ranking(raw: bytes, context: Context, tells: bool = True) -> Ranking:
     refuse_unsupported(fields, NEUTRAL, INSTEAD)
     body = typed(RerankBody, fields)
     texts = tuple(each if isinstance(each, str) else each.text for each in body.documents)
-    within("documents", len(texts), 1, context.limits.documents)
+    count_within("documents", len(texts), 1, context.limits.documents)
     within("top_n", body.top_n, 1, 1 << 31)
     base = _generation(body, [(body.query, text) for text in texts], "documents", context)
     told = tells if body.return_documents is None else body.return_documents

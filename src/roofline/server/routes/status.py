@@ -65,14 +65,14 @@ def _extra_card(served: Context, model: ExtraModel) -> JsonObject:
     }
 
 
-@router.get("/health")
+@router.api_route("/health", methods=["GET", "HEAD"])
 @needs(OPEN)
 async def health() -> Response:
     """200 while this process runs; needs no key, tells nothing else."""
     return json_response({"status": "alive"})
 
 
-@router.get("/ready")
+@router.api_route("/ready", methods=["GET", "HEAD"])
 @needs(USE)
 async def ready(request: Request) -> Response:
     """200 while an engine is up and computes what it is asked for, else 503, as where the weights turned out not to be

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from roofline.common.errors import RequestError
 from roofline.common.json_types import JsonObject
 from roofline.engine.process.messages import Ready
-from roofline.server.body import Body, fields_of, invalid, refuse_unsupported, typed, within
+from roofline.server.body import Body, count_within, fields_of, invalid, refuse_unsupported, typed
 from roofline.server.context import Context
 from roofline.server.generation import check_model
 from roofline.server.respond import on_thread_if_large
@@ -137,7 +137,7 @@ def _loaded(model: str | None, context: Context) -> Ready:
 
 
 def _rendered(body: ChatFields, messages: list[Message], context: Context) -> tuple[str, bytes]:
-    within("messages", len(messages), 1, context.limits.messages)
+    count_within("messages", len(messages), 1, context.limits.messages)
     names = ("tools", "chat_template_kwargs", "continue_final_message")
     chat = ChatBody(model=context.name, messages=messages, **{name: getattr(body, name) for name in names})
     conversation = conversation_of(chat, context.limits)

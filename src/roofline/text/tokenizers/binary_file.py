@@ -18,7 +18,7 @@ from roofline.common.fields import Fields, describe
 from roofline.common.json_files import parse_object
 from roofline.text.tokenizers.patterns import least_length
 from roofline.text.tokenizers.short_text import ShortTextEncoder, little, tables
-from roofline.text.tokenizers.vocabulary import MAX_ID, Vocabulary, added_token
+from roofline.text.tokenizers.vocabulary import MAX_ID, MODEL_KINDS, Vocabulary, added_token
 
 _MAGIC = b"RLTOK2\n"
 _TEXTS = ("tokens", "lefts", "rights")
@@ -84,12 +84,13 @@ def _vocabulary(fields: Fields, sections: Sequence[memoryview]) -> Vocabulary:
         Texts(name, section, separator, count, starts if name == "tokens" else None)
         for name, count, section in zip(_TEXTS, counts, texts, strict=True)
     )
-    kind = fields.need("model", str)
-    if kind not in ("BPE", "Unigram"):
-        fields.refuse("model", f"is {describe(kind)}, not BPE or Unigram")
+    stored = fields.need("model", str)
+    kind = next((known for known in MODEL_KINDS if known == stored), None)
+    if kind is None:
+        fields.refuse("model", f"is {describe(stored)}, not one of {', '.join(MODEL_KINDS)}")
     around = {name: tuple(fields.elements(name, int) or ()) for name in ("eos_ids", "prefix", "suffix")}
     return Vocabulary(
-        model="BPE" if kind == "BPE" else "Unigram",
+        model=kind,
         tokens=tokens,
         lefts=lefts,
         rights=rights,
@@ -97,7 +98,10 @@ def _vocabulary(fields: Fields, sections: Sequence[memoryview]) -> Vocabulary:
         options=fields.need("options", dict),
         pipeline=fields.need("pipeline", dict),
         added=[added_token(entry, MAX_ID) for entry in fields.objects("added")],
+        charsmap=fields.get("charsmap", str, ""),
         byte_level=fields.need("byte_level", bool),
+        continues=fields.get("continues", str),
+        joins_signs=fields.get("joins_signs", bool, False),
         strip_space=fields.need("strip_space", bool),
         bos_id=fields.get("bos_id", int),
         **around,

@@ -27,7 +27,7 @@ class Density:
 
 def density_of(vocabulary: Vocabulary) -> Density | None:
     """None where a text of any size may have a few tokens: some steps drop characters, some tokens stand for any."""
-    if any(token.lstrip or token.rstrip for token in vocabulary.added):
+    if vocabulary.charsmap or any(token.lstrip or token.rstrip for token in vocabulary.added):
         return None
     tokens = frozenset(vocabulary.tokens)
     alphabet = byte_alphabet()

@@ -5,21 +5,40 @@ from pathlib import Path
 from typing import TypeVar
 
 from roofline.common.errors import UnsupportedError
-from roofline.common.fields import Fields, shorten
-from roofline.text.tokenizers.pretokenizers import ADDS_BOS, IGNORE_MERGES, byte_level_pipeline
-from roofline.text.tokenizers.tokenizer import SPACE, Tokenizer
-from roofline.text.tokenizers.vocabulary import AddedToken, JsonObject, Vocabulary, checked_id, end_ids
+from roofline.common.fields import Fields, naming, shorten
+from roofline.text.tokenizers.pretokenizers import ADDS_BOS, IGNORE_MERGES, VISIBLE_SPACES, byte_level_pipeline
+from roofline.text.tokenizers.sentencepiece import BYTE, CONTROL, SPACE, Pieces, added_tokens, check_charsmap
+from roofline.text.tokenizers.tokenizer import Tokenizer
+from roofline.text.tokenizers.vocabulary import END_TOKENS, JsonObject, Vocabulary, checked_id, end_ids
+from roofline.text.tokenizers.wordpiece import word_pieces
 
 T = TypeVar("T")
 
-_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # values of tokenizer.ggml.token_type
+_ENDS = ("eos", "eot", "eom")
+# What stands for a special token where a file does not say, as llama.cpp has it.
+_DEFAULT_IDS = {
+    "llama": {"bos": 1, "eos": 2, "unknown": 0},
+    "gpt2": {},
+    "gemma4": {},
+    "t5": {"eos": 1, "unknown": 2},
+    "bert": {"bos": 101, "unknown": 100, "seperator": 102},  # GGUF's own spelling
+}
+_ELSEWHERE = {
+    "rwkv": "it finds the longest token in a tree of bytes, which is not",
+    "plamo2": "it goes through a text from its end with a table of suffixes, which is not",
+    "hybriddna": "it cuts DNA into groups of letters, which is not",
+    "whitespace": "it splits at spaces and keeps them in no token, which is not",
+    "no_vocab": "the file has no tokens, without which none is",
+    "none": "the file has no tokens, without which none is",
+}
 
 
 def from_gguf(metadata: JsonObject, path: Path | str = "the GGUF file") -> Tokenizer:
     """The tokenizer that a GGUF file's key-value pairs describe; errors name it by `path`.
 
-    Byte-level BPE ("gpt2") is split as its ``tokenizer.ggml.pre`` says. SentencePiece ("llama") follows sentencepiece
-    itself: its dummy prefix is put before every text and after every special token, as Llama's reference code does.
+    Byte-level BPE ("gpt2") is split as its ``tokenizer.ggml.pre`` says. SentencePiece ("llama", "t5", "gemma4")
+    follows sentencepiece itself: its dummy prefix is put before every text and after every special token, as Llama's
+    reference code does. WordPiece ("bert") is Hugging Face's.
 
     Raises:
         ConfigError: a key is missing or does not fit another; the message names it.
@@ -29,39 +48,86 @@ def from_gguf(metadata: JsonObject, path: Path | str = "the GGUF file") -> Token
     values = {key.removeprefix(within): metadata[key] for key in metadata if key.startswith(within)}
     fields = Fields(path, values, within)
     kind = fields.need("model", str)
-    makers = {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _unigram}
-    if kind not in makers:
+    if kind not in _DEFAULT_IDS:
         what = f"{path}: tokenizer.ggml.model = {shorten(kind)!r}"
-        raise UnsupportedError(what, "no such tokenizer is built here", sorted(makers))
+        reason = f"{_ELSEWHERE.get(kind, 'no such tokenizer is')} built here"
+        raise UnsupportedError(what, reason, sorted(_DEFAULT_IDS))
     tokens = _needed(fields, "tokens", str)
+    types = _types(fields, tokens)
+    ids = {key: _token_id(fields, key, len(tokens)) for key in ("bos", *_ENDS, "unknown", "seperator")}
+    for key, token_id in _DEFAULT_IDS[kind].items():
+        if f"{key}_token_id" not in values and token_id < len(tokens):
+            ids[key] = token_id
+    prefix, suffix = _around(fields, kind, ids)
+    with naming(path):
+        model = _model(fields, kind, tokens, types, ids["unknown"])
+        parts: JsonObject = {"tokens": tokens, "added": added_tokens(tokens, types), **model}
+        vocabulary = Vocabulary(
+            **parts,
+            bos_id=ids["bos"],
+            eos_ids=end_ids((ids[key] for key in _ENDS), parts["added"]),
+            prefix=prefix,
+            suffix=suffix,
+        )
+        return Tokenizer.of_file(path, vocabulary)
+
+
+def _types(fields: Fields, tokens: list[str]) -> list[int]:
+    """The kinds of the tokens. One that ends answers in some family is a control symbol, whatever the file says."""
     types = fields.elements("token_type", int)
-    types = [1] * len(tokens) if types is None else types
+    types = [1] * len(tokens) if types is None else list(types)
     if not tokens or len(types) != len(tokens):
-        fields.refuse("token_type", f"has {len(types)} entries, {within}tokens {len(tokens)}")
-    if min(types) < 0 or max(types) > _BYTE:
-        fields.refuse("token_type", f"has an entry that is none of 0 to {_BYTE}")
-    added = [
-        AddedToken(i, tokens[i], special=types[i] == _CONTROL)
-        for i in range(len(tokens))
-        if types[i] in (_CONTROL, _USER_DEFINED) and tokens[i]
-    ]
-    ids = {key: _token_id(fields, key, len(tokens)) for key in ("bos", "eos", "eot", "eom", "unknown")}
-    adds_bos = kind == "llama" or (kind == "gpt2" and fields.get("pre", str) in ADDS_BOS)
-    prefix = ids["bos"] if fields.get("add_bos_token", bool, adds_bos) else None
-    suffix = ids["eos"] if fields.get("add_eos_token", bool, kind == "t5") else None
-    vocabulary = Vocabulary(
-        tokens=tokens,
-        **makers[kind](fields, tokens, types, ids["unknown"]),
-        added=added,
-        bos_id=ids["bos"],
-        eos_ids=end_ids((ids["eos"], ids["eot"], ids["eom"]), added),
-        prefix=() if prefix is None else (prefix,),
-        suffix=() if suffix is None else (suffix,),
-    )
-    return Tokenizer.of_file(path, vocabulary)
+        fields.refuse("token_type", f"has {len(types)} entries, {fields.within}tokens {len(tokens)}")
+    if min(types) < 0 or max(types) > BYTE:
+        fields.refuse("token_type", f"has an entry that is none of 0 to {BYTE}")
+    for i, token in enumerate(tokens):
+        if token in END_TOKENS:
+            types[i] = CONTROL
+    return types
 
 
-def _byte_level(fields: Fields, tokens: list[str], types: Sequence[int], unknown: int | None) -> JsonObject:
+def _around(fields: Fields, kind: str, ids: dict[str, int | None]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids before and after a text."""
+    begins = kind in ("llama", "bert", "gemma4") or (kind == "gpt2" and fields.get("pre", str) in ADDS_BOS)
+    prefix = _placed(fields, "add_bos_token", begins, "bos", ids)
+    suffix = _placed(fields, "add_eos_token", kind == "t5", "eos", ids)
+    if kind == "bert":  # elsewhere a separator stands between two texts alone, which is no text's own end
+        suffix = (*suffix, *_placed(fields, "add_sep_token", True, "seperator", ids))
+    return prefix, suffix
+
+
+def _placed(fields: Fields, switch: str, default: bool, key: str, ids: dict[str, int | None]) -> tuple[int, ...]:
+    """The id of a token that a switch of the file puts around texts."""
+    token_id = ids[key]
+    if not fields.get(switch, bool, default):
+        return ()
+    if token_id is None and switch in fields.values:
+        fields.refuse(switch, f"is true, but {fields.within}{key}_token_id is missing")
+    return () if token_id is None else (token_id,)
+
+
+def _model(fields: Fields, kind: str, tokens: list[str], types: Sequence[int], unknown: int | None) -> JsonObject:
+    """The fields of the vocabulary that are its kind's own."""
+    if kind == "bert":
+        return _word_pieces(fields, tokens, types, unknown)
+    if kind == "gpt2" and fields.get("pre", str) not in VISIBLE_SPACES:
+        return _byte_level(fields)
+    prefixed = fields.get("add_space_prefix", bool, kind == "llama")
+    single = fields.get("remove_extra_whitespaces", bool, False)
+    units = fields.elements("precompiled_charsmap", int) or ()
+    if units and not (min(units) >= -128 and max(units) <= 255):
+        fields.refuse("precompiled_charsmap", "has an element that is no byte")
+    charsmap = bytes(unit & 0xFF for unit in units)  # some files have signed ones
+    check_charsmap(fields.path, f"{fields.within}precompiled_charsmap", charsmap)
+    has_merges = "merges" in fields.values or kind in ("gpt2", "gemma4")
+    scores = [] if has_merges and kind != "t5" else _scores(fields, len(tokens))
+    pieces = Pieces(tokens, types, scores, unknown, prefixed, single, charsmap)
+    if kind == "t5":
+        return pieces.unigram()
+    return pieces.bpe(_merges(fields) if has_merges else None)
+
+
+def _byte_level(fields: Fields) -> JsonObject:
     pairs = _merges(fields)
     kind = fields.get("pre", str, "default")
     return {
@@ -74,65 +140,26 @@ def _byte_level(fields: Fields, tokens: list[str], types: Sequence[int], unknown
 
 
 def _merges(fields: Fields) -> list[tuple[str, str]]:
-    pairs = [merge.partition(" ") for merge in _needed(fields, "merges", str)]
-    if not all(pair[2] for pair in pairs):
+    """Pairs of tokens, each written with a space between; the left one may begin with a space itself."""
+    merges = _needed(fields, "merges", str)
+    cuts = [merge.find(" ", 1) for merge in merges]
+    if -1 in cuts:
         fields.refuse("merges", "holds an entry that is not two tokens with a space between")
-    return [(pair[0], pair[2]) for pair in pairs]
+    return [(merge[:cut], merge[cut + 1 :]) for merge, cut in zip(merges, cuts, strict=True)]
 
 
-def _sentencepiece(fields: Fields, tokens: list[str], types: Sequence[int], unknown: int | None) -> JsonObject:
-    if "merges" in fields.values:
-        pairs = _merges(fields)
-    else:
-        pairs = _merges_from_scores(tokens, types, _scores(fields, len(tokens)))
-    options: dict[str, object] = {"byte_fallback": _BYTE in types, "fuse_unk": True}
-    if unknown is not None:
-        options["unk_token"] = tokens[unknown]
-    return {
-        "model": "BPE",
-        "lefts": [pair[0] for pair in pairs],
-        "rights": [pair[1] for pair in pairs],
-        "options": options,
-        **_visible_spaces(fields),
-    }
-
-
-def _unigram(fields: Fields, tokens: list[str], types: Sequence[int], unknown: int | None) -> JsonObject:
-    if fields.get("precompiled_charsmap", list):
-        what = f"{fields.path}: tokenizer.ggml.precompiled_charsmap"
-        raise UnsupportedError(what, "its normalisation is not built", ("llama", "gpt2"))
-    return {
-        "model": "Unigram",
-        "scores": _scores(fields, len(tokens)),
-        "options": {"unk_id": unknown, "byte_fallback": _BYTE in types},
-        **_visible_spaces(fields),
-    }
-
-
-def _visible_spaces(fields: Fields) -> JsonObject:
-    """How SentencePiece spells spaces, and the one that it may put before a text."""
-    prefixed = fields.get("add_space_prefix", bool, True)
-    prepend = [{"type": "Prepend", "prepend": SPACE}] if prefixed else []
-    replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-    pipeline = {"normalizer": {"type": "Sequence", "normalizers": [*prepend, replace]}}
-    return {"pipeline": pipeline, "byte_level": False, "strip_space": prefixed}
-
-
-def _merges_from_scores(tokens: list[str], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """The merges a SentencePiece BPE model implies: each piece from each pair of pieces, best score first.
-
-    Control, unknown and byte tokens are no results of merges: sentencepiece never makes them from text.
-    """
-    never = {_UNKNOWN, _CONTROL, _BYTE}
-    ids = {token: i for i, token in enumerate(tokens) if types[i] not in never}
-    merges: list[tuple[float, int, int, int, int, str, str]] = []
-    for token, i in ids.items():
-        for cut in range(1, len(token)):
-            first, second = token[:cut], token[cut:]
-            if first in ids and second in ids:
-                merges.append((-scores[i], -cut, cut - len(token), ids[first], ids[second], first, second))
-    merges.sort()
-    return [(merge[5], merge[6]) for merge in merges]
+def _word_pieces(fields: Fields, tokens: list[str], types: Sequence[int], unknown: int | None) -> JsonObject:
+    """BERT's tokens as BERT spells them: GGUF files put a visible space before a word's first token, and ## nowhere."""
+    if unknown is None:
+        fields.refuse("unknown_token_id", "is missing")
+    first = fields.get("normalizer.lowercase", bool, True)
+    accents = fields.get("normalizer.strip_accents", bool, first)
+    special = {i for i, kind in enumerate(types) if kind != 1} | {unknown}
+    words = [
+        token.removeprefix(SPACE) if i in special or token.startswith(SPACE) else f"##{token}" if token else ""
+        for i, token in enumerate(tokens)
+    ]
+    return {"tokens": words, "added": added_tokens(words, types), **word_pieces(words[unknown], first, accents)}
 
 
 def _scores(fields: Fields, count: int) -> list[float]:

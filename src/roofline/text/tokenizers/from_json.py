@@ -8,11 +8,20 @@ from roofline.common.fields import Fields, describe, has_type
 from roofline.common.json_files import parse_object, read_json_file
 from roofline.text.tokenizers.steps import checked_steps
 from roofline.text.tokenizers.tokenizer import SPACE, Tokenizer
-from roofline.text.tokenizers.vocabulary import MAX_ID, JsonObject, Vocabulary, added_token, checked_id, end_ids
+from roofline.text.tokenizers.vocabulary import (
+    MAX_ID,
+    MODEL_KINDS,
+    JsonObject,
+    Vocabulary,
+    added_token,
+    checked_id,
+    end_ids,
+)
 
 _FLAGS = ("fuse_unk", "byte_fallback", "ignore_merges")
 _AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
 _ROOM = 1 << 16  # ids without a token that a small vocabulary may have
+MAX_WORD = 256  # characters of a word that WordPiece takes apart, in time with their square; models have 100
 _SPARSE = 16  # times as many ids as tokens that a large one may have
 
 
@@ -39,10 +48,10 @@ def from_json(source: str | Path | bytes, config: JsonObject) -> Tokenizer:
     added = [added_token(entry, room) for entry in file.objects("added_tokens")]
     for part in ("normalizer", "pre_tokenizer"):
         checked_steps(file, part)
-    byte_level, strip_space = _spelling(file)
+    spelling = _spelling(file, words=parts["model"] in ("WordPiece", "WordLevel"))
     ids = {token: i for i, token in enumerate(parts["tokens"]) if token}
     ids.update((token.content, token.id) for token in added)
-    bos, eos = ids.get(_content(settings, "bos_token")), ids.get(_content(settings, "eos_token"))
+    bos, eos = ids.get(content_of(settings, "bos_token")), ids.get(content_of(settings, "eos_token"))
     prefix, suffix = _around(file)
     prefix = _switch(prefix, settings.get("add_bos_token", bool), bos)
     suffix = _switch(suffix, settings.get("add_eos_token", bool), eos)
@@ -52,10 +61,9 @@ def from_json(source: str | Path | bytes, config: JsonObject) -> Tokenizer:
         **parts,
         pipeline={key: data.get(key) for key in ("normalizer", "pre_tokenizer", "decoder")},
         added=added,
-        byte_level=byte_level,
-        strip_space=strip_space,
+        **spelling,
         bos_id=bos,
-        eos_ids=end_ids((eos, *_ids(settings, "eos_token_id")), added),
+        eos_ids=end_ids((eos, *ids_of(settings, "eos_token_id")), added),
         prefix=prefix,
         suffix=suffix,
     )
@@ -65,20 +73,20 @@ def from_json(source: str | Path | bytes, config: JsonObject) -> Tokenizer:
 def check_settings(settings: Fields) -> None:
     """Raise ConfigError where what is read of a tokenizer_config.json or generation_config.json has a wrong type."""
     for key in ("bos_token", "eos_token"):
-        _content(settings, key)
+        content_of(settings, key)
     for key in ("add_bos_token", "add_eos_token"):
         settings.get(key, bool)
-    _ids(settings, "eos_token_id")
+    ids_of(settings, "eos_token_id")
 
 
-def _content(settings: Fields, key: str) -> str:
+def content_of(settings: Fields, key: str) -> str:
     """The text of a token that is written as it is or as an object; "" where there is none."""
     if isinstance(settings.values.get(key), Mapping):
         return settings.inside(key).need("content", str)
     return settings.get(key, str, "")
 
 
-def _ids(settings: Fields, key: str) -> list[int]:
+def ids_of(settings: Fields, key: str) -> list[int]:
     """One id or several."""
     ids = settings.elements(key, int) if has_type(settings.values.get(key), list) else [settings.get(key, int)]
     return [checked_id(settings, key, i, MAX_ID) for i in ids or () if i is not None]
@@ -96,7 +104,7 @@ def _model_parts(model: Fields) -> JsonObject:
                 raise UnsupportedError(what, "how its tokens are spelt is not built here", ('""', "null"))
         pairs = _pairs(model)
         lefts, rights = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        return {"model": kind, "tokens": _tokens(model), "lefts": lefts, "rights": rights, "options": options}
+        return {"model": kind, "tokens": tokens_of(model), "lefts": lefts, "rights": rights, "options": options}
     if kind == "Unigram":
         tokens, scores = _scored(model)
         unknown = model.get("unk_id", int)
@@ -104,8 +112,17 @@ def _model_parts(model: Fields) -> JsonObject:
             checked_id(model, "unk_id", unknown, len(tokens))
         options = {"unk_id": unknown, "byte_fallback": model.get("byte_fallback", bool, False)}
         return {"model": kind, "tokens": tokens, "scores": scores, "options": options}
-    found = f"{model.path}: model type {describe(model.values.get('type'))}"
-    raise UnsupportedError(found, "it is not built here", ("BPE", "Unigram"))
+    if kind in ("WordPiece", "WordLevel"):
+        options = {"unk_token": model.need("unk_token", str)}
+        if kind == "WordPiece":
+            longest = model.get("max_input_chars_per_word", int, 100)
+            if not 0 < longest <= MAX_WORD:
+                model.refuse("max_input_chars_per_word", f"is {describe(longest)}, not a number from 1 to {MAX_WORD}")
+            options["max_input_chars_per_word"] = longest
+            options["continuing_subword_prefix"] = model.get("continuing_subword_prefix", str, "##")
+        return {"model": kind, "tokens": tokens_of(model), "options": options}
+    what = f"{model.path}: model type {describe(model.values.get('type'))}"
+    raise UnsupportedError(what, "it is not built here", MODEL_KINDS)
 
 
 def _room(count: int) -> int:
@@ -113,7 +130,7 @@ def _room(count: int) -> int:
     return min(MAX_ID, _ROOM + _SPARSE * count)
 
 
-def _tokens(model: Fields) -> list[str]:
+def tokens_of(model: Fields) -> list[str]:
     """The tokens of BPE by their ids. An id far beyond their number would ask for memory without bounds."""
     vocab = model.need("vocab", dict)
     inside, room = model.inside("vocab"), _room(len(vocab))
@@ -147,21 +164,27 @@ def _scored(model: Fields) -> tuple[list[str], list[float]]:
     return [entry[0] for entry in entries or ()], [float(entry[1]) for entry in entries or ()]
 
 
-def _spelling(file: Fields) -> tuple[bool, bool]:
-    """Whether tokens are spelt in bytes, and whether decoding drops a first space."""
+def _spelling(file: Fields, *, words: bool) -> JsonObject:
+    """How tokens are spelt, in fields of the vocabulary. words: as the model has it, where the decoder does not say."""
     steps = [step.values for step in checked_steps(file, "decoder")]
     kinds = {step["type"] for step in steps}
     if kinds == {"ByteLevel"}:
-        return True, False
+        return {"byte_level": True, "strip_space": False}
+    if len(steps) == 1 and kinds == {"WordPiece"}:
+        joins = steps[0]["cleanup"]
+        return {"byte_level": False, "strip_space": True, "continues": steps[0]["prefix"], "joins_signs": joins}
+    if words and not steps:  # the library puts a space between all tokens
+        return {"byte_level": False, "strip_space": True, "continues": ""}
     spaces = [s for s in steps if s["type"] == "Metaspace" or (s["type"] == "Replace" and s.get("content") == " ")]
-    if "ByteLevel" in kinds or not spaces:
+    if kinds & {"ByteLevel", "WordPiece"} or not spaces:
         what = f"{file.path}: decoder {sorted(map(str, kinds))}"
-        raise UnsupportedError(what, "its byte spelling is unknown", ("ByteLevel", "Metaspace", "Replace"))
+        kinds_built = ("ByteLevel", "Metaspace", "Replace", "WordPiece")
+        raise UnsupportedError(what, "its byte spelling is unknown", kinds_built)
     strip = any(s["type"] == "Strip" and s["start"] for s in steps)
     metaspace = any(s["type"] == "Metaspace" and s.get("prepend_scheme", "always") != "never" for s in steps)
     if any(s.get("replacement", SPACE) != SPACE for s in spaces):
         raise UnsupportedError(f"{file.path}: a Metaspace with another sign than {SPACE}", "it is not built here")
-    return False, strip or metaspace
+    return {"byte_level": False, "strip_space": strip or metaspace}
 
 
 def _around(file: Fields) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from roofline.common.errors import UnsupportedError
 from roofline.common.fields import Fields, describe, shorten
+from roofline.text.tokenizers.charsmap import CharacterMap
 from roofline.text.tokenizers.patterns import PatternError, least_length
 
 MAX_STEPS = 256
@@ -60,6 +61,7 @@ STEPS: dict[str, dict[str, Step]] = {
         "Metaspace": _METASPACE,
         "Replace": _REPLACE,
         "Strip": {"content": _CHARACTER, "start": int, "stop": int},
+        "WordPiece": {"prefix": str, "cleanup": bool},
     },
     "post_processor": {
         "ByteLevel": _BYTE_LEVEL,
@@ -180,15 +182,8 @@ def _check_growth(fields: Fields, steps: list[Fields]) -> None:
 
 
 def _longest_replacement(step: Fields) -> int:
-    """Characters of the longest text that a compiled map of SentencePiece writes for one.
-
-    The map is the size of a trie (uint32), the trie, and texts that end with NUL.
-    """
+    """Characters of the longest text that a compiled map of SentencePiece writes for one."""
     try:
-        data = base64.b64decode(step.need("precompiled_charsmap", str), validate=True)
-        size = int.from_bytes(data[:4], "little")
-        if size % 4 or not 0 < size <= len(data) - 4:
-            raise ValueError(f"a trie of {size} bytes in {len(data)}")
-        return max(1, *(len(text) for text in data[4 + size :].decode("utf-8").split("\0")))
+        return CharacterMap(base64.b64decode(step.need("precompiled_charsmap", str), validate=True)).longest_text
     except (ValueError, binascii.Error) as error:
         step.refuse("precompiled_charsmap", f"is not a compiled map of characters: {error}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from roofline.common.errors import ConfigError, RequestError
 from roofline.text.tokenizers.density import Density, density_of
 from roofline.text.tokenizers.vocabulary import AddedToken, JsonObject, Vocabulary, byte_alphabet, library_errors
+from roofline.text.tokenizers.words import word_text
 
 if TYPE_CHECKING:
     import tokenizers
@@ -177,6 +178,9 @@ class Tokenizer:
         return self._parsing.token_to_id(content)
 
     def _spell(self, token_id: int) -> bytes:
+        if self.vocabulary.continues is not None:
+            text = word_text(self.token_string(token_id), self.vocabulary.continues, self.vocabulary.joins_signs)
+            return text.encode("utf-8")
         if token_id in self._added:
             return self._added[token_id].content.encode("utf-8")
         token = self.token_string(token_id)

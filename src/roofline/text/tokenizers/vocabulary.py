@@ -1,5 +1,6 @@
 """`Vocabulary`: everything that a tokenizer is built from, as plain data."""
 
+import base64
 import gc
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,15 +32,28 @@ END_TOKENS = frozenset(
         "<|endoftext|>",
         "<|end|>",  # Phi 3
         "<|eot|>",  # Llama 4
-        "<|return|>",
+        "<|return|>",  # Harmony
         "<end_of_turn>",  # Gemma
         "<|end_of_turn|>",
         "<|END_OF_TURN_TOKEN|>",  # Command R
+        "<turn|>",  # Gemma 4
+        "<|tool_response>",
         "<end_of_utterance>",
         "<EOT>",
+        "_<EOT>",
+        "[EOT]",  # Kimi K2
+        "[EOS]",
+        "[e~[",  # MiniMax M2
+        "<|call|>",  # Harmony, Solar Open: a call of a tool
+        "<|calls|>",
+        "<|flush|>",
         "<｜end▁of▁sentence｜>",  # DeepSeek
     }
 )
+# Where a file has these, <|end|> ends one message of several, and the answer goes on.
+_HARMONY = (frozenset({"<|return|>", "<|call|>"}), frozenset({"<|calls|>", "<|flush|>"}))
+ModelKind = Literal["BPE", "Unigram", "WordPiece", "WordLevel"]
+MODEL_KINDS: tuple[ModelKind, ...] = ("BPE", "Unigram", "WordPiece", "WordLevel")
 
 
 @dataclass(frozen=True)
@@ -60,27 +74,34 @@ class Vocabulary:
     """Everything that a `Tokenizer` is built from.
 
     Attributes:
-        model: ``"BPE"`` or ``"Unigram"``.
+        model: one of MODEL_KINDS.
         tokens: the model's own spelling of each id; ids without one hold "".
         options: keyword arguments of the library's model (``byte_fallback``, ``ignore_merges``...).
         lefts, rights: the merges of BPE, best first.
         scores: log probabilities of Unigram, by id.
         pipeline: ``normalizer``, ``pre_tokenizer`` and ``decoder`` as tokenizer.json writes them.
+        charsmap: in base64, SentencePiece's map of characters, which goes before the normalizer; "" without.
         added: added tokens, in the order of their ids; those the model does not spell come after its own ids.
         byte_level: spelt in GPT-2's byte alphabet; otherwise in SentencePiece's (``▁`` and ``<0x0A>``).
-        strip_space: decoding drops one leading space of a text (SentencePiece's dummy prefix).
+        continues: where tokens are words and the spaces between them are not spelt (WordPiece, WordLevel): the sign
+            before a token that goes on with a word, such as ``##``, "" without one; None: tokens spell their spaces.
+        joins_signs: decoding such words leaves out the space before a full stop or a comma.
+        strip_space: decoding drops one leading space of a text (SentencePiece's dummy prefix, words).
         prefix, suffix: ids that ``add_special`` puts around a text.
     """
 
-    model: Literal["BPE", "Unigram"]
+    model: ModelKind
     tokens: Sequence[str]
     options: JsonObject = field(default_factory=dict)
     lefts: Sequence[str] = ()
     rights: Sequence[str] = ()
     scores: Sequence[float] = ()
     pipeline: JsonObject = field(default_factory=dict)
+    charsmap: str = ""
     added: Sequence[AddedToken] = ()
     byte_level: bool = True
+    continues: str | None = None
+    joins_signs: bool = False
     strip_space: bool = False
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
@@ -108,6 +129,12 @@ class Vocabulary:
                 return models.Unigram(list(zip(self.tokens, self.scores, strict=True)), **self.options)
             ids = dict(zip(self.tokens, range(len(self.tokens)), strict=True))
             ids.pop("", None)
+            if self.model in ("WordPiece", "WordLevel") and self.options["unk_token"] not in ids:
+                raise ConfigError("it has no such token")  # which the library says when a text first needs it
+            if self.model == "WordPiece":
+                return models.WordPiece(ids, **self.options)
+            if self.model == "WordLevel":
+                return models.WordLevel(ids, **self.options)
             merges = list(zip(self.lefts, self.rights, strict=True))
             return models.BPE(vocab=ids, merges=merges, **self.options)
 
@@ -124,6 +151,8 @@ class Vocabulary:
             checked_steps(Fields("tokenizer", pipeline), part)
         with library_errors("normalizer, pre-tokenizer or decoder cannot be built"):
             built = tokenizers.Tokenizer.from_str(json.dumps({**_SKELETON, **pipeline}))
+        if self.charsmap:
+            _put_first(built, self.charsmap)
         built.model = model
         for special, run in groupby(self.added, key=lambda token: token.special):
             add = built.add_special_tokens if special else built.add_tokens
@@ -164,7 +193,10 @@ def added_token(entry: Fields, count: int) -> AddedToken:
 def end_ids(file_ids: Iterable[int | None], added: Iterable[AddedToken]) -> tuple[int, ...]:
     """The ids that a file lists as ends, in its order, then those of its special tokens that END_TOKENS has."""
     ids = [token_id for token_id in file_ids if token_id is not None]
-    ids += [token.id for token in added if token.special and token.content in END_TOKENS]
+    named = {token.content: token.id for token in added if token.special and token.content in END_TOKENS}
+    if any(tokens <= named.keys() for tokens in _HARMONY):
+        named.pop("<|end|>", None)
+    ids += named.values()
     return tuple(dict.fromkeys(ids))
 
 
@@ -175,6 +207,20 @@ def byte_alphabet() -> dict[str, int]:
     hidden = (byte for byte in range(256) if byte not in printable)
     alphabet.update({chr(0x100 + i): byte for i, byte in enumerate(hidden)})
     return alphabet
+
+
+def _put_first(built: "tokenizers.Tokenizer", charsmap: str) -> None:
+    """Let a text go through a map of characters before anything else. Raises ConfigError where it is none."""
+    from tokenizers import normalizers
+
+    from roofline.text.tokenizers.charsmap import CharacterMap
+
+    try:
+        characters = CharacterMap(base64.b64decode(charsmap, validate=True))
+    except ValueError as error:
+        raise ConfigError(f"its charsmap is not a compiled map of characters: {error}") from error
+    first = normalizers.Normalizer.custom(characters)
+    built.normalizer = normalizers.Sequence([first, built.normalizer] if built.normalizer else [first])
 
 
 def _library_token(token: AddedToken) -> "tokenizers.AddedToken":

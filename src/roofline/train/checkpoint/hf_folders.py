@@ -57,9 +57,9 @@ class HfFolders:
         if self.section.overwrite or not self.every:
             return
         names = [self._name(step) for step in range(run.progress.step + 1, run.stop + 1) if self._is_due(step)]
-        taken = {entry.name.rpartition("/")[0] for entry in self.store.list()}
+        existing = {entry.name.rpartition("/")[0] for entry in self.store.list()}
         for place, name in enumerate(names):
-            if name in taken or name in names[:place]:
+            if name in existing or name in names[:place]:
                 raise self._conflict(name)
 
     def _conflict(self, name: str) -> ConfigError:

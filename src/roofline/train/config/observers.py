@@ -129,8 +129,8 @@ class CallbacksSection(Section):
         if not own:
             return values
         extensions.load()
-        beside = {name: value for name, value in values.items() if name not in _makers}
-        return {**beside, "own": {name: options for name, options in own.items() if name not in beside}}
+        callbacks = {name: value for name, value in values.items() if name not in _makers}
+        return {**callbacks, "own": {name: options for name, options in own.items() if name not in callbacks}}
 
     @model_validator(mode="after")
     def _samples_once(self) -> "CallbacksSection":

@@ -95,7 +95,7 @@ def spike(x: Series, least: float) -> Spike | None:
     Neighbours without any scatter, as of bit-equal runs, leave `least` alone to decide.
     """
     far = np.abs(x - np.median(x))
-    found: Spike | None = None
+    farthest: Spike | None = None
     for at in np.argsort(far)[::-1][:MOST_OUTLIERS].tolist():
         sides = [x[max(0, at - WINDOW) : at], x[at + 1 : at + 1 + WINDOW]]
         middle = float(np.median(np.concatenate(sides)))
@@ -103,9 +103,9 @@ def spike(x: Series, least: float) -> Spike | None:
         scatter = max(1.4826 * float(np.median(np.abs(side - middle))) for side in sides if len(side))
         each = Spike(at, float(x[at]) - middle, scatter)
         is_far = abs(each.size) > max(least, OUTLIER * each.scatter)
-        if is_far and (found is None or abs(each.size) > abs(found.size)):
-            found = each
-    return found
+        if is_far and (farthest is None or abs(each.size) > abs(farthest.size)):
+            farthest = each
+    return farthest
 
 
 def correlation_time(x: Series) -> float:

@@ -89,5 +89,5 @@ def _data(key: str, loader: LoaderSection) -> Iterator[Fault]:
             what = (
                 f"{folder} is no folder of shards: {INDEX} is missing" if folder.is_dir() else "there is no such folder"
             )
-            named = f" with split = {split}" if split else ""
-            yield Fault(stem, f"{stem}.local = {stream.local}{named}: {what}")
+            suffix = f" with split = {split}" if split else ""
+            yield Fault(stem, f"{stem}.local = {stream.local}{suffix}: {what}")

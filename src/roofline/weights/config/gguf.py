@@ -32,7 +32,7 @@ def from_gguf(
     if registered is not None:
         family, like = registered
         return table.module(table.ARCHITECTURES[like]).from_gguf(model, like) | {"family": family}
-    return table.module(table.ARCHITECTURES[arch]).from_gguf(model, arch)
+    return table.module(family_of(path, metadata)).from_gguf(model, arch)
 
 
 def architecture(path: Path, metadata: JsonObject) -> str:
@@ -52,6 +52,8 @@ def family_of(path: Path, metadata: JsonObject) -> str:
     """The family whose names the tensors of a GGUF file have. Raises ConfigError, UnsupportedError."""
     arch = architecture(path, metadata)
     registered = file_kind("gguf", arch)
+    if arch == "llama" and registered is None and metadata.get("llama.expert_count", 0) != 0:
+        return "mixtral"
     return table.ARCHITECTURES[arch if registered is None else registered[1]]
 
 

@@ -23,6 +23,9 @@ MODEL_TYPES = {
     "granite": "granite",
     "glm4": "glm4",
     "olmo2": "olmo2",
+    "mixtral": "mixtral",
+    "qwen2_moe": "qwen_moe",
+    "qwen3_moe": "qwen_moe",
 }
 # general.architecture of a GGUF file -> module.
 ARCHITECTURES = {
@@ -36,6 +39,8 @@ ARCHITECTURES = {
     "granite": "granite",
     "glm4": "glm4",
     "olmo2": "olmo2",
+    "qwen2moe": "qwen_moe",
+    "qwen3moe": "qwen_moe",
 }
 
 

@@ -1,7 +1,7 @@
 """GGUF models in several files, NAME-00001-of-00003.gguf, as `gguf-split` of llama.cpp writes them.
 
-The first file has all of the model's metadata, the others only their number, how many there are and how many tensors the
-model has. Each file is a GGUF file by itself, with some of the tensors.
+The first file has all of the model's metadata, the others only their number, how many there are and how many tensors
+the model has. Each file is a GGUF file by itself, with some of the tensors.
 """
 
 import os
@@ -42,11 +42,9 @@ class GGUFModel:
         self._file_of: dict[str, GGUFFile] = {}
         for part in parts:
             for name in part.tensors:
-                if name in self._file_of:
-                    other = self._file_of[name].path.name
-                    refuse(
-                        part.path, f"tensor {shorten(name)!r}", f"is in {other} too: the parts are of different models"
-                    )
+                if (other := self._file_of.get(name)) is not None:
+                    reason = f"is in {other.path.name} too: the parts are of different models"
+                    refuse(part.path, f"tensor {shorten(name)!r}", reason)
                 self._file_of[name] = part
         self.tensors: dict[str, TensorInfo] = {name: part.tensors[name] for name, part in self._file_of.items()}
         if count > 1:
@@ -74,9 +72,8 @@ def _names(path: Path, count: int) -> list[Path]:
     """The files of a model in `count` parts, all of which exist."""
     names = part_names(path)
     if len(names) != count:
-        reason = (
-            f"it is one of {count} parts, so its name must end in -NNNNN-of-{count:05d}.gguf for the others to be found"
-        )
+        ending = f"-NNNNN-of-{count:05d}.gguf"
+        reason = f"it is one of {count} parts, so its name must end in {ending} for the others to be found"
         refuse(path, "split.count", reason)
     missing = [name.name for name in names if not os.path.lexists(name)]
     if missing:
@@ -97,6 +94,5 @@ def _check(parts: list[GGUFFile]) -> None:
             fields.refuse("split.no", f"is {own}, but by its name this is part {number} (counted from 0)")
         for key in part.metadata.keys() & first.keys():
             if key != "split.no" and part.metadata[key] != first[key]:
-                fields.refuse(
-                    shorten(key), f"differs from that of {parts[0].path.name}: the parts are of different models"
-                )
+                reason = f"differs from that of {parts[0].path.name}: the parts are of different models"
+                fields.refuse(shorten(key), reason)

@@ -49,3 +49,18 @@ def as_bytes(mapped: mmap.mmap) -> "np.ndarray":
     import numpy as np
 
     return np.frombuffer(mapped, np.uint8)
+
+
+def forget(view: "np.ndarray") -> None:
+    """Tell the system that the pages of a mapped file under this view will not be read again soon, so that a program
+    that reads a file once has little of it in memory. Nothing happens to arrays that are not mapped."""
+    import numpy as np
+
+    owner: object = view
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if not isinstance(owner, mmap.mmap) or not view.nbytes:
+        return
+    start = view.ctypes.data - np.frombuffer(owner, np.uint8).ctypes.data
+    first = start // mmap.PAGESIZE * mmap.PAGESIZE
+    owner.madvise(mmap.MADV_DONTNEED, first, start + view.nbytes - first)

@@ -6,6 +6,7 @@ from typing import Any
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.integers import cdiv, next_power_of_2
 from roofline.backends.gpu.kernels.attend_kernels import SPLIT
+from roofline.backends.gpu.partials import PROGRAMS, workspace_limit
 from roofline.backends.gpu.tiles import Tile
 from roofline.common.errors import UnsupportedError
 from roofline.hardware.chips.chips import Chip
@@ -13,8 +14,6 @@ from roofline.hardware.chips.chips import Chip
 NAME, MERGE = "attend", "attend_merge"
 LARGEST_HEAD = 256
 REGIMES = (("decode", 16), ("verify", 32))  # rows of a segment at most; with more it is "prefill"
-PROGRAMS = 512  # keep any device busy
-PARTIAL_ROWS = 512  # of workspace for each of these programs, at most
 
 
 @dataclass(frozen=True)
@@ -138,8 +137,3 @@ def _splits(launch: Launch, max_context: int, programs: int) -> int:
 def workspace_floats(launch: Launch) -> int:
     """float32 elements that a launch needs as workspace; 0 without splits."""
     return launch.tokens * launch.heads * launch.splits * (launch.head_dim + 2) if launch.splits > 1 else 0
-
-
-def workspace_limit(head_dim: int, programs: int = PROGRAMS) -> int:
-    """The most that any launch needs."""
-    return programs * PARTIAL_ROWS * (head_dim + 2)

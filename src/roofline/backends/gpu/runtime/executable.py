@@ -351,7 +351,7 @@ def _cache(group: KvGroup, pages: int, device: str) -> "tuple[Tensor, Tensor]":
 
 def _scratch_bytes(program: Program, weights: DeviceWeights, products: Products, tokens: int) -> int:
     """The most that one launch of a step of up to so many tokens may want: products, attention's partial results."""
-    from roofline.backends.gpu.kernels.attend_launches import workspace_limit
+    from roofline.backends.gpu.partials import workspace_limit
 
     most = max(products.scratch_bytes(parts, tokens) for parts in weights.shapes())
     return max(most, *(4 * workspace_limit(group.head_dim) for group in program.kv_groups.values()))

@@ -296,3 +296,8 @@ _LOWER: dict[str, Callable[[Lowering, Instr], Launch]] = {
     "cast": _by_torch(lambda instr, x: x[0]),
     "soft_cap": _by_torch(_soft_cap),
 }
+
+
+def without_kernel(program: Program) -> tuple[str, ...]:
+    """The ops of a Program that have no kernel here, by order of use."""
+    return tuple(dict.fromkeys(i.op for i in program.body if i.op not in _LOWER and not i.has(Trait.VIEW)))

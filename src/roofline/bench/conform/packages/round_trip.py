@@ -98,14 +98,14 @@ def chats(client: Package) -> str:
         Missing: where the server does not have the API.
     """
     with asking("a chat", client.route, NO_ROUTE):
-        whole = client.answer(STORY)
-    expect(bool(whole.text), "the answer to a chat has no text")
+        answer = client.answer(STORY)
+    expect(bool(answer.text), "the answer to a chat has no text")
     with asking("a stream"):
         streamed = client.stream(STORY)
-    expect(streamed.text == whole.text, f"{streamed.text!r} is streamed, where {whole.text!r} is the answer")
+    expect(streamed.text == answer.text, f"{streamed.text!r} is streamed, where {answer.text!r} is the answer")
     with asking("a conversation in plain text"):
-        plain = client.answer([*STORY, {"role": "assistant", "content": whole.text}, NEXT_QUESTION])
-    for kind, message in (("answer", whole.message), ("stream", streamed.message)):
+        plain = client.answer([*STORY, {"role": "assistant", "content": answer.text}, NEXT_QUESTION])
+    for kind, message in (("answer", answer.message), ("stream", streamed.message)):
         with asking(f"the message of the {kind}, sent back"):
             again = client.answer([*STORY, message, NEXT_QUESTION])
         counts = again.prompt_tokens, plain.prompt_tokens
@@ -113,12 +113,12 @@ def chats(client: Package) -> str:
             counts[0] == counts[1],
             f"with the message of the {kind} sent back the prompt has {counts[0]} tokens, with its text {counts[1]}",
         )
-        before = whole.prompt_tokens
+        before = answer.prompt_tokens
         expect(
             before is None or counts[0] is None or counts[0] > before,
             f"with the message of the {kind} sent back the prompt has {counts[0]} tokens, and {before} without it",
         )
-    return f"{len(whole.text)} characters; {plain.prompt_tokens} tokens of prompt with the answer sent back"
+    return f"{len(answer.text)} characters; {plain.prompt_tokens} tokens of prompt with the answer sent back"
 
 
 def calls_tools(client: Package) -> str:
@@ -133,16 +133,16 @@ def calls_tools(client: Package) -> str:
         Skipped: where the model calls no tool and the API cannot require it.
     """
     with asking("a tool", client.route, NO_TOOLS):
-        whole = client.answer([WEATHER], tools=True, required=client.requires_calls)
-    if not whole.calls:
-        expect(not client.requires_calls, f"no tool is called, though a call is required: {whole.text!r}")
+        answer = client.answer([WEATHER], tools=True, required=client.requires_calls)
+    if not answer.calls:
+        expect(not client.requires_calls, f"no tool is called, though a call is required: {answer.text!r}")
         call, message = client.called()
         _sends_results(client, message, call)
         raise Skipped(
             "the model calls no tool, and this API cannot require it; a call that we wrote was taken with its result. "
             "Name a model that calls tools with --model"
         )
-    call = whole.calls[0]
+    call = answer.calls[0]
     expect(call.name == TOOL_NAME, f"{call.name!r} is called, which is no tool of the request")
     expect(isinstance(call.arguments, dict), f"the arguments are no JSON object: {call.arguments!r}")
     expect(bool(call.id) or not client.requires_calls, "the call has no id")
@@ -154,7 +154,7 @@ def calls_tools(client: Package) -> str:
         f"the stream calls {streamed.calls[0].name} with {streamed.calls[0].arguments}, the answer {call.name} with "
         f"{call.arguments}",
     )
-    _sends_results(client, whole.message, *whole.calls)
+    _sends_results(client, answer.message, *answer.calls)
     _sends_results(client, streamed.message, *streamed.calls)
     return f"{call.name} {call.arguments}"
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from roofline.common.json_types import JsonObject
 from roofline.engine.constraint import Constraint
-from roofline.server.body import fields_of, invalid, refuse_unsupported, renamed, typed, within
+from roofline.server.body import count_within, fields_of, invalid, refuse_unsupported, renamed, typed
 from roofline.server.context import Context
 from roofline.server.conversation import ChatPrompt, Conversation, prompt_of
 from roofline.server.forms import schema
@@ -90,7 +90,7 @@ def _fields(raw: bytes, context: Context) -> dict[str, object]:
 def _prompt(body: PromptBody, context: Context) -> tuple[Conversation, ChatPrompt]:
     check_model(body.model, context)
     loaded = context.loaded()
-    within("messages", len(body.messages), 1, context.limits.messages)
+    count_within("messages", len(body.messages), 1, context.limits.messages)
     conversation = conversation_of(body, context.limits)
     with renamed({"continue_final_message": "messages"}):
         return conversation, prompt_of(conversation, context.text, loaded.max_model_len)

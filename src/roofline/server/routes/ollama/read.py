@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from roofline.common.errors import RequestError
 from roofline.engine.constraint import Constraint
-from roofline.server.body import fields_of, invalid, refuse_unsupported, renamed, typed, within
+from roofline.server.body import count_within, fields_of, invalid, refuse_unsupported, renamed, typed, within
 from roofline.server.context import Context
 from roofline.server.conversation import ChatPrompt, Conversation, check_tools, prompt_of
 from roofline.server.forms import schema
@@ -41,7 +41,7 @@ def chat(raw: bytes, context: Context) -> Generation:
             refuse_unsupported(message, NEUTRAL_MESSAGE, INSTEAD, f"messages.{number}.")
     body = typed(ChatRequest, fields)
     _check(body, context)
-    within("messages", len(body.messages), 1, context.limits.messages)
+    count_within("messages", len(body.messages), 1, context.limits.messages)
     tools = [{"type": "function", "function": _described(tool.function.model_dump())} for tool in body.tools or ()]
     check_tools(tools, context.limits)
     turns = list(_turns(body.messages))

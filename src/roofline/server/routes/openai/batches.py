@@ -9,7 +9,7 @@ from roofline.common.files import cause_of
 from roofline.common.json_types import JsonObject
 from roofline.server.batches.files import page_of
 from roofline.server.batches.upload import PURPOSE
-from roofline.server.body import Body, fields_of, invalid, refuse_unsupported, typed, within
+from roofline.server.body import Body, count_within, fields_of, invalid, refuse_unsupported, typed
 from roofline.server.context import Context
 from roofline.server.limits import Limits
 from roofline.server.respond import on_thread_if_large
@@ -100,7 +100,7 @@ def _read(raw: bytes, context: Context) -> tuple[BatchBody, int]:
 
 
 def _check_metadata(metadata: JsonObject, limits: Limits) -> None:
-    within("metadata", len(metadata), 0, limits.metadata_pairs)
+    count_within("metadata", len(metadata), 0, limits.metadata_pairs)
     for name, value in metadata.items():
         if len(name) > limits.metadata_name_characters or len(value) > limits.metadata_value_characters:
             sizes = f"{limits.metadata_name_characters} characters, and values {limits.metadata_value_characters}"

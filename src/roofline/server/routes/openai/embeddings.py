@@ -11,7 +11,7 @@ from roofline.common.json_types import JsonObject
 from roofline.engine.params import SamplingParams
 from roofline.engine.pooling import embedding, vector_bytes
 from roofline.server.answers import Answers
-from roofline.server.body import Body, fields_of, invalid, refuse_unsupported, typed, within
+from roofline.server.body import Body, count_within, fields_of, invalid, refuse_unsupported, typed
 from roofline.server.context import Context
 from roofline.server.generation import Generation, check_own_model, check_prompts
 from roofline.server.respond import respond_with_vectors
@@ -72,7 +72,7 @@ def read_embeddings(raw: bytes, context: Context) -> EmbeddingsGeneration:
         raise invalid("dimensions", f"{body.dimensions} is not at least 1")
     loaded = context.loaded()
     many = _inputs(body.input)
-    within("input", len(many), 1, context.limits.inputs)
+    count_within("input", len(many), 1, context.limits.inputs)
     special = body.add_special_tokens is not False
     prompts = tuple(
         tuple(context.text.encode(each, loaded.max_model_len, add_special=special) if isinstance(each, str) else each)

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from roofline.common.errors import RequestError
 from roofline.engine.beams import BeamSearchParams, refuse_sampling
 from roofline.engine.keywords import CONSTRAINT_NAMES
 from roofline.engine.params import SamplingParams
 from roofline.engine.process.messages import Ready
-from roofline.server.body import fields_of, invalid, refuse_unsupported, renamed, typed, within
+from roofline.server.body import count_within, fields_of, invalid, refuse_unsupported, renamed, typed, within
 from roofline.server.context import Context
 from roofline.server.conversation import prompt_of
 from roofline.server.forms import response_format
@@ -29,6 +30,7 @@ from roofline.server.routes.openai.schema import (
     NEUTRAL_CHAT,
     NEUTRAL_COMPLETION,
     NEUTRAL_MESSAGE,
+    UNREADABLE,
     ChatBody,
     CompletionBody,
     Sampling,
@@ -45,7 +47,7 @@ def chat(raw: bytes, context: Context) -> Generation:
     refuse_unsupported(fields, NEUTRAL_CHAT, INSTEAD)
     refuse_in_messages(fields)
     body = typed(ChatBody, fields)
-    within("messages", len(body.messages), 1, context.limits.messages)
+    count_within("messages", len(body.messages), 1, context.limits.messages)
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs", "needs logprobs to be true")
     within("top_logprobs", body.top_logprobs, 0, context.limits.logprobs)
@@ -88,7 +90,7 @@ def completion(raw: bytes, context: Context) -> Generation:
         if body.truncate_prompt_tokens:
             raise invalid("truncate_prompt_tokens", "cannot be combined with echo and logprobs, which tell the prompt")
     many = _prompts(body.prompt)
-    within("prompt", len(many), 1, context.limits.prompts)
+    count_within("prompt", len(many), 1, context.limits.prompts)
     beams = _beams(body, params, context, "n" if body.best_of is None else "best_of")
     within("n", len(many) * (params.n if beams is None else beams.beam_width), 1, context.limits.choices)
     room = None if body.truncate_prompt_tokens else loaded.max_model_len
@@ -196,11 +198,18 @@ def _prompts(prompt: Any) -> Sequence[str | Sequence[int]]:
 
 
 def refuse_in_messages(fields: Mapping[str, object]) -> None:
-    """Take out fields of messages at values that ask for nothing. Raises RequestError for other values."""
+    """Take out fields of messages at values that ask for nothing. Raises RequestError for other values, and for parts
+    that no model served here reads."""
     messages = fields.get("messages")
     for i, message in enumerate(messages if isinstance(messages, list) else ()):
         if isinstance(message, dict):
             refuse_unsupported(message, NEUTRAL_MESSAGE, INSTEAD, f"messages.{i}.")
+            content = message.get("content")
+            for j, part in enumerate(content if isinstance(content, list) else ()):
+                kind, field = part.get("type") if isinstance(part, dict) else None, f"messages.{i}.content.{j}.type"
+                if isinstance(kind, str) and kind in UNREADABLE:
+                    problem = f"{field}: the model reads text, and no parts of type {kind}."
+                    raise RequestError(400, "unsupported_parameter", problem, param=field)
 
 
 def _generation(

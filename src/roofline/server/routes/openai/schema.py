@@ -60,6 +60,9 @@ INSTEAD = {
     "suffix": "Write prefix and suffix into the prompt as the model was trained to read them",
 }
 
+# Kinds of parts of messages that no model served here reads.
+UNREADABLE = frozenset({"image_url", "input_image", "input_audio", "audio_url", "video_url", "file", "input_file"})
+
 
 class StreamOptions(Body):
     include_usage: bool | None = None

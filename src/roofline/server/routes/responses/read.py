@@ -9,7 +9,7 @@ import msgspec
 from roofline.common.errors import RequestError
 from roofline.common.json_types import JsonObject
 from roofline.engine.constraint import Constraint
-from roofline.server.body import fields_of, invalid, refuse_unsupported, renamed, typed, within
+from roofline.server.body import count_within, fields_of, invalid, refuse_unsupported, renamed, typed, within
 from roofline.server.context import Context
 from roofline.server.conversation import ChatPrompt, Conversation, check_tools, prompt_of
 from roofline.server.forms import schema
@@ -93,14 +93,14 @@ def _check(body: ResponseBody, limits: Limits) -> None:
     for name in ("user", "safety_identifier", "cache_salt", "prompt_cache_key"):
         if len(getattr(body, name) or "") > limits.user_characters:
             raise invalid(name, f"may have at most {limits.user_characters} characters")
-    within("metadata", len(body.metadata or ()), 0, METADATA_PAIRS)
+    count_within("metadata", len(body.metadata or ()), 0, METADATA_PAIRS)
     for key, value in (body.metadata or {}).items():
         if len(key) > METADATA_KEY or len(value) > METADATA_VALUE:
             sizes = f"{METADATA_KEY} characters, and a value at most {METADATA_VALUE}"
             raise invalid("metadata", f"a key may have at most {sizes}")
     within("priority", body.priority, -PRIORITIES, PRIORITIES)
     if not isinstance(body.input, str):
-        within("input", len(body.input), 1, limits.messages)
+        count_within("input", len(body.input), 1, limits.messages)
     choice, names = body.tool_choice, [tool.name for tool in body.tools or ()]
     if isinstance(choice, NamedFunction) and choice.name not in names:
         raise invalid("tool_choice.name", "is none of the tools")
@@ -114,7 +114,7 @@ def generation_of(body: ResponseBody, kept: Sequence[bytes], context: Context) -
     Raises RequestError."""
     before = [item for items in kept for item in msgspec.json.decode(items)]
     new = normal_items(body.input, uuid.uuid4().hex)
-    within("input", len(before) + len(new), 1, context.limits.messages)
+    count_within("input", len(before) + len(new), 1, context.limits.messages)
     constraint = _form(body)
     with renamed(FIELDS):
         values: JsonObject = {name: getattr(body, name) for name in SAMPLING_NAMES}

@@ -30,12 +30,22 @@ TOP = {
 }
 
 
+_EXPERT = "{expert}"
+_NUMBERED = re.compile(rf"\.experts\.{_INDEX}\.")
+
+
+def _without_expert(part: str) -> tuple[str, str]:
+    """A name with `{expert}` in place of an expert's number, and the number; "" where there is none."""
+    match = _NUMBERED.search(part)
+    return (part, "") if match is None else (_NUMBERED.sub(f".experts.{_EXPERT}.", part, 1), match[1])
+
+
 @dataclass(frozen=True)
 class TensorNames:
     """Names without ``.weight`` and ``.bias``: ours -> (GGUF's, Hugging Face's), "" where such files have it not.
 
-    layer: in a layer; top: outside of layers; hf_layers: what stands before a layer's number at Hugging Face;
-    norms_less: what Hugging Face's weights of norms lack to ours.
+    layer: in a layer, `{expert}` standing for the number of each expert; top: outside of layers; hf_layers: what stands
+    before a layer's number at Hugging Face; norms_less: what Hugging Face's weights of norms lack to ours.
     """
 
     layer: Mapping[str, tuple[str, str]]
@@ -51,15 +61,24 @@ class TensorNames:
         """``"model.layers.3.self_attn.q_proj.weight"`` -> ``"layers.3.attn.q.weight"``; None for an unknown name."""
         return self._canonical(name, self._hf, 1)
 
+    def to_gguf(self, name: str) -> str | None:
+        """The inverse of `from_gguf`; None for a parameter that is not in the table."""
+        return self._theirs(name, 0, "blk")
+
     def to_hf(self, name: str) -> str | None:
         """The inverse of `from_hf`; None for a parameter that is not in the table."""
+        return self._theirs(name, 1, self.hf_layers)
+
+    def _theirs(self, name: str, at: int, layers: str) -> str | None:
         match = _OURS.fullmatch(name)
         if match:
             index, part, kind = match.groups()
-            theirs, before = self.layer.get(part, ("", ""))[1], f"{self.hf_layers}.{index}."
+            part, expert = _without_expert(part)
+            theirs, before = self.layer.get(part, ("", ""))[at], f"{layers}.{index}."
+            theirs = theirs.replace(_EXPERT, expert)
         else:
             part, _, kind = name.rpartition(".")
-            theirs, before = self.top.get(part, ("", ""))[1], ""
+            theirs, before = self.top.get(part, ("", ""))[at], ""
         return f"{before}{theirs}.{kind}" if theirs else None
 
     @cached_property
@@ -82,6 +101,7 @@ class TensorNames:
         match = pattern.fullmatch(name)
         if match:
             index, part, kind = match.groups()
-            return f"layers.{index}.{layer[part]}.{kind}" if part in layer else None
+            part, expert = _without_expert(part)
+            return f"layers.{index}.{layer[part].replace(_EXPERT, expert)}.{kind}" if part in layer else None
         stem, _, kind = name.rpartition(".")
         return f"{top[stem]}.{kind}" if stem in top and kind in ("weight", "bias") else None

@@ -1,0 +1,74 @@
+// Mixtures of experts, a row at a time: which experts it goes to, and the sum over them. Their matrices are multiplied by
+// the kernels of linear layers.
+// Compiled with -ffp-contract=off, over the Vec16 of the instruction set whose header was included first: each FMA is
+// meant.
+#pragma once
+#include "elementary_impl.h"
+
+namespace roofline {
+namespace ISA_NAMESPACE {
+
+// 2^((x - most) log2(e)) of n values, the lanes behind the end 0; room for the last sixteen in `out`.
+static void exp_below(const float* x, int64_t n, float most, float* out) {
+    for (int64_t i = 0; i < n; i += 16) {
+        const Mask mask = mask_of(n - i >= 16 ? 0xffffu : (1u << (n - i)) - 1);
+        const F32 power = mul(sub(load_masked(x + i, mask), set1(most)), set1(0x1.715476p+0f));
+        store(out + i, select(mask, exp2(power), zero()));
+    }
+}
+
+// Order "exp2": p = 2^((x - max) log2(e)), weight = p / total; the total over the chosen ascends by rank, over all it is
+// added in sixteen lanes (index mod 16) and then as the fixed tree.
+static void route(const float* x, int64_t experts, int top, bool over_all, float* weights, int32_t* ids) {
+    uint8_t taken[kMostExperts];
+    float values[kMostExperts + 16], chosen[kMostRanks];
+    std::memset(taken, 0, experts);
+    for (int rank = 0; rank < top; rank++) {
+        int64_t best = 0;
+        while (taken[best]) best++;
+        for (int64_t i = best + 1; i < experts; i++)  // a NaN is above nothing
+            if (!taken[i] && x[i] > x[best]) best = i;
+        taken[best] = 1;
+        ids[rank] = (int32_t)best;
+        chosen[rank] = x[best];
+    }
+    float total = 0.0f;
+    if (over_all) {
+        exp_below(x, experts, chosen[0], values);
+        F32 sum = zero();
+        for (int64_t i = 0; i < experts; i += 16) sum = add(sum, load(values + i));
+        total = reduce_add(sum);
+    }
+    exp_below(chosen, top, chosen[0], values);
+    for (int rank = 0; rank < top && !over_all; rank++) total = total + values[rank];
+    for (int rank = 0; rank < top; rank++) weights[rank] = values[rank] / total;
+}
+
+static void combine(const float* x, const float* weights, int top, int64_t n, float* out) {
+    for (int64_t i = 0; i < n; i += 16) {
+        const bool whole = n - i >= 16;
+        const Mask mask = mask_of(whole ? 0xffffu : (1u << (n - i)) - 1);
+        F32 sum = zero();
+        for (int rank = 0; rank < top; rank++) {
+            const float* const row = x + rank * n + i;
+            const F32 part = mul(whole ? load(row) : load_masked(row, mask), set1(weights[rank]));
+            sum = rank ? add(sum, part) : part;
+        }
+        if (whole) store(out + i, sum);
+        else store_masked(out + i, mask, sum);
+    }
+}
+
+// Order "exp2": x * (1 / (1 + 2^(-gate log2(e)))).
+static void sigmoid_scale(const float* x, float gate, int64_t n, float* out) {
+    F32 t = mul(sub(zero(), set1(gate)), set1(0x1.715476p+0f));
+    t = min(max(t, set1(-126.0f)), set1(126.0f));
+    const F32 factor = div(set1(1.0f), add(set1(1.0f), exp2(t)));
+    for (int64_t i = 0; i < n; i += 16) {
+        const Mask mask = mask_of(n - i >= 16 ? 0xffffu : (1u << (n - i)) - 1);
+        store_masked(out + i, mask, mul(load_masked(x + i, mask), factor));
+    }
+}
+
+}  // namespace ISA_NAMESPACE
+}  // namespace roofline

@@ -1,0 +1,227 @@
+"""Will it fit: what a model leaves room for on devices of a product, or in this machine, and how fast it is at most.
+
+All of it is read from the Program that a load would compile there, and from tables; no weights are read.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from roofline.backends.options import LoadOptions
+from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
+from roofline.ops.batch import PAGE_TOKENS, BatchLimits
+from roofline.program.ir import Program, Share
+
+if TYPE_CHECKING:
+    from roofline.backends.checkpoint import Tensors
+    from roofline.backends.gpu.memory.requirements import Needs
+    from roofline.hardware.chips.products import Product, SheetRoofs
+    from roofline.hardware.roofs import Roofs
+    from roofline.models.config import ModelConfig
+    from roofline.program.rates import Rate
+
+MOST_DEVICES = 64
+BATCHES = (1, 8, 64)  # sequences that rates are told of, beside as many as fit
+MOST_SEQUENCES = 256  # of a step, where the options of loading do not say another number
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What fits on `devices` that share a model: its matrices, or, with `stages` above 1, its layers, one stage after
+    the other. Bytes are of the one that has the least room for the cache; rates with stages are of all of them in turn.
+
+    place: the product's name, or the chip of this machine; memory: of a device, as sold, or free now; workspace: what
+    the largest step needs beside weights and cache; token_bytes: of the cache; kv_format: its format; cache_tokens: for
+    which there is room, 0 where not even one page fits; context: that was asked for; sequences: of this context that
+    fit; longest: context that the cache and the model allow; roofs: None where nothing says them; limit: why no more
+    devices can share the model, where it does not fit and they cannot; dies: devices in a package of the product;
+    lacking: ops of the model that have no kernel there.
+    """
+
+    place: str
+    devices: int
+    memory: int
+    weights: int
+    workspace: int
+    token_bytes: int
+    kv_format: str
+    cache_tokens: int
+    context: int
+    sequences: int
+    longest: int
+    roofs: "Roofs | SheetRoofs | None"
+    rates: "tuple[Rate, ...]" = ()
+    limit: str = ""
+    dies: int = 1
+    stages: int = 1
+    lacking: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether weights, workspace and at least one page of the cache do."""
+        return self.cache_tokens > 0
+
+
+def on_product(
+    model: "Tensors",
+    config: "ModelConfig",
+    product: "Product",
+    context: int,
+    count: int | None = None,
+    kv_cache_dtype: str = "auto",
+) -> Fit:
+    """The fit on devices of a product.
+
+    Args:
+        count: of devices, a die of an MI250 being one; None: the least power of two that the model fits on, or the most
+            that can share it.
+
+    Raises ConfigError for a product whose memory the table does not know, CapacityError where `count` devices cannot
+    share the model, UnsupportedError for a cache that the chip does not have.
+    """
+    from roofline.backends.gpu.backend import STEP, scratch_bytes
+    from roofline.backends.gpu.program import compile_for_gpu
+    from roofline.backends.gpu.runtime.lower import without_kernel
+    from roofline.hardware.chips.chips import chips
+    from roofline.hardware.chips.products import sheet_roofs
+
+    if product.memory is None:
+        raise ConfigError(f"the table of products does not know how much memory {product.name} has")
+    memory = int(product.memory.value) // product.dies
+    options, chip = LoadOptions(backend="gpu", kv_cache_dtype=kv_cache_dtype), chips().get(product.chip)
+    if kv_cache_dtype == "fp8" and chip is None:
+        raise UnsupportedError(f"an fp8 KV cache on {product.name}", "no kernels are compiled for it", ("auto",))
+
+    limits = _limits(*STEP)
+
+    def part_of(share: Share) -> _Part:
+        program = compile_for_gpu(model, config, options, chip, share)
+        return _Part(program, _needs(program, limits, scratch_bytes(program, limits)))
+
+    split = _least(part_of, memory, count)
+    fit = _fit(product.name, memory, split, context, config.max_position)
+    lacking = dict.fromkeys(op for part in split.parts for op in without_kernel(part.program))
+    return _rated(replace(fit, dies=product.dies, lacking=tuple(lacking)), split, sheet_roofs(product))
+
+
+def on_this_machine(model: "Tensors", config: "ModelConfig", context: int, kv_cache_dtype: str = "auto") -> Fit:
+    """The fit in this machine's free memory, computed by its CPU, at its roofs where they have been measured.
+
+    Raises ConfigError where nothing says how much memory there is.
+    """
+    from roofline.backends.capacity import HOST_STEP, host_kv_dtype
+    from roofline.backends.cpu.roofs import stored_roofs
+    from roofline.hardware.detect import detect
+    from roofline.models import registry
+    from roofline.program.compile import compile_program
+    from roofline.program.target import CPU, with_cache
+
+    machine, target = detect(), with_cache(CPU, host_kv_dtype(kv_cache_dtype))
+    if machine.memory_available is None:
+        raise ConfigError("nothing says how much memory this machine has: name a chip (--chip)")
+    program = compile_program(registry.get(config.family), config, model.tensors, target)
+    split = _Split(1, (_Part(program, _needs(program, _limits(*HOST_STEP), 0)),))
+    fit = _fit(machine.chip, machine.memory_available, split, context, config.max_position)
+    return _rated(fit, split, stored_roofs())
+
+
+def _limits(tokens: int, sequences: int) -> BatchLimits:
+    return BatchLimits(tokens=tokens, segments=sequences, rows=sequences, pages=sequences)
+
+
+def _needs(program: Program, limits: BatchLimits, scratch: int) -> "Needs":
+    from roofline.backends.gpu.memory.requirements import needs_of
+
+    return needs_of(program, limits, extra=scratch)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one device has: its Program, its needs."""
+
+    program: Program
+    needs: "Needs"
+
+    def pages(self, memory: int) -> int:
+        """Pages of the cache that a device of so many bytes has room for."""
+        return max(0, memory - self.needs.weights - self.needs.workspace) // (self.needs.token * PAGE_TOKENS)
+
+
+@dataclass(frozen=True)
+class _Split:
+    """A model on so many devices. parts: the fullest one's, where they share its matrices; of each stage, where they
+    share its layers; limit: why no more can share it."""
+
+    devices: int
+    parts: tuple[_Part, ...]
+    limit: str = ""
+
+    def fullest(self, memory: int) -> _Part:
+        """The part that leaves the least room for the cache, the heavier one where several leave none."""
+        return min(self.parts, key=lambda part: (part.pages(memory), -part.needs.weights))
+
+
+def _least(part_of: Callable[[Share], _Part], memory: int, count: int | None) -> _Split:
+    """The fewest devices that the model fits on, else the most that can share it. count: exactly so many."""
+
+    def split(devices: int) -> _Split:
+        try:
+            return _Split(devices, (part_of(Share(0, devices)),))
+        except UnsupportedError:  # matrices that cannot be shared
+            if devices == 1:
+                raise
+        return _Split(devices, tuple(part_of(Share(stage=n, stages=devices)) for n in range(devices)))
+
+    best = split(count or 1)
+    if count is not None:
+        return best
+    single, devices = best.parts[0].needs, 1
+    while not best.fullest(memory).pages(memory) and devices < MOST_DEVICES:
+        devices *= 2
+        if single.over(devices).total(PAGE_TOKENS) > memory and devices < MOST_DEVICES:
+            continue  # shares are no smaller than equal ones
+        try:
+            best = split(devices)
+        except (CapacityError, UnsupportedError) as error:
+            return replace(best, limit=str(error))
+    return best
+
+
+def _fit(place: str, memory: int, split: _Split, context: int, positions: int) -> Fit:
+    fullest = split.fullest(memory)
+    needs, pages = fullest.needs, fullest.pages(memory)
+    formats = dict.fromkeys(group.format for group in fullest.program.kv_groups.values())
+    return Fit(
+        place=place,
+        devices=split.devices,
+        stages=len(split.parts),
+        memory=memory,
+        weights=needs.weights,
+        workspace=needs.workspace,
+        token_bytes=needs.token,
+        kv_format="+".join(formats),
+        cache_tokens=pages * PAGE_TOKENS,
+        context=context,
+        sequences=pages // -(-context // PAGE_TOKENS),
+        longest=min(pages * PAGE_TOKENS, positions),
+        roofs=None,
+        limit=split.limit,
+    )
+
+
+def _rated(fit: Fit, split: _Split, roofs: "Roofs | SheetRoofs | None") -> Fit:
+    """The fit with the rates of its Programs at these roofs; without a rate of products there is none of prefill."""
+    from roofline.program.rates import Speeds, in_turn
+
+    if roofs is None:
+        return fit
+    fit = replace(fit, roofs=roofs)
+    if not fit.sequences:
+        return fit
+    stages = [Speeds(part.program, roofs) for part in split.parts]
+    batches = sorted({*(n for n in BATCHES if n <= fit.sequences), min(fit.sequences, MOST_SEQUENCES)})
+    rates = [in_turn([speeds.decode(n, fit.context) for speeds in stages]) for n in batches]
+    if math.isfinite(roofs.bf16_flops):
+        rates.append(in_turn([speeds.prefill(fit.context) for speeds in stages]))
+    return replace(fit, rates=tuple(rates))

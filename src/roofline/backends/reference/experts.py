@@ -1,0 +1,74 @@
+"""Experts in the orders of the CPU: which ones a row goes to, and the products with their matrices."""
+
+from typing import TYPE_CHECKING
+
+from roofline.backends.reference import orders
+from roofline.backends.reference.weights import Weights
+from roofline.ops.exp2 import LOG2E, exp2_falling, exp2_signed
+from roofline.ops.matmul import Q8Rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def route_exp2(x: "Tensor", top: int, renormalise: bool) -> "tuple[Tensor, Tensor]":
+    """Order "exp2": p = 2^((x - max) * log2 e), weight = p / total. The total over the chosen ascends by rank; over all
+    experts it is added in 16 lanes (index mod 16), and these as a tree."""
+    import torch
+
+    ranked, ids = torch.sort(x, dim=1, descending=True, stable=True)
+    chosen = exp2_falling((ranked[:, :top] - ranked[:, :1]) * LOG2E)
+    if renormalise:
+        total = chosen[:, 0]
+        for rank in range(1, top):
+            total = total + chosen[:, rank]
+    else:
+        powers = exp2_falling((x - ranked[:, :1]) * LOG2E)
+        lanes = torch.zeros(x.shape[0], orders.LANES)
+        for part in torch.nn.functional.pad(powers, (0, -x.shape[1] % orders.LANES)).split(orders.LANES, dim=1):
+            lanes = lanes + part
+        total = orders.tree16(lanes)
+    return chosen / total[:, None], ids[:, :top].int()
+
+
+def sigmoid_scale_exp2(x: "Tensor", gate: "Tensor") -> "Tensor":
+    """Order "exp2": x * (1 / (1 + 2^(-gate * log2 e)))."""
+    return x * (1.0 / (1.0 + exp2_signed(-gate * LOG2E)))
+
+
+def expert_linear(
+    weights: Weights, name: str, x: "Tensor | Q8Rows", ids: "Tensor", experts: int, order: str
+) -> "Tensor":
+    """Orders "q8g32", "q15g32" and "f32" of a linear, a row with each of its experts: float32 [rows, top * out]; x as in
+    ops.expert_linear."""
+    import torch
+
+    top = ids.shape[1]
+    results: list[tuple[Tensor, Tensor]] = []
+    for expert in torch.unique(ids).tolist():
+        chosen = ids == expert
+        rows, ranks = chosen.nonzero(as_tuple=True)
+        if isinstance(x, Q8Rows):
+            groups = weights.groups(name)
+            each = len(groups) // experts
+            part = _slots(x, rows, ranks, groups[0].q.shape[1])
+            own = groups[expert * each : (expert + 1) * each]
+            out = torch.cat([orders.linear_integers(part, pieces) for pieces in own], dim=1)
+        else:
+            assert order == "f32", "rows of floats have no other order"
+            matrices = weights.tensor(name).unflatten(0, (experts, -1))  # [experts, out, in]
+            inputs = x.view(x.shape[0], -1, matrices.shape[2])
+            out = orders.linear_f32(inputs[rows, ranks if inputs.shape[1] > 1 else 0 * ranks], matrices[expert])
+        results.append((chosen, out))
+    filled = torch.zeros(ids.shape[0], top, results[0][1].shape[1])
+    for chosen, out in results:
+        filled[chosen] = out
+    return filled.flatten(1)
+
+
+def _slots(x: Q8Rows, rows: "Tensor", ranks: "Tensor", width: int) -> Q8Rows:
+    """The rows that an expert reads: of each token, or of each of its experts, side by side there."""
+    q = x.q.view(x.q.shape[0], -1, width)
+    scale = x.scale.view(x.scale.shape[0], q.shape[1], -1)
+    at = ranks if q.shape[1] > 1 else 0 * ranks
+    return Q8Rows(q[rows, at], scale[rows, at])

@@ -1,0 +1,35 @@
+"""What commands that score texts share: reading a text, and the table of scores."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from roofline.cli.output import console, plain_table
+from roofline.common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from roofline.bench.quality.score import Score
+
+MAX_TEXT = 1 << 28  # bytes
+
+
+def read_text(path: Path) -> str:
+    """A text file. Raises ConfigError where it cannot be read or is not UTF-8."""
+    from roofline.common.files import read_regular
+
+    try:
+        return read_regular(path, MAX_TEXT).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8: {error.reason} at byte {error.start}") from error
+
+
+def print_scores(heading: str, names: Sequence[str], scores: "Sequence[Score]") -> None:
+    """A table of scores, compared with the first."""
+    rows = []
+    for name, each in zip(names, scores, strict=True):
+        compared = ["-"] * 3
+        if each.kl is not None and each.kl_99 is not None and each.agreement is not None:
+            compared = [f"{each.kl:.5f}", f"{each.kl_99:.4f}", f"{each.agreement:.2%}"]
+        error = each.perplexity * each.error
+        rows.append([name, f"{each.perplexity:.4f}", f"{error:.3f}", *compared, f"{each.tokens_per_second:.0f}"])
+    console().print(plain_table((heading, "perplexity", "+-", "KL", "KL 99%", "same top", "tok/s"), rows))

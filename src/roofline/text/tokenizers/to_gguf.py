@@ -1,0 +1,125 @@
+"""A tokenizer as the key-value pairs of a GGUF file: the inverse of `from_gguf`, and checked against it."""
+
+from roofline.common.errors import UnsupportedError
+from roofline.text.tokenizers.from_gguf import from_gguf
+from roofline.text.tokenizers.pretokenizers import kind_of_pipeline
+from roofline.text.tokenizers.tokenizer import Tokenizer
+from roofline.text.tokenizers.vocabulary import Vocabulary
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+_ENDS = ("eos", "eot", "eom")
+# What both tokenizers must make the same ids of: scripts, digits, spaces, ends of lines, contractions, no characters.
+_PROBES = (
+    "Hello world, it's 12345 o'clock; we'll see 3.14159!",
+    "  two  spaces\tand a tab\n\nand lines\r\n   indented",
+    "Straße, naïve café — “quotes” … Ελληνικά, русский, 日本語の文章、한국어, العربية, हिन्दी",
+    "def f(x):\n    return x**2  # comment\n<tag attr='1'/> & {json: [1, 2]}",
+    "e\u0301 \u00e9 \U0001f600\U0001f468\u200d\U0001f469 \u0000\u0007 \u200b",
+    "AbCdEF ABCdef 1st 2ND x2y ''s 'S I'LL DON'T _under_score_",
+)
+
+
+def to_gguf(tokenizer: Tokenizer, rows: int, chat_template: str | None) -> dict[str, object]:
+    """The keys `tokenizer.*`.
+
+    Args:
+        rows: of the model's embedding; ids without a token get a filler, as llama.cpp wants a token for each.
+        chat_template: Jinja, None where the model has none.
+
+    Raises UnsupportedError for a tokenizer that a GGUF file cannot express, naming what.
+    """
+    vocabulary = tokenizer.vocabulary
+    if vocabulary.model != "BPE":
+        raise _refused(f"a {vocabulary.model} model", "its normalisation cannot be written")
+    for token in vocabulary.added:
+        if token.lstrip or token.rstrip or token.single_word:
+            raise _refused(f"token {token.content!r}", "the conditions on what stands around it have no key")
+    within = "tokenizer.ggml."
+    kind = _byte_level(vocabulary) if vocabulary.byte_level else _sentencepiece(vocabulary)
+    values: dict[str, object] = {f"{within}{key}": value for key, value in kind.items()}
+    tokens, types = _tokens(vocabulary, max(rows, vocabulary.size))
+    values |= {f"{within}tokens": tokens, f"{within}token_type": types}
+    values[f"{within}merges"] = [f"{a} {b}" for a, b in zip(vocabulary.lefts, vocabulary.rights, strict=True)]
+    values |= {f"{within}{key}": value for key, value in _around(vocabulary).items()}
+    if chat_template is not None:
+        values["tokenizer.chat_template"] = chat_template
+    check_same(tokenizer, from_gguf(values), "a GGUF file")
+    return values
+
+
+def check_same(tokenizer: Tokenizer, read: Tokenizer, place: str) -> None:
+    """Raise UnsupportedError unless a tokenizer that was read back from a place does as the one that was written."""
+    specials = "".join(f"{token.content} x" for token in tokenizer.vocabulary.added[:64])
+    for text in (*_PROBES, specials):
+        for parse in (False, True):
+            before = tokenizer.encode(text, add_special=True, parse_special=parse)
+            after = read.encode(text, add_special=True, parse_special=parse)
+            if before != after:
+                at = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))
+                reason = f"it would split {text[:40]!r} differently, from token {at} on"
+                raise UnsupportedError(f"this tokenizer in {place}", reason)
+    if set(tokenizer.eos_ids) != set(read.eos_ids):
+        reason = f"the ends {sorted(tokenizer.eos_ids)} would be read back as {sorted(read.eos_ids)}"
+        raise UnsupportedError(f"this tokenizer in {place}", reason)
+
+
+def _refused(what: str, reason: str) -> UnsupportedError:
+    return UnsupportedError(f"{what} of a tokenizer in a GGUF file", reason)
+
+
+def _byte_level(vocabulary: Vocabulary) -> dict[str, object]:
+    ignore_merges = bool(vocabulary.options.get("ignore_merges"))
+    kind = kind_of_pipeline(vocabulary.pipeline, ignore_merges)
+    if kind is None:
+        raise _refused("the splitting rule", "no name (tokenizer.ggml.pre) that we know stands for it")
+    return {"model": "gpt2", "pre": kind}
+
+
+def _sentencepiece(vocabulary: Vocabulary) -> dict[str, object]:
+    """llama.cpp merges by the score of the result: the first merge that makes a token says its place."""
+    place: dict[str, int] = {}
+    for left, right in zip(vocabulary.lefts, vocabulary.rights, strict=True):
+        place.setdefault(left + right, len(place) + 1)
+    last = len(place) + 1
+    scores = [0.0 if token not in place and len(token) != 1 else -float(place.get(token, last)) for token in
+              vocabulary.tokens]  # fmt: skip
+    scores += [0.0] * (vocabulary.size - len(scores))
+    normalizer = str(vocabulary.pipeline.get("normalizer")) + str(vocabulary.pipeline.get("pre_tokenizer"))
+    prefixed = "Prepend" in normalizer or ("Metaspace" in normalizer and "'never'" not in normalizer)
+    return {"model": "llama", "pre": "default", "scores": scores, "add_space_prefix": prefixed}
+
+
+def _tokens(vocabulary: Vocabulary, count: int) -> tuple[list[str], list[int]]:
+    tokens = [*vocabulary.tokens, *[""] * (count - len(vocabulary.tokens))]
+    types = [_NORMAL] * count
+    unknown = vocabulary.options.get("unk_token")
+    for i, token in enumerate(tokens):
+        if not vocabulary.byte_level and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            types[i] = _BYTE
+        elif token and token == unknown:
+            types[i] = _UNKNOWN
+    for added in vocabulary.added:
+        tokens[added.id] = added.content
+        if types[added.id] != _UNKNOWN:
+            types[added.id] = _CONTROL if added.special else _USER_DEFINED
+    for i, token in enumerate(tokens):
+        if not token:
+            tokens[i], types[i] = f"[PAD{i}]", _UNUSED
+    return tokens, types
+
+
+def _around(vocabulary: Vocabulary) -> dict[str, object]:
+    """The ids of the ends, and what is put around a text."""
+    values: dict[str, object] = {}
+    if vocabulary.bos_id is not None:
+        values["bos_token_id"] = vocabulary.bos_id
+    values |= {f"{name}_token_id": i for name, i in zip(_ENDS, vocabulary.eos_ids, strict=False)}
+    unknown = vocabulary.options.get("unk_token")
+    if unknown is not None and unknown in vocabulary.tokens:
+        values["unknown_token_id"] = list(vocabulary.tokens).index(str(unknown))
+    bos, eos = vocabulary.bos_id, vocabulary.eos_ids[0] if vocabulary.eos_ids else None
+    for name, ids, own in (("bos", vocabulary.prefix, bos), ("eos", vocabulary.suffix, eos)):
+        if tuple(ids) not in ((), (own,)):
+            raise _refused(f"{list(ids)} around each text", f"only the token {name} can be put there")
+        values[f"add_{name}_token"] = bool(ids)
+    return values

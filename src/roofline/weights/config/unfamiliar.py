@@ -1,0 +1,160 @@
+"""Files of architectures that there is no family for: what their keys say of them, as far as keys can say it.
+
+A best effort for whoever wants to add the family: nothing that runs a model reads it.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from roofline.common.fields import shorten
+from roofline.common.json_files import read_json_file
+from roofline.models.registry import file_kind
+from roofline.ops import registry
+from roofline.weights.families.table import ARCHITECTURES, MODEL_TYPES
+from roofline.weights.files.gguf import GGUFFile
+from roofline.weights.files.mapped import JsonObject, map_file
+
+# Keys of what every decoder has, and of files' housekeeping: they tell no architecture from another.
+_COMMON = re.compile(
+    r"architectures|model_type|(torch_)?dtype|transformers_version|use_cache|auto_map|_name_or_path|.*_token_id|"
+    r"initializer_range|attention_dropout|.*_dropout|.*_pdrop|pretraining_tp|output_\w+|return_dict|"
+    r"vocab_size|hidden_size|num_hidden_layers|num_attention_heads|intermediate_size|max_position_embeddings|"
+    r"block_count|embedding_length|feed_forward_length|context_length|attention\.head_count|tie_word_embeddings"
+)
+# Keys that each of our families' files have beside those, under Hugging Face's and GGUF's names.
+_GATED = ("hidden_act", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "num_key_value_heads")
+_GATED_GGUF: tuple[str, ...] = (
+    "attention.head_count_kv",
+    "attention.layer_norm_rms_epsilon",
+    "rope.freq_base",
+    "rope.dimension_count",
+)
+_GATED_GGUF += ("attention.key_length", "attention.value_length", "vocab_size", "rope.scaling.type")
+_QWEN = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
+_MPT = ("d_model", "n_heads", "n_layers", "expansion_ratio", "max_seq_len", "attn_config", "no_bias", "norm_type")
+_EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step")
+_EXPERTS += ("mlp_only_layers", "router_aux_loss_coef")
+_EXPERTS_GGUF = ("expert_count", "expert_used_count", "expert_feed_forward_length")
+_HF_KEYS: dict[str, tuple[str, ...]] = {
+    "llama": (*_GATED, "attention_bias", "mlp_bias", "head_dim"),
+    "mistral": (*_GATED, "head_dim", "sliding_window"),
+    "qwen2": (*_GATED, *_QWEN),
+    "qwen3": (*_GATED, *_QWEN, "attention_bias", "head_dim"),
+    "mixtral": (*_GATED, "sliding_window", "num_local_experts", *_EXPERTS[1:2], *_EXPERTS[-1:], "router_jitter_noise"),
+    "qwen2_moe": (*_GATED, *_QWEN, *_EXPERTS, "shared_expert_intermediate_size", "qkv_bias"),
+    "qwen3_moe": (*_GATED, *_QWEN, *_EXPERTS, "attention_bias", "head_dim"),
+    "mpt": (*_MPT, "learned_pos_emb", "emb_pdrop", "resid_pdrop", "ffn_config", "init_config", "logit_scale"),
+}
+_GGUF_KEYS: dict[str, tuple[str, ...]] = {
+    "llama": _GATED_GGUF,
+    "qwen2": _GATED_GGUF[:4],
+    "qwen3": _GATED_GGUF[:6],
+    "qwen2moe": (*_GATED_GGUF[:4], *_EXPERTS_GGUF, "expert_shared_feed_forward_length"),
+    "qwen3moe": (*_GATED_GGUF[:6], *_EXPERTS_GGUF),
+}
+# What a key, or a key and its value, says the model computes -> the ops of ours that compute it.
+_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (
+        r"(num|n)_(local_|routed_)?experts(_per_tok)?|moe_\w+|\w*router\w*|expert_\w+",
+        ("route", "expert_linear", "combine"),
+    ),
+    (r"rms_norm_eps|attention\.layer_norm_rms_epsilon", ("rms_norm",)),
+    (r"layer_norm_eps(ilon)?|norm_epsilon|attention\.layer_norm_epsilon", ("layer_norm",)),
+    (r"rope_\w+|rope\.\w+|rotary_\w+|partial_rotary_factor|local_rope_theta", ("rope",)),
+    (r"(hidden_act(ivation)?|activation_function)=\w*gelu\w*", ("gelu_mul", "gelu")),
+    (r"(hidden_act(ivation)?|activation_function)=(silu|swish)", ("silu_mul", "silu")),
+    (r"num_key_value_heads|attention\.head_count_kv|multi_query|n_head_kv", ("attend",)),
+    (r"sliding_window\w*|layer_types|attention\.sliding_window\w*|global_attn_every_n_layers", ("attend",)),
+    (r"attn_logit_softcapping|alibi\w*|attention\.max_alibi_bias", ("attend",)),
+    (r"final_logit_softcapping", ("soft_cap",)),
+    (r"use_qk_norm|qk_layernorm|qk_norm", ("rms_norm",)),
+    (r"\w*(embedding|residual|attention)_multiplier|logits?_scal\w+|embedding_scale|residual_scale", ("scale",)),
+    (r"n_positions|position_embedding_type|learned_pos_emb", ("embed",)),
+)
+# What no op of ours computes, whatever its name may be one day.
+_LACKING: tuple[tuple[str, str], ...] = (
+    (
+        r"(q|kv)_lora_rank|qk_(rope|nope)_head_dim|attention\.(q|kv)_lora_rank",
+        "attention over compressed keys and values",
+    ),
+    (r"ssm\.\w+|ssm_\w+|mamba_\w+|state_size|d_conv|conv_kernel\w*|time_step_\w+|\w*conv1d\w*", "state-space layers"),
+    (r"linear_(num_)?(key|value)_head\w*|wkv\.\w+|rwkv\w*", "linear attention"),
+    (r"is_encoder_decoder|encoder_layers|decoder_layers|num_decoder_layers|relative_attention_\w+", "an encoder"),
+    (r"type_vocab_size|attention\.causal", "attention in both directions"),
+    (r"vision_\w+|image_\w+|audio_\w+|mm_\w+|text_config", "images, or sound, beside text"),
+)
+
+LEAST_LIKENESS = 0.2  # share of all keys of two that both have, below which they are not near
+
+
+@dataclass(frozen=True)
+class Unfamiliar:
+    """What can be said of a file whose architecture we do not have.
+
+    key: "model_type" or "general.architecture"; name: its value; nearest: of ours, by the keys they share, "" where
+    they share next to none; new_keys: those that no file of the nearest has, with their values; ops: of ours that its
+    keys ask for -> these keys; lacking: what they ask for and no op of ours does -> these keys.
+    """
+
+    path: str
+    key: str
+    name: str
+    nearest: str
+    new_keys: Mapping[str, str]
+    ops: Mapping[str, tuple[str, ...]]
+    lacking: Mapping[str, tuple[str, ...]]
+
+
+def unfamiliar(path: Path) -> Unfamiliar | None:
+    """What can be said of a config.json, a folder that holds one, or a GGUF file; None for an architecture that we
+    have, and for what is no such file. Raises ConfigError for a damaged one."""
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        return None
+    if file.suffix == ".json":
+        config = read_json_file(file)
+        name = config.get("model_type")
+        if not isinstance(name, str) or name in MODEL_TYPES or file_kind("hf", name):
+            return None
+        return _describe(file, "model_type", name, config, _HF_KEYS)
+    if file.suffix != ".gguf" and map_file(file)[:4] != b"GGUF":
+        return None
+    metadata = GGUFFile(file).metadata
+    name = metadata.get("general.architecture")
+    if not isinstance(name, str) or name in ARCHITECTURES or file_kind("gguf", name):
+        return None
+    own = {key.removeprefix(f"{name}."): value for key, value in metadata.items() if key.startswith(f"{name}.")}
+    return _describe(file, "general.architecture", name, own, _GGUF_KEYS)
+
+
+def _describe(
+    file: Path, key: str, name: str, config: JsonObject, families: Mapping[str, tuple[str, ...]]
+) -> Unfamiliar:
+    keys = [k for k, value in config.items() if value is not None and not _COMMON.fullmatch(k)]
+    nearest = max(families, key=lambda family: _likeness(keys, families[family]))
+    nearest = nearest if _likeness(keys, families[nearest]) >= LEAST_LIKENESS else ""
+    new = {shorten(k): shorten(str(config[k])) for k in keys if k not in families.get(nearest, ())}
+    ops: dict[str, tuple[str, ...]] = {}
+    lacking: dict[str, tuple[str, ...]] = {}
+    for k in (k for k in keys if config[k] not in (False, 0, [], {})):
+        computed = [
+            (op, op in registry.names()) for pattern, names in _SIGNS if _says(pattern, k, config[k]) for op in names
+        ]
+        computed += [(what, False) for pattern, what in _LACKING if _says(pattern, k, config[k])]
+        for what, exists in computed:
+            into = ops if exists else lacking
+            into[what] = (*into.get(what, ()), shorten(k))
+    return Unfamiliar(str(file), key, shorten(name), nearest, new, ops, lacking)
+
+
+def _says(pattern: str, key: str, value: object) -> bool:
+    """Whether a pattern of `_SIGNS` or `_LACKING` is that of a key, or of "key=value"."""
+    return re.match(f"(?:{pattern})(?:=|$)", f"{key}={value}") is not None
+
+
+def _likeness(keys: Iterable[str], family: tuple[str, ...]) -> float:
+    """The share of all keys of the two that both have."""
+    ours, theirs = set(family), set(keys)
+    return len(ours & theirs) / max(1, len(ours | theirs))

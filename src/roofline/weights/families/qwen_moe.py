@@ -1,0 +1,78 @@
+"""Files of Qwen2-MoE (biases on q, k, v; a shared expert) and of Qwen3-MoE (norms of q and k)."""
+
+from roofline.common.errors import UnsupportedError
+from roofline.common.fields import Fields
+from roofline.weights.families.shared import gguf_fields, hf_fields
+from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
+from roofline.weights.families.shared.experts import EXPERTS, HONOURED_GGUF, expert_size, gguf_experts, hf_experts
+from roofline.weights.families.shared.tensor_names import ATTENTION, NORMS, QK_NORMS, TensorNames
+
+NAMES = TensorNames(
+    NORMS
+    | ATTENTION
+    | QK_NORMS
+    | EXPERTS
+    | {
+        "mlp.router": ("ffn_gate_inp", "mlp.gate"),
+        "mlp.experts.{expert}.gate": ("", "mlp.experts.{expert}.gate_proj"),
+        "mlp.experts.{expert}.up": ("", "mlp.experts.{expert}.up_proj"),
+        "mlp.experts.{expert}.down": ("", "mlp.experts.{expert}.down_proj"),
+        "mlp.shared.gate": ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
+        "mlp.shared.up": ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
+        "mlp.shared.down": ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
+        "mlp.shared.scale": ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
+    }
+)
+_ALIKE: dict[str, tuple[object, ...]] = {"decoder_sparse_step": (1,), "mlp_only_layers": ([],)}
+
+
+def from_hf(fields: Fields, model_type: str) -> Config:
+    """The canonical configuration."""
+    second = model_type == "qwen2_moe"
+    honoured = ("num_experts", "num_local_experts", *(("qkv_bias",) if second else ()))
+    hf_fields.refuse_features(fields, honoured)
+    refuse_unless_neutral(fields, {**_ALIKE, "use_sliding_window": (False,)})
+    if set(hf_fields.layer_types(fields) or ()) - {"full_attention"}:
+        raise UnsupportedError(f"{fields.path}: layer_types", "no released model of this type has windows")
+    ours = hf_fields.sizes(fields, "qwen_moe")
+    ours["ffn"] = expert_size(fields, "moe_intermediate_size")
+    ours["kv_heads"] = hf_fields.kv_heads(fields)
+    ours["head_dim"] = hf_fields.head_dim(fields)
+    ours["norm_eps"] = fields.get("rms_norm_eps", float, 1e-6)
+    ours["tied"] = fields.get("tie_word_embeddings", bool, False)
+    ours |= {"attention_bias": second and fields.get("qkv_bias", bool, True), "qk_norm": not second}
+    ours |= hf_experts(fields, "num_experts" if fields.values.get("num_experts") is not None else "num_local_experts")
+    ours["renormalise"] = fields.get("norm_topk_prob", bool, False)
+    if second:
+        ours["shared_ffn"] = expert_size(fields, "shared_expert_intermediate_size")
+    ours["sliding_window"] = None
+    ours["rope_theta"], ours["rope_scaling"] = hf_fields.rope(fields)
+    return checked(fields, ours, hf_fields.SPELLED | {"ffn": "moe_intermediate_size"})
+
+
+def to_hf(config: Config) -> Config:
+    """The fields of a config.json."""
+    third = config["qk_norm"]
+    kind, name = ("qwen3_moe", "Qwen3Moe") if third else ("qwen2_moe", "Qwen2Moe")
+    experts = {
+        "moe_intermediate_size": config["ffn"],
+        "num_experts": config["experts"],
+        "num_experts_per_tok": config["experts_per_token"],
+        "norm_topk_prob": config["renormalise"],
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+    shared = {"shared_expert_intermediate_size": config.get("shared_ffn", 0), "qkv_bias": config["attention_bias"]}
+    return hf_fields.to_hf(config, kind, name) | experts | ({} if third else shared)
+
+
+def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
+    """The canonical configuration. Files do not say whether weights are made to add up to 1: those of Qwen3-MoE are,
+    those of Qwen2-MoE are not, in all released models."""
+    second, fields = architecture == "qwen2moe", model.fields
+    shared = "expert_shared_feed_forward_length"
+    honoured = (*HONOURED_GGUF, "expert_feed_forward_length", *((shared,) if second else ()))
+    config = gguf_fields.read(model, "qwen_moe", "half", honoured) | gguf_experts(fields)
+    config["ffn"] = expert_size(fields, "expert_feed_forward_length")
+    config |= {"attention_bias": second, "qk_norm": not second, "renormalise": not second}
+    return config | ({"shared_ffn": expert_size(fields, shared)} if second else {})

@@ -1,0 +1,40 @@
+"""What readers of files with experts share."""
+
+from roofline.common.fields import Fields, describe
+from roofline.weights.families.shared.canonical import Config
+
+MOST_EXPERTS, MOST_CHOSEN = 4096, 256
+# Of all experts of a layer together, one below the other: GGUF's, and what a module for training calls them.
+EXPERTS = {
+    "mlp.experts.gate": ("ffn_gate_exps", "mlp.experts.gate_proj"),
+    "mlp.experts.up": ("ffn_up_exps", "mlp.experts.up_proj"),
+    "mlp.experts.down": ("ffn_down_exps", "mlp.experts.down_proj"),
+}
+HONOURED_GGUF = ("expert_count", "expert_used_count")
+
+
+def hf_experts(fields: Fields, name: str) -> Config:
+    """How many experts there are and how many a token goes to, of a config.json that calls the first `name`."""
+    return _experts(fields, name, "num_experts_per_tok")
+
+
+def gguf_experts(fields: Fields) -> Config:
+    """The same of GGUF metadata."""
+    return _experts(fields, "expert_count", "expert_used_count")
+
+
+def expert_size(fields: Fields, name: str) -> int:
+    """The inner width of an expert. Raises ConfigError where it is missing or not within reason."""
+    value = fields.need(name, int)
+    if not 1 <= value <= 1 << 22:
+        fields.refuse(name, f"{describe(value)} is not from 1 to {1 << 22}")
+    return value
+
+
+def _experts(fields: Fields, count: str, chosen: str) -> Config:
+    experts, top = fields.need(count, int), fields.need(chosen, int)
+    if not 1 <= experts <= MOST_EXPERTS:
+        fields.refuse(count, f"{describe(experts)} is not from 1 to {MOST_EXPERTS}")
+    if not 1 <= top <= min(experts, MOST_CHOSEN):
+        fields.refuse(chosen, f"{describe(top)} is not from 1 to {min(experts, MOST_CHOSEN)}")
+    return {"experts": experts, "experts_per_token": top}

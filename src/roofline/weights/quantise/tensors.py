@@ -1,0 +1,105 @@
+"""A checkpoint's tensors in the formats of a file to be written, piece by piece: no tensor is in memory as a whole but
+one whose rows are reordered."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from roofline.common.errors import ConfigError
+from roofline.ops import formats
+from roofline.weights.checkpoint import Checkpoint
+from roofline.weights.files.mapped import TensorInfo, forget
+from roofline.weights.quantise.rounding import round_to
+from roofline.weights.rope_rows import heads_of, reorder
+
+_PIECE = 1 << 22  # values that are rounded at once
+_AHEAD = 16  # pieces that are begun before the first of them is written
+_EXACT = ("F32", "F16", "BF16")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a checkpoint's tensors become.
+
+    formats: canonical name -> format; rope_style: the order of the rows of q and k; importance: canonical name ->
+    float32 [cols], of those whose columns were measured.
+    """
+
+    formats: Mapping[str, str]
+    rope_style: str
+    importance: Mapping[str, np.ndarray]
+
+    def infos(self, checkpoint: Checkpoint) -> list[TensorInfo]:
+        """The tensors under their canonical names, in the checkpoint's order."""
+        infos = []
+        for name, info in checkpoint.tensors.items():
+            form = self.formats[name]
+            infos.append(TensorInfo(name, form, info.shape, formats.get(form).nbytes(info.shape)))
+        return infos
+
+
+def is_quantised(form: str) -> bool:
+    """Whether a format holds fewer bits than the 16 or 32 that a model is trained in."""
+    return form not in _EXACT
+
+
+def pieces(
+    checkpoint: Checkpoint, name: str, target: Target, pool: ThreadPoolExecutor, told: Callable[[int], None]
+) -> Iterator[np.ndarray]:
+    """The bytes of a tensor in its format, in order.
+
+    told: called with the number of values of each piece that is done.
+
+    Raises ConfigError where a weight that is to be rounded is not a number, or infinite.
+    """
+    info, form = checkpoint.tensors[name], target.formats[name]
+    raw = checkpoint.read(name)
+    heads = heads_of(name, checkpoint.config)
+    rows = info.shape[0] if len(info.shape) > 1 else 1
+    cols = int(np.prod(info.shape[1:])) if len(info.shape) > 1 else info.shape[0]
+    if heads is not None and target.rope_style != checkpoint.config["rope_style"]:
+        raw = reorder(raw, info.shape[0], heads, target.rope_style)
+    row_bytes = info.nbytes // rows
+    step = max(1, _PIECE // cols)
+    waiting: deque[Future[np.ndarray]] = deque()
+
+    def convert(start: int) -> np.ndarray:
+        part = raw[start * row_bytes : min(rows, start + step) * row_bytes]
+        out = _converted(checkpoint, name, part, (len(part) // row_bytes, cols), form, target.importance.get(name))
+        forget(part)
+        told(len(part) // row_bytes * cols)
+        return out
+
+    try:
+        for start in range(0, rows, step):
+            waiting.append(pool.submit(convert, start))
+            if len(waiting) > _AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
+
+
+def _converted(
+    checkpoint: Checkpoint,
+    name: str,
+    part: np.ndarray,
+    shape: tuple[int, int],
+    form: str,
+    importance: np.ndarray | None,
+) -> np.ndarray:
+    source = checkpoint.tensors[name].format
+    if source == form:
+        return part.copy()
+    values = formats.get(source).dequantize(part, shape)
+    if is_quantised(form) and not np.isfinite(values).all():
+        raise ConfigError(f"{checkpoint.path}: tensor {name!r} holds NaN or infinity, which {form} does not hold")
+    out = round_to(form, values, importance)
+    if form == "F16" and not np.isfinite(formats.get("F16").dequantize(out, shape)).all() and np.isfinite(values).all():
+        raise ConfigError(f"{checkpoint.path}: tensor {name!r} holds values beyond the range of F16; use bf16 or f32")
+    return out

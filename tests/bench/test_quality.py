@@ -1,0 +1,175 @@
+"""Scores of texts, reports of what rounding cost, and the importance of columns, on small models."""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "bundle"))  # bundle_models
+
+from bundle_models import write_model
+
+from roofline.backends.options import LoadOptions
+from roofline.bench.quality.calibrate import column_importance
+from roofline.bench.quality.harness import Answers
+from roofline.bench.quality.report import report
+from roofline.bench.quality.score import load_to_score, score, text_windows
+from roofline.bench.quality.windows import windows_of
+from roofline.bundle.rewrite import Work, write_gguf
+from roofline.common.errors import ConfigError
+from roofline.weights.checkpoint import open_checkpoint
+from tests.command_line import call_roofline
+
+TEXT = "The quick brown fox jumps over the lazy dog. " * 12
+PLAIN = LoadOptions(backend="reference", arithmetic="plain", threads=1)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return write_model(tmp_path_factory.mktemp("quality") / "model")
+
+
+@pytest.mark.parametrize("bos", [None, 7])
+@pytest.mark.parametrize(("context", "stride"), [(10, 3), (10, 9), (50, 20), (2, 1)])
+def test_windows_score_every_token_once(bos, context, stride):
+    ids = list(range(100, 133))
+    scored = []
+    for window in windows_of(ids, context, min(stride, context - 1), bos):
+        assert len(window.ids) <= context and window.first >= 1
+        scored += window.ids[window.first :]
+    assert scored == (ids if bos is not None else ids[1:])
+
+
+def test_windows_that_cannot_be():
+    with pytest.raises(ConfigError, match="stride=11"):
+        windows_of([1, 2, 3], 10, 11, None)
+    with pytest.raises(ConfigError, match="too few"):
+        windows_of([1], 10, 5, None)
+
+
+def test_perplexity_is_that_of_transformers(model):
+    transformers = pytest.importorskip("transformers")
+    import torch
+
+    loaded = load_to_score(str(model), PLAIN, 64)
+    windows = text_windows(loaded.tokenizer, TEXT, 64, 16)
+    (ours,) = score([loaded.executable], windows)
+    read = transformers.AutoModelForCausalLM.from_pretrained(model, dtype="float32")
+    nlls = []
+    for window in windows:
+        with torch.no_grad():
+            logprobs = torch.log_softmax(read(torch.tensor([list(window.ids)])).logits[0], dim=-1)
+        nlls += [-float(logprobs[at - 1, window.ids[at]]) for at in range(window.first, len(window.ids))]
+    assert ours.tokens == len(nlls) == len(TEXT) - 1
+    assert ours.nll == pytest.approx(np.mean(nlls), abs=1e-4)
+    assert ours.perplexity == pytest.approx(math.exp(np.mean(nlls)), rel=1e-3)
+    assert ours.kl is None
+
+
+def test_a_rounded_model_is_further_away_the_fewer_bits_it_has(model, tmp_path):
+    source = open_checkpoint(model)
+    kl, worst = [], []
+    for mix in ("Q8_0", "Q4_0"):
+        write_gguf(source, tmp_path / f"{mix}.gguf", mix, Work(threads=1))
+        found = report(source, open_checkpoint(tmp_path / f"{mix}.gguf"), TEXT, PLAIN, {}, limit=100)
+        assert found.source.tokens == found.rounded.tokens == 99
+        kl.append(found.rounded.kl)
+        worst.append(found.worst[0].error)
+    assert 0 < kl[0] < 0.1 * kl[1] and worst[0] < 0.02 < worst[1] < 0.2
+
+
+def test_importance_is_the_mean_square_of_what_comes_in(model):
+    importance = column_importance(open_checkpoint(model), TEXT, 1)
+    assert importance["layers.1.mlp.down.weight"].shape == (96,)
+    assert importance["embed.weight"].shape == (64,)  # as the head
+    assert {name.split(".")[-2] for name in importance} == {*"qkvo", "gate", "up", "down", "embed"}
+    for each in importance.values():
+        assert each.min() > 0 and each.mean() == pytest.approx(1, abs=0.01)
+    assert np.array_equal(importance["layers.0.attn.q.weight"], importance["layers.0.attn.v.weight"])
+
+
+def test_the_command_compares_formats_of_the_cache(model, tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    words = [
+        "eval",
+        model,
+        "--text",
+        tmp_path / "text.txt",
+        "--context",
+        "48",
+        "--stride",
+        "24",
+        "--backend",
+        "reference",
+    ]
+    result = call_roofline([*words, "--kv-dtypes", "bf16,int8", "--limit", "80", "--json"])
+    assert result.exit_code == 0, result.output
+    kv = json.loads(result.stdout)["kv"]
+    assert kv["bf16"]["tokens"] == 79 and kv["bf16"]["kl"] is None and kv["bf16"]["tokens_per_second"] > 0
+    assert 0 < kv["int8"]["kl"] < 0.01 and kv["int8"]["agreement"] > 0.9
+    (tmp_path / "bad.txt").write_bytes(b"\xff\xfe")
+    words[3] = tmp_path / "bad.txt"
+    assert "is not UTF-8" in call_roofline(words).stderr
+
+
+class TestHarness:
+    """What lm-evaluation-harness asks of a model."""
+
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def llm(model):
+        from roofline import LLM
+
+        with LLM(
+            str(model), backend="reference", arithmetic="plain", threads=1, max_model_len=40, cache_tokens=640
+        ) as llm:
+            yield llm
+
+    def test_likelihoods_add_up_to_the_whole_text(self, llm):
+        answers = Answers(llm)
+        pairs = [("a", "bc def"), ("a", "bc"), ("abc", " def"), ("abc ", "def"), ("", "abc def")]
+        both, first, rest, moved, whole = (logprob for logprob, _ in answers.likelihoods(pairs))
+        assert both == pytest.approx(first + rest, abs=1e-4)
+        assert rest == moved  # the space belongs to the token behind it
+        assert answers.rolling(["abc def"])[0] == pytest.approx(whole, abs=1e-4)
+        assert answers.rolling([""]) == [0.0]
+
+    def test_the_likeliest_continuation_is_greedy(self, llm):
+        answers = Answers(llm)
+        said = answers.continuations([("abc", {"max_gen_toks": 1, "until": []})])[0]
+        if said.isprintable() and len(said) == 1:
+            assert answers.likelihoods([("abc", said)])[0][1]
+        assert not all(greedy for _, greedy in answers.likelihoods([("abc", "q"), ("abc", "z")]))
+
+    def test_a_text_longer_than_the_context_is_scored_in_windows(self, llm):
+        assert Answers(llm).rolling(["x" * 100])[0] < Answers(llm).rolling(["x" * 30])[0] < 0
+
+    def test_settings_that_are_not_known_are_refused(self, llm):
+        with pytest.raises(ConfigError, match="'num_beams' is not known"):
+            Answers(llm).continuations([("abc", {"num_beams": 4})])
+        with pytest.raises(ConfigError, match="no tokens"):
+            Answers(llm).likelihoods([("abc", "")])
+
+    def test_a_task_of_the_harness(self, llm, tmp_path):
+        pytest.importorskip("lm_eval", reason="the package lm-eval is not installed")
+        from lm_eval import simple_evaluate
+        from lm_eval.tasks import TaskManager
+
+        from roofline.bench.quality.harness import harness_model
+
+        (tmp_path / "data.jsonl").write_text('{"question": "a", "choices": ["b", "c"], "gold": 0}\n' * 3)
+        task = {
+            "task": "tiny",
+            "dataset_path": "json",
+            "dataset_kwargs": {"data_files": {"test": str(tmp_path / "data.jsonl")}},
+            "test_split": "test",
+            "output_type": "multiple_choice",
+            "doc_to_text": "{{question}}",
+            "doc_to_choice": "{{choices}}",
+            "doc_to_target": "{{gold}}",
+        }
+        found = simple_evaluate(harness_model(llm), tasks=[task], task_manager=TaskManager(include_defaults=False))
+        assert found["results"]["tiny"]["acc,none"] in (0.0, 1.0)

@@ -1,0 +1,172 @@
+"""Models written anew: safetensors and GGUF both ways, quantised, and what cannot be written."""
+
+import json
+import os
+import resource
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bundle_models import write_model, write_mpt
+
+from roofline.bundle import load
+from roofline.bundle.rewrite import Work, write_gguf, write_safetensors
+from roofline.bundle.text_side import load_text
+from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
+from roofline.weights.checkpoint import open_checkpoint
+from roofline.weights.files.safetensors import SafetensorsFile
+from tests.command_line import call_roofline
+
+TEXT = "The quick brown fox, 12 + 34 = 46; naïve café\n"
+
+
+@pytest.fixture
+def gguf(model: Path, tmp_path: Path) -> Path:
+    write_gguf(open_checkpoint(model), tmp_path / "new.gguf", "", Work(threads=2))
+    return tmp_path / "new.gguf"
+
+
+def _logits(path: Path) -> np.ndarray:
+    loaded = load(str(path), backend="reference", arithmetic="plain", cache_tokens=64, max_model_len=64)
+    from roofline.ops.batch import Segment
+
+    loaded.executable.batch.fill([Segment([1, 5, 9, 200, 31], 0, range(1))], [4])
+    loaded.executable.forward()
+    return loaded.executable.logits().copy()
+
+
+def test_there_and_back_every_tensor_has_its_bytes(model, gguf, tmp_path):
+    write_safetensors(open_checkpoint(gguf), tmp_path / "back", "", Work(threads=2))
+    before, after = (SafetensorsFile(folder / "model.safetensors") for folder in (model, tmp_path / "back"))
+    assert before.tensors == after.tensors
+    for name in before.tensors:
+        assert np.array_equal(before.read(name), after.read(name)), name
+    first, second = (load_text(open_checkpoint(folder))[0] for folder in (model, tmp_path / "back"))
+    assert first.encode(TEXT, add_special=True) == second.encode(TEXT, add_special=True)
+    assert first.eos_ids == second.eos_ids
+    assert list(tmp_path.glob(".*")) == []
+
+
+def test_a_gguf_file_computes_what_its_source_does(model, gguf):
+    """Rows of q and k lie in another order in the file, and rope turns other pairs: together nothing changes."""
+    assert open_checkpoint(gguf).config["rope_style"] == "interleaved"
+    assert np.allclose(_logits(model), _logits(gguf), atol=1e-5)
+
+
+def test_transformers_reads_the_folder(gguf, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    write_safetensors(open_checkpoint(gguf), tmp_path / "back", "", Work(threads=2))
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back", dtype="float32")
+    import torch
+
+    with torch.no_grad():
+        logits = read(torch.tensor([[1, 5, 9, 200, 31]])).logits[0, -1].numpy()
+    assert np.allclose(logits, _logits(gguf)[0], atol=1e-3)
+
+
+def test_a_quantised_file_is_near_its_source(model, tmp_path):
+    written = write_gguf(open_checkpoint(model), tmp_path / "q8.gguf", "Q8_0", Work(threads=2))
+    assert written.tensors == {"Q8_0": 15, "F32": 5} and written.path.stat().st_size == written.nbytes
+    before, after = _logits(model), _logits(tmp_path / "q8.gguf")
+    assert 0 < np.abs(before - after).max() < 0.05 * np.abs(before).max()
+
+
+def test_llama3_scaling_comes_back(tmp_path):
+    folder = write_model(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    config["rope_scaling"] = {**scaling, "original_max_position_embeddings": 8192}
+    (folder / "config.json").write_text(json.dumps(config))
+    write_gguf(open_checkpoint(folder), tmp_path / "new.gguf", "", Work(threads=1))
+    assert np.allclose(_logits(folder), _logits(tmp_path / "new.gguf"), atol=1e-5)
+    write_gguf(open_checkpoint(tmp_path / "new.gguf"), tmp_path / "again.gguf", "Q8_0", Work(threads=1))
+    assert open_checkpoint(tmp_path / "again.gguf").config == open_checkpoint(tmp_path / "new.gguf").config
+
+
+def test_what_a_gguf_file_cannot_hold_is_refused_by_name(tmp_path):
+    with pytest.raises(UnsupportedError, match="GGUF file of a mpt model"):
+        write_gguf(open_checkpoint(write_mpt(tmp_path / "mpt", "rope")), tmp_path / "new.gguf", "", Work())
+    folder = write_model(tmp_path / "model")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    split = {"type": "Split", "pattern": {"Regex": "[aeiou]"}, "behavior": "Isolated", "invert": False}
+    byte_level = {**tokenizer["pre_tokenizer"], "use_regex": False}
+    tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, byte_level]}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(UnsupportedError, match="splitting rule"):
+        write_gguf(open_checkpoint(folder), tmp_path / "new.gguf", "", Work())
+    assert not (tmp_path / "new.gguf").exists()
+
+
+def test_numbers_that_are_none_are_not_rounded(tmp_path):
+    folder = write_model(tmp_path / "model")
+    data = bytearray((folder / "model.safetensors").read_bytes())
+    data[-2:] = b"\xc0\x7f"  # NaN in bfloat16
+    (folder / "model.safetensors").write_bytes(data)
+    checkpoint = open_checkpoint(folder)
+    last = [name for name in checkpoint.tensors if np.isnan(checkpoint.dequantize(name)).any()]
+    if len(checkpoint.tensors[last[0]].shape) < 2:
+        pytest.skip("the last tensor of the file is a vector, which is not rounded")
+    with pytest.raises(ConfigError, match="NaN or infinity"):
+        write_gguf(checkpoint, tmp_path / "new.gguf", "Q8_0", Work())
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.fixture
+def said(model: Path):
+    """Calls the command line, which must fail with one line; what it said."""
+
+    def call(*words: object) -> str:
+        result = call_roofline(words)
+        assert result.exit_code in (1, 2) and result.stdout == "", result.output
+        assert result.stderr.count("\n") == 1, result.stderr
+        return result.stderr
+
+    return call
+
+
+def test_calls_that_make_no_sense(said, model, gguf, tmp_path):
+    q8 = tmp_path / "q8.gguf"
+    assert call_roofline(["quantize", model, "--to", "q8", "-o", q8]).exit_code == 0
+    new = tmp_path / "other.gguf"
+    assert "did you mean 'Q4_K_" in said("quantize", model, "--to", "gguf:Q4_KM", "-o", new)
+    assert "does not end in .gguf" in said("quantize", model, "--to", "q4", "-o", tmp_path / "folder")
+    assert "is quantised already" in said("quantize", q8, "--to", "q4", "-o", new)
+    assert "is the model itself" in said("quantize", q8, "--to", "q4", "-o", q8)
+    assert "is there already" in said("quantize", model, "--to", "q8", "-o", q8)
+    assert "is a GGUF file already" in said("convert", gguf, "-o", new)
+    assert "a folder of safetensors already" in said("convert", model, "-o", tmp_path / "folder")
+    assert "--dequantize widens them" in said("convert", q8, "-o", tmp_path / "folder")
+    assert "there is no folder" in said("convert", model, "-o", tmp_path / "no" / "new.gguf")
+    assert not new.exists() and not (tmp_path / "folder").exists()
+    again = call_roofline(["quantize", q8, "--to", "q4_0", "-o", new, "--requantize", "--json"])
+    assert again.exit_code == 0 and "rounded a second time" in json.loads(again.stdout)["notes"][0]
+    widened = call_roofline(["convert", q8, "-o", tmp_path / "folder", "--dequantize"])
+    assert widened.exit_code == 0 and "stays lost" in widened.stdout
+
+
+def test_a_disk_without_room_and_a_folder_without_permission(model, tmp_path, monkeypatch):
+    from shutil import disk_usage
+
+    usage = disk_usage(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.disk_usage", lambda path: usage._replace(free=100))
+        with pytest.raises(CapacityError, match="bytes of disk.*Free"):
+            write_gguf(open_checkpoint(model), tmp_path / "new.gguf", "", Work())
+        patch.setattr(os, "access", lambda *args: False)
+        with pytest.raises(ConfigError, match="permission is missing"):
+            write_gguf(open_checkpoint(model), tmp_path / "new.gguf", "", Work())
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_disk_that_fills_up_leaves_nothing(model, gguf, tmp_path):
+    before = sorted(tmp_path.iterdir())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        with pytest.raises(ConfigError, match="cannot be written: the limit on the size of files is reached"):
+            write_gguf(open_checkpoint(model), tmp_path / "full.gguf", "", Work())
+        with pytest.raises(ConfigError, match="cannot be written: the limit on the size of files is reached"):
+            write_safetensors(open_checkpoint(gguf), tmp_path / "full", "", Work())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert sorted(tmp_path.iterdir()) == before

@@ -1,0 +1,233 @@
+"""roofline info: figures of shapes, files and chips, for people and for programs."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from roofline.models.presets import presets
+from tests.command_line import CommandResult, call_roofline
+
+TERMINAL = {"FORCE_COLOR": "1", "NO_COLOR": "1"}
+
+
+def run(*words: object, **env: str) -> CommandResult:
+    return call_roofline(["info", *words], env=env)
+
+
+def record(*words: object) -> dict:  # type: ignore[type-arg]
+    result = run(*words, "--json")
+    assert result.exit_code == 0, result.stderr
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(result.stdout, parse_constant=refuse)  # type: ignore[no-any-return]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROOFLINE_HOME", str(tmp_path / "home"))
+
+
+def test_a_shape_has_its_published_figures() -> None:
+    report = record("llama-2-70b")
+    assert report["parameters"] == report["active"] == 68_976_648_192
+    assert (report["kind"], report["bytes"], report["config"]["ffn"]) == ("preset", 2 * 68_976_648_192, 28672)
+    assert report["takes"]["BF16"] == 2 * 68_976_648_192
+    assert report["kv_token_bytes"]["bf16"] == 2 * 2 * 80 * 8 * 128
+    assert report["kv_bytes"]["int8"] == 4096 * 2 * 80 * 8 * (128 + 4)
+    assert report["ops"][:2] == ["embed", "rms_norm"]
+    assert "Touvron" in report["source"]
+
+
+def test_a_large_model_is_shared_by_as_few_devices_as_hold_it() -> None:
+    fit = record("preset:llama-3.1-405b", "--chip", "mi300x", "--context", "8192")["fit"]
+    assert (fit["devices"], fit["fits"], fit["place"], fit["context"]) == (8, True, "MI300X", 8192)
+    assert 8 * fit["weights"] == pytest.approx(811.7e9, rel=0.001)
+    assert fit["memory"] == 192 << 30
+    assert fit["sequences"] == fit["cache_tokens"] // 8192
+    assert (fit["memory"] - fit["weights"] - fit["workspace"]) // fit["token_bytes"] // 16 * 16 == fit["cache_tokens"]
+    assert fit["roofs"]["f32_flops"] is None
+    decode, *_, prefill = fit["rates"]
+    assert (decode["step"], decode["sequences"], decode["bound"]) == ("decode", 1, "memory")
+    assert decode["tokens_per_s"] == pytest.approx(5.3e12 / (decode["weight_bytes"] + decode["kv_bytes"]))
+    assert (prefill["step"], prefill["tokens"], prefill["bound"]) == ("prefill", 8192, "compute")
+    assert decode["link_bytes"] > 0
+
+
+def test_what_does_not_fit_says_what_would() -> None:
+    report = record("llama-2-70b", "--chip", "A100 40GB", "--count", 2)
+    assert (report["fit"]["fits"], report["fit"]["rates"], report["fit"]["sequences"]) == (False, [], 0)
+    assert {"Q8_0", "Q4_0"} <= set(report["other_formats"])
+    assert "BF16" not in report["other_formats"]
+    told = run("llama-2-70b", "--chip", "A100 40GB", "--count", 2).stdout
+    assert re.search(r"room for +nothing: weights and workspace take 65\.\d GiB; would fit", told)
+    quantised = record("llama-2-70b", "--chip", "A100 40GB", "--count", 2, "--dtype", "q4_k_m")
+    assert quantised["fit"]["fits"]
+    assert quantised["dtype"] == "Q4_K_M"
+
+
+def test_a_model_whose_matrices_cannot_be_shared_has_its_layers_in_stages() -> None:
+    report = record("mixtral-8x7b", "--chip", "A100 80GB")
+    fit = report["fit"]
+    assert (report["active"], report["experts"], report["top"]) == (12_879_925_248, 8, 2)
+    assert (fit["devices"], fit["stages"], fit["fits"]) == (2, 2, True)
+    assert 2 * fit["weights"] == pytest.approx(report["bytes"], rel=0.02)
+    assert fit["token_bytes"] == report["kv_token_bytes"]["bf16"] // 2
+    one = fit["rates"][0]
+    read = 2 * (report["active"] - report["embedding"]) + 4096 * report["kv_token_bytes"]["bf16"]
+    assert one["weight_bytes"] + one["kv_bytes"] == pytest.approx(read, rel=1e-3)
+    assert one["seconds"] == pytest.approx(read / 2039e9, rel=1e-3)
+    told = run("mixtral-8x7b", "--chip", "A100 80GB").stdout
+    assert "(--pp 2)" in told
+    assert "experts are read as if tokens chose them evenly" in told
+    assert ("no kernels" in told) == bool(fit["lacking"])
+
+
+def test_neither_torch_nor_triton_is_needed(run_python: Callable[..., str]) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['triton'] = None\n"
+        "from roofline.cli.main import main\n"
+        "print(main(['info', 'mpt-7b', '--chip', 'MI250', '--json']))"
+    )
+    assert run_python(code).splitlines()[-1] == "0"
+
+
+def test_a_die_is_a_device() -> None:
+    fit = record("llama-2-7b", "--chip", "MI250")["fit"]
+    assert (fit["memory"], fit["dies"]) == (64 << 30, 2)
+    assert "of which a package has 2" in run("llama-2-7b", "--chip", "mi250").stdout
+
+
+def test_a_chip_without_kernels_or_figures_says_so() -> None:
+    result = run("llama-2-7b", "--chip", "steam deck", "--dtype", "q4_0")
+    assert "no kernels" in result.stdout
+    assert "bf16 not in the table" in result.stdout
+    assert "decode 1 " in result.stdout
+    assert "prefill" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("llama-2-7b", "--chip", "mi3000x"), "did you mean 'MI300X'"),
+        (("llama-2-7b", "--chip", "H100"), "say which of H100 SXM, H100 PCIe, H100 NVL"),
+        (("llama-2-7b", "--chip", "toaster"), "there is no chip 'toaster'"),
+        (("lama-2-7b",), "did you mean 'llama-2-7b'"),
+        (("preset:lama-2-7b",), "did you mean 'llama-2-7b'"),
+        (("llama-2-7b", "--count", 2), "--count is of a chip"),
+        (("llama-2-7b", "--context", 5000), "trained for 4,096 positions"),
+        (("smollm2-360m", "--dtype", "q4_k"), "rows must be multiples of 256"),
+        (("llama-2-7b", "--dtype", "q4_2"), "there is no weight format 'q4_2'"),
+        (("llama-2-7b", "--chip", "MI210", "--count", 64), "tensor_parallel=64 needs 64"),
+        (("llama-2-7b", "--chip", "MI210", "--kv-cache-dtype", "fp8"), "do not convert 8-bit floats"),
+        (("nothing/here.gguf",), "no such file"),
+    ],
+)
+def test_what_cannot_be_told_is_one_line(words: tuple[object, ...], message: str) -> None:
+    result = run(*words)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+@pytest.mark.parametrize("name", ["llama-3-8b", "mpt-7b"])
+def test_a_terminal_gets_lines_that_it_can_show(columns: int, name: str) -> None:
+    result = run(name, "--chip", "mi300x", "--count", 2, COLUMNS=str(columns), **TERMINAL)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", result.stdout).splitlines()
+    assert max(map(len, lines)) <= columns
+    assert f"{presets()[name].parameters:,}" in result.stdout
+    assert ("not in 40 columns: FLOPs" in result.stdout) == (columns == 40)
+    assert "\u2026" not in result.stdout
+
+
+def test_colours_are_left_out_where_nobody_wants_them() -> None:
+    coloured, plain = run("mpt-125m", FORCE_COLOR="1"), run("mpt-125m", **TERMINAL)
+    assert "\x1b[" in coloured.stdout
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", plain.stdout)  # no colour, though bold may be
+
+
+def test_a_pipe_gets_ascii_in_lines_as_long_as_they_are() -> None:
+    result = run("mistral-7b-v0.1", "--chip", "RTX 4090")
+    assert result.stdout.isascii()
+    assert "\x1b" not in result.stdout
+    assert any(line.startswith("ops") and line.rstrip().endswith("take_rows") for line in result.stdout.splitlines())
+
+
+def test_a_file_is_told_beside_what_it_could_be(smollm2_path: Path) -> None:
+    report = record(smollm2_path, "--context", 1024)
+    assert report["parameters"] == presets()["smollm2-135m"].parameters
+    assert [row["format"] for row in report["stored"]] == ["Q4_1", "Q8_0", "F32"]
+    assert sum(row["bytes"] for row in report["stored"]) == report["bytes"] < smollm2_path.stat().st_size
+    assert sum(row["parameters"] for row in report["stored"]) == report["parameters"]
+    assert report["takes"]["Q6_K"] is None  # blocks of 256 in rows of 576
+    assert report["tied"]
+    assert (report["fit"]["devices"], report["fit"]["roofs"]) == (1, None)
+    told = run(smollm2_path).stdout
+    assert "here, Q4_1" in told
+    assert "-: its rows are no whole number of the format's blocks" in told
+    assert "roofline doctor measures them" in told
+
+
+def test_a_model_that_is_here_is_told_and_not_the_shape_of_its_name(
+    smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roofline.weights.sources.stored_path", lambda name: smollm2_path)
+    assert record("smollm2-135m")["kind"] == "gguf"
+    assert record("preset:smollm2-135m")["kind"] == "preset"
+
+
+def test_stored_roofs_of_this_machine_give_rates() -> None:
+    pytest.importorskip("roofline._native", reason="it tells the instruction sets of this build")
+    from roofline.backends.cpu.select import choose_isa, choose_threads
+    from roofline.hardware import detect, roofs
+
+    measured = roofs.Roofs(
+        2e12, 1e12, 5e11, ((1 << 23, 1e11), (1 << 32, 5e10)), int(choose_threads().value), str(choose_isa().value)
+    )
+    roofs.store(measured, detect.detect().fingerprint)
+    fit = record("mpt-125m", "--context", 512)["fit"]
+    assert fit["roofs"]["f32_flops"] == 5e11
+    assert fit["rates"][0]["tokens_per_s"] > fit["rates"][-1]["seconds"] > 0
+    assert "measured on this machine" in run("mpt-125m").stdout
+
+
+def test_a_configuration_is_enough(tmp_path: Path) -> None:
+    from roofline.weights.to_hf import hf_config
+
+    (tmp_path / "config.json").write_text(json.dumps(hf_config(dict(presets()["qwen2.5-0.5b"].config))))
+    for path in (tmp_path, tmp_path / "config.json"):
+        report = record(path)
+        assert (report["kind"], report["parameters"]) == ("configuration", 494_032_768)
+
+
+def test_a_bundle_is_told_as_what_it_was_compiled_from(smollm2_path: Path, tmp_path: Path) -> None:
+    pytest.importorskip("roofline._native", reason="the C++ core is not built")
+    assert call_roofline(["compile", smollm2_path, "-o", tmp_path / "b"]).exit_code == 0
+    bundle, file = record(tmp_path / "b"), record(smollm2_path)
+    assert bundle["kind"] == "bundle"
+    assert all(bundle[key] == file[key] for key in ("parameters", "stored", "takes", "kv_bytes", "token_flops"))
+
+
+def test_a_file_of_another_architecture_is_told_by_its_keys(tmp_path: Path) -> None:
+    config = {"model_type": "fancy", "num_local_experts": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e4, "state_size": 16}
+    config |= {"num_key_value_heads": 8, "hidden_act": "silu", "hidden_size": 64, "attn_logit_softcapping": 50.0}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"sliding_window": 128}))
+    result = run(tmp_path)
+    assert (result.exit_code, result.stderr) == (1, "")
+    for part in (
+        "model_type 'fancy'",
+        "mixtral",
+        "attn_logit_softcapping = 50.0",
+        "op expert_linear",
+        "state-space layers",
+    ):
+        assert part in result.stdout, part
+    told = json.loads(run(tmp_path, "--json").stdout)
+    assert (told["known"], told["nearest"]) == (False, "mixtral")
+    assert told["ops"]["attend"] == ["num_key_value_heads", "attn_logit_softcapping", "sliding_window"]
+    assert "hidden_size" not in told["new_keys"]

@@ -1,0 +1,106 @@
+"""Tokenizers written as GGUF metadata and as tokenizer.json do what the original does, or are refused by name."""
+
+import json
+from typing import Any
+
+import pytest
+
+from roofline.common.errors import UnsupportedError
+from roofline.text.tokenizers.from_gguf import from_gguf
+from roofline.text.tokenizers.from_json import from_json
+from roofline.text.tokenizers.pretokenizers import PATTERNS, byte_level_pipeline, kind_of_pipeline
+from roofline.text.tokenizers.to_gguf import to_gguf
+from roofline.text.tokenizers.to_json import to_json
+from roofline.text.tokenizers.tokenizer import Tokenizer
+from roofline.text.tokenizers.vocabulary import byte_alphabet
+
+SETTINGS = {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True}
+TEXT = "it's a test: the end, 12345 <s>x</s>\n\n  naïve"
+
+
+def _special(at: int) -> list[dict[str, Any]]:
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return [{"id": at + i, "content": text, **flags} for i, text in enumerate(("<s>", "</s>"))]
+
+
+def _byte_level(kind: str = "qwen2") -> dict[str, Any]:
+    letters = [character for character, _ in sorted(byte_alphabet().items(), key=lambda pair: pair[1])]
+    pairs = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("1", "2")]
+    tokens = [*letters, *(a + b for a, b in pairs)]
+    ignore_merges = {"ignore_merges": kind == "llama-bpe"}
+    return {
+        "added_tokens": _special(len(tokens)),
+        "post_processor": None,
+        **byte_level_pipeline(kind),
+        "model": {"type": "BPE", "vocab": {t: i for i, t in enumerate(tokens)}, "merges": pairs, **ignore_merges},
+    }
+
+
+def _sentencepiece() -> dict[str, Any]:
+    tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "t", "h", "e", "th", "the", "▁the", "s"]
+    steps = [{"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
+    decoders = [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}]
+    decoders += [{"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]
+    model = {"type": "BPE", "vocab": {t: i for i, t in enumerate(tokens)}, "unk_token": "<unk>", "fuse_unk": True}
+    model |= {"merges": [("t", "h"), ("th", "e"), ("▁", "the")], "byte_fallback": True}
+    return {
+        "added_tokens": _special(len(tokens)),
+        "normalizer": {"type": "Sequence", "normalizers": steps},
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": model,
+    }
+
+
+def _tokenizer(data: dict[str, Any]) -> Tokenizer:
+    return from_json(json.dumps(data).encode(), SETTINGS)
+
+
+def _same(first: Tokenizer, second: Tokenizer) -> None:
+    for parse in (False, True):
+        ids = first.encode(TEXT, add_special=True, parse_special=parse)
+        assert ids == second.encode(TEXT, add_special=True, parse_special=parse)
+    assert first.eos_ids == second.eos_ids and first.bos_id == second.bos_id
+    assert first.decode(ids) == second.decode(ids)
+
+
+@pytest.mark.parametrize("data", [_byte_level(), _byte_level("llama-bpe"), _byte_level("smollm"), _sentencepiece()])
+def test_both_ways(data):
+    original = _tokenizer(data)
+    values = to_gguf(original, 310, "{{ messages }}")
+    assert len(values["tokenizer.ggml.tokens"]) == 310 and values["tokenizer.chat_template"] == "{{ messages }}"
+    assert values["tokenizer.ggml.token_type"][original.vocab_size - 2 :][:4] == [3, 3, 5, 5]
+    read = from_gguf(values)
+    _same(original, read)
+    files = to_json(read, "{{ messages }}", {"temperature": 0.5})
+    settings = json.loads(files["tokenizer_config.json"]) | json.loads(files["generation_config.json"])
+    assert settings["chat_template"] == "{{ messages }}" and settings["temperature"] == 0.5
+    _same(original, from_json(files["tokenizer.json"], settings))
+
+
+def test_names_of_splitting_rules():
+    assert to_gguf(_tokenizer(_byte_level("llama-bpe")), 302, None)["tokenizer.ggml.pre"] == "llama-bpe"
+    digits = {"type": "Sequence", "pretokenizers": [
+        {"type": "Digits", "individual_digits": True},
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True},
+    ]}  # fmt: skip
+    assert kind_of_pipeline({"normalizer": None, "pre_tokenizer": digits}, False) == "smollm"
+    for kind in PATTERNS:
+        found = kind_of_pipeline(byte_level_pipeline(kind), kind in ("llama-bpe", "tekken"))
+        assert found is None or PATTERNS[found] == PATTERNS[kind]
+
+
+def test_what_cannot_be_written_is_refused_by_name():
+    data = _byte_level()
+    data["added_tokens"][0]["lstrip"] = True
+    with pytest.raises(UnsupportedError, match="token '<s>'.*stands around"):
+        to_gguf(_tokenizer(data), 302, None)
+    data = _byte_level()
+    data["normalizer"] = {"type": "Lowercase"}
+    with pytest.raises(UnsupportedError, match="splitting rule"):
+        to_gguf(_tokenizer(data), 302, None)
+    data = _sentencepiece()
+    data["normalizer"]["normalizers"].insert(0, {"type": "Replace", "pattern": {"String": "two"}, "content": "2"})
+    with pytest.raises(UnsupportedError, match="split .* differently"):
+        to_gguf(_tokenizer(data), 302, None)

@@ -1,0 +1,112 @@
+"""Rounding loses less than the plain packers do, and the mixes are those of llama.cpp's quantiser."""
+
+import numpy as np
+import pytest
+
+from roofline.common.errors import ConfigError
+from roofline.ops import formats
+from roofline.weights import names
+from roofline.weights.quantise.mixes import MIXES, formats_of, mix_of
+from roofline.weights.quantise.rounding import round_to
+from roofline.weights.rope_rows import reorder
+
+ROUNDED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+
+
+def _error(form: str, values: np.ndarray, raw: np.ndarray, weights: np.ndarray | float = 1.0) -> float:
+    return float((weights * (formats.get(form).dequantize(raw, values.shape) - values) ** 2).sum())
+
+
+def _weights(seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return (rng.standard_normal((64, 512)) * rng.gamma(2, 0.02, (64, 1))).astype(np.float32)
+
+
+@pytest.mark.parametrize("form", ROUNDED)
+def test_the_search_loses_less_than_the_plain_packer(form):
+    values = _weights()
+    assert _error(form, values, round_to(form, values)) < 0.95 * _error(
+        form, values, formats.get(form).quantize(values)
+    )
+
+
+@pytest.mark.parametrize("form", ROUNDED)
+def test_columns_that_count_more_lose_less(form):
+    values = _weights(1)
+    importance = np.where(np.arange(512) % 8 == 0, 20, 0.05).astype(np.float32)
+    plain, weighed = round_to(form, values), round_to(form, values, importance)
+    assert _error(form, values, weighed, importance) < 0.9 * _error(form, values, plain, importance)
+
+
+@pytest.mark.parametrize("form", ROUNDED)
+@pytest.mark.filterwarnings("error")
+def test_blocks_of_any_kind_come_back_finite(form):
+    values = np.zeros((8, 256), np.float32)
+    values[1], values[2], values[3] = 0.5, -1e-30, 3e4
+    values[4] = np.abs(_weights()[0, :256])
+    values[5] = -values[4]
+    values[6, 17] = 1.0
+    values[7] = 1e-20
+    back = formats.get(form).dequantize(round_to(form, values), values.shape)
+    assert np.isfinite(back).all() and (back[0] == 0).all()
+    for row in (1, 3, 4, 5, 6):
+        assert np.abs(back[row] - values[row]).max() <= 0.1 * np.abs(values[row]).max()
+
+
+def test_values_that_a_format_holds_stay_as_they_are():
+    raw = formats.get("Q8_0").quantize(_weights())
+    values = formats.get("Q8_0").dequantize(raw, (64, 512))
+    assert np.array_equal(round_to("Q8_0", values), raw)
+    few = np.tile(np.arange(-8, 8, dtype=np.float32), (4, 16)) / 16
+    for form in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"):
+        back = formats.get(form).dequantize(round_to(form, few), few.shape)
+        assert np.abs(back - few).max() < 0.005, form
+
+
+def _config(**changes: object) -> dict[str, object]:
+    config = {"family": "llama", "width": 512, "layers": 16, "heads": 8, "kv_heads": 8, "head_dim": 64, "ffn": 768}
+    config |= {"vocab": 100, "norm_eps": 1e-5, "rope_theta": 1e4, "rope_scaling": None, "rope_style": "half"}
+    config |= {"max_position": 512, "tied": False, "attention_bias": False, "qk_norm": False, "sliding_window": None}
+    return config | changes
+
+
+def _kinds(mix: str, **changes: object) -> dict[str, str]:
+    config = _config(**changes)
+    return formats_of(mix, config, names.parameter_shapes(config))
+
+
+def test_a_mix_spends_bits_where_llama_cpp_does():
+    kinds = _kinds("Q4_K_M")
+    finer = [i for i in range(16) if kinds[f"layers.{i}.attn.v.weight"] == "Q6_K"]
+    assert finer == [0, 1, 4, 7, 10, 13, 14, 15]
+    assert finer == [i for i in range(16) if kinds[f"layers.{i}.mlp.down.weight"] == "Q6_K"]
+    assert kinds["head.weight"] == "Q6_K" and kinds["embed.weight"] == "Q4_K"
+    assert kinds["layers.0.attn.q.weight"] == "Q4_K" and kinds["layers.0.attn_norm.weight"] == "F32"
+    small = _kinds("Q4_K_S")
+    assert [i for i in range(16) if small[f"layers.{i}.attn.v.weight"] == "Q5_K"] == [0, 1, 2, 3]
+    assert [i for i in range(16) if small[f"layers.{i}.mlp.down.weight"] == "Q5_K"] == [0, 1]
+    large = _kinds("Q4_K_M", layers=80, heads=64, kv_heads=8, head_dim=8)
+    assert large["layers.11.attn.v.weight"] == "Q5_K" and large["layers.11.mlp.down.weight"] == "Q4_K"
+
+
+def test_widths_that_are_no_multiple_get_smaller_blocks():
+    kinds = _kinds("Q5_K_M", width=576, head_dim=72, tied=True)
+    assert kinds["embed.weight"] == "Q8_0" and kinds["layers.0.attn.v.weight"] == "Q8_0"
+    assert kinds["layers.0.attn.q.weight"] == "Q5_1" and kinds["layers.3.mlp.down.weight"] == "Q5_K"
+    assert _kinds("Q4_K_M", width=576, head_dim=72)["layers.0.mlp.up.weight"] == "Q5_0"
+    assert _kinds("Q4_0", width=40, head_dim=6, ffn=64)["layers.0.attn.q.weight"] == "F16"
+
+
+def test_names_of_formats():
+    assert [mix_of(name) for name in ("q4", "gguf:q4_k_m", "Q8_0", "bf16")] == ["Q4_K_M", "Q4_K_M", "Q8_0", "BF16"]
+    with pytest.raises(ConfigError, match="there is no format 'gguf:Q4_K_L'.*did you mean 'Q4_K_"):
+        mix_of("gguf:Q4_K_L")
+    assert all(mix_of(name) == name for name in MIXES)
+
+
+def test_rows_come_back_from_pairs():
+    raw = np.arange(4 * 8 * 3, dtype=np.uint8)  # 4 heads of 8 rows, 3 bytes each
+    pairs = reorder(raw, 32, 4, "interleaved")
+    rows = pairs.reshape(32, 3)[:, 0] // 3
+    assert rows[:8].tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+    assert np.array_equal(reorder(pairs, 32, 4, "half"), raw)

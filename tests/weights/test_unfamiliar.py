@@ -1,0 +1,69 @@
+"""What is told of files of other architectures."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from weights_builders import GGUFBuilder
+
+from roofline.models import presets
+from roofline.weights.config import unfamiliar as unfamiliar_keys
+from roofline.weights.config.unfamiliar import unfamiliar
+from roofline.weights.families import table
+from roofline.weights.to_hf import hf_config
+
+
+def test_files_that_we_have_a_family_for_are_not_strange(tmp_path: Path) -> None:
+    for name in ("llama-3-8b", "mpt-125m"):
+        (tmp_path / "config.json").write_text(json.dumps(hf_config(presets.preset(name))))
+        assert unfamiliar(tmp_path) is None
+    assert unfamiliar(tmp_path / "nothing") is None
+    (tmp_path / "model.bin").write_bytes(b"none of these")
+    assert unfamiliar(tmp_path / "model.bin") is None
+
+
+def test_nothing_near_is_said_so(tmp_path: Path) -> None:
+    config = {"model_type": "mamba", "state_size": 16, "conv_kernel": 4, "hidden_act": "silu", "expand": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"time_step_rank": 48, "is_encoder_decoder": False}))
+    strange = unfamiliar(tmp_path)
+    assert strange is not None
+    assert (strange.name, strange.nearest) == ("mamba", "")
+    assert strange.lacking == {"state-space layers": ("state_size", "conv_kernel", "time_step_rank")}
+    assert strange.ops == {"silu_mul": ("hidden_act",), "silu": ("hidden_act",)}
+    assert strange.new_keys["expand"] == "2"
+
+
+def test_gguf_files_are_told_too(write: Callable[..., Path]) -> None:
+    file = GGUFBuilder()
+    file.pairs = [("general.architecture", 8, "wide"), ("wide.block_count", 4, 2), ("wide.expert_count", 4, 8)]
+    file.pairs += [("wide.attention.head_count_kv", 4, 2), ("wide.rope.freq_base", 6, 1e4), ("other.key", 4, 1)]
+    strange = unfamiliar(write(file))
+    assert strange is not None
+    assert (strange.key, strange.name, strange.nearest) == ("general.architecture", "wide", "qwen2")
+    assert set(strange.ops) == {"route", "expert_linear", "combine", "attend", "rope"}
+    assert dict(strange.new_keys) == {"expert_count": "8"}
+
+
+def test_families_that_are_named_as_near_are_ours() -> None:
+    assert set(unfamiliar_keys._HF_KEYS) <= set(table.MODEL_TYPES)
+    assert set(unfamiliar_keys._GGUF_KEYS) <= set(table.ARCHITECTURES)
+
+
+def test_experts_are_nearest_to_families_with_experts(tmp_path: Path) -> None:
+    config = {"model_type": "deepseek_v2", "n_routed_experts": 64, "num_experts_per_tok": 6, "kv_lora_rank": 512}
+    config |= {"moe_intermediate_size": 1408, "norm_topk_prob": False, "n_shared_experts": 2, "rms_norm_eps": 1e-6}
+    config |= {"rope_theta": 1e4, "hidden_act": "silu", "num_key_value_heads": 16, "router_aux_loss_coef": 0.001}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    strange = unfamiliar(tmp_path)
+    assert strange is not None
+    assert strange.nearest in ("mixtral", "qwen2_moe", "qwen3_moe")
+    assert strange.lacking == {"attention over compressed keys and values": ("kv_lora_rank",)}
+    assert {"route", "expert_linear", "combine"} <= set(strange.ops)
+
+
+def test_a_strange_value_cannot_fill_the_screen(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "x" * 1000, "y" * 1000: "\x1b[2J" + "z" * 1000}))
+    strange = unfamiliar(tmp_path)
+    assert strange is not None
+    assert all(len(text) < 90 and text.isprintable() for item in strange.new_keys.items() for text in item)
+    assert len(strange.name) < 90
