@@ -5,8 +5,8 @@ and add_norm, whose sum others may read too. Each rounds exactly where its parts
 backend has.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from roofline.ops.registry import fusions as fusions_into
@@ -25,9 +25,9 @@ def fuse(program: Program, fusions: Collection[str] = CPU.fusions) -> Program:
     """The Program with fused instructions, each where the last of its parts stood. fusions: which may be made."""
     if "expert_linear_silu_mul" in fusions:
         program = fuse_experts(program)
-    body = list(program.body)
     if "qk_norm" in fusions:
-        body = _qk_norm(program, body)
+        program = fuse_norms(program)
+    body = list(program.body)
     patterns: dict[str, Callable[[Instr, Makers, Read], Instr | None]] = {
         "linear_silu_mul": partial(_linear_silu_mul, program),
         "quantize": _quantize,
@@ -40,45 +40,6 @@ def fuse(program: Program, fusions: Collection[str] = CPU.fusions) -> Program:
         if name in fusions:
             body = _apply(program, body, pattern)
     return program if body == list(program.body) else without_dead(program, body)
-
-
-def _qk_norm(program: Program, body: list[Instr]) -> list[Instr]:
-    """split, rms_norm over all of q and the same of k, cut from one value -> qk_norm, and splits of its result."""
-    maker_of, read = makers(body), readers(program, body)
-    parts: dict[str, list[tuple[Instr, Instr]]] = {}  # value -> the split and the norm of each normed part
-    for instr in body:
-        split = _only(instr.inputs[0], "split", maker_of, read) if instr.op == "rms_norm" else None
-        if split is not None and instr.attr("heads") == 1:
-            parts.setdefault(split.inputs[0], []).append((split, instr))
-    normed: dict[str, tuple[Instr, Value]] = {}
-    for name, found in parts.items():
-        (q, q_norm), *rest = sorted(found, key=lambda pair: pair[0].attr("start"))
-        kind = maker_of[name].output.type
-        alike = (
-            len(rest) == 1 and {**q_norm.attrs} == {**rest[0][1].attrs} and rest[0][0].attr("start") == q.attr("stop")
-        )
-        if not alike or q.attr("start") or rest[0][0].attr("stop") * 2 - q.attr("stop") != kind.width:
-            continue
-        value = Value(f"{name}.normed", kind)
-        weights = (*q_norm.weights, *rest[0][1].weights)
-        normed[name] = Instr("qk_norm", (name,), weights, q_norm.attrs, (value,)), value
-    return list(_with_normed_parts(body, normed, maker_of))
-
-
-def _with_normed_parts(
-    body: list[Instr], normed: Mapping[str, tuple[Instr, Value]], maker_of: Makers
-) -> Iterator[Instr]:
-    """The body with each qk_norm behind the value that it reads, and splits that make what the norms made."""
-    for instr in body:
-        cut = maker_of.get(instr.inputs[0]) if instr.op == "rms_norm" and instr.inputs else None
-        if cut is not None and cut.op == "split" and cut.inputs[0] in normed:
-            yield replace(cut, inputs=(normed[cut.inputs[0]][1].name,), outputs=instr.outputs)
-        elif instr.op == "split" and instr.inputs[0] in normed:
-            yield replace(instr, inputs=(normed[instr.inputs[0]][1].name,))
-        else:
-            yield instr
-        if instr.outputs and instr.output.name in normed:
-            yield normed[instr.output.name][0]
 
 
 def _apply(program: Program, body: list[Instr], pattern: Callable[[Instr, Makers, Read], Instr | None]) -> list[Instr]:
