@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from roofline.ops.registry import fusions as fusions_into
-from roofline.program.ir import Instr, Program, Value
+from roofline.program.ir import Instr, Program
 from roofline.program.passes.fuse_experts import fuse_experts
+from roofline.program.passes.fuse_norms import fuse_norms
 from roofline.program.passes.rewrite import makers, readers, without_dead
 from roofline.program.target import CPU
 
