@@ -211,8 +211,8 @@ inline constexpr Operation kOperations[] = {  // by number
     {"expert_linear_gated", Base::Experts, kSiluMul, uses::kExpertsGated},
     {"combine", Base::Combine, kPlain, uses::kCombine},
     {"sigmoid_scale", Base::SigmoidScale, kPlain, uses::kSigmoid},
-    {"scale", Base::Scale, kPlain, uses::kScaled},
-    {"soft_cap", Base::SoftCap, kPlain, uses::kScaled},
+    {"scale", Base::Scale, kPlain, uses::kTimes},
+    {"soft_cap", Base::SoftCap, kPlain, uses::kTimes},
     {"qk_norm", Base::QkNorm, kPlain, uses::kQkNorm},
 };
 constexpr bool all_uses_said() {
