@@ -33,7 +33,7 @@ def raw_of(name: str, exact: bool) -> np.ndarray:
     return raw.reshape(-1)
 
 
-@pytest.mark.parametrize("name", STAND_INS)
+@pytest.mark.parametrize("name", ["INT4", "INT8"])
 def test_what_stands_in_has_the_same_values(name: str) -> None:
     assert STAND_INS[name] in LAYOUTS
     raw = raw_of(name, exact=True)

@@ -57,8 +57,9 @@ LAYOUTS = {
 }
 
 
-# Format -> the one of LAYOUTS that stands in for it on a GPU: INT4's codes less their zero points are 8-bit integers.
-STAND_INS = {"INT4": "Q8_0", "INT8": "Q8_0"}
+# Format -> the one of LAYOUTS that stands in for it on a GPU: INT4's codes less their zero points are 8-bit integers,
+# and so are the values of tables.
+STAND_INS = {"INT4": "Q8_0", "INT8": "Q8_0", "Q5_0": "Q8_0", "IQ4_NL": "Q8_0", "MXFP4": "Q8_0"}
 
 
 @dataclass(frozen=True)
