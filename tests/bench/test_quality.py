@@ -38,7 +38,8 @@ def test_windows_score_every_token_once(bos, context, stride):
     ids = list(range(100, 133))
     scored = []
     for window in windows_of(ids, context, min(stride, context - 1), bos):
-        assert len(window.ids) <= context and window.first >= 1
+        assert len(window.ids) <= context
+        assert window.first >= 1
         scored += window.ids[window.first :]
     assert scored == (ids if bos is not None else ids[1:])
 
@@ -78,7 +79,8 @@ def test_a_rounded_model_is_further_away_the_fewer_bits_it_has(model, tmp_path):
         assert found.source.tokens == found.rounded.tokens == 99
         kl.append(found.rounded.kl)
         worst.append(found.worst[0].error)
-    assert 0 < kl[0] < 0.1 * kl[1] and worst[0] < 0.02 < worst[1] < 0.2
+    assert 0 < kl[0] < 0.1 * kl[1]
+    assert worst[0] < 0.02 < worst[1] < 0.2
 
 
 def test_importance_is_the_mean_square_of_what_comes_in(model):
@@ -87,7 +89,8 @@ def test_importance_is_the_mean_square_of_what_comes_in(model):
     assert importance["embed.weight"].shape == (64,)  # as the head
     assert {name.split(".")[-2] for name in importance} == {*"qkvo", "gate", "up", "down", "embed"}
     for each in importance.values():
-        assert each.min() > 0 and each.mean() == pytest.approx(1, abs=0.01)
+        assert each.min() > 0
+        assert each.mean() == pytest.approx(1, abs=0.01)
     assert np.array_equal(importance["layers.0.attn.q.weight"], importance["layers.0.attn.v.weight"])
 
 
@@ -108,8 +111,11 @@ def test_the_command_compares_formats_of_the_cache(model, tmp_path):
     result = call_roofline([*words, "--kv-dtypes", "bf16,int8", "--limit", "80", "--json"])
     assert result.exit_code == 0, result.output
     kv = json.loads(result.stdout)["kv"]
-    assert kv["bf16"]["tokens"] == 79 and kv["bf16"]["kl"] is None and kv["bf16"]["tokens_per_second"] > 0
-    assert 0 < kv["int8"]["kl"] < 0.01 and kv["int8"]["agreement"] > 0.9
+    assert kv["bf16"]["tokens"] == 79
+    assert kv["bf16"]["kl"] is None
+    assert kv["bf16"]["tokens_per_second"] > 0
+    assert 0 < kv["int8"]["kl"] < 0.01
+    assert kv["int8"]["agreement"] > 0.9
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe")
     words[3] = tmp_path / "bad.txt"
     assert "is not UTF-8" in call_roofline(words).stderr

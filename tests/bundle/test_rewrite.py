@@ -66,7 +66,8 @@ def test_transformers_reads_the_folder(gguf, tmp_path):
 
 def test_a_quantised_file_is_near_its_source(model, tmp_path):
     written = write_gguf(open_checkpoint(model), tmp_path / "q8.gguf", "Q8_0", Work(threads=2))
-    assert written.tensors == {"Q8_0": 15, "F32": 5} and written.path.stat().st_size == written.nbytes
+    assert written.tensors == {"Q8_0": 15, "F32": 5}
+    assert written.path.stat().st_size == written.nbytes
     before, after = _logits(model), _logits(tmp_path / "q8.gguf")
     assert 0 < np.abs(before - after).max() < 0.05 * np.abs(before).max()
 
@@ -117,7 +118,8 @@ def said(model: Path):
 
     def call(*words: object) -> str:
         result = call_roofline(words)
-        assert result.exit_code in (1, 2) and result.stdout == "", result.output
+        assert result.exit_code in (1, 2), result.output
+        assert result.stdout == ""
         assert result.stderr.count("\n") == 1, result.stderr
         return result.stderr
 
@@ -137,11 +139,14 @@ def test_calls_that_make_no_sense(said, model, gguf, tmp_path):
     assert "a folder of safetensors already" in said("convert", model, "-o", tmp_path / "folder")
     assert "--dequantize widens them" in said("convert", q8, "-o", tmp_path / "folder")
     assert "there is no folder" in said("convert", model, "-o", tmp_path / "no" / "new.gguf")
-    assert not new.exists() and not (tmp_path / "folder").exists()
+    assert not new.exists()
+    assert not (tmp_path / "folder").exists()
     again = call_roofline(["quantize", q8, "--to", "q4_0", "-o", new, "--requantize", "--json"])
-    assert again.exit_code == 0 and "rounded a second time" in json.loads(again.stdout)["notes"][0]
+    assert again.exit_code == 0
+    assert "rounded a second time" in json.loads(again.stdout)["notes"][0]
     widened = call_roofline(["convert", q8, "-o", tmp_path / "folder", "--dequantize"])
-    assert widened.exit_code == 0 and "stays lost" in widened.stdout
+    assert widened.exit_code == 0
+    assert "stays lost" in widened.stdout
 
 
 def test_a_disk_without_room_and_a_folder_without_permission(model, tmp_path, monkeypatch):
@@ -150,7 +155,7 @@ def test_a_disk_without_room_and_a_folder_without_permission(model, tmp_path, mo
     usage = disk_usage(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr("shutil.disk_usage", lambda path: usage._replace(free=100))
-        with pytest.raises(CapacityError, match="bytes of disk.*Free"):
+        with pytest.raises(CapacityError, match=r"bytes of disk.*Free"):
             write_gguf(open_checkpoint(model), tmp_path / "new.gguf", "", Work())
         patch.setattr(os, "access", lambda *args: False)
         with pytest.raises(ConfigError, match="permission is missing"):

@@ -61,7 +61,8 @@ def _same(first: Tokenizer, second: Tokenizer) -> None:
     for parse in (False, True):
         ids = first.encode(TEXT, add_special=True, parse_special=parse)
         assert ids == second.encode(TEXT, add_special=True, parse_special=parse)
-    assert first.eos_ids == second.eos_ids and first.bos_id == second.bos_id
+    assert first.eos_ids == second.eos_ids
+    assert first.bos_id == second.bos_id
     assert first.decode(ids) == second.decode(ids)
 
 
@@ -69,13 +70,15 @@ def _same(first: Tokenizer, second: Tokenizer) -> None:
 def test_both_ways(data):
     original = _tokenizer(data)
     values = to_gguf(original, 310, "{{ messages }}")
-    assert len(values["tokenizer.ggml.tokens"]) == 310 and values["tokenizer.chat_template"] == "{{ messages }}"
+    assert len(values["tokenizer.ggml.tokens"]) == 310
+    assert values["tokenizer.chat_template"] == "{{ messages }}"
     assert values["tokenizer.ggml.token_type"][original.vocab_size - 2 :][:4] == [3, 3, 5, 5]
     read = from_gguf(values)
     _same(original, read)
     files = to_json(read, "{{ messages }}", {"temperature": 0.5})
     settings = json.loads(files["tokenizer_config.json"]) | json.loads(files["generation_config.json"])
-    assert settings["chat_template"] == "{{ messages }}" and settings["temperature"] == 0.5
+    assert settings["chat_template"] == "{{ messages }}"
+    assert settings["temperature"] == 0.5
     _same(original, from_json(files["tokenizer.json"], settings))
 
 
@@ -94,7 +97,7 @@ def test_names_of_splitting_rules():
 def test_what_cannot_be_written_is_refused_by_name():
     data = _byte_level()
     data["added_tokens"][0]["lstrip"] = True
-    with pytest.raises(UnsupportedError, match="token '<s>'.*stands around"):
+    with pytest.raises(UnsupportedError, match=r"token '<s>'.*stands around"):
         to_gguf(_tokenizer(data), 302, None)
     data = _byte_level()
     data["normalizer"] = {"type": "Lowercase"}
@@ -102,5 +105,5 @@ def test_what_cannot_be_written_is_refused_by_name():
         to_gguf(_tokenizer(data), 302, None)
     data = _sentencepiece()
     data["normalizer"]["normalizers"].insert(0, {"type": "Replace", "pattern": {"String": "two"}, "content": "2"})
-    with pytest.raises(UnsupportedError, match="split .* differently"):
+    with pytest.raises(UnsupportedError, match=r"split .* differently"):
         to_gguf(_tokenizer(data), 302, None)

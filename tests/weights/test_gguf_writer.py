@@ -57,7 +57,8 @@ def test_what_is_written_is_read_back(written):
     file = GGUFFile(path)
     assert {key: file.metadata[key] for key in METADATA} == METADATA
     for name, (form, values) in tensors.items():
-        assert file.tensors[name].shape == values.shape and file.tensors[name].format == form
+        assert file.tensors[name].shape == values.shape
+        assert file.tensors[name].format == form
         assert np.array_equal(file.read(name), formats.get(form).quantize(values))
 
 
@@ -66,31 +67,42 @@ def test_the_package_gguf_reads_the_same(written):
     path, tensors = written
     reader = gguf.GGUFReader(path)
     types = {key: [kind.name for kind in reader.fields[key].types] for key in METADATA if METADATA[key]}
-    assert types["small"] == ["UINT32"] and types["half"] == ["FLOAT32"] and types["tenth"] == ["FLOAT64"]
-    assert types["numbers"] == ["ARRAY", "INT32"] and types["scores"] == ["ARRAY", "FLOAT32"]
-    assert types["huge"] == ["UINT64"] and types["below"] == ["INT32"] and types["flags"] == ["ARRAY", "BOOL"]
+    assert types["small"] == ["UINT32"]
+    assert types["half"] == ["FLOAT32"]
+    assert types["tenth"] == ["FLOAT64"]
+    assert types["numbers"] == ["ARRAY", "INT32"]
+    assert types["scores"] == ["ARRAY", "FLOAT32"]
+    assert types["huge"] == ["UINT64"]
+    assert types["below"] == ["INT32"]
+    assert types["flags"] == ["ARRAY", "BOOL"]
     assert {tensor.name: tensor.data.tobytes() for tensor in reader.tensors} == {
         name: formats.get(form).quantize(values).tobytes() for name, (form, values) in tensors.items()
     }
 
 
 def test_a_value_without_a_type_is_refused():
-    with pytest.raises(ConfigError, match="'odd'.*dict"):
+    with pytest.raises(ConfigError, match=r"'odd'.*dict"):
         header({"odd": {}}, [])
-    with pytest.raises(ConfigError, match="'odd'.*list of"):
+    with pytest.raises(ConfigError, match=r"'odd'.*list of"):
         header({"odd": ["a", 1]}, [])
+
+
+def _write_half(path: Path, error: type[BaseException]) -> None:
+    with new_file(path, 10) as stream:
+        stream.write(b"half")
+        raise error
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path):
     path = tmp_path / "new.bin"
     for error in (KeyboardInterrupt, ValueError):
-        with pytest.raises(error), new_file(path, 10) as stream:
-            stream.write(b"half")
-            raise error
+        with pytest.raises(error):
+            _write_half(path, error)
         assert list(tmp_path.iterdir()) == []
     with new_file(path, 10) as stream:
         stream.write(b"whole")
-    assert path.read_bytes() == b"whole" and list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == b"whole"
+    assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(ConfigError, match="is there already"), new_file(path, 1):
         pass
     assert path.read_bytes() == b"whole"

@@ -52,7 +52,8 @@ def test_blocks_of_any_kind_come_back_finite(form):
     values[6, 17] = 1.0
     values[7] = 1e-20
     back = formats.get(form).dequantize(round_to(form, values), values.shape)
-    assert np.isfinite(back).all() and (back[0] == 0).all()
+    assert np.isfinite(back).all()
+    assert (back[0] == 0).all()
     for row in (1, 3, 4, 5, 6):
         assert np.abs(back[row] - values[row]).max() <= 0.1 * np.abs(values[row]).max()
 
@@ -84,26 +85,31 @@ def test_a_mix_spends_bits_where_llama_cpp_does():
     finer = [i for i in range(16) if kinds[f"layers.{i}.attn.v.weight"] == "Q6_K"]
     assert finer == [0, 1, 4, 7, 10, 13, 14, 15]
     assert finer == [i for i in range(16) if kinds[f"layers.{i}.mlp.down.weight"] == "Q6_K"]
-    assert kinds["head.weight"] == "Q6_K" and kinds["embed.weight"] == "Q4_K"
-    assert kinds["layers.0.attn.q.weight"] == "Q4_K" and kinds["layers.0.attn_norm.weight"] == "F32"
+    assert kinds["head.weight"] == "Q6_K"
+    assert kinds["embed.weight"] == "Q4_K"
+    assert kinds["layers.0.attn.q.weight"] == "Q4_K"
+    assert kinds["layers.0.attn_norm.weight"] == "F32"
     small = _kinds("Q4_K_S")
     assert [i for i in range(16) if small[f"layers.{i}.attn.v.weight"] == "Q5_K"] == [0, 1, 2, 3]
     assert [i for i in range(16) if small[f"layers.{i}.mlp.down.weight"] == "Q5_K"] == [0, 1]
     large = _kinds("Q4_K_M", layers=80, heads=64, kv_heads=8, head_dim=8)
-    assert large["layers.11.attn.v.weight"] == "Q5_K" and large["layers.11.mlp.down.weight"] == "Q4_K"
+    assert large["layers.11.attn.v.weight"] == "Q5_K"
+    assert large["layers.11.mlp.down.weight"] == "Q4_K"
 
 
 def test_widths_that_are_no_multiple_get_smaller_blocks():
     kinds = _kinds("Q5_K_M", width=576, head_dim=72, tied=True)
-    assert kinds["embed.weight"] == "Q8_0" and kinds["layers.0.attn.v.weight"] == "Q8_0"
-    assert kinds["layers.0.attn.q.weight"] == "Q5_1" and kinds["layers.3.mlp.down.weight"] == "Q5_K"
+    assert kinds["embed.weight"] == "Q8_0"
+    assert kinds["layers.0.attn.v.weight"] == "Q8_0"
+    assert kinds["layers.0.attn.q.weight"] == "Q5_1"
+    assert kinds["layers.3.mlp.down.weight"] == "Q5_K"
     assert _kinds("Q4_K_M", width=576, head_dim=72)["layers.0.mlp.up.weight"] == "Q5_0"
     assert _kinds("Q4_0", width=40, head_dim=6, ffn=64)["layers.0.attn.q.weight"] == "F16"
 
 
 def test_names_of_formats():
     assert [mix_of(name) for name in ("q4", "gguf:q4_k_m", "Q8_0", "bf16")] == ["Q4_K_M", "Q4_K_M", "Q8_0", "BF16"]
-    with pytest.raises(ConfigError, match="there is no format 'gguf:Q4_K_L'.*did you mean 'Q4_K_"):
+    with pytest.raises(ConfigError, match=r"there is no format 'gguf:Q4_K_L'.*did you mean 'Q4_K_"):
         mix_of("gguf:Q4_K_L")
     assert all(mix_of(name) == name for name in MIXES)
 
