@@ -52,6 +52,10 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "qwen3-moe": {**MIXTRAL, "family": "qwen_moe", "qk_norm": True, "experts": 20, "experts_per_token": 4},
     "mpt-alibi": {**MPT, "heads": 3, "kv_heads": 3, "head_dim": 128, "positions": "alibi", "bias": False},
+    "olmo2": {**LLAMA, "family": "olmo2"},
+    "smollm3": {**LLAMA, "family": "smollm3", "turning": [True, False]},
+    "glm4": {**LLAMA, "family": "glm4", "rope_style": "interleaved", "rotary_dim": 32},
+    "granite": {**LLAMA, "family": "granite", "residual_multiplier": 0.3, "logits_scaling": 2.0},
     "gemma2": {**GEMMA, "attention_cap": 2.0, "logit_cap": 3.0},
     "gemma3": {**GEMMA, "qk_norm": True, "head_dim": 256, "heads": 2, "kv_heads": 1, "local_theta": 1e3},
 }
