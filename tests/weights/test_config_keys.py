@@ -383,7 +383,7 @@ NEUTRAL_HF: dict[str, tuple[Any, Any]] = {
 }
 NEUTRAL_GGUF: dict[str, tuple[Any, Any]] = {
     **dict.fromkeys(("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"), (1.0, 2.0)),
-    **dict.fromkeys(("expert_count", "expert_used_count"), (0, 1)),
+    "expert_used_count": (0, 1),
     "use_parallel_residual": (False, True),
     "attention.causal": (True, False),
     **dict.fromkeys(("attention.scale", "attention.clamp_kqv", "attention.max_alibi_bias"), (0.0, 1.0)),

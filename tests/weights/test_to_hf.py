@@ -125,8 +125,8 @@ def test_what_others_need_to_know_is_in_the_configuration() -> None:
         "qwen2",
         "qwen3",
     ]
-    with pytest.raises(ConfigError, match="a gemma model has no config"):
-        hf_config(llama | {"family": "gemma"})
+    with pytest.raises(ConfigError, match="a novel model has no config"):
+        hf_config(llama | {"family": "novel"})
     mpt = hf_config(presets.preset("mpt-125m"))
     assert mpt["attn_config"] == {"alibi": False, "alibi_bias_max": 8}
     assert (mpt["expansion_ratio"], type(mpt["expansion_ratio"])) == (4, int)
