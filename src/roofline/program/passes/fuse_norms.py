@@ -14,18 +14,18 @@ def fuse_norms(program: Program) -> Program:
     """The Program with qk_norm where all of q and all of k are normed, cut from one value that also has v."""
     body = list(program.body)
     maker_of, read = makers(body), readers(program, body)
+    heads = {group.head_dim for group in program.kv_groups.values()}  # what covers one head goes with rope
     parts: dict[str, list[tuple[Instr, Instr]]] = {}  # value -> the split and the norm of each normed part
     for instr in body:
-        split = maker_of.get(instr.inputs[0]) if instr.op == "rms_norm" and instr.attr("heads") == 1 else None
+        over_all = instr.op == "rms_norm" and program.weights[instr.weights[0]].shape[0] not in heads
+        split = maker_of.get(instr.inputs[0]) if over_all else None
         if split is not None and split.op == "split" and read[split.output.name] == 1:
             parts.setdefault(split.inputs[0], []).append((split, instr))
     normed: dict[str, tuple[Instr, Value]] = {}
     for name, pairs in parts.items():
         (q, q_norm), *rest = sorted(pairs, key=lambda pair: pair[0].attr("start"))
         kind = maker_of[name].output.type
-        alike = (
-            len(rest) == 1 and {**q_norm.attrs} == {**rest[0][1].attrs} and rest[0][0].attr("start") == q.attr("stop")
-        )
+        alike = len(rest) == 1 and q_norm.attrs == rest[0][1].attrs and rest[0][0].attr("start") == q.attr("stop")
         if not alike or q.attr("start") or rest[0][0].attr("stop") * 2 - q.attr("stop") != kind.width:
             continue
         value = Value(f"{name}.normed", kind)
