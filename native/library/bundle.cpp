@@ -13,7 +13,7 @@ namespace roofline {
 namespace {
 
 constexpr int64_t kFormat = 2, kManifestFormat = 3, kByteOrder = 0x0102030405060708;
-constexpr size_t kHead = 56, kFixed = 320;  // where the checksum begins, and what has a fixed place
+constexpr size_t kHead = 56, kFixed = 328;  // where the checksum begins, and what has a fixed place
 constexpr double kHugeShare = 0.9;          // of the file on huge pages; with less it is copied
 
 struct Reason : std::runtime_error {  // why a bundle cannot be used, without its path

@@ -72,7 +72,7 @@ def test_what_attention_and_lookups_cannot_do_is_named() -> None:
     for op, change, said in (
         ("attend", {"attrs": {"soft_cap": 5.0, "alibi": True}}, "attend with soft_cap and alibi"),
         ("embed", {"inputs": ("logit_rows",)}, "embed of logit_rows"),
-        ("qkv_write", {"op": "route"}, "op 'route'"),
+        ("qkv_write", {"op": "cast"}, "op 'cast'"),
     ):
         body = list(program.body)
         at = next(i for i, instr in enumerate(body) if instr.op == op)

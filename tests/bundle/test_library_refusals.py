@@ -231,7 +231,7 @@ def test_code_that_lies_with_a_right_checksum(library: Library, bundle: Path) ->
 def test_code_of_a_rank(library: Library, bundle: Path) -> None:
     """With an exchange among ranks, whom a bundle does not have."""
     changed = bytearray((bundle / "code.bin").read_bytes())
-    (operations,) = struct.unpack_from("<q", changed, 240)
+    (operations,) = struct.unpack_from("<q", changed, 248)
     struct.pack_into("<q", changed, operations, _native.operations().index("exchange"))
     struct.pack_into("<q", changed, 48, zlib.crc32(changed[56:]))
     (bundle / "code.bin").write_bytes(changed)

@@ -227,13 +227,13 @@ def test_foreign_code(bundle: Path, at: int, value: int, message: str) -> None:
 def test_manifests_of_other_versions_and_changed_ones(bundle: Path) -> None:
     values = json.loads((bundle / "manifest.json").read_text())
     for change, message in (
-        ({"format": 1}, "has format 1, this build reads format 2"),
+        ({"format": 2}, "has format 2, this build reads format 3"),
         ({"name": "other"}, "was changed or is damaged"),
     ):
         (bundle / "manifest.json").write_text(json.dumps(values | change))
         with pytest.raises(BundleError, match=message):
             load(str(bundle))
-    for text in ("", "[]", "{}", "nonsense", '{"format": 2}', '{"format": 2, "id": 5}'):
+    for text in ("", "[]", "{}", "nonsense", '{"format": 3}', '{"format": 3, "id": 5}'):
         (bundle / "manifest.json").write_text(text)
         with pytest.raises(BundleError):
             load(str(bundle))

@@ -178,7 +178,6 @@ def test_errors_of_families_templates_and_stored_tokenizers_name_the_file(model:
     with pytest.raises(ConfigError, match=str(model)):
         load(str(model))
     config = json.loads((model / "config.json").read_text())
-    qwen = {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 0, "sliding_window": 8}
-    (model / "config.json").write_text(json.dumps(config | qwen))
+    (model / "config.json").write_text(json.dumps(config | {"attention_multiplier": 2.0}))
     with pytest.raises(UnsupportedError, match=str(model)):
         load(str(model), text=False)

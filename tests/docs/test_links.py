@@ -31,7 +31,15 @@ THEIRS = {
         "program.txt",
         "checkpoints/",
     ),
-    *("generation_config.json", "tokenizer_config.json", "vocab.json", "merges.txt", "vocab.txt", "unicode.cpp"),
+    *(
+        "generation_config.json",
+        "tokenizer_config.json",
+        "vocab.json",
+        "merges.txt",
+        "vocab.txt",
+        "unicode.cpp",
+        "ndarray-cache.json",
+    ),
 }
 
 
