@@ -34,7 +34,7 @@ CODE = {
     1: {
         "operations.txt": "aba03c8529c20a4600572c56e92aae94",
         "operations_mpt.txt": "6a41f69b91e29ec8a374c0fd07ebdc9f",
-    }
+    },
     2: {
         "operations.txt": "e7f0575b696d71cc319a14709b73bd2b",
         "operations_mpt.txt": "18a17fe9c7397a9809b76559208c4e1b",
