@@ -362,16 +362,26 @@ def test_roofs_that_were_measured_too_low_are_raised_to_what_steps_reached():
 def test_what_several_engines_count_adds_up_and_what_is_between_two_readings_is_the_difference():
     fresh = asdict(EngineStats())
     empty = [0] * (len(STEP_EDGES) + 1)
-    assert fresh == dict.fromkeys(fresh, 0) | {"correction": 1.0, "finished": {}, "step_sizes": empty}
-    lists = {"finished": {"stop": 2, "length": 1}, "step_sizes": [3, *empty[1:]]}
+    assert fresh == dict.fromkeys(fresh, 0) | {
+        "correction": 1.0,
+        "finished": {},
+        "step_sizes": empty,
+        "expert_rows": [],
+    }
+    lists = {"finished": {"stop": 2, "length": 1}, "step_sizes": [3, *empty[1:]], "expert_rows": [5, 1]}
     numbers = {name: 2**i for i, name in enumerate(fresh)} | lists
-    first, second = EngineStats(**numbers), EngineStats(**numbers | {"finished": {"stop": 1, "abort": 4}})
+    first, second = (
+        EngineStats(**numbers),
+        EngineStats(**numbers | {"finished": {"stop": 1, "abort": 4}, "expert_rows": [7, 2, 3]}),
+    )
     twice = {name: 2 * value for name, value in numbers.items() if name not in lists}
     of_one_model = {name: numbers[name] for name in ("page_bytes", "correction")}
-    both = {"finished": {"stop": 3, "length": 1, "abort": 4}, "step_sizes": [6, *empty[1:]]}
-    assert asdict(total([first, second])) == twice | of_one_model | both
+    sums = {"finished": {"stop": 3, "length": 1, "abort": 4}, "step_sizes": [6, *empty[1:]]}
+    assert asdict(total([first, second])) == twice | of_one_model | sums | {"expert_rows": [12, 3, 3]}
     now = {"running", "waiting", "pages_used", "pages_total", "page_bytes", "finished", "correction"}
-    assert asdict(second.since(first)) == fresh | {name: getattr(second, name) for name in now}
+    assert asdict(second.since(first)) == fresh | {name: getattr(second, name) for name in now} | {
+        "expert_rows": [2, 1, 3]
+    }
 
 
 def test_rates_of_what_was_not_measured_are_none_or_nothing():
