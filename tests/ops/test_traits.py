@@ -31,6 +31,7 @@ ATTRIBUTES = {
     "layer_norm": {"eps": 1e-5},
     "layer_norm_quantize": {"eps": 1e-5},
     "add_norm": {"eps": 1e-5},
+    "qk_norm": {"eps": 1e-5},
     "all_reduce": {"ranks": 1},
     "all_gather": {"widths": (WIDTH,)},
 }
@@ -42,6 +43,7 @@ WEIGHTS = {
     "expert_linear": [(4 * 32, WIDTH)],
     "expert_linear_silu_mul": [(4 * 32, WIDTH)],
     "rms_norm": [(WIDTH // 4,)],
+    "qk_norm": [(WIDTH // 2,), (WIDTH // 4,)],
 }
 
 
