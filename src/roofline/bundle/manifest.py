@@ -154,6 +154,11 @@ def _problem(values: JsonMapping) -> str | None:
         return "prices have columns of several lengths"
     if not all(roof in ("int8_ops", "bf16_flops", "f32_flops") and divisor > 0 for roof, divisor in prices["rates"]):
         return "prices name a roof that is not there"
+    columns, windows = 3 + 2 * len(prices["windows"]), prices["windows"]
+    if not windows or min(windows) < 0:
+        return "prices have no windows, or a negative one"
+    if any(len(row) != columns for name in ("flops", "weights", "kv") for row in prices[name]):
+        return "prices have rows of another length than their windows ask for"
     if not _fits_experts(prices):
         return "prices of experts are not what they should be"
     if min(values["config"][name] for name in _SIZES) < 1:
