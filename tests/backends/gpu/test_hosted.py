@@ -100,14 +100,14 @@ def test_the_scratch_that_is_planned_is_what_is_allocated(monkeypatch):
 
 @pytest.mark.slow
 def test_what_does_not_fit_stays_on_the_host_when_asked(monkeypatch):
-    from roofline.backends.gpu.kernels import attend_launches
+    from roofline.backends.gpu import partials
 
     source = random_checkpoint({**SMALL, "layers": 8}, seed=2, form="BF16")
     common = {"backend": "gpu", "max_running": 2, "max_batch_tokens": 16, "max_model_len": 32, "tuned": False}
     pretend(monkeypatch)
     whole = load(source, text=False, **common)
     assert "offload" not in whole.notes
-    monkeypatch.setattr(attend_launches, "workspace_limit", lambda *_: 1 << 10)  # else it is more than all weights
+    monkeypatch.setattr(partials, "workspace_limit", lambda *_: 1 << 10)  # else it is more than all weights
     assert whole.executable.runtime.roofs is not None
     weights = whole.executable.weight_bytes
     scarce = None

@@ -144,6 +144,7 @@ void ropes(Checker& check) {
                                       1e-6f,
                                       (form & 2) != 0,
                                       dim,
+                                      dim,
                                       0.180336880f};
             check("rope " + std::to_string(dim) + " form " + std::to_string(form),
                   [&](const Kernels& kernels, Output& out) {

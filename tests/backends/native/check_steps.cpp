@@ -1,6 +1,7 @@
 // Small programs of two layers through Executable on pools of one to four threads: prompts, decodes, both together. One
 // is a Llama; the other has what MPT has, both ways it knows positions at once.
 // The records are those that backends/cpu/lower.py writes and Code checks.
+#include <cstddef>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -49,9 +50,12 @@ class Model {
                     {v, matrix(v, kKvHeads * kDim, kWidth), kKvHeads * kDim, kWidth, (kHeads + kKvHeads) * kDim}});
             layer_ = layer;
             q_norm_ = first ? -1 : vector(kDim);
-            record("rope_write", qkv, q, kQkv, kQkv, {});
+            record("rope_write", qkv, q, mpt ? -1 : 0, kQkv, {});  // its width is the number of the rope table
             if (mpt) norm_weight_ = of_heads;
-            record("attend", q, attended, kWidth, kWidth, {});
+            eps_ = 0.0;  // attention has no cap
+            windows_.push_back(code_.size() + offsetof(Record, width) / 8);
+            record("attend", q, attended, 0, kWidth, {});
+            eps_ = 1e-5;
             record("quantise", attended, quantised, kWidth, kWidth, {});
             residual_ = x;
             record("linear", quantised, x, kWidth, kWidth,
@@ -98,11 +102,13 @@ class Model {
         shape.image_bytes = (int64_t)bytes_.size(), shape.table = table_, shape.positions = kTablePositions;
         shape.vocab = kVocab, shape.logits = logits_, shape.arena[1] = token_bytes_, shape.arena[2] = row_bytes_;
         shape.layers = kLayers, shape.heads = kHeads, shape.kv_heads = kKvHeads, shape.head_dim = kDim;
-        shape.window = window, shape.interleaved = interleaved, shape.q_scale = 0.18033688, shape.eps = 1e-6;
+        shape.tables = mpt_ ? 0 : 1, shape.rotated = mpt_ ? 0 : kDim;
+        shape.interleaved = interleaved, shape.q_scale = 0.18033688, shape.eps = 1e-6;
+        for (const size_t at : windows_) code_[at] = window;
         const Code code(code_, shape, false);
         std::vector<int32_t> batch(kFieldCount * 128);
         std::vector<uint8_t> arena(code.arena_bytes(kTokens, kTokens) + kLine);
-        Places places{aligned(image_), nullptr, aligned(arena), cache.data(), int8, batch.data(), {}};
+        Places places{aligned(image_), nullptr, kTablePositions, aligned(arena), cache.data(), int8, batch.data(), {}};
         if (!mpt_) places.table = (const float*)(places.image + table_);
         for (int f = 0; f < kFieldCount; f++) places.fields.push_back(f * 128);
         Executable executable(&kernels, threads, code, places,
@@ -199,7 +205,7 @@ class Model {
     // residual that were set for it.
     void record(const std::string& name, const Ref& x, const Ref& y, int64_t width, int64_t stride, const Segments& pieces,
                 bool over_rows = false, int digits = 1) {
-        append(Record{number(name), over_rows, digits, x, y, residual_, width, stride, norm_weight_, bias_, 1e-5, layer_,
+        append(Record{number(name), over_rows, digits, x, y, residual_, width, stride, norm_weight_, bias_, eps_, layer_,
                       q_norm_, q_norm_, (int64_t)pieces.size()});
         for (const Piece& p : pieces)
             append(roofline::Piece{(int64_t)p.format, p.weight, p.rows, p.k, p.column});
@@ -218,7 +224,9 @@ class Model {
     const bool mpt_;
     int64_t next_id_ = 0, token_bytes_ = 0, row_bytes_ = 0;  // of the arena
     int64_t table_ = -1, norm_weight_ = -1, bias_ = -1, q_norm_ = -1;
+    double eps_ = 1e-5;
     int layer_ = 0;
+    std::vector<size_t> windows_;  // where the width of each attend, its window, stands in the code
     Ref residual_ = kNone, logits_ = kNone;
     std::vector<int64_t> code_;
     std::vector<uint8_t> bytes_, image_;  // the same, the second from a cache line on

@@ -133,7 +133,7 @@ class Ledger(TorchDispatchMode):
 
 
 def _watch_first_block(
-    ledger: Ledger, compute: Callable[..., Tensor], rows: tuple[int, int], x: Tensor, *rest: Tensor | None
+    ledger: Ledger, compute: Callable[..., Tensor], rows: tuple[int, int, int], x: Tensor, *rest: Tensor | None
 ) -> Tensor:
     if not ledger.usage.first:
         ledger.usage.first, ledger.usage.stream = x.untyped_storage().nbytes(), x.dtype

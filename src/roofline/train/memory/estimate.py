@@ -203,7 +203,7 @@ def _kept_by_block(model: Model, usage: Usage, config: TrainConfig, world: World
     x = torch.full((rows * length, model.cfg.width), 0.01, dtype=usage.stream, device=device, requires_grad=True)
     shared = model.shared(rows, length, device, documents)
     with torch.autocast(device.type, compute, enabled=compute is not None):
-        out = model.compute((rows, length), x, *shared, *weights)
+        out = model.compute((rows, length, 0), x, *shared, *weights)
     saved = getattr(out.grad_fn, "saved_tensors", None)
     if saved is None:
         return None  # a backend that leaves the graph to torch
