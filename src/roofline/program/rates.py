@@ -3,19 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from roofline.program.ir import Instr, Program
+from roofline.program.ir import Program
 from roofline.program.passes.price import (
     Price,
     RoofRates,
-    Work,
     amount,
     arithmetic,
     mixture,
     price,
     seconds,
-    segment_work,
-    with_experts,
+    step_work,
 )
+
+_SPENT = ("weight_bytes", "kv_bytes", "flops", "link_bytes")  # as Amount and Rate name them
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,6 @@ class Speeds:
         self._price: Price = price(program)
         self._roofs = roofs
         self._experts = mixture(program)
-        self._windows = [_window(instr) for instr, _ in self._price.instrs]
 
     def decode(self, sequences: int, context: int) -> Rate:
         """One step that makes the last token of `context` in each of so many sequences."""
@@ -61,11 +60,9 @@ class Speeds:
         return self._rate("prefill", 1, context, context)
 
     def _rate(self, step: str, sequences: int, tokens: int, context: int) -> Rate:
-        works = {
-            window: with_experts(_work(sequences, tokens, context, window), self._experts)
-            for window in {0, *self._windows}
-        }
-        spent = [amount(cost, works[w]) for (_, cost), w in zip(self._price.instrs, self._windows, strict=True)]
+        segments = [(context - tokens, tokens)] * sequences
+        work = step_work(sequences * tokens, sequences, segments, self._price.windows, self._experts)
+        spent = [amount(cost, work.of(instr)) for instr, cost in self._price.instrs]
         working_set = self._price.weight_bytes + sum(part.kv_bytes for part in spent)
         least = memory = compute = 0.0
         for (instr, _), part in zip(self._price.instrs, spent, strict=True):
@@ -73,31 +70,15 @@ class Speeds:
             least += seconds(instr, part, self._roofs, working_set)
             memory += (part.weight_bytes + part.kv_bytes) / self._roofs.read_bytes_per_s(working_set)
             compute += part.flops * divisor / getattr(self._roofs, name)
-        sums = (
-            sum(getattr(part, name) for part in spent) for name in ("weight_bytes", "kv_bytes", "flops", "link_bytes")
-        )
+        sums = (sum(getattr(part, name) for part in spent) for name in _SPENT)
         bound = "memory" if memory >= compute else "compute"
         count = sequences * tokens
         return Rate(step, sequences, context, count, count / least, least, bound, *sums)
-
-
-def _window(instr: Instr) -> int:
-    """How many keys a token sees in an attention; 0: all, as for every other op."""
-    return int(instr.attr("window")) if "window" in instr.attrs else 0
-
-
-def _work(sequences: int, tokens: int, context: int, window: int) -> Work:
-    """A step that computes the last `tokens` of `context` in each sequence, as an op with that window sees it."""
-    keys, pairs = segment_work(context - tokens, tokens, window)
-    return Work(sequences * tokens, sequences, sequences * keys, sequences * pairs)
 
 
 def in_turn(stages: Sequence[Rate]) -> Rate:
     """The rate of a step that goes through stages one after the other: what they read and compute together, bound as
     the longest of them is."""
     longest = max(stages, key=lambda rate: rate.seconds)
-    sums = {name: sum(getattr(rate, name) for rate in stages) for name in _SUMMED}
+    sums = {name: sum(getattr(rate, name) for rate in stages) for name in ("seconds", *_SPENT)}
     return replace(longest, **sums, tokens_per_s=longest.tokens / sums["seconds"])
-
-
-_SUMMED = ("seconds", "weight_bytes", "kv_bytes", "flops", "link_bytes")

@@ -106,14 +106,21 @@ def _integers_q6_k(blocks: np.ndarray) -> Integers:
     return q, half(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32), None
 
 
-def _pack_q6_k(values: np.ndarray) -> np.ndarray:
+def signed_codes(values: np.ndarray, middle: int, top_scale: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of (d * scale) * (code - middle), a signed scale for 16 weights: bytes of d, uint8 [n, 2]; scales from
+    -top_scale - 1 to top_scale, int8 [n, 16]; codes from 0 to 2 * middle - 1, uint8 [n, 16, 16]."""
     groups = values.reshape(-1, 16, 16)
     extreme = np.take_along_axis(groups, np.abs(groups).argmax(axis=2, keepdims=True), axis=2)[:, :, 0]
-    step = extreme / np.float32(-32)  # signed: the extreme gets code 0 (= -32)
-    d = half_bytes(np.abs(step).max(axis=1, keepdims=True) / np.float32(127))
-    scales = np.rint(step * inverse(half(d, 0))).clip(-128, 127).astype(np.int8)
+    step = extreme / np.float32(-middle)  # signed: the extreme gets code 0 (= -middle)
+    d = half_bytes(np.abs(step).max(axis=1, keepdims=True) / np.float32(top_scale))
+    scales = np.rint(step * inverse(half(d, 0))).clip(-top_scale - 1, top_scale).astype(np.int8)
     step_stored = half(d, 0) * scales.astype(np.float32)
-    codes = (np.rint(groups * inverse(step_stored)[:, :, None]).clip(-32, 31) + 32).astype(np.uint8)
+    codes = np.rint(groups * inverse(step_stored)[:, :, None]).clip(-middle, middle - 1) + middle
+    return d, scales, codes.astype(np.uint8)
+
+
+def _pack_q6_k(values: np.ndarray) -> np.ndarray:
+    d, scales, codes = signed_codes(values, 32, 127)
     halves = (codes & np.uint8(15)).reshape(-1, 2, 2, 64)
     low = (halves[:, :, 0] | (halves[:, :, 1] << np.uint8(4))).reshape(-1, 128)
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[None, None, :, None]

@@ -8,6 +8,7 @@ import numpy as np
 
 from roofline.ops.formats.base import Integers, integer_format
 from roofline.ops.formats.blocks32 import half, half_bytes, inverse
+from roofline.ops.formats.blocks256 import signed_codes
 
 _BLOCK = 256
 _PAIRS = np.arange(0, 8, 2, dtype=np.uint8)[None, None, :, None]
@@ -74,13 +75,8 @@ def _integers_q3_k(blocks: np.ndarray) -> Integers:
 
 
 def _pack_q3_k(values: np.ndarray) -> np.ndarray:
-    groups = values.reshape(-1, 16, 16)
-    extreme = np.take_along_axis(groups, np.abs(groups).argmax(axis=2, keepdims=True), axis=2)[:, :, 0]
-    step = extreme / np.float32(-4)  # signed: the extreme gets code 0 (= -4)
-    d = half_bytes(np.abs(step).max(axis=1, keepdims=True) / np.float32(31))
-    scales = np.rint(step * inverse(half(d, 0))).clip(-32, 31).astype(np.int8)
-    step_stored = half(d, 0) * scales.astype(np.float32)
-    codes = (np.rint(groups * inverse(step_stored)[:, :, None]).clip(-4, 3) + 4).astype(np.uint8).reshape(-1, 8, 32)
+    d, scales, codes = signed_codes(values, 4, 31)
+    codes = codes.reshape(-1, 8, 32)
     third = np.bitwise_or.reduce((codes >> np.uint8(2)) << np.arange(8, dtype=np.uint8)[None, :, None], axis=1)
     return np.concatenate([third, pack_bit_pairs(codes & np.uint8(3)), _pack_q3_scales(scales), d], axis=1)
 

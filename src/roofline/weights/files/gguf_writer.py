@@ -1,7 +1,7 @@
 """Writes GGUF files, version 3, little-endian: what `weights.files.gguf` reads, and llama.cpp."""
 
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import BinaryIO
 
 import numpy as np
@@ -9,14 +9,12 @@ import numpy as np
 from roofline.common.errors import ConfigError
 from roofline.ops import formats
 from roofline.weights.files.mapped import TensorInfo
+from roofline.weights.files.output import Pieces, write_tensor
 
 ALIGNMENT = 32
 _VERSION = 3
 _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY, _INT64, _UINT64, _FLOAT64 = 4, 5, 6, 7, 8, 9, 11, 10, 12
 _LAYOUT = {_UINT32: "I", _INT32: "i", _FLOAT32: "f", _BOOL: "?", _INT64: "q", _UINT64: "Q", _FLOAT64: "d"}
-
-# Bytes of a tensor, in order and in any pieces, each a contiguous uint8 array.
-Pieces = Iterable[np.ndarray]
 
 
 def header(metadata: Mapping[str, object], tensors: Sequence[TensorInfo]) -> bytes:
@@ -53,12 +51,8 @@ def file_bytes(head: bytes, tensors: Sequence[TensorInfo]) -> int:
 def write_tensors(stream: BinaryIO, tensors: Sequence[TensorInfo], pieces: Callable[[TensorInfo], Pieces]) -> None:
     """The bytes of all tensors after the header. A tensor with another number of bytes is a bug of the caller."""
     for info in tensors:
-        written = 0
-        for piece in pieces(info):
-            stream.write(piece.data)
-            written += piece.nbytes
-        assert written == info.nbytes, f"{info.name}: {written} bytes of {info.nbytes}"
-        stream.write(b"\0" * (_aligned(written) - written))
+        write_tensor(stream, info, pieces(info))
+        stream.write(b"\0" * (_aligned(info.nbytes) - info.nbytes))
 
 
 def _aligned(count: int) -> int:

@@ -3,16 +3,21 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+
 from roofline.common.errors import CapacityError, ConfigError
 from roofline.common.files import cause_of
 from roofline.common.units import human_bytes
+from roofline.weights.files.mapped import TensorInfo
 
 _SPARE = 1 << 20  # bytes of a disk that are left alone
+# Bytes of a tensor, in order and in any pieces, each a contiguous uint8 array.
+Pieces = Iterable[np.ndarray]
 
 
 @contextmanager
@@ -71,3 +76,12 @@ def new_folder(path: Path, nbytes: int) -> Iterator[Path]:
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
             raise
+
+
+def write_tensor(stream: BinaryIO, info: TensorInfo, pieces: Pieces) -> None:
+    """The bytes of a tensor. Another number of them than `info` says is a bug of the caller."""
+    written = 0
+    for piece in pieces:
+        stream.write(piece.data)
+        written += piece.nbytes
+    assert written == info.nbytes, f"{info.name}: {written} bytes of {info.nbytes}"

@@ -1,21 +1,18 @@
 """Writes safetensors files piece by piece, and the index that says where each tensor is when there are several."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import numpy as np
 
 from roofline.common.files import write_atomically
 from roofline.weights.files.mapped import TensorInfo
+from roofline.weights.files.output import Pieces, write_tensor
 from roofline.weights.files.safetensors import INDEX
 
 FILE_BYTES = 5 << 30  # of weights in a file, unless a single tensor has more
 
 
-def write_tensors(
-    folder: Path, tensors: Sequence[TensorInfo], pieces: Callable[[TensorInfo], Iterable[np.ndarray]]
-) -> None:
+def write_tensors(folder: Path, tensors: Sequence[TensorInfo], pieces: Callable[[TensorInfo], Pieces]) -> None:
     """Write all tensors into a folder.
 
     Args:
@@ -47,9 +44,7 @@ def _divided(tensors: Sequence[TensorInfo]) -> list[list[TensorInfo]]:
     return files
 
 
-def _write_file(
-    path: Path, tensors: Sequence[TensorInfo], pieces: Callable[[TensorInfo], Iterable[np.ndarray]]
-) -> None:
+def _write_file(path: Path, tensors: Sequence[TensorInfo], pieces: Callable[[TensorInfo], Pieces]) -> None:
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     at = 0
     for info in tensors:
@@ -61,8 +56,4 @@ def _write_file(
     with path.open("xb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for info in tensors:
-            written = 0
-            for piece in pieces(info):
-                stream.write(piece.data)
-                written += piece.nbytes
-            assert written == info.nbytes, f"{info.name}: {written} bytes of {info.nbytes}"
+            write_tensor(stream, info, pieces(info))

@@ -60,10 +60,7 @@ class Awq:
         if len(packed) != 2 or 0 in packed:
             files.refuse(weight, f"is of {packed}, not [inputs, outputs / 8]")
         columns, rows = packed[0], packed[1] * 8
-        group = columns if self.group == -1 else self.group
-        if columns % group:
-            files.refuse(weight, f"has {columns} inputs, which groups of {group} (group_size) do not divide")
-        count = columns // group
+        count = files.group_count(weight, columns, self.group)
         scales = files.need(f"{module}.scales", FLOATS, (count, rows), of=weight)
         files.need(f"{module}.qzeros", ("I32",), (count, rows // 8), of=weight)
         layout = Layout((rows, columns), 4, True, scales.format, even_groups(columns, count))

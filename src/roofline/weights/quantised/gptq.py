@@ -72,10 +72,7 @@ class Gptq:
                 weight, f"is of {packed}, not [inputs * {self.bits} / 32, outputs] with outputs in whole words"
             )
         columns, rows = packed[0] * 32 // self.bits, packed[1]
-        group = columns if self.group == -1 else self.group
-        if columns % group:
-            files.refuse(weight, f"has {columns} inputs, which groups of {group} (group_size) do not divide")
-        count = columns // group
+        count = files.group_count(weight, columns, self.group)
         scales = files.need(f"{module}.scales", FLOATS, (count, rows), of=weight)
         files.need(f"{module}.qzeros", ("I32",), (count, rows * self.bits // 32), of=weight)
         group_of, parts = even_groups(columns, count), [f"{module}.{part}" for part in _PARTS[:3]]

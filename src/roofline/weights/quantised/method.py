@@ -94,6 +94,14 @@ class Files:
             self.refuse(name, f"is {info.format} of {info.shape}, not {' or '.join(dtypes)} of {allowed}")
         return info
 
+    def group_count(self, name: str, columns: int, group_size: int) -> int:
+        """How many groups of so many inputs, -1: of all, a matrix of `columns` inputs has. name: the tensor that a
+        refusal names."""
+        size = columns if group_size == -1 else group_size
+        if columns % size:
+            self.refuse(name, f"has {columns} inputs, which groups of {size} (group_size) do not divide")
+        return columns // size
+
     def array(self, name: str) -> np.ndarray:
         """A tensor of integers in its shape: "I32" as uint32, "I8" as int8, "U8" as uint8, "I64" as int64."""
         kinds = {"I32": "<u4", "I8": "i1", "U8": "u1", "I64": "<i8"}
