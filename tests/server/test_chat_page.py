@@ -128,6 +128,24 @@ def test_the_reader_is_not_taken_to_the_end(open_page, engine):
     page.wait(f"{rest} < 2 && document.querySelector('#jump').hidden")
 
 
+def test_a_reader_who_scrolls_before_the_browser_reports_the_last_scrolling_is_left_alone(open_page, engine):
+    engine.answer, engine.pause_at = b"line\n\n" * 120, 400
+    page = open_page(1200, 500)
+    ask(page, "Say much")
+    node = "document.querySelector('#scroller')"
+    rest = f"({node}.scrollHeight - {node}.scrollTop - {node}.clientHeight)"
+    page.wait(f"document.querySelectorAll('.prose p').length > 60 && {rest} < 2")
+    # The list grows and the page goes to the new end; in the same frame, before the event of that, the reader goes back.
+    page.evaluate(f"""(() => {{
+        const list = document.querySelector("#messages"), more = document.createElement("div");
+        new ResizeObserver((_, observer) => {{ observer.disconnect(); {node}.scrollTop -= 500; }}).observe(list);
+        more.style.height = "1000px";
+        list.append(more);
+    }})()""")
+    page.wait("!document.querySelector('#jump').hidden")
+    assert 490 < page.evaluate(rest) < 510
+
+
 def test_enter_and_shift_and_enter(open_page, engine):
     page = open_page()
     write(page, "one")

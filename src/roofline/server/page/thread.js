@@ -77,13 +77,17 @@ export class Thread {
     this.jump.hidden = near || this.following;
   }
 
+  /** Browsers report scrolling a frame late: whether the reader has left the end is asked anew before going there. */
   follow() {
-    if (this.following) this.scroller.scrollTop = this.scroller.scrollHeight;
-    else this.scrolled();
+    this.scrolled();
+    if (!this.following) return;
+    this.scroller.scrollTop = this.scroller.scrollHeight;
+    this.top = this.scroller.scrollTop;
   }
 
   toEnd() {
     this.following = true;
+    this.top = 0;
     this.follow();
   }
 }
