@@ -15,9 +15,10 @@ ONLY ?=
 WITH ?=
 BUNDLE ?=
 OUT ?=
-# Extra arguments for pytest: make test ARGS="tests/engine -x". TEST_JOBS: processes that share the test files.
+# Extra arguments for pytest: make test ARGS="tests/engine -x". TEST_JOBS: processes that share the test files,
+# one more than cores: tests of servers and of clients wait a good part of their time.
 ARGS ?=
-TEST_JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+TEST_JOBS ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
 SOURCES := $(shell find src native include -type f ! -name '*.pyc') CMakeLists.txt pyproject.toml
 NATIVE := $(shell find native include -type f) CMakeLists.txt pyproject.toml
 

@@ -62,7 +62,7 @@ def whole(model: Any, text: Text, chunk: int) -> np.ndarray:
     ("model", "form", "kv_dtype"),
     [("llama", form, "bf16") for form in FORMATS + MORE]
     + [(m, "Q4_1", "bf16") for m in MODELS if m != "llama"]
-    + [quick_or_slow(m, "BF16", "bf16") for m in MODELS if m != "llama"]
+    + [pytest.param(m, "BF16", "bf16", marks=pytest.mark.slow) for m in MODELS if m != "llama"]
     + [pytest.param(m, "Q4_1", "int8", marks=() if m == "llama" else pytest.mark.slow) for m in MODELS],
 )
 def test_each_instruction_equals_the_reference(model: str, form: str, kv_dtype: str) -> None:
@@ -133,8 +133,7 @@ def test_each_instruction_equals_the_reference(model: str, form: str, kv_dtype: 
     [
         *(quick_or_slow(m, "Q4_1", "bf16") for m in MODELS),
         *(pytest.param(m, "Q4_1", "int8", marks=pytest.mark.slow) for m in MODELS),
-        pytest.param("llama", "BF16", "bf16", marks=pytest.mark.slow),
-        ("llama", "Q6_K", "bf16"),
+        *(pytest.param("llama", form, "bf16", marks=pytest.mark.slow) for form in ("BF16", "Q6_K")),
     ],
 )
 def test_bits_do_not_depend_on_chunks_threads_or_isa(model: str, form: str, kv_dtype: str) -> None:
@@ -162,7 +161,7 @@ def test_bits_do_not_depend_on_company(kv_dtype: str) -> None:
     assert np.concatenate(got).tobytes() == alone.tobytes()
 
 
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("kv_dtype", ["bf16", pytest.param("int8", marks=pytest.mark.slow)])
 def test_long_contexts_split_the_same_way(kv_dtype: str) -> None:
     source = checkpoint("llama", "Q8_0")
     one = executable(source, isa=ISAS[0], tokens=1024, pages=64, kv_dtype=kv_dtype)

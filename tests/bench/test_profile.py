@@ -91,6 +91,7 @@ def profiled(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
     return json.loads(out.stdout), svg.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [Step(1, 64), Step(32)])
 def test_ops_explain_the_step(smollm2_path: Path, step: Step) -> None:
     """In the run that other programs disturbed least, the ops and sampling take all of the step but 5 %."""
@@ -143,6 +144,7 @@ def test_bytes_are_what_show_says(profiled: tuple[dict, str], smollm2_path: Path
                 assert all(op["format"] == row.format for op in same if op["section"] in row.section)
 
 
+@pytest.mark.slow
 def test_the_picture_has_a_panel_for_each_step(profiled: tuple[dict, str]) -> None:
     assert "decode 1 token after 64" in profiled[1]
     assert "prefill 32 tokens" in profiled[1]

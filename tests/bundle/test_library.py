@@ -176,6 +176,7 @@ def test_every_request_has_the_ids_of_the_python_engine(compiled: Any, bundle: P
         assert c_answers(program, bundle, asked, *options) == wanted, options
 
 
+@pytest.mark.slow
 def test_the_real_model_has_the_ids_of_the_python_engine(compiled: Any, smollm2_path: Path, tmp_path: Path) -> None:
     path = compile_model(str(smollm2_path), tmp_path / "bundle").path
     asked = requests(49152, 8)[1:]

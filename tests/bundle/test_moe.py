@@ -64,7 +64,7 @@ def iter_events(engine: LocalEngine) -> Any:
         yield from engine.step()
 
 
-@pytest.mark.parametrize("file", ["safetensors", "gguf"])
+@pytest.mark.parametrize("file", ["safetensors", pytest.param("gguf", marks=pytest.mark.slow)])
 def test_logits_and_ids_are_those_of_transformers(
     file: str, kind: str, theirs: Any, request: pytest.FixtureRequest
 ) -> None:

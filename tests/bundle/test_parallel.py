@@ -135,6 +135,7 @@ def test_a_rank_that_dies_ends_the_step_with_its_name(folder: str) -> None:
     engine.close()
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_stuck_is_not_waited_for(folder: str) -> None:
     executable, _ = start_ranks(folder, request(folder), patience=3.0)
     step(executable)

@@ -31,6 +31,7 @@ def shape(tmp_path_factory):
     return str(folder)
 
 
+@pytest.mark.slow
 def test_a_grid_on_a_tiny_shape(shape, tmp_path):
     out = tmp_path / "record.json"
     grid = ["--preset", shape, "--prompt", "8", "--new", "3", "--batch", "1,2", "--repeats", "2", "--threads", "1"]

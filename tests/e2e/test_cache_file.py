@@ -20,6 +20,7 @@ def ask(served: Served, **changes) -> tuple[int, object]:
     return answer["usage"]["prompt_tokens_details"]["cached_tokens"], (choice["text"], choice["logprobs"])
 
 
+@pytest.mark.slow
 def test_a_prefix_outlives_the_server(environment, model, tmp_path):
     path = tmp_path / "prefixes"
     options = ("--cache-tokens", "2048", "--cache-file", str(path), "--golden-check", "off")

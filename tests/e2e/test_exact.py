@@ -88,8 +88,8 @@ def model(smollm2_path: Path) -> LoadedModel:
     return load(str(smollm2_path), text=False, cache_tokens=24000, max_model_len=1024, threads=2)
 
 
-# By default the first 24 requests: they have all prefixes and settings, and do not fit a small cache. `-m slow`: all.
-@pytest.fixture(scope="module", params=[24, pytest.param(64, marks=pytest.mark.slow)])
+# By default the first 12 requests: they have all prefixes and settings. `-m slow`: all.
+@pytest.fixture(scope="module", params=[12, pytest.param(64, marks=pytest.mark.slow)])
 def asked(request: pytest.FixtureRequest) -> list[Asked]:
     return requests()[: request.param]
 
@@ -133,7 +133,8 @@ def test_prefix_hits(model: LoadedModel, asked: list[Asked], alone: tuple) -> No
     assert recorder.digests == alone[1]
 
 
-@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 2])
 def test_forced_preemption(smollm2_path: Path, asked: list[Asked], alone: tuple, threads: int) -> None:
     small = load(str(smollm2_path), text=False, cache_tokens=420, max_model_len=400, threads=threads)
     ids, digests, stats = run(small, asked, True, max_batch_tokens=64, prefix_cache=False)

@@ -16,6 +16,7 @@ def answer(served: Served, name: str) -> str:
     return response.json()["choices"][0]["text"]
 
 
+@pytest.mark.slow
 def test_models_that_do_not_fit_together_take_turns(environment, model):
     extra = ("--extra-model", f"a={model}", "--extra-model", f"b={model}", "--golden-check", "off")
     with serving(environment, model, "--cache-tokens", "1024", *extra) as served:  # first one, with room for all

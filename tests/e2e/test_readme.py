@@ -11,20 +11,21 @@ import pytest
 from e2e_serving import ROOFLINE
 
 ROOT = Path(__file__).parents[2]
-# In this order, in one folder. The pages that train and measure take longer: `-m slow` runs them.
+# In this order, in one folder, a line that stands on several pages once. `-m slow` runs the pages that train and measure.
 SLOW_DOCUMENTS = ("docs/tutorials/train.md", "docs/how-to/faster.md")
 DOCUMENTS = ("README.md", "docs/tutorials/first-answer.md", "docs/how-to/structured-output.md", *SLOW_DOCUMENTS)
 README = (ROOT / "README.md").read_text()
-COMMANDS = [
-    pytest.param(
-        line.strip(),
-        id=f"{Path(document).stem}-{line.strip()}",
-        marks=pytest.mark.slow if document in SLOW_DOCUMENTS else (),
-    )
+LINES = [
+    (line.strip(), document)
     for document in DOCUMENTS
     for block in re.findall(r"^```bash\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
     for line in block.splitlines()
     if line.strip() and not line.startswith("#")
+]
+PAGES = dict(reversed(LINES))  # the first that has it
+COMMANDS = [
+    pytest.param(line, id=f"{Path(page).stem}-{line}", marks=pytest.mark.slow if page in SLOW_DOCUMENTS else ())
+    for line, page in sorted(PAGES.items(), key=LINES.index)
 ]
 
 

@@ -82,6 +82,7 @@ def test_ngram(loaded: LoadedModel, plain: dict, config: dict) -> None:
     assert stats.accepted_tokens > 100
 
 
+@pytest.mark.slow
 def test_ngram_that_decides_by_itself(loaded: LoadedModel, plain: dict) -> None:
     answers, stats = run(loaded, speculate="ngram", max_running=2)
     assert answers == plain
@@ -126,6 +127,7 @@ def test_pre_emption_amid_drafts(smollm2_path: Path, plain: dict) -> None:
     assert stats.accepted_tokens > 50
 
 
+@pytest.mark.slow
 def test_in_python(loaded: LoadedModel, smollm2_path: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=40)
     ids = LLM(loaded).chat(PROMPTS[0], params).ids

@@ -67,6 +67,7 @@ def test_a_chat_answers_with_json_as_it_streams(llm: LLM) -> None:
     assert text == llm.chat(messages, SamplingParams(temperature=0, max_tokens=300, guided_json=SCHEMA)).text
 
 
+@pytest.mark.slow
 def test_a_server_keeps_response_format_and_refuses_what_takes_too_long(served) -> None:
     body = {"model": served.model, "messages": [{"role": "user", "content": "A person, as JSON."}], "max_tokens": 300}
     form = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}

@@ -243,6 +243,7 @@ def test_requests_of_one_that_is_given_up_go_on_at_another(tmp_path):
     run(test, processes(step_seconds=0.005, fail_if=str(tmp_path / "gone")))
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_under_random_deaths_every_answer_is_the_same():
     async def one(replicas, rng):

@@ -124,6 +124,7 @@ def test_devices_behind_a_switch_share_their_port() -> None:
     assert allreduce.ranked_sets(links, 4, DECODE)[0].members == (0, 1, 2, 3)
 
 
+@pytest.mark.slow
 def test_sixteen_devices_are_searched_without_all_their_sets() -> None:
     pairs = [(a + 8 * host, b + 8 * host, rate * 1e9, "xgmi") for host in (0, 1) for a, b, rate in LINKS]
     links = topology.links_from_pairs([str(number) for number in range(16)], pairs, dies=[2] * 16)

@@ -135,7 +135,7 @@ def test_a_reader_who_scrolls_before_the_browser_reports_the_last_scrolling_is_l
     node = "document.querySelector('#scroller')"
     rest = f"({node}.scrollHeight - {node}.scrollTop - {node}.clientHeight)"
     page.wait(f"document.querySelectorAll('.prose p').length > 60 && {rest} < 2")
-    # The list grows and the page goes to the new end; in the same frame, before the event of that, the reader goes back.
+    # The list grows and the page goes to the new end; in the same frame, before that is reported, the reader goes back.
     page.evaluate(f"""(() => {{
         const list = document.querySelector("#messages"), more = document.createElement("div");
         new ResizeObserver((_, observer) => {{ observer.disconnect(); {node}.scrollTop -= 500; }}).observe(list);

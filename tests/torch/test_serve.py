@@ -27,6 +27,7 @@ print(repr(model.generate("the cat", params)[0].text), flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_a_model_in_memory_is_served_and_usable_afterwards(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")

@@ -204,6 +204,7 @@ def test_another_folders_checkpoint_is_gone_on_from(data: Path, tmp_path: Path) 
         assert (compared.steps, compared.step) == (9, None), "its receipts are of the whole run"
 
 
+@pytest.mark.slow
 def test_weights_alone_start_a_new_run(data: Path, held_out: Path, tmp_path: Path) -> None:
     train(config(data, tmp_path / "a", save_interval="40ba", max_duration="40ba"))
     other = write_rows(tmp_path / "other", 50, seed=9)
@@ -577,6 +578,7 @@ def test_fp16_that_no_scale_saves_ends_the_run(data: Path, tmp_path: Path) -> No
     run.close()
 
 
+@pytest.mark.slow
 def test_a_growing_scale(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roofline.train.run.gradients.GROWTH", 3)
     train(config(data, tmp_path / "whole", precision="amp_fp16", max_duration="10ba", save_interval="4ba"))
@@ -689,7 +691,9 @@ def test_runs_that_cannot_start(data: Path, tmp_path: Path, changes: dict[str, A
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD"])
+@pytest.mark.parametrize(
+    "strategy", ["FULL_SHARD", *(pytest.param(s, marks=pytest.mark.slow) for s in ("SHARD_GRAD_OP", "HYBRID_SHARD"))]
+)
 def test_a_sharded_process_that_is_alone_has_the_gradients_of_all_microbatches(
     data: Path, tmp_path: Path, strategy: str
 ) -> None:

@@ -194,6 +194,7 @@ def test_predictions_hold_on_this_cpu(name: str, tmp_path: Path) -> None:
     assert found["predicted"]["total"] == pytest.approx(found["measured"], rel=0.2)
 
 
+@pytest.mark.slow
 def test_rows_that_are_predicted_to_fit_are_tried_first() -> None:
     memory = Memory(made(global_train_batch_size=1024), SHAPES["mpt"], World())
     assert memory.predicted is not None

@@ -153,6 +153,7 @@ def test_several_processes_say_what_one_says(data: Path, tmp_path: Path) -> None
     assert apart(one, many, "gradients", "norm") < 2e-6
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_keeps_what_is_behind_it(data: Path, tmp_path: Path) -> None:
     folder = train(data, tmp_path / "a")
     before = probes(folder)

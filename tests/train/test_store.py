@@ -233,6 +233,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 # What goes wrong
 
 
+@pytest.mark.slow
 def test_passing_faults_are_sat_out(proxy: Proxy, s3: str) -> None:
     store, data = open_store(s3, QUICK), os.urandom(9 << 20)
     for fault in (
@@ -267,6 +268,7 @@ def test_passing_faults_are_sat_out(proxy: Proxy, s3: str) -> None:
     assert proxy.left == 0
 
 
+@pytest.mark.slow
 def test_a_slow_line_is_no_error(proxy: Proxy, s3: str) -> None:
     store, data = open_store(s3, Patience(wait=0.02, stall=1)), os.urandom(600_000)
     open_store(s3, QUICK).put("a", data)

@@ -80,6 +80,7 @@ def test_missing_parts_are_named(tmp_path: Path) -> None:
     assert "tiny-00001-of-00003.gguf, tiny-00002-of-00003.gguf" in refusal(paths[2])
 
 
+@pytest.mark.slow
 def test_of_many_missing_parts_eight_are_named(tmp_path: Path) -> None:
     part = builders()[0]
     part.pairs = [(key, kind, 99_999 if key == "split.count" else value) for key, kind, value in part.pairs]

@@ -84,6 +84,7 @@ def test_steps_equal_the_reference(form, changes):
     assert distance(got, want) < 0.02, distance(got, want)
 
 
+@pytest.mark.slow
 def test_an_answer_is_the_same_alone_in_company_and_in_chunks():
     gpu, _, _ = executables(exact=True)
     for slot in (1, 2):
@@ -151,7 +152,8 @@ def test_what_the_kernel_lacks_is_refused_by_name(changes, words):
         compile_for_gpu(source, ModelConfig.of(source.config), options, chips.get("sm_90"))
 
 
-@pytest.mark.parametrize("hosted", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("hosted", [0, 1])
 def test_a_folder_of_peft_s_files_on_the_backend(monkeypatch, tmp_path, tiny_llama, hosted):
     from gpu_loading import pretend
 

@@ -154,7 +154,7 @@ def chunk(step, start, stop):
     [
         ("f32", 0, 0.0, False, False, 300),
         ("bf16", 270, 0.0, False, True, 530),  # the window begins in the second split
-        ("f16", 0, 5.0, True, False, 300),
+        pytest.param("f16", 0, 5.0, True, False, 300, marks=pytest.mark.slow),
     ],
 )
 def test_exact_bits_do_not_depend_on_regime(dtype, window, soft_cap, alibi, flip, length, rows_alike):

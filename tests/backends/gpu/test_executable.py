@@ -51,7 +51,7 @@ def models(name, exact=False):
     return gpu, ReferenceExecutable(program, source.read, **shape)
 
 
-QUICK = ("llama", "llama3", "mixtral")  # 16-bit and 8-bit floats; the others take their time: -m slow
+QUICK = ("llama", "mixtral")  # the others take their time: -m slow
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS])
@@ -143,6 +143,7 @@ def test_steps_that_are_queued_before_their_ids_are_known_give_the_same_answers(
     assert [len(answers[0][str(i)]) for i in range(3)] == [4, 3, 2]
 
 
+@pytest.mark.slow
 def test_the_time_of_each_op():
     gpu, _ = models("llama")
     logits(gpu, steps()[0])
@@ -151,6 +152,7 @@ def test_the_time_of_each_op():
     assert all(seconds > 0 for op, seconds in times if op != "split")
 
 
+@pytest.mark.slow
 def test_padded_verification_is_that_of_the_step_alone():
     """Two drafts of other lengths, in a bucket with segments, queries and tokens of nobody."""
     from roofline.backends.gpu.runtime.graphs import padded

@@ -64,6 +64,7 @@ def test_logits_are_those_with_everything_on_the_device(config, form, ways):
         assert not any(name.startswith(f"layers.{hosted[0]}.") for name in ours.weights.matrices), "it is elsewhere now"
 
 
+@pytest.mark.slow
 def test_a_launch_that_fails_gives_its_layer_s_buffer_back():
     ours = executable_of(SMALL, "BF16", (0, 1, 2, 3))
     wanted = logits(ours)
@@ -80,6 +81,7 @@ def test_a_launch_that_fails_gives_its_layer_s_buffer_back():
     assert all(np.array_equal(a, b) for a, b in zip(logits(ours), wanted, strict=True))
 
 
+@pytest.mark.slow
 def test_ops_are_timed_with_hosted_layers_too():
     ours = executable_of(SMALL, "BF16", (1, 2))
     logits(ours)

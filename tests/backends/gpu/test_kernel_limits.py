@@ -1,7 +1,7 @@
 """Every kernel, with the tile chosen for each chip, compiles, passes its gates and keeps its limits.
 
 The default run compiles, for a chip of each vendor, one case of each kernel that multiplies matrices: that with least
-room. `-m slow` compiles every case for three chips, and for the others the heaviest of each kernel and tile: what
+room. `-m slow` compiles every case for two chips, and for the others the heaviest of each kernel and tile: what
 differs between chips of a family is their tiles and their compilers. `write_kernel_limits.py` compiles every case for
 all of them.
 """
@@ -13,7 +13,7 @@ from roofline.backends.gpu.ahead import check, kernel_list
 from roofline.hardware.chips import chips
 
 DEFAULT = ("gfx942", "sm_90")
-COMPLETE = ("gfx942", "gfx1201", "sm_90")
+COMPLETE = ("gfx942", "sm_90")
 # (chip, whether every case is compiled)
 RUNS = [(name, name in COMPLETE) for name in chips.chips()]
 LIMITS = kernel_limits.read()

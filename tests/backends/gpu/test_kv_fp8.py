@@ -17,6 +17,7 @@ from roofline.weights.random_weights import random_checkpoint
 
 torch = pytest.importorskip("torch")
 FLAVOURS = {"sm_90": ("e4m3fn", 448.0), "gfx942": ("e4m3fnuz", 240.0)}
+CHIPS = [pytest.param("sm_90", marks=pytest.mark.slow), "gfx942"]
 
 
 def louder(source, factor):
@@ -48,7 +49,7 @@ def executables(chip, kv_dtype, factor=1.0, exact=False):
     return gpu, ReferenceExecutable(program, source.read, **shape)
 
 
-@pytest.mark.parametrize("chip", FLAVOURS)
+@pytest.mark.parametrize("chip", CHIPS)
 def test_steps_equal_the_reference_with_the_same_cache(chip):
     gpu, reference = executables(chip, "fp8")
     _, wide = executables(chip, "auto")
@@ -61,7 +62,7 @@ def test_steps_equal_the_reference_with_the_same_cache(chip):
         assert 0.02 < distance(sixteen, want) < 0.2  # the cache's rounding is more than what we allow ourselves
 
 
-@pytest.mark.parametrize("chip", FLAVOURS)
+@pytest.mark.parametrize("chip", CHIPS)
 def test_values_beyond_the_largest_become_it(chip):
     gpu, reference = executables(chip, "fp8", factor=400.0)
     largest = FLAVOURS[chip][1]

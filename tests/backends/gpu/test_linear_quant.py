@@ -106,7 +106,7 @@ def test_rows_beyond_a_tile_a_bias_and_strided_rows():
     assert error(run(x, weight, bias=bias), x.double() @ values.T + bias) < 4e-6
 
 
-@pytest.mark.parametrize("rows", [36, 37])
+@pytest.mark.parametrize("rows", [pytest.param(36, marks=pytest.mark.slow), 37])
 @pytest.mark.parametrize("name", [name for name, layout in LAYOUTS.items() if layout.two_level])
 def test_scales_in_bytes_of_rows_that_are_no_whole_tile_or_no_whole_four(name, rows):
     weight, values = weight_of(name, 2 * rows, 512)
