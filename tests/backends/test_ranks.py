@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -217,3 +218,54 @@ def test_a_rank_that_leaves_ends_the_threads_of_its_groups() -> None:
     finally:
         ranks.close()
     eventually(lambda: communicating() == before)  # one that was joined is listed for a moment more
+
+
+class PendingWork:
+    """What gloo hands out for an exchange that it does not end, whatever happens to the other rank."""
+
+    waits: list[float]
+
+    def __init__(self) -> None:
+        self.waits = []
+
+    def wait(self, timeout: timedelta) -> None:
+        self.waits.append(timeout.total_seconds())
+        raise RuntimeError("Operation timed out!")
+
+    def is_completed(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("exchange", "call"),
+    [
+        ("broadcast", lambda ranks: ranks.share_batch(np.zeros(4, dtype=np.int32))),
+        ("all_gather", lambda ranks: ranks.gather(torch.zeros(1, 1), [1])),
+        ("all_reduce", lambda ranks: ranks.sum(torch.zeros(1, 1), "")),
+    ],
+)
+def test_a_rank_that_has_ended_is_noticed_where_gloo_does_not(
+    exchange: str, call: Callable[[Ranks], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, reasons = PendingWork(), iter([None, "rank 1 of 2 ended (SIGKILL)"])
+    monkeypatch.setattr(torch.distributed, exchange, lambda *args, **kwargs: work)
+    ranks = Ranks(0, Grid(), torch.distributed.HashStore(), lost=lambda: next(reasons))
+    try:
+        with pytest.raises(RankError, match=r"^rank 1 of 2 ended \(SIGKILL\)$"):
+            call(ranks)
+    finally:
+        ranks.close()
+    assert work.waits == [0.5, 0.5]
+
+
+def test_a_rank_that_is_late_is_waited_for_as_long_as_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = PendingWork()
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda *args, **kwargs: work)
+    ranks = Ranks(0, Grid(), torch.distributed.HashStore(), patience=0.3)
+    try:
+        with pytest.raises(RankError, match="rank 0 of 1: another rank has not answered in time"):
+            ranks.share_batch(np.zeros(4, dtype=np.int32))
+    finally:
+        ranks.close()
+    (wait,) = work.waits
+    assert 0.2 < wait <= 0.3

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,14 @@ LOADING: dict[str, Any] = {
     "threads": 1,
 }
 PROMPT = [5, 17, 42, 3, 9, 60, 61, 2, 8, 1]  # more than one step
+
+
+@pytest.fixture(autouse=True)
+def left_group() -> Iterator[None]:
+    """A test that fails leaves its process group; every later run of training in this process would join it."""
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

@@ -76,7 +76,7 @@ def start_ranks(source: str, request: LoadRequest, patience: float = PATIENCE) -
     ranks = None
     try:
         launched.wait("here", JOIN_SECONDS)
-        ranks = Ranks(0, grid, launched.store, patience, device)
+        ranks = Ranks(0, grid, launched.store, patience, device, launched.lost)
         inner, notes = backend.make_share(request, ranks)
         executable = ParallelExecutable(inner, ranks, vocab_size=request.config.vocab, watch=launched)
         launched.wait("ready")

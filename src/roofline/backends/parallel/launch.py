@@ -72,14 +72,14 @@ class Launched:
         start = time.monotonic()
         while not self.store.check([f"{word}/{rank}" for rank in self._processes]):
             late = seconds is not None and time.monotonic() - start > seconds
-            if reason := self._failure() or (f"a rank is not {word} after {seconds:.0f} s" if late else None):
+            if reason := self.lost() or (f"a rank is not {word} after {seconds:.0f} s" if late else None):
                 raise RankError(reason)
             time.sleep(_POLL)
 
     def reason(self) -> str | None:
         """What is known of a rank that is gone; a process that ends now is given a second to be seen."""
         for _ in range(int(1 / _POLL)):
-            if reason := self._failure():
+            if reason := self.lost():
                 return reason
             time.sleep(_POLL)
         return None
@@ -94,7 +94,7 @@ class Launched:
                 process.kill()
                 process.wait()
 
-    def _failure(self) -> str | None:
+    def lost(self) -> str | None:
         """The rank that failed or ended; those that ended because they lost it do not count."""
         for rank, process in self._processes.items():
             if self.store.check([f"failed/{rank}"]):

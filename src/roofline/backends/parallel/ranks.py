@@ -4,7 +4,8 @@ Rank 0 is the one an engine sees. The others wait for its batch as long as there
 for longer than `patience`: a rank that is gone, or stuck, is an error on all others.
 """
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,10 +19,11 @@ from roofline.program.ir import Share
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
-    from torch.distributed import ProcessGroup, Store
+    from torch.distributed import ProcessGroup, Store, Work
 
 PATIENCE = 300.0  # seconds; a rank that ended is noticed at once, so this is for stuck ones alone
 _FOREVER = timedelta(days=365)
+_LOOK = 0.5  # seconds between two looks at the processes while rank 0 waits for them
 
 
 class RankError(LostError):
@@ -60,11 +62,20 @@ class Ranks:
         store: where the ranks find each other.
         device: of this rank, as torch names it: tensors there go through NCCL or RCCL, those of the CPU through gloo.
         patience: longest wait for another rank inside a step, in seconds.
+        lost: on rank 0, why a rank has failed or ended, or None: gloo may miss that a connection was closed.
 
     Raises ConfigError where this process has a default process group already: torch allows one.
     """
 
-    def __init__(self, rank: int, grid: Grid, store: "Store", patience: float = PATIENCE, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        rank: int,
+        grid: Grid,
+        store: "Store",
+        patience: float = PATIENCE,
+        device: str = "cpu",
+        lost: Callable[[], str | None] = lambda: None,
+    ) -> None:
         import torch
         import torch.distributed as dist
 
@@ -72,8 +83,8 @@ class Ranks:
             raise ConfigError("this process is a rank of something else already: load the model in one of its own")
         self.rank, self.grid, self.share, self.store = rank, grid, grid.share(rank), store
         self.size = grid.tensor
-        self._patience, self._device = timedelta(seconds=patience), device
-        wait = self._patience
+        self._patience, self._device, self._lost_rank = patience, device, lost
+        wait = timedelta(seconds=patience)
         backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"  # what ROCm's torch calls nccl is RCCL
         if device != "cpu":
             torch.cuda.set_device(device)
@@ -100,7 +111,7 @@ class Ranks:
             return first.to(x.dtype)
         total = x.clone()
         with self._lost():
-            dist.all_reduce(total, group=self._tensor)
+            self._finish(dist.all_reduce(total, group=self._tensor, async_op=True))
         return total
 
     def gather(self, x: "Tensor", widths: Sequence[int]) -> "list[Tensor]":
@@ -139,7 +150,10 @@ class Ranks:
         with self._lost():
             work = dist.broadcast(torch.from_numpy(buffer), 0, async_op=True)
             # It leaves rank 0 only once the others ask for it: one that is stuck never does.
-            work.wait(self._patience if self.rank == 0 else _FOREVER)
+            if self.rank == 0:
+                self._wait(work)
+            else:
+                work.wait(_FOREVER)
 
     def least(self, number: int) -> int:
         """The smallest of all ranks' numbers."""
@@ -161,6 +175,27 @@ class Ranks:
             # would abort the process.
             del self._stages, self._tensor
 
+    def _finish(self, work: "Work") -> None:
+        """Wait for a collective of this rank's device, with NCCL the device's stream and not this thread."""
+        if self._device == "cpu":
+            self._wait(work)
+        else:
+            work.wait()
+
+    def _wait(self, work: "Work") -> None:
+        """Wait for gloo. Raises RankError where a rank has ended; RuntimeError where the work fails or is late."""
+        end = time.monotonic() + self._patience
+        while True:
+            left = end - time.monotonic()
+            try:
+                work.wait(timedelta(seconds=max(0.001, min(_LOOK, left))))
+                return
+            except RuntimeError:
+                if work.is_completed() or left <= _LOOK:
+                    raise
+            if reason := self._lost_rank():
+                raise RankError(reason)
+
     def _all(self, x: "Tensor") -> "list[Tensor]":
         import torch
         import torch.distributed as dist
@@ -168,7 +203,7 @@ class Ranks:
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self.size)]
         with self._lost():
-            dist.all_gather(parts, x, group=self._tensor)
+            self._finish(dist.all_gather(parts, x, group=self._tensor, async_op=True))
         return parts
 
     @contextmanager
