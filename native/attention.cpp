@@ -305,8 +305,20 @@ void Executable::merge_splits(const Op& op, const Item& item) {
         float* out = (float*)at(op.y) + (int64_t)(item.row + i / group) * op.stride + (item.kv_head * group + i % group) * dim;
         for (int s = 1; s < item.splits; s++)
             kernels_->attend_merge(dim, total[i], total_acc + (size_t)i * dim, total[s * queries + i], total_acc + (size_t)(s * queries + i) * dim);
-        kernels_->attend_finish(dim, total[i], total_acc + (size_t)i * dim, out);
+        finish(op, item.kv_head * group + i % group, total[i], total_acc + (size_t)i * dim, out);
     }
+}
+
+// One query's result. The sink of its head is a key without a value, alone in a split that is merged last.
+void Executable::finish(const Op& op, int head, AttendState& state, float* acc, float* out) const {
+    alignas(64) static constexpr float kNoValue[512] = {};  // as long as a head can be
+    if (op.flags & kSinks) {
+        AttendState sink{};
+        sink.l[0] = 1.0f;
+        sink.m = op.bias[head] * 0x1.715476p+0f;  // in units of log2, as scores are
+        kernels_->attend_merge(attention_.head_dim, state, acc, sink, kNoValue);
+    }
+    kernels_->attend_finish(attention_.head_dim, state, acc, out);
 }
 
 void Executable::attend_rows(const Op& op, const Item& item, Worker& w) {
@@ -331,7 +343,7 @@ void Executable::attend_rows(const Op& op, const Item& item, Worker& w) {
         }
         for (int i = 0; i < n; i++) {
             float* out = (float*)at(op.y) + (int64_t)(row + i / group) * op.stride + (item.kv_head * group + i % group) * dim;
-            kernels_->attend_finish(dim, total[i], total_acc + (size_t)i * dim, out);
+            finish(op, item.kv_head * group + i % group, total[i], total_acc + (size_t)i * dim, out);
         }
     }
 }

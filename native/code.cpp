@@ -247,6 +247,10 @@ class RecordCheck {
             case uses::maybe_of_heads:
                 floats = shape_.heads;
                 break;
+            case uses::of_heads:
+                return inside_image(shape_, place, 4 * shape_.heads);
+            case uses::of_experts:
+                return inside_image(shape_, place, 4 * r_.width * r_.stride);
             case uses::of_queries:
                 return inside_image(shape_, place, 4 * shape_.heads * shape_.head_dim);
             case uses::of_keys:
@@ -280,17 +284,13 @@ class OrderCheck {
             demand(entry.pieces[0].rows >= shape_.positions, "have fewer rows than there are positions");
         const Base base = entry.operation->base;
         if (base == Base::Route) routed_ = &r;
+        if (base == Base::ExpertBias) sent_there(r, r.stride, field);
         if (base != Base::Linear && base != Base::Experts) {
             if (entry.operation->flags & kQuantises) made_ = &r;
             return;
         }
         if (base == Base::Experts) {
-            const int64_t experts = r.pieces / (entry.operation->flags & kSiluMul ? 2 : 1);
-            field = "residual";
-            demand(routed_ && std::memcmp(&routed_->residual, &r.residual, sizeof(Ref)) == 0,
-                   "is not the experts that rows were sent to last");
-            demand(routed_->layer == r.layer && routed_->over_rows == r.over_rows && routed_->width == experts,
-                   "is of another size than rows were sent to");
+            sent_there(r, r.pieces / (entry.operation->flags & kSiluMul ? 2 : 1), field);
         }
         // Of a few rows of integers each thread makes its own, in one place: the next take it, and only integers find
         // it.
@@ -305,6 +305,15 @@ class OrderCheck {
     void end() const { demand(!writes_, "the last operation lacks the attention that belongs to it"); }
 
   private:
+    // That an operation's experts are those that rows were sent to last.
+    void sent_there(const Record& r, int64_t experts, const char*& field) const {
+        field = "residual";
+        demand(routed_ && std::memcmp(&routed_->residual, &r.residual, sizeof(Ref)) == 0,
+               "is not the experts that rows were sent to last");
+        demand(routed_->layer == r.layer && routed_->over_rows == r.over_rows && routed_->width == experts,
+               "is of another size than rows were sent to");
+    }
+
     const ModelShape& shape_;
     bool writes_ = false;  // whether the operation before was RopeWrite
     const Record *made_ = nullptr, *routed_ = nullptr;  // the last that made integers, the last Route

@@ -230,6 +230,10 @@ void Executable::one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_ro
                               (const float*)at(op.residual) + row * op.ranks(), op.ranks(), op.width, y);
             return;
         case Base::SigmoidScale: kernels_->sigmoid_scale(x, ((const float*)at(op.residual))[row], op.width, y); return;
+        case Base::ExpertBias: add_expert_biases(op, row); return;
+        case Base::ClampedSwiglu:
+            kernels_->clamped_swiglu(x, (const float*)at(op.residual) + row * op.width, op.eps, op.width, y);
+            return;
         case Base::TakeRows: std::memcpy(y, (const float*)at(op.x) + field(kLogitRows)[row] * op.width, op.width * 4); return;
         case Base::Quantise: kernels_->quantise(x, Quantised{out, out_rows, op.width, op.digits}, out_row); return;
         default: return;

@@ -194,6 +194,7 @@ class Executable {
     void experts(const Op& op, int index, int worker);
     void sort_slots(const Op& op, int worker);
     void expert_tiles(const Op& op, int index, int expert, int64_t from, int64_t to, Worker& w);
+    void add_expert_biases(const Op& op, int64_t row) const;
     uint8_t* gather(const Op& op, const int32_t* slots, int64_t count, int64_t id, Worker& w) const;
     void size_expert_scratch();
     bool rope_write(const Op& op, int index, int worker);
@@ -215,6 +216,7 @@ class Executable {
     void size_attention_scratch();
     void attend_rows(const Op& op, const Item& item, Worker& w);
     void merge_splits(const Op& op, const Item& item);
+    void finish(const Op& op, int head, AttendState& state, float* acc, float* out) const;
     int segment_rows(int segment) const { return field(kSegStart)[segment + 1] - field(kSegStart)[segment]; }
     uint8_t* page_of(const Op& op, int segment, int32_t position) const;
     int64_t head_bytes() const { return page_head_bytes(attention_.head_dim, attention_.int8); }

@@ -138,4 +138,15 @@ uint8_t* Executable::gather(const Op& op, const int32_t* slots, int64_t count, i
     return out;
 }
 
+// Whatever lies where the experts should be, only those that are there have a bias.
+void Executable::add_expert_biases(const Op& op, int64_t row) const {
+    const int32_t* const ids = (const int32_t*)at(op.residual) + row * op.ranks();
+    const float* const x = (const float*)at(op.x) + row * op.ranks() * op.width;
+    float* const y = (float*)at(op.y) + row * op.ranks() * op.width;
+    for (int64_t rank = 0; rank < op.ranks(); rank++) {
+        const int64_t expert = (uint32_t)ids[rank] < (uint64_t)op.stride ? ids[rank] : 0;
+        kernels_->add(x + rank * op.width, op.weight + expert * op.width, op.width, y + rank * op.width);
+    }
+}
+
 }  // namespace roofline

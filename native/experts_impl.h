@@ -70,5 +70,20 @@ static void sigmoid_scale(const float* x, float gate, int64_t n, float* out) {
     }
 }
 
+// Order "exp2": g / (1 + 2^(-g * 1.702 log2(e))) * (u + 1) of what is left within the limit; a NaN stays one.
+static void clamped_swiglu(const float* gate, const float* up, float limit, int64_t n, float* out) {
+    const F32 top = set1(limit), bottom = set1(-limit), one = set1(1.0f);
+    for (int64_t i = 0; i < n; i += 16) {
+        const Mask mask = mask_of(n - i >= 16 ? 0xffffu : (1u << (n - i)) - 1);
+        F32 g = load_masked(gate + i, mask), u = load_masked(up + i, mask);
+        g = select(less(top, g), top, g);
+        u = select(less(top, u), top, u);
+        u = select(less(u, bottom), bottom, u);
+        F32 t = mul(sub(zero(), g), set1(0x1.3a4cbep+1f));
+        t = min(max(t, set1(-126.0f)), set1(126.0f));
+        store_masked(out + i, mask, mul(div(g, add(one, exp2(t))), add(u, one)));
+    }
+}
+
 }  // namespace ISA_NAMESPACE
 }  // namespace roofline

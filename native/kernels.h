@@ -161,6 +161,8 @@ struct Kernels {
     // out [n] = the sum over ranks of weight * row, in their order; x [top][n].
     void (*combine)(const float* x, const float* weights, int top, int64_t n, float* out);
     void (*sigmoid_scale)(const float* x, float gate, int64_t n, float* out);  // x times the sigmoid of `gate`; out may be x
+    // out = g * sigmoid(1.702 g) * (u + 1), g = gate up to `limit`, u = up within +-limit; out may be gate or up.
+    void (*clamped_swiglu)(const float* gate, const float* up, float limit, int64_t n, float* out);
     void (*sample)(SampleRow&);
     void (*exp2_many)(const float* x, int64_t n, float* out);  // tests
     int max_queries;

@@ -22,6 +22,8 @@ enum class Base {
     Experts,    // products with the matrices of these experts
     Combine,    // the sum over a row's experts
     SigmoidScale,
+    ExpertBias,     // of each of a row's experts, added to its part of the row
+    ClampedSwiglu,
 };
 enum Flags : unsigned {
     kPlain = 0,
@@ -33,6 +35,7 @@ enum Flags : unsigned {
     kGated = 32,       // of Activate: of the gate, and times up, which lie side by side
     kOfAll = 64,       // of Route: weights are the softmax over all experts instead of the chosen ones
     kOfRanks = 128,    // of Experts: another input for each of a row's experts, side by side
+    kSinks = 256,      // of Attend: each head has a score beside those of the keys, which no value belongs to
 };
 
 // What an operation does with each field of its record. `Code` (code.h) checks a record by these before it may run, so
@@ -87,6 +90,8 @@ enum Vector {  // of a place of floats in the image
     maybe_of_stride,
     maybe_of_head,   // head_dim of them
     maybe_of_heads,  // one a head
+    of_heads,        // the same, which must be there
+    of_experts,      // `width` for each of `stride` experts
     of_queries,      // one for each column of q
     of_keys,         // one for each column of k
 };
@@ -105,12 +110,12 @@ struct Ref {
     FIELD(int64_t, digits, Number)    /* bytes of an integer that the operation makes or reads */                       \
     FIELD(Ref, x, Value)                                                                                                \
     FIELD(Ref, y, Value)                                                                                                \
-    FIELD(Ref, residual, Value)      /* what a linear layer or Add adds; ids or weights of experts; the sigmoid's operand */ \
+    FIELD(Ref, residual, Value)      /* what a linear layer or Add adds; ids or weights of experts; the sigmoid's operand; ClampedSwiglu's up */ \
     FIELD(int64_t, width, Number)    /* inputs of a row; of Attend its window, of RopeWrite its rope table */           \
-    FIELD(int64_t, stride, Number)   /* columns of y, or of q|k|v */                                                    \
-    FIELD(int64_t, weight, Vector)   /* of a norm, or the slopes of attention's heads in units of log2 */               \
-    FIELD(int64_t, bias, Vector)                                                                                        \
-    FIELD(double, eps, Number)       /* of a norm; what Scale multiplies by; the cap of SoftCap and, 0: none, Attend */ \
+    FIELD(int64_t, stride, Number)   /* columns of y, or of q|k|v; of ExpertBias how many experts there are */            \
+    FIELD(int64_t, weight, Vector)   /* of a norm, of experts; or the slopes of attention's heads in units of log2 */   \
+    FIELD(int64_t, bias, Vector)     /* or the sinks of attention's heads */                                             \
+    FIELD(double, eps, Number)       /* of a norm; what Scale multiplies by; the cap of SoftCap and, 0: none, Attend; ClampedSwiglu's limit */ \
     FIELD(int64_t, layer, Number)    /* of Embed the first id of its rows, others give zeros; of adapters the group; of experts how many a row goes to */  \
     FIELD(int64_t, q_norm, Vector)                                                                                      \
     FIELD(int64_t, k_norm, Vector)                                                                                      \
@@ -163,6 +168,7 @@ inline constexpr Uses kProduct{ number, tokens_or_rows, digits, operand,       c
 inline constexpr Uses kProducts{number, tokens_or_rows, digits, operand,       columns,  maybe_columns, count,  count,        no_place,       maybe_of_stride, unread, unread,   no_place,      no_place,      gate_and_up};
 inline constexpr Uses kWrite{   number, tokens,         unread, columns,       queries,  no_value,      rope_table, qkv_columns, no_place,    no_place,        unread, layer,    maybe_of_head, maybe_of_head, no_matrix};
 inline constexpr Uses kAttend{  number, tokens,         unread, queries,       columns,  no_value,      window, head_columns, maybe_of_heads, no_place,        not_negative, layer,    no_place,      no_place,      no_matrix};
+inline constexpr Uses kAttendSinks{number, tokens,      unread, queries,       columns,  no_value,      window, head_columns, maybe_of_heads, of_heads,        not_negative, layer,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kDown{    number, tokens_or_rows, unread, row,           columns,  no_value,      count,  count,        no_place,       no_place,        unread, group,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kUp{      number, tokens_or_rows, unread, row,           columns,  columns,       count,  count,        no_place,       no_place,        unread, group,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kRoute{   number, tokens_or_rows, unread, row,           of_ranks, of_ranks,      router_columns, unread, no_place,    no_place,        unread, ranks_of_router, no_place, no_place,   no_matrix};
@@ -171,6 +177,8 @@ inline constexpr Uses kRanked{  number, tokens_or_rows, digits, ranked_operand, 
 inline constexpr Uses kExpertsGated{number, tokens_or_rows, digits, operand,   columns,  of_ranks,      count,  count,        no_place,       no_place,        unread, ranks,    no_place,      no_place,      expert_gates_and_ups};
 inline constexpr Uses kCombine{ number, tokens_or_rows, unread, ranked_rows,   row,      of_ranks,      count,  unread,       no_place,       no_place,        unread, ranks,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kSigmoid{ number, tokens_or_rows, unread, row,           row,      one_number,    count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
+inline constexpr Uses kExpertBias{number, tokens_or_rows, unread, ranked_rows, ranked_rows, of_ranks,   count,  router_columns, of_experts,   no_place,        unread, ranks,    no_place,      no_place,      no_matrix};
+inline constexpr Uses kClamped{ number, tokens_or_rows, unread, row,           row,      row,           count,  unread,       no_place,       no_place,        not_negative, unread, no_place,    no_place,      no_matrix};
 inline constexpr Uses kOutside{ number, unread,         unread, no_value,      no_value, no_value,      unread, unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 // clang-format on
 }  // namespace uses
@@ -214,6 +222,9 @@ inline constexpr Operation kOperations[] = {  // by number
     {"scale", Base::Scale, kPlain, uses::kTimes},
     {"soft_cap", Base::SoftCap, kPlain, uses::kTimes},
     {"qk_norm", Base::QkNorm, kPlain, uses::kQkNorm},
+    {"attend_sinks", Base::Attend, kSinks, uses::kAttendSinks},
+    {"expert_bias", Base::ExpertBias, kPlain, uses::kExpertBias},
+    {"clamped_swiglu", Base::ClampedSwiglu, kPlain, uses::kClamped},
 };
 constexpr bool all_uses_said() {
     for (const Operation& each : kOperations) {

@@ -52,6 +52,10 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "qwen3-moe": {**MIXTRAL, "family": "qwen_moe", "qk_norm": True, "experts": 20, "experts_per_token": 4},
     "mpt-alibi": {**MPT, "heads": 3, "kv_heads": 3, "head_dim": 128, "positions": "alibi", "bias": False},
+    "gpt-oss": {
+        **{**MIXTRAL, "family": "gpt_oss", "layers": 3, "layer_windows": [40, 0, 40], "attention_bias": True},
+        **{"output_bias": True, "experts": 6, "experts_per_token": 3, "swiglu_limit": 0.7},
+    },
     "olmo2": {**LLAMA, "family": "olmo2"},
     "smollm3": {**LLAMA, "family": "smollm3", "turning": [True, False]},
     "glm4": {**LLAMA, "family": "glm4", "rope_style": "interleaved", "rotary_dim": 32},

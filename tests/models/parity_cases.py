@@ -32,6 +32,7 @@ BASE: dict[str, Any] = {
     **{"tied": True, "attention_bias": False, "qk_norm": False, "sliding_window": None},
 }
 LINEAR = {"rope_type": "linear", "factor": 8.0}
+UNCUT = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 64.0, "truncate": False}
 GEMMA2 = BASE | {"family": "gemma", "layers": 4, "head_dim": 32, "layer_windows": [9, 0, 9, 0], "query_scalar": 24.0}
 GEMMA2 |= {"attention_cap": 5.0, "logit_cap": 3.0, "norm_eps": 1e-6}
 GEMMA3 = GEMMA2 | {"qk_norm": True, "attention_cap": 0.0, "logit_cap": 0.0, "local_theta": 1e4, "rope_theta": 1e6}
@@ -104,6 +105,13 @@ CASES |= {
         "post-norms, half of each head turned in neighbouring pairs, biases on q, k, v",
         BASE | {"family": "glm4", "rope_style": "interleaved", "rotary_dim": 8, "attention_bias": True, "tied": False},
     ),
+    "gpt_oss": Case(
+        "gpt_oss",
+        "sinks, windows by layer, experts with biases and a clamped SwiGLU, YaRN between whole dimensions",
+        BASE
+        | {"family": "gpt_oss", "layers": 4, "layer_windows": [9, 0, 9, 0], "attention_bias": True, "output_bias": True}
+        | {"experts": 4, "experts_per_token": 2, "swiglu_limit": 0.7, "rope_scaling": UNCUT, "tied": False},
+    ),
 }
 
 
@@ -137,8 +145,9 @@ def theirs(config: Mapping[str, Any]) -> Any:
 def ours(source: Checkpoint) -> tuple[Any, Any, dict[str, Any]]:
     """Family, configuration and parameters of a checkpoint as torch tensors."""
     family, cfg = configure(source.config)
-    parameters = {name: torch.from_numpy(source.dequantize(name).copy()) for name in source.tensors}
-    check(expand(family.spec(cfg), cfg.layers), {name: tuple(p.shape) for name, p in parameters.items()})
+    table = [param for param in expand(family.spec(cfg), cfg.layers) if param.tied_to is None]
+    parameters = {param.name: torch.from_numpy(source.parameter(param).copy()) for param in table}
+    check(table, {name: tuple(p.shape) for name, p in parameters.items()})
     return family, cfg, parameters
 
 

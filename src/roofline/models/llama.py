@@ -73,7 +73,15 @@ def block(cfg: ModelConfig, w: Weights, x: Value, layer: int, batch: ForwardBatc
     return x + mlp(w.mlp, ops.rms_norm(x, w.mlp_norm.weight, cfg.norm_eps))
 
 
-def attention(cfg: ModelConfig, w: Weights, x: Value, layer: int, batch: ForwardBatch, soft_cap: float = 0.0) -> Value:
+def attention(
+    cfg: ModelConfig,
+    w: Weights,
+    x: Value,
+    layer: int,
+    batch: ForwardBatch,
+    soft_cap: float = 0.0,
+    sinks: "Value | None" = None,
+) -> Value:
     """Causal grouped-query attention with rotary positions; with qk_norm each head of q and k is normed first."""
     table, window = cfg.rope_of(layer), cfg.window(layer)
     q = ops.linear(x, w.q.weight, w.q.bias)  # [tokens, heads * head_dim]
@@ -86,7 +94,8 @@ def attention(cfg: ModelConfig, w: Weights, x: Value, layer: int, batch: Forward
         q = ops.rope(q, batch.positions, table, cfg.heads)
         k = ops.rope(k, batch.positions, table, cfg.kv_heads)
     batch.cache = ops.kv_write(batch.cache, k, v, layer)
-    out = ops.attend(q, batch.cache, layer, cfg.heads, cfg.attention_scale, window=window, soft_cap=soft_cap)
+    bends = {"window": window, "soft_cap": soft_cap}
+    out = ops.attend(q, batch.cache, layer, cfg.heads, cfg.attention_scale, **bends, sinks=sinks)
     return ops.linear(out, w.o.weight, w.o.bias)
 
 

@@ -55,11 +55,12 @@ def spec(cfg: Config) -> tuple[Param, ...]:
         if not param.name.startswith("layers.{layer}.mlp."):
             table.append(param)
         elif param.name == "layers.{layer}.mlp.gate.weight":
-            table += _experts(cfg)
+            table += expert_params(cfg)
     return tuple(table)
 
 
-def _experts(cfg: Config) -> list[Param]:
+def expert_params(cfg: Config) -> list[Param]:
+    """The router of a layer, the expert that every token goes to where there is one, and the others."""
     into, out = (cfg.experts * cfg.ffn, cfg.width), (cfg.experts * cfg.width, cfg.ffn)
     within = "layers.{layer}.mlp"
     table = [Param(f"{within}.router.weight", (cfg.experts, cfg.width), "replicate")]

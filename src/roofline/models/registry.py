@@ -12,6 +12,7 @@ from roofline.models.family import Family
 _FAMILIES: dict[str, str | Family] = {
     "gemma": "roofline.models.gemma",
     "glm4": "roofline.models.glm4",
+    "gpt_oss": "roofline.models.gpt_oss",
     "granite": "roofline.models.granite",
     "olmo2": "roofline.models.olmo2",
     "phi3": "roofline.models.phi3",

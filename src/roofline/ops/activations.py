@@ -76,3 +76,21 @@ def gelu_mul(gate: "Tensor", up: "Tensor | None" = None, tanh: bool = True) -> "
 
     gate_part, up_part = halves(gate, up)
     return functional.gelu(gate_part, approximate="tanh" if tanh else "none") * up_part
+
+
+SWIGLU_SLOPE = 1.702  # with which x * sigmoid(slope * x) comes near to gelu
+
+
+def _clamped_type(call: Call) -> Type:
+    if call.up is None:
+        raise ConfigError("clamped_swiglu takes gate and up as two values")
+    return gated_type(call)
+
+
+@op(values=("gate", "up"), infer=_clamped_type, traits=_ACTIVATION, flops=gated_flops(13), inplace="gate")
+def clamped_swiglu(gate: "Tensor", up: "Tensor", limit: float) -> "Tensor":
+    """g * sigmoid(1.702 * g) * (u + 1), where g is gate up to limit and u is up within +-limit. Source: gpt-oss."""
+    import torch
+
+    g, u = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
+    return g * torch.sigmoid(SWIGLU_SLOPE * g) * (u + 1)

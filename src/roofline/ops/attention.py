@@ -15,7 +15,7 @@ from roofline.ops.cost import Affine
 from roofline.ops.elementwise import per_element
 from roofline.ops.registry import Call, op
 from roofline.ops.rope_tables import RopeTable, frequencies
-from roofline.ops.rows import Rows, TurnedPositions, alibi_slopes, attend_rows
+from roofline.ops.rows import Rows, TurnedPositions, alibi_slopes, attend_rows, softmax
 from roofline.ops.symbol import FLOAT8, Type, kv_head_bytes
 from roofline.ops.traits import Trait
 
@@ -166,6 +166,8 @@ def _attend_type(call: Call) -> Type:
         raise ConfigError(
             f"attend: q of width {call.q.width} for {call.heads} heads on a cache of {call.cache.trailing}"
         )
+    if call.sinks is not None and call.sinks.shape != (call.heads,):
+        raise ConfigError(f"attend: sinks of shape {call.sinks.shape} for {call.heads} heads")
     return call.q
 
 
@@ -190,7 +192,14 @@ def log2_slopes(heads: int, first_head: int = 0, all_heads: int = 0) -> list[flo
 _ATTEND = (Trait.BY_HEAD, Trait.ROUNDED, Trait.LONG_SUM)
 
 
-@op(values=("q", "cache"), infer=_attend_type, traits=_ATTEND, flops=_attend_flops, kv_bytes=_attend_bytes)
+@op(
+    values=("q", "cache"),
+    weights=("sinks",),
+    infer=_attend_type,
+    traits=_ATTEND,
+    flops=_attend_flops,
+    kv_bytes=_attend_bytes,
+)
 def attend(
     q: "Tensor",
     cache: "KvCache | Rows",
@@ -205,6 +214,7 @@ def attend(
     p_dtype: str = "f32",
     first_head: int = 0,
     all_heads: int = 0,
+    sinks: "Tensor | None" = None,
 ) -> "Tensor":
     """Causal attention of each segment over its own cached keys; q [tokens, heads * head_dim], the same back.
 
@@ -212,11 +222,12 @@ def attend(
     soft_cap > 0: scores become soft_cap * tanh(score / soft_cap); alibi: scores fall linearly with distance.
     q_dtype, p_dtype: what q and the softmax weights are rounded to; kv_dtype: what kv_write rounded k and v to.
     first_head, all_heads: which of the model's heads these are (0 of them: all), for ALiBi alone.
+    sinks [heads]: a score of each head beside those of the keys, which takes its part of the softmax and has no value.
     """
     import torch
 
     if isinstance(cache, Rows):
-        return attend_rows(q, cache, heads, scale, soft_cap)
+        return attend_rows(q, cache, heads, scale, soft_cap, sinks)
     steps = slopes_of(heads, first_head, all_heads) if alibi else None
     slopes = torch.tensor(steps, dtype=torch.float32, device=q.device) if steps else None
     parts = []
@@ -231,7 +242,7 @@ def attend(
         if slopes is not None:
             scores = scores + slopes[:, None, None] * (keys - at)
         hidden = keys > at if not window else (keys > at) | (keys <= at - window)
-        p = round_to(torch.softmax(scores.masked_fill(hidden, -math.inf), dim=-1), p_dtype).to(q.dtype)
+        p = round_to(softmax(scores.masked_fill(hidden, -math.inf), sinks), p_dtype).to(q.dtype)
         v = v.repeat_interleave(each, 1).to(q.dtype)
         parts.append(torch.einsum("hqk,khd->qhd", p, v).reshape(stop - start, -1))
     return torch.cat(parts)

@@ -90,6 +90,39 @@ def expert_linear(x: "Tensor | Q8Rows", ids: "Tensor", w: "Tensor", experts: int
     return out.flatten(1)
 
 
+def _expert_bias_type(call: Call) -> Type:
+    (rows,) = call.bias.shape
+    if rows % call.experts or call.x.width != call.ids.width * (rows // call.experts):
+        raise ConfigError(
+            f"expert_bias: {rows} biases of {call.experts} experts for {call.ids.width} parts of a row of {call.x.width}"
+        )
+    return Type("f32", call.x.leading, call.x.trailing)
+
+
+def _expert_bias_bytes(call: Call) -> Affine:
+    each = call.bias.nbytes // call.experts
+    return Affine(experts=each) if call.x.leading == "tokens" else Affine(row_experts=each)
+
+
+_BIAS = (Trait.ROW_WISE, Trait.WHOLE_VALUES)
+
+
+@op(
+    values=("x", "ids"),
+    weights=("bias",),
+    infer=_expert_bias_type,
+    traits=_BIAS,
+    flops=per_element(1),
+    weight_bytes=_expert_bias_bytes,
+    inplace="x",
+)
+def expert_bias(x: "Tensor", ids: "Tensor", bias: "Tensor", experts: int) -> "Tensor":
+    """x + bias[id] in each part of a row: x [tokens, top * out], ids int32 [tokens, top], bias [experts * out], the
+    experts' biases one behind the other."""
+    parts = x.view(*ids.shape, -1)  # [tokens, top, out]
+    return (parts + bias.view(experts, -1)[ids.long()]).flatten(1)
+
+
 def _combine_type(call: Call) -> Type:
     if call.x.width % call.weights.width:
         raise ConfigError(f"combine: width {call.x.width} for {call.weights.width} experts a token")

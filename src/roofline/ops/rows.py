@@ -81,34 +81,54 @@ def score_bias(
     return bias.masked_fill(~visible, -math.inf)
 
 
-def attend_rows(q: "Tensor", rows: Rows, heads: int, scale: float, soft_cap: float) -> "Tensor":
+def attend_rows(
+    q: "Tensor", rows: Rows, heads: int, scale: float, soft_cap: float, sinks: "Tensor | None" = None
+) -> "Tensor":
     """`attend` on Rows, whose bias has window, documents and ALiBi in it; q [tokens, heads * head_dim]."""
     assert rows.k is not None
     assert rows.v is not None
     queries = q.view(rows.count, rows.length, heads, -1).transpose(1, 2)
     each = heads // rows.kv_heads
     k, v = (t.repeat_interleave(each, 1) if each > 1 else t for t in (rows.k, rows.v))
-    if soft_cap:
-        out = capped_attention(queries, k, v, rows.bias, scale, soft_cap)
+    if soft_cap or sinks is not None:
+        out = plain_attention(queries, k, v, rows.bias, scale, soft_cap, sinks)
     else:
         out = (rows.attend or fused_attention)(queries, k, v, rows.bias, scale)
     return out.transpose(1, 2).reshape(q.shape)
 
 
-def capped_attention(
-    q: "Tensor", k: "Tensor", v: "Tensor", bias: "Tensor | None", scale: float, soft_cap: float
+def plain_attention(
+    q: "Tensor",
+    k: "Tensor",
+    v: "Tensor",
+    bias: "Tensor | None",
+    scale: float,
+    soft_cap: float,
+    sinks: "Tensor | None",
 ) -> "Tensor":
-    """As `fused_attention`, of scores that are capped before the bias; torch's own cannot, so all scores are kept."""
+    """As `fused_attention`, of scores that are capped before the bias (0: they are not), and beside which heads have
+    sinks [heads]; torch's own cannot, so all scores are kept."""
     import torch
 
     scores = (q @ k.transpose(-1, -2)).float() * scale
-    scores = soft_cap * torch.tanh(scores / soft_cap)
+    scores = soft_cap * torch.tanh(scores / soft_cap) if soft_cap else scores
     if bias is None:
         future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(future, -math.inf)
     else:
         scores = scores + bias
-    return torch.softmax(scores, -1).to(q.dtype) @ v
+    return softmax(scores, sinks).to(q.dtype) @ v
+
+
+def softmax(scores: "Tensor", sinks: "Tensor | None") -> "Tensor":
+    """The softmax of scores [..., heads, queries, context] over the context, and over a head's sink where there are
+    some: the result leaves that part out."""
+    import torch
+
+    if sinks is None:
+        return torch.softmax(scores, dim=-1)
+    beside = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+    return torch.softmax(torch.cat([scores, beside], dim=-1), dim=-1)[..., :-1]
 
 
 def fused_attention(q: "Tensor", k: "Tensor", v: "Tensor", bias: "Tensor | None", scale: float) -> "Tensor":

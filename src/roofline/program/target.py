@@ -50,7 +50,8 @@ CPU = Target(
     orders={
         "rms_norm": "lanes16",
         "layer_norm": "lanes16",
-        **dict.fromkeys(("silu", "silu_mul", "gelu", "gelu_mul", "soft_cap", "route", "sigmoid_scale"), "exp2"),
+        **dict.fromkeys(("silu", "silu_mul", "gelu", "gelu_mul", "clamped_swiglu", "soft_cap"), "exp2"),
+        **dict.fromkeys(("route", "sigmoid_scale"), "exp2"),
         "attend": "pages64",
         "all_reduce": "rank",
     },

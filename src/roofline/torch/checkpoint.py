@@ -2,6 +2,7 @@
 is written to disk."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from roofline.text.tokenizers.tokenizer import Tokenizer
 from roofline.weights import names
 from roofline.weights.checkpoint import Checkpoint, stored_names
 from roofline.weights.config.hf import from_hf
+from roofline.weights.families.table import files_of
 from roofline.weights.files.mapped import TensorInfo
 from roofline.weights.hf_values import as_ours
+from roofline.weights.quantised.method import Source
 
 PretrainedModel = Any  # transformers' class of that name; transformers itself is not imported here
 PretrainedTokenizer = Any
@@ -44,15 +47,30 @@ def checkpoint_of(model: PretrainedModel) -> Checkpoint:
         _check(name, key, tensor)
     if config["tied"]:
         _check_tied(name, config["family"], state)
-    stored = stored_names(name, {key: _dtype(tensor) for key, tensor in state.items()}, config)
-    tensors = {
-        ours: TensorInfo(ours, _dtype(state[key]), tuple(state[key].shape), state[key].nbytes)
-        for ours, key in stored.items()
-    }
-    infos, read = as_ours(config["family"], tensors, lambda ours: _bytes(state[stored[ours]]))
+    source: Source = _State(state)
+    apart = files_of(config["family"]).NAMES.hf_apart
+    if apart is not None:
+        source = apart(name, source)
+    stored = stored_names(name, {key: info.format for key, info in source.tensors.items()}, config)
+    tensors = {ours: replace(source.tensors[key], name=ours) for ours, key in stored.items()}
+    infos, read = as_ours(config["family"], tensors, lambda ours: source.read(stored[ours]))
     checkpoint = Checkpoint(name, "memory", infos, {}, config, read)
     checkpoint.check_names(names.parameter_shapes(config, infos))
     return checkpoint
+
+
+class _State:
+    """Tensors of a model in memory. See `weights.quantised.method.Source`."""
+
+    def __init__(self, state: Mapping[str, Tensor]) -> None:
+        self._state = state
+        self.tensors = {
+            key: TensorInfo(key, _dtype(tensor), tuple(tensor.shape), tensor.nbytes) for key, tensor in state.items()
+        }
+
+    def read(self, name: str) -> np.ndarray:
+        """uint8 [nbytes]."""
+        return _bytes(self._state[name])
 
 
 def name_of(model: PretrainedModel) -> str:

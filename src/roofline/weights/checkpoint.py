@@ -18,6 +18,7 @@ from roofline.weights import names
 from roofline.weights.config.gguf import family_of, from_gguf
 from roofline.weights.config.hf import from_hf
 from roofline.weights.families.shared.canonical import Config
+from roofline.weights.families.table import files_of
 from roofline.weights.files.gguf_parts import GGUFModel, part_names
 from roofline.weights.files.mapped import JsonObject, TensorInfo, map_file
 from roofline.weights.files.safetensors import SafetensorsModel
@@ -170,11 +171,13 @@ def _open_gguf(path: Path) -> Checkpoint:
 
 
 def _as_matrix(info: TensorInfo) -> TensorInfo:
-    """The tensor with experts one below the other where it has them stacked, [experts, rows, cols], and a linear with
-    one output as a row. The bytes are the same."""
+    """The tensor with experts one below the other where it has them stacked, [experts, rows, cols], their biases one
+    behind the other, and a linear with one output as a row. The bytes are the same."""
     part = info.name.partition(".mlp.")[2]
     if part.startswith("experts.") and len(info.shape) == 3:
         return replace(info, shape=(info.shape[0] * info.shape[1], info.shape[2]))
+    if part.startswith("experts.") and part.endswith(".bias") and len(info.shape) == 2:
+        return replace(info, shape=(info.shape[0] * info.shape[1],))
     if part == "shared.scale.weight" and len(info.shape) == 1:
         return replace(info, shape=(1, *info.shape))
     return info
@@ -182,7 +185,9 @@ def _as_matrix(info: TensorInfo) -> TensorInfo:
 
 def _open_hf(path: Path, model: SafetensorsModel | TorchModel, kind: str) -> Checkpoint:
     config = from_hf(model.config_path, model.config)
-    source = QuantisedTensors(Files(path, model), method_of(model.config_path, model.config))
+    apart = files_of(config["family"]).NAMES.hf_apart
+    files = Files(path, apart(path, model) if apart is not None else model)
+    source = QuantisedTensors(files, method_of(model.config_path, model.config))
     stored = stored_names(path, {name: info.format for name, info in source.tensors.items()}, config)
     if config["tied"] and source.is_made("lm_head.weight"):
         reason = "is quantised, and tie_word_embeddings says that the embedding is the head"

@@ -62,8 +62,12 @@ def write_folder(
             other, which are written as a tensor each.
         other_files: further files of the folder, such as the tokenizer's.
 
-    Raises ConfigError where the folder is there already.
+    Raises ConfigError where the folder is there already, UnsupportedError for a family whose files hold several of our
+    parameters in one tensor.
     """
+    if files_of(config["family"]).NAMES.hf_apart is not None:
+        reason = "its files hold the experts of a layer in one tensor, which we only read"
+        raise UnsupportedError(f"writing a {config['family']} model in Hugging Face's layout", reason)
     if folder.exists():
         raise ConfigError(f"{folder} is there already: name a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -37,6 +37,7 @@ _OPERATIONS = {
     "attend": "attend",
     "silu_mul": "gated",
     "silu_mul_quantize": "gated_quantise",
+    "clamped_swiglu": "clamped_swiglu",
     "silu": "silu",
     "silu_quantize": "silu_quantise",
     "gelu_mul": "gelu_gated",
@@ -49,6 +50,7 @@ _OPERATIONS = {
     "take_rows": "take_rows",
     "route": "route",
     "expert_linear": "expert_linear",
+    "expert_bias": "expert_bias",
     "expert_linear_silu_mul": "expert_linear_gated",
     "combine": "combine",
     "sigmoid_scale": "sigmoid_scale",
@@ -63,7 +65,8 @@ _TANH = {
     "gelu_gated": "gelu_tanh_gated",
     "gelu_gated_quantise": "gelu_tanh_gated_quantise",
 }
-_FACTORS = {"scale": "factor", "soft_cap": "cap", "attend": "soft_cap"}  # op -> the attribute that its number is
+# Op -> the attribute that its number is.
+_FACTORS = {"scale": "factor", "soft_cap": "cap", "attend": "soft_cap", "clamped_swiglu": "limit"}
 Ref = tuple[int, int, int, int]
 NONE: Ref = (-1, 0, 0, 0)
 NO_KERNEL = (
@@ -162,6 +165,8 @@ def _operation(instr: Instr, types: Mapping[str, Type], columns: int) -> str:
     """columns: of its matrix; an input of experts that is wider has a part for each of a row's."""
     if instr.op == "embed" and instr.inputs[0] == "positions":
         return "embed_positions"
+    if instr.op == "attend" and instr.weights:
+        return "attend_sinks"
     name = _OPERATIONS[instr.op]
     if instr.op == "route" and not instr.attr("renormalise"):
         return "route_all"
@@ -251,7 +256,10 @@ def _record(
         fields["eps"] = instr.attr(_FACTORS[instr.op])
     if instr.op == "attend":
         fields["width"] = instr.attr("window")
-    if writes:
+        fields["bias"] = layout.vectors[first] if instr.weights else -1
+    elif instr.op == "expert_bias":
+        fields["weight"] = layout.vectors[first]
+    elif writes:
         table = instr.attrs.get("table")
         fields["width"] = -1 if table is None else tables.index(table)
         fields |= dict(zip(("q_norm", "k_norm"), (layout.vectors[name] for name in instr.weights), strict=False))
@@ -274,4 +282,7 @@ def _expert_fields(instr: Instr, types: Mapping[str, Type], columns: int, refs: 
         return {"width": types[instr.inputs[0]].width, "layer": top, "residual": refs[instr.outputs[1].name]}
     if instr.op == "combine":
         return {"layer": types[instr.inputs[1]].width}
+    if instr.op == "expert_bias":
+        top, experts = types[instr.inputs[1]].width, instr.attr("experts")
+        return {"layer": top, "width": types[instr.output.name].width // top, "stride": experts}
     return {"layer": types[instr.inputs[1]].width, "width": columns} if instr.has(Trait.EXPERTS) else {}

@@ -187,6 +187,10 @@ class Interpreter:
         gate, up = halves(gate, up)
         return orders.gelu_exp2(gate, instr.attr("tanh")) * up
 
+    def _op_clamped_swiglu(self, instr: Instr, gate: "Tensor", up: "Tensor") -> "Tensor":
+        exact = instr.attr("order") == "exp2"
+        return orders.clamped_swiglu_exp2(gate, up, instr.attr("limit")) if exact else self._by_reference(instr, [gate, up])
+
     def _op_rope(self, instr: Instr, x: "Tensor", positions: "Tensor", heads: int | None = None) -> "Tensor":
         import torch
 
@@ -220,6 +224,7 @@ class Interpreter:
         heads, out = instr.attr("heads"), []
         slopes = log2_slopes(heads, instr.attr("first_head"), instr.attr("all_heads")) if instr.attr("alibi") else None
         bends = {"window": instr.attr("window"), "soft_cap": instr.attr("soft_cap"), "slopes": slopes}
+        bends["sinks"] = self.weights.tensor(instr.weights[0]) if instr.weights else None
         for index, (start, stop, first) in enumerate(cache.segments):
             context = cache.read_stored(instr.attr("layer"), index).for_heads(heads)
             rows = q[start:stop].view(stop - start, heads, -1)

@@ -20,6 +20,7 @@ BLOCK = 64  # keys whose softmax state is updated at once, at absolute positions
 SPLIT = 512  # keys that have a state of their own, merged left to right
 LANES = 16
 # Of the tanh form of gelu: -2 * log2(e) * sqrt(2 / pi), and that times 0.044715, each rounded to float32.
+SWIGLU = float.fromhex("0x1.3a4cbep+1")  # SWIGLU_SLOPE * log2(e)
 GELU_TANH = float.fromhex("-0x1.26aec2p+1"), float.fromhex("-0x1.a5a7d0p-4")
 
 
@@ -140,6 +141,13 @@ def silu_exp2(x: "Tensor") -> "Tensor":
     return x / (1.0 + exp2_signed(-x * LOG2E))
 
 
+def clamped_swiglu_exp2(gate: "Tensor", up: "Tensor", limit: float) -> "Tensor":
+    """Order "exp2": g / (1 + 2^(-g * c)) * (u + 1), with g and u as `ops.clamped_swiglu` has them and
+    c = 1.702 * log2(e), rounded to float32."""
+    g, u = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
+    return g / (1.0 + exp2_signed(-g * SWIGLU)) * (u + 1.0)
+
+
 def soft_cap_exp2(x: "Tensor", cap: float) -> "Tensor":
     """Order "exp2": cap * tanh(x / cap), with tanh(u) = 1 - 2 / (2^(2u * log2 e) + 1)."""
     import torch
@@ -184,11 +192,13 @@ def attend_pages64(
     window: int = 0,
     soft_cap: float = 0.0,
     slopes: list[float] | None = None,
+    sinks: "Tensor | None" = None,
 ) -> "Tensor":
     """Order "pages64", one segment: q [queries, heads, head_dim] at positions first.. -> the same shape.
 
     context: with a kv head for each query head. Scales of "pages64.int8" are multiplied into scores (k's), and into
-    softmax weights before these are rounded to bf16 (v's). slopes: ALiBi's, in units of log2.
+    softmax weights before these are rounded to bf16 (v's). slopes: ALiBi's, in units of log2. sinks
+    [heads]: each becomes log2(e) times itself and stands for one key, without a value, in a split that is merged last.
 
     Scores are in units of log2. A block in which a query sees no key changes nothing for it.
     """
@@ -210,6 +220,8 @@ def attend_pages64(
         part = _split(scores[..., start:stop], factor[..., start:stop], v[start:stop], visible[:, start:stop])
         total = part if total is None else _merge(total, part)
     assert total is not None
+    if sinks is not None:
+        total = _merge(total, _sink(sinks, total))
     return total.acc * (1.0 / tree16(total.lanes))[..., None] + 0.0
 
 
@@ -275,6 +287,15 @@ def _block(state: _State, scores: "Tensor", factor: "Tensor", v: "Tensor", sees:
     return _State(
         torch.where(sees, m, state.m), torch.where(keep, lanes, state.lanes), torch.where(keep, acc, state.acc)
     )
+
+
+def _sink(sinks: "Tensor", like: _State) -> _State:
+    """The state of a split that holds nothing but each head's sink."""
+    import torch
+
+    lanes = torch.zeros_like(like.lanes)
+    lanes[..., 0] = 1.0
+    return _State((sinks * LOG2E).expand_as(like.m), lanes, torch.zeros_like(like.acc))
 
 
 def _merge(a: _State, b: _State) -> _State:

@@ -18,7 +18,7 @@ from roofline.ops import formats
 from roofline.weights.files.mapped import TensorInfo
 
 FLOATS = ("F16", "BF16", "F32")  # dtypes that scales may have
-READ = ("BF16", "F16", "F32", "GPTQ, AWQ, fp8, compressed-tensors, bitsandbytes NF4")
+READ = ("BF16", "F16", "F32", "GPTQ, AWQ, fp8, compressed-tensors, bitsandbytes NF4, MXFP4")
 
 
 class Source(Protocol):

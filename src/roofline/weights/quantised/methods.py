@@ -6,7 +6,7 @@ from pathlib import Path
 from roofline.common.errors import UnsupportedError
 from roofline.common.fields import shorten
 from roofline.weights.files.mapped import JsonObject
-from roofline.weights.quantised import awq, bitsandbytes, compressed, float8, gptq
+from roofline.weights.quantised import awq, bitsandbytes, compressed, float8, gptq, mxfp4
 from roofline.weights.quantised.method import READ, Method
 
 _METHODS: Mapping[str, Callable[[Path, object], Method]] = {
@@ -15,6 +15,7 @@ _METHODS: Mapping[str, Callable[[Path, object], Method]] = {
     "fp8": float8.method,
     "compressed-tensors": compressed.method,
     "bitsandbytes": bitsandbytes.method,
+    "mxfp4": mxfp4.method,
 }
 KEYS = ("quantization_config", "compression_config")  # of config.json; the second is compressed-tensors' older name
 

@@ -189,6 +189,8 @@ def _attend(low: Lowering, instr: Instr) -> Launch:
     from roofline.backends.gpu.kernels.attend_launches import prepare_all, workspace_floats
     from roofline.ops.attention import log2_slopes
 
+    if instr.weights:
+        raise UnsupportedError("attend with sinks on a GPU", "its kernels have no sinks", ["backend=cpu"])
     cache, layer, heads = instr.inputs[1], instr.attr("layer"), instr.attr("heads")
     kv_heads, head_dim = low.program.types()[cache].trailing
     among = heads, instr.attr("first_head"), instr.attr("all_heads")

@@ -1,9 +1,12 @@
 """What tensors of a family are called in files: its table of names, and the search in it both ways."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
+
+from roofline.weights.quantised.method import Source
 
 _INDEX = r"(0|[1-9][0-9]{0,5})"  # no leading zeros: two spellings of one layer would be two names for one parameter
 _GGUF = re.compile(rf"blk\.{_INDEX}\.(\w+)\.(weight|bias)")
@@ -45,13 +48,15 @@ class TensorNames:
     """Names without ``.weight`` and ``.bias``: ours -> (GGUF's, Hugging Face's), "" where such files have it not.
 
     layer: in a layer, `{expert}` standing for the number of each expert; top: outside of layers; hf_layers: what stands
-    before a layer's number at Hugging Face; norms_less: what Hugging Face's weights of norms lack to ours.
+    before a layer's number at Hugging Face; norms_less: what Hugging Face's weights of norms lack to ours; hf_apart: takes
+    apart the tensors of Hugging Face that hold several of ours, in files of that path; None: there are none.
     """
 
     layer: Mapping[str, tuple[str, str]]
     top: Mapping[str, tuple[str, str]] = field(default_factory=lambda: TOP)
     hf_layers: str = "model.layers"
     norms_less: float = 0.0
+    hf_apart: Callable[[Path, Source], Source] | None = None
 
     def from_gguf(self, name: str) -> str | None:
         """``"blk.3.attn_q.weight"`` -> ``"layers.3.attn.q.weight"``; None for a name that is not in the table."""

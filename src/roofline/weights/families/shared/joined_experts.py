@@ -1,0 +1,107 @@
+"""Files that hold the gates and ups of all experts of a layer in one tensor, read as a tensor for each expert.
+
+As transformers writes gpt-oss: `gate_up_proj` [experts, width, 2 * ffn], its columns in turn gate and up, `down_proj`
+[experts, ffn, width], `gate_up_proj_bias` [experts, 2 * ffn], `down_proj_bias` [experts, width], and `sinks` [heads],
+whose name has no ".weight".
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from roofline.common.fields import refuse, shorten
+from roofline.weights.files.mapped import TensorInfo
+from roofline.weights.quantised.method import Source
+
+_JOINED = re.compile(r"(?P<within>.+\.mlp\.experts)\.(?P<part>gate_up_proj|down_proj)(?P<bias>_bias)?")
+_SINKS = re.compile(r".+\.self_attn\.sinks")
+_WORDS = {"F32": np.dtype("<u4"), "F16": np.dtype("<u2"), "BF16": np.dtype("<u2")}
+Take = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What a tensor of ours is of one in the file: the values that `take` gives of its own."""
+
+    stored: TensorInfo
+    info: TensorInfo
+    take: Take
+
+
+class _Apart:
+    """See `Source`."""
+
+    def __init__(self, source: Source, plain: Mapping[str, TensorInfo], parts: Mapping[str, _Part]) -> None:
+        self.tensors = {**plain, **{name: part.info for name, part in parts.items()}}
+        self._source, self._parts = source, parts
+
+    def read(self, name: str) -> np.ndarray:
+        """uint8 [nbytes]; of a part, copied out of its tensor."""
+        part = self._parts.get(name)
+        if part is None:
+            return self._source.read(name)
+        stored = part.stored
+        words = np.ascontiguousarray(self._source.read(stored.name)).view(_WORDS[stored.format]).reshape(stored.shape)
+        return np.ascontiguousarray(part.take(words)).reshape(-1).view(np.uint8)
+
+
+def experts_apart(path: Path, source: Source) -> Source:
+    """The tensors of a model's files, with those of experts one by one. path: what errors name. Raises ConfigError."""
+    plain, parts = {}, {}
+    for name, info in source.tensors.items():
+        match = _JOINED.fullmatch(name)
+        if _SINKS.fullmatch(name):
+            parts[f"{name}.weight"] = _part(info, f"{name}.weight", info.shape, lambda values: values)
+        elif match is None or info.format not in _WORDS:
+            plain[name] = info
+        else:
+            if len(info.shape) != (2 if match["bias"] else 3) or (match["part"] != "down_proj" and info.shape[-1] % 2):
+                refuse(path, f"tensor {shorten(name)!r}", f"of shape {info.shape} does not hold all experts of a layer")
+            each = _biases(info, match["within"], match["part"]) if match["bias"] else _matrices(info, match)
+            parts |= {part.info.name: part for part in each}
+    return _Apart(source, plain, parts)
+
+
+def _part(stored: TensorInfo, name: str, shape: tuple[int, ...], take: Take) -> _Part:
+    nbytes = math.prod(shape) * stored.nbytes // max(1, math.prod(stored.shape))
+    return _Part(stored, TensorInfo(name, stored.format, shape, nbytes), take)
+
+
+def _columns(part: str) -> dict[str, slice]:
+    """What a tensor holds, and in which columns."""
+    return {"down_proj": slice(None)} if part == "down_proj" else {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)}
+
+
+def _matrices(info: TensorInfo, match: re.Match[str]) -> list[_Part]:
+    experts, inputs, outputs = info.shape
+    parts = []
+    for name, columns in _columns(match["part"]).items():
+        rows = len(range(outputs)[columns])
+        for number in range(experts):
+            take = partial(_matrix, number, columns)
+            parts.append(_part(info, f"{match['within']}.{number}.{name}.weight", (rows, inputs), take))
+    return parts
+
+
+def _matrix(number: int, columns: slice, values: np.ndarray) -> np.ndarray:
+    """[rows, inputs] of [experts, inputs, outputs]."""
+    return values[number, :, columns].T
+
+
+def _biases(info: TensorInfo, within: str, part: str) -> list[_Part]:
+    experts, outputs = info.shape
+    parts = []
+    for name, columns in _columns(part).items():
+        rows = experts * len(range(outputs)[columns])
+        parts.append(_part(info, f"{within}.{name}.bias", (rows,), partial(_bias, columns)))
+    return parts
+
+
+def _bias(columns: slice, values: np.ndarray) -> np.ndarray:
+    """[experts * rows] of [experts, outputs]."""
+    return values[:, columns].reshape(-1)
