@@ -74,6 +74,8 @@ def test_rms_norm_and_silu_are_close_to_torch(size: int) -> None:
         (2, 1100, {"window": 600}),
         (4, 90, {"soft_cap": 5.0}),
         (4, 90, {"alibi": True}),
+        (4, 90, {"sinks": True}),
+        (2, 1100, {"window": 600, "sinks": True}),
     ],
 )
 def test_attend_pages64_is_close_to_softmax(queries: int, context: int, options: dict) -> None:
@@ -84,6 +86,8 @@ def test_attend_pages64_is_close_to_softmax(queries: int, context: int, options:
     options = {"window": 0, "soft_cap": 0.0} | options
     if options.pop("alibi", False):
         options["slopes"] = log2_slopes(heads)
+    if options.pop("sinks", False):
+        options["sinks"] = torch.tensor([4.0, -1.0, -math.inf, 40.0])
     got = orders.attend_pages64(q, orders.Context(k, v), first, dim**-0.5, **options)
     scores = torch.einsum("qhd,khd->qhk", q.double(), k.double()) * dim**-0.5
     at, keys = torch.arange(first, context)[:, None], torch.arange(context)[None]
@@ -92,7 +96,10 @@ def test_attend_pages64_is_close_to_softmax(queries: int, context: int, options:
     if "slopes" in options:
         scores = scores + torch.tensor(alibi_slopes(heads))[None, :, None] * (keys - at)[:, None]
     hidden = (keys > at) | ((keys <= at - options["window"]) if options["window"] else keys < 0)
-    p = torch.softmax(scores.masked_fill(hidden[:, None], -math.inf), -1)
+    scores = scores.masked_fill(hidden[:, None], -math.inf)
+    if "sinks" in options:
+        scores = torch.cat([scores, options["sinks"].double()[None, :, None].expand(queries, heads, 1)], -1)
+    p = torch.softmax(scores, -1)[..., :context]
     exact = torch.einsum("qhk,khd->qhd", p, v.double())
     assert (got - exact).abs().max() < 0.02  # bf16 q and p
     # Each query alone gives the same bits as in its chunk.

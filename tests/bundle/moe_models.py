@@ -16,6 +16,7 @@ SIZES: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
 }
+YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "truncate": False}
 # Model type -> transformers' name, architecture of GGUF files, the fields of its own.
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", "llama", {"intermediate_size": 96, "num_local_experts": 8, "num_experts_per_tok": 2}),
@@ -31,6 +32,13 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {
             **{"intermediate_size": 96, "moe_intermediate_size": 64, "num_experts": 20, "num_experts_per_tok": 4},
             "norm_topk_prob": True,
+        },
+    ),
+    "gpt_oss": (
+        *("GptOss", "gpt-oss"),
+        {
+            **{"intermediate_size": 96, "num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 20},
+            **{"rope_parameters": {**YARN, "rope_theta": 150000.0}},
         },
     ),
 }
@@ -71,13 +79,20 @@ def write_gguf(path: Path, model: Any, kind: str, quantise: bool = False) -> Pat
     fields = MODELS[kind][2]
     writer.add_expert_count(fields.get("num_experts") or fields["num_local_experts"])
     writer.add_expert_used_count(config.num_experts_per_tok)
-    if kind != "mixtral":
+    if kind == "gpt_oss":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(YARN["factor"])
+        writer.add_rope_scaling_orig_ctx_len(YARN["original_max_position_embeddings"])
+    elif kind != "mixtral":
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if kind == "qwen2_moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     for name, values in gguf_tensors(model, kind):
-        if quantise and values.ndim > 1 and "ffn_gate_inp" not in name and name.startswith("blk."):
-            form = gguf.GGMLQuantizationType.Q4_0
+        if quantise and name.endswith(".weight") and values.ndim > 1 and "ffn_gate_inp" not in name and "blk." in name:
+            of_experts = kind == "gpt_oss" and "_exps" in name
+            form = gguf.GGMLQuantizationType.MXFP4 if of_experts else gguf.GGMLQuantizationType.Q4_0
             writer.add_tensor(name, gguf.quants.quantize(values, form), raw_dtype=form)
         else:
             writer.add_tensor(name, values)
@@ -93,7 +108,7 @@ _GGUF = {
     **{"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"},
     **{f"self_attn.{n}_proj": f"attn_{n}" for n in "qkv"},
     **{f"self_attn.{n}_norm": f"attn_{n}_norm" for n in "qk"},
-    **{"self_attn.o_proj": "attn_output", "mlp.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp"},
+    **{"self_attn.o_proj": "attn_output", "mlp.gate": "ffn_gate_inp", "mlp.router": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp"},
     **{f"mlp.shared_expert.{n}_proj": f"ffn_{n}_shexp" for n in ("gate", "up", "down")},
 }
 
@@ -108,6 +123,9 @@ def gguf_tensors(model: Any, kind: str) -> list[tuple[str, np.ndarray]]:
         if key.startswith("model.layers."):
             _, _, layer, rest = key.split(".", 3)
             before, stem = f"blk.{layer}.", rest.rpartition(".")[0]
+        if kind == "gpt_oss" and suffix in ("sinks", *_JOINED):
+            tensors += [(f"{before}{name}", np.ascontiguousarray(part)) for name, part in _of_gpt_oss(suffix, values)]
+            continue
         if stem == "mlp.experts":
             if suffix == "down_proj":
                 tensors.append((f"{before}ffn_down_exps.weight", values))
@@ -120,5 +138,20 @@ def gguf_tensors(model: Any, kind: str) -> list[tuple[str, np.ndarray]]:
             values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
         if stem == "mlp.shared_expert_gate":
             values = values[0]
-        tensors.append((f"{before}{_GGUF[stem]}.{suffix}", np.ascontiguousarray(values)))
+        name = "post_attention_norm" if kind == "gpt_oss" and stem == "post_attention_layernorm" else _GGUF[stem]
+        tensors.append((f"{before}{name}.{suffix}", np.ascontiguousarray(values)))
     return tensors
+
+
+_JOINED = ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")
+
+
+def _of_gpt_oss(part: str, values: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """(name, values) of the tensors that converters make of one that holds all experts, or of the sinks."""
+    if part == "sinks":
+        return [("attn_sinks.weight", values)]
+    suffix = "bias" if part.endswith("_bias") else "weight"
+    values = values if suffix == "bias" else values.swapaxes(1, 2)  # [experts, outputs, ...]
+    if part.startswith("down"):
+        return [(f"ffn_down_exps.{suffix}", values)]
+    return [(f"ffn_{name}_exps.{suffix}", values[:, first::2]) for first, name in enumerate(("gate", "up"))]

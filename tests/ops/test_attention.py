@@ -14,7 +14,7 @@ from roofline.ops.exp2 import exp2_falling, exp2_signed
 from roofline.ops.normal_tail import normal_tail
 from roofline.ops.rope_tables import RopeTable, cos_sin, frequencies
 from roofline.ops.rows import Rows, TurnedPositions
-from roofline.ops.symbol import Type
+from roofline.ops.symbol import Type, WeightType
 from tests.models.eager import ContiguousCache
 
 torch = pytest.importorskip("torch", reason="ops' references are written in torch")
@@ -186,6 +186,29 @@ def test_rows_of_training_attend_as_segments_do(kv_heads: int) -> None:
     assert not torch.allclose(capped, want, atol=1e-2)
     for each in (rows, biased):
         assert torch.allclose(ops.attend(q, each, 0, heads, 0.3, soft_cap=0.5), capped, atol=1e-6)
+    sinks = torch.randn(heads)
+    drained = ops.attend(q, cache, 0, heads, 0.3, sinks=sinks)
+    assert not torch.allclose(drained, want, atol=1e-2)
+    for each in (rows, biased):
+        assert torch.allclose(ops.attend(q, each, 0, heads, 0.3, sinks=sinks), drained, atol=1e-6)
+
+
+def test_a_sink_is_a_key_whose_value_is_zero() -> None:
+    heads, dim, sinks = 4, 8, torch.tensor([0.5, -2.0, 3.0, -torch.inf])
+    q, k, v = torch.randn(3, 6, heads * dim)
+    cache = ops.kv_write(ContiguousCache(heads).step([(0, 6, 0)], ["s"]), k, v, 0)
+    got = ops.attend(q, cache, 0, heads, 0.3, window=3, sinks=sinks).view(6, heads, dim)
+    plain = ops.attend(q, cache, 0, heads, 0.3, window=3).view(6, heads, dim)
+    for at in range(6):
+        seen = slice(max(0, at - 2), at + 1)
+        scores = torch.einsum("hd,khd->hk", q[at].view(heads, dim), k[seen].view(-1, heads, dim)) * 0.3
+        powers = scores.exp()
+        kept = powers.sum(1) / (powers.sum(1) + sinks.exp())
+        assert torch.allclose(got[at], plain[at] * kept[:, None], atol=1e-6)
+    assert torch.allclose(got[:, 3], plain[:, 3])
+    declared, types = registry.get("attend"), [Type("f32", "tokens", (32,)), Type("cache", None, (4, 8))]
+    with pytest.raises(ConfigError, match=r"sinks of shape \(3,\) for 4 heads"):
+        declared.results(types, [WeightType((3,), ("F32",), 12)], {"layer": 0, "heads": 4, "scale": 1.0})
 
 
 def test_heads_of_a_part_have_the_slopes_of_the_whole() -> None:

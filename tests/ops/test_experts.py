@@ -86,3 +86,24 @@ def test_sigmoid_scale_takes_one_number_a_row():
     assert torch.allclose(ops.sigmoid_scale(x, gate), x / (1 + torch.exp(-gate)))
     with pytest.raises(ConfigError, match="a gate of width 6"):
         registry.get("sigmoid_scale").results([Type("f32", "tokens", (6,))] * 2, [], {})
+
+
+def test_each_part_of_a_row_gets_the_bias_of_its_expert():
+    x, ids, bias = torch.randn(3, 8), torch.tensor([[2, 0], [0, 1], [1, 2]], dtype=torch.int32), torch.randn(3, 4)
+    out = ops.expert_bias(x, ids, bias.flatten(), 3).view(3, 2, 4)
+    assert torch.equal(out, x.view(3, 2, 4) + bias[ids.long()])
+    op, row, chosen = registry.get("expert_bias"), Type("f32", "tokens", (8,)), Type("i32", "tokens", (2,))
+    call = op.call([row, chosen], [WeightType((12,), ("F32",), 48)], {"experts": 3})
+    assert op.types(call) == (row,)
+    assert op.price(call).weight_bytes == Affine(experts=16)
+    for rows, experts in ((12, 5), (9, 3)):
+        with pytest.raises(ConfigError, match=f"{rows} biases of {experts} experts"):
+            op.types(op.call([row, chosen], [WeightType((rows,), ("F32",), 4 * rows)], {"experts": experts}))
+
+
+def test_clamped_swiglu_cuts_gates_above_and_ups_on_both_sides():
+    gate, up = torch.tensor([[9.0, -9.0, 1.0]]), torch.tensor([[0.5, 9.0, -9.0]])
+    g, u = torch.tensor([2.0, -9.0, 1.0]), torch.tensor([0.5, 2.0, -2.0])
+    assert torch.allclose(ops.clamped_swiglu(gate, up, 2.0)[0], g * torch.sigmoid(1.702 * g) * (u + 1))
+    with pytest.raises(ConfigError, match="as two values"):
+        registry.get("clamped_swiglu").results([Type("f32", "tokens", (6,))], [], {"limit": 1.0})

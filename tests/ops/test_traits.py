@@ -19,12 +19,14 @@ OURS = [name for name in registry.names() if registry.get(name).reference.__modu
 ATTRIBUTES = {
     "scale": {"factor": 3.0},
     "soft_cap": {"cap": 2.0},
+    "clamped_swiglu": {"limit": 2.0},
     "cast": {"dtype": "bf16"},
     "split": {"start": 8, "stop": 40},
     "rope": {"table": RopeTable(16, 1e4), "heads": 4},
     "attend": {"layer": 0, "heads": 4, "scale": 0.25},
     "route": {"top": 3},
     "expert_linear": {"experts": 4},
+    "expert_bias": {"experts": 4},
     "expert_linear_silu_mul": {"experts": 4},
     "rms_norm": {"eps": 1e-5, "heads": 4},
     "norm_quantize": {"eps": 1e-5},
@@ -37,6 +39,8 @@ ATTRIBUTES = {
 }
 WEIGHTS = {
     "embed": [(9, WIDTH)],
+    "attend": [],
+    "expert_bias": [(4 * 32,)],
     "linear": [(32, WIDTH), (32,)],
     "linear_add": [(WIDTH, WIDTH)],
     "linear_silu_mul": [(64, WIDTH)],
@@ -55,8 +59,9 @@ def values_of(name):
     """Random values for an op's reference, one for each operand; small whole numbers, so that sums are exact."""
     generator = torch.Generator().manual_seed(7)
     gate = {"gate": torch.rand(ROWS, 1, generator=generator)} if name == "sigmoid_scale" else {}
+    experts = {"expert_bias": [1, 3]}.get(name, [1, 3, 2])
     special = {
-        "ids": torch.tensor([[1, 3, 2]] * ROWS) if "expert_linear" in name else torch.arange(ROWS) % 9,
+        "ids": torch.tensor([experts] * ROWS) if "expert_" in name else torch.arange(ROWS) % 9,
         "positions": torch.arange(ROWS),
         "rows": torch.tensor([4, 0]),
         "weights": torch.rand(ROWS, 4, generator=generator),
