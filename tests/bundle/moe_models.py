@@ -108,7 +108,8 @@ _GGUF = {
     **{"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"},
     **{f"self_attn.{n}_proj": f"attn_{n}" for n in "qkv"},
     **{f"self_attn.{n}_norm": f"attn_{n}_norm" for n in "qk"},
-    **{"self_attn.o_proj": "attn_output", "mlp.gate": "ffn_gate_inp", "mlp.router": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp"},
+    **{"self_attn.o_proj": "attn_output", "mlp.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp"},
+    "mlp.router": "ffn_gate_inp",
     **{f"mlp.shared_expert.{n}_proj": f"ffn_{n}_shexp" for n in ("gate", "up", "down")},
 }
 

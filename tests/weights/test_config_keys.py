@@ -62,6 +62,7 @@ _CHANGED: dict[str, Any] = {
     **{"hidden_activation": "silu", "use_bidirectional_attention": True, "original_max_position_embeddings": 256},
     **{"no_rope_layers": [0, 0], "no_rope_layer_interval": 1, "embedding_multiplier": 3.0, "logits_scaling": 2.0},
     **{"residual_multiplier": 0.5, "attention_multiplier": 0.5},
+    **{"num_local_experts": 5, "num_experts_per_tok": 1, "swiglu_alpha": 2.0, "swiglu_limit": 3.0},
 }
 # Keys that say something only beside another one.
 _BESIDE: dict[str, dict[str, Any]] = {
@@ -73,7 +74,7 @@ _BESIDE: dict[str, dict[str, Any]] = {
 # Of SmolLM3 a window is where there is no rope, unless layer_types says otherwise.
 _WINDOWED = {"use_sliding_window": True, "sliding_window": 8}
 _BESIDE_OF: dict[str, dict[str, dict[str, Any]]] = {
-    **{kind: {} for kind in ("gemma2", "gemma3_text", "phi3")},
+    **{kind: {} for kind in ("gemma2", "gemma3_text", "phi3", "gpt_oss")},
     "smollm3": {
         "sliding_window": {"use_sliding_window": True, "no_rope_layers": [1, 0]},
         "use_sliding_window": {"sliding_window": 8, "no_rope_layers": [1, 0]},
@@ -85,8 +86,9 @@ _CHANGED_OF: dict[str, dict[str, Any]] = {
     "gemma3_text": {"tie_word_embeddings": False, "layer_types": ["full_attention"] * 2},
     "smollm3": {"tie_word_embeddings": False, "layer_types": ["sliding_attention"] * 2},
     "glm4": {"attention_bias": False},
+    "gpt_oss": {"attention_bias": False, "layer_types": ["full_attention"] * 2},
 }
-_BASE_OF = {"glm4": {"head_dim": 64}}
+_BASE_OF = {"glm4": {"head_dim": 64}, "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2}}
 # Of every class, beside what these say themselves: any model may say it, and transformers' shared code reads it.
 _SHARED = {"is_causal": False, "per_layer_config": {"0": {"head_dim": 8}}, "attention_chunk_size": 4}
 
@@ -101,6 +103,7 @@ def test_every_key_of_transformers_is_honoured_or_refused(kind: str) -> None:
     base = {**(MPT if kind == "mpt" else HF), "model_type": kind, **_BASE_OF.get(kind, {})}
     known -= {"model_type", "keys_to_ignore_at_inference", "base_model_tp_plan", "base_model_pp_plan", *_HARMLESS}
     known -= {"sub_configs", "attribute_map", "attn_config", "default_theta"}
+    known -= {"base_model_ep_plan", "router_aux_loss_coef", "output_router_logits"}  # of training, and of several ranks
     known -= {"original_max_position_embeddings", "embd_pdrop"}  # of Phi-3: read beside a scaling; a dropout
     changed = _CHANGED | _CHANGED_OF.get(kind, {})
     assert known <= set(changed), "a new key: does it change the logits?"

@@ -76,23 +76,34 @@ def test_keys_of_a_method_are_honoured_or_refused() -> None:
         check_config(Path("config.json"), {"quant_method": "mxfp4", "group_size": 16})
 
 
-def written(folder: Path, change: dict[str, Any] | None = None) -> tuple[Path, dict[str, np.ndarray]]:
-    """A model of one layer with experts in MXFP4, and the values that its blocks stand for, by our names."""
+def written(folder: Path, change: dict[str, Any] | None = None) -> Path:
+    """A model of one layer with experts in MXFP4, some of its tensors changed."""
+    stored = _stored()[0] | (change or {})
+    (folder / "config.json").write_text(json.dumps(SMALL))
+    safetensors.save_file(stored, folder / "model.safetensors")
+    return folder
+
+
+def _stored() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The tensors of the file, and the values that those of experts stand for, by our names."""
     random = np.random.default_rng(4)
     sizes = {"q_proj": (64, 64), "k_proj": (32, 64), "v_proj": (32, 64), "o_proj": (64, 64)}
     tensors = {"model.embed_tokens.weight": (96, 64), "lm_head.weight": (96, 64), "model.norm.weight": (64,)}
     layer, experts = "model.layers.0", "model.layers.0.mlp.experts"
     tensors |= {f"{layer}.{n}_layernorm.weight": (64,) for n in ("input", "post_attention")}
     tensors |= {f"{layer}.self_attn.{n}.weight": size for n, size in sizes.items()}
-    tensors |= {f"{layer}.self_attn.{n}.bias": size[:1] for n, size in sizes.items()} | {f"{layer}.self_attn.sinks": (4,)}
+    tensors |= {f"{layer}.self_attn.{n}.bias": size[:1] for n, size in sizes.items()}
+    tensors |= {f"{layer}.self_attn.sinks": (4,)}
     tensors |= {f"{layer}.mlp.router.weight": (3, 64), f"{layer}.mlp.router.bias": (3,)}
     tensors |= {f"{experts}.gate_up_proj_bias": (3, 64), f"{experts}.down_proj_bias": (3, 64)}
-    stored = {name: torch.from_numpy(random.standard_normal(shape).astype(np.float32)).bfloat16() for name, shape in tensors.items()}
+    floats = {name: random.standard_normal(shape).astype(np.float32) for name, shape in tensors.items()}
+    stored = {name: torch.from_numpy(each).bfloat16() for name, each in floats.items()}
     values = {}
     for part, rows, inputs in (("gate_up_proj", 64, 64), ("down_proj", 64, 32)):
         blocks = random.integers(0, 256, (3, rows, inputs // 32, 16), np.uint8)
         scales = random.integers(120, 130, (3, rows, inputs // 32), np.uint8)
-        stored |= {f"{experts}.{part}_blocks": torch.from_numpy(blocks), f"{experts}.{part}_scales": torch.from_numpy(scales)}
+        bytes_of = {f"{experts}.{part}_blocks": blocks, f"{experts}.{part}_scales": scales}
+        stored |= {name: torch.from_numpy(each) for name, each in bytes_of.items()}
         codes = np.stack([blocks & 15, blocks >> 4], -1).reshape(3, rows, inputs // 32, 32)
         wide = (E2M1[codes] * np.exp2(scales.astype(np.float32) - 127)[..., None]).reshape(3, rows, inputs)
         for number in range(3):
@@ -101,20 +112,16 @@ def written(folder: Path, change: dict[str, Any] | None = None) -> tuple[Path, d
             else:
                 values[f"layers.0.mlp.experts.{number}.gate.weight"] = wide[number, 0::2]
                 values[f"layers.0.mlp.experts.{number}.up.weight"] = wide[number, 1::2]
-    stored |= change or {}
     both = stored[f"{experts}.gate_up_proj_bias"].float().numpy()
     values |= {"layers.0.mlp.experts.gate.bias": both[:, 0::2].reshape(-1)}
     values |= {"layers.0.mlp.experts.up.bias": both[:, 1::2].reshape(-1)}
     values |= {"layers.0.attn.sinks.weight": stored[f"{layer}.self_attn.sinks"].float().numpy()}
-    (folder / "config.json").write_text(json.dumps(SMALL))
-    safetensors.save_file(stored, folder / "model.safetensors")
-    return folder, values
+    return stored, values
 
 
 def test_values_of_mxfp4_are_the_files_bit_for_bit(tmp_path: Path) -> None:
-    folder, values = written(tmp_path)
-    checkpoint = open_checkpoint(folder)
-    for name, want in values.items():
+    checkpoint = open_checkpoint(written(tmp_path))
+    for name, want in _stored()[1].items():
         assert checkpoint.read(name).size == checkpoint.tensors[name].nbytes
         assert (checkpoint.dequantize(name) + np.float32(0)).tobytes() == (want + np.float32(0)).tobytes(), name
     assert checkpoint.tensors["layers.0.mlp.experts.2.up.weight"].format == "MXFP4"
@@ -132,6 +139,6 @@ def test_values_of_mxfp4_are_the_files_bit_for_bit(tmp_path: Path) -> None:
 )
 def test_damaged_experts_are_refused_by_name(change: dict[str, np.ndarray], message: str, tmp_path: Path) -> None:
     named = {f"model.layers.0.mlp.experts.{name}": torch.from_numpy(each) for name, each in change.items()}
+    folder = written(tmp_path, named)
     with pytest.raises(ConfigError, match=message):
-        folder, _ = written(tmp_path, named)
         open_checkpoint(folder).read("layers.0.mlp.experts.1.down.weight")

@@ -37,7 +37,7 @@ def check(cfg: ModelConfig) -> None:
         raise UnsupportedError(what, "its experts always have biases, and its q and k no norms")
     if getattr(cfg, "shared_ffn", 0) or not getattr(cfg, "renormalise", True):
         what = f"shared_ffn or renormalise=False in a {cfg.family} model"
-        raise UnsupportedError(what, "it has no shared expert, and weights are of the chosen experts", ["family qwen_moe"])
+        raise UnsupportedError(what, "its weights are of the chosen experts alone", ["family qwen_moe"])
 
 
 def spec(cfg: Config) -> tuple[Param, ...]:

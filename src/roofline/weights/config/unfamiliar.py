@@ -58,6 +58,10 @@ _HF_KEYS: dict[str, tuple[str, ...]] = {
     "mixtral": (*_GATED, "sliding_window", "num_local_experts", *_EXPERTS[1:2], *_EXPERTS[-1:], "router_jitter_noise"),
     "qwen2_moe": (*_GATED, *_QWEN, *_EXPERTS, "shared_expert_intermediate_size", "qkv_bias"),
     "qwen3_moe": (*_GATED, *_QWEN, *_EXPERTS, "attention_bias", "head_dim"),
+    "gpt_oss": (
+        *(*_GATED, "sliding_window", "layer_types", "attention_bias", "head_dim", "num_local_experts"),
+        *("num_experts_per_tok", "swiglu_limit", "initial_context_length"),
+    ),
     "mpt": (*_MPT, "learned_pos_emb", "emb_pdrop", "resid_pdrop", "ffn_config", "init_config", "logit_scale"),
 }
 _GGUF_KEYS: dict[str, tuple[str, ...]] = {
@@ -66,6 +70,7 @@ _GGUF_KEYS: dict[str, tuple[str, ...]] = {
     "qwen3": _GATED_GGUF[:6],
     "qwen2moe": (*_GATED_GGUF[:4], *_EXPERTS_GGUF, "expert_shared_feed_forward_length"),
     "qwen3moe": (*_GATED_GGUF[:6], *_EXPERTS_GGUF),
+    "gpt-oss": (*_GATED_GGUF[:6], *_EXPERTS_GGUF, "attention.sliding_window"),
 }
 # What a key, or a key and its value, says the model computes -> the ops of ours that compute it.
 _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (

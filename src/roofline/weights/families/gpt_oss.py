@@ -1,7 +1,7 @@
 """Files of gpt-oss.
 
-Hugging Face's hold the gates and ups of all experts in one tensor, in turn (`shared/joined_experts.py`); where these are
-in MXFP4, `weights/quantised/mxfp4.py` reads them.
+Hugging Face's hold the gates and ups of all experts in one tensor, in turn (`shared/joined_experts.py`); where these
+are in MXFP4, `weights/quantised/mxfp4.py` reads them.
 """
 
 from roofline.common.errors import UnsupportedError

@@ -1,8 +1,8 @@
 """MXFP4 as transformers writes gpt-oss: the experts of a layer in two tensors for each product.
 
-`NAME_blocks` uint8 [experts, outputs, inputs / 32, 16] holds two 4-bit floats (E2M1) a byte, the first in its lower half;
-`NAME_scales` uint8 [experts, outputs, inputs / 32] the exponents of the groups of 32. These are the numbers of our
-format MXFP4, whose bytes hold element i beside element i + 16. Rows of `gate_up_proj` are in turn gate and up.
+`NAME_blocks` uint8 [experts, outputs, inputs / 32, 16] holds two 4-bit floats (E2M1) a byte, the first in its lower
+half; `NAME_scales` uint8 [experts, outputs, inputs / 32] the exponents of the groups of 32. These are the numbers of
+our format MXFP4, whose bytes hold element i beside element i + 16. Rows of `gate_up_proj` are in turn gate and up.
 """
 
 import re

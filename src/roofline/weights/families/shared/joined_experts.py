@@ -74,7 +74,9 @@ def _part(stored: TensorInfo, name: str, shape: tuple[int, ...], take: Take) -> 
 
 def _columns(part: str) -> dict[str, slice]:
     """What a tensor holds, and in which columns."""
-    return {"down_proj": slice(None)} if part == "down_proj" else {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)}
+    if part == "down_proj":
+        return {"down_proj": slice(None)}
+    return {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)}
 
 
 def _matrices(info: TensorInfo, match: re.Match[str]) -> list[_Part]:

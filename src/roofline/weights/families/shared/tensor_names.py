@@ -48,8 +48,8 @@ class TensorNames:
     """Names without ``.weight`` and ``.bias``: ours -> (GGUF's, Hugging Face's), "" where such files have it not.
 
     layer: in a layer, `{expert}` standing for the number of each expert; top: outside of layers; hf_layers: what stands
-    before a layer's number at Hugging Face; norms_less: what Hugging Face's weights of norms lack to ours; hf_apart: takes
-    apart the tensors of Hugging Face that hold several of ours, in files of that path; None: there are none.
+    before a layer's number at Hugging Face; norms_less: what Hugging Face's weights of norms lack to ours; hf_apart:
+    takes apart the tensors of Hugging Face that hold several of ours, in files of that path; None: there are none.
     """
 
     layer: Mapping[str, tuple[str, str]]
