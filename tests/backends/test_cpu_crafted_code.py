@@ -150,6 +150,7 @@ IGNORED = {
     "take_rows": "digits residual stride weight bias eps layer q_norm k_norm",
     "route": "digits stride weight bias eps q_norm k_norm",
     "route_all": "digits stride weight bias eps q_norm k_norm",
+    "expert_linear": "weight bias eps q_norm k_norm",
     "expert_linear_ranked": "weight bias eps q_norm k_norm",
     "expert_linear_gated": "weight bias eps q_norm k_norm",
     "combine": "digits stride weight bias eps q_norm k_norm",

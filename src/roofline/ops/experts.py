@@ -94,7 +94,7 @@ def _expert_bias_type(call: Call) -> Type:
     (rows,) = call.bias.shape
     if rows % call.experts or call.x.width != call.ids.width * (rows // call.experts):
         raise ConfigError(
-            f"expert_bias: {rows} biases of {call.experts} experts for {call.ids.width} parts of a row of {call.x.width}"
+            f"expert_bias: {rows} biases of {call.experts} experts for {call.ids.width} parts of {call.x.width}"
         )
     return Type("f32", call.x.leading, call.x.trailing)
 

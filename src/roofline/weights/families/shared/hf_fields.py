@@ -213,4 +213,4 @@ def to_hf(config: Config, kind: str, name: str) -> Config:
         factor = config["rotary_dim"] / config["head_dim"]
         fields["partial_rotary_factor"] = fields["rope_parameters"]["partial_rotary_factor"] = factor
         scaling = scaling and {**scaling, "partial_rotary_factor": factor}
-    return fields | ({"rope_scaling": scaling} if scaling else {})
+    return fields | ({"rope_scaling": dict(scaling)} if scaling else {})

@@ -20,7 +20,7 @@ from roofline.weights.quantised.method import Source
 
 _JOINED = re.compile(r"(?P<within>.+\.mlp\.experts)\.(?P<part>gate_up_proj|down_proj)(?P<bias>_bias)?")
 _SINKS = re.compile(r".+\.self_attn\.sinks")
-_WORDS = {"F32": np.dtype("<u4"), "F16": np.dtype("<u2"), "BF16": np.dtype("<u2")}
+_WORDS = {"F32": "<u4", "F16": "<u2", "BF16": "<u2"}  # what a number of each lies in
 Take = Callable[[np.ndarray], np.ndarray]
 
 
