@@ -123,6 +123,24 @@ def test_a_record_of_experts_that_lies(
         _ = spoilt(mixtral, operation, field, value, at).checked
 
 
+@pytest.mark.parametrize(
+    ("operation", "field", "at", "value", "message"),
+    [
+        ("attend_sinks", "bias", 0, -1, "bias is a place outside weights.bin"),
+        ("attend_sinks", "bias", 0, 1 << 45, "bias is a place outside weights.bin"),
+        ("expert_bias", "weight", 0, 1 << 45, "weight is a place outside weights.bin"),
+        ("expert_bias", "residual", 0, 12345, "residual is not the experts that rows were sent to last"),
+        ("expert_bias", "stride", 0, 5, "residual is of another size than rows were sent to"),  # of 6 experts
+        ("expert_bias", "layer", 0, 2, "residual is of another size than rows were sent to"),  # of 3 of a row
+        ("expert_bias", "width", 0, 1 << 22, "x is a place outside the arena"),
+        ("clamped_swiglu", "residual", 2, 1 << 30, "residual is a place outside the arena"),
+    ],
+)
+def test_a_record_of_gpt_oss_that_lies(operation: str, field: str, at: int, value: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^operation [0-9]+.*{message}"):
+        _ = spoilt(subject("gpt-oss", "Q4_0", "bf16"), operation, field, value, at).checked
+
+
 # What operations have no use for: their records may hold anything there.
 IGNORED = {
     "embed": "digits x residual stride weight bias eps q_norm k_norm",

@@ -96,7 +96,8 @@ def _expert_bias_type(call: Call) -> Type:
         raise ConfigError(
             f"expert_bias: {rows} biases of {call.experts} experts for {call.ids.width} parts of {call.x.width}"
         )
-    return Type("f32", call.x.leading, call.x.trailing)
+    x: Type = call.x
+    return x
 
 
 def _expert_bias_bytes(call: Call) -> Affine:
@@ -117,10 +118,10 @@ _BIAS = (Trait.ROW_WISE, Trait.WHOLE_VALUES)
     inplace="x",
 )
 def expert_bias(x: "Tensor", ids: "Tensor", bias: "Tensor", experts: int) -> "Tensor":
-    """x + bias[id] in each part of a row: x [tokens, top * out], ids int32 [tokens, top], bias [experts * out], the
-    experts' biases one behind the other."""
+    """x + bias[id] in each part of a row, in x's dtype: x [tokens, top * out], ids int32 [tokens, top], bias
+    [experts * out], the experts' biases one behind the other."""
     parts = x.view(*ids.shape, -1)  # [tokens, top, out]
-    return (parts + bias.view(experts, -1)[ids.long()]).flatten(1)
+    return (parts + bias.view(experts, -1)[ids.long()].to(x.dtype)).flatten(1)
 
 
 def _combine_type(call: Call) -> Type:

@@ -212,3 +212,14 @@ def test_experts_in_blocks_are_refused():
     shape = {"limits": LIMITS, "num_pages": 16, "max_context": 128, "weights_hash": "7e57"}
     with pytest.raises(UnsupportedError, match="experts of one 16-bit or 32-bit format"):
         GpuExecutable(program, source.read, Runtime(chips.get("sm_90"), "cpu", False), **shape)
+
+
+def test_what_has_no_kernel_is_refused_by_name():
+    from roofline.backends.gpu.runtime.lower import check, without_kernel
+
+    config = {**MIXTRAL, "family": "gpt_oss", "layer_windows": [20] + [0] * (MIXTRAL["layers"] - 1)}
+    source = random_checkpoint(config, seed=3, form="BF16")
+    program = compile_program(*registry.configure(source.config), source.tensors, target.gpu("bf16", False))
+    assert without_kernel(program) == ("attend with sinks", "expert_bias", "clamped_swiglu")
+    with pytest.raises(UnsupportedError, match="op 'attend with sinks' on a GPU"):
+        check(program)

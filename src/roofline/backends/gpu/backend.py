@@ -93,6 +93,7 @@ def _make(request: LoadRequest, ranks: "Ranks | None") -> "tuple[GpuExecutable, 
     from roofline.backends.gpu.runtime.device_errors import what_is_lacking
     from roofline.backends.gpu.runtime.executable import GpuExecutable, Runtime
     from roofline.backends.gpu.runtime.libraries import follow_store, sum_in_float32
+    from roofline.backends.gpu.runtime.lower import check
     from roofline.backends.gpu.tuning.linear import stored_choices
 
     checkpoint, options = request.checkpoint, request.options
@@ -100,6 +101,7 @@ def _make(request: LoadRequest, ranks: "Ranks | None") -> "tuple[GpuExecutable, 
     kernel_cache.use()  # after find, which says what is missing where triton is not installed
     share = ranks.share if ranks is not None else None
     program = compile_for_gpu(checkpoint, request.config, options, device.chip, share)
+    check(program)  # before memory is asked for
     sum_in_float32()
     placed = _place(request, program, device)
     pages = placed.pages if options.cache_tokens is not None else min(placed.pages, MAX_CACHE_TOKENS // PAGE_TOKENS)

@@ -38,14 +38,12 @@ class Lowering:
     adapters: DeviceAdapters | None = None
 
     def launches(self) -> list[tuple[Instr, Launch]]:
-        """Instructions that do something, each with its launch. Raises UnsupportedError for an op without a kernel."""
+        """Instructions that do something, each with its launch. Raises UnsupportedError as `check` does."""
+        check(self.program)
         launches = []
         for instr in self.program.body:
-            if instr.has(Trait.VIEW):
-                continue
-            if instr.op not in _LOWER:
-                raise UnsupportedError(f"op {instr.op!r} on a GPU", "it has no kernel", sorted(_LOWER))
-            launches.append((instr, _LOWER[instr.op](self, instr)))
+            if not instr.has(Trait.VIEW):
+                launches.append((instr, _LOWER[instr.op](self, instr)))
         return launches
 
 
@@ -189,8 +187,6 @@ def _attend(low: Lowering, instr: Instr) -> Launch:
     from roofline.backends.gpu.kernels.attend_launches import prepare_all, workspace_floats
     from roofline.ops.attention import log2_slopes
 
-    if instr.weights:
-        raise UnsupportedError("attend with sinks on a GPU", "its kernels have no sinks", ["backend=cpu"])
     cache, layer, heads = instr.inputs[1], instr.attr("layer"), instr.attr("heads")
     kv_heads, head_dim = low.program.types()[cache].trailing
     among = heads, instr.attr("first_head"), instr.attr("all_heads")
@@ -306,5 +302,17 @@ _LOWER: dict[str, Callable[[Lowering, Instr], Launch]] = {
 
 
 def without_kernel(program: Program) -> tuple[str, ...]:
-    """The ops of a Program that have no kernel here, by order of use."""
-    return tuple(dict.fromkeys(i.op for i in program.body if i.op not in _LOWER and not i.has(Trait.VIEW)))
+    """What a Program computes and no kernel here does, by order of use: ops, and attention with sinks."""
+    return tuple(dict.fromkeys(name for instr in program.body if (name := _lacking(instr))))
+
+
+def _lacking(instr: Instr) -> str:
+    if instr.op == "attend" and instr.weights:
+        return "attend with sinks"
+    return "" if instr.op in _LOWER or instr.has(Trait.VIEW) else instr.op
+
+
+def check(program: Program) -> None:
+    """Raises UnsupportedError for an op without a kernel."""
+    for name in without_kernel(program):
+        raise UnsupportedError(f"op {name!r} on a GPU", "it has no kernel", sorted(_LOWER))
