@@ -144,7 +144,8 @@ void Executable::add_expert_biases(const Op& op, int64_t row) const {
     const float* const x = (const float*)at(op.x) + row * op.ranks() * op.width;
     float* const y = (float*)at(op.y) + row * op.ranks() * op.width;
     for (int64_t rank = 0; rank < op.ranks(); rank++) {
-        const int64_t expert = (uint32_t)ids[rank] < (uint64_t)op.stride ? ids[rank] : 0;
+        const uint32_t id = ids[rank];  // read once: what lies there may change meanwhile, if code lies
+        const int64_t expert = id < (uint64_t)op.stride ? id : 0;
         kernels_->add(x + rank * op.width, op.weight + expert * op.width, op.width, y + rank * op.width);
     }
 }

@@ -99,6 +99,11 @@ void gated(const std::string& isa, int kind, Array<float> gate, Array<float> up,
     kernels_named(isa)->activate((Activation)kind, gate.data(), up.data(), (int64_t)gate.size(), out.data());
 }
 
+void clamped_swiglu(const std::string& isa, Array<float> gate, Array<float> up, float limit, Output<float> out) {
+    FloatMode mode;
+    kernels_named(isa)->clamped_swiglu(gate.data(), up.data(), limit, (int64_t)gate.size(), out.data());
+}
+
 void embed(const std::string& isa, int format, uintptr_t weight, int64_t k, Array<int32_t> ids, Output<float> out) {
     const Kernels* kernels = kernels_named(isa);
     FloatMode mode;
@@ -126,6 +131,7 @@ void bind_kernels(nb::module_& m) {
     k.def("layer_norm", &layer_norm, "isa"_a, "x"_a, "weight"_a, "bias"_a, "eps"_a, "out"_a);
     k.def("activate", &activate, "isa"_a, "kind"_a, "x"_a, "out"_a);
     k.def("gated", &gated, "isa"_a, "kind"_a, "gate"_a, "up"_a, "out"_a);
+    k.def("clamped_swiglu", &clamped_swiglu, "isa"_a, "gate"_a, "up"_a, "limit"_a, "out"_a);
     k.def("embed", &embed, "isa"_a, "format"_a, "weight"_a, "k"_a, "ids"_a, "out"_a);
     k.def("exp2", &exp2_many, "isa"_a, "x"_a, "out"_a);
 }

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from roofline import ops
 from roofline.ops import formats
 
 native = pytest.importorskip("roofline._native", reason="the C++ core is not built")
@@ -215,6 +216,27 @@ def test_gelu_is_its_order_and_close(tanh: bool) -> None:
         native.kernels.gated(isa, GELU_TANH if tanh else GELU, x, up, gated)
         product = out * up
         assert gated[np.abs(product) >= 2.0**-126].tobytes() == product[np.abs(product) >= 2.0**-126].tobytes(), isa
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 4007])
+def test_clamped_swiglu_is_its_order(size: int) -> None:
+    torch = pytest.importorskip("torch", reason="the reference runs on torch")
+    from roofline.backends.reference.orders import clamped_swiglu_exp2
+
+    gate, up = activations(1, size, 5)[0] * 4, activations(1, size, 6)[0] * 4
+    gate[-1], up[: size // 9] = -40.0, -8.0
+    wanted = clamped_swiglu_exp2(torch.from_numpy(gate), torch.from_numpy(up), 7.0).numpy()
+    exact = ops.clamped_swiglu(torch.from_numpy(gate).double(), torch.from_numpy(up).double(), 7.0).numpy()
+    assert np.abs(wanted - exact).max() < 1e-5
+    for isa in ISAS:
+        out = np.empty_like(gate)
+        native.kernels.clamped_swiglu(isa, gate, up, 7.0, out)
+        assert out.tobytes() == wanted.tobytes(), isa
+        special = np.array([np.nan, 1.0, np.inf, -np.inf, np.inf], np.float32)
+        other = np.array([1.0, np.nan, np.inf, 1.0, -np.inf], np.float32)
+        native.kernels.clamped_swiglu(isa, special, other, 7.0, out := np.empty_like(special))
+        assert np.isnan(out[:2]).all(), isa
+        np.testing.assert_allclose(out[[2, 4]], [7 * 8, -6 * 7], rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", [SILU, GELU, GELU_TANH])
