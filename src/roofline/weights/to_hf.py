@@ -13,6 +13,7 @@ from roofline.common.files import write_atomically
 from roofline.models.registry import configure
 from roofline.models.spec import Param
 from roofline.weights.config import hf
+from roofline.weights.families.shared.tensor_names import Row
 from roofline.weights.families.table import MODEL_TYPES, files_of
 from roofline.weights.files.mapped import JsonObject
 from roofline.weights.files.safetensors import INDEX
@@ -58,16 +59,12 @@ def write_folder(
     """Write a model into a new folder, which is complete once it exists.
 
     Args:
-        tensors: canonical name, shape and little-endian bytes of `dtype` ("F32", "BF16", "F16"); experts one below the
-            other, which are written as a tensor each.
+        tensors: canonical name, shape and little-endian bytes of `dtype` ("F32", "BF16", "F16"), in the order of the
+            family's table; experts one below the other, which are written as a tensor each, or as the family's are.
         other_files: further files of the folder, such as the tokenizer's.
 
-    Raises ConfigError where the folder is there already, UnsupportedError for a family whose files hold several of our
-    parameters in one tensor.
+    Raises ConfigError where the folder is there already.
     """
-    if files_of(config["family"]).NAMES.hf_apart is not None:
-        reason = "its files hold the experts of a layer in one tensor, which we only read"
-        raise UnsupportedError(f"writing a {config['family']} model in Hugging Face's layout", reason)
     if folder.exists():
         raise ConfigError(f"{folder} is there already: name a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -76,12 +73,29 @@ def write_folder(
         for name, data in (other_files or {}).items():
             write_atomically(part / name, data)
         write_atomically(part / "config.json", json.dumps(hf_config(config, dtype), indent=1) + "\n")
-        _write_tensors(part, config["family"], _by_expert(tensors, config.get("experts", 0)), dtype)
+        _write_tensors(part, _theirs(config, tensors, dtype), dtype)
         part.chmod(0o755)
         part.rename(folder)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
+
+
+def _theirs(
+    config: JsonObject, tensors: Iterable[tuple[str, tuple[int, ...], bytes | np.ndarray]], dtype: str
+) -> Iterator[Row]:
+    """The tensors as Hugging Face's files have them."""
+    family, experts = config["family"], config.get("experts", 0)
+    joined = files_of(family).NAMES.hf_joined
+    rows = (
+        (
+            to_hf(family, name),
+            shape,
+            as_theirs(family, name, data if isinstance(data, bytes) else data.tobytes(), dtype),
+        )
+        for name, shape, data in (tensors if joined is not None else _by_expert(tensors, experts))
+    )
+    return joined(rows, experts, dtype) if joined is not None else rows
 
 
 def _by_expert(
@@ -98,9 +112,7 @@ def _by_expert(
             yield param.expert(number), each, data[number * size : (number + 1) * size]
 
 
-def _write_tensors(
-    folder: Path, family: str, tensors: Iterable[tuple[str, tuple[int, ...], bytes | np.ndarray]], dtype: str
-) -> None:
+def _write_tensors(folder: Path, tensors: Iterable[Row], dtype: str) -> None:
     """Files of up to FILE_BYTES and, where these are several, the index that says where each tensor is."""
     files: list[list[str]] = []  # Hugging Face's names of the tensors in each file
     pending: list[tuple[str, tuple[int, ...], bytes]] = []
@@ -111,12 +123,11 @@ def _write_tensors(
         _write_file(folder / f"part-{len(files):05d}", pending, dtype)
         pending.clear()
 
-    for name, shape, data in tensors:
-        raw = as_theirs(family, name, data if isinstance(data, bytes) else data.tobytes(), dtype)
+    for name, shape, raw in tensors:
         if size and size + len(raw) > FILE_BYTES:
             write_pending()
             size = 0
-        pending.append((to_hf(family, name), shape, raw))
+        pending.append((name, shape, raw))
         size, total = size + len(raw), total + len(raw)
     write_pending()
     if len(files) == 1:

@@ -10,7 +10,7 @@ from roofline.ops.activations import SWIGLU_SLOPE
 from roofline.weights.families.shared import gguf_fields, hf_fields
 from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
 from roofline.weights.families.shared.experts import EXPERTS, HONOURED_GGUF, expert_size, gguf_experts, hf_experts
-from roofline.weights.families.shared.joined_experts import experts_apart
+from roofline.weights.families.shared.joined_experts import experts_apart, experts_joined
 from roofline.weights.families.shared.tensor_names import ATTENTION, TensorNames
 
 NAMES = TensorNames(
@@ -26,6 +26,7 @@ NAMES = TensorNames(
         "mlp.experts.{expert}.down": ("", "mlp.experts.{expert}.down_proj"),
     },
     hf_apart=experts_apart,
+    hf_joined=experts_joined,
 )
 _HONOURED = ("num_local_experts", "num_experts", "attention_bias")
 # What transformers takes where the file says nothing of it.

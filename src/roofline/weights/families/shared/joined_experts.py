@@ -1,4 +1,5 @@
-"""Files that hold the gates and ups of all experts of a layer in one tensor, read as a tensor for each expert.
+"""Files that hold the gates and ups of all experts of a layer in one tensor, read as a tensor for each expert, and
+written so.
 
 As transformers writes gpt-oss: `gate_up_proj` [experts, width, 2 * ffn], its columns in turn gate and up, `down_proj`
 [experts, ffn, width], `gate_up_proj_bias` [experts, 2 * ffn], `down_proj_bias` [experts, width], and `sinks` [heads],
@@ -7,7 +8,7 @@ whose name has no ".weight".
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,10 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from roofline.common.fields import refuse, shorten
+from roofline.weights.families.shared.tensor_names import Row
 from roofline.weights.files.mapped import TensorInfo
 from roofline.weights.quantised.method import Source
 
 _JOINED = re.compile(r"(?P<within>.+\.mlp\.experts)\.(?P<part>gate_up_proj|down_proj)(?P<bias>_bias)?")
+_APART = re.compile(r"(?P<within>.+\.mlp\.experts)\.(?P<part>gate|up|down)_proj\.(?P<kind>weight|bias)")
 _SINKS = re.compile(r".+\.self_attn\.sinks")
 _WORDS = {"F32": "<u4", "F16": "<u2", "BF16": "<u2"}  # what a number of each lies in
 Take = Callable[[np.ndarray], np.ndarray]
@@ -107,3 +110,34 @@ def _biases(info: TensorInfo, within: str, part: str) -> list[_Part]:
 def _bias(columns: slice, values: np.ndarray) -> np.ndarray:
     """[experts * rows] of [experts, outputs]."""
     return values[:, columns].reshape(-1)
+
+
+def experts_joined(rows: Iterable[Row], experts: int, dtype: str) -> Iterator[Row]:
+    """The inverse: the rows of a model in Hugging Face's names, experts one below the other, with those of a layer
+    joined. A gate is kept until its up has come."""
+    gates: dict[str, Row] = {}
+    for name, shape, data in rows:
+        match = _APART.fullmatch(name)
+        if match is None:
+            yield (
+                (name.removesuffix(".weight") if _SINKS.fullmatch(name.removesuffix(".weight")) else name),
+                shape,
+                data,
+            )
+            continue
+        suffix = "_bias" if match["kind"] == "bias" else ""
+        if match["part"] == "gate":
+            gates[match["within"] + suffix] = name, shape, data
+        elif match["part"] == "up":
+            gate = gates.pop(match["within"] + suffix)
+            yield _joined(f"{match['within']}.gate_up_proj{suffix}", [gate, (name, shape, data)], experts, dtype)
+        else:
+            yield _joined(f"{match['within']}.down_proj{suffix}", [(name, shape, data)], experts, dtype)
+
+
+def _joined(name: str, parts: list[Row], experts: int, dtype: str) -> Row:
+    """The columns of the parts in turn: [experts, inputs, outputs], of biases [experts, outputs]."""
+    each = [np.frombuffer(data, _WORDS[dtype]).reshape(experts, -1, *shape[1:]) for _, shape, data in parts]
+    values = np.stack([part.swapaxes(1, 2) if part.ndim == 3 else part for part in each], axis=-1)
+    values = values.reshape(*values.shape[:-2], -1)
+    return name, values.shape, values.tobytes()

@@ -1,12 +1,14 @@
 """What tensors of a family are called in files: its table of names, and the search in it both ways."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from roofline.weights.quantised.method import Source
+
+Row = tuple[str, tuple[int, ...], bytes]  # name, shape and little-endian bytes of a tensor that is written
 
 _INDEX = r"(0|[1-9][0-9]{0,5})"  # no leading zeros: two spellings of one layer would be two names for one parameter
 _GGUF = re.compile(rf"blk\.{_INDEX}\.(\w+)\.(weight|bias)")
@@ -49,7 +51,8 @@ class TensorNames:
 
     layer: in a layer, `{expert}` standing for the number of each expert; top: outside of layers; hf_layers: what stands
     before a layer's number at Hugging Face; norms_less: what Hugging Face's weights of norms lack to ours; hf_apart:
-    takes apart the tensors of Hugging Face that hold several of ours, in files of that path; None: there are none.
+    takes apart the tensors of Hugging Face that hold several of ours, in files of that path; None: there are none;
+    hf_joined: the inverse for rows in the order of the family's table, how many experts there are, and their dtype.
     """
 
     layer: Mapping[str, tuple[str, str]]
@@ -57,6 +60,7 @@ class TensorNames:
     hf_layers: str = "model.layers"
     norms_less: float = 0.0
     hf_apart: Callable[[Path, Source], Source] | None = None
+    hf_joined: Callable[[Iterable[Row], int, str], Iterator[Row]] | None = None
 
     def from_gguf(self, name: str) -> str | None:
         """``"blk.3.attn_q.weight"`` -> ``"layers.3.attn.q.weight"``; None for a name that is not in the table."""
