@@ -14,11 +14,12 @@ import numpy as np
 
 from roofline.bundle.recommended import gguf_sampling, hf_sampling, recommended_sampling
 from roofline.bundle.text_side import load_text
-from roofline.common.errors import ConfigError
+from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.ops import formats
 from roofline.weights import names
 from roofline.weights.checkpoint import Checkpoint
 from roofline.weights.config.to_gguf import architecture, to_gguf
+from roofline.weights.families.table import files_of
 from roofline.weights.files.gguf_parts import GGUFModel
 from roofline.weights.files.gguf_writer import file_bytes, header, write_tensors
 from roofline.weights.files.mapped import TensorInfo
@@ -119,12 +120,15 @@ def write_safetensors(checkpoint: Checkpoint, out: Path, dtype: str, work: Work)
     from roofline.weights.to_hf import checked_hf_config
 
     check_new(out, 0)
+    family = checkpoint.config["family"]
+    if files_of(family).NAMES.hf_joined is not None:
+        reason = "its files hold the experts of a layer in one tensor, and this writes tensor by tensor"
+        raise UnsupportedError(f"safetensors of a {family} model", reason)
     kinds = _hf_formats(checkpoint, dtype)
     target = Target(kinds, "half", {})
     config = checked_hf_config(checkpoint.config, _matrix_format(kinds, checkpoint))
     tokenizer, template = load_text(checkpoint)
     files = to_json(tokenizer, _source(template), hf_sampling(recommended_sampling(checkpoint)))
-    family = checkpoint.config["family"]
     ours = {names.to_hf(family, name): name for name in checkpoint.tensors}
     infos = [replace(info, name=names.to_hf(family, info.name)) for info in target.infos(checkpoint)]
     size = sum(info.nbytes for info in infos) + sum(map(len, files.values()))
