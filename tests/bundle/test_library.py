@@ -14,6 +14,7 @@ from typing import Any
 import library_binding as lb
 import numpy as np
 import pytest
+from bundle_models import tokenizer_json
 from library_binding import Library, sampling
 
 import roofline
@@ -61,6 +62,19 @@ def test_the_documented_program(compiled: Any, bundle: Path) -> None:
     failed = subprocess.run([compiled(documented()), bundle / "nowhere", "20", "1"], capture_output=True, timeout=60)
     assert failed.returncode == 1
     assert b"is no bundle" in failed.stderr
+
+
+def test_sinks_and_biases_of_experts(compiled: Any, tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="it writes the model")
+    from moe_models import transformers_model
+
+    transformers_model("gpt_oss").save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
+    path, ids = compile_model(str(tmp_path / "model"), tmp_path / "bundle").path, [5, 17, 200, 3] * 8
+    done = subprocess.run([compiled(documented()), path, "20", *map(str, ids)], capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    answer, _ = greedy(path, ids, 20)
+    assert list(map(int, done.stdout.partition(b"\n")[0].split())) == answer
 
 
 def test_a_program_with_a_decimal_comma(compiled: Any, bundle: Path, tmp_path: Path) -> None:
