@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from roofline.cli.run.chat import Session
-from roofline.common.errors import CapacityError, ConfigError
+from roofline.common.errors import CapacityError, ConfigError, RequestError
 from roofline.engine.events import Usage
 from roofline.engine.params import SamplingParams
 from roofline.engine.stats import EngineStats
+from roofline.text.templates.template import NO_TEMPLATE
 from tests.command_line import call_roofline
 
 COMMANDS = (
@@ -29,6 +30,19 @@ STATS = EngineStats(
 LINE = "prefill: 2000.0 tok/s, decode: 180.0 tok/s, 40.0% of the roof"
 
 
+class FakeTemplate:
+    """A chat template that the model has, or has not."""
+
+    fitting = True
+
+    def fits(self, tokenizer):
+        return self.fitting
+
+    def check_fits(self, tokenizer):
+        if not self.fitting:
+            raise RequestError(400, "no_chat_template", NO_TEMPLATE)
+
+
 class FakeLLM:
     """Says back what it was asked, in two pieces."""
 
@@ -36,6 +50,7 @@ class FakeLLM:
         self.name, self.asked, self.closed = name, [], False
         self.model = SimpleNamespace(executable=SimpleNamespace(fingerprint="feed"), load_seconds=0.5, sampling={})
         self.interrupt = self.fail = False
+        self.tokenizer, self.chat_template = None, FakeTemplate()
 
     def stream(self, asked, params):
         self.asked.append((json.loads(json.dumps(asked)), params))
@@ -444,6 +459,24 @@ def test_chat_set_refuses_and_changes_nothing(llm, text):
     with pytest.raises(RooflineError):
         session._set(f"seed=4;{text}")
     assert session.params == SamplingParams()
+
+
+def test_a_model_without_a_chat_template_continues_and_does_not_chat(run, llm):
+    llm.chat_template.fitting = False
+    result = run("generate", "The sky")
+    assert result.stdout == "you said: The sky\n"
+    assert "has no chat template: it continues the prompt as it is" in result.stderr
+    assert llm.asked[-1][0] == "The sky"
+    assert "no chat template" not in run("generate", "--raw", "The sky").stderr
+    refused = run("generate", "--system", "Be brief.", "The sky")
+    assert refused.exit_code == 1
+    assert "leave --system out" in refused.stderr
+    llm.closed = False
+    refused = run("chat", input="hello\n")
+    assert refused.exit_code == 1
+    assert "the model has no chat template" in refused.stderr
+    assert llm.closed
+    assert len(llm.asked) == 2
 
 
 def test_ctrl_c_stops_the_answer_not_the_program(run, llm):

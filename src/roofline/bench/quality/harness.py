@@ -145,6 +145,7 @@ def harness_model(llm: "LLM") -> "LM":
             return llm.name.replace("/", "__")
 
         def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+            llm.chat_template.check_fits(llm.tokenizer)
             parts = llm.chat_template.render(chat_history, add_generation_prompt=add_generation_prompt)
             return "".join(part.text for part in parts)
 
