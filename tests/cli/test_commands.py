@@ -2,6 +2,8 @@
 
 import json
 import resource
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -596,3 +598,9 @@ def test_a_form_that_cannot_be_is_one_line(run, llm, tmp_path):
         assert message in result.stderr
         assert len(result.stderr.splitlines()) == 1
     assert not llm.asked
+
+
+def test_the_package_runs_as_a_module():
+    result = subprocess.run([sys.executable, "-m", "roofline", "eval", "--help"], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == call_roofline(["eval", "--help"]).stdout
