@@ -231,3 +231,37 @@ def test_a_file_of_another_architecture_is_told_by_its_keys(tmp_path: Path) -> N
     assert (told["known"], told["nearest"]) == (False, "mixtral")
     assert told["ops"]["attend"] == ["num_key_value_heads", "attn_logit_softcapping", "sliding_window"]
     assert "hidden_size" not in told["new_keys"]
+
+
+WRONG: tuple[object, ...] = (
+    *(None, True, 0, -1, 3, 0.5, 1 << 40, (1 << 64) - 1, float("nan"), float("inf"), "", "x", [], {}, [1 << 40]),
+    *({"rope_type": "x"}, {"rope_type": "yarn"}),
+)
+
+
+@pytest.mark.slow
+def test_any_changed_configuration_of_a_family_is_told_or_refused(tmp_path: Path) -> None:
+    """Each key of each family's configuration with each wrong value, and without it."""
+    pytest.importorskip("transformers", reason="the cases of the families are compared with it")
+    from roofline.cli.models.info_report import examine, record
+    from roofline.common.errors import ConfigError, UnsupportedError
+    from roofline.weights.config.unfamiliar import unfamiliar
+    from roofline.weights.to_hf import hf_config
+    from tests.models.parity_cases import CASES
+
+    file, told, refused = tmp_path / "config.json", 0, list[str]()
+    for case in CASES.values():
+        good = hf_config(dict(case.config))
+        for key in good:
+            for wrong in (..., *WRONG):
+                changed = {name: value for name, value in good.items() if name != key}
+                file.write_text(json.dumps(changed if wrong is ... else changed | {key: wrong}))
+                try:
+                    if unfamiliar(file) is None:
+                        record(examine(str(file), "", None, None, "", "auto"))
+                    told += 1
+                except (ConfigError, UnsupportedError) as error:
+                    refused.append(str(error))
+    assert told > 100
+    assert len(refused) > 1000
+    assert max(map(len, refused)) < 3000

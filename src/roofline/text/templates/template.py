@@ -26,7 +26,8 @@ CHATML = (
 )
 NO_TEMPLATE = (
     "the model has no chat template, as models before instruction tuning have none: give it the beginning of a text "
-    "to continue (`roofline generate`, LLM.generate, /v1/completions), or a template of your own (LLM.chat's chat_template)"
+    "to continue (`roofline generate`, LLM.generate, /v1/completions), or a template of your own (LLM.chat's "
+    "chat_template)"
 )
 CHATML_MARKS = ("<|im_start|>", "<|im_end|>")
 
