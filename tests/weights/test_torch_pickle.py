@@ -119,7 +119,9 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("count", [60, pytest.param(600, marks=pytest.mark.slow)])
-def test_changed_bytes_are_read_or_refused(count: int, zipped: bool, tmp_path: Path) -> None:
+def test_changed_bytes_are_read_or_refused(
+    count: int, zipped: bool, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     """Bits flipped, words replaced, stretches moved and ends cut off, mostly where the pickle says what follows."""
     file = folder(tmp_path, plain(), _use_new_zipfile_serialization=zipped) / "pytorch_model.bin"
     good, rng, refused = file.read_bytes(), np.random.default_rng(3), list[str]()
@@ -145,6 +147,7 @@ def test_changed_bytes_are_read_or_refused(count: int, zipped: bool, tmp_path: P
             refused.append(str(error))
     assert count / 4 < len(refused) < count
     assert all(str(tmp_path) in message for message in refused)
+    assert not recwarn.list
 
 
 def test_without_torch_the_package_is_named(tmp_path: Path) -> None:
