@@ -1,6 +1,7 @@
 """roofline info: figures of shapes, files and chips, for people and for programs."""
 
 import json
+import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -241,7 +242,7 @@ WRONG: tuple[object, ...] = (
 
 @pytest.mark.slow
 def test_any_changed_configuration_of_a_family_is_told_or_refused(tmp_path: Path) -> None:
-    """Each key of each family's configuration with each wrong value, and without it."""
+    """A sample of the keys of all families' configurations with wrong values, and without them."""
     pytest.importorskip("transformers", reason="the cases of the families are compared with it")
     from roofline.cli.models.info_report import examine, record
     from roofline.common.errors import ConfigError, UnsupportedError
@@ -249,19 +250,19 @@ def test_any_changed_configuration_of_a_family_is_told_or_refused(tmp_path: Path
     from roofline.weights.to_hf import hf_config
     from tests.models.parity_cases import CASES
 
-    file, told, refused = tmp_path / "config.json", 0, list[str]()
-    for case in CASES.values():
-        good = hf_config(dict(case.config))
-        for key in good:
-            for wrong in (..., *WRONG):
-                changed = {name: value for name, value in good.items() if name != key}
-                file.write_text(json.dumps(changed if wrong is ... else changed | {key: wrong}))
-                try:
-                    if unfamiliar(file) is None:
-                        record(examine(str(file), "", None, None, "", "auto"))
-                    told += 1
-                except (ConfigError, UnsupportedError) as error:
-                    refused.append(str(error))
-    assert told > 100
-    assert len(refused) > 1000
+    file, told, refused, rng = tmp_path / "config.json", 0, list[str](), random.Random(0)
+    goods = [hf_config(dict(case.config)) for case in CASES.values()]
+    for _ in range(250):
+        good = rng.choice(goods)
+        key, wrong = rng.choice(sorted(good)), rng.choice((..., *WRONG))
+        changed = {name: value for name, value in good.items() if name != key}
+        file.write_text(json.dumps(changed if wrong is ... else changed | {key: wrong}))
+        try:
+            if unfamiliar(file) is None:
+                record(examine(str(file), "", None, None, "", "auto"))
+            told += 1
+        except (ConfigError, UnsupportedError) as error:
+            refused.append(str(error))
+    assert told > 25
+    assert len(refused) > 100
     assert max(map(len, refused)) < 3000
